@@ -1,0 +1,48 @@
+# Needs Python >= 3.11 with venv, and nothing else: every target installs what it uses into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# An install is repeated only when the requirements change; each extra has a stamp of its own.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# No target needs a network after the install, and none asks a model hub for anything.
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench check
+
+help:  ## show the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+demo: $(VENV)/.runtime  ## reference, DPO, a small RLOO sweep, runs/demo/report.html; resumes
+	@$(BIN)/python -m analysis sweep --config configs/demo/sweep.yaml
+	@$(BIN)/python -m analysis report runs/demo
+
+test: check  ## lint, types and the default test suite
+	$(BIN)/python -m pytest -n 2
+
+bench: $(VENV)/.bench  ## benchmarks: ratios measured side by side in one run
+	$(BIN)/python -m tests.bench
+
+check: $(VENV)/.dev  ## lint, format and types only
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "lit_klrb needs Python >= 3.11; $(PYTHON) is older: make PYTHON=/path/to/python3.11 ..."; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing the pinned dependencies into $(VENV) (a few minutes, once)"
+	$(INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	$(INSTALL) --editable '.[dev,peft]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.dev
+	$(INSTALL) --editable '.[bench]'
+	@touch $@

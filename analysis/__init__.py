@@ -1,0 +1,1 @@
+"""Plans, runs and reads seed sweeps; never imports torch or lightning."""

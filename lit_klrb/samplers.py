@@ -1,0 +1,58 @@
+"""Batches as a function of (seed, step), so that a resumed run reads the very batches it would have read."""
+
+from collections.abc import Iterator
+
+import torch
+from torch.utils.data import Sampler
+
+from lit_klrb.seeding import derive_seed
+
+
+class StepBatchSampler(Sampler[list[int]]):
+    """Endless batches of indices; batch number n depends on (seed, n) alone.
+
+    The data are read in a fresh permutation each epoch, end to end: a batch may reach over two epochs, so
+    that no example is dropped.
+
+    Args:
+        size: Number of examples.
+        batch_size: Examples a batch.
+        seed: The seed of the order.
+        start: Number of the first batch to yield (the step a run resumes from).
+        repeat: How many times in a row each batch is yielded: a rollout is trained on for several steps.
+
+    Raises:
+        ValueError: If there is no data or a count is not positive.
+
+    Example:
+        >>> batches = iter(StepBatchSampler(size=5, batch_size=2, seed=0))
+        >>> first = [next(batches) for _ in range(4)]
+        >>> resumed = iter(StepBatchSampler(size=5, batch_size=2, seed=0, start=2))
+        >>> next(resumed) == first[2]
+        True
+    """
+
+    def __init__(self, size: int, batch_size: int, seed: int, start: int = 0, repeat: int = 1) -> None:
+        for name, count in (("size", size), ("batch_size", batch_size), ("repeat", repeat)):
+            if count < 1:
+                raise ValueError(f"{name} must be at least 1, got {count}")
+        self.size, self.batch_size, self.seed, self.start, self.repeat = size, batch_size, seed, start, repeat
+        self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
+
+    def batch(self, number: int) -> list[int]:
+        """The indices of batch `number`."""
+        first = number // self.repeat * self.batch_size
+        return [self._index(position) for position in range(first, first + self.batch_size)]
+
+    def _index(self, position: int) -> int:
+        epoch, offset = divmod(position, self.size)
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed(derive_seed(self.seed, "order", epoch))
+            self._epoch, self._order = epoch, torch.randperm(self.size, generator=generator)
+        return int(self._order[offset])
+
+    def __iter__(self) -> Iterator[list[int]]:
+        number = self.start
+        while True:
+            yield self.batch(number)
+            number += 1
