@@ -1,0 +1,13 @@
+"""Language models small enough to be exact: the oracle behind every claim about an estimator.
+
+`tabular` lists all completions of bounded length; `automata` sums over all strings by a linear solve.
+"""
+
+from .tabular import (
+    TabularLM as TabularLM,
+    exact_kl as exact_kl,
+    exact_kl_gradient as exact_kl_gradient,
+    exact_objective as exact_objective,
+    num_prefixes as num_prefixes,
+    optimal_policy as optimal_policy,
+)
