@@ -3,6 +3,10 @@
 `tabular` lists all completions of bounded length; `automata` sums over all strings by a linear solve.
 """
 
+from .automata import (
+    ProbabilisticAutomaton as ProbabilisticAutomaton,
+    automata_kl as automata_kl,
+)
 from .tabular import (
     TabularLM as TabularLM,
     exact_kl as exact_kl,
