@@ -1,0 +1,75 @@
+"""What the released code of arXiv:2504.10637 (rycolab/kl-rb) trains with, for faithful replication."""
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lit_klrb.estimators.base import Explanation
+from lit_klrb.estimators.composed import ComposedEstimator, Recipe, Term, log_ratio_to_behaviour
+from lit_klrb.functional.logprobs import TokenStats
+from lit_klrb.functional.surrogate import clipped_loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasedEstimator(ComposedEstimator):
+    """The KL of the whole sequence inside an advantage A that is not detached.
+
+    Under "clip" the ratio is that of whole sequences, and clipping stops the gradient of the ratio but not
+    that of the KL inside A: loss = max(-A ratio, -A clip(ratio)).
+    """
+
+    @property
+    @override
+    def weighs_own_kl_anew(self) -> bool:
+        return self.off_policy != "none"
+
+    @override
+    def loss(
+        self,
+        stats: TokenStats,
+        mask: Tensor,
+        weights: Tensor,
+        *,
+        beta: float = 1.0,
+        behaviour_logprobs: Tensor | None = None,
+    ) -> Tensor:
+        if self.off_policy != "clip":
+            return super().loss(stats, mask, weights, beta=beta, behaviour_logprobs=behaviour_logprobs)
+        log_ratio = log_ratio_to_behaviour(stats.masked(mask).logprobs, mask, behaviour_logprobs).sum(-1)
+        # `weights` are the same at every token of a completion, and 0 outside the mask
+        coupled = torch.where(mask, weights, 0).sum(-1) / mask.sum(-1).clamp(min=1)
+        cost = coupled + beta * self.value(stats, mask)
+        return clipped_loss(log_ratio, cost, self.clip_range)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ReleasedMonteCarlo(ReleasedEstimator):
+    """`MonteCarlo` plus the gradient of the log ratio itself, whose mean is zero and whose noise is not."""
+
+    recipe: ClassVar[Recipe] = Recipe(value="k1", score=(Term("k1", "whole"),), pathwise="k1")
+    explanation: ClassVar[Explanation] = Explanation(
+        formula="c_t = sum_s r_s, l_t = r_t",
+        optimises="the gradient of KL(policy || reference), exactly, plus the zero-mean noise grad log p(y)",
+        cost="the reference's log-probability of the sampled tokens",
+        used_by="rycolab/kl-rb (its MC arm)",
+        caution="up to 20 times the variance of MonteCarlo at a small KL",
+    )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ReleasedRaoBlackwell(ReleasedEstimator):
+    """`RaoBlackwellSequence`, but for the clipping: that of whole sequences, with the KL term left live."""
+
+    recipe: ClassVar[Recipe] = Recipe(value="kl", score=(Term("kl", "whole"),), pathwise="kl")
+    explanation: ClassVar[Explanation] = Explanation(
+        formula="c_t = sum_s KL_s, l_t = KL_t",
+        optimises="the gradient of KL(policy || reference), exactly",
+        cost="both models' logits over the vocabulary",
+        used_by="rycolab/kl-rb (its RB arm)",
+        caution="1 to 9 times the variance of RaoBlackwell",
+    )

@@ -1,0 +1,73 @@
+"""Estimators whose gradient is that of KL(policy || reference) in expectation.
+
+Notation: r_t = log p(y_t) - log q(y_t) (the log ratio), KL_t = KL(p || q) over the vocabulary at t.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from lit_klrb.estimators.base import Explanation
+from lit_klrb.estimators.composed import ComposedEstimator, Recipe, Term
+
+_EXACT = "the gradient of KL(policy || reference), exactly"
+_VOCABULARY = "both models' logits over the vocabulary"
+_TOKENS = "the reference's log-probability of the sampled tokens"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class MonteCarlo(ComposedEstimator):
+    """The log ratio of the whole sequence as a reward: c_t = sum over all s of r_s.
+
+    Reference: Ahmadian et al. (2024), "Back to basics: revisiting REINFORCE style optimization".
+    """
+
+    recipe: ClassVar[Recipe] = Recipe(value="k1", score=(Term("k1", "whole"),))
+    explanation: ClassVar[Explanation] = Explanation(
+        formula="c_t = sum_s r_s, l_t = 0",
+        optimises=_EXACT,
+        cost=_TOKENS,
+        used_by="TRL RLOO, verl RLOO",
+        caution=(
+            "noisy far from the optimum of E[reward] - beta KL; near it, its noise cancels the reward's and"
+            " the whole gradient can vary far less than RaoBlackwell's"
+        ),
+    )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RaoBlackwell(ComposedEstimator):
+    """The exact per-token KL in place of the log ratio: c_t = sum over s > t of KL_s, l_t = KL_t.
+
+    Reference: Amini, Vieira, Cotterell (2025), "Better estimation of the KL divergence between language
+    models", arXiv:2504.10637, Theorem 4.
+    """
+
+    recipe: ClassVar[Recipe] = Recipe(value="kl", score=(Term("kl", "after"),), pathwise="kl")
+    explanation: ClassVar[Explanation] = Explanation(
+        formula="c_t = sum_{s>t} KL_s, l_t = KL_t",
+        optimises=_EXACT,
+        cost=_VOCABULARY,
+        used_by="nowhere else in this prefix form",
+        caution=(
+            "given the prefix, no step varies more than MonteCarlo's; the sum over a sequence can."
+            " Two tokens: p(a) = p(b) = 1/2, q(a) = 0.3, q(b) = 0.7; after a both models agree, after b p is"
+            " certain of a token to which q gives 3/7. Every sequence then has log ratio 0.511:"
+            " MonteCarlo's variance is 0, RaoBlackwell's is not"
+        ),
+    )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class NoKL(ComposedEstimator):
+    """No KL term: the null object. Rewards keep their baseline and off-policy correction."""
+
+    recipe: ClassVar[Recipe] = Recipe(value=None)
+    explanation: ClassVar[Explanation] = Explanation(
+        formula="c_t = 0, l_t = 0",
+        optimises="nothing: the KL does not enter",
+        cost="none",
+        used_by="runs without a reference",
+    )

@@ -1,0 +1,21 @@
+"""The ground floor: tensors in, tensors out; torch and nothing else."""
+
+from .credit import (
+    ImportanceWeights as ImportanceWeights,
+    assign_credit as assign_credit,
+    importance_weights as importance_weights,
+    leave_one_out_baseline as leave_one_out_baseline,
+    reward_to_go as reward_to_go,
+)
+from .kl import (
+    kl_control_variate as kl_control_variate,
+    kl_k1_per_token as kl_k1_per_token,
+    kl_k2_per_token as kl_k2_per_token,
+    kl_k3_increments as kl_k3_increments,
+    kl_k3_per_token as kl_k3_per_token,
+)
+from .logprobs import TokenStats as TokenStats, token_stats as token_stats
+from .surrogate import (
+    clipped_loss as clipped_loss,
+    weighted_loss as weighted_loss,
+)
