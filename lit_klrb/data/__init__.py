@@ -1,0 +1,1 @@
+"""Reviews, prompts and preferences: text in, token batches out."""

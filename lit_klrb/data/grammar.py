@@ -1,0 +1,244 @@
+"""The embedded review world: a seeded probabilistic grammar that knows the odds of its texts exactly."""
+
+import math
+import random
+import re
+from bisect import bisect
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from typing import NamedTuple
+
+from lit_klrb.data.world import RULES, World, read_world
+from lit_klrb.seeding import derive_seed
+
+EVIDENCE_UNIT = math.log(2)  # nats of log odds in a sentiment word of strength 1
+LOG_ODDS_CLIP = 6.0  # nats; all but the most one-sided reviews lie within
+END = ""  # the end of a review, where a language model's EOS stands
+
+Stack = tuple[str, ...]  # words and rules still to be written, in order
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """A review and its sentiment.
+
+    Args:
+        text: The text.
+        label: 1 positive, 0 negative, None unknown.
+    """
+
+    text: str
+    label: int | None
+
+
+class Entropy(NamedTuple):
+    """The least cross-entropy a language model can reach, in nats.
+
+    Attributes:
+        per_review: Nats a review, its end included.
+        per_token: Nats a token, the end of a review counting as one.
+    """
+
+    per_review: float
+    per_token: float
+
+
+class Arc(NamedTuple):
+    """A word that may come next, its probability given label 0 and label 1, and the state it leads to."""
+
+    word: str
+    odds: tuple[float, float]
+    target: int
+
+
+def split_words(text: str) -> list[str]:
+    """Words and punctuation marks of a text.
+
+    Example:
+        >>> split_words("Do not miss it!")
+        ['Do', 'not', 'miss', 'it', '!']
+    """
+    return re.findall(r"\w+|[^\w\s]", text)
+
+
+def join_words(words: Iterable[str]) -> str:
+    """The text of these words: a space between two of them, none before a punctuation mark.
+
+    Example:
+        >>> join_words(["All", "in", "all", ",", "fine", "."])
+        'All in all, fine.'
+    """
+    return re.sub(r" (?=[^\w\s])", "", " ".join(words))
+
+
+class ReviewGrammar:
+    """A probabilistic grammar of short film reviews with a latent sentiment.
+
+    A fair coin gives the label. A sentiment word of strength s agrees with the label with probability
+    σ(s·log 2); every other choice ignores the label. No text has two derivations, so with E(text) the sum of
+    the strengths of the praising words in it, less that of the complaining ones,
+
+        log P(positive | text) - log P(negative | text) = E(text)·log 2
+
+    exactly, for every review of the grammar and every prefix of one.
+
+    Args:
+        seed: The world: how frequent each phrase is. All worlds have the same words and sentences.
+        rules: The sentences, in the notation of `lit_klrb.data.world`.
+
+    Raises:
+        ValueError: If a text could have two derivations, or evidence in words that carry none.
+
+    Example:
+        >>> grammar = ReviewGrammar()
+        >>> review = grammar.sample(seed=0, index=1)
+        >>> print(review.text)
+        I caught this movie on television. The twists were hilarious. Even the score was lively. My husband
+        enjoyed it too.
+        >>> round(grammar.log_odds(review.text) / math.log(2))
+        4
+    """
+
+    def __init__(self, seed: int = 0, rules: str = RULES) -> None:
+        world = read_world(rules, derive_seed(seed, "world"))
+        self._strengths = world.strengths
+        self._states = _build_states(world)
+        self._cumulative = [
+            [list(accumulate(arc.odds[label] for arc in arcs[:-1])) for label in (0, 1)]
+            for arcs in self._states
+        ]
+        self.vocabulary = tuple(sorted({arc.word for arcs in self._states for arc in arcs} - {END}))
+
+    def sample(self, seed: int, index: int) -> Review:
+        """Review number `index` of the endless stream `seed`.
+
+        Args:
+            seed: The stream.
+            index: The review's place in it.
+        """
+        rng = random.Random(derive_seed(seed, "review", index))
+        label, words = int(rng.random() < 0.5), list[str]()
+        state = 0
+        while True:
+            arc = self._states[state][bisect(self._cumulative[state][label], rng.random())]
+            if arc.word == END:
+                return Review(join_words(words), label)
+            words.append(arc.word)
+            state = arc.target
+
+    def reviews(self, n: int, seed: int, start: int = 0) -> list[Review]:
+        """Reviews number `start` to `start + n - 1` of the stream `seed`."""
+        return [self.sample(seed, index) for index in range(start, start + n)]
+
+    def log_prob(self, text: str, label: int | None = None) -> float:
+        """Log-probability of a whole review in nats.
+
+        Args:
+            text: The text.
+            label: For log p(text | label); None for log p(text), the labels being equally likely.
+
+        Returns:
+            -inf for a text that the grammar does not write.
+        """
+        state, logs = 0, [0.0, 0.0]
+        for word in [*split_words(text), END]:
+            arc = next((arc for arc in self._states[state] if arc.word == word), None)
+            if arc is None:
+                return -math.inf
+            logs = [log + math.log(odds) for log, odds in zip(logs, arc.odds, strict=True)]
+            state = arc.target
+        if label is not None:
+            return logs[label]
+        return logs[0] + math.log1p(math.exp(logs[1] - logs[0])) - math.log(2)
+
+    def log_odds(self, text: str) -> float:
+        """Log odds that a text is positive, in nats: exact for reviews of the grammar and their prefixes.
+
+        Any other text, such as a completion that the grammar would not write, is also given the sum of its
+        words' evidence.
+        """
+        return EVIDENCE_UNIT * sum(self._strengths.get(word, 0) for word in split_words(text))
+
+    def clipped_log_odds(self, text: str) -> float:
+        """`log_odds` within ±`LOG_ODDS_CLIP`: the reward of the review world."""
+        return max(-LOG_ODDS_CLIP, min(LOG_ODDS_CLIP, self.log_odds(text)))
+
+    def entropy(self, given: int = 0) -> Entropy:
+        """Entropy of the texts, their labels unknown: the optimum of a language model's cross-entropy.
+
+        What comes next depends on the words before it only through the state s they lead to and their
+        evidence E, so that the entropy is the finite sum Σ_t Σ_{s,E} P_t(s, E)·H(next word | s, E).
+
+        Args:
+            given: Words at the start of each review that are not predicted: 1 for a model that reads no
+                beginning-of-sequence token.
+
+        Returns:
+            The entropy of what follows the first `given` words.
+        """
+        predict = cache(self._predict)
+        nats = tokens = 0.0
+        position, layer = 0, {(0, 0): 1.0}
+        while layer:
+            following: defaultdict[tuple[int, int], float] = defaultdict(float)
+            for node, mass in layer.items():
+                entropy, successors = predict(*node)
+                if position >= given:
+                    nats, tokens = nats + mass * entropy, tokens + mass
+                for successor, probability in successors.items():
+                    following[successor] += mass * probability
+            position, layer = position + 1, following
+        return Entropy(nats, nats / tokens)
+
+    def _predict(self, state: int, evidence: int) -> tuple[float, dict[tuple[int, int], float]]:
+        """Entropy of the next word, and the probability of each (state, evidence) it leads to."""
+        positive = 1 / (1 + math.exp(-EVIDENCE_UNIT * evidence))
+        entropy, successors = 0.0, defaultdict[tuple[int, int], float](float)
+        for word, odds, target in self._states[state]:
+            probability = (1 - positive) * odds[0] + positive * odds[1]
+            entropy -= probability * math.log(probability)
+            if word != END:
+                successors[target, evidence + self._strengths.get(word, 0)] += probability
+        return entropy, successors
+
+
+def _build_states(world: World) -> list[list[Arc]]:
+    """The states a text can pass through, the first one first: a state is the symbols still to be written."""
+    stacks: list[Stack] = [(next(iter(world.rules)),)]
+    numbers = {stacks[0]: 0}
+    states = []
+    for stack in stacks:  # grows while it is read
+        following = list(_next_words(world, stack))
+        _check_words(world, following)
+        for _, _, rest in following:
+            if rest not in numbers:
+                numbers[rest] = len(stacks)
+                stacks.append(rest)
+        states.append([Arc(word, odds, numbers[rest]) for word, odds, rest in following])
+    return states
+
+
+def _next_words(world: World, stack: Stack) -> Iterator[tuple[str, tuple[float, float], Stack]]:
+    """Each word that may come next, its probability given label 0 and label 1, and what must follow it."""
+    if not stack:
+        yield END, (1.0, 1.0), ()
+    elif stack[0] not in world.rules:
+        yield stack[0], (1.0, 1.0), stack[1:]
+    else:
+        for symbols, (negative, positive) in world.rules[stack[0]]:
+            for word, odds, rest in _next_words(world, symbols + stack[1:]):
+                yield word, (negative * odds[0], positive * odds[1]), rest
+
+
+def _check_words(world: World, following: Sequence[tuple[str, tuple[float, float], Stack]]) -> None:
+    """One derivation for a text, and evidence in sentiment words alone: the exact posterior rests on it."""
+    words = [word for word, _, _ in following]
+    if len(set(words)) < len(words):
+        raise ValueError(f"two alternatives start with the same word: {sorted(words)}")
+    for word, (negative, positive), _ in following:
+        evidence = EVIDENCE_UNIT * world.strengths.get(word, 0)
+        if not math.isclose(math.log(positive / negative), evidence, abs_tol=1e-9):
+            raise ValueError(f"{word!r} is evidence of the label in one place and not in another")
