@@ -1,9 +1,12 @@
 """Tokenizers built in code: words for the embedded review world, byte-level BPE for any other corpus."""
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from collections.abc import Iterable
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from lit_klrb.data.grammar import ReviewGrammar
+from lit_klrb.errors import ConfigurationError
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 
@@ -29,4 +32,41 @@ def grammar_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.Metaspace()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token=UNKNOWN, pad_token=PAD, eos_token=EOS, padding_side="left"
+    )
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer trained on a corpus.
+
+    Ids 0 and 1 are padding and end of sequence; every text can be encoded, and decoding gives it back.
+
+    Args:
+        texts: The corpus.
+        vocab_size: The most tokens to have: the 256 bytes and the two special ones first, then merges in the
+            order of their counts, for as long as a pair occurs twice.
+
+    Raises:
+        ConfigurationError: If the bytes and the special tokens do not fit.
+
+    Example:
+        >>> tokenizer = train_bpe(["It was good.", "It was bad."], vocab_size=262)
+        >>> tokenizer.tokenize("It was")
+        ['It', 'Ġwas']
+    """
+    smallest = len(pre_tokenizers.ByteLevel.alphabet()) + len((PAD, EOS))
+    if vocab_size < smallest:
+        raise ConfigurationError(f"vocab_size must be at least {smallest}, got {vocab_size}")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=[PAD, EOS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, padding_side="left"
     )

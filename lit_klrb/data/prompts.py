@@ -1,0 +1,42 @@
+"""Prompts: the first few tokens of reviews."""
+
+import random
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from lit_klrb.data.grammar import Review
+from lit_klrb.seeding import derive_seed
+
+
+def cut_prompts(
+    reviews: Sequence[Review],
+    tokenizer: PreTrainedTokenizerBase,
+    min_tokens: int,
+    max_tokens: int,
+    seed: int = 0,
+) -> list[list[int]]:
+    """The beginning of each review, of a length drawn uniformly from `min_tokens` to `max_tokens`.
+
+    Args:
+        reviews: What to cut.
+        tokenizer: Its tokens are counted; no special tokens are added.
+        min_tokens: Shortest prompt; a review with fewer tokens is a prompt as a whole.
+        max_tokens: Longest prompt.
+        seed: The length of prompt i depends on (seed, i) alone.
+
+    Returns:
+        Token ids of each prompt.
+
+    Example:
+        >>> from lit_klrb.data.tokenizer import grammar_tokenizer
+        >>> review = Review("What a marvelous thriller! The acting was superb. Do not miss it!", label=1)
+        >>> prompts = cut_prompts([review] * 3, grammar_tokenizer(), min_tokens=2, max_tokens=8)
+        >>> [len(prompt) for prompt in prompts]
+        [5, 3, 4]
+    """
+    encoded = tokenizer([review.text for review in reviews], add_special_tokens=False)["input_ids"]
+    return [
+        ids[: random.Random(derive_seed(seed, "prompt length", index)).randint(min_tokens, max_tokens)]
+        for index, ids in enumerate(encoded)
+    ]
