@@ -63,14 +63,15 @@ def clean_text(text: str) -> str:
     r"""Mend what crawling left in a text.
 
     C1 control characters, which are cp1252 punctuation read as latin-1, become that punctuation; the five
-    that cp1252 does not define are removed. A `<br />` tag becomes a newline without spaces around it.
+    that cp1252 does not define are removed. A `<br />` tag becomes a newline without spaces around it, or
+    nothing at either end of the text.
 
     Example:
         >>> clean_text("A film\x85 <br /><br />It\x92s good.")
         'A film…\n\nIt’s good.'
     """
     mended = re.sub(r"[\x80-\x9f]", lambda c1: c1[0].encode("latin-1").decode("cp1252", "ignore"), text)
-    return "\n".join(line.strip(" ") for line in mended.split("<br />"))
+    return "\n".join(line.strip(" ") for line in mended.split("<br />")).strip()
 
 
 @cache

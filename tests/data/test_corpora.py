@@ -1,0 +1,212 @@
+"""Reviews read from stand-ins on disk, and from the real IMDB where LIT_KLRB_IMDB names its folder."""
+
+import json
+import logging
+import os
+import re
+
+import datasets
+import pytest
+
+from lit_klrb.data import corpora
+from lit_klrb.data.corpora import clean_text, load_reviews
+from lit_klrb.data.grammar import Review, ReviewGrammar
+from lit_klrb.errors import ConfigurationError
+
+ROWS = [{"text": review.text, "label": review.label} for review in ReviewGrammar().reviews(400, seed=1)]
+
+
+@pytest.fixture(autouse=True)
+def cache_in(tmp_path, monkeypatch):
+    """Files that the datasets library writes stay in the test's folder."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    datasets.disable_progress_bars()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Splits in both formats that share texts."""
+    path = tmp_path / "reviews"
+    path.mkdir()
+    write(path / "train.parquet", ROWS[:300])
+    write(path / "test.jsonl", ROWS[299:350])
+    write(path / "unsup.parquet", [{"text": row["text"]} for row in [*ROWS[:40], *ROWS[349:]]])
+    return path
+
+
+def write(path, rows):
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    else:
+        datasets.Dataset.from_list(rows).to_parquet(path)
+    return str(path)
+
+
+def texts(reviews):
+    return {review.text for review in reviews}
+
+
+def test_grammar_splits_are_streams_of_their_own():
+    train = load_reviews("grammar", "train", size=50)
+    assert load_reviews(size=20) == train[:20]
+    assert load_reviews("grammar", "train", size=50, seed=1) != train
+    for split in ("validation", "test"):
+        assert not texts(train) & texts(load_reviews("grammar", split, size=50))
+
+
+def test_grammar_refuses_all_reviews_and_unknown_splits():
+    with pytest.raises(ConfigurationError, match=r"^data\.init_args\.source: grammar has no end"):
+        load_reviews("grammar", "train", size=0)
+    with pytest.raises(ConfigurationError, match="no dev reviews; allowed: test, train, validation"):
+        load_reviews("grammar", "dev", size=3)
+
+
+def test_folder_has_its_files_as_splits(folder):
+    test = load_reviews(str(folder), "test")
+    assert sorted(test, key=str) == sorted((Review(**row) for row in ROWS[299:350]), key=str)
+    assert {review.label for review in load_reviews(str(folder), "unsup")} == {None}
+
+
+def test_validation_is_carved_out_of_train_by_the_text(folder):
+    train, validation = (load_reviews(str(folder), split) for split in ("train", "validation"))
+    assert len(train) + len(validation) == 299
+    assert 5 <= len(validation) <= 30
+    write(folder / "train.parquet", ROWS[:150])
+    corpora._load_splits.cache_clear()
+    fewer = load_reviews(str(folder), "validation")
+    assert texts(fewer) == texts(validation) & {row["text"] for row in ROWS[:150]}
+
+
+def test_a_text_is_in_no_split_beside_the_one_it_is_held_out_in(folder, caplog):
+    with caplog.at_level(logging.WARNING):
+        names = ("train", "validation", "test", "unsup")
+        splits = {name: texts(load_reviews(str(folder), name)) for name in names}
+    assert ROWS[299]["text"] in splits["test"] - splits["train"] - splits["validation"]
+    assert ROWS[349]["text"] in splits["test"] - splits["unsup"]
+    assert not splits["validation"] & (splits["train"] | splits["unsup"])
+    shared = splits["validation"] & {row["text"] for row in ROWS[:40]}
+    assert shared
+    dropped = ("1 train", f"{1 + len(shared)} unsup")
+    logged = [message.split(": ")[1] for message in caplog.messages]
+    assert logged == [f"dropped {n} reviews that a held-out split has too" for n in dropped]
+
+
+def test_splits_a_source_has_are_left_alone(tmp_path, caplog):
+    write(tmp_path / "train.jsonl", ROWS[:50])
+    write(tmp_path / "validation.jsonl", ROWS[50:60])
+    write(tmp_path / "test.jsonl", ROWS[60:80])
+    sizes = [len(load_reviews(str(tmp_path), split)) for split in ("train", "validation", "test")]
+    assert sizes == [50, 10, 20]
+    assert not caplog.messages
+
+
+def test_order_is_a_shuffle_that_the_seed_decides(folder):
+    train = load_reviews(str(folder), "train")
+    assert train[:100] == load_reviews(str(folder), "train", size=100)
+    other = load_reviews(str(folder), "train", seed=1)
+    assert train != other
+    assert sorted(train, key=str) == sorted(other, key=str)
+    assert [row["text"] for row in ROWS[:100]] != [review.text for review in train[:100]]
+
+
+def test_single_file_is_split_by_its_texts(tmp_path):
+    for name in ("all.parquet", "all.jsonl"):
+        source = write(tmp_path / name, ROWS)
+        splits = [load_reviews(source, split) for split in ("train", "validation", "test")]
+        assert [len(split) for split in splits] == [360, 19, 21]
+        assert set.union(*map(texts, splits)) == {row["text"] for row in ROWS}
+
+
+def test_hub_id_is_left_to_the_datasets_library(monkeypatch, tmp_path):
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["neg", "pos"])}
+    )
+    unknown = [{"text": row["text"], "label": -1} for row in ROWS[80:90]]
+    splits = {"train": ROWS[:50], "test": ROWS[50:80], "unsupervised": unknown}
+    (tmp_path / "data").mkdir()
+    for name, rows in splits.items():
+        path = tmp_path / f"data/{name}-00000-of-00001.parquet"
+        datasets.Dataset.from_list(rows, features=features).to_parquet(path)
+    hub = {"nobody/reviews": datasets.load_dataset(str(tmp_path))}
+    monkeypatch.setattr(datasets, "load_dataset", hub.__getitem__)
+    assert len(load_reviews("nobody/reviews", "test")) == 30
+    assert {review.label for review in load_reviews("nobody/reviews", "train")} == {0, 1}
+    assert {review.label for review in load_reviews("nobody/reviews", "unsupervised")} == {None}
+
+
+@pytest.mark.parametrize(
+    ("raw", "clean"),
+    [
+        ("One.<br /><br />Two.", "One.\n\nTwo."),
+        ("One. <br /> Two.", "One.\nTwo."),
+        ("It\x92s \x93so\x94 good \x96 really\x85", "It’s “so” good – really…"),
+        ("a\x81b\x8d\x8f\x90\x9d", "ab"),
+        ("naïve café — 電影", "naïve café — 電影"),
+        ("<br /><br /> One.<br />", "One."),
+        ("1 < 2 <b>bold</b>\ttab", "1 < 2 <b>bold</b>\ttab"),
+    ],
+)
+def test_cleaning(raw, clean):
+    assert clean_text(raw) == clean
+
+
+def test_texts_are_cleaned_before_they_are_compared(tmp_path):
+    write(tmp_path / "train.jsonl", [{"text": "It\x92s good.<br />Yes.", "label": 1}, *ROWS[:40]])
+    write(tmp_path / "test.jsonl", [{"text": "It’s good.\nYes.", "label": 1}])
+    assert texts(load_reviews(str(tmp_path), "test")) == {"It’s good.\nYes."}
+    assert len(load_reviews(str(tmp_path), "train")) + len(load_reviews(str(tmp_path), "validation")) == 40
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"review": "Good.", "label": 1}], "has no column text; its columns: review, label"),
+        ([{"text": "Good.", "label": 2}], "has the label 2; allowed: 1, 0, and -1 for unknown"),
+        ([{"text": "Good.", "label": "pos"}], "has the label 'pos'; allowed"),
+        ([{"text": None, "label": 1}, {"text": "Good.", "label": 1}], "has the text None; allowed: strings"),
+    ],
+)
+def test_bad_columns_are_named(tmp_path, rows, message):
+    source = write(tmp_path / "reviews.jsonl", rows)
+    with pytest.raises(ConfigurationError) as error:
+        load_reviews(source)
+    assert str(error.value).startswith(f"data.init_args.source: {source} {message}")
+    assert "\n" not in str(error.value)
+
+
+def test_missing_sources_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text("no json\n", "utf-8")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for source in ("nobody/nothing", str(tmp_path / "none.parquet"), str(broken), str(empty)):
+        with pytest.raises(ConfigurationError) as error:
+            load_reviews(source)
+        message = str(error.value)
+        assert message.startswith(f"data.init_args.source: {source} cannot be read (")
+        assert message.endswith("a hub id, a folder of .parquet or .jsonl files, or one such file")
+        assert "\n" not in message
+
+
+def test_a_split_without_reviews_is_named(tmp_path):
+    source = write(tmp_path / "train.jsonl", ROWS[:1])
+    with pytest.raises(ConfigurationError, match="has no test reviews; allowed: train"):
+        load_reviews(source, "test")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write(folder / "test.jsonl", ROWS[:1])
+    with pytest.raises(ConfigurationError, match="has no train reviews; allowed: test"):
+        load_reviews(str(folder))
+
+
+@pytest.mark.skipif("LIT_KLRB_IMDB" not in os.environ, reason="LIT_KLRB_IMDB names no folder")
+def test_real_imdb(caplog):
+    imdb = os.environ["LIT_KLRB_IMDB"]
+    train, validation, test = (load_reviews(imdb, split) for split in ("train", "validation", "test"))
+    assert len(test) == 25_000
+    assert sum(review.label for review in test) == 12_500
+    assert len(train) + len(validation) == 25_000 - 123  # the texts train shares with test
+    assert sum(int(re.search(r"dropped (\d+)", message)[1]) for message in caplog.messages) == 123
+    assert not texts(test) & (texts(train) | texts(validation))
+    assert not any("<br />" in text or any("\x80" <= c <= "\x9f" for c in text) for text in texts(train))

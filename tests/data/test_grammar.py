@@ -1,0 +1,214 @@
+"""The grammar's exact quantities against brute force, and its texts against what a reader expects."""
+
+import math
+import random
+import re
+from collections import Counter, defaultdict
+
+import pytest
+from scipy import stats
+
+from lit_klrb.data.grammar import LOG_ODDS_CLIP, Review, ReviewGrammar, join_words, split_words
+from lit_klrb.data.world import RULES, World, read_world
+from lit_klrb.seeding import derive_seed
+
+SMALL_RULES = """
+review   = <opening> <verdict> <end>
+opening  = 3 The plot was <rated> . | All in all , | What a <rated> film !
+verdict  = pure <joy> | 2 so so | <rated> <film>
+film     = | film
+end      = | 2 .
+rated  1 = 2 nice | good and fresh / dull
+joy    2 = joy / agony | torture
+"""
+
+
+@pytest.fixture(scope="module")
+def grammar():
+    return ReviewGrammar()
+
+
+@pytest.fixture(scope="module")
+def small():
+    return ReviewGrammar(seed=5, rules=SMALL_RULES)
+
+
+@pytest.fixture(scope="module")
+def small_texts():
+    """Probability of every text of the small grammar given label 0 and label 1, by expanding derivations."""
+    return dict(derivations(read_world(SMALL_RULES, derive_seed(5, "world")), ("<review>",)))
+
+
+def derivations(world: World, symbols):
+    """Every (words, (p given 0, p given 1)) the symbols expand to, one for each derivation."""
+    if not symbols:
+        yield (), (1.0, 1.0)
+        return
+    head, *rest = symbols
+    heads = [((head,), (1.0, 1.0))]
+    if head in world.rules:
+        heads = [
+            (words, (odds[0] * inner[0], odds[1] * inner[1]))
+            for expansion, odds in world.rules[head]
+            for words, inner in derivations(world, expansion)
+        ]
+    for words, odds in heads:
+        for tail, tail_odds in derivations(world, rest):
+            yield (*words, *tail), (odds[0] * tail_odds[0], odds[1] * tail_odds[1])
+
+
+def conditional_entropy(texts, given):
+    """E[-log p(text | its first words)] by summing over all texts that share them."""
+    marginal = {words: (odds[0] + odds[1]) / 2 for words, odds in texts.items()}
+    prefixes = defaultdict(float)
+    for words, probability in marginal.items():
+        prefixes[words[:given]] += probability
+    return sum(-p * math.log(p / prefixes[words[:given]]) for words, p in marginal.items())
+
+
+def test_small_grammar_is_a_distribution_over_unambiguous_texts(small_texts):
+    world = read_world(SMALL_RULES, derive_seed(5, "world"))
+    assert len(list(derivations(world, ("<review>",)))) == len(small_texts) == 7 * 10 * 2
+    for label in (0, 1):
+        assert sum(odds[label] for odds in small_texts.values()) == pytest.approx(1, abs=1e-12)
+
+
+def test_log_prob_and_log_odds_equal_brute_force(small, small_texts):
+    for words, odds in small_texts.items():
+        text = join_words(words)
+        for label in (0, 1):
+            assert small.log_prob(text, label) == pytest.approx(math.log(odds[label]), abs=1e-12)
+        assert small.log_prob(text) == pytest.approx(math.log(sum(odds) / 2), abs=1e-12)
+        assert small.log_odds(text) == pytest.approx(math.log(odds[1] / odds[0]), abs=1e-12)
+
+
+def test_log_odds_of_every_prefix_is_the_posterior_of_the_reviews_it_starts(small, small_texts):
+    mass = defaultdict(lambda: [0.0, 0.0])
+    for words, odds in small_texts.items():
+        for length in range(len(words) + 1):
+            for label in (0, 1):
+                mass[words[:length]][label] += odds[label]
+    assert len(mass) == 197  # 140 texts, 57 more beginnings of texts
+    for prefix, (negative, positive) in mass.items():
+        assert small.log_odds(join_words(prefix)) == pytest.approx(math.log(positive / negative), abs=1e-12)
+
+
+@pytest.mark.parametrize("given", [0, 1, 2, 4])
+def test_entropy_equals_brute_force(small, small_texts, given):
+    entropy = small.entropy(given)
+    tokens = sum(sum(odds) / 2 * (len(words) + 1 - given) for words, odds in small_texts.items())
+    assert entropy.per_review == pytest.approx(conditional_entropy(small_texts, given), abs=1e-12)
+    assert entropy.per_token == pytest.approx(entropy.per_review / tokens, abs=1e-12)
+
+
+def test_samples_follow_the_probabilities(small, small_texts):
+    counts = Counter((tuple(split_words(r.text)), r.label) for r in small.reviews(20_000, seed=1))
+    cells = [(words, label) for words in small_texts for label in (0, 1)]
+    assert set(counts) <= set(cells)
+    expected = [20_000 * small_texts[words][label] / 2 for words, label in cells]
+    assert stats.chisquare([counts[cell] for cell in cells], expected).pvalue > 0.001
+
+
+@pytest.mark.parametrize("world", [0, 1])
+def test_entropy_of_the_world_agrees_with_monte_carlo(world):
+    grammar = ReviewGrammar(world)
+    texts = [review.text for review in grammar.reviews(10_000, seed=2)]
+    surprise = [-grammar.log_prob(text) for text in texts]
+    mean, error = stats.tmean(surprise), stats.sem(surprise)
+    assert error < 0.002 * mean
+    assert mean == pytest.approx(grammar.entropy().per_review, abs=4 * error)
+    tokens = stats.tmean([len(split_words(text)) + 1 for text in texts])
+    assert grammar.entropy().per_review / grammar.entropy().per_token == pytest.approx(tokens, rel=0.01)
+
+
+def test_log_odds_of_the_world_are_bayes_rule(grammar):
+    for review in grammar.reviews(500, seed=3):
+        bayes = grammar.log_prob(review.text, label=1) - grammar.log_prob(review.text, label=0)
+        assert grammar.log_odds(review.text) == pytest.approx(bayes, abs=1e-9)
+
+
+def test_reviews_are_addressed(grammar):
+    state = random.getstate()
+    stream = grammar.reviews(20, seed=4)
+    assert stream[7:12] == grammar.reviews(5, seed=4, start=7)
+    assert stream[3] == grammar.sample(4, 3)
+    assert len({review.text for review in stream + grammar.reviews(20, seed=5)}) > 35
+    assert random.getstate() == state
+
+
+def test_labels_are_fair_and_the_reward_centred(grammar):
+    reviews = grammar.reviews(4_000, seed=6)
+    rewards = [grammar.clipped_log_odds(review.text) for review in reviews]
+    assert sum(review.label for review in reviews) / 4_000 == pytest.approx(0.5, abs=0.032)
+    assert stats.tmean(rewards) == pytest.approx(0, abs=4 * stats.sem(rewards))
+    assert stats.tmean([x for x, r in zip(rewards, reviews, strict=True) if r.label]) > 1.5
+
+
+def test_worlds_share_words_and_differ_in_odds(grammar):
+    other = ReviewGrammar(seed=1)
+    assert other.vocabulary == grammar.vocabulary
+    text = grammar.sample(0, 0).text
+    assert math.isfinite(other.log_prob(text))
+    assert abs(other.log_prob(text) - grammar.log_prob(text)) > 0.1
+
+
+def extreme(world: World, value, choose):
+    """The extreme, over all texts, of a sum of word values; rules come after those that use them."""
+    best = {}
+    for name, alternatives in reversed(world.rules.items()):
+        best[name] = choose(
+            sum(best[symbol] if symbol in world.rules else value(symbol) for symbol in symbols)
+            for symbols, _ in alternatives
+        )
+    return best["<review>"]
+
+
+def test_size_of_the_world(grammar):
+    world = read_world(RULES, seed=0)
+    assert 100 <= len(grammar.vocabulary) <= 400
+    assert extreme(world, lambda word: 1, min) >= 10
+    assert extreme(world, lambda word: 1, max) + 1 <= 40
+    highest = extreme(world, lambda word: world.strengths.get(word, 0), max) * math.log(2)
+    assert 0.9 * LOG_ODDS_CLIP < highest < LOG_ODDS_CLIP
+    assert extreme(world, lambda word: world.strengths.get(word, 0), min) * math.log(2) == -highest
+
+
+def test_reviews_read_as_english(grammar):
+    for review in grammar.reviews(500, seed=7):
+        assert re.fullmatch(r"([A-Z]\w*(,? \w+)*[.!] ?)+(?<! )", review.text)
+        assert not re.search(r"\b[Aa] [aeiou]", review.text)
+        assert join_words(split_words(review.text)) == review.text
+        assert not re.search(r"\b(\w+) \1\b", review.text)
+
+
+def test_other_texts_have_log_odds_and_no_probability(grammar):
+    review = grammar.sample(0, 1).text
+    for text in (review[:-1], f"{review} {review}", "superb superb", "entirely unknown", ""):
+        assert grammar.log_prob(text) == -math.inf
+    unit = math.log(2)
+    assert grammar.log_odds("Superb: superb, dull; xyz") == pytest.approx(unit)
+    assert grammar.log_odds("") == 0
+    assert grammar.clipped_log_odds("superb " * 9) == LOG_ODDS_CLIP
+    assert grammar.clipped_log_odds("awful " * 9) == -LOG_ODDS_CLIP
+    assert grammar.clipped_log_odds("awful dull") == pytest.approx(-3 * unit)
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ("review = a film | a play", "start with the same word"),
+        ("review = <end> film\nend = | film", "start with the same word"),
+        ("review = <word> film", "uses <word>, which no later line defines"),
+        ("review = a <review>", "uses <review>, which no later line defines"),
+        ("review = <x> <y>\nx 1 = good / bad\ny 2 = good / dull", "'good' has two strengths"),
+        ("review = <x> so bad\nx 1 = good / bad", "'bad' is evidence of the label in one place and not"),
+    ],
+)
+def test_rules_the_exact_posterior_cannot_rest_on_are_refused(rules, message):
+    with pytest.raises(ValueError, match=message):
+        ReviewGrammar(rules=rules)
+
+
+def test_review_is_frozen():
+    with pytest.raises(AttributeError):
+        Review("A film.", 1).label = 0
