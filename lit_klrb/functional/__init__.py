@@ -19,3 +19,7 @@ from .surrogate import (
     clipped_loss as clipped_loss,
     weighted_loss as weighted_loss,
 )
+from .tiled import (
+    tiled_policy_loss as tiled_policy_loss,
+    tiled_token_stats as tiled_token_stats,
+)

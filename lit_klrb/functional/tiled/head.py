@@ -1,0 +1,107 @@
+"""A language-model head applied block by block, and the gradients that flow back through it."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Columns of the vocabulary at a time on a CPU: 256 rows of them are 1 MB, which stays in the cache.
+_CPU_BLOCK = 1024
+
+
+class Head(NamedTuple):
+    """Logits x / T, or s / T tanh(x / s) with a soft cap s, where x = hidden · weightᵀ + bias.
+
+    That is z = scale x, then cap tanh(z) if there is a cap. Hidden states are scaled once, beforehand: these
+    are the `inputs`, float32 or float64, and products run in their precision whatever the weight's type.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    scale: float
+    cap: float | None
+
+    @staticmethod
+    def of(weight: Tensor, bias: Tensor | None, temperature: float, softcap: float | None) -> "Head":
+        """The head as numbers: gradients are formed by `HeadGradients`."""
+        scale, cap = (1 / temperature, None) if softcap is None else (1 / softcap, softcap / temperature)
+        return Head(weight.detach(), None if bias is None else bias.detach(), scale, cap)
+
+    def inputs(self, hidden: Tensor) -> Tensor:
+        """Scaled hidden states."""
+        dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        return hidden.detach().to(dtype) * self.scale
+
+    def blocks(self) -> list[slice]:
+        """The vocabulary cut into blocks, the last one shorter; a GPU takes it whole."""
+        size = len(self.weight)
+        step = _CPU_BLOCK if self.weight.device.type == "cpu" else size
+        return [slice(start, min(start + step, size)) for start in range(0, size, step)]
+
+    def logits(self, inputs: Tensor, weight: Tensor, block: slice) -> Tensor:
+        """Logits [N, block] in a new tensor; `weight` is the block's, in the precision of the inputs."""
+        if self.bias is None:
+            z = inputs @ weight.T
+        else:
+            z = torch.addmm(self.bias[block].to(inputs.dtype) * self.scale, inputs, weight.T)
+        return z if self.cap is None else z.tanh_().mul_(self.cap)
+
+    def token_logits(self, inputs: Tensor, tokens: Tensor) -> Tensor:
+        """The logit of one token in each row, [N]."""
+        z = (inputs * self.weight[tokens].to(inputs.dtype)).sum(-1)
+        if self.bias is not None:
+            z = z + self.bias[tokens].to(inputs.dtype) * self.scale
+        return z if self.cap is None else z.tanh() * self.cap
+
+    def through_cap(self, gradient: Tensor, logits: Tensor) -> Tensor:
+        """The gradient of z from that of the logits."""
+        return gradient if self.cap is None else gradient * (self.cap - logits.square() / self.cap)
+
+
+class HeadGradients:
+    """Sums over tiles and blocks, in the precision of the inputs, of the gradients that are asked for.
+
+    Args:
+        head: The head to go back through.
+        inputs: Its scaled hidden states, [N, D].
+        wanted: Whether the gradients of hidden states, weight and bias are needed.
+    """
+
+    def __init__(self, head: Head, inputs: Tensor, wanted: tuple[bool, bool, bool]) -> None:
+        self._head, self._inputs = head, inputs
+        self.wanted = any(wanted)
+        for_hidden, for_weight, for_bias = wanted
+        self._hidden = torch.zeros_like(inputs) if for_hidden else None
+        self._weight = inputs.new_zeros(head.weight.shape) if for_weight else None
+        self._bias = inputs.new_zeros(len(head.weight)) if for_bias else None
+
+    def add(self, gradient: Tensor, weight: Tensor, rows: slice, block: slice) -> None:
+        """Go back from the gradient [rows, block] of z; `weight` is the block's."""
+        if self._hidden is not None:
+            self._hidden[rows].addmm_(gradient, weight)
+        if self._weight is not None:
+            self._weight[block].addmm_(gradient.T, self._inputs[rows])
+        if self._bias is not None:
+            self._bias[block].add_(gradient.sum(0))
+
+    def add_tokens(self, gradient: Tensor, tokens: Tensor, rows: slice) -> None:
+        """Go back from the gradient [rows] of the logit of one token in each row."""
+        head, inputs = self._head, self._inputs[rows]
+        if head.cap is not None:
+            gradient = head.through_cap(gradient, head.token_logits(inputs, tokens))
+        column = gradient.unsqueeze(-1)
+        if self._hidden is not None:
+            self._hidden[rows].addcmul_(column, head.weight[tokens].to(inputs.dtype))
+        if self._weight is not None:
+            self._weight.index_add_(0, tokens, column * inputs)
+        if self._bias is not None:
+            self._bias.index_add_(0, tokens, gradient)
+
+    def finish(self, hidden_dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Gradients of hidden states, weight and bias, each in the type of its tensor."""
+        head = self._head
+        hidden = None if self._hidden is None else self._hidden.mul_(head.scale).to(hidden_dtype)
+        weight = None if self._weight is None else self._weight.to(head.weight.dtype)
+        if self._bias is None or head.bias is None:
+            return hidden, weight, None
+        return hidden, weight, self._bias.mul_(head.scale).to(head.bias.dtype)

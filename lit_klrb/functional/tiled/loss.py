@@ -1,0 +1,219 @@
+"""The training path: a policy loss whose weights are known, its gradients formed during the forward sweep."""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.functional.logprobs import TokenStats
+from lit_klrb.functional.surrogate import clipped_loss, weighted_loss
+from lit_klrb.functional.tiled.blocks import RowStats, block_gradient, block_sums, finite_, fused
+from lit_klrb.functional.tiled.head import HeadGradients
+from lit_klrb.functional.tiled.problem import (
+    Pair,
+    Problem,
+    check_positive,
+    check_shape,
+    positions_of,
+    rows_of,
+    weighted,
+)
+
+
+def tiled_policy_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    ref_hidden: Tensor,
+    ref_weight: Tensor,
+    tokens: Tensor,
+    mask: Tensor,
+    score_weights: Tensor,
+    kl_weights: Tensor,
+    *,
+    bias: Tensor | None = None,
+    ref_bias: Tensor | None = None,
+    temperature: float = 1.0,
+    tile_size: int | None = None,
+    behaviour_logprobs: Tensor | None = None,
+    clip_range: float | None = None,
+    logit_softcap: float | None = None,
+    ref_logit_softcap: float | None = None,
+) -> tuple[Tensor, TokenStats]:
+    """Sum over masked tokens of `score_weights · s + kl_weights · kl`, divided by B.
+
+    s is the log-probability or, given those of the behaviour policy, the ratio to it, clipped in PPO's way
+    within `clip_range`. Both weights are constants: that is what allows the gradients of hidden states,
+    weight and bias to be formed a tile at a time in the forward pass, with four matrix products and without
+    ever holding [B, T, V] logits. A backward pass scales and hands them over, so there can be only one.
+
+    Args:
+        hidden: Policy hidden states, shape [B, T, D]; position t is read before `tokens[:, t]`.
+        weight: Policy head, shape [V, D].
+        ref_hidden: Reference hidden states, shape [B, T, D']. No gradient flows to the reference.
+        ref_weight: Reference head, shape [V, D'].
+        tokens: Sampled token ids, shape [B, T].
+        mask: True on completion tokens, shape [B, T]; the rest is not computed and influences nothing,
+            whatever it holds.
+        score_weights: Weights of the score part, minus the advantages, shape [B, T].
+        kl_weights: Weights of the exact per-token KL, shape [B, T]. 0 silences even an infinite KL.
+        bias: Policy head bias, shape [V].
+        ref_bias: Reference head bias, shape [V].
+        temperature: The sampling temperature, by which both models' logits are divided.
+        tile_size: Rows (tokens) at a time: two tiles of logits are held.
+        behaviour_logprobs: Log-probabilities under the policy that sampled the tokens, shape [B, T].
+        clip_range: Half-width of the range of the ratio around 1, see `clipped_loss`.
+        logit_softcap: Soft cap of the policy's logits.
+        ref_logit_softcap: Soft cap of the reference's logits.
+
+    Returns:
+        The loss, a scalar, and all four statistics, detached, [B, T], 0 outside the mask. Where the policy
+        gives mass to a token that the reference excludes the KL is +inf: a warning names that token.
+
+    Raises:
+        ConfigurationError: If the shapes do not fit, if temperature, tile size, clip range or a soft cap is
+            not positive, or if there is a clip range but no behaviour policy.
+
+    Example:
+        >>> hidden, tokens, ones = torch.ones(1, 1, 1), torch.tensor([[0]]), torch.ones(1, 1)
+        >>> coin, fair = torch.tensor([[0.7], [0.3]]).log(), torch.tensor([[0.5], [0.5]]).log()
+        >>> head = coin.requires_grad_()
+        >>> loss, stats = tiled_policy_loss(hidden, head, hidden, fair, tokens, ones > 0, 2 * ones, ones)
+        >>> loss.backward()
+        >>> round(loss.item(), 4), [round(value, 4) for value in head.grad.flatten().tolist()]
+        (-0.6311, [0.7779, -0.7779])
+    """
+    positions = {
+        "score_weights": score_weights,
+        "kl_weights": kl_weights,
+        "behaviour_logprobs": behaviour_logprobs,
+    }
+    for name, values in positions.items():
+        check_shape(name, values, tuple(tokens.shape))
+    check_positive(clip_range=clip_range)
+    if clip_range is not None and behaviour_logprobs is None:
+        raise ConfigurationError(f"clip_range is {clip_range}; None expected without behaviour_logprobs")
+    policy = Pair(hidden, weight, bias, logit_softcap)
+    reference = Pair(ref_hidden, ref_weight, ref_bias, ref_logit_softcap)
+    problem = Problem.of(policy, reference, tokens, mask, temperature, tile_size)
+    behaviour = None if behaviour_logprobs is None else rows_of(behaviour_logprobs, mask)
+    objective = _Objective(
+        rows_of(score_weights.detach(), mask) / len(tokens),
+        rows_of(kl_weights.detach(), mask) / len(tokens),
+        behaviour,
+        math.inf if clip_range is None else clip_range,
+    )
+    if not torch.is_grad_enabled():  # a function's forward cannot see this
+        hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
+    loss, *fields = _TiledPolicyLoss.apply(  # type: ignore[no-untyped-call]
+        rows_of(hidden, mask), weight, bias, problem, objective
+    )
+    return loss, TokenStats(*(positions_of(field, tokens, mask) for field in fields))
+
+
+class _Objective(NamedTuple):
+    """Weights already divided by B, of the rows inside the mask, [N]."""
+
+    score_weights: Tensor
+    kl_weights: Tensor
+    behaviour_logprobs: Tensor | None
+    clip_range: float
+
+    def score(self, logprobs: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        """The score part's loss, summed over a tile, and its derivative in each log-probability."""
+        weights = self.score_weights[rows].to(logprobs.dtype)
+        with torch.enable_grad():
+            leaf = logprobs.detach().requires_grad_()
+            if self.behaviour_logprobs is None:
+                loss = weighted_loss(leaf[None], weights[None])
+            else:
+                log_ratio = leaf - self.behaviour_logprobs[rows]
+                loss = clipped_loss(log_ratio[None], weights[None], self.clip_range)
+            (slope,) = torch.autograd.grad(loss, leaf)
+        return loss.detach(), slope
+
+
+class _TiledPolicyLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem, objective: _Objective
+    ) -> tuple[Tensor, ...]:
+        gradients = HeadGradients(problem.policy, problem.inputs, ctx.needs_input_grad[:3])
+        with torch.autocast(hidden.device.type, enabled=False):
+            tiles = [_tile(problem, objective, rows, gradients) for rows in problem.tiles()]
+        losses, *fields = zip(*tiles, strict=True)
+        statistics = tuple(torch.cat(field) for field in fields)
+        problem.warn_infinite(statistics[2])
+        ctx.gradients = gradients.finish(hidden.dtype)
+        ctx.mark_non_differentiable(*statistics)
+        return torch.stack(losses).sum(), *statistics
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            raise RuntimeError(
+                "tiled_policy_loss hands its gradients over once: a second backward needs a new loss"
+            )
+        if bool(upstream != 1):
+            gradients = tuple(None if g is None else g.mul_(upstream) for g in gradients)
+        return *gradients, None, None
+
+
+def _tile(
+    problem: Problem, objective: _Objective, rows: slice, gradients: HeadGradients
+) -> tuple[Tensor, ...]:
+    """Loss and statistics of a tile, whose logits are made once, used in both directions and dropped."""
+    sums_of = fused(block_sums, problem.inputs.device)
+    kept, sums = [], []
+    for block in problem.policy.blocks():
+        logits = problem.logits(rows, block, problem.weights(block))
+        sums.append(sums_of(*logits))
+        kept.append(logits)
+    block_stats = torch.stack(sums)
+    stats = RowStats.of(block_stats)
+    fields = problem.fields(stats, rows)
+    loss, score = objective.score(fields[0], rows)
+    kl_weights = objective.kl_weights[rows].to(score.dtype)
+    if gradients.wanted:
+        if bool((stats.kl == torch.inf).any()):
+            kept = [(masses, finite_(differences)) for masses, differences in kept]
+        coefficients = _coefficients(block_stats, stats, score, kl_weights)
+        _add_gradients(problem, kept, block_stats[:, 0], coefficients, gradients, rows)
+        gradients.add_tokens(score, problem.tokens[rows], rows)
+    return loss + weighted(kl_weights, fields[2]).sum(), *fields
+
+
+def _coefficients(block_stats: Tensor, stats: RowStats, score: Tensor, kl_weights: Tensor) -> Tensor:
+    """What `block_gradient` takes for every block, [blocks, 2, N].
+
+    The gradient of the logits but for the sampled token's own, kl_weight p (log p - log q - KL) - score p, in
+    terms of what `block_sums` left: p = factor exp(v), log p - log q = shift - (w - v).
+    """
+    log_factor = block_stats[:, 0] - stats.normaliser
+    shift = log_factor - (block_stats[:, 1] - stats.ref_normaliser)
+    constant = kl_weights * shift - weighted(kl_weights, stats.kl) - score
+    factor = log_factor.exp()
+    return torch.stack([factor * constant, -factor * kl_weights], 1).to(block_stats.dtype)
+
+
+def _add_gradients(
+    problem: Problem,
+    kept: list[tuple[Tensor, Tensor]],
+    tops: Tensor,
+    coefficients: Tensor,
+    gradients: HeadGradients,
+    rows: slice,
+) -> None:
+    policy = problem.policy
+    gradient_of = fused(block_gradient, tops.device)
+    for index, block in enumerate(policy.blocks()):
+        masses, differences = kept[index]
+        gradient = gradient_of(masses, differences, coefficients[index])
+        if policy.cap is not None:
+            logits = masses.log_().add_(tops[index].unsqueeze(1)).clamp_(min=-policy.cap)
+            gradient = policy.through_cap(gradient, logits)
+        gradients.add(gradient, policy.weight[block].to(gradient.dtype), rows, block)

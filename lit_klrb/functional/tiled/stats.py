@@ -1,0 +1,137 @@
+"""Token statistics from hidden states and heads, differentiable, recomputed in backward."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lit_klrb.functional.logprobs import TokenStats
+from lit_klrb.functional.tiled.blocks import RowStats, block_recomputed_gradient, block_sums, fused
+from lit_klrb.functional.tiled.head import HeadGradients
+from lit_klrb.functional.tiled.problem import Pair, Problem, positions_of, rows_of, weighted
+
+
+def tiled_token_stats(
+    hidden: Tensor,
+    weight: Tensor,
+    ref_hidden: Tensor,
+    ref_weight: Tensor,
+    tokens: Tensor,
+    *,
+    bias: Tensor | None = None,
+    ref_bias: Tensor | None = None,
+    temperature: float = 1.0,
+    tile_size: int | None = None,
+    mask: Tensor | None = None,
+    logit_softcap: float | None = None,
+    ref_logit_softcap: float | None = None,
+) -> TokenStats:
+    """`token_stats` of logits that are never held: the same numbers and gradients from hidden states.
+
+    The logits are c(hidden · weightᵀ + bias), c(x) = s tanh(x / s) with a soft cap s, divided by the
+    temperature. They exist a tile of rows and a block of columns at a time, in float32 (float64 for float64
+    hidden states) whatever the type of the weights, and again in backward: six matrix products. Where the
+    weights of the loss are known beforehand `tiled_policy_loss` needs only four.
+
+    Args:
+        hidden: Policy hidden states, shape [B, T, D]; position t is read before `tokens[:, t]`.
+        weight: Policy head, shape [V, D].
+        ref_hidden: Reference hidden states, shape [B, T, D']. No gradient flows to the reference.
+        ref_weight: Reference head, shape [V, D'].
+        tokens: Sampled token ids, shape [B, T].
+        bias: Policy head bias, shape [V].
+        ref_bias: Reference head bias, shape [V].
+        temperature: The sampling temperature, by which both models' logits are divided.
+        tile_size: Rows (tokens) at a time.
+        mask: True where statistics are wanted, shape [B, T]; the rest is not computed, influences nothing
+            whatever it holds, and is 0 in the result. None computes everything.
+        logit_softcap: Soft cap of the policy's logits.
+        ref_logit_softcap: Soft cap of the reference's logits.
+
+    Returns:
+        All four fields, shape [B, T]. Where the policy gives mass to a token that the reference excludes the
+        KL is +inf: a warning names that token.
+
+    Raises:
+        ConfigurationError: If the shapes do not fit, or temperature, tile size or a soft cap is not positive.
+
+    Example:
+        >>> hidden, tokens = torch.ones(1, 1, 1), torch.tensor([[0]])
+        >>> coin, fair = torch.tensor([[0.7], [0.3]]).log(), torch.tensor([[0.5], [0.5]]).log()
+        >>> [round(field.item(), 4) for field in tiled_token_stats(hidden, coin, hidden, fair, tokens)]
+        [-0.3567, -0.6931, 0.0823, 0.6109]
+    """
+    policy = Pair(hidden, weight, bias, logit_softcap)
+    reference = Pair(ref_hidden, ref_weight, ref_bias, ref_logit_softcap)
+    problem = Problem.of(policy, reference, tokens, mask, temperature, tile_size)
+    fields = _TiledTokenStats.apply(  # type: ignore[no-untyped-call]
+        rows_of(hidden, mask), weight, bias, problem
+    )
+    return TokenStats(*(positions_of(field, tokens, mask) for field in fields))
+
+
+class _TiledTokenStats(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem
+    ) -> tuple[Tensor, ...]:
+        with torch.autocast(hidden.device.type, enabled=False):
+            stats = _row_stats(problem)
+            fields = problem.fields(stats, slice(None))
+        problem.warn_infinite(stats.kl)
+        ctx.save_for_backward(hidden, weight, bias)  # so that backward refuses tensors changed since
+        ctx.problem, ctx.stats = problem, stats
+        ctx.mark_non_differentiable(fields[1])
+        return fields
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, *_ = ctx.saved_tensors
+        score, _, kl, entropy = upstream
+        with torch.autocast(hidden.device.type, enabled=False):
+            gradients = _backward(ctx.problem, ctx.stats, (score, kl, entropy), ctx.needs_input_grad[:3])
+        return *gradients.finish(hidden.dtype), None
+
+
+def _row_stats(problem: Problem) -> RowStats:
+    """One sweep over the heads: each block of columns serves all tiles of rows."""
+    sums_of = fused(block_sums, problem.inputs.device)
+    sums = []
+    for block in problem.policy.blocks():
+        weights = problem.weights(block)
+        tiles = [sums_of(*problem.logits(rows, block, weights)) for rows in problem.tiles()]
+        sums.append(torch.cat(tiles, 1))
+    return RowStats.of(torch.stack(sums))
+
+
+def _backward(
+    problem: Problem,
+    stats: RowStats,
+    upstream: tuple[Tensor, Tensor, Tensor],
+    wanted: tuple[bool, bool, bool],
+) -> HeadGradients:
+    """The other sweep, which makes the logits again.
+
+    With p, q the softmaxes the gradients of a row's logits are, for its three statistics,
+    score (onehot - p),   kl p (log p - log q - KL),   -entropy p (log p + H).
+    """
+    gradient_of = fused(block_recomputed_gradient, problem.inputs.device)
+    policy, dtype = problem.policy, problem.inputs.dtype
+    gradients = HeadGradients(policy, problem.inputs, wanted)
+    score, kl, entropy = upstream
+    constant = -score - weighted(kl, stats.kl) - weighted(entropy, stats.entropy)
+    coefficients = torch.stack([constant.to(dtype), -kl, -entropy])
+    normalisers = torch.stack([stats.normaliser, stats.ref_normaliser]).to(dtype)
+    for block in policy.blocks():
+        weights = problem.weights(block)
+        for rows in problem.tiles():
+            logits, ref_logits = problem.logits(rows, block, weights)
+            capped = None if policy.cap is None else logits.clone()
+            gradient = gradient_of(logits, ref_logits, normalisers[:, rows], coefficients[:, rows])
+            if capped is not None:
+                gradient = policy.through_cap(gradient, capped)
+            gradients.add(gradient, weights[0], rows, block)
+    gradients.add_tokens(score, problem.tokens, slice(None))
+    return gradients
