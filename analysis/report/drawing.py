@@ -1,0 +1,96 @@
+"""Figures as SVG text: the same bytes for the same numbers, readable without colour."""
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from matplotlib import style
+from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
+
+Dashes = tuple[float, tuple[float, ...]]
+
+# Okabe and Ito's palette without its yellow, which is too pale for thin marks on white.
+_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+_MARKERS = ("s", "o", "^", "D", "v", "P", "X", "<", ">")
+_DASHES: tuple[Dashes, ...] = (
+    (0, (4, 1.5)),
+    (0, ()),
+    (0, (1, 1)),
+    (0, (4, 1, 1, 1)),
+    (0, (7, 2)),
+)
+INK = "#333333"
+FAINT = "#B8B8B8"
+# Wide enough for a screen and, at its full width of a phone, still 9 px text.
+WIDTH = 5.2
+
+_STYLE = {
+    "svg.hashsalt": "lit_klrb",
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E6E6E6",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.unicode_minus": True,
+    "axes.formatter.useoffset": False,
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """Colour, marker shape and line dashes of one estimator."""
+
+    colour: str
+    marker: str
+    dashes: Dashes
+
+
+def looks(estimators: Sequence[str], control: str) -> dict[str, Look]:
+    """A look for each estimator; the control's is always the same."""
+    ordered = [control, *(name for name in estimators if name != control)]
+    return {
+        name: Look(_COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)], _DASHES[i % len(_DASHES)])
+        for i, name in enumerate(ordered)
+    }
+
+
+def legend_lines(styles: dict[str, Look], *, lines: bool) -> list[Line2D]:
+    """Legend entries of the estimators: their dashes if `lines`, else their markers."""
+    return [
+        Line2D([], [], color=look.colour, label=name, linestyle=look.dashes)
+        if lines
+        else Line2D([], [], color=look.colour, label=name, linestyle="none", marker=look.marker, markersize=6)
+        for name, look in styles.items()
+    ]
+
+
+@dataclass
+class Sheet:
+    """A canvas and, once the block that drew on it has ended, its SVG."""
+
+    canvas: Canvas
+    svg: str = ""
+
+
+@contextmanager
+def sheet(height: float, width: float = WIDTH) -> Iterator[Sheet]:
+    """Draw on a canvas of the house style; sizes in inches."""
+    with style.context(["default", _STYLE]):
+        drawn = Sheet(Canvas(figsize=(width, height), layout="constrained"))
+        yield drawn
+        buffer = io.StringIO()
+        drawn.canvas.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        svg = buffer.getvalue()
+        drawn.svg = svg[svg.index("<svg") :]  # the XML prolog is no use inside a data URI

@@ -1,0 +1,44 @@
+"""One HTML page from the sections: no script, no network, the same bytes for the same input."""
+
+from collections.abc import Sequence
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from analysis.report.content import Section
+from analysis.report.study import Study
+
+
+def render(study: Study, sections: Sequence[Section]) -> str:
+    """The report as HTML."""
+    plan = study.sweep.plan
+    others = [name for name in plan.estimators if name != plan.control]
+    environment = Environment(
+        loader=PackageLoader("analysis.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=False,
+        keep_trailing_newline=True,
+    )
+    environment.filters["data_uri"] = data_uri
+    css, _, _ = environment.loader.get_source(environment, "report.css")  # type: ignore[union-attr]
+    return environment.get_template("report.html.j2").render(
+        title=_title(plan.control, others),
+        kicker=f"Sweep report: {plan.name}",
+        complete=study.complete,
+        sections=sections,
+        css=Markup(css),  # the package's own file
+        footer="One file, no script, nothing loaded from elsewhere.",
+    )
+
+
+def data_uri(svg: str) -> str:
+    """A drawing as the source of an image; escaped for the attribute by the page."""
+    return "data:image/svg+xml," + quote(svg, safe=" !$&'()*+,-./:;=?@[]^_`{|}~")
+
+
+def _title(control: str, others: Sequence[str]) -> str:
+    if len(others) > 2:
+        return f"{len(others)} estimators against {control}"
+    return f"{' and '.join(others)} against {control}" if others else f"{control} alone"

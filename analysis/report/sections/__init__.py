@@ -1,0 +1,21 @@
+"""The sections of the report, in order. A builder returns None where there is nothing to say."""
+
+from collections.abc import Callable
+
+from analysis.report.content import Section
+from analysis.report.sections.curves import training_curves
+from analysis.report.sections.execution import execution
+from analysis.report.sections.outcomes import outcomes
+from analysis.report.sections.provenance import provenance
+from analysis.report.sections.summary import summary
+from analysis.report.sections.tradeoff import tradeoff
+from analysis.report.study import Study
+
+SECTIONS: tuple[Callable[[Study], Section | None], ...] = (
+    summary,
+    execution,
+    tradeoff,
+    outcomes,
+    training_curves,
+    provenance,
+)

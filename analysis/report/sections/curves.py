@@ -1,0 +1,136 @@
+"""Training curves of every run, seed by seed."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from analysis.report.content import Figure, Section, Table
+from analysis.report.drawing import legend_lines, looks, sheet
+from analysis.report.study import Study
+from analysis.runs import Curve, Run
+from analysis.stats.pairs import FloatArray
+from analysis.stats.verdict import number
+from lit_klrb import schema
+
+METRICS = {schema.REWARD: "mean reward", schema.KL: "KL (nats)"}
+SOURCES = {
+    "train": "on the prompts of each training step",
+    "val": "by the common evaluator, on the same prompts for every run",
+}
+# More than a screen can show; a line is thinned to this many points.
+_POINTS = 400
+
+
+def training_curves(study: Study) -> Section | None:
+    """One figure for training and one for validation, a row for each β."""
+    figures = [
+        figure for source, where in SOURCES.items() if (figure := _figure(study, source, where)) is not None
+    ]
+    if not figures:
+        return None
+    return Section(
+        "curves",
+        "Training curves of every seed",
+        paragraphs=[
+            "Nothing is smoothed or averaged: one line is one run. A line that stops early diverged."
+        ],
+        figures=figures,
+        numbers={
+            run.cell.id: {
+                f"{source}/{metric}": float(curve.value[-1])
+                for source in SOURCES
+                for metric in METRICS
+                if (curve := run.curves.get(f"{source}/{metric}")) is not None and len(curve.value)
+            }
+            for run in study.sweep.grid.values()
+        },
+    )
+
+
+def _figure(study: Study, source: str, where: str) -> Figure | None:
+    runs = [
+        run for run in study.sweep.grid.values() if any(_curve(run, source, metric) for metric in METRICS)
+    ]
+    if not runs:
+        return None
+    name = {"train": "Training", "val": "Validation"}[source]
+    return Figure(
+        _draw(study, runs, source),
+        f"{name} curves of reward and KL against the training step for {len(runs)} runs, one row for each β.",
+        f"{name}: reward and KL {where}. One line is one run; colour and dashes name the estimator.",
+        _table(study, runs, source),
+    )
+
+
+def _curve(run: Run, source: str, metric: str) -> Curve | None:
+    curve = run.curves.get(f"{source}/{metric}")
+    return curve if curve is not None and len(curve.step) else None
+
+
+def _table(study: Study, runs: Sequence[Run], source: str) -> Table:
+    rows = []
+    for level, beta in study.sweep.plan.betas.items():
+        for name in study.sweep.plan.estimators:
+            mine = [run for run in runs if run.cell.level == level and run.cell.estimator == name]
+            for metric, label in METRICS.items():
+                curves = [curve for run in mine if (curve := _curve(run, source, metric)) is not None]
+                if curves:
+                    first = np.array([curve.value[0] for curve in curves])
+                    last = np.array([curve.value[-1] for curve in curves])
+                    rows.append(
+                        (
+                            name,
+                            f"{beta:g}",
+                            label,
+                            number(_mean(first)),
+                            number(_mean(last)),
+                            _sd(last),
+                            str(len(curves)),
+                        )
+                    )
+    return Table(
+        "Mean over replicates at the first and the last logged step, and the standard deviation (SD) between "
+        "replicates at the last.",
+        ("Estimator", "β", "Metric", "First", "Last", "SD at last", "Runs"),
+        rows,
+    )
+
+
+def _mean(values: FloatArray) -> float:
+    return float(values.mean())
+
+
+def _sd(values: FloatArray) -> str:
+    return number(float(values.std(ddof=1)), 2) if len(values) > 1 else "–"
+
+
+def _draw(study: Study, runs: Sequence[Run], source: str) -> str:
+    plan = study.sweep.plan
+    styles = looks(plan.estimators, plan.control)
+    with sheet(0.7 + 1.55 * len(plan.betas)) as drawn:
+        panels = drawn.canvas.subplots(
+            len(plan.betas), len(METRICS), sharex=True, sharey="col", squeeze=False
+        )
+        for row, (level, beta) in zip(panels, plan.betas.items(), strict=True):
+            for axes, (metric, label) in zip(row, METRICS.items(), strict=True):
+                axes.set_title(f"β = {beta:g}: {label}", loc="left", fontsize=8)
+                axes.tick_params(labelsize=7.5)
+                for run in runs:
+                    curve = _curve(run, source, metric)
+                    if run.cell.level == level and curve is not None:
+                        look = styles[str(run.cell.estimator)]
+                        thin = slice(None, None, 1 + len(curve.step) // _POINTS)
+                        axes.plot(
+                            curve.step[thin],
+                            curve.value[thin],
+                            color=look.colour,
+                            linestyle=look.dashes,
+                            linewidth=0.9,
+                            alpha=0.75,
+                        )
+        for axes in panels[-1]:
+            axes.set_xlabel("training step", fontsize=8)
+        drawn.canvas.legend(
+            handles=legend_lines(styles, lines=True), loc="outside upper left", ncols=2, fontsize=8
+        )
+    return drawn.svg

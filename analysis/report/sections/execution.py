@@ -1,0 +1,97 @@
+"""Plan against what was run: counts, failures, divergences, changes."""
+
+from collections import Counter
+
+from analysis.report.content import Section, Table
+from analysis.report.study import Study
+from analysis.runs import Sweep
+from analysis.stats.verdict import count
+
+
+def execution(study: Study) -> Section:
+    """What was planned, what ran, and every cell that has no ordinary result."""
+    sweep = study.sweep
+    counts = _counts(sweep)
+    total = Counter[str]()
+    for row in counts.values():
+        total.update(row)
+    columns = ("planned", "finished", "diverged", "failed", "not run")
+    paragraphs = [_lock_text(sweep)]
+    if total["failed"]:
+        paragraphs.append(
+            f"{count(total['failed'], 'run')} lost to the machinery: the whole matched pair is left out."
+        )
+    tables = [
+        Table(
+            "Runs by estimator. Finished runs have an ordinary result; a diverged run is a result too and "
+            "counts as worst; a failed run was lost to the machinery, not to training.",
+            ("Estimator", *columns),
+            [(name, *(str(row[key]) for key in columns)) for name, row in counts.items()],
+        )
+    ]
+    troubled = _troubled(sweep)
+    if troubled:
+        tables.append(Table("Every cell without an ordinary result.", ("Cell", "State", "Reason"), troubled))
+    if sweep.problems:
+        tables.append(
+            Table(
+                "Files that were left out.", ("File and reason",), [(problem,) for problem in sweep.problems]
+            )
+        )
+    return Section(
+        "execution",
+        "Plan and execution",
+        paragraphs=paragraphs,
+        tables=tables,
+        numbers={
+            "counts": {name: dict(row) for name, row in counts.items()},
+            "problems": list(sweep.problems),
+        },
+    )
+
+
+def _counts(sweep: Sweep) -> dict[str, Counter[str]]:
+    counts = {name: Counter[str]() for name in sweep.plan.estimators}
+    for estimator, _, _ in sweep.plan.points:
+        counts[estimator]["planned"] += 1
+    for estimator, _, _ in sweep.missing:
+        counts[estimator]["not run"] += 1
+    for (estimator, _, _), run in sweep.grid.items():
+        counts.setdefault(estimator, Counter())["diverged" if run.diverged else "finished"] += 1
+    for failure in sweep.failures:
+        counts.setdefault(failure.cell.estimator or failure.cell.stage, Counter())["failed"] += 1
+    return counts
+
+
+def _troubled(sweep: Sweep) -> list[tuple[str, str, str]]:
+    rows = [
+        (str(run.cell), "diverged", "its training or final evaluation is not finite")
+        for run in sweep.runs
+        if run.diverged
+    ]
+    rows += [
+        (str(failure.cell), "failed", f"{count(failure.attempts, 'attempt')}: {_last_line(failure.error)}")
+        for failure in sweep.failures
+    ]
+    rows += [
+        (f"{estimator}, β = {sweep.plan.betas[level]:g}, replicate {replicate}", "not run", "no result yet")
+        for estimator, level, replicate in sweep.missing
+    ]
+    return rows
+
+
+def _last_line(text: str, width: int = 200) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1][-width:] if lines else "no message"
+
+
+def _lock_text(sweep: Sweep) -> str:
+    plan = sweep.plan
+    if plan.digest is None:
+        return "No plan.json: the design was inferred from the results, and nothing was fixed in advance."
+    text = f"Plan {plan.name}, locked with hash {plan.digest[:12]}."
+    changes = [change for version in plan.history[1:] for change in version.get("changes", [])]
+    if not changes:
+        return f"{text} It was not changed since."
+    seen = max(version.get("published", 0) for version in plan.history[1:])
+    return f"{text} Changed after up to {count(seen, 'result')} could have been seen: {'; '.join(changes)}."

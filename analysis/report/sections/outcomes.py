@@ -1,0 +1,166 @@
+"""Fig. 2 and the table of tests: paired differences in J and in reward at matched KL."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from analysis.report.content import Figure, Section, Table
+from analysis.report.drawing import INK, Look, legend_lines, looks, sheet
+from analysis.report.study import Study
+from analysis.stats import Comparison, Pairs, Verdict
+from analysis.stats.comparison import mean_of
+from analysis.stats.intervals import Estimate
+from analysis.stats.objective import Contrast, matched_kl_contrast, objective_contrast
+from analysis.stats.verdict import number, share_text, signed
+
+CONTRASTS = {"J = reward − β·KL": objective_contrast, "Reward at matched KL": matched_kl_contrast}
+
+
+def outcomes(study: Study) -> Section | None:
+    """Forest plots by β, and every test with its counts."""
+    if not study.comparisons:
+        return None
+    control = study.sweep.plan.control
+    units = dict.fromkeys(unit_of(comparison) for comparison in study.comparisons)
+    return Section(
+        "outcomes",
+        f"Differences to {control}",
+        paragraphs=[
+            "J = reward − β·KL is what training maximises, so it is the primary outcome. Reward at matched "
+            "KL is the second: what is left of the reward after one curve in √KL fitted to all runs."
+        ],
+        figures=[_forest(study, [c for c in study.comparisons if unit_of(c) == unit]) for unit in units],
+        tables=[_tests(study)] if study.complete else (),
+        numbers={
+            comparison.pairs.treatment: {
+                name: {
+                    str(level): estimate.value
+                    for level, estimate in by_level(contrast_of(comparison.pairs), comparison.pairs).items()
+                }
+                for name, contrast_of in CONTRASTS.items()
+            }
+            for comparison in study.comparisons
+        },
+    )
+
+
+def unit_of(comparison: Comparison) -> str:
+    """Unit of a comparison's differences: ranks once a run diverged."""
+    return comparison.decision.objective.unit
+
+
+def by_level(contrast: Contrast, pairs: Pairs) -> dict[int, Estimate]:
+    """Mean difference at each level of β, with its standard error over replicates."""
+    found = {}
+    for level in pairs.levels:
+        part = contrast.values[pairs.level == level]
+        error = float(part.std(ddof=1) / np.sqrt(len(part))) if len(part) > 1 else math.nan
+        found[int(level)] = Estimate(float(part.mean()), error, len(part) - 1.0)
+    return found
+
+
+def _level_rows(comparison: Comparison) -> Iterator[tuple[str, ...]]:
+    pairs = comparison.pairs
+    for name, contrast_of in CONTRASTS.items():
+        contrast = contrast_of(pairs)
+        named = (pairs.treatment, f"{name} ({contrast.unit})")
+        for level, estimate in by_level(contrast, pairs).items():
+            rows = pairs.level == level
+            beta = f"{pairs.beta[rows][0]:g}"
+            yield (*named, beta, signed(estimate.value), _bare(estimate), str(int(rows.sum())))
+        overall = mean_of(contrast, pairs)
+        yield (*named, "all", signed(overall.value), _bare(overall), str(pairs.replicates))
+
+
+def _bare(estimate: Estimate) -> str:
+    interval = estimate.interval()
+    return "–" if interval is None else f"{number(interval.low)} to {number(interval.high)}"
+
+
+def _tests(study: Study) -> Table:
+    alpha = study.sweep.plan.alpha
+    return Table(
+        f"Every planned test, two-sided at {alpha:g}. T4 and T5 decide and form one Holm family over all "
+        "comparisons; the others describe and form another. “Least p” is the smallest corrected p this "
+        "design allows.",
+        ("Test", "Estimator", "Estimate", "95% CI", "p (swap)", "p (Holm)", "Least p", "Verdict"),
+        [_test_row(verdict) for comparison in study.comparisons for verdict in comparison.verdicts],
+    )
+
+
+def _test_row(verdict: Verdict) -> tuple[str, ...]:
+    share, interval = verdict.share, verdict.interval
+    if share is not None:
+        estimate = f"{share_text(share)}; |F| = {share.total}, D = {share.discordant}"
+    else:
+        estimate = f"{signed(verdict.estimate.value)} {verdict.unit}"
+    return (
+        f"{verdict.claim.key}: {verdict.claim.subject}",
+        verdict.treatment,
+        estimate,
+        "–" if interval is None else f"{number(interval.low)} to {number(interval.high)}",
+        number(verdict.test.p_value, 2),
+        number(verdict.adjusted, 2),
+        number(verdict.attainable, 2),
+        verdict.label,
+    )
+
+
+def _forest(study: Study, comparisons: Sequence[Comparison]) -> Figure:
+    """One forest plot of comparisons whose differences have the same unit."""
+    control = study.sweep.plan.control
+    return Figure(
+        _draw(study, comparisons),
+        f"Forest plot of differences to {control} in J and in reward at matched KL, for each β and overall.",
+        "Each small dot is one matched pair; the mark with its bar is the mean over replicates and its 95% t "
+        f"interval. Right of zero favours the estimator over {control}. “All β” is the quantity that is "
+        "tested; a single β is shown for orientation.",
+        Table(
+            f"Differences to {control} by β: mean over matched pairs with its 95% t interval over "
+            "replicates, not corrected for looking at several β.",
+            ("Estimator", "Outcome", "β", "Difference", "95% CI", "Replicates"),
+            [row for comparison in comparisons for row in _level_rows(comparison)],
+        ),
+    )
+
+
+def _draw(study: Study, comparisons: Sequence[Comparison]) -> str:
+    plan = study.sweep.plan
+    styles = looks(plan.estimators, plan.control)
+    spacing = 0.8 / len(comparisons)
+    with sheet(1.6 + 0.3 * len(comparisons) * (len(plan.betas) + 1)) as drawn:
+        panels = drawn.canvas.subplots(1, 2, sharey=True)
+        for axes, (title, contrast_of) in zip(panels, CONTRASTS.items(), strict=True):
+            for index, comparison in enumerate(comparisons):
+                pairs, contrast = comparison.pairs, contrast_of(comparison.pairs)
+                offset = (index - (len(comparisons) - 1) / 2) * spacing
+                places = {level: row + offset for row, level in enumerate(plan.betas)}
+                rows = [places[level] - 0.3 * spacing for level in pairs.level]
+                look = styles[pairs.treatment]
+                axes.plot(contrast.values, rows, ".", color=look.colour, alpha=0.55, markersize=4, zorder=2)
+                for level, estimate in by_level(contrast, pairs).items():
+                    _draw_estimate(axes, estimate, places[level], look)
+                _draw_estimate(axes, mean_of(contrast, pairs), len(plan.betas) + offset, look)
+            axes.axvline(0, color=INK, linewidth=0.8)
+            axes.set_title(title, loc="left")
+            axes.set_xlabel(f"difference to {plan.control}\n({unit_of(comparisons[0])})", fontsize=8)
+            axes.grid(visible=False, axis="y")
+        labels = [*(f"β = {beta:g}" for beta in plan.betas.values()), "all β"]
+        panels[0].set_yticks(range(len(labels)), labels)
+        panels[0].invert_yaxis()
+        shown = {comparison.pairs.treatment: styles[comparison.pairs.treatment] for comparison in comparisons}
+        handles = legend_lines(shown, lines=False)
+        drawn.canvas.legend(handles=handles, loc="outside upper left", ncols=2, fontsize=8)
+    return drawn.svg
+
+
+def _draw_estimate(axes: Axes, estimate: Estimate, place: float, look: Look) -> None:
+    interval = estimate.interval()
+    if interval is not None:
+        ends = [interval.low, interval.high]
+        axes.plot(ends, [place, place], color=look.colour, linewidth=1.6, zorder=3)
+    mark: dict[str, Any] = {"color": look.colour, "markeredgecolor": "white", "markersize": 7}
+    axes.plot([estimate.value], [place], look.marker, zorder=4, **mark)

@@ -1,0 +1,179 @@
+"""A sweep as the analysis sees it: the plan, the runs and what is missing, and the matched pairs in it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.stats.pairs import FloatArray, Pairs
+from lit_klrb import schema
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Where a run stands in the sweep; coordinates are None outside the estimator x beta x replicate grid."""
+
+    id: str
+    stage: str
+    estimator: str | None
+    beta: float | None
+    level: int | None
+    replicate: int | None
+    seed: int | None
+    needs: tuple[str, ...] = ()
+
+    @property
+    def point(self) -> tuple[str, int, int] | None:
+        """(estimator, beta level, replicate) of a cell of the grid."""
+        if self.estimator is None or self.level is None or self.replicate is None:
+            return None
+        return self.estimator, self.level, self.replicate
+
+    def __str__(self) -> str:
+        if self.point is None:
+            return self.stage
+        return f"{self.estimator}, β = {self.beta:g}, replicate {self.replicate}"
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """A metric logged during training: values [T] at steps [T], diverged values as `nan`."""
+
+    step: FloatArray
+    value: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One published result. Its outcome is `nan` if it diverged, whatever else the file says."""
+
+    cell: Cell
+    diverged: bool
+    final: Mapping[str, float]
+    curves: Mapping[str, Curve]
+    versions: Mapping[str, str]
+    checksum: str
+
+    def outcome(self, key: str) -> float:
+        """A final metric; `nan` if absent or if the run diverged."""
+        return math.nan if self.diverged else self.final.get(key, math.nan)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A cell lost to the machinery, not to training: its matched pair is dropped."""
+
+    cell: Cell
+    attempts: int
+    error: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was fixed before the sweep. Without a plan file it is inferred from the results.
+
+    Attributes:
+        name: What the sweep is called.
+        estimators: Names in plan order.
+        betas: Level id -> KL weight.
+        replicates: Matched runs at each beta.
+        control: The estimator the others are compared with.
+        alpha: Two-sided level.
+        margins: Claim -> equivalence margin.
+        cuts: KL cuts of the frontier share.
+        ids: Ids of the planned cells; empty if the plan does not list them.
+        digest: The hash that locks the plan, or None if there is no plan file.
+        history: Earlier versions of the plan, oldest first.
+    """
+
+    name: str
+    estimators: tuple[str, ...]
+    betas: Mapping[int, float]
+    replicates: int
+    control: str
+    alpha: float = 0.05
+    margins: Mapping[str, float] = field(default_factory=dict)
+    cuts: tuple[float, ...] = ()
+    ids: frozenset[str] = frozenset()
+    digest: str | None = None
+    history: tuple[Any, ...] = ()
+
+    @property
+    def points(self) -> list[tuple[str, int, int]]:
+        """Every planned (estimator, beta level, replicate)."""
+        return [(e, b, r) for e in self.estimators for b in self.betas for r in range(self.replicates)]
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """A run directory as read.
+
+    Attributes:
+        directory: Where it lies.
+        plan: The locked or inferred plan.
+        runs: Results that passed every check, in order of stage and plan.
+        failures: Cells lost to the machinery.
+        problems: One line for each file that was left out, naming it and why.
+    """
+
+    directory: Path
+    plan: Plan
+    runs: tuple[Run, ...]
+    failures: tuple[Failure, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def grid(self) -> dict[tuple[str, int, int], Run]:
+        """Runs of the grid by (estimator, beta level, replicate)."""
+        return {run.cell.point: run for run in self.runs if run.cell.point is not None}
+
+    @property
+    def landmarks(self) -> list[Run]:
+        """Runs outside the grid: the reference and the warm start."""
+        return [run for run in self.runs if run.cell.point is None]
+
+    @property
+    def missing(self) -> list[tuple[str, int, int]]:
+        """Planned points with neither a result nor a recorded failure: the sweep is not finished."""
+        known = set(self.grid) | {failure.cell.point for failure in self.failures}
+        return [point for point in self.plan.points if point not in known]
+
+    @property
+    def warm_starts(self) -> int:
+        """Number of different sets of checkpoints the runs of the grid started from."""
+        return len({run.cell.needs for run in self.grid.values()})
+
+
+def match(sweep: Sweep, treatment: str, control: str) -> Pairs:
+    """The matched pairs of two estimators: points of the grid where both have a result.
+
+    Pairs are swapped on their own, unless a replicate's pairs share a seed across betas (then whole
+    replicates are): a seed's luck would count once for each beta.
+    """
+    grid, rows = sweep.grid, []
+    for level in sweep.plan.betas:
+        for replicate in range(sweep.plan.replicates):
+            ours, theirs = grid.get((treatment, level, replicate)), grid.get((control, level, replicate))
+            if ours and theirs:
+                rows.append((level, replicate, ours, theirs))
+    seeds = [{ours.cell.seed, theirs.cell.seed} - {None} for _, _, ours, theirs in rows]
+    shared = sum(map(len, seeds)) > len(set().union(*seeds))
+    replicates = np.array([row[1] for row in rows], dtype=np.int64)
+
+    def outcomes(key: str) -> FloatArray:
+        values = [(ours.outcome(key), theirs.outcome(key)) for _, _, ours, theirs in rows]
+        return np.array(values, dtype=np.float64).reshape(-1, 2)
+
+    return Pairs(
+        treatment,
+        control,
+        np.array([sweep.plan.betas[row[0]] for row in rows], dtype=np.float64),
+        np.array([row[0] for row in rows], dtype=np.int64),
+        replicates,
+        replicates if shared else np.arange(len(rows)),
+        outcomes(schema.KL),
+        outcomes(schema.REWARD),
+    )

@@ -1,0 +1,167 @@
+"""Pareto statistics of (KL, reward) outcomes: frontier shares and dominance, each a sum over matched pairs.
+
+Direction and ties: lower KL and higher reward are better. A run is on the frontier unless another is at
+least as good in both and better in one, so exact ties are all kept. A run that diverged is dominated by
+every run that did not, and is never on the frontier.
+"""
+
+from dataclasses import dataclass
+
+import moocore
+import numpy as np
+from scipy import stats
+
+from analysis.stats.intervals import Interval
+from analysis.stats.pairs import BoolArray, FloatArray, IntArray, Pairs
+
+
+def nondominated(kl: FloatArray, reward: FloatArray) -> BoolArray:
+    """Which runs are on the frontier.
+
+    Args:
+        kl: KL in nats, any shape; `nan` (or infinite) for a diverged run.
+        reward: Mean reward, same shape.
+
+    Returns:
+        Mask of that shape; false where a run diverged.
+
+    Example:
+        >>> nondominated(np.array([1.0, 1.0, 2.0, np.nan]), np.array([0.5, 0.5, 0.4, 9.0])).tolist()
+        [True, True, False, False]
+    """
+    # moocore lets a nan row evict real ones, so diverged runs are taken out before it sees them.
+    finite = np.isfinite(kl) & np.isfinite(reward)
+    mask = np.zeros(kl.shape, dtype=bool)
+    if finite.any():
+        points = np.column_stack([kl[finite], reward[finite]])
+        mask[finite] = moocore.is_nondominated(points, maximise=[False, True], keep_weakly=True)
+    return mask
+
+
+def dominance(kl: FloatArray, reward: FloatArray) -> FloatArray:
+    """Matrix of +1 where the row's run dominates the column's, -1 where it is dominated, else 0.
+
+    Args:
+        kl: KL with `inf` for diverged runs, shape [N].
+        reward: Reward with `-inf` for diverged runs, shape [N].
+    """
+    weakly = (kl[:, None] <= kl) & (reward[:, None] >= reward)
+    return weakly.astype(np.float64) - weakly.T
+
+
+@dataclass(frozen=True)
+class Share:
+    """k of the n frontier points belong to the treatment.
+
+    Attributes:
+        count: Frontier points of the treatment.
+        total: Frontier points of both, |F|.
+        discordant: Pairs with exactly one run on the frontier: all that a swap test can use.
+        interval: Bootstrap interval of the share over replicates, or None where it cannot be formed.
+    """
+
+    count: int
+    total: int
+    discordant: int
+    interval: Interval | None = None
+
+    @property
+    def value(self) -> float:
+        """The share; `nan` without frontier points."""
+        return self.count / self.total if self.total else float("nan")
+
+
+def pooled_frontier(pairs: Pairs, cut: float = np.inf) -> BoolArray:
+    """Membership of the frontier of all runs together, cut to KL < `cut`; shape [P, 2].
+
+    The set does not change when labels are swapped, which is what makes the share testable exactly.
+    """
+    return nondominated(pairs.kl, pairs.reward) & (np.nan_to_num(pairs.kl, nan=np.inf) < cut)
+
+
+def pooled_share(pairs: Pairs, cut: float = np.inf, *, resamples: int = 1_000, seed: int = 0) -> Share:
+    """The treatment's share of the pooled frontier.
+
+    It rewards spread as well as quality, and drifts with the number of replicates: a description, never a
+    reason to call an estimator better.
+
+    Args:
+        pairs: The matched pairs.
+        cut: Only frontier points with KL below this count.
+        resamples: Bootstrap resamples of the replicates (within each KL weight, or of whole blocks).
+        seed: Seed of the bootstrap.
+
+    Returns:
+        Counts, and a 95% percentile interval if there are at least two replicates everywhere.
+    """
+    member = pooled_frontier(pairs, cut)
+    groups = pairs.replicate if pairs.blocked else np.arange(len(pairs))
+    strata = np.zeros_like(pairs.level) if pairs.blocked else pairs.level
+    # one index vector for each stratum, over the groups it may draw from
+    choices = [np.unique(groups[strata == stratum]) for stratum in np.unique(strata)]
+    interval = None
+    if resamples and member.any() and all(len(choice) > 1 for choice in choices):
+        rows = {group: np.flatnonzero(groups == group) for group in np.unique(groups)}
+
+        def share(*drawn: IntArray) -> float:
+            index = np.concatenate([rows[group] for part in drawn for group in part])
+            kl, reward = pairs.kl[index], pairs.reward[index]
+            on = nondominated(kl, reward) & (np.nan_to_num(kl, nan=np.inf) < cut)
+            return float(on[:, 0].sum() / max(1, on.sum()))
+
+        drawn = stats.bootstrap(
+            tuple(choices),
+            share,
+            n_resamples=resamples,
+            vectorized=False,
+            method="percentile",
+            rng=np.random.default_rng(seed),
+        )
+        low, high = drawn.confidence_interval
+        interval = Interval(float(low), float(high), 0.95, "percentile bootstrap over replicates")
+    one_sided = member[:, 0] != member[:, 1]
+    return Share(int(member[:, 0].sum()), int(member.sum()), int(one_sided.sum()), interval)
+
+
+def share_contributions(pairs: Pairs, cut: float = np.inf) -> FloatArray:
+    """T1: +1 for a pair with only the treatment on the pooled frontier, -1 for only the control."""
+    member = pooled_frontier(pairs, cut).astype(np.float64)
+    return member[:, 0] - member[:, 1]
+
+
+def replicate_share_contributions(pairs: Pairs) -> FloatArray:
+    """T2: membership of the frontier inside each replicate, over the size of that frontier.
+
+    Summed over a replicate's pairs: its treatment share minus its control share. Unlike the pooled share
+    this has an estimand that does not depend on the number of replicates.
+    """
+    contributions = np.zeros(len(pairs))
+    for replicate in np.unique(pairs.replicate):
+        rows = pairs.replicate == replicate
+        member = nondominated(pairs.kl[rows], pairs.reward[rows]).astype(np.float64)
+        contributions[rows] = (member[:, 0] - member[:, 1]) / max(1.0, member.sum())
+    return contributions
+
+
+def net_dominance_contributions(pairs: Pairs) -> FloatArray:
+    """T3: P(treatment dominates control) - P(control dominates treatment) over all pairs of replicates.
+
+    At each KL weight every treatment run meets every control run; incomparable runs count 0. Dominance is
+    antisymmetric, so the double sum is one over runs: (#dominated - #dominating), which makes it a sum of
+    swap contributions. Their mean over pairs is the net probability.
+    """
+    contributions = np.zeros(len(pairs))
+    kl, reward = pairs.worst_filled()
+    for level in pairs.levels:
+        rows = pairs.level == level
+        scores = dominance(kl[rows].ravel(), reward[rows].ravel()).sum(axis=1).reshape(-1, 2)
+        contributions[rows] = (scores[:, 0] - scores[:, 1]) / (2 * rows.sum())
+    return contributions
+
+
+def matched_dominance_contributions(pairs: Pairs) -> FloatArray:
+    """T6: +1 for a pair whose treatment run dominates, -1 for one whose control run does, else 0."""
+    kl, reward = pairs.worst_filled()
+    weakly = (kl[:, 0] <= kl[:, 1]) & (reward[:, 0] >= reward[:, 1])
+    weakly_other = (kl[:, 1] <= kl[:, 0]) & (reward[:, 1] >= reward[:, 0])
+    return weakly.astype(np.float64) - weakly_other

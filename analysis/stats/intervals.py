@@ -1,0 +1,118 @@
+"""Estimates with intervals, equivalence and the smallest detectable effect of a paired design."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+from statsmodels.stats.power import TTestPower
+
+from analysis.stats.pairs import FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A two-sided interval with its level and the method that made it."""
+
+    low: float
+    high: float
+    level: float
+    method: str
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with a t reference distribution.
+
+    Attributes:
+        value: The estimate.
+        standard_error: Its standard error; `nan` where the design has too few replicates for one.
+        degrees: Degrees of freedom of the t distribution; 0 where there is no standard error.
+    """
+
+    value: float
+    standard_error: float = math.nan
+    degrees: float = 0.0
+
+    def interval(self, level: float = 0.95) -> Interval | None:
+        """The t interval, or None without a standard error."""
+        if not self.degrees > 0:
+            return None
+        half = float(stats.t.ppf(0.5 + level / 2, self.degrees)) * self.standard_error
+        return Interval(self.value - half, self.value + half, level, "t over replicates")
+
+    def equivalence_p(self, margin: float) -> float:
+        """TOST: the larger of the one-sided p-values against value <= -margin and value >= margin.
+
+        Example:
+            >>> round(Estimate(0.0, 1.0, 10).equivalence_p(3.0), 4)
+            0.0067
+        """
+        if not self.degrees > 0:
+            return 1.0
+        if self.standard_error == 0:
+            return 0.0 if abs(self.value) < margin else 1.0
+        distance = (margin - abs(self.value)) / self.standard_error
+        return float(stats.t.sf(distance, self.degrees))
+
+    def detectable(self, alpha: float = 0.05, power: float = 0.8) -> float | None:
+        """The effect a two-sided t test at `alpha` finds with probability `power` at this standard error."""
+        if not self.degrees > 0 or not self.standard_error > 0:
+            return None
+        observations = self.degrees + 1
+        solved = TTestPower().solve_power(effect_size=None, nobs=observations, alpha=alpha, power=power)
+        return float(np.squeeze(solved)) * math.sqrt(observations) * self.standard_error
+
+
+def stratified_mean(values: FloatArray, weights: FloatArray, strata: IntArray) -> Estimate:
+    """Weighted mean of independent values whose spread may differ between strata.
+
+    The variance of each stratum's mean is estimated on its own; degrees of freedom after Welch and
+    Satterthwaite.
+
+    Args:
+        values: Values, shape [P].
+        weights: Non-negative weights, constant within a stratum, shape [P]; scaled to sum to 1.
+        strata: Stratum of each value, shape [P].
+
+    Returns:
+        The estimate; without a standard error if a stratum with weight has fewer than two values.
+    """
+    if not len(values) or not weights.sum() > 0:
+        return Estimate(math.nan if not len(values) else 0.0)
+    weights = weights / weights.sum()
+    value = float(weights @ values)
+    variance, shrink = 0.0, 0.0
+    for stratum in np.unique(strata[weights > 0]):
+        members = values[strata == stratum]
+        if len(members) < 2:
+            return Estimate(value)
+        part = weights[strata == stratum].sum() ** 2 * members.var(ddof=1) / len(members)
+        variance += part
+        shrink += part**2 / (len(members) - 1)
+    degrees = variance**2 / shrink if shrink > 0 else float(len(values) - 1)
+    return Estimate(value, math.sqrt(variance), degrees)
+
+
+def clustered_mean(values: FloatArray, weights: FloatArray, clusters: IntArray) -> Estimate:
+    """Weighted mean of values that are independent between clusters only.
+
+    Args:
+        values: Values, shape [P].
+        weights: Non-negative weights, shape [P]; scaled to sum to 1.
+        clusters: Cluster (replicate) of each value, shape [P].
+
+    Returns:
+        The estimate with S - 1 degrees of freedom for S clusters; without a standard error if S < 2.
+    """
+    if not len(values) or not weights.sum() > 0:
+        return Estimate(math.nan if not len(values) else 0.0)
+    weights = weights / weights.sum()
+    value = float(weights @ values)
+    names = np.unique(clusters)
+    if len(names) < 2:
+        return Estimate(value)
+    residual = weights * (values - value)
+    sums = np.array([residual[clusters == name].sum() for name in names])
+    variance = float(sums @ sums) * len(names) / (len(names) - 1)
+    return Estimate(value, math.sqrt(variance), len(names) - 1.0)

@@ -1,0 +1,92 @@
+"""Matched pairs: the one table every test on (KL, reward) outcomes starts from. NumPy only."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """P matched pairs of runs that differ in the estimator only.
+
+    Column 0 is the treatment, column 1 the control. A run that diverged stays in with `nan` outcomes and
+    counts as worst; a pair that lost a run to an infrastructure failure is not here at all.
+
+    Attributes:
+        treatment: Name of the estimator under study.
+        control: Name of the estimator it is compared with.
+        beta: KL weight of each pair, shape [P].
+        level: Index of the KL weight, shape [P]; equal levels have equal `beta`.
+        replicate: Replicate of each pair, shape [P].
+        unit: What may be swapped on its own, shape [P]: pairs of one unit are swapped together.
+        kl: KL(policy || reference) in nats, shape [P, 2].
+        reward: Mean reward, shape [P, 2].
+
+    Raises:
+        ValueError: If the shapes disagree.
+    """
+
+    treatment: str
+    control: str
+    beta: FloatArray
+    level: IntArray
+    replicate: IntArray
+    unit: IntArray
+    kl: FloatArray
+    reward: FloatArray
+
+    def __post_init__(self) -> None:
+        size = len(self.beta)
+        for name in ("level", "replicate", "unit"):
+            if getattr(self, name).shape != (size,):
+                raise ValueError(f"{name} must have shape [{size}], got {getattr(self, name).shape}")
+        for name in ("kl", "reward"):
+            if getattr(self, name).shape != (size, 2):
+                raise ValueError(f"{name} must have shape [{size}, 2], got {getattr(self, name).shape}")
+
+    def __len__(self) -> int:
+        return len(self.beta)
+
+    @property
+    def diverged(self) -> BoolArray:
+        """Runs without a finite outcome, shape [P, 2]."""
+        return ~(np.isfinite(self.kl) & np.isfinite(self.reward))
+
+    @property
+    def levels(self) -> IntArray:
+        """The distinct KL weights' indices, ascending."""
+        return np.unique(self.level)
+
+    @property
+    def replicates(self) -> int:
+        """Number of distinct replicates: the n of every statement."""
+        return len(np.unique(self.replicate))
+
+    @property
+    def blocked(self) -> bool:
+        """Whether pairs share seeds across KL weights, so that whole replicates are swapped."""
+        return len(np.unique(self.unit)) < len(self)
+
+    def worst_filled(self) -> tuple[FloatArray, FloatArray]:
+        """`(kl, reward)` with diverged runs at (inf, -inf): dominated by all others, tied with each other."""
+        gone = self.diverged
+        return np.where(gone, np.inf, self.kl), np.where(gone, -np.inf, self.reward)
+
+    def swapped(self, mask: BoolArray) -> "Pairs":
+        """The pairs with the two labels exchanged where `mask` [P] is true."""
+        flip = mask[:, None]
+        return Pairs(
+            self.treatment,
+            self.control,
+            self.beta,
+            self.level,
+            self.replicate,
+            self.unit,
+            np.where(flip, self.kl[:, ::-1], self.kl),
+            np.where(flip, self.reward[:, ::-1], self.reward),
+        )

@@ -1,0 +1,258 @@
+"""`Verdict`: the only thing the report's sentences are made from.
+
+An outcome is computed from the evidence and cannot be set, and every sentence carries the estimate, its
+unit and interval, the p-value after correction and the number of replicates. "Better" and "worse" are words
+of `Decision` alone, which needs the two primary outcomes.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from analysis.stats.frontier import Share
+from analysis.stats.intervals import Estimate, Interval
+from analysis.stats.swaps import SwapTest
+
+
+class Outcome(Enum):
+    """What a comparison may conclude."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    EQUIVALENT = "equivalent"
+    INCONCLUSIVE = "inconclusive"
+    CANNOT_REJECT = "cannot reject at this design"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What one test is about, in the words its verdicts may use.
+
+    Attributes:
+        key: Short name, such as "T4".
+        subject: The quantity compared, treatment minus control.
+        favourable: The treatment "has ..." if the test rejects in its favour.
+        unfavourable: The same against it.
+        caveat: A sentence every conclusion from this claim ends with, or "".
+        primary: Whether the claim may support "better" or "worse".
+        higher_is_better: Whether a positive estimate favours the treatment.
+        bounds: Values the estimate can take at all; intervals are cut to them.
+    """
+
+    key: str
+    subject: str
+    favourable: str
+    unfavourable: str
+    caveat: str = ""
+    primary: bool = False
+    higher_is_better: bool = True
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One claim about a treatment and a control, with its evidence.
+
+    Attributes:
+        claim: What is claimed.
+        treatment: Estimator under study.
+        control: Estimator it is compared with.
+        estimate: The difference (or log ratio) with its standard error.
+        unit: Unit of the estimate.
+        test: The exact test of no difference.
+        adjusted: Its p-value corrected for the family it belongs to.
+        attainable: The smallest corrected p-value the design allows.
+        replicates: n; never prompts, steps or batches.
+        alpha: Level of the family.
+        margin: Equivalence margin fixed in the plan, in `unit`, or None: then equivalence is never claimed.
+        share: For a claim on frontier shares: the counts, shown in place of the difference.
+    """
+
+    claim: Claim
+    treatment: str
+    control: str
+    estimate: Estimate
+    unit: str
+    test: SwapTest
+    adjusted: float
+    attainable: float
+    replicates: int
+    alpha: float = 0.05
+    margin: float | None = None
+    share: Share | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        """The conclusion the evidence allows."""
+        if self.adjusted <= self.alpha and self.estimate.value != 0 and not math.isnan(self.estimate.value):
+            favours = (self.estimate.value > 0) == self.claim.higher_is_better
+            return Outcome.BETTER if favours else Outcome.WORSE
+        if self.margin is not None and self.estimate.equivalence_p(self.margin) <= self.alpha:
+            return Outcome.EQUIVALENT
+        return Outcome.CANNOT_REJECT if self.attainable > self.alpha else Outcome.INCONCLUSIVE
+
+    @property
+    def interval(self) -> Interval | None:
+        """The 95% interval shown beside the estimate."""
+        if self.share is not None:
+            return self.share.interval
+        interval, (low, high) = self.estimate.interval(), self.claim.bounds
+        return interval and replace(interval, low=max(low, interval.low), high=min(high, interval.high))
+
+    @property
+    def label(self) -> str:
+        """The outcome in this claim's own words, for a table cell."""
+        return {Outcome.BETTER: self.claim.favourable, Outcome.WORSE: self.claim.unfavourable}.get(
+            self.outcome, self.outcome.value
+        )
+
+    @property
+    def sentence(self) -> str:
+        """The whole finding as one or two sentences."""
+        evidence = f"{self._difference()}; {evidence_text(self.test, self.alpha)}"
+        if self.adjusted != self.test.p_value:
+            evidence += f", {probability(self.adjusted)} after Holm's correction"
+        evidence += f"; n\u00a0=\u00a0{count(self.replicates, 'replicate')}"
+        subject = self.claim.subject
+        match self.outcome:
+            case Outcome.BETTER | Outcome.WORSE:
+                text = f"{self.treatment} has {self.label} than {self.control} ({evidence})."
+                return f"{text} {self.claim.caveat}".strip()
+            case Outcome.EQUIVALENT:
+                return (
+                    f"{self.treatment} and {self.control} are equivalent in {subject} within the planned "
+                    f"margin of ±{number(self.margin)} {self.unit} ({evidence})."
+                )
+            case Outcome.CANNOT_REJECT:
+                return (
+                    f"On {subject} this design cannot reject: with all informative pairs on one side "
+                    f"{probability(self.attainable)} would still exceed {self.alpha:g} ({evidence})."
+                )
+            case _:
+                detectable = self.estimate.detectable(self.alpha)
+                reach = (
+                    ""
+                    if detectable is None
+                    else (
+                        f" The smallest difference this design finds in 80% of sweeps is about "
+                        f"{number(detectable)} {self.unit}."
+                    )
+                )
+                return f"On {subject} the result is inconclusive ({evidence}).{reach}"
+
+    def _difference(self) -> str:
+        if self.share is not None:
+            return (
+                f"{share_text(self.share)} of the frontier, {count(self.share.discordant, 'discordant pair')}"
+            )
+        return f"difference {signed(self.estimate.value)} {self.unit}, {interval_text(self.interval)}"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Better or worse: what the two primary outcomes together allow.
+
+    Raises:
+        ValueError: If a verdict is not about a primary claim.
+    """
+
+    objective: Verdict
+    matched: Verdict
+
+    def __post_init__(self) -> None:
+        for verdict in (self.objective, self.matched):
+            if not verdict.claim.primary:
+                raise ValueError(f"{verdict.claim.key} cannot decide: only primary claims (T4, T5) can")
+
+    @property
+    def outcome(self) -> Outcome:
+        """Better if a primary outcome says so and the other does not contradict it."""
+        found = {self.objective.outcome, self.matched.outcome}
+        if {Outcome.BETTER, Outcome.WORSE} <= found:
+            return Outcome.INCONCLUSIVE
+        for outcome in (Outcome.BETTER, Outcome.WORSE):
+            if outcome in found:
+                return outcome
+        return found.pop() if len(found) == 1 else Outcome.INCONCLUSIVE
+
+    @property
+    def headline(self) -> str:
+        """The conclusion in one short sentence."""
+        treatment, control = self.objective.treatment, self.objective.control
+        match self.outcome:
+            case Outcome.BETTER | Outcome.WORSE:
+                return f"{treatment} is {self.outcome.value} than {control} on the primary outcomes."
+            case Outcome.EQUIVALENT:
+                return f"{treatment} and {control} are equivalent within the planned margins."
+            case Outcome.CANNOT_REJECT:
+                return f"This design cannot tell {treatment} from {control}, whatever the runs show."
+        if {self.objective.outcome, self.matched.outcome} == {Outcome.BETTER, Outcome.WORSE}:
+            return f"The two primary outcomes contradict each other on {treatment} against {control}."
+        return f"Inconclusive: these runs do not show whether {treatment} is better or worse than {control}."
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number for reading: `digits` significant digits, a true minus sign, a dash for none.
+
+    Example:
+        >>> number(-0.012345), number(1234.5), number(float("nan"))
+        ('−0.0123', '1230', '–')
+    """
+    if value is None or math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if abs(value) < 1e-12:  # what rounding leaves of a zero
+        return "0"
+    places = digits - 1 - math.floor(math.log10(abs(value)))
+    if -4 < places <= digits + 4:
+        text = f"{round(value, places):.{max(0, places)}f}"
+    else:
+        text = f"{value:.{digits - 1}e}"
+    return text.replace("-", "−")
+
+
+def signed(value: float) -> str:
+    """`number` with its sign written out."""
+    return f"+{number(value)}" if value >= 1e-12 else number(value)
+
+
+def count(amount: int, noun: str) -> str:
+    """An amount with its noun in the right form."""
+    return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
+
+
+def probability(p_value: float) -> str:
+    """`p = ...` with two significant digits, kept on one line."""
+    return f"p\u00a0=\u00a0{number(p_value, 2)}"
+
+
+def interval_text(interval: Interval | None) -> str:
+    """The interval with its level, or why there is none."""
+    if interval is None:
+        return "no interval: too few replicates"
+    return f"{interval.level:.0%} CI {number(interval.low)} to {number(interval.high)}"
+
+
+def evidence_text(test: SwapTest, alpha: float = 0.05) -> str:
+    """The p-value with how it was found; random swaps near `alpha` show their own error."""
+    if test.exact:
+        return f"exact swap {probability(test.p_value)}"
+    error = math.sqrt(test.p_value * (1 - test.p_value) / test.resamples)
+    near = alpha / 2 <= test.p_value <= 2 * alpha
+    spread = f" ± {number(error, 1)}" if near else ""
+    return f"swap {probability(test.p_value)}{spread} from {test.resamples:,} random swaps"
+
+
+def share_text(share: Share) -> str:
+    """A share as k/n (x%) with its interval; never a bare percentage."""
+    if not share.total:
+        return "0/0 (no run on the frontier)"
+    return f"{share.count}/{share.total} ({share.value:.0%}, {share_interval_text(share)})"
+
+
+def share_interval_text(share: Share) -> str:
+    """The interval of a share in percent, or why there is none."""
+    if share.interval is None:
+        return interval_text(None)
+    return f"{share.interval.level:.0%} CI {share.interval.low:.0%} to {share.interval.high:.0%}"

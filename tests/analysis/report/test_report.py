@@ -1,0 +1,278 @@
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from synthetic import cell, fail, publish, result, write_sweep
+
+from analysis.loading import load_sweep
+from analysis.report import build, verify
+from analysis.report.sections import execution, outcomes, summary
+from analysis.report.sections.tradeoff import landmarks
+from analysis.report.study import load_study
+from lit_klrb.errors import ConfigurationError
+
+FIVE = (
+    "MonteCarlo",
+    "RaoBlackwell",
+    "RaoBlackwellControlVariate",
+    "ReleasedMonteCarlo",
+    "ReleasedRaoBlackwell",
+)
+
+
+class Page(HTMLParser):
+    """Tags, ids, images and text of a page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags, self.ids, self.images, self.words = [], [], [], []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.tags.append(tag)
+        self.ids += [attributes["id"]] if "id" in attributes else []
+        self.images += [attributes] if tag == "img" else []
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).replace("\u00a0", " ").split())
+
+
+def page_of(runs, **design) -> Page:
+    return Page(build(write_sweep(runs, **design)).read_text("utf-8"))
+
+
+def said(runs) -> str:
+    """What a report says in findings, prose and tables: everything but the drawings, which take seconds."""
+    study = load_study(runs)
+    sections = [summary(study), execution(study)]
+    words = [word for s in sections for f in s.findings for word in (f.headline, *f.sentences)]
+    words += [word for s in sections for word in s.paragraphs]
+    tables = [table for s in sections for table in s.tables]
+    words += [cell for table in tables for row in table.rows for cell in row]
+    return " ".join(" ".join(words).replace("\u00a0", " ").split())
+
+
+@pytest.fixture(scope="module")
+def better(tmp_path_factory):
+    runs = tmp_path_factory.mktemp("better")
+    build(write_sweep(runs, lift={"RaoBlackwell": 0.3}, replicates=5))
+    return runs
+
+
+def test_the_page_stands_alone(better):
+    html = (better / "report.html").read_text("utf-8")
+    page = Page(html)
+    assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in html
+    assert not {"script", "link", "iframe", "object"} & set(page.tags)
+    assert not re.search(r"(?:src|href)=\"(?!data:|#)", html)
+    assert not re.search(r"url\(|@import", re.search("<style>.*</style>", html, re.S)[0])
+    assert len(html.encode()) < 1_000_000
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_every_figure_has_a_text_and_its_numbers(better):
+    page = Page((better / "report.html").read_text("utf-8"))
+    assert len(page.images) == 4
+    for image in page.images:
+        assert len(image["alt"]) > 40
+        assert image["src"].startswith("data:image/svg+xml,%3Csvg")
+    assert page.text.count("The numbers of this figure") == 4
+
+
+def test_the_verdict_comes_with_its_evidence_and_conditions(better):
+    text = Page((better / "report.html").read_text("utf-8")).text
+    assert "RaoBlackwell is better than MonteCarlo on the primary outcomes." in text
+    assert re.search(
+        r"higher J = reward − β·KL than MonteCarlo \(difference \+[\d.]+ reward units, 95% CI", text
+    )
+    assert "conditional on" in text
+    assert "2 estimators × 3 values of β × 5 replicates = 30 runs" in text
+    assert "significant" not in text
+    for share in re.findall(r"\d+%", text):
+        assert re.search(rf"(\d+/\d+ \({share}|95% CI|\b(80|95)%|to {share}|CI {share})", text), share
+
+
+SMALL = {"replicates": 2, "betas": {0: 0.1}}
+
+
+def test_the_same_input_gives_the_same_bytes_anywhere(tmp_path):
+    runs = write_sweep(tmp_path / "runs", **SMALL)
+    first = build(runs).read_bytes()
+    elsewhere = build(runs, tmp_path / "deep" / "page.html")
+    assert elsewhere.read_bytes() == first
+    assert verify(elsewhere) == []
+
+
+def test_verify_passes_and_finds_one_changed_digit(tmp_path):
+    page = build(write_sweep(tmp_path, **SMALL))
+    numbers = tmp_path / "results.json"
+    original = numbers.read_text("utf-8")
+    numbers.write_text(original.replace('"replicates": 2', '"replicates": 6', 1), "utf-8")
+    assert any("replicates: 6 is written, the results give 2" in line for line in verify(page))
+    numbers.write_text(original, "utf-8")
+    html = page.read_text("utf-8")
+    page.write_text(html.replace("= 4 runs", "= 5 runs"), "utf-8")
+    (line,) = verify(page)
+    assert line.startswith("report.html: line")
+
+
+def test_verify_names_a_changed_result(tmp_path):
+    runs = write_sweep(tmp_path, **SMALL)
+    build(runs)
+    path = next(
+        path for path in sorted((runs / "results").glob("*.json")) if "RaoBlackwell" in path.read_text()
+    )
+    content = json.loads(path.read_text("utf-8"))
+    text = path.read_text("utf-8")
+    path.write_text(text.replace(f'"seed":{content["cell"]["seed"]}', '"seed":8'), "utf-8")
+    assert any(path.name in line for line in verify(runs))
+    # changed together with its checksum: no longer a broken file, but other numbers
+    content["final"]["reward"] += 0.5
+    publish(runs / "results", content)
+    assert any(content["id"] in line for line in verify(runs))
+
+
+def test_drawings_are_not_compared_under_other_versions(tmp_path):
+    runs = write_sweep(tmp_path, **SMALL)
+    page = build(runs)
+    html = page.read_text("utf-8")
+    page.write_text(html.replace("%3Csvg", "%3Csvg%20", 1), "utf-8")
+    assert len(verify(runs)) == 1
+    numbers = json.loads((runs / "results.json").read_text("utf-8"))
+    numbers["engines"]["matplotlib"] = "0.1"
+    (runs / "results.json").write_text(json.dumps(numbers), "utf-8")
+    assert verify(runs) == []
+
+
+def test_nothing_to_verify_is_the_users_error(tmp_path):
+    with pytest.raises(ConfigurationError, match="a report"):
+        verify(tmp_path)
+
+
+def test_a_partial_sweep_has_a_banner_and_no_verdict(tmp_path):
+    page = page_of(tmp_path, replicates=2, edit=lambda point, made: None if point[1:] == (1, 1) else made)
+    assert "Partial sweep: no verdict" in page.text
+    assert "2 of 12 planned runs have no result yet" in page.text
+    assert "primary outcomes" not in page.text
+    assert "p (swap)" not in page.text
+
+
+def test_a_tampered_result_withholds_the_verdict(tmp_path):
+    runs = write_sweep(tmp_path, replicates=2)
+    path = sorted(path for path in (runs / "results").glob("*.json") if "RaoBlackwell" in path.read_text())[0]
+    path.write_text(path.read_text().replace("0.03", "0.01"))
+    text = said(runs)
+    assert "There is no verdict: 1 of 12" in text
+    assert path.name in text
+
+
+def test_a_failed_run_drops_its_pair_and_keeps_the_verdict(tmp_path):
+    lost = ("RaoBlackwell", 0, 1)
+    write_sweep(tmp_path, replicates=3, edit=lambda point, made: None if point == lost else made)
+    fail(tmp_path, cell("rloo", lost))
+    text = said(tmp_path)
+    assert "no verdict" not in text
+    assert "1 run lost to the machinery" in text
+    assert "3 attempts: OSError: disk full" in text
+
+
+def diverge(*points):
+    def edit(point, made):
+        if not points or point in points:
+            made["state"] = "diverged"
+            made["final"] = {"reward": None, "kl": None}
+        return made
+
+    return edit
+
+
+def test_a_diverged_run_is_listed_and_ranks_are_named(tmp_path):
+    text = said(write_sweep(tmp_path, replicates=4, edit=diverge(("MonteCarlo", 2, 0))))
+    assert "MonteCarlo, β = 0.2, replicate 0 diverged" in text
+    assert "compared by rank" in text
+
+
+def test_all_diverged_still_ends_in_a_clear_verdict(tmp_path):
+    page = page_of(tmp_path, replicates=2, edit=diverge())
+    assert "This design cannot tell RaoBlackwell from MonteCarlo" in page.text
+
+
+@pytest.mark.parametrize(
+    ("design", "expected"),
+    [
+        ({"replicates": 1, "betas": {0: 0.1}}, "This design cannot tell RaoBlackwell from MonteCarlo"),
+        ({"replicates": 1}, "This design cannot tell"),
+        ({"estimators": ("RaoBlackwell",)}, "no two runs form a matched pair"),
+        ({"plan": False, "replicates": 2}, "There is no locked plan"),
+    ],
+    ids=["one pair", "one replicate", "one estimator", "no plan"],
+)
+def test_poor_input_gives_a_clear_page(tmp_path, design, expected):
+    assert expected in said(write_sweep(tmp_path, **design))
+
+
+def test_identical_runs_are_a_tie(tmp_path):
+    def same(point, made):
+        made["final"] |= {"reward": 1.0, "kl": 2.0}
+        return made
+
+    text = said(write_sweep(tmp_path, replicates=3, edit=same))
+    assert "cannot tell" in text
+    assert "9/18 (50%" in text
+
+
+def test_more_than_two_estimators_meet_the_planned_control(tmp_path):
+    page = page_of(tmp_path, estimators=FIVE, primary={"control": "RaoBlackwell"}, **SMALL)
+    assert "4 estimators against RaoBlackwell" in page.text
+    for name in FIVE:
+        assert (f"cannot tell {name} from RaoBlackwell" in page.text) is (name != "RaoBlackwell")
+
+
+def test_units_are_never_mixed_in_one_figure(tmp_path):
+    runs = write_sweep(tmp_path, estimators=FIVE[:3], edit=diverge(("RaoBlackwell", 0, 0)), **SMALL)
+    section = outcomes(load_study(runs))
+    assert len(section.figures) == 2
+    units = [{row[1].partition(" (")[2] for row in figure.table.rows} for figure in section.figures]
+    assert units == [{"rank among the runs of its beta (0 to 1))"}, {"reward units)"}]
+
+
+def test_the_plan_sets_alpha_and_cuts_and_its_changes_are_shown(tmp_path):
+    runs = write_sweep(tmp_path, primary={"alpha": 0.2, "kl_cuts": [2.5]}, **SMALL)
+    locked = json.loads((runs / "plan.json").read_text())
+    locked["history"].append({"hash": "x", "published": 7, "changes": ["plan.primary.alpha: 0.05 -> 0.2"]})
+    (runs / "plan.json").write_text(json.dumps(locked))
+    assert "up to 7 results could have been seen: plan.primary.alpha: 0.05 -> 0.2" in said(runs)
+    (table,) = outcomes(load_study(runs)).tables
+    assert "two-sided at 0.2" in table.caption
+    assert any(row[0].startswith("T1 below KL = 2.5") for row in table.rows)
+
+
+def test_runs_without_curves_have_no_curve_section(tmp_path):
+    def bare(point, made):
+        made["curves"] = {}
+        return made
+
+    assert "curves" not in page_of(tmp_path, edit=bare, **SMALL).ids
+
+
+def test_text_from_files_is_escaped(tmp_path):
+    lost = ("RaoBlackwell", 0, 0)
+    write_sweep(tmp_path, edit=lambda point, made: None if point == lost else made, **SMALL)
+    fail(tmp_path, cell("rloo", lost), error="<script>alert(1)</script>")
+    html = build(tmp_path).read_text("utf-8")
+    assert "<script>" not in html
+    assert "&lt;script&gt;" in html
+
+
+def test_landmarks_are_named(tmp_path):
+    runs = write_sweep(tmp_path, **SMALL)
+    assert landmarks(load_sweep(runs)) == [("reference", 0.0, 0.1), ("after DPO", 0.4, 0.5)]
+    assert "after DPO" in build(runs).read_text("utf-8").replace("%20", " ")
+    publish(runs / "results", result(cell("warm", seed=1), {"reward": None, "kl": None}))
+    assert len(landmarks(load_sweep(runs))) == 2

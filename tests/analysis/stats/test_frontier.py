@@ -1,0 +1,134 @@
+import numpy as np
+import pytest
+from designs import draw_pairs, pairs_of
+
+from analysis.stats import frontier
+
+
+def plain_nondominated(kl, reward):
+    """The definition, run by run."""
+    points = list(zip(kl, reward, strict=True))
+    finite = [np.isfinite(k) and np.isfinite(r) for k, r in points]
+    return [
+        finite[i]
+        and not any(
+            finite[j] and points[j][0] <= k and points[j][1] >= r and points[j] != (k, r)
+            for j in range(len(points))
+        )
+        for i, (k, r) in enumerate(points)
+    ]
+
+
+def plain_net_dominance(pairs):
+    """T3 as its definition says: all treatment-control pairs at each beta, over replicates."""
+    kl, reward = pairs.worst_filled()
+    total, count = 0, 0
+    for level in pairs.levels:
+        rows = np.flatnonzero(pairs.level == level)
+        for i in rows:
+            for j in rows:
+                ours, theirs = (kl[i, 0], reward[i, 0]), (kl[j, 1], reward[j, 1])
+                if ours != theirs:
+                    total += ours[0] <= theirs[0] and ours[1] >= theirs[1]
+                    total -= ours[0] >= theirs[0] and ours[1] <= theirs[1]
+                count += 1
+    return total / count
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_frontier_equals_its_definition_with_ties_and_divergence(seed):
+    rng = np.random.default_rng(seed)
+    kl = rng.integers(0, 6, size=40).astype(float)
+    reward = rng.integers(0, 6, size=40).astype(float)
+    kl[rng.integers(40, size=4)] = np.nan
+    reward[rng.integers(40, size=3)] = -np.inf
+    assert frontier.nondominated(kl, reward).tolist() == plain_nondominated(kl, reward)
+
+
+def test_a_diverged_run_evicts_nobody():
+    assert frontier.nondominated(np.array([np.nan, 1.0]), np.array([9.0, 2.0])).tolist() == [False, True]
+    assert not frontier.nondominated(np.full(3, np.nan), np.zeros(3)).any()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_contribution_changes_its_sign_under_its_own_swap_and_no_other(seed):
+    rng = np.random.default_rng(seed)
+    pairs = draw_pairs(rng)
+    kl = pairs.kl.round(1)
+    kl[rng.integers(len(pairs)), rng.integers(2)] = np.nan
+    pairs = pairs_of(kl, pairs.reward.round(1), level=pairs.level, replicate=pairs.replicate)
+    mask = rng.random(len(pairs)) < 0.5
+    for contributions in (
+        frontier.share_contributions,
+        frontier.replicate_share_contributions,
+        frontier.net_dominance_contributions,
+        frontier.matched_dominance_contributions,
+    ):
+        before, after = contributions(pairs), contributions(pairs.swapped(mask))
+        np.testing.assert_allclose(after, np.where(mask, -before, before), atol=1e-12)
+
+
+def test_share_counts_and_contributions_agree():
+    pairs = draw_pairs(np.random.default_rng(1), replicates=8)
+    share = frontier.pooled_share(pairs, resamples=0)
+    contributions = frontier.share_contributions(pairs)
+    assert contributions.sum() == 2 * share.count - share.total
+    assert np.abs(contributions).sum() == share.discordant
+
+
+def test_a_cut_keeps_the_frontier_and_drops_what_costs_more():
+    pairs = pairs_of([[1, 2], [3, 4]], [[1, 2], [3, 4]])
+    assert frontier.pooled_share(pairs, resamples=0).total == 4
+    assert frontier.pooled_share(pairs, 3.0, resamples=0).total == 2
+    assert frontier.pooled_share(pairs, 0.5).total == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_net_dominance_is_its_double_sum(seed):
+    pairs = draw_pairs(np.random.default_rng(seed), lift=1.0)
+    kl = pairs.kl.copy()
+    kl[0, 0] = kl[1, 1] = np.nan
+    pairs = pairs_of(kl, pairs.reward, level=pairs.level, replicate=pairs.replicate)
+    mean = frontier.net_dominance_contributions(pairs).mean()
+    assert mean == pytest.approx(plain_net_dominance(pairs), abs=1e-12)
+
+
+def test_replicate_share_is_the_mean_difference_of_shares():
+    pairs = draw_pairs(np.random.default_rng(5), replicates=3)
+    differences = []
+    for replicate in range(3):
+        rows = pairs.replicate == replicate
+        on = np.array(plain_nondominated(pairs.kl[rows].ravel(), pairs.reward[rows].ravel())).reshape(-1, 2)
+        differences.append((on[:, 0].sum() - on[:, 1].sum()) / on.sum())
+    contributions = frontier.replicate_share_contributions(pairs)
+    assert contributions.sum() / 3 == pytest.approx(np.mean(differences))
+
+
+def test_a_run_that_diverged_loses_to_one_that_did_not_and_ties_with_its_like():
+    pairs = pairs_of([[1, np.nan], [np.nan, np.nan], [np.nan, 2]], [[0, np.nan], [1, 1], [1, 0]])
+    assert frontier.matched_dominance_contributions(pairs).tolist() == [1.0, 0.0, -1.0]
+
+
+def test_the_bootstrap_interval_holds_the_share_and_repeats():
+    pairs = draw_pairs(np.random.default_rng(2), replicates=6)
+    first, second = (frontier.pooled_share(pairs, resamples=200) for _ in range(2))
+    assert first == second
+    assert first.interval.low <= first.value <= first.interval.high
+
+
+def test_blocks_are_resampled_whole():
+    # two replicates: each resample of whole blocks is one of three frontiers, so the limits are among them
+    pairs = draw_pairs(np.random.default_rng(2), replicates=2, blocked=True)
+    shares = []
+    for block in (0, 1):
+        rows = pairs.replicate == block
+        on = frontier.nondominated(pairs.kl[rows], pairs.reward[rows])
+        shares.append(on[:, 0].sum() / on.sum())
+    shares.append(frontier.pooled_share(pairs, resamples=0).value)
+    interval = frontier.pooled_share(pairs, resamples=400).interval
+    assert min(abs(interval.low - share) for share in shares) < 1e-12
+    assert min(abs(interval.high - share) for share in shares) < 1e-12
+
+
+def test_one_replicate_has_no_interval():
+    assert frontier.pooled_share(draw_pairs(np.random.default_rng(0), replicates=1)).interval is None

@@ -1,0 +1,125 @@
+import numpy as np
+import pytest
+from designs import draw_pairs, pairs_of
+
+from analysis.stats.intervals import Estimate, clustered_mean, stratified_mean
+from analysis.stats.objective import (
+    matched_kl_contrast,
+    matched_kl_residuals,
+    objective,
+    objective_contrast,
+    reward_curve,
+)
+
+
+@pytest.mark.parametrize("contrast_of", [objective_contrast, matched_kl_contrast])
+@pytest.mark.parametrize("diverged", [False, True])
+def test_a_swap_turns_one_difference_and_leaves_the_weights(contrast_of, diverged):
+    rng = np.random.default_rng(4)
+    pairs = draw_pairs(rng)
+    if diverged:
+        pairs.reward[2, 1] = np.nan
+    mask = rng.random(len(pairs)) < 0.5
+    before, after = contrast_of(pairs), contrast_of(pairs.swapped(mask))
+    np.testing.assert_allclose(after.values, np.where(mask, -before.values, before.values), atol=1e-10)
+    np.testing.assert_allclose(after.weights, before.weights)
+    assert before.ranked is diverged
+
+
+def test_objective_by_hand():
+    pairs = pairs_of([[2, 4], [1, 3]], [[1, 1.5], [2, 2]], level=[0, 1])
+    assert objective(pairs).tolist() == [[0.8, 1.1], [1.8, 1.4]]
+    contrast = objective_contrast(pairs)
+    np.testing.assert_allclose(contrast.values, [-0.3, 0.4])
+    np.testing.assert_allclose(contrast.weights, [1 / 0.15, 1 / 0.2])
+
+
+def test_levels_without_any_spread_get_no_weight():
+    contrast = objective_contrast(pairs_of([[1, 1], [1, 2]], [[1, 1], [1, 1]], level=[0, 1]))
+    assert contrast.weights[0] == 0 < contrast.weights[1]
+
+
+def test_ranks_by_hand():
+    # J at one beta of 0.1: 1, 2, 3 and a divergence: ranks 2, 3, 4 and 1 of 4
+    pairs = pairs_of([[0, 0], [0, np.nan]], [[1, 2], [3, 9]])
+    contrast = objective_contrast(pairs)
+    np.testing.assert_allclose(contrast.values, [(2 - 3) / 4, (4 - 1) / 4])
+
+
+def test_all_diverged_is_a_tie():
+    pairs = pairs_of(np.full((3, 2), np.nan), np.zeros((3, 2)))
+    for contrast_of in (objective_contrast, matched_kl_contrast):
+        assert contrast_of(pairs).values.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_the_curve_recovers_its_own_coefficients_and_ignores_diverged_runs():
+    kl = np.linspace(0.1, 4, 8)
+    reward = 1 + 2 * np.sqrt(kl) - 0.5 * kl
+    np.testing.assert_allclose(
+        reward_curve(np.append(kl, np.nan), np.append(reward, 7)), [1, 2, -0.5], atol=1e-9
+    )
+    assert len(reward_curve(kl[:5], reward[:5])) == 2
+    assert len(reward_curve(kl[:3], reward[:3])) == 1
+
+
+def test_a_lift_of_reward_at_equal_kl_is_found_whole():
+    kl = np.linspace(0.5, 5, 10)[:, None] * np.ones(2)
+    reward = np.sqrt(kl) + np.array([0.3, 0.0])
+    pairs = pairs_of(kl, reward)
+    np.testing.assert_allclose(matched_kl_contrast(pairs).values, 0.3)
+    np.testing.assert_allclose(matched_kl_residuals(pairs).sum(), 0, atol=1e-9)
+
+
+def test_stratified_mean_of_one_stratum_is_the_paired_t_interval():
+    from scipy import stats
+
+    values = np.random.default_rng(0).normal(1, 2, size=9)
+    estimate = stratified_mean(values, np.ones(9), np.zeros(9, int))
+    low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert estimate.interval().low == pytest.approx(low)
+    assert estimate.interval().high == pytest.approx(high)
+
+
+def test_two_strata_are_welch():
+    from scipy import stats
+
+    rng = np.random.default_rng(1)
+    first, second = rng.normal(size=6), rng.normal(size=11) * 3
+    strata = np.repeat([0, 1], [6, 11])
+    # weights 1/6 and 1/11: the mean of the two means, whose variance and df are those of Welch's test
+    estimate = stratified_mean(np.append(first, second), np.repeat([1 / 6, 1 / 11], [6, 11]), strata)
+    welch = stats.ttest_ind(first, -second, equal_var=False)
+    assert estimate.degrees == pytest.approx(welch.df)
+    assert estimate.value / estimate.standard_error == pytest.approx(welch.statistic)
+
+
+def test_clusters_of_equal_size_are_a_t_interval_over_cluster_means():
+    values = np.random.default_rng(2).normal(size=(5, 3))
+    estimate = clustered_mean(values.ravel(), np.ones(15), np.repeat(np.arange(5), 3))
+    means = values.mean(1)
+    assert estimate.degrees == 4
+    assert estimate.standard_error == pytest.approx(means.std(ddof=1) / np.sqrt(5))
+
+
+def test_too_few_replicates_have_no_interval():
+    assert stratified_mean(np.array([1.0, 2.0]), np.ones(2), np.array([0, 1])).interval() is None
+    assert clustered_mean(np.array([1.0, 2.0]), np.ones(2), np.array([0, 0])).interval() is None
+    assert np.isnan(stratified_mean(np.zeros(0), np.zeros(0), np.zeros(0)).value)
+
+
+def test_equivalence_is_statsmodels_tost():
+    from statsmodels.stats.weightstats import ttost_paired
+
+    ours, theirs = np.random.default_rng(3).normal(size=(2, 12)) * 0.3
+    estimate = stratified_mean(ours - theirs, np.ones(12), np.zeros(12, int))
+    assert estimate.equivalence_p(0.4) == pytest.approx(ttost_paired(ours, theirs, -0.4, 0.4)[0])
+    assert Estimate(0.0).equivalence_p(9.0) == 1.0
+
+
+def test_detectable_effect_is_found_in_80_percent():
+    from statsmodels.stats.power import TTestPower
+
+    detectable = Estimate(0.0, 0.5, 9).detectable()
+    effect = detectable / (0.5 * np.sqrt(10))
+    assert TTestPower().power(effect, 10, 0.05) == pytest.approx(0.8, abs=1e-6)
+    assert Estimate(0.0).detectable() is None

@@ -1,0 +1,143 @@
+"""Run directories with known outcomes, written as a sweep would write them."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rfc8785
+
+ESTIMATORS = ("MonteCarlo", "RaoBlackwell")
+BETAS = {0: 0.05, 1: 0.1, 2: 0.2}
+
+
+def digest(content: object) -> str:
+    return hashlib.sha256(rfc8785.dumps(content)).hexdigest()
+
+
+def publish(folder: Path, result: Mapping[str, Any]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{result['id']}.json"
+    body = {key: value for key, value in result.items() if key != "checksum"}
+    path.write_bytes(rfc8785.dumps({**body, "checksum": digest(body)}))
+    return path
+
+
+def cell(stage: str, point: tuple[str, int, int] | None = None, *, betas=BETAS, seed=None, needs=()) -> dict:
+    estimator, level, replicate = point or (None, None, None)
+    default = 7 if point is None else 1000 * level + replicate
+    return {
+        "stage": stage,
+        "estimator": estimator,
+        "beta": None if level is None else betas[level],
+        "beta_index": level,
+        "replicate": replicate,
+        "seed": default if seed is None else seed,
+        "needs": list(needs),
+        "argv": ["fit"],
+    }
+
+
+def result(where: Mapping[str, Any], final: Mapping[str, Any], *, state="done", curves=None) -> dict:
+    return {
+        "schema": 1,
+        "id": digest(dict(where)),
+        "cell": dict(where),
+        "state": state,
+        "final": dict(final),
+        "curves": curves or {},
+        "versions": {"lit_klrb": "0.1", "torch": "2.13"},
+    }
+
+
+def draw_curve(rng: np.random.Generator, last: float, *, steps: int = 20, start: float = 0.0) -> dict:
+    path = start + (last - start) * (1 - np.exp(-np.arange(steps) / 5)) + 0.02 * rng.normal(size=steps)
+    return {"step": list(range(steps)), "value": [float(value) for value in path]}
+
+
+def outcome(rng: np.random.Generator, beta: float, lift: float, luck: float) -> dict[str, float]:
+    kl = 0.3 / beta * np.exp(0.1 * (luck + rng.normal()))
+    reward = np.sqrt(kl) + 0.1 * (luck + rng.normal()) + lift
+    return {"reward": float(reward), "reward_se": 0.03, "kl": float(kl), "kl_se": 0.05, "length": 20.0}
+
+
+def write_sweep(
+    runs: Path,
+    *,
+    estimators=ESTIMATORS,
+    betas=BETAS,
+    replicates: int = 4,
+    lift: Mapping[str, float] | None = None,
+    edit: Callable[[tuple[str, int, int], dict], dict | None] = lambda point, made: made,
+    seed_of: Callable[[int, int], int] | None = None,
+    primary: Mapping[str, Any] | None = None,
+    plan: bool = True,
+) -> Path:
+    """A sweep's directory; `edit` may change a result or withhold it by returning None."""
+    rng = np.random.default_rng(0)
+    reference = result(cell("sft"), {"loss": 2.0})
+    start = result(
+        cell("dpo", needs=[reference["id"]]),
+        {"reward": 0.5, "reward_se": 0.02, "kl": 0.4, "kl_se": 0.01},
+        curves={
+            "val/kl": {"step": [0, 9], "value": [0.0, 0.4]},
+            "val/reward": {"step": [0, 9], "value": [0.1, 0.5]},
+        },
+    )
+    made = [reference, start]
+    for replicate in range(replicates):
+        for level, beta in betas.items():
+            luck = rng.normal()
+            for name in estimators:
+                point = (name, level, replicate)
+                seed = seed_of and seed_of(level, replicate)
+                final = outcome(rng, beta, (lift or {}).get(name, 0.0), luck)
+                where = cell("rloo", point, betas=betas, seed=seed, needs=[reference["id"], start["id"]])
+                curves = {
+                    f"{source}/{key}": draw_curve(rng, final[key], steps=steps, start=0.4)
+                    for source, steps in (("train", 20), ("val", 5))
+                    for key in ("reward", "kl")
+                }
+                made.append(result(where, final, curves=curves))
+    if plan:
+        write_plan(runs, made, estimators, betas, replicates, primary)
+    for content in made:
+        place = content["cell"]
+        point = (place["estimator"], place["beta_index"], place["replicate"])
+        kept = edit(point, content) if place["estimator"] else content
+        if kept is not None:
+            publish(runs / "results", kept)
+    return runs
+
+
+def write_plan(runs: Path, made, estimators, betas, replicates: int, primary) -> None:
+    content = {
+        "plan": {
+            "name": "synthetic",
+            "grid": {
+                "estimator": list(estimators),
+                "beta": {str(level): beta for level, beta in betas.items()},
+                "replicates": replicates,
+            },
+            "primary": {"control": estimators[0], "outcome": "objective", "alpha": 0.05, **(primary or {})},
+        }
+    }
+    locked = {
+        "schema": 1,
+        "hash": digest(content),
+        "content": content,
+        "cells": [{"id": one["id"], **one["cell"]} for one in made],
+        "history": [{"hash": digest(content), "published": 0, "changes": []}],
+    }
+    runs.mkdir(parents=True, exist_ok=True)
+    (runs / "plan.json").write_text(json.dumps(locked))
+
+
+def fail(runs: Path, where: Mapping[str, Any], error: str = "Traceback\nOSError: disk full") -> None:
+    folder = runs / "failed"
+    folder.mkdir(parents=True, exist_ok=True)
+    name = digest(dict(where))
+    record = {"id": name, "cell": dict(where), "attempts": 3, "error": error}
+    (folder / f"{name}.json").write_text(json.dumps(record))

@@ -1,0 +1,130 @@
+import json
+
+import numpy as np
+import pytest
+from synthetic import BETAS, cell, digest, fail, publish, result, write_sweep
+
+from analysis.loading import load_sweep
+from analysis.runs import match
+from lit_klrb.errors import ConfigurationError
+
+
+def test_a_sweep_is_read_whole(tmp_path):
+    sweep = load_sweep(write_sweep(tmp_path, replicates=2))
+    assert len(sweep.grid) == 12
+    assert not sweep.problems
+    assert not sweep.missing
+    assert [run.cell.stage for run in sweep.landmarks] in (["sft", "dpo"], ["dpo", "sft"])
+    assert sweep.plan.control == "MonteCarlo"
+    assert dict(sweep.plan.betas) == BETAS
+    assert sweep.warm_starts == 1
+    run = sweep.grid["RaoBlackwell", 1, 0]
+    assert run.cell.beta == 0.1
+    assert len(run.curves["train/kl"].step) == 20
+
+
+def test_pairs_hold_the_two_runs_of_each_point(tmp_path):
+    sweep = load_sweep(write_sweep(tmp_path, replicates=2))
+    pairs = match(sweep, "RaoBlackwell", "MonteCarlo")
+    for row in range(len(pairs)):
+        level, replicate = int(pairs.level[row]), int(pairs.replicate[row])
+        assert pairs.reward[row].tolist() == [
+            sweep.grid[name, level, replicate].final["reward"] for name in ("RaoBlackwell", "MonteCarlo")
+        ]
+        assert pairs.beta[row] == BETAS[level]
+    assert not pairs.blocked
+
+
+def test_seeds_shared_across_betas_swap_whole_replicates(tmp_path):
+    sweep = load_sweep(write_sweep(tmp_path, replicates=3, seed_of=lambda level, replicate: replicate))
+    pairs = match(sweep, "RaoBlackwell", "MonteCarlo")
+    assert pairs.blocked
+    np.testing.assert_array_equal(pairs.unit, pairs.replicate)
+
+
+def test_a_changed_digit_is_found_and_named(tmp_path):
+    write_sweep(tmp_path, replicates=1)
+    path = sorted((tmp_path / "results").glob("*.json"))[0]
+    content = json.loads(path.read_text())
+    content["cell"]["seed"] += 1
+    path.write_text(json.dumps(content))
+    (problem,) = load_sweep(tmp_path).problems
+    assert path.name in problem
+    assert "checksum" in problem
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"schema": 2}, "schema 2"),
+        ({"state": "running"}, "state 'running'"),
+        ({"id": "0" * 64}, "holds the cell"),
+        ({"cell": None}, "TypeError"),
+    ],
+)
+def test_files_that_break_the_format_are_left_out_and_named(tmp_path, change, reason):
+    write_sweep(tmp_path, replicates=1)
+    path = sorted((tmp_path / "results").glob("*.json"))[0]
+    changed = {**json.loads(path.read_text()), **change}
+    stored = publish(tmp_path / "results", changed)
+    if stored != path:
+        stored.replace(path)
+    (problem,) = load_sweep(tmp_path).problems
+    assert path.name in problem
+    assert reason in problem
+
+
+def test_a_torn_file_is_a_problem_not_a_crash(tmp_path):
+    write_sweep(tmp_path, replicates=1)
+    path = sorted((tmp_path / "results").glob("*.json"))[0]
+    path.write_bytes(path.read_bytes()[:50])
+    assert path.name in load_sweep(tmp_path).problems[0]
+
+
+def test_a_final_that_is_not_finite_counts_as_diverged(tmp_path):
+    def edit(point, made):
+        if point == ("RaoBlackwell", 0, 0):
+            made["final"]["kl"] = None
+        return made
+
+    sweep = load_sweep(write_sweep(tmp_path, replicates=1, edit=edit))
+    run = sweep.grid["RaoBlackwell", 0, 0]
+    assert run.diverged
+    assert np.isnan(run.outcome("reward"))
+
+
+def test_failures_are_kept_apart_from_what_was_not_run(tmp_path):
+    lost = {("RaoBlackwell", 0, 0), ("RaoBlackwell", 1, 0)}
+    write_sweep(tmp_path, replicates=2, edit=lambda point, made: None if point in lost else made)
+    fail(tmp_path, cell("rloo", ("RaoBlackwell", 0, 0)))
+    sweep = load_sweep(tmp_path)
+    assert sweep.missing == [("RaoBlackwell", 1, 0)]
+    assert [str(failure.cell) for failure in sweep.failures] == ["RaoBlackwell, β = 0.05, replicate 0"]
+    assert len(match(sweep, "RaoBlackwell", "MonteCarlo")) == 4
+
+
+def test_of_duplicates_only_the_planned_one_counts(tmp_path):
+    write_sweep(tmp_path, replicates=1)
+    other = result(cell("rloo", ("MonteCarlo", 0, 0), seed=99), {"reward": 9.0, "kl": 0.1})
+    publish(tmp_path / "results", other)
+    sweep = load_sweep(tmp_path)
+    assert sweep.grid["MonteCarlo", 0, 0].final["reward"] != 9.0
+    (tmp_path / "plan.json").unlink()
+    sweep = load_sweep(tmp_path)
+    assert ("MonteCarlo", 0, 0) not in sweep.grid
+    assert digest(other["cell"]) in sweep.problems[0]
+    assert sweep.missing == [("MonteCarlo", 0, 0)]
+
+
+def test_without_a_plan_the_design_is_inferred(tmp_path):
+    plan = load_sweep(write_sweep(tmp_path, replicates=3, plan=False)).plan
+    assert (plan.replicates, dict(plan.betas), plan.digest) == (3, BETAS, None)
+
+
+def test_no_results_and_no_plan_are_the_users_errors(tmp_path):
+    with pytest.raises(ConfigurationError, match="no results"):
+        load_sweep(tmp_path)
+    write_sweep(tmp_path, replicates=1)
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match="not a locked plan"):
+        load_sweep(tmp_path)
