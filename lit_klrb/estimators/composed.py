@@ -101,6 +101,17 @@ class ComposedEstimator(KLEstimator):
         beta: float = 1.0,
         behaviour_logprobs: Tensor | None = None,
     ) -> Tensor:
+        return self.loss_at(stats, mask, weights, beta, behaviour_logprobs)
+
+    def loss_at(
+        self,
+        stats: TokenStats,
+        mask: Tensor,
+        weights: Tensor,
+        beta: float | Tensor,
+        behaviour_logprobs: Tensor | None,
+    ) -> Tensor:
+        """`loss` with a beta that may differ from token to token, shape [B, T]."""
         stats = stats.masked(mask)
         weights = torch.where(mask, weights, 0)
         log_ratio = log_ratio_to_behaviour(stats.logprobs, mask, behaviour_logprobs)
@@ -115,7 +126,7 @@ class ComposedEstimator(KLEstimator):
         if self.recipe.pathwise is None:
             return score
         pathwise = _per_token(stats, self.recipe.pathwise)
-        return score + beta * weighted_loss(pathwise, _importance_of(self.recipe.pathwise, importance))
+        return score + weighted_loss(pathwise, beta * _importance_of(self.recipe.pathwise, importance))
 
     @override
     def linear_loss(self, mask: Tensor, weights: Tensor, *, beta: float = 1.0) -> LinearLoss | None:
