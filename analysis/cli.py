@@ -1,0 +1,209 @@
+"""The commands: plan a sweep, run it, report it, verify the report."""
+
+import argparse
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from rich.console import Console
+
+from analysis.design import PRIMARY_CLAIMS, Cell, Plan, expand, read_plan, smallest_p
+from analysis.sweep import (
+    Clock,
+    Coordinator,
+    DamagedFileError,
+    LocalLauncher,
+    Outcome,
+    Progress,
+    State,
+    Store,
+    duration,
+    lock,
+    survey,
+)
+from lit_klrb.errors import ConfigurationError
+
+# Taken for a cell of a stage of which none has finished.
+ASSUMED_SECONDS = 60.0
+
+_DESCRIPTION = """\
+Plans, runs and reads sweeps over {estimator x beta x replicate}.
+
+  python -m analysis plan   --config configs/demo/sweep.yaml   what would run, how long, what it could show
+  python -m analysis sweep  --config configs/demo/sweep.yaml   run what is missing; kill and repeat at will
+  python -m analysis report runs/demo                          one HTML file, and results.json beside it
+  python -m analysis verify runs/demo                          recompute every number of the report
+
+Exit codes: 0 done; 2 wrong usage or configuration; 1 anything else.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigurationError(f"{message}; see {self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; its exit code.
+
+    Args:
+        argv: The arguments; those of the process by default.
+    """
+    try:
+        arguments = _parser().parse_args(argv)
+        code: int = arguments.run(arguments)
+    except ConfigurationError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (DamagedFileError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; what is published stays, and the same command goes on from there", file=sys.stderr)
+        return 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m analysis",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="plan|sweep|report|verify")
+
+    plan = commands.add_parser("plan", help="the cells a sweep would run, their time, what they could show")
+    plan.set_defaults(run=_plan)
+    sweep = commands.add_parser("sweep", help="run what is missing; safe to kill and to repeat")
+    sweep.set_defaults(run=_sweep)
+    for command in (plan, sweep):
+        command.add_argument(
+            "--config", required=True, type=Path, metavar="FILE", help="the plan: configs/demo/sweep.yaml"
+        )
+        command.add_argument(
+            "--workers", type=_positive, metavar="N", help="cells run at the same time (default: one a core)"
+        )
+
+    report = commands.add_parser("report", help="one self-contained HTML file and results.json beside it")
+    report.set_defaults(run=_report)
+    report.add_argument("runs", type=Path, metavar="RUNS_DIR", help="a sweep's directory, such as runs/demo")
+    report.add_argument(
+        "--output", type=Path, metavar="FILE", help="where to write it (default: RUNS_DIR/report.html)"
+    )
+
+    verify = commands.add_parser("verify", help="recompute every number of a report from its results")
+    verify.set_defaults(run=_verify)
+    verify.add_argument("report", type=Path, metavar="REPORT_OR_DIR", help="a report, or its directory")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; an integer >= 1 is expected")
+    return int(text)
+
+
+def _open(arguments: argparse.Namespace) -> tuple[Plan, list[Cell], Store, int]:
+    """Read the plan, lock it in its directory, and tell what changed since it was locked."""
+    plan = read_plan(arguments.config)
+    expansion = expand(plan)
+    store = Store(Path(plan.directory).absolute())
+    for change in lock(plan, expansion, store):
+        print(f"{plan.name}: changed since the plan was locked: {change}")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return plan, expansion.cells, store, arguments.workers or max(1, cores // plan.threads)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    plan, cells, store, workers = _open(arguments)
+    states = survey(cells, store)
+    for cell in cells:
+        print(f"{cell.id[:12]}  {states[cell.id].value:8}  seed {cell.seed:<10}  {cell}")
+    todo = [cell for cell in cells if states[cell.id] is State.TODO]
+    print(f"\n{plan.name}: {len(cells)} cells, {len(todo)} to run, in {plan.directory}")
+    if todo:
+        print("\n".join(_time(todo, Clock(cells, store), workers)))
+    print("\n".join(_power(plan)))
+    return 0
+
+
+def _time(todo: Sequence[Cell], clock: Clock, workers: int) -> list[str]:
+    lines = []
+    for stage, count in Counter(cell.stage for cell in todo).items():
+        seconds = clock.mean(stage)
+        told = f"{seconds:.0f} s" if seconds else f"{ASSUMED_SECONDS:.0f} s (assumed: none has finished)"
+        lines.append(f"  {stage}: {count} to run, each {told}")
+    left = clock.left(todo, workers, ASSUMED_SECONDS)
+    assert left is not None
+    return [*lines, f"  about {duration(left)} with {workers} at a time"]
+
+
+def _power(plan: Plan) -> list[str]:
+    """What the design can show at all."""
+    grid, primary = plan.grid, plan.primary
+    others = [name for name in grid.estimator if name != primary.control]
+    if not others:
+        return [f"nothing is compared: {primary.control} is the only estimator"]
+    tests = len(PRIMARY_CLAIMS) * len(others)
+    # Nothing is rejected unless Holm's first step is passed: the smallest p, against alpha over the tests.
+    level = primary.alpha / tests
+    least = smallest_p(plan.pairs)
+    verdict = "can reject" if least <= level else "CANNOT reject, whatever the results"
+    *shared, _ = plan.stages
+    lines = [
+        f"{', '.join(others)} against {primary.control}, "
+        "by J = reward - beta * KL at the run's own beta and by reward at matched KL",
+        f"  {len(grid.beta)} betas x {grid.replicates} replicates = {plan.pairs} matched pairs",
+        f"  smallest two-sided p of a swap test {least:.2g}, "
+        f"level {level:.2g} (alpha {primary.alpha:g}, {tests} tests, Holm): {verdict}",
+    ]
+    if shared:
+        lines.append(f"  all runs share one {' and one '.join(shared)}: what is found holds given these")
+    return lines
+
+
+def _sweep(arguments: argparse.Namespace) -> int:
+    plan, cells, store, workers = _open(arguments)
+    # `kill` and Ctrl-C end a sweep in the same way.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    launcher = LocalLauncher(workers, plan.threads, plan.module)
+    with Progress(plan.name, Console()) as progress:
+        outcome = Coordinator(plan, cells, store, launcher, progress).run()
+    _tell(plan, cells, store, outcome)
+    return 0 if outcome.complete else 1
+
+
+def _tell(plan: Plan, cells: Sequence[Cell], store: Store, outcome: Outcome) -> None:
+    """How the sweep ended, and each cell that did not."""
+    counts = Counter(outcome.states.values())
+    ended = ", ".join(f"{counts[state]} {state.value}" for state in State if counts[state])
+    ran = f"{outcome.ran} run now" if outcome.ran else "no cell was run"
+    print(f"{plan.name}: {len(cells)} cells: {ended}; {ran}")
+    for cell in cells:
+        state = outcome.states[cell.id]
+        if state is State.FAILED:
+            print(f"failed: {cell}; all it printed: {store.log(cell.id)}")
+        elif state is State.BLOCKED:
+            print(f"blocked: {cell}; a cell it starts from has no checkpoint")
+    for path in outcome.refused:
+        print(f"not deterministic: {path} differs from the published result of the same cell")
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    # The figures' libraries are slow to load, and no other command needs them.
+    from analysis import report
+
+    print(report.build(arguments.runs, arguments.output))
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from analysis import report
+
+    differences = report.verify(arguments.report)
+    print("\n".join(differences) or "every number agrees with the published results")
+    return 1 if differences else 0

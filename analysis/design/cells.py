@@ -1,0 +1,158 @@
+"""From a plan to its cells: the runs of a sweep, each with an id that says what its result depends on."""
+
+import hashlib
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from analysis.design.identity import digest, environment, read_config, semantic
+from analysis.design.plan import Plan
+from lit_klrb import schema
+
+# Stands for the sweep's directory in the arguments of a cell: a result must not depend on where it was made.
+RUNS = "{runs}"
+
+
+class Point(NamedTuple):
+    """Where a cell of the last stage stands in the grid."""
+
+    estimator: str
+    beta: float
+    beta_index: int
+    replicate: int
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run.
+
+    Args:
+        id: SHA-256 of everything its result depends on.
+        stage: The stage of the plan.
+        point: Its estimator, beta and replicate; None outside the grid.
+        seed: Its seed, shared by all estimators at the same beta and replicate.
+        needs: Ids of the cells whose checkpoints it starts from.
+        argv: Arguments of its command, paths relative to `RUNS`.
+        config: Content of the configuration file it runs.
+    """
+
+    id: str
+    stage: str
+    point: Point | None
+    seed: int
+    needs: tuple[str, ...]
+    argv: tuple[str, ...]
+    config: dict[str, Any]
+
+    def __str__(self) -> str:
+        if self.point is None:
+            return self.stage
+        return f"{self.stage} {self.point.estimator} beta={self.point.beta} #{self.point.replicate}"
+
+    def record(self) -> dict[str, Any]:
+        """What a published result says about its cell."""
+        return {
+            "stage": self.stage,
+            **dict.fromkeys(Point._fields),
+            **(self.point._asdict() if self.point else {}),
+            "seed": self.seed,
+            "needs": list(self.needs),
+            "argv": list(self.argv),
+        }
+
+
+class Expansion(NamedTuple):
+    """The cells of a plan in the order they should run, and everything that was hashed into their ids."""
+
+    cells: list[Cell]
+    content: dict[str, Any]
+
+
+def cell_seed(root: int, stage: str, *address: int) -> int:
+    """The seed of a cell, from where it stands in the plan and never from its estimator.
+
+    Runs that differ only in the estimator share their random numbers: they are matched pairs, and pairs at
+    different betas or replicates are independent. The stage enters by its name and beta by its level id, so
+    neither a new stage nor a new level moves another cell's seed.
+
+    Args:
+        root: The plan's root seed.
+        stage: The stage's name.
+        address: Beta level id and replicate; nothing for a cell outside the grid.
+
+    Returns:
+        A seed in [0, 2**32), as `--seed_everything` takes.
+
+    Example:
+        >>> len({cell_seed(0, "rloo", beta, replicate) for beta in range(6) for replicate in range(10)})
+        60
+    """
+    stage_key = int.from_bytes(hashlib.sha256(stage.encode()).digest()[:4], "big")
+    return int(np.random.SeedSequence(root, spawn_key=(stage_key, *address)).generate_state(1)[0])
+
+
+def expand(plan: Plan) -> Expansion:
+    """All cells of a plan: the shared stages first, then the grid.
+
+    The grid is ordered replicate by replicate, and within one beta by beta with the estimators next to each
+    other: a sweep stopped early has complete matched pairs, and drift of the machine meets all estimators
+    alike.
+
+    Raises:
+        ConfigurationError: If a stage's configuration cannot be read.
+    """
+    surroundings = environment(plan.module, plan.threads)
+    configs = {name: read_config(stage.config) for name, stage in plan.stages.items()}
+    ids: dict[str, str] = {}
+    cells: list[Cell] = []
+    *shared, last = plan.stages
+    for stage in shared:
+        cells.append(_cell(plan, stage, None, configs[stage], ids, surroundings))
+        ids[stage] = cells[-1].id
+    grid = product(range(plan.grid.replicates), plan.grid.beta.items(), plan.grid.estimator)
+    for replicate, (index, beta), estimator in grid:
+        point = Point(estimator, beta, index, replicate)
+        cells.append(_cell(plan, last, point, configs[last], ids, surroundings))
+    hashed = {name: semantic(config, plan.stages[name].inputs) for name, config in configs.items()}
+    return Expansion(cells, {"configs": hashed, "environment": surroundings})
+
+
+def _cell(
+    plan: Plan,
+    name: str,
+    point: Point | None,
+    config: dict[str, Any],
+    ids: dict[str, str],
+    surroundings: dict[str, str | int],
+) -> Cell:
+    overrides: dict[str, str | int | float] = {}
+    if point is None:
+        overrides["seed_everything"] = cell_seed(plan.root_seed, name)
+    else:
+        overrides["seed_everything"] = cell_seed(plan.root_seed, name, point.beta_index, point.replicate)
+        overrides |= {"kl.estimator": point.estimator, "kl.beta": point.beta}
+    inputs = {key: ids[source] for key, source in plan.stages[name].inputs.items()}
+    identity = {
+        "config": semantic(config, inputs),
+        "overrides": overrides,
+        "inputs": inputs,
+        "environment": surroundings,
+    }
+    cell_id = digest(identity)
+    arguments = {
+        "config": f"{RUNS}/cells/{cell_id}/stage.yaml",
+        **overrides,
+        "trainer.default_root_dir": f"{RUNS}/cells/{cell_id}",
+        **{key: f"{RUNS}/cells/{source}/{schema.CHECKPOINT}" for key, source in inputs.items()},
+    }
+    return Cell(
+        id=cell_id,
+        stage=name,
+        point=point,
+        seed=int(overrides["seed_everything"]),
+        needs=tuple(dict.fromkeys(inputs.values())),
+        argv=("fit", *(str(part) for item in arguments.items() for part in (f"--{item[0]}", item[1]))),
+        config=config,
+    )

@@ -1,0 +1,131 @@
+"""What a cell's result depends on, and the hash of it.
+
+Two cells have the same id exactly when their results must be equal: the id covers the resolved configuration
+of the stage, the overrides, the ids of the cells whose checkpoints it starts from, the code and the versions
+that decide how floats are summed. It does not cover where files lie or how progress is shown.
+"""
+
+import ast
+import hashlib
+import platform
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import rfc8785
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from lit_klrb.errors import ConfigurationError
+
+# Keys of a stage's configuration that cannot change a result. All others count, known or not.
+NON_SEMANTIC = (
+    "trainer.default_root_dir",
+    "trainer.enable_progress_bar",
+    "trainer.enable_model_summary",
+    "trainer.profiler",
+    "data.init_args.num_workers",
+    "data.init_args.pin_memory",
+    "data.init_args.persistent_workers",
+)
+# Packages whose version can change a float.
+NUMERICS = ("torch", "lightning", "transformers", "tokenizers", "numpy")
+
+
+def digest(content: object) -> str:
+    """SHA-256, in hex, of the RFC 8785 canonical JSON of `content`.
+
+    Raises:
+        ValueError: If `content` holds NaN, an infinity, an integer beyond 2**53, or a key that is no string.
+
+    Example:
+        >>> digest({"b": 1, "a": 0.10}) == digest({"a": 1e-1, "b": 1.0})
+        True
+        >>> digest({"a": 0.1}) == digest({"a": "0.1"})
+        False
+    """
+    return hashlib.sha256(rfc8785.dumps(content)).hexdigest()  # type: ignore[arg-type]  # checked at run time
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """The content of a stage's configuration file with its interpolations resolved.
+
+    Raises:
+        ConfigurationError: If the file is missing, is no YAML mapping, or has no canonical form.
+    """
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        if not isinstance(content, dict):
+            raise ValueError("a mapping is expected")
+        digest(content)
+    except (OSError, YAMLError, OmegaConfBaseException, ValueError) as error:
+        raise ConfigurationError(f"{path}: {' '.join(str(error).split())}") from None
+    return content  # type: ignore[return-value]  # `digest` refuses keys that are not strings
+
+
+def semantic(config: Mapping[str, Any], replaced: Iterable[str] = ()) -> dict[str, Any]:
+    """`config` without the keys that cannot change a result.
+
+    Args:
+        config: The resolved configuration of a stage.
+        replaced: Dotted keys that the command line replaces, so that the file's value is never used.
+
+    Example:
+        >>> semantic({"trainer": {"max_steps": 5, "enable_progress_bar": False}})
+        {'trainer': {'max_steps': 5}}
+    """
+    kept = deepcopy(dict(config))
+    for key in (*NON_SEMANTIC, *replaced):
+        *parents, leaf = key.split(".")
+        node: Any = kept
+        for parent in parents:
+            node = node.get(parent) if isinstance(node, dict) else None
+        if isinstance(node, dict):
+            node.pop(leaf, None)
+    return kept
+
+
+def environment(module: str, threads: int) -> dict[str, str | int]:
+    """What surrounds a configuration and can change its result: code, versions, threads.
+
+    Args:
+        module: The package, or single module, that runs a cell.
+        threads: Threads a cell computes with; their number can change the order of a sum.
+    """
+    versions = {name: version(name) for name in NUMERICS}
+    return {"code": _code_hash(module), "python": _python_minor(), "threads": threads, **versions}
+
+
+def _python_minor() -> str:
+    return ".".join(platform.python_version_tuple()[:2])
+
+
+def _code_hash(module: str) -> str:
+    """Hash of what the sources of `module` do: comments, layout and docstrings do not count."""
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ConfigurationError(
+            f"module: {module!r} is not installed; a package with a `fit` command is expected"
+        )
+    origin = Path(spec.origin)
+    if spec.submodule_search_locations is None:
+        return digest({origin.name: _file_hash(origin)})
+    files = (path for path in origin.parent.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return digest({path.relative_to(origin.parent).as_posix(): _file_hash(path) for path in files})
+
+
+def _file_hash(path: Path) -> str:
+    source = path.read_bytes()
+    if path.suffix == ".py":
+        tree = ast.parse(source)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (
+                ast.get_docstring(node, clean=False) is not None
+            ):
+                node.body = node.body[1:]
+        source = ast.dump(tree).encode()
+    return hashlib.sha256(source).hexdigest()

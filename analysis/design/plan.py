@@ -1,0 +1,166 @@
+"""The plan file of a sweep: stages, grid, seeds, and the primary outcome fixed before any result is seen."""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from lit_klrb.errors import ConfigurationError
+
+# The co-primary claims, corrected together.
+PRIMARY_CLAIMS = ("T4", "T5")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of the chain. All stages but the last are a single cell, shared by those that start from it.
+
+    Args:
+        config: The configuration file given to `fit`.
+        inputs: Dotted configuration key -> the earlier stage whose checkpoint it receives.
+    """
+
+    config: str = MISSING
+    inputs: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The design of the last stage: every estimator at every beta in every replicate.
+
+    Args:
+        estimator: Names given to `--kl.estimator`.
+        beta: Level id -> weight of the KL. Seeds follow the id: a new level takes a new one, and the
+            others keep their seeds.
+        replicates: Matched runs at each beta.
+    """
+
+    estimator: list[str] = MISSING
+    beta: dict[int, float] = MISSING
+    replicates: int = MISSING
+
+
+@dataclass(frozen=True)
+class Primary:
+    """The comparison that decides, and how: by J = reward - beta * KL (T4) and by reward at matched KL (T5).
+
+    Args:
+        control: The estimator the others are compared with.
+        alpha: Two-sided level of the family of these tests.
+        margins: T4 or T5 -> difference in reward within which the estimators count as equivalent.
+        kl_cuts: Bounds on the KL below which the frontier share is also counted.
+    """
+
+    control: str = MISSING
+    alpha: float = 0.05
+    margins: dict[str, float] = field(default_factory=dict)
+    kl_cuts: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A sweep: stages in the order they depend on each other, and the grid of the last.
+
+    Args:
+        name: What progress lines and the report call it.
+        directory: Where the locked plan, the results and the working directories are kept.
+        stages: Stage name -> stage; a stage may start from those above it.
+        grid: The cells of the last stage.
+        primary: The comparison that decides.
+        root_seed: The root of every seed.
+        threads: Threads each cell computes with.
+        module: The package whose `fit` command runs a cell.
+    """
+
+    name: str = MISSING
+    directory: str = MISSING
+    stages: dict[str, Stage] = MISSING
+    grid: Grid = MISSING
+    primary: Primary = MISSING
+    root_seed: int = 0
+    threads: int = 1
+    module: str = "lit_klrb"
+
+    @property
+    def pairs(self) -> int:
+        """Matched pairs of an estimator with the control: one per beta and replicate."""
+        return len(self.grid.beta) * self.grid.replicates
+
+
+def read_plan(path: Path) -> Plan:
+    """Read and check a plan file.
+
+    Raises:
+        ConfigurationError: If the file or a value in it is not allowed; one line naming key and value.
+    """
+    try:
+        content = OmegaConf.load(path)
+        if not isinstance(content, DictConfig):
+            raise ConfigurationError(f"{path}: a mapping with the keys of a plan is expected")
+        beta = OmegaConf.select(content, "grid.beta")
+        if isinstance(beta, ListConfig):
+            levels = ", ".join(f"{index}: {value}" for index, value in enumerate(beta))
+            raise ConfigurationError(
+                f"{path}: grid.beta: a list is not allowed, give each level a lasting id: {{{levels}}}"
+            )
+        plan = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Plan), content))
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}; the path of a plan file is expected") from None
+    except YAMLError as error:
+        raise ConfigurationError(f"{path}: {' '.join(str(error).split())}") from None
+    except OmegaConfBaseException as error:
+        raise ConfigurationError(f"{path}: {_one_line(error)}") from None
+    assert isinstance(plan, Plan)
+    _check(plan, path)
+    return plan
+
+
+def _one_line(error: OmegaConfBaseException) -> str:
+    reason = str(error).partition("\n")[0]
+    return f"{error.full_key}: {reason}" if error.full_key else reason
+
+
+def _check(plan: Plan, path: Path) -> None:
+    """Check what types alone do not say."""
+
+    def require(holds: bool, key: str, value: object, allowed: str) -> None:
+        if not holds:
+            raise ConfigurationError(f"{path}: {key}: {value!r} is not allowed; {allowed}")
+
+    def one_of(key: str, value: str, allowed: Collection[str]) -> None:
+        require(value in allowed, key, value, f"one of: {', '.join(allowed)}")
+
+    grid, primary = plan.grid, plan.primary
+    require(bool(plan.stages), "stages", plan.stages, "at least one stage is expected")
+    earlier: list[str] = []
+    for name, stage in plan.stages.items():
+        for key, source in stage.inputs.items():
+            where = f"stages.{name}.inputs.{key}"
+            require(source in earlier, where, source, f"a stage above: {', '.join(earlier) or 'there is none'}")
+        earlier.append(name)
+    require(
+        len(set(grid.estimator)) == len(grid.estimator) > 0,
+        "grid.estimator",
+        grid.estimator,
+        "different names",
+    )
+    require(bool(grid.beta), "grid.beta", grid.beta, "at least one level is expected")
+    for index, beta in grid.beta.items():
+        require(index >= 0, "grid.beta", index, "level ids are integers >= 0")
+        require(math.isfinite(beta) and beta >= 0, f"grid.beta.{index}", beta, "finite numbers >= 0")
+    require(grid.replicates >= 1, "grid.replicates", grid.replicates, "integers >= 1")
+    require(plan.threads >= 1, "threads", plan.threads, "integers >= 1")
+    require(plan.root_seed >= 0, "root_seed", plan.root_seed, "integers >= 0")
+    one_of("primary.control", primary.control, grid.estimator)
+    require(0 < primary.alpha < 1, "primary.alpha", primary.alpha, "numbers between 0 and 1")
+    for claim, margin in primary.margins.items():
+        one_of("primary.margins", claim, PRIMARY_CLAIMS)
+        require(
+            math.isfinite(margin) and margin > 0, f"primary.margins.{claim}", margin, "finite numbers > 0"
+        )
+    for cut in primary.kl_cuts:
+        require(math.isfinite(cut) and cut > 0, "primary.kl_cuts", cut, "finite numbers > 0")

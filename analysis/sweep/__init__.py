@@ -1,0 +1,17 @@
+"""Runs the cells of a plan, each to one published result, whatever is killed on the way."""
+
+from analysis.sweep.coordinator import (
+    Coordinator as Coordinator,
+    Outcome as Outcome,
+    State as State,
+    survey as survey,
+)
+from analysis.sweep.estimate import Clock as Clock
+from analysis.sweep.launcher import Launcher as Launcher, LocalLauncher as LocalLauncher
+from analysis.sweep.lock import lock as lock
+from analysis.sweep.progress import Progress as Progress, duration as duration
+from analysis.sweep.store import (
+    DamagedFileError as DamagedFileError,
+    Store as Store,
+    read_result as read_result,
+)

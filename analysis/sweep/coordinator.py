@@ -1,0 +1,179 @@
+"""Which cell runs next, and what its end means. Several coordinators may work on one directory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from analysis.design import Cell, Plan
+from analysis.sweep.estimate import Clock
+from analysis.sweep.job import BUSY, USAGE, Job
+from analysis.sweep.launcher import Launcher
+from analysis.sweep.progress import Progress
+from analysis.sweep.store import DamagedFileError, Store
+from lit_klrb import schema
+
+# An attempt without a result is repeated: disks fill up and processes get killed. A divergence is a result.
+ATTEMPTS = 3
+POLL_SECONDS = 0.3
+
+
+class State(Enum):
+    """Where a cell stands."""
+
+    TODO = "todo"
+    RUNNING = "running"
+    DONE = schema.DONE
+    DIVERGED = schema.DIVERGED
+    FAILED = "failed"
+    BLOCKED = "blocked"
+
+
+@dataclass
+class Outcome:
+    """How a sweep ended.
+
+    Args:
+        states: Cell id -> state.
+        ran: How many cells this sweep ran to a result.
+        refused: Results that differ from the published result of the same cell.
+    """
+
+    states: dict[str, State]
+    ran: int = 0
+    refused: list[Path] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every cell has a result, and only one."""
+        return not self.refused and {*self.states.values()} <= {State.DONE, State.DIVERGED}
+
+
+def survey(cells: Sequence[Cell], store: Store) -> dict[str, State]:
+    """Where each cell stands by the published results, each of which is checked.
+
+    Args:
+        cells: The cells of a plan, each after those it needs.
+        store: The sweep's directory.
+
+    Raises:
+        DamagedFileError: If a published result was changed; one line for each.
+    """
+    states: dict[str, State] = {}
+    required: set[str] = set()
+    damaged: list[str] = []
+    for cell in reversed(cells):
+        try:
+            result = store.result(cell.id)
+        except DamagedFileError as error:
+            damaged.append(str(error))
+            continue
+        if result is not None and store.is_settled(cell.id, cell.id in required):
+            states[cell.id] = State(result["state"])
+        else:
+            states[cell.id] = State.TODO
+            required.update(cell.needs)
+    if damaged:
+        raise DamagedFileError("\n".join(damaged))
+    return states
+
+
+class Coordinator:
+    """Hands out the cells of a plan until each has a result, has failed, or is blocked by one it needs.
+
+    Args:
+        plan: The plan.
+        cells: Its cells, each after those it needs.
+        store: The sweep's directory.
+        launcher: Where cells run.
+        progress: Who is told.
+
+    Raises:
+        DamagedFileError: If a published result was changed.
+    """
+
+    def __init__(
+        self, plan: Plan, cells: Sequence[Cell], store: Store, launcher: Launcher, progress: Progress
+    ) -> None:
+        self._plan, self._store = plan, store
+        self._launcher, self._progress = launcher, progress
+        self._cells = {cell.id: cell for cell in cells}
+        self._states = survey(cells, store)
+        self._required = {need for cell in self._in(State.TODO) for need in cell.needs}
+        self._attempts = dict.fromkeys(self._cells, 0)
+        self._clock = Clock(cells, store)
+        self._ran = 0
+
+    def run(self) -> Outcome:
+        """Run what is missing. However it is left, by return, exception or kill, published results stand."""
+        self._progress.counted(len(self._in(State.DONE, State.DIVERGED)), len(self._cells))
+        try:
+            while self._submit() or self._in(State.RUNNING):
+                for cell_id, code in self._launcher.wait(POLL_SECONDS):
+                    self._ended(self._cells[cell_id], code)
+        finally:
+            self._launcher.stop()
+        for cell in self._in(State.TODO):
+            self._states[cell.id] = State.BLOCKED
+        self._store.tidy()
+        refused = [path for cell_id in self._cells if (path := self._store.refused(cell_id))]
+        return Outcome(self._states, self._ran, refused)
+
+    def _in(self, *states: State) -> list[Cell]:
+        return [cell for cell in self._cells.values() if self._states[cell.id] in states]
+
+    def _submit(self) -> bool:
+        """Fill the free slots; whether a cell is left to a worker of another coordinator."""
+        elsewhere = False
+        free = self._launcher.slots - len(self._in(State.RUNNING))
+        for cell in self._in(State.TODO):
+            if free == 0:
+                break
+            if not all(self._states[need] is State.DONE for need in cell.needs):
+                continue
+            if self._is_settled(cell):
+                self._settle(cell)
+            elif self._store.is_claimed(cell.id):
+                elsewhere = True
+            else:
+                free -= self._start(cell)
+        return elsewhere
+
+    def _start(self, cell: Cell) -> bool:
+        job = Job(cell, self._store.directory, self._plan.module, cell.id in self._required)
+        try:
+            self._launcher.submit(job)
+        except OSError as error:
+            self._failed(cell, f"not started: {error}", ATTEMPTS)
+            return False
+        self._states[cell.id] = State.RUNNING
+        return True
+
+    def _is_settled(self, cell: Cell) -> bool:
+        return self._store.is_settled(cell.id, cell.id in self._required)
+
+    def _ended(self, cell: Cell, code: int) -> None:
+        if self._is_settled(cell):
+            self._ran += 1
+            self._settle(cell)
+        elif code == BUSY:
+            self._states[cell.id] = State.TODO
+        else:
+            reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+            # Wrong usage stays wrong: it is not repeated.
+            self._failed(cell, f"{reason}\n{self._store.log_tail(cell.id)}", 1 if code == USAGE else ATTEMPTS)
+
+    def _settle(self, cell: Cell) -> None:
+        result = self._store.result(cell.id)
+        assert result is not None
+        self._states[cell.id] = State(result["state"])
+        self._clock.add(cell)
+        left = self._clock.left(self._in(State.TODO, State.RUNNING), self._launcher.slots)
+        self._progress.settled(cell, result, left)
+
+    def _failed(self, cell: Cell, error: str, attempts: int) -> None:
+        self._store.record_failure(cell.id, cell.record(), error)
+        self._attempts[cell.id] += 1
+        given_up = self._attempts[cell.id] >= attempts
+        self._states[cell.id] = State.FAILED if given_up else State.TODO
+        self._progress.failed(cell, error, given_up)

@@ -1,0 +1,114 @@
+"""One cell, run in a process of its own: claim, train, publish."""
+
+import os
+import runpy
+import shlex
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from multiprocessing import connection, parent_process
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from analysis.design.cells import RUNS, Cell
+from analysis.sweep import files
+from analysis.sweep.harvest import harvest, read_summary
+from analysis.sweep.store import Store
+from lit_klrb import schema
+
+# Exit codes of a job beside 0, published, and those of the command itself.
+USAGE = 2
+BUSY = 75
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cell to be run.
+
+    Args:
+        cell: The cell.
+        directory: The sweep's directory.
+        module: The package whose `fit` command runs it.
+        needs_checkpoint: Whether another cell waits for its checkpoint.
+    """
+
+    cell: Cell
+    directory: Path
+    module: str
+    needs_checkpoint: bool
+
+
+def run_job(job: Job) -> None:
+    """Run a cell unless it is settled or another process has it, and publish its result.
+
+    Ends the process with `BUSY` if another process has the cell, otherwise with the code of the command.
+    """
+    # The coordinator alone decides when to stop: on Ctrl-C training code must not wind up as if it were done.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    store = Store(job.directory)
+    with store.claim(job.cell.id) as claimed:
+        if not claimed:
+            sys.exit(BUSY)
+        if not store.is_settled(job.cell.id, job.needs_checkpoint):
+            _run(job, store)
+
+
+def _run(job: Job, store: Store) -> None:
+    started = time.monotonic()
+    cell = job.cell
+    # A half-written directory is thrown away and the cell starts afresh. To resume inside a cell instead,
+    # keep the directory where it holds a checkpoint, and give the command that checkpoint.
+    workdir = store.clear(cell.id)
+    OmegaConf.save(OmegaConf.create(cell.config), workdir / "stage.yaml")
+    argv = [argument.replace(RUNS, str(job.directory)) for argument in cell.argv]
+    _redirect_output(store.log(cell.id))
+    print("$ python -m", job.module, shlex.join(argv))
+    code = _run_module(job.module, argv)
+    summary = read_summary(workdir)
+    if summary is None:
+        sys.exit(code or f"the run ended without {schema.SUMMARY}")
+    diverged = summary["state"] == schema.DIVERGED
+    # A command may end a diverged run with an error code; its summary makes it a result all the same.
+    if code and not diverged:
+        sys.exit(code)
+    checkpoint = workdir / schema.CHECKPOINT
+    if checkpoint.exists():
+        # Cells that start from it trust the published result: it must survive whatever the result survives.
+        files.sync(checkpoint)
+    elif job.needs_checkpoint and not diverged:
+        sys.exit(f"the run ended without {schema.CHECKPOINT}, from which other cells start")
+    if not store.publish(harvest(cell, workdir, summary)):
+        print("this result differs from the published one")
+    store.seconds(cell.id).write_text(f"{time.monotonic() - started:.3f}")
+
+
+def _run_module(module: str, argv: list[str]) -> int:
+    """`python -m module argv...` in this process, whose imports are already made; its exit code."""
+    sys.argv = [module, *argv]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _redirect_output(log: Path) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    os.dup2(descriptor, sys.stdout.fileno())
+    os.dup2(descriptor, sys.stderr.fileno())
+    os.close(descriptor)
+
+
+def _end_with_parent() -> None:
+    """Kill this process when the coordinator is gone: nobody else would stop it."""
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGKILL)

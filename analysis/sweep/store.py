@@ -1,0 +1,207 @@
+"""The directory of a sweep: what has been found out, and who is working on what.
+
+RUNS/plan.json            the locked plan and its history
+RUNS/results/<id>.json    published results: immutable, checksum inside; the only truth
+RUNS/refused/<id>.json    a second result of the same cell that differs from the published one
+RUNS/failed/<id>.json     cells that ended without a result, with the end of their log
+RUNS/cells/<id>/          working directories: log.txt, seconds, and what the run itself writes
+
+Why there is no database. That a cell has one result is decided by the file system alone: `os.link` gives a
+name to a complete file and fails if the name exists, so whatever runs twice, in whatever order it is killed,
+one result stands. All that is left is not to waste work, and to keep two writers out of one working
+directory. For that a worker holds a `flock` on the directory of its cell. The kernel drops it when the worker
+ends, however it ends: there is no lease to expire, no clock to compare and no stale owner to suspect. A
+`flock` reaches over one machine's processes; where several machines share a directory, one coordinator must
+hand out the cells.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import rfc8785
+
+from analysis.design.identity import digest
+from analysis.sweep import files
+from lit_klrb import schema
+
+RESULT_SCHEMA = 1
+
+
+class DamagedFileError(Exception):
+    """A file that does not match its checksum or its name: edited, torn, or misplaced."""
+
+
+class Store:
+    """Reads and writes the directory of a sweep.
+
+    Args:
+        directory: The sweep's directory; made when something is first written.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.results = directory / "results"
+
+    def workdir(self, cell_id: str) -> Path:
+        """The working directory of a cell."""
+        return self.directory / "cells" / cell_id
+
+    def is_settled(self, cell_id: str, needs_checkpoint: bool) -> bool:
+        """Whether nothing is left to run for a cell.
+
+        Args:
+            cell_id: The cell.
+            needs_checkpoint: Whether a cell that is still to run starts from it. A published cell whose
+                checkpoint was deleted is then run again; that its result is the same is checked in passing.
+        """
+        if not needs_checkpoint or (self.workdir(cell_id) / schema.CHECKPOINT).exists():
+            return self._result(cell_id).exists()
+        result = self.result(cell_id)
+        return result is not None and result["state"] == schema.DIVERGED
+
+    def count(self) -> int:
+        """How many results are published."""
+        return sum(1 for _ in self.results.glob("*.json"))
+
+    def result(self, cell_id: str) -> dict[str, Any] | None:
+        """The published result of a cell, checked; None if it has none.
+
+        Raises:
+            DamagedFileError: If the file is not what was published.
+        """
+        path = self._result(cell_id)
+        if not path.exists():
+            return None
+        content = read_result(path)
+        if content["id"] != cell_id:
+            raise DamagedFileError(f"{path}: holds the result of another cell, {content['id']}")
+        return content
+
+    def publish(self, result: dict[str, Any]) -> bool:
+        """Publish the result of a cell unless it has one; a second, different one is kept under refused/.
+
+        Args:
+            result: The result without its checksum.
+
+        Returns:
+            Whether the published result is this one. False means that the same cell gave two results:
+            something it depends on is not in its id, or its computation is not deterministic.
+        """
+        path = self._result(result["id"])
+        content = rfc8785.dumps({**result, "checksum": digest(result)})
+        if files.publish(path, content) or path.read_bytes() == content:
+            self._failure(result["id"]).unlink(missing_ok=True)
+            return True
+        files.replace(self.directory / "refused" / path.name, content)
+        return False
+
+    def refused(self, cell_id: str) -> Path | None:
+        """Where a second, different result of the cell is kept, if there was one."""
+        path = self.directory / "refused" / f"{cell_id}.json"
+        return path if path.exists() else None
+
+    def failure(self, cell_id: str) -> dict[str, Any] | None:
+        """The record of a cell that ended without a result."""
+        path = self._failure(cell_id)
+        if self._result(cell_id).exists() or not path.exists():
+            return None
+        content: dict[str, Any] = json.loads(path.read_bytes())
+        return content
+
+    def record_failure(self, cell_id: str, cell: dict[str, Any], error: str) -> None:
+        """Note that an attempt at a cell ended without a result."""
+        attempts = 1 + (self.failure(cell_id) or {"attempts": 0})["attempts"]
+        record = {"id": cell_id, "cell": cell, "attempts": attempts, "error": error}
+        files.replace(self._failure(cell_id), json.dumps(record, indent=1).encode())
+
+    @contextmanager
+    def claim(self, cell_id: str) -> Iterator[bool]:
+        """Hold the cell for this process, if nobody does; released when the process ends, however it ends.
+
+        Yields:
+            Whether the cell is held.
+        """
+        self.workdir(cell_id).mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.workdir(cell_id), os.O_RDONLY)
+        try:
+            yield _try_lock(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def is_claimed(self, cell_id: str) -> bool:
+        """Whether some process holds the cell."""
+        with self.claim(cell_id) as free:
+            return not free
+
+    def clear(self, cell_id: str) -> Path:
+        """Empty the working directory of a claimed cell."""
+        # The directory itself carries the claim and stays.
+        for path in self.workdir(cell_id).iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        return self.workdir(cell_id)
+
+    def log(self, cell_id: str) -> Path:
+        """The file with all that the cell's newest attempt printed."""
+        return self.workdir(cell_id) / "log.txt"
+
+    def log_tail(self, cell_id: str, lines: int = 10) -> str:
+        """The last lines that the cell's newest attempt printed."""
+        path = self.log(cell_id)
+        text = path.read_text(errors="replace") if path.exists() else ""
+        return "\n".join(text.rstrip().splitlines()[-lines:])
+
+    def seconds(self, cell_id: str) -> Path:
+        """The file with the seconds the cell took; no part of its result, which is the same each time."""
+        return self.workdir(cell_id) / "seconds"
+
+    def tidy(self) -> None:
+        """Remove the temporary files of publications that were killed."""
+        for path in self.results.glob(f".*{files.TEMPORARY}"):
+            with self.claim(path.name[1:65]) as free:
+                if free:
+                    path.unlink(missing_ok=True)
+
+    def _result(self, cell_id: str) -> Path:
+        return self.results / f"{cell_id}.json"
+
+    def _failure(self, cell_id: str) -> Path:
+        return self.directory / "failed" / f"{cell_id}.json"
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Read a published result and check it against its checksum.
+
+    Raises:
+        DamagedFileError: If the file is not what was published.
+    """
+    raw = path.read_bytes()
+    try:
+        content = json.loads(raw)
+        # The file is canonical JSON, and so is what is left without this member: no need to format it again.
+        rest = raw.replace(b'"checksum":"%s",' % content["checksum"].encode(), b"", 1)
+        intact = hashlib.sha256(rest).hexdigest() == content["checksum"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        intact = False
+    if not intact:
+        raise DamagedFileError(f"{path}: does not match its checksum; it was changed after it was published")
+    if content["schema"] != RESULT_SCHEMA:
+        raise DamagedFileError(f"{path}: has schema {content['schema']}; this version reads {RESULT_SCHEMA}")
+    return dict(content)

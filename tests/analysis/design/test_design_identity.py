@@ -1,0 +1,180 @@
+"""What changes a cell's id and what does not."""
+
+from copy import deepcopy
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from analysis.design.identity import NON_SEMANTIC, digest, environment, read_config, semantic
+from lit_klrb.errors import ConfigurationError
+
+KEYS = st.text("abcdef_", min_size=1, max_size=6)
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53) + 1, 2**53 - 1)
+    | st.text(max_size=5)
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
+CONFIGS = st.recursive(
+    LEAVES, lambda inner: st.dictionaries(KEYS, inner, max_size=4) | st.lists(inner, max_size=3)
+)
+TREES = st.dictionaries(KEYS, CONFIGS, max_size=5)
+
+
+def paths(node, at=()):
+    """Where the leaves of nested mappings are."""
+    for key, value in node.items():
+        if isinstance(value, dict) and value:
+            yield from paths(value, (*at, key))
+        else:
+            yield (*at, key)
+
+
+def put(config, path, value):
+    changed = deepcopy(config)
+    node = changed
+    for key in path[:-1]:
+        node = node.setdefault(key, {})
+    node[path[-1]] = value
+    return changed
+
+
+def shuffled(node):
+    return {key: shuffled(value) for key, value in reversed(node.items())} if isinstance(node, dict) else node
+
+
+@settings(deadline=None, max_examples=50)
+@given(TREES)
+def test_the_order_of_keys_does_not_matter(config):
+    assert digest(config) == digest(shuffled(config))
+
+
+@settings(deadline=None)
+@given(TREES.filter(bool), LEAVES, st.data())
+def test_every_other_key_matters(config, value, data):
+    path = data.draw(st.sampled_from([*paths(config)]))
+    changed = put(config, path, value)
+    assert (digest(semantic(changed)) == digest(semantic(config))) == (rounded(changed) == rounded(config))
+
+
+def rounded(node):
+    """As JSON sees it: every number is a double, and a boolean is no number."""
+    if isinstance(node, dict):
+        return {key: rounded(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [rounded(value) for value in node]
+    return float(node) if isinstance(node, int | float) and not isinstance(node, bool) else (type(node), node)
+
+
+@settings(deadline=None)
+@given(TREES, LEAVES, LEAVES, st.sampled_from(NON_SEMANTIC))
+def test_a_non_semantic_key_does_not_matter(config, one, other, key):
+    path = key.split(".")
+    base = config | {"trainer": {"max_steps": 1}, "data": {"init_args": {"size": 2}}}
+    assert semantic(put(base, path, one)) == semantic(put(base, path, other)) == semantic(base)
+    assert put(base, path, one) != base
+
+
+def test_only_the_exact_key_is_left_out():
+    config = {
+        "model": {"num_workers": 2},
+        "data": {"num_workers": 1, "init_args": {"num_workers": 3, "size": 4}},
+    }
+    assert semantic(config) == {
+        "model": {"num_workers": 2},
+        "data": {"num_workers": 1, "init_args": {"size": 4}},
+    }
+    assert semantic({"trainer": None, "data": {"init_args": 3}}) == {
+        "trainer": None,
+        "data": {"init_args": 3},
+    }
+
+
+def test_a_replaced_key_does_not_matter():
+    config = {"model": {"init_args": {"policy_path": "here", "width": 1}}}
+    assert semantic(config, ["model.init_args.policy_path"]) == {"model": {"init_args": {"width": 1}}}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 2**53, {1: 2}])
+def test_what_has_no_canonical_form_is_refused(value):
+    with pytest.raises(ValueError, match=r"."):
+        digest({"a": value})
+
+
+def test_a_config_is_read_with_its_interpolations_resolved(tmp_path):
+    path = tmp_path / "stage.yaml"
+    path.write_text("width: 3\nmodel: {n: '${width}', rate: 1e-4}\n")
+    assert read_config(str(path)) == {"width": 3, "model": {"n": 3, "rate": 1e-4}}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "No such file"),
+        ("a: [1", "expected"),
+        ("- 1", "a mapping is expected"),
+        ("a: ${b}", "Interpolation key 'b' not found"),
+        ("a: .nan", "nan is not representable"),
+        ("1: 2", "keys must be strings"),
+    ],
+)
+def test_an_unreadable_config_is_named_in_one_line(tmp_path, text, message):
+    path = tmp_path / "stage.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        read_config(str(path))
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def code(tmp_path, monkeypatch):
+    """The code hash of a package with the given files."""
+    monkeypatch.syspath_prepend(tmp_path)
+    package = tmp_path / "hashed_package"
+    (package / "inner").mkdir(parents=True)
+
+    def code(**files):
+        for name, text in {"__init__": "", "inner/mod": "", **files}.items():
+            (package / f"{name}.py").write_text(text)
+        return environment("hashed_package", threads=1)["code"]
+
+    code.package = package
+    return code
+
+
+def test_what_the_code_does_matters_and_how_it_is_written_does_not(code):
+    source = 'def f(x):\n    """Doc."""\n    return x + 1\n'
+    original = code(**{"inner/mod": source})
+    assert code(**{"inner/mod": '# why\ndef f( x ):\n    """Other."""\n\n    return (x + 1)\n'}) == original
+    assert code(**{"inner/mod": source.replace("1", "2")}) != original
+    assert code(**{"inner/mod": source, "__init__": source}) != original
+    assert code(**{"inner/mod": 'def f(x):\n    "Doc."\n    "Second."\n    return x + 1\n'}) != original
+    code(**{"inner/mod": source})
+    (code.package / "inner" / "mod.py").rename(code.package / "inner" / "other.py")
+    assert code(**{"inner/mod": ""}) != original
+
+
+def test_data_of_a_package_matters_and_its_caches_do_not(code):
+    original = code()
+    (code.package / "__pycache__").mkdir()
+    (code.package / "__pycache__" / "mod.pyc").write_bytes(b"1")
+    assert code() == original
+    (code.package / "words.txt").write_text("good")
+    assert code() != original
+
+
+def test_versions_and_threads_matter(monkeypatch):
+    one = environment("lit_klrb", threads=1)
+    assert {"code", "python", "torch", "lightning", "transformers", "threads"} <= set(one)
+    assert digest({**one, "threads": 2}) != digest(one)
+    monkeypatch.setattr("analysis.design.identity.version", lambda name: "0" if name == "torch" else "1")
+    assert environment("lit_klrb.schema", threads=2)["torch"] == "0"
+    assert environment("lit_klrb.schema", threads=2)["threads"] == 2
+
+
+def test_a_missing_module_is_named():
+    with pytest.raises(ConfigurationError, match="module: 'no_such_package' is not installed"):
+        environment("no_such_package", threads=1)

@@ -1,0 +1,84 @@
+"""A stand-in for training: `python -m fake_job fit ...` keeps the run directory contract in milliseconds.
+
+Its numbers are a function of its arguments and of the checkpoints it starts from, as training's are. The
+configuration tells it how long to take (`seconds`) and which estimators misbehave (`behaviour`); the
+environment variable FAKE_JOB stands for what should not, but does, change a run: "noise" or "crash".
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import yaml
+
+from lit_klrb import schema
+
+
+def main(argv):
+    command, *pairs = argv
+    assert command == "fit"
+    options = {key.removeprefix("--"): value for key, value in zip(pairs[::2], pairs[1::2], strict=True)}
+    config = yaml.safe_load(Path(options["config"]).read_text())
+    run = Path(options["trainer.default_root_dir"])
+    ran = run.parents[1] / "ran.txt"
+    with ran.open("a") as file:
+        file.write(f"{run.name} {os.getpid()}\n")
+    estimator = str(options.get("kl.estimator"))
+    print("running", estimator)
+    sources = [
+        Path(value).read_bytes().hex() for key, value in sorted(options.items()) if key.endswith("_path")
+    ]
+    identity = [options["seed_everything"], estimator, options.get("kl.beta"), *sources]
+    digest = hashlib.sha256(json.dumps(identity).encode()).digest()
+    reward, kl = (int.from_bytes(digest[i : i + 4], "big") / 2**32 for i in (0, 4))
+    if os.environ.get("FAKE_JOB") == "noise":
+        reward += 1
+    if os.environ.get("FAKE_JOB") == "crash":
+        raise OSError("no luck today")
+
+    write_metrics(run, reward, kl, config.get("seconds", 0))
+    misbehave(config.get("behaviour", {}).get(estimator), run, ran)
+    (run / schema.CHECKPOINT).parent.mkdir()
+    (run / schema.CHECKPOINT).write_bytes(digest)
+    write_summary(run, schema.DONE, {schema.REWARD: reward, schema.KL: kl})
+
+
+def write_metrics(run, reward, kl, seconds):
+    attempt = run / schema.METRICS_DIR / "attempt_0"
+    attempt.mkdir(parents=True)
+    with (attempt / "metrics.csv").open("w") as file:
+        print("step,train/reward,val/kl,time/tokens_per_second", file=file)
+        for step in range(3):
+            time.sleep(seconds / 3)
+            print(f"{step},{reward * step},{kl if step == 2 else ''},{time.time()}", file=file, flush=True)
+
+
+def write_summary(run, state, final):
+    content = {"state": state, "final": final, "versions": {"fake_job": "1"}}
+    (run / schema.SUMMARY).write_text(json.dumps(content))
+
+
+def misbehave(behaviour, run, ran):
+    if behaviour == "usage":
+        print("error: kl.estimator: no such class", file=sys.stderr)
+        sys.exit(2)
+    if behaviour == "crash":
+        raise RuntimeError("out of luck")
+    if behaviour == "crash once" and ran.read_text().count(run.name) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if behaviour == "diverge":
+        write_summary(run, schema.DIVERGED, {})
+        sys.exit(1)
+    if behaviour == "not a number":
+        write_summary(run, schema.DONE, {schema.REWARD: float("nan"), schema.KL: 1.0})
+        sys.exit(0)
+    if behaviour == "no summary":
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,101 @@
+"""A small project with a plan whose cells take milliseconds, driven through the real commands."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import yaml
+
+HERE = Path(__file__).parent
+
+
+class Project:
+    """A folder with a plan and its stages' configurations."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.environment = os.environ | {"PYTHONPATH": str(HERE)}
+
+    def write(self, name="plan", *, module="fake_job", rloo=None, sft=None, grid=None, **keys):
+        """Write the plan `name`; its sweep's directory is called the same. Returns the plan's path."""
+        for stage, config in {"sft": sft, "dpo": None, "rloo": rloo}.items():
+            (self.directory / f"{name}_{stage}.yaml").write_text(yaml.safe_dump(config or {"seconds": 0}))
+        inputs = {"model.init_args.reference_path": "sft"}
+        plan = {
+            "name": name,
+            "directory": str(self.directory / name),
+            "module": module,
+            "stages": {
+                "sft": {"config": f"{name}_sft.yaml"},
+                "dpo": {"config": f"{name}_dpo.yaml", "inputs": inputs},
+                "rloo": {
+                    "config": f"{name}_rloo.yaml",
+                    "inputs": {**inputs, "model.init_args.policy_path": "dpo"},
+                },
+            },
+            "grid": {"estimator": ["MonteCarlo", "RaoBlackwell"], "beta": {0: 0.1, 1: 0.2}, "replicates": 2}
+            | (grid or {}),
+            "primary": {"control": "MonteCarlo"},
+        } | keys
+        path = self.directory / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(plan, sort_keys=False))
+        return path
+
+    def start(self, *arguments, **environment):
+        """Start a command in a session of its own, as a terminal would."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "analysis", *map(str, arguments)],
+            cwd=self.directory,
+            env=self.environment | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *arguments, **environment):
+        """Run a command to its end: (exit code, output)."""
+        process = self.start(*arguments, **environment)
+        output, _ = process.communicate(timeout=120)
+        return process.returncode, output
+
+    def results(self, name="plan"):
+        return {path.name: path.read_bytes() for path in (self.directory / name / "results").iterdir()}
+
+    def ran(self, name="plan"):
+        """Ids of the cells in the order they were started, repeated where they were started again."""
+        path = self.directory / name / "ran.txt"
+        return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def wait_until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.01)
+
+
+def session(leader):
+    """Pids of the processes in the session of `leader`, zombies left out."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, sid = stat.read_text().rpartition(")")[2].split()[:4]
+        except OSError:  # it has just ended
+            continue
+        if int(sid) == leader and state != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def kill_session(process):
+    """SIGKILL everything a command started, and wait until nothing of it is left."""
+    for pid in session(process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.communicate()
+    wait_until(lambda: not session(process.pid))

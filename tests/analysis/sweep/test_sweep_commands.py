@@ -1,0 +1,237 @@
+"""`plan` and `sweep` through the real command line, with cells that take milliseconds."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from io import StringIO
+
+import pytest
+from rich.console import Console
+from sweep_project import Project, session, wait_until
+
+from analysis.cli import main
+from analysis.sweep import Progress, read_result
+
+MISBEHAVIOURS = ["crash", "usage", "no summary", "crash once", "diverge", "not a number"]
+
+
+def test_a_sweep_publishes_every_cell_once(finished):
+    assert finished.code == 0, finished.output
+    assert "plan: 10 cells: 10 done; 10 run now" in finished.output
+    assert "[10/10] rloo RaoBlackwell beta=0.2 #1: done, reward 0." in finished.output
+    paths = sorted((finished.directory / "plan" / "results").iterdir())
+    assert len(paths) == len(finished.ran()) == 10
+    for path in paths:
+        result = read_result(path)
+        assert result["state"] == "done"
+        assert set(result["final"]) == {"reward", "kl"}
+        assert result["curves"]["train/reward"]["step"] == [0, 1, 2]
+        assert result["curves"]["val/kl"]["step"] == [2]
+        assert set(result["curves"]) == {"train/reward", "val/kl"}
+        assert str(finished.directory) not in path.read_text()
+
+
+def test_a_second_sweep_runs_no_cell(swept):
+    before = swept.results()
+    assert swept.run("sweep", "--config", "plan.yaml") == (0, "plan: 10 cells: 10 done; no cell was run\n")
+    assert swept.results() == before
+    assert len(swept.ran()) == 10
+
+
+def test_results_do_not_depend_on_where_or_how_wide_a_sweep_runs(project, finished):
+    assert project.run("sweep", "--config", project.write("other"), "--workers", 5)[0] == 0
+    assert project.results("other") == finished.results()
+
+
+@pytest.fixture(scope="module")
+def misbehaving(tmp_path_factory):
+    """A sweep in which each estimator but the control misbehaves in its own way, and the same sweep again."""
+    project = Project(tmp_path_factory.mktemp("misbehaving"))
+    plan = project.write(
+        rloo={"behaviour": {name: name for name in MISBEHAVIOURS}},
+        grid={"estimator": ["MonteCarlo", *MISBEHAVIOURS], "beta": {0: 0.1}, "replicates": 1},
+    )
+    project.code, project.output = project.run("sweep", "--config", plan)
+    project.ran_first = project.ran()
+    project.code_again, project.output_again = project.run("sweep", "--config", plan)
+    return project
+
+
+def attempts(project, estimator, ran):
+    plan = json.loads((project.directory / "plan" / "plan.json").read_text())
+    (cell,) = (cell for cell in plan["cells"] if cell["estimator"] == estimator)
+    return ran.count(cell["id"])
+
+
+def test_failing_cells_do_not_stop_the_others_and_are_listed(misbehaving):
+    assert misbehaving.code == 1
+    assert "9 cells: 4 done, 2 diverged, 3 failed; 6 run now" in misbehaving.output
+    for name in ("crash", "usage", "no summary"):
+        assert f"failed: rloo {name} beta=0.1 #0; all it printed: " in misbehaving.output
+    assert misbehaving.output.count("RuntimeError: out of luck") == 1
+    assert misbehaving.output.count("the run ended without") == 1
+    records = [json.loads(path.read_text()) for path in (misbehaving.directory / "plan" / "failed").iterdir()]
+    (crash,) = (record for record in records if record["cell"]["estimator"] == "crash")
+    # Three in each of the two sweeps.
+    assert crash["attempts"] == 6
+    assert crash["error"].startswith("exit code 1\n")
+    assert crash["error"].endswith("RuntimeError: out of luck")
+    assert len(records) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("crash", 3), ("no summary", 3), ("crash once", 2), ("usage", 1), ("diverge", 1)]
+)
+def test_only_what_may_succeed_is_repeated(misbehaving, name, expected):
+    assert attempts(misbehaving, name, misbehaving.ran_first) == expected
+
+
+def test_a_divergence_is_a_result_whatever_the_exit_code_or_summary_say(misbehaving):
+    for name in ("diverge", "not a number"):
+        assert f"rloo {name} beta=0.1 #0: diverged" in misbehaving.output
+        assert attempts(misbehaving, name, misbehaving.ran()) == 1
+
+
+def test_the_next_sweep_tries_failed_cells_again(misbehaving):
+    assert misbehaving.code_again == 1
+    assert "9 cells: 4 done, 2 diverged, 3 failed; no cell was run" in misbehaving.output_again
+    assert attempts(misbehaving, "crash", misbehaving.ran()) == 6
+
+
+def test_the_failure_of_a_cell_is_forgotten_when_it_succeeds(project):
+    plan = project.write(grid={"beta": {0: 0.1}, "replicates": 1})
+    code, output = project.run("sweep", "--config", plan, FAKE_JOB="crash")
+    assert code == 1
+    # What starts from a failed cell is blocked.
+    assert "4 cells: 1 failed, 3 blocked; no cell was run" in output
+    assert "blocked: rloo RaoBlackwell beta=0.1 #0" in output
+    failed = project.directory / "plan" / "failed"
+    assert len([*failed.iterdir()]) == 1
+    assert project.run("sweep", "--config", plan)[0] == 0
+    assert not [*failed.iterdir()]
+
+
+def test_a_changed_result_is_named_and_nothing_is_run(swept, capsys):
+    path = sorted((swept.directory / "plan" / "results").iterdir())[3]
+    content = path.read_text()
+    digit = content.index('"reward":0.') + len('"reward":0.')
+    path.write_text(content[:digit] + str((int(content[digit]) + 1) % 10) + content[digit + 1 :])
+    for command in ("plan", "sweep"):
+        assert main([command, "--config", "plan.yaml"]) == 1
+        message = f"error: {path}: does not match its checksum; it was changed after it was published\n"
+        assert capsys.readouterr() == ("", message)
+
+
+def delete_checkpoints(project):
+    for checkpoint in (project.directory / "plan" / "cells").glob("*/checkpoints/last.ckpt"):
+        checkpoint.unlink()
+
+
+def test_a_larger_plan_runs_what_is_new_and_lost_checkpoints_and_compares_the_results(swept):
+    before = swept.results()
+    delete_checkpoints(swept)
+    code, output = swept.run("sweep", "--config", swept.write(grid={"replicates": 3}))
+    assert code == 0
+    assert "changed since the plan was locked: plan.grid.replicates: 2 -> 3" in output
+    # The reference, the warm start, and the four new cells.
+    assert "14 cells: 14 done; 6 run now" in output
+    assert before.items() < swept.results().items()
+
+    delete_checkpoints(swept)
+    code, output = swept.run("sweep", "--config", swept.write(grid={"replicates": 4}), FAKE_JOB="noise")
+    assert code == 1
+    refused = sorted((swept.directory / "plan" / "refused").iterdir())
+    assert len(refused) == 2
+    for path in refused:
+        assert f"not deterministic: {path} differs" in output
+        assert read_result(path)["final"]["reward"] == 1 + json.loads(before[path.name])["final"]["reward"]
+    assert before.items() < swept.results().items()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_sweep_stops_its_workers_and_goes_on_later(project, number):
+    plan = project.write(rloo={"seconds": 0.15})
+    process = project.start("sweep", "--config", plan, "--workers", 2)
+    wait_until(lambda: len(project.ran()) >= 5)
+    # A terminal sends Ctrl-C to the whole group.
+    (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert output.endswith("stopped; what is published stays, and the same command goes on from there\n")
+    assert "Traceback" not in output
+    wait_until(lambda: not session(process.pid), seconds=5)
+    assert 0 < len(project.results()) < 10
+    assert project.run("sweep", "--config", plan)[0] == 0
+    assert len(project.results()) == 10
+
+
+def test_a_plan_tells_cells_time_and_what_it_could_show(project, capsys):
+    assert main(["plan", "--config", str(project.write()), "--workers", "2"]) == 0
+    output = capsys.readouterr().out
+    assert "10 cells, 10 to run" in output
+    assert "rloo: 8 to run, each 60 s (assumed: none has finished)" in output
+    assert "about 6 min 00 s with 2 at a time" in output
+    assert "4 matched pairs" in output
+    assert "smallest two-sided p of a swap test 0.12, level 0.025" in output
+    assert "CANNOT reject" in output
+    assert [path.name for path in (project.directory / "plan").iterdir()] == ["plan.json"]
+
+
+def test_a_plan_knows_what_has_run_and_how_long_it_took(swept, capsys):
+    for seconds in (swept.directory / "plan" / "cells").glob("*/seconds"):
+        seconds.write_text("90.0")
+    assert main(["plan", "--config", str(swept.write(grid={"replicates": 4})), "--workers", "4"]) == 0
+    output = capsys.readouterr().out
+    assert "18 cells, 8 to run" in output
+    assert "rloo: 8 to run, each 90 s\n  about 3 min 00 s with 4 at a time" in output
+    assert "smallest two-sided p of a swap test 0.0078, level 0.025" in output
+    assert "can reject" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sweep"], "the following arguments are required: --config; see python -m analysis sweep --help"),
+        (["sweep", "--config", "none.yaml"], "none.yaml: No such file or directory; the path of a plan"),
+        (
+            ["sweep", "--config", "x", "--workers", "0"],
+            "argument --workers: '0' is not allowed; an integer >= 1",
+        ),
+        (["swep"], "'swep'"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_one_line(arguments, message, capsys):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_the_commands_do_not_load_the_training_stack():
+    code = "import sys, analysis.cli; print({'torch', 'lightning', 'matplotlib', 'scipy'} & {*sys.modules})"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "set()\n"
+    )
+
+
+def test_a_terminal_shows_a_bar_and_a_pipe_lines(cells):
+    results = {"state": "done", "final": {"reward": 1.25, "kl": None}}
+    shown = {}
+    for terminal in (True, False):
+        out = StringIO()
+        with Progress("demo", Console(file=out, force_terminal=terminal, width=120)) as progress:
+            progress.counted(2, 10)
+            progress.settled(cells[2], results, 95.0)
+            progress.failed(cells[3], "exit code 1\nlast words", given_up=True)
+        shown[terminal] = out.getvalue()
+    assert shown[False] == (
+        "[3/10] rloo MonteCarlo beta=0.1 #0: done, reward 1.25; 1 min 35 s left\n"
+        "rloo RaoBlackwell beta=0.1 #0: exit code 1; given up\n    last words\n"
+    )
+    assert "3/10" in shown[True]
+    assert "━" in shown[True]
+    assert "last words" in shown[True]

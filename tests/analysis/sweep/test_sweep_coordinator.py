@@ -1,0 +1,161 @@
+"""The order in which cells are handed out, and what their ends lead to; cells here end as a script says."""
+
+from collections import defaultdict
+
+import pytest
+from rich.console import Console
+
+from analysis.design import read_plan
+from analysis.sweep import Clock, Coordinator, Progress, State, Store
+from analysis.sweep.job import BUSY
+
+
+class ScriptedLauncher:
+    """Ends jobs at once: each cell with the codes of its script in turn, 0 where it has none."""
+
+    def __init__(self, store, slots=2):
+        self.store, self.slots = store, slots
+        self.script = defaultdict(list)
+        self.submitted, self.waiting, self.stopped = [], [], False
+        self.most = 0
+
+    def submit(self, job):
+        if self.script[job.cell.id][:1] == ["refuse"]:
+            self.script[job.cell.id].pop(0)
+            raise ConnectionError("no server")
+        self.submitted.append(job.cell)
+        self.waiting.append(job.cell)
+        self.most = max(self.most, len(self.waiting))
+
+    def wait(self, seconds):
+        cell = self.waiting.pop(0)
+        code = self.script[cell.id].pop(0) if self.script[cell.id] else 0
+        if code == 0:
+            publish(self.store, cell)
+        return [(cell.id, code)]
+
+    def stop(self):
+        self.stopped = True
+
+
+def publish(store, cell):
+    checkpoint = store.workdir(cell.id) / "checkpoints" / "last.ckpt"
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    checkpoint.touch()
+    result = {"schema": 1, "id": cell.id, "cell": cell.record(), "state": "done", "final": {}, "curves": {}}
+    store.publish(result)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "runs")
+
+
+@pytest.fixture
+def launcher(store):
+    return ScriptedLauncher(store)
+
+
+@pytest.fixture
+def run(project, cells, store, launcher):
+    def run():
+        plan = read_plan(project.directory / "plan.yaml")
+        return Coordinator(plan, cells, store, launcher, Progress("plan", Console(quiet=True))).run()
+
+    return run
+
+
+def test_shared_cells_come_first_and_matched_pairs_together(run, cells, launcher):
+    outcome = run()
+    assert launcher.submitted == cells
+    assert [(cell.stage, cell.point and cell.point[:2]) for cell in cells[:4]] == [
+        ("sft", None),
+        ("dpo", None),
+        ("rloo", ("MonteCarlo", 0.1)),
+        ("rloo", ("RaoBlackwell", 0.1)),
+    ]
+    assert outcome.complete
+    assert outcome.ran == 10
+    assert launcher.most == 2
+    assert launcher.stopped
+
+
+def test_published_cells_are_not_run_again(run, cells, store, launcher):
+    for cell in cells[:7]:
+        publish(store, cell)
+    assert run().ran == 3
+    assert launcher.submitted == cells[7:]
+
+
+def test_a_cell_another_sweep_finishes_meanwhile_is_not_run(run, cells, store, launcher):
+    real = launcher.wait
+
+    def wait(seconds):
+        publish(store, cells[5])
+        return real(seconds)
+
+    launcher.wait = wait
+    assert run().complete
+    assert cells[5] not in launcher.submitted
+
+
+def test_a_cell_taken_by_another_sweep_costs_no_attempt(run, cells, launcher):
+    launcher.script[cells[3].id] = [BUSY] * 5
+    outcome = run()
+    assert outcome.complete
+    assert launcher.submitted.count(cells[3]) == 6
+
+
+@pytest.mark.parametrize(
+    ("codes", "runs", "state"),
+    [
+        ([1, -9], 3, State.DONE),
+        ([1, 1, 1], 3, State.FAILED),
+        ([-9, 255, 75, 1], 4, State.FAILED),
+        ([2], 1, State.FAILED),
+        (["refuse", "refuse"], 1, State.DONE),
+        (["refuse", "refuse", "refuse"], 0, State.FAILED),
+    ],
+)
+def test_attempts_are_limited_and_wrong_usage_is_not_repeated(
+    run, cells, store, launcher, codes, runs, state
+):
+    launcher.script[cells[4].id] = codes
+    outcome = run()
+    assert outcome.states[cells[4].id] is state
+    assert launcher.submitted.count(cells[4]) == runs
+    assert outcome.complete == (state is State.DONE)
+    assert (store.failure(cells[4].id) is None) == (state is State.DONE)
+    assert [*outcome.states.values()].count(State.DONE) == 10 - (state is State.FAILED)
+
+
+def test_a_job_that_died_after_publishing_has_succeeded(run, cells, store, launcher):
+    real = launcher.wait
+    launcher.wait = lambda seconds: [(cell_id, -9) for cell_id, _ in real(seconds)]
+    assert run().complete
+    assert launcher.submitted == cells
+
+
+def test_workers_are_stopped_when_the_coordinator_is_interrupted(run, launcher):
+    def interrupted(seconds):
+        raise KeyboardInterrupt
+
+    launcher.wait = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert launcher.stopped
+
+
+def test_the_time_left_follows_finished_cells(cells, store):
+    clock = Clock(cells, store)
+    assert clock.left([], 2) == 0
+    assert clock.left(cells, 2) is None
+    # One after the other, then 8 cells two by two.
+    assert clock.left(cells, 2, assumed=10.0) == 10 + 10 + 40
+    for cell, seconds in zip(cells, (5.0, 7.0, 1.0, 3.0), strict=False):
+        store.workdir(cell.id).mkdir(parents=True)
+        store.seconds(cell.id).write_text(str(seconds))
+        clock.add(cell)
+    assert clock.mean("rloo") == 2.0
+    assert clock.left(cells, 2) == 5 + 7 + 8
+    assert clock.left(cells[-1:], 8) == 2.0

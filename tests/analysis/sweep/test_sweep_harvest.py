@@ -1,0 +1,90 @@
+"""What is published of a run: curves stitched from its attempts, numbers JSON can hold, nothing of time."""
+
+import json
+
+import pytest
+
+from analysis.sweep.harvest import curves, harvest, read_summary
+
+
+def write(metrics, attempts):
+    for name, text in attempts.items():
+        path = metrics / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return curves(metrics)
+
+
+def test_curves_are_read_by_step_and_only_metrics_are_kept(tmp_path):
+    text = "epoch,step,train/loss,val/kl,time/seconds\n0,1,0.5,,3.1\n0,2,0.25,,3.2\n0,2,,0.125,\n"
+    assert write(tmp_path, {"attempt_0/metrics.csv": text}) == {
+        "train/loss": {"step": [1, 2], "value": [0.5, 0.25]},
+        "val/kl": {"step": [2], "value": [0.125]},
+    }
+
+
+def test_a_later_attempt_replaces_what_came_after_its_first_step(tmp_path):
+    stitched = write(
+        tmp_path,
+        {
+            # Ran on past its last checkpoint, at step 2, and had logged an evaluation before it.
+            "attempt_2/metrics.csv": "step,train/loss,val/kl\n0,1,\n1,2,\n1,,9\n2,3,\n3,4,\n5,6,\n",
+            # Attempts are numbers: the tenth comes after the second.
+            "attempt_10/metrics.csv": "step,train/loss,val/kl\n2,30,\n3,40,\n3,,90\n",
+        },
+    )
+    assert stitched["train/loss"] == {"step": [0, 1, 2, 3], "value": [1.0, 2.0, 30.0, 40.0]}
+    assert stitched["val/kl"] == {"step": [1, 3], "value": [9.0, 90.0]}
+
+
+def test_stitched_attempts_equal_an_uninterrupted_run(tmp_path):
+    rows = [f"{step},{step / 8},{step if step % 2 else ''}" for step in range(8)]
+
+    def file(selected):
+        return "\n".join(["step,train/loss,val/kl", *selected]) + "\n"
+
+    whole = write(tmp_path / "whole", {"attempt_0/metrics.csv": file(rows)})
+    cut = {"attempt_0/metrics.csv": file(rows[:6]), "attempt_1/metrics.csv": file(rows[4:])}
+    assert write(tmp_path / "cut", cut) == whole
+
+
+def test_values_that_are_not_finite_become_none(tmp_path):
+    stitched = write(tmp_path, {"attempt_0.csv": "step,train/loss\n0,nan\n1,-inf\n2,1e-05\n"})
+    assert stitched == {"train/loss": {"step": [0, 1, 2], "value": [None, None, 1e-05]}}
+
+
+def test_a_run_without_metrics_has_no_curves(tmp_path):
+    assert curves(tmp_path / "metrics") == {}
+
+
+def test_a_file_of_no_attempt_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no attempt_N in its name"):
+        write(tmp_path, {"metrics.csv": "step,train/loss\n0,1\n"})
+
+
+@pytest.mark.parametrize(
+    ("state", "final", "expected"),
+    [
+        ("done", {"reward": 1.0, "kl": 0.5}, "done"),
+        ("done", {"loss": 1.0}, "done"),
+        ("done", {"reward": 1.0, "kl": 0.5, "reward_se": float("nan")}, "done"),
+        ("done", {"reward": float("inf"), "kl": 0.5}, "diverged"),
+        ("done", {"reward": 1.0, "kl": None}, "diverged"),
+        ("diverged", {}, "diverged"),
+    ],
+)
+def test_a_run_without_a_finite_reward_or_kl_has_diverged(tmp_path, cells, state, final, expected):
+    result = harvest(cells[2], tmp_path, {"state": state, "final": final, "versions": {"torch": "2"}})
+    assert result["state"] == expected
+    assert set(result["final"]) == set(final)
+    json.dumps(result, allow_nan=False)
+    assert result["id"] == cells[2].id
+    assert result["cell"] == cells[2].record()
+    assert result["versions"] == {"torch": "2"}
+
+
+def test_a_summary_with_an_unknown_state_is_refused(tmp_path):
+    assert read_summary(tmp_path) is None
+    (tmp_path / "summary.json").write_text('{"state": "finished"}')
+    with pytest.raises(ValueError, match="'finished' is neither done nor diverged"):
+        read_summary(tmp_path)

@@ -1,0 +1,108 @@
+"""Nothing is torn, lost or doubled, whatever is killed and whenever; several sweeps share one directory."""
+
+import contextlib
+import os
+import random
+import signal
+from collections import Counter
+
+import pytest
+from sweep_project import kill_session, session, wait_until
+
+from analysis.sweep import read_result
+
+
+def published(project):
+    return sum(1 for _ in (project.directory / "plan" / "results").glob("*.json"))
+
+
+def check(project, reference):
+    """The results of the killed sweep and of the undisturbed one are the same files, byte for byte."""
+    directory = project.directory / "plan"
+    assert project.results() == project.results(reference)
+    for path in (directory / "results").iterdir():
+        read_result(path)
+    assert not [*directory.glob("failed/*.json")]
+    assert not (directory / "refused").exists()
+
+
+def test_a_sweep_killed_as_a_whole_goes_on_from_what_is_published(project):
+    rloo = {"seconds": 0.15}
+    assert project.run("sweep", "--config", project.write("reference", rloo=rloo))[0] == 0
+    plan = project.write(rloo=rloo)
+    for least in (1, 4, 7):
+        process = project.start("sweep", "--config", plan, "--workers", 3)
+        wait_until(lambda n=least: published(project) >= n)
+        kill_session(process)
+    survived = project.results()
+    assert 7 <= len(survived) < 10
+    started = Counter(project.ran())
+    code, output = project.run("sweep", "--config", plan)
+    assert code == 0, output
+    check(project, "reference")
+    # What was published before the last kill was not run again.
+    again = Counter(project.ran()) - started
+    assert set(again) == {name.removesuffix(".json") for name in project.results().keys() - survived.keys()}
+
+
+def test_workers_end_with_their_coordinator(project):
+    process = project.start("sweep", "--config", project.write(sft={"seconds": 60}))
+    wait_until(lambda: project.ran())
+    # Coordinator, fork server, its tracker, and the worker.
+    assert len(session(process.pid)) >= 3
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not session(process.pid), seconds=10)
+
+
+def test_concurrent_sweeps_share_the_work_and_run_no_cell_twice(project):
+    plan = project.write(rloo={"seconds": 0.1}, grid={"replicates": 4})
+    processes = [project.start("sweep", "--config", plan, "--workers", 2) for _ in range(3)]
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], outputs
+    assert all("18 cells: 18 done" in output for output in outputs)
+    assert len(project.results()) == 18
+    assert Counter(Counter(project.ran()).values()) == {1: 18}
+
+
+def hunt(project, *, workers, kills, grid, seconds, seed):
+    """Sweep while random processes of it, coordinator included, get SIGKILL; how often each cell was run."""
+    rng = random.Random(seed)
+    keys = {"rloo": {"seconds": seconds}, "grid": grid}
+    reference = project.write("reference", **keys)
+    assert project.run("sweep", "--config", reference, "--workers", workers)[0] == 0
+    plan = project.write(**keys)
+    # Spread over the sweep: the next kill is due when so many cells are published.
+    due = [index * (len(project.results("reference")) - workers) // kills for index in range(kills)]
+    done = 0
+    code = None
+    while code != 0:
+        process = project.start("sweep", "--config", plan, "--workers", workers)
+        while done < kills and process.poll() is None:
+            least = due[done]
+            wait_until(lambda p=process, n=least: p.poll() is not None or published(project) >= n)
+            victims = session(process.pid)
+            if process.poll() is None and victims:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rng.choice(victims), signal.SIGKILL)
+                    done += 1
+        process.communicate()
+        wait_until(lambda p=process: not session(p.pid))
+        code = process.returncode
+    check(project, "reference")
+    assert not [*(project.directory / "plan" / "results").glob(".*")]
+    assert done > kills // 2
+    return Counter(project.ran())
+
+
+def test_random_kills_of_any_process_change_nothing(project):
+    ran = hunt(project, workers=4, kills=8, grid={"replicates": 8}, seconds=0.05, seed=0)
+    assert len(ran) == 34
+
+
+@pytest.mark.slow
+def test_sixty_random_kills_on_eight_workers_change_nothing(project):
+    beta = {level: 0.01 * (level + 1) for level in range(10)}
+    ran = hunt(project, workers=8, kills=60, grid={"beta": beta, "replicates": 15}, seconds=0.2, seed=1)
+    assert len(ran) == 302
+    print(f"{sum(ran.values())} attempts for {len(ran)} cells")

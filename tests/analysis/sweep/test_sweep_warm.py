@@ -1,0 +1,60 @@
+"""Cells are forked from one server that has paid for the imports, and compute what a fresh process does."""
+
+import json
+import os
+import subprocess
+import sys
+
+from analysis.sweep import warm
+from analysis.sweep.launcher import WARM
+
+GRID = {"beta": {0: 0.1}, "replicates": 1}
+
+
+def log(project):
+    """The first line each cell printed after its command."""
+    paths = (project.directory / "plan" / "cells").glob("*/log.txt")
+    return [json.loads(path.read_text().splitlines()[1]) for path in paths]
+
+
+def test_cells_share_one_import_and_equal_a_fresh_process(project):
+    plan = project.write(module="warm_job", grid=GRID, threads=2)
+    code, output = project.run("sweep", "--config", plan, "--workers", 2, OMP_NUM_THREADS="3")
+    assert code == 0, output
+    cells = log(project)
+    assert len(cells) == 4
+    assert all(cell["warm"] for cell in cells)
+    assert len({cell["imported_by"] for cell in cells}) == 1
+    assert len({cell["pid"] for cell in cells} - {cells[0]["imported_by"]}) == 4
+
+    fresh = project.directory / "fresh"
+    fresh.mkdir()
+    subprocess.run(
+        [sys.executable, "-m", "warm_job", "fit", "--trainer.default_root_dir", str(fresh)],
+        env=project.environment | {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"},
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    final = json.loads((fresh / "summary.json").read_text())["final"]
+    assert final["threads"] == 2
+    for content in project.results().values():
+        assert json.loads(content)["final"] == final
+
+
+def test_a_failing_import_is_met_by_the_cells_and_not_by_the_server(project):
+    package = project.directory / "broken_job"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "cli.py").write_text("raise RuntimeError('broken at import')\n")
+    (package / "__main__.py").write_text("from broken_job import cli\n")
+    plan = project.write(module="broken_job", grid=GRID)
+    code, output = project.run("sweep", "--config", plan)
+    assert code == 1
+    assert "1 failed, 3 blocked" in output
+    assert "RuntimeError: broken at import" in output
+
+
+def test_warming_swallows_every_failure():
+    for module in ("no_such_module", ""):
+        command = [sys.executable, "-c", f"import {warm.__name__}"]
+        assert subprocess.run(command, env=os.environ | {WARM: module}, check=True).returncode == 0
