@@ -20,7 +20,7 @@ MISBEHAVIOURS = ["crash", "usage", "no summary", "crash once", "diverge", "not a
 def test_a_sweep_publishes_every_cell_once(finished):
     assert finished.code == 0, finished.output
     assert "plan: 10 cells: 10 done; 10 run now" in finished.output
-    assert "[10/10] rloo RaoBlackwell beta=0.2 #1: done, reward 0." in finished.output
+    assert "[10/10] rloo " in finished.output
     paths = sorted((finished.directory / "plan" / "results").iterdir())
     assert len(paths) == len(finished.ran()) == 10
     for path in paths:
