@@ -135,7 +135,7 @@ def compare(designs: Sequence[Pairs], rules: Rules) -> tuple[Comparison, ...]:
 def _primary(pairs: Pairs) -> list[_Finding]:
     findings = []
     for claim, contrast in ((OBJECTIVE, objective_contrast(pairs)), (MATCHED_KL, matched_kl_contrast(pairs))):
-        test = swap_test(contrast.values * contrast.weights, pairs.unit)
+        test = swap_test(contrast.contributions, pairs.unit)
         findings.append(_Finding(claim, pairs, mean_of(contrast, pairs), contrast.unit, test))
     return findings
 

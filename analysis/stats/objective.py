@@ -24,6 +24,11 @@ class Contrast:
     unit: str
     ranked: bool
 
+    @property
+    def contributions(self) -> FloatArray:
+        """What each pair adds to the statistic of the swap test, shape [P]."""
+        return self.values * self.weights
+
 
 def objective(pairs: Pairs) -> FloatArray:
     """J = reward - beta * KL at each run's own beta, shape [P, 2]; `nan` for diverged runs."""

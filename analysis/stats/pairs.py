@@ -1,6 +1,6 @@
 """Matched pairs: the one table every test on (KL, reward) outcomes starts from. NumPy only."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -77,16 +77,16 @@ class Pairs:
         gone = self.diverged
         return np.where(gone, np.inf, self.kl), np.where(gone, -np.inf, self.reward)
 
+    def subset(self, mask: BoolArray) -> "Pairs":
+        """The pairs where `mask` [P] is true."""
+        names = ("beta", "level", "replicate", "unit", "kl", "reward")
+        return replace(self, **{name: getattr(self, name)[mask] for name in names})
+
     def swapped(self, mask: BoolArray) -> "Pairs":
         """The pairs with the two labels exchanged where `mask` [P] is true."""
         flip = mask[:, None]
-        return Pairs(
-            self.treatment,
-            self.control,
-            self.beta,
-            self.level,
-            self.replicate,
-            self.unit,
-            np.where(flip, self.kl[:, ::-1], self.kl),
-            np.where(flip, self.reward[:, ::-1], self.reward),
+        return replace(
+            self,
+            kl=np.where(flip, self.kl[:, ::-1], self.kl),
+            reward=np.where(flip, self.reward[:, ::-1], self.reward),
         )

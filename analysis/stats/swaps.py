@@ -1,5 +1,6 @@
 """Exact label-swap tests: the randomisation of a paired design, on scipy's engine."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,8 +14,8 @@ Alternative = Literal["two-sided", "greater", "less"]
 RESAMPLES = 9_999
 """Monte-Carlo draws; designs of up to 2**13 swaps are enumerated instead."""
 
-# Sums are compared on a grid of 2**-32 of the largest contribution: swaps that tie in theory tie in the
-# computer too (scipy's own tolerance is relative to the observed sum, hence nothing where that is 0).
+# Statistics are compared on a grid of 2**-32 of their terms' size: swaps that tie in theory tie in the
+# computer too (scipy's own tolerance is relative to the observed value, hence nothing where that is 0).
 _GRID_BITS = 32
 
 
@@ -70,29 +71,68 @@ def swap_test(
     """
     if not np.isfinite(contributions).all():
         raise ValueError("contributions must be finite: count diverged runs as worst before testing")
-    units = np.arange(len(contributions)) if units is None else units
-    sums = np.array([contributions[units == unit].sum() for unit in np.unique(units)])
-    _, exponent = np.frexp(np.abs(contributions).max(initial=0.0))
-
-    def on_grid(values: FloatArray) -> FloatArray:
-        return np.asarray(np.rint(np.ldexp(values, _GRID_BITS - exponent)))
-
-    sums = sums[on_grid(sums) != 0]
-    steps = np.unique(np.abs(on_grid(sums)))
-    count, sides = len(sums), 2 if alternative == "two-sided" else 1
-    if len(steps) == 1:  # a sign test
+    sums = unit_sums(contributions, units)
+    sums = sums[np.abs(sums) > np.abs(contributions).max(initial=0.0) * 2.0**-_GRID_BITS]
+    count = len(sums)
+    if count and np.ptp(np.abs(sums)) <= np.abs(sums[0]) * 2.0**-_GRID_BITS:  # equal steps: a sign test
         p_value = stats.binomtest(int((sums > 0).sum()), count, alternative=alternative).pvalue
+        sides = 2 if alternative == "two-sided" else 1
         return SwapTest(float(p_value), min(1.0, sides * 2.0**-count), count, 2**count, True)
+    return sign_flip_test(
+        count,
+        lambda signs: signs @ sums,
+        scale=float(np.abs(contributions).max(initial=0.0)),
+        alternative=alternative,
+        resamples=resamples,
+        seed=seed,
+    )
+
+
+def sign_flip_test(
+    count: int,
+    statistic: Callable[[FloatArray], FloatArray],
+    *,
+    scale: float = 1.0,
+    alternative: Alternative = "two-sided",
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> SwapTest:
+    """Test a statistic of the swaps themselves: for what is not a sum of contributions.
+
+    Args:
+        count: Units that may be swapped.
+        statistic: Maps signs [..., count], -1 where a unit is swapped, to values [...]; all +1 is the
+            observed labelling.
+        scale: Size of the terms the statistic is made of: what counts as a rounding error.
+        alternative: Which values speak against the null; "two-sided" for an antisymmetric statistic,
+            "greater" for one that does not change when all signs turn, such as a maximum of absolute values.
+        resamples: Random swaps when enumeration would need more.
+        seed: Seed of the random swaps.
+    """
     exact = 2.0**count <= resamples
+    step = max(scale, np.finfo(float).tiny) * 2.0**-_GRID_BITS
+
+    def on_grid(signs: FloatArray, axis: int = -1) -> FloatArray:
+        return np.asarray(np.rint(statistic(signs[..., :count]) / step))
+
+    observed, mirrored = on_grid(np.ones(count)), on_grid(-np.ones(count))
+    sides = 2 if alternative == "two-sided" or observed == mirrored else 1
     result = stats.permutation_test(
-        (np.pad(sums, (0, max(0, 2 - count))),),  # scipy wants two observations; a zero changes nothing
-        lambda flipped, axis: on_grid(flipped.sum(axis)),
+        (np.ones(max(2, count)),),  # scipy wants two observations; one beyond `count` changes nothing
+        on_grid,
         permutation_type="samples",
         vectorized=True,
         n_resamples=resamples,
         alternative=alternative,
         rng=np.random.default_rng(seed),
     )
-    floor = 2.0**-count if exact else 1 / (resamples + 1)
+    least = min(1.0, sides * (2.0**-count if exact else 1 / (resamples + 1)))
     drawn = 2**count if exact else resamples
-    return SwapTest(min(1.0, float(result.pvalue)), min(1.0, sides * floor), count, drawn, exact)
+    return SwapTest(min(1.0, float(result.pvalue)), least, count, drawn, exact)
+
+
+def unit_sums(contributions: FloatArray, units: IntArray | None = None) -> FloatArray:
+    """Contributions added up within each unit, shape [units]."""
+    if units is None:
+        return contributions
+    return np.array([contributions[units == unit].sum() for unit in np.unique(units)])

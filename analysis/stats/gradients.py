@@ -1,0 +1,105 @@
+"""Gradient variance from Gram matrices: tr Cov of two estimators on the same batches.
+
+The 2B x 2B Gram matrix of the batch gradients is sufficient for everything here. What is resampled between
+batches (prompts and completions, or completions alone), the batch size, and whether the gradient is that of
+the KL, the reward or both, belong to the claim and are the caller's to state.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from analysis.stats.intervals import Estimate
+from analysis.stats.pairs import FloatArray
+from analysis.stats.swaps import SwapTest, swap_test
+
+HEAVY_SHARE = 0.2
+"""One batch with more than this share of a trace makes the comparison inconclusive."""
+
+
+@dataclass(frozen=True)
+class GradientVariance:
+    """Comparison of tr Cov(g), treatment over control.
+
+    Attributes:
+        log_ratio: log of the ratio, with a jackknife standard error over batches.
+        test: Sign flips of the differences of squared distances to each estimator's mean.
+        exact_test: The same on disjoint pairs of batches: valid at any number of batches, less powerful.
+        kurtosis: Kurtosis of the squared distances of treatment and control (3 for a Gaussian).
+        top_share: Largest share of one batch in the trace of treatment and control.
+        batches: B.
+    """
+
+    log_ratio: Estimate
+    test: SwapTest
+    exact_test: SwapTest
+    kurtosis: tuple[float, float]
+    top_share: tuple[float, float]
+    batches: int
+
+    @property
+    def heavy_tailed(self) -> bool:
+        """Whether one batch dominates a trace, so that nothing should be concluded."""
+        return max(self.top_share) > HEAVY_SHARE
+
+
+def compare_gradient_variance(gram: FloatArray) -> GradientVariance:
+    """Test tr Cov(g_treatment) = tr Cov(g_control) on B batches that both estimators saw.
+
+    With d_b = ||g_b - mean||^2 and z_b = d_b(control) - d_b(treatment), mean z = 0 is the vector form of
+    Pitman and Morgan's tr Cov(g_1 + g_2, g_1 - g_2) = 0. Sign flips of z are exact if the centred pair is
+    exchangeable; centring uses the same batches, which is why the disjoint-pair variant exists.
+
+    Args:
+        gram: Inner products in float64, shape [2B, 2B]: the treatment's B batch gradients first, then the
+            control's on the same batches in the same order.
+
+    Raises:
+        ValueError: If the matrix is not square with an even, at least 8-fold side, or not finite.
+    """
+    side = len(gram)
+    if gram.shape != (side, side) or side % 2 or side < 8 or not np.isfinite(gram).all():
+        raise ValueError(f"gram must be finite with shape [2B, 2B] and B >= 4, got {gram.shape}")
+    distances = squared_distances(gram)
+    traces = distances.sum(axis=1)
+    return GradientVariance(
+        _log_ratio(distances),
+        swap_test(distances[1] - distances[0]),
+        swap_test(disjoint_differences(gram)),
+        tuple(float(k) for k in stats.kurtosis(distances, axis=1, fisher=False)),  # type: ignore[arg-type]
+        tuple(float(share) for share in distances.max(axis=1) / np.maximum(traces, np.finfo(float).tiny)),  # type: ignore[arg-type]
+        side // 2,
+    )
+
+
+def squared_distances(gram: FloatArray) -> FloatArray:
+    """||g_b - mean||^2 of each estimator's batches, shape [2, B]."""
+    batches = len(gram) // 2
+    parts = (gram[:batches, :batches], gram[batches:, batches:])
+    return np.stack([np.diag(part) - 2 * part.mean(axis=1) + part.mean() for part in parts])
+
+
+def disjoint_differences(gram: FloatArray) -> FloatArray:
+    """v_j(control) - v_j(treatment), v_j = ||g_2j-1 - g_2j||^2 / 2 over disjoint pairs of batches."""
+    batches = len(gram) // 2
+    first = np.arange(0, batches - 1, 2)
+
+    def halves(offset: int) -> FloatArray:
+        one, two = offset + first, offset + first + 1
+        return np.asarray(gram[one, one] + gram[two, two] - 2 * gram[one, two]) / 2
+
+    return halves(batches) - halves(0)
+
+
+def _log_ratio(distances: FloatArray) -> Estimate:
+    """Jackknife over batches; a trace without batch b has the closed form S - d_b B / (B - 1)."""
+    batches = distances.shape[1]
+    traces = distances.sum(axis=1)
+    if not (traces > 0).all():
+        return Estimate(float("nan"))
+    left_out = np.log(traces[:, None] - distances * batches / (batches - 1))
+    replicates = left_out[0] - left_out[1]
+    deviations = replicates - replicates.mean()
+    error = np.sqrt((batches - 1) / batches * (deviations @ deviations))
+    return Estimate(float(np.log(traces[0] / traces[1])), float(error), batches - 1.0)

@@ -1,0 +1,159 @@
+"""Training stability: the spread between replicates over a whole curve, roughness within runs, collapses.
+
+X is the reward or the *log* of the KL: the spread of a KL grows with its level, so on the raw scale
+"steadier" would be confounded with "closer to the reference".
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from statsmodels.stats.contingency_tables import mcnemar
+
+from analysis.stats.intervals import Estimate
+from analysis.stats.pairs import FloatArray, IntArray
+from analysis.stats.swaps import RESAMPLES, SwapTest, sign_flip_test, swap_test
+
+
+@dataclass(frozen=True, eq=False)
+class SpreadTest:
+    """Log ratio of the two estimators' spread between replicates, control over treatment.
+
+    Attributes:
+        curve: L_t = log sum |r_control| - log sum |r_treatment|, shape [T]; above 0 the treatment
+            is steadier.
+        band: Half-width around 0 that |L_t| exceeds somewhere in 5% of relabelled data.
+        pointwise: D1, the swap test of max |L_t|: all steps at once.
+        mean: D2, mean L_t, with a jackknife standard error over units.
+        integrated: The swap test of D2.
+    """
+
+    curve: FloatArray
+    band: float
+    pointwise: SwapTest
+    mean: Estimate
+    integrated: SwapTest
+
+
+def spread_test(
+    values: FloatArray, levels: IntArray, units: IntArray, *, resamples: int = RESAMPLES
+) -> SpreadTest:
+    """Compare the spread between replicates over all steps (D1) and on average (D2).
+
+    Residuals are taken from the median of each estimator, beta and step, so that differing mean curves do
+    not count; they are exchanged within pairs, not computed again. Absolute values and medians keep the test
+    honest under heavy tails, where squares and means do not.
+
+    Args:
+        values: Outcome of each pair's treatment and control at each step, shape [P, 2, T]; several metrics
+            may be put after one another. Finite.
+        levels: Index of the KL weight of each pair, shape [P].
+        units: Pairs with equal entries are swapped together, shape [P].
+        resamples: Random swaps when enumeration would need more.
+
+    Raises:
+        ValueError: If a value is not finite.
+    """
+    if not np.isfinite(values).all():
+        raise ValueError("values must be finite: leave out pairs with a diverged run and count those instead")
+    names, place = np.unique(units, return_inverse=True)
+    sizes = _absolute_residuals(values, levels)
+    total = sizes.sum(axis=(0, 1))
+    sizes, total = sizes[..., total > 0], total[total > 0]
+    leaning = np.stack([(sizes[units == name, 1] - sizes[units == name, 0]).sum(axis=0) for name in names])
+
+    def curve(signs: FloatArray) -> FloatArray:
+        return _log_ratio(signs @ leaning, total)
+
+    def largest(signs: FloatArray) -> FloatArray:
+        return np.asarray(np.abs(curve(signs)).max(axis=-1, initial=0.0))
+
+    def average(signs: FloatArray) -> FloatArray:
+        return np.asarray(curve(signs).mean(axis=-1) if len(total) else np.zeros(signs.shape[:-1]))
+
+    observed = curve(np.ones(len(names)))
+    draws = np.random.default_rng(0).choice((-1.0, 1.0), size=(2_000, len(names)))
+    left_out = np.array([_mean_without(values, levels, place != i) for i in range(len(names))])
+    return SpreadTest(
+        observed,
+        float(np.quantile(largest(draws), 0.95)),
+        sign_flip_test(len(names), largest, alternative="greater", resamples=resamples),
+        _jackknife(float(average(np.ones(len(names)))), left_out),
+        sign_flip_test(len(names), average, resamples=resamples),
+    )
+
+
+def roughness_contributions(values: FloatArray, levels: IntArray) -> FloatArray:
+    """D3: log mean squared increment around the estimator's mean curve, control minus treatment.
+
+    Roughness within a run is another claim than spread between runs, and is named so.
+
+    Args:
+        values: Outcome of each pair's treatment and control at each step, shape [P, 2, T].
+        levels: Index of the KL weight of each pair, shape [P].
+
+    Returns:
+        Swap contributions, shape [P]: above 0 the treatment's run is the smoother one.
+    """
+    centred = values.copy()
+    for level in np.unique(levels):
+        rows = levels == level
+        centred[rows] -= values[rows].mean(axis=0)
+    squared = (np.diff(centred, axis=-1) ** 2).mean(axis=-1)
+    logs = np.log(np.maximum(squared, np.finfo(float).tiny))
+    return np.asarray(logs[:, 1] - logs[:, 0])
+
+
+def roughness_test(values: FloatArray, levels: IntArray, units: IntArray) -> tuple[Estimate, SwapTest]:
+    """Mean of `roughness_contributions` over pairs, and its swap test."""
+    contributions = roughness_contributions(values, levels)
+    error = float(contributions.std(ddof=1) / np.sqrt(len(contributions))) if len(contributions) > 1 else 0.0
+    estimate = Estimate(float(contributions.mean()), error, len(contributions) - 1.0)
+    return estimate, swap_test(contributions, units)
+
+
+def collapse_p_value(treatment: int, control: int) -> float:
+    """Exact McNemar test on pairs in which one run alone diverged.
+
+    Args:
+        treatment: Pairs in which only the treatment's run diverged.
+        control: Pairs in which only the control's run diverged.
+
+    Example:
+        >>> collapse_p_value(0, 6)
+        0.03125
+    """
+    if treatment + control == 0:
+        return 1.0
+    return float(mcnemar([[0, treatment], [control, 0]], exact=True).pvalue)
+
+
+def _absolute_residuals(values: FloatArray, levels: IntArray) -> FloatArray:
+    residuals = values.copy()
+    for level in np.unique(levels):
+        rows = levels == level
+        residuals[rows] -= np.median(values[rows], axis=0)
+    return np.abs(residuals)
+
+
+def _log_ratio(leaning: FloatArray, total: FloatArray) -> FloatArray:
+    """log(total + leaning) - log(total - leaning); a side without any spread counts as 1e-12 of the whole."""
+    floor = 1e-12 * total
+    return np.asarray(np.log(np.maximum(total + leaning, floor)) - np.log(np.maximum(total - leaning, floor)))
+
+
+def _mean_without(values: FloatArray, levels: IntArray, kept: np.ndarray) -> float:
+    if not kept.any():
+        return np.nan
+    sizes = _absolute_residuals(values[kept], levels[kept])
+    total = sizes.sum(axis=(0, 1))
+    leaning = (sizes[:, 1] - sizes[:, 0]).sum(axis=0)
+    ratios = _log_ratio(leaning[total > 0], total[total > 0])
+    return float(ratios.mean()) if len(ratios) else 0.0
+
+
+def _jackknife(value: float, left_out: FloatArray) -> Estimate:
+    count = len(left_out)
+    if count < 3 or not np.isfinite(left_out).all():
+        return Estimate(value)
+    deviations = left_out - left_out.mean()
+    return Estimate(value, float(np.sqrt((count - 1) / count * deviations @ deviations)), count - 1.0)
