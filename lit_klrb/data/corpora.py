@@ -10,7 +10,7 @@ from itertools import compress
 from pathlib import Path
 from typing import Any
 
-from lit_klrb.data.grammar import Review as Review, ReviewGrammar
+from lit_klrb.data.grammar import Review, ReviewGrammar
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.seeding import derive_seed
 

@@ -1,0 +1,6 @@
+"""Lightning callbacks: the KL plug-in, and what a run leaves on disk."""
+
+from .kl import KLEstimatorCallback as KLEstimatorCallback
+from .predictions import PredictionWriter as PredictionWriter
+from .progress import RunProgressBar as RunProgressBar
+from .recorder import DivergedError as DivergedError, RunRecorder as RunRecorder

@@ -1,0 +1,54 @@
+"""Predictions as a file to work with and a table to look at."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from rich.console import Console
+from rich.table import Table
+
+from lit_klrb.callbacks.recorder import write_atomically
+
+SHOWN = 10
+
+
+class PredictionWriter(L.Callback):
+    """Writes what `predict` returns to predictions.jsonl, and prints the first rows.
+
+    Args:
+        directory: The run directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._rows: list[dict[str, Any]] = []
+
+    def on_predict_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Keep the batch's rows."""
+        self._rows += outputs
+
+    def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write all rows, print some."""
+        path = self.directory / "predictions.jsonl"
+        write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self._rows))
+        console = Console()
+        console.print(prediction_table(self._rows[:SHOWN]))
+        console.print(f"{len(self._rows)} rows in {path}", soft_wrap=True)
+
+
+def prediction_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Rows as a table, numbers to three significant digits."""
+    table = Table(*rows[0], show_lines=True)
+    for row in rows:
+        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()))
+    return table

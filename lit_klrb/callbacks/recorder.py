@@ -1,0 +1,115 @@
+"""What a run leaves behind: its configuration, its metrics, and how it ended."""
+
+import json
+import math
+import os
+import platform
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+import lit_klrb
+from lit_klrb import schema
+
+# Their releases can change a run's numbers.
+PACKAGES = ("torch", "lightning", "transformers", "tokenizers", "numpy")
+
+
+class DivergedError(RuntimeError):
+    """Training left the finite numbers; the run's summary records it."""
+
+
+def versions() -> dict[str, str]:
+    """The versions a run's numbers depend on."""
+    packages = {name: version(name) for name in PACKAGES}
+    return {"lit_klrb": lit_klrb.__version__, "python": platform.python_version(), **packages}
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace the file at once: a reader, or a kill, sees the old text or the new."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+class RunRecorder(L.Callback):
+    """Writes `summary.json` when a fit ends, and stops one that diverges.
+
+    A loss or a gradient that is not finite ends the run with the state "diverged": a result, recorded as
+    such, never retried with other draws.
+
+    Args:
+        directory: The run directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._final: dict[str, float] = {}
+        self._evaluated_at = -1
+
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Log the gradient's norm; refuse to step on one that is not finite."""
+        gradients = [p.grad for p in pl_module.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        pl_module.log("train/grad_norm", norm)
+        self._check(trainer, "the gradient's norm", norm)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Stop on a loss that is not finite."""
+        self._check(trainer, "the loss", outputs["loss"])
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Keep the trained policy, whatever rhythm checkpoints are written in."""
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            trainer.save_checkpoint(self.directory / schema.CHECKPOINT)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Keep the newest evaluation."""
+        metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
+        self._final = {name.removeprefix("val/"): v for name, v in metrics.items() if name.startswith("val/")}
+        self._evaluated_at = -1 if trainer.sanity_checking else trainer.global_step
+
+    def conclude(self, trainer: L.Trainer, evaluate: Callable[[], object]) -> None:
+        """Record how a fit ended, with an evaluation of the policy it ended with.
+
+        Args:
+            trainer: What ran the fit.
+            evaluate: Runs the validation loop, in case the last one was before the last step.
+        """
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        if self._evaluated_at != trainer.global_step:
+            evaluate()
+        self._write(trainer, schema.DONE, self._final)
+
+    def _check(self, trainer: L.Trainer, what: str, value: Tensor) -> None:
+        if not math.isfinite(value.item()):
+            message = f"diverged at step {trainer.global_step}: {what} is {value.item()}"
+            if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+                self._write(trainer, schema.DIVERGED, {}, reason=message)
+            raise DivergedError(message)
+
+    def _write(self, trainer: L.Trainer, state: str, final: dict[str, float], **extra: str) -> None:
+        summary = {
+            "state": state,
+            "steps": trainer.global_step,
+            "final": final,
+            "versions": versions(),
+            **extra,
+        }
+        if trainer.is_global_zero:
+            text = json.dumps(summary, indent=2, sort_keys=True, allow_nan=False)
+            write_atomically(self.directory / schema.SUMMARY, text + "\n")

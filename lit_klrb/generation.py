@@ -1,0 +1,134 @@
+"""Sampling completions: prompts in, a `Rollout` out."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.seeding import forked_rng
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How completions are drawn. Top-k and top-p are not offered: they change the support the KL is over.
+
+    Args:
+        completions_per_prompt: Completions of each prompt (K); leave-one-out needs at least 2.
+        max_new_tokens: Tokens after which a completion is cut off.
+        temperature: Divides the logits of policy and reference alike, in sampling and in every KL.
+
+    Raises:
+        ConfigurationError: If a value is not positive.
+    """
+
+    completions_per_prompt: int = 2
+    max_new_tokens: int = 48
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for name in ("completions_per_prompt", "max_new_tokens", "temperature"):
+            if not getattr(self, name) > 0:
+                raise ConfigurationError(f"sampling.{name} must be positive, got {getattr(self, name)}")
+
+
+class Rollout(NamedTuple):
+    """Prompts with their completions, prompt-major: the K completions of a prompt are adjacent rows.
+
+    `tokens` [B, P+T] are left-padded prompts followed by right-padded completions, `attention_mask` [B, P+T]
+    is true on both; `mask` [B, T] is true on completion tokens, EOS included.
+    """
+
+    tokens: Tensor
+    attention_mask: Tensor
+    mask: Tensor
+
+    @property
+    def completions(self) -> Tensor:
+        """Ids of the completion tokens, [B, T]."""
+        return self.tokens[:, -self.mask.shape[1] :]
+
+    @property
+    def position_ids(self) -> Tensor:
+        """Positions that count real tokens only, [B, P+T]."""
+        return position_ids(self.attention_mask)
+
+    def rows(self, rows: slice) -> "Rollout":
+        """The same for some of the sequences."""
+        return Rollout(self.tokens[rows], self.attention_mask[rows], self.mask[rows])
+
+
+def position_ids(attention_mask: Tensor) -> Tensor:
+    """Positions counting from the first real token, so that left padding changes nothing.
+
+    Example:
+        >>> position_ids(torch.tensor([[0, 0, 1, 1]])).tolist()
+        [[0, 0, 0, 1]]
+    """
+    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
+def completion_mask(completions: Tensor, eos_token_id: int | None) -> Tensor:
+    """True up to and including the first EOS; all true where there is none.
+
+    Args:
+        completions: Token ids, [B, T].
+        eos_token_id: The id that ends a completion; None if none does.
+
+    Example:
+        >>> completion_mask(torch.tensor([[5, 0, 0], [5, 6, 7]]), eos_token_id=0).tolist()
+        [[True, True, False], [True, True, True]]
+    """
+    if eos_token_id is None:
+        return torch.ones_like(completions, dtype=torch.bool)
+    ended = (completions == eos_token_id).cumsum(-1)
+    return (ended == 0) | ((ended == 1) & (completions == eos_token_id))
+
+
+@torch.no_grad()
+def generate_completions(
+    policy: PreTrainedModel,
+    prompts: Tensor,
+    prompt_mask: Tensor,
+    sampling: Sampling,
+    *,
+    seed: int,
+    eos_token_id: int | None,
+    pad_token_id: int,
+) -> Rollout:
+    """Sample completions from the policy, with dropout off and from an addressed seed.
+
+    Runs under `no_grad`, not `inference_mode`: what it returns is used in a loss.
+
+    Args:
+        policy: The model to sample from; its training mode is restored.
+        prompts: Left-padded prompt ids, [P, N].
+        prompt_mask: True on real prompt tokens, [P, N].
+        sampling: How many, how long, at which temperature.
+        seed: Decides the draws, see `lit_klrb.seeding`.
+        eos_token_id: The id that ends a completion; None runs every one to `max_new_tokens`.
+        pad_token_id: Fills the positions after the end.
+    """
+    count = sampling.completions_per_prompt
+    prompts, prompt_mask = prompts.repeat_interleave(count, 0), prompt_mask.repeat_interleave(count, 0)
+    settings = GenerationConfig(
+        do_sample=True,
+        temperature=sampling.temperature,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=sampling.max_new_tokens,
+        eos_token_id=eos_token_id,
+        pad_token_id=pad_token_id,
+    )
+    was_training = policy.training
+    policy.eval()
+    with forked_rng(seed, prompts.device):
+        tokens: Tensor = policy.generate(  # type: ignore[operator]
+            prompts, attention_mask=prompt_mask.long(), generation_config=settings
+        )
+    policy.train(was_training)
+    mask = completion_mask(tokens[:, prompts.shape[1] :], eos_token_id)
+    return Rollout(tokens, torch.cat([prompt_mask.bool(), mask], 1), mask)

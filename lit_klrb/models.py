@@ -1,0 +1,192 @@
+"""Policies, references and tokenizers, from a hub id, a folder or a Lightning checkpoint.
+
+A checkpoint written by this package is self-contained: beside the weights it carries the model's
+configuration and the tokenizer's files, so that it can be loaded, exported or trained on from anywhere.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from lit_klrb.data.tokenizer import grammar_tokenizer
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.seeding import derive_seed, forked_rng
+
+Module = TypeVar("Module", bound=nn.Module)
+
+POLICY_PREFIX = "policy."
+CONFIG_KEY, TOKENIZER_KEY = "policy_config", "tokenizer_files"
+GRAMMAR = "grammar"
+
+
+def is_checkpoint(path: str) -> bool:
+    """Whether `path` names a Lightning checkpoint rather than a folder or a hub id."""
+    return path.endswith(".ckpt")
+
+
+def looks_local(path: str) -> bool:
+    """Whether `path` can only mean a place on this machine: a hub id is `name` or `owner/name`."""
+    return (
+        is_checkpoint(path) or Path(path).exists() or path.startswith((".", "/", "~")) or path.count("/") > 1
+    )
+
+
+def check_exists(key: str, path: str) -> None:
+    """Refuse a local path that is not there; hub ids pass.
+
+    Raises:
+        ConfigurationError: With the configuration key and the path.
+    """
+    if looks_local(path) and not Path(path).expanduser().exists():
+        raise ConfigurationError(f"{key}: {path} does not exist")
+
+
+def read_checkpoint(path: str) -> dict[str, Any]:
+    """A Lightning checkpoint's content, on the CPU and without running any pickled code.
+
+    Raises:
+        ConfigurationError: If this package did not write it.
+    """
+    checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    if CONFIG_KEY not in checkpoint:
+        raise ConfigurationError(f"{path} holds no policy: it was not written by a lit_klrb module")
+    return checkpoint
+
+
+def model_from_config(config: dict[str, Any]) -> PreTrainedModel:
+    """A causal language model with fresh weights, from its configuration as a plain dictionary.
+
+    Raises:
+        ConfigurationError: If `model_type` is missing or unknown.
+    """
+    settings = dict(config)
+    try:
+        kind = settings.pop("model_type")
+        built = AutoConfig.for_model(kind, **settings)
+    except (KeyError, ValueError) as error:
+        raise ConfigurationError(f"policy_config: no usable model_type in {config}: {error}") from None
+    return AutoModelForCausalLM.from_config(built)
+
+
+def model_from_checkpoint(checkpoint: dict[str, Any]) -> PreTrainedModel:
+    """The policy a checkpoint holds, weights included."""
+    with forked_rng(0):  # fresh weights are drawn only to be overwritten
+        model = model_from_config(checkpoint[CONFIG_KEY])
+    weights = {
+        key.removeprefix(POLICY_PREFIX): value
+        for key, value in checkpoint["state_dict"].items()
+        if key.startswith(POLICY_PREFIX)
+    }
+    model.load_state_dict(weights)
+    return model
+
+
+def load_model(key: str, path: str) -> PreTrainedModel:
+    """A causal language model from a hub id, an exported folder or a Lightning checkpoint.
+
+    Args:
+        key: The configuration key that named it, for the error message.
+        path: Hub id, folder, or `.ckpt` file.
+
+    Raises:
+        ConfigurationError: If it is not there, or is no causal language model.
+    """
+    check_exists(key, path)
+    if is_checkpoint(path):
+        return model_from_checkpoint(read_checkpoint(path))
+    try:
+        return AutoModelForCausalLM.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{key}: cannot load {path}: {_first_line(error)}") from None
+
+
+def load_tokenizer(key: str, path: str) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a model, or the embedded review world's for `"grammar"`.
+
+    A tokenizer without a padding token pads with its end-of-sequence token: masks, not ids, say what is
+    padding here.
+
+    Raises:
+        ConfigurationError: If it is not there.
+    """
+    if path == GRAMMAR:
+        return grammar_tokenizer()
+    check_exists(key, path)
+    if is_checkpoint(path):
+        return tokenizer_from_files(read_checkpoint(path)[TOKENIZER_KEY])
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"{key}: cannot load a tokenizer from {path}: {_first_line(error)}"
+        ) from None
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = "left"
+    return tokenizer
+
+
+def tokenizer_files(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """The text files `save_pretrained` writes, by name."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        return {file.name: file.read_text("utf-8") for file in sorted(Path(folder).iterdir())}
+
+
+def tokenizer_from_files(files: dict[str, str]) -> PreTrainedTokenizerBase:
+    """The inverse of `tokenizer_files`."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in files.items():
+            (Path(folder) / name).write_text(text, "utf-8")
+        return AutoTokenizer.from_pretrained(folder)
+
+
+def config_dict(model: PreTrainedModel) -> dict[str, Any]:
+    """The model's configuration as plain numbers and strings, fit for a checkpoint."""
+    return json.loads(model.config.to_json_string(use_diff=False))
+
+
+def fresh_model(config: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
+    """A randomly initialised model that fits the tokenizer: its vocabulary and special ids are taken over.
+
+    Args:
+        config: `model_type` and whatever else differs from that type's defaults.
+        tokenizer: Gives `vocab_size`, `eos_token_id` and `pad_token_id`.
+        seed: Decides the weights, whatever was drawn before.
+    """
+    ids = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    settings = {**config, **ids, "pad_token_id": tokenizer.pad_token_id, "vocab_size": len(tokenizer)}
+    with forked_rng(derive_seed(seed, "initial weights")):
+        return model_from_config(settings)
+
+
+def freeze(model: Module) -> Module:
+    """Switch off dropout and gradients: a reference is read, never trained."""
+    return model.eval().requires_grad_(False)
+
+
+def export_checkpoint(ckpt_path: str, output_dir: str) -> None:
+    """Write the policy of a checkpoint as a folder `transformers` loads by itself.
+
+    Raises:
+        ConfigurationError: If the checkpoint is missing or holds no policy.
+    """
+    check_exists("ckpt_path", ckpt_path)
+    checkpoint = read_checkpoint(ckpt_path)
+    model_from_checkpoint(checkpoint).save_pretrained(output_dir)
+    tokenizer_from_files(checkpoint[TOKENIZER_KEY]).save_pretrained(output_dir)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,5 @@
+"""The Lightning modules: they wire models, data and losses together, and log."""
+
+from .dpo import DPOModule as DPOModule
+from .rloo import RLOOModule as RLOOModule
+from .sft import SFTModule as SFTModule

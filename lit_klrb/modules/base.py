@@ -1,0 +1,133 @@
+"""What every module shares: the policy, its tokenizer, its optimizer, and checkpoints that stand alone."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
+
+from lit_klrb import models, schema
+from lit_klrb.errors import ConfigurationError
+
+REFERENCE_PREFIX = "reference."
+BAR_METRICS = {schema.REWARD, schema.KL, schema.LOSS}
+
+
+class PolicyModule(L.LightningModule, ABC):
+    """A policy that is trained, and whose checkpoint can be loaded, exported or trained on from anywhere.
+
+    Models are built in `configure_model`, once the trainer is known; `load_from_checkpoint` needs no trainer
+    and takes the policy from the checkpoint alone.
+
+    Args:
+        policy_path: The policy to start from: a hub id, an exported folder or a checkpoint.
+        learning_rate: AdamW's step size at its peak.
+        weight_decay: AdamW's decoupled weight decay.
+        adam_epsilon: AdamW's epsilon.
+        schedule: How the learning rate moves to the end of the run after the warm-up.
+        warmup_steps: Optimizer steps in which the learning rate rises from 0.
+        seed: Decides every draw of the module; set by --seed_everything.
+    """
+
+    # Whether the policy's dropout acts in training. Off wherever log-probabilities are compared with those
+    # of a rollout or a reference: the ratio at the first inner step is then exactly 1.
+    uses_dropout = False
+    # Whether the loss has a KL term for an estimator to be plugged into.
+    uses_kl_estimator = False
+
+    policy: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    def __init__(
+        self,
+        *,
+        policy_path: str | None = None,
+        learning_rate: float = 1e-3,
+        weight_decay: float = 0.0,
+        adam_epsilon: float = 1e-8,
+        schedule: Literal["constant", "linear", "cosine"] = "constant",
+        warmup_steps: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if not learning_rate > 0:
+            raise ConfigurationError(f"model.init_args.learning_rate must be positive, got {learning_rate}")
+        self.policy_path, self.seed = policy_path, seed
+        self.learning_rate, self.weight_decay, self.adam_epsilon = learning_rate, weight_decay, adam_epsilon
+        self.schedule, self.warmup_steps = schedule, warmup_steps
+
+    @abstractmethod
+    def build_models(self) -> None:
+        """Set `policy`, `tokenizer` and whatever else the loss reads."""
+
+    @property
+    def steps_per_batch(self) -> int:
+        """How many training steps in a row the data module serves the same batch for."""
+        return 1
+
+    def configure_model(self) -> None:
+        """Build the models, unless a checkpoint is being loaded without a trainer: that brings its own."""
+        if self._trainer is not None and not hasattr(self, "policy"):
+            self.build_models()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what makes the checkpoint stand alone."""
+        checkpoint[models.CONFIG_KEY] = models.config_dict(self.policy)
+        checkpoint[models.TOKENIZER_KEY] = models.tokenizer_files(self.tokenizer)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take policy and tokenizer from the checkpoint where no trainer had them built."""
+        if not hasattr(self, "policy"):
+            self.policy = models.model_from_checkpoint(checkpoint)
+            self.tokenizer = models.tokenizer_from_files(checkpoint[models.TOKENIZER_KEY])
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """The trained state: the frozen reference is left out."""
+        state = super().state_dict(*args, **kwargs)
+        return {key: value for key, value in state.items() if not key.startswith(REFERENCE_PREFIX)}
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """The inverse of `state_dict`: the live reference stays, every other key must match."""
+        live = {k: v for k, v in super().state_dict().items() if k.startswith(REFERENCE_PREFIX)}
+        return super().load_state_dict({**state_dict, **live}, strict=strict, assign=assign)
+
+    def configure_optimizers(self) -> Any:
+        """AdamW on the policy, its schedule moving each optimizer step."""
+        optimizer = torch.optim.AdamW(
+            self.policy.parameters(),
+            lr=self.learning_rate,
+            weight_decay=self.weight_decay,
+            eps=self.adam_epsilon,
+        )
+        scheduler = get_scheduler(
+            self.schedule if self.schedule != "constant" else "constant_with_warmup",
+            optimizer,
+            num_warmup_steps=self.warmup_steps,
+            num_training_steps=self.trainer.max_steps,
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def on_train_start(self) -> None:
+        """Set the policy's mode: `from_pretrained` and validation leave it in eval."""
+        self.policy.train(self.uses_dropout)
+
+    def log_metrics(self, stage: str, metrics: Mapping[str, Tensor | float], batch_size: int) -> None:
+        """Log each metric as `stage/name`; a reader relies on the same names in every stage."""
+        for name, value in metrics.items():
+            self.log(f"{stage}/{name}", value, batch_size=batch_size, prog_bar=name in BAR_METRICS)
+
+    def log_evaluation(self, stage: str, metrics: Mapping[str, float]) -> None:
+        """Log what an evaluation ended with, the one before the first step included.
+
+        Lightning drops what is logged in that one, so it goes to the loggers directly.
+        """
+        if not self.trainer.sanity_checking:
+            return self.log_metrics(stage, metrics, batch_size=1)
+        for logger in self.trainer.loggers:
+            logger.log_metrics({f"{stage}/{name}": value for name, value in metrics.items()}, step=0)
+        return None

@@ -1,0 +1,111 @@
+"""Direct preference optimisation: the warm start that RLOO continues from."""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+from rich.progress import track
+from torch import Tensor
+
+from lit_klrb.data.batches import pad
+from lit_klrb.data.preferences import PreferencePair
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.functional.preference import dpo_loss
+from lit_klrb.generation import Rollout
+from lit_klrb.modules.leashed import LeashedModule
+from lit_klrb.scoring import completion_logprobs
+from lit_klrb.seeding import derive_seed
+
+# Prompts completed at a time while the pairs are made; it decides their draws, so it is not a setting.
+CHUNK = 128
+
+
+@final
+class DPOModule(LeashedModule):
+    """Raises preferred completions above rejected ones, relative to the reference.
+
+    The pairs are the reference's own: of the completions of each prompt, the one with the largest reward
+    against the one with the smallest. The policy starts as the reference unless policy_path says otherwise.
+
+    Args:
+        beta: Inverse scale of the implicit reward beta · log(policy/reference); larger keeps closer.
+        kwargs: See `LeashedModule`.
+    """
+
+    def __init__(self, *, beta: float = 0.1, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if not beta > 0:
+            raise ConfigurationError(f"model.init_args.beta must be positive, got {beta}")
+        self.save_hyperparameters()
+        self.beta = beta
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        """The DPO loss of a batch of pairs, chosen completions before rejected ones."""
+        rollout = Rollout(batch["tokens"], batch["attention_mask"], batch["mask"])
+        log_ratio = self._logprob(self.policy, rollout) - batch["ref_logprob"]
+        chosen, rejected = log_ratio.chunk(2)
+        loss, stats = dpo_loss(chosen, rejected, beta=self.beta)
+        metrics = {"loss": loss.detach(), "margin": stats.margin, "accuracy": stats.accuracy}
+        self.log_metrics("train", metrics, batch_size=len(chosen))
+        return loss
+
+    @torch.no_grad()
+    def preference_pairs(self, prompts: Sequence[list[int]]) -> list[PreferencePair]:
+        """The reference's best and worst completion of each prompt.
+
+        A prompt whose completions all have the same reward gives no pair.
+
+        Raises:
+            ConfigurationError: If no prompt gives one.
+        """
+        pairs: list[PreferencePair] = []
+        for first in track(range(0, len(prompts), CHUNK), "preference pairs", transient=True):
+            some = prompts[first : first + CHUNK]
+            batch = pad(some, self.tokenizer.pad_token_id, side="left")
+            batch = {key: value.to(self.device) for key, value in batch.items()}
+            rollout = self.generate(
+                self.reference, batch, self.sampling, derive_seed(self.seed, "pairs", first)
+            )
+            pairs += best_and_worst(
+                some,
+                rollout,
+                self.rewards(rollout),
+                self._logprob(self.reference, rollout),
+            )
+        if not pairs:
+            raise ConfigurationError(
+                f"model.init_args.reward_path: {self.reward_path} tells no two completions of a prompt apart "
+                f"({len(prompts)} prompts, {self.sampling.completions_per_prompt} completions each)"
+            )
+        return pairs
+
+    def _logprob(self, model: Any, rollout: Rollout) -> Tensor:
+        logprobs = completion_logprobs(model, rollout, self.sampling.temperature)
+        return torch.where(rollout.mask, logprobs, 0.0).sum(1)
+
+
+def best_and_worst(
+    prompts: Sequence[list[int]], rollout: Rollout, rewards: Tensor, ref_logprob: Tensor
+) -> list[PreferencePair]:
+    """The pair with the largest difference in reward of each prompt, where there is a difference.
+
+    Args:
+        prompts: Token ids of P prompts, unpadded.
+        rollout: Their K completions each, prompt-major, [P·K].
+        rewards: Of each sequence, [P·K].
+        ref_logprob: Log-probability of each completion under the reference, [P·K].
+    """
+    grouped = rewards.view(len(prompts), -1)
+    first_row = torch.arange(len(prompts), device=rewards.device) * grouped.shape[1]
+    best, worst = (first_row + grouped.argmax(1)).tolist(), (first_row + grouped.argmin(1)).tolist()
+    return [
+        PreferencePair(
+            prompt,
+            chosen=rollout.completions[chosen][rollout.mask[chosen]].tolist(),
+            rejected=rollout.completions[rejected][rollout.mask[rejected]].tolist(),
+            chosen_ref_logprob=ref_logprob[chosen].item(),
+            rejected_ref_logprob=ref_logprob[rejected].item(),
+        )
+        for prompt, chosen, rejected in zip(prompts, best, worst, strict=True)
+        if rewards[chosen] > rewards[rejected]
+    ]

@@ -1,0 +1,154 @@
+"""REINFORCE with a leave-one-out baseline, on a KL leash whose estimator is plugged in."""
+
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.estimators import KLEstimator, RaoBlackwell
+from lit_klrb.functional.statistics import clustered_mean
+from lit_klrb.generation import Rollout
+from lit_klrb.modules.leashed import LeashedModule
+from lit_klrb.seeding import derive_seed
+
+EXPERIENCE_KEY = "experience"
+
+
+class Experience(NamedTuple):
+    """A rollout and what was computed on the whole of it, before any split: detached, prompt-major.
+
+    Args:
+        rollout: B sequences with T completion positions.
+        reference_states: What the scorer keeps of the reference, [B, T, D].
+        behaviour_logprobs: Log-probabilities the completions were drawn with, [B, T].
+        weights: The estimator's score weights, [B, T].
+    """
+
+    rollout: Rollout
+    reference_states: Tensor
+    behaviour_logprobs: Tensor
+    weights: Tensor
+
+    def rows(self, rows: slice) -> "Experience":
+        """The same for some of the sequences."""
+        return Experience(self.rollout.rows(rows), *(tensor[rows] for tensor in self[1:]))
+
+
+@final
+class RLOOModule(LeashedModule):
+    """Maximises E[reward] − beta · KL(policy‖reference) on completions the policy samples itself.
+
+    One rollout serves inner_epochs · mini_batches optimizer steps. Everything that couples sequences (the
+    leave-one-out baseline, fitted coefficients) is computed once, on the whole rollout; the estimator that
+    does so, and beta, are plugged in by `KLEstimatorCallback` (the keys under kl).
+
+    Args:
+        inner_epochs: Passes over each rollout; after the first step the completions are off-policy, see
+            kl.estimator.init_args.off_policy.
+        mini_batches: Optimizer steps a pass; must divide the prompts of a batch.
+        kwargs: See `LeashedModule`.
+    """
+
+    uses_kl_estimator = True
+    kl_estimator: KLEstimator
+    beta: float
+
+    def __init__(self, *, inner_epochs: int = 1, mini_batches: int = 1, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        for name, value in (("inner_epochs", inner_epochs), ("mini_batches", mini_batches)):
+            if value < 1:
+                raise ConfigurationError(f"model.init_args.{name} must be at least 1, got {value}")
+        if self.sampling.completions_per_prompt < 2:
+            raise ConfigurationError(
+                "model.init_args.completions_per_prompt must be at least 2 for the leave-one-out baseline, "
+                f"got {self.sampling.completions_per_prompt}"
+            )
+        self.save_hyperparameters()
+        self.inner_epochs, self.mini_batches = inner_epochs, mini_batches
+        self._experience: Experience | None = None
+
+    @property
+    def steps_per_batch(self) -> int:
+        """Training steps that one rollout serves."""
+        return self.inner_epochs * self._splits
+
+    @property
+    def _splits(self) -> int:
+        return self.mini_batches * self.trainer.accumulate_grad_batches
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        """Sample and weigh a rollout where a new one is due; the loss of this step's share of it."""
+        number, step = divmod(batch_idx, self.steps_per_batch)
+        if step == 0:
+            self._experience = self.collect(batch, number)
+        assert self._experience is not None
+        loss = self._loss(self._share(self._experience, step % self._splits))
+        self.log_metrics("train", {"loss": loss.detach()}, batch_size=len(batch["tokens"]))
+        return loss
+
+    def _loss(self, experience: Experience) -> Tensor:
+        """The estimator's loss, through the fused operation where that can express it."""
+        rollout, reference_states, behaviour_logprobs, weights = experience
+        linear = self.kl_estimator.linear_loss(rollout.mask, weights, beta=self.beta)
+        if linear is not None:
+            return self.scorer.loss(rollout, reference_states, linear, behaviour_logprobs)
+        stats = self.scorer.stats(rollout, reference_states)
+        return self.kl_estimator.loss(
+            stats, rollout.mask, weights, beta=self.beta, behaviour_logprobs=behaviour_logprobs
+        )
+
+    @torch.no_grad()
+    def collect(self, batch: dict[str, Tensor], number: int) -> Experience:
+        """Sample completions of the prompts, score them, and let the estimator weigh them as a whole.
+
+        Args:
+            batch: Prompts.
+            number: Which rollout of the run this is: the address of its draws.
+        """
+        seed = derive_seed(self.seed, "completions", number)
+        rollout = self.generate(self.policy, batch, self.sampling, seed)
+        reference_states = self.scorer.reference_states(rollout)
+        stats = self.scorer.stats(rollout, reference_states)
+        rewards, group_size = self.rewards(rollout), self.sampling.completions_per_prompt
+        weights = self.kl_estimator.weights(
+            stats, rollout.mask, rewards, beta=self.beta, group_size=group_size
+        )
+        reward, reward_se = clustered_mean(rewards.view(-1, group_size))
+        kl, kl_se = clustered_mean(RaoBlackwell().value(stats, rollout.mask).view(-1, group_size))
+        metrics = {
+            "reward": reward,
+            "reward_se": reward_se,
+            "kl": kl,
+            "kl_se": kl_se,
+            "length": rollout.mask.sum(1).float().mean(),
+        }
+        self.log_metrics("train", metrics, batch_size=len(rewards))
+        return Experience(rollout, reference_states, stats.logprobs, weights)
+
+    def _share(self, experience: Experience, index: int) -> Experience:
+        """The sequences of one of the equal parts a rollout is split into; no prompt's group is cut."""
+        count = len(experience.weights)
+        groups = count // self.sampling.completions_per_prompt
+        if groups % self._splits:
+            raise ConfigurationError(
+                f"data.init_args.batch_size={groups} prompts cannot be split evenly into "
+                f"model.init_args.mini_batches={self.mini_batches} × "
+                f"trainer.accumulate_grad_batches={self.trainer.accumulate_grad_batches} parts"
+            )
+        size = count // self._splits
+        return experience.rows(slice(index * size, (index + 1) * size))
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the rollout in use: after a stop in the middle of its steps it could not be drawn again."""
+        super().on_save_checkpoint(checkpoint)
+        if self._experience is not None:
+            rollout, *tensors = self._experience
+            checkpoint[EXPERIENCE_KEY] = [*rollout, *tensors]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take the rollout in use from the checkpoint."""
+        super().on_load_checkpoint(checkpoint)
+        if EXPERIENCE_KEY in checkpoint:
+            saved = [tensor.to(self.device) for tensor in checkpoint[EXPERIENCE_KEY]]
+            self._experience = Experience(Rollout(*saved[:3]), *saved[3:])

@@ -1,0 +1,110 @@
+"""Supervised training of a language model: the reference everything else is measured against."""
+
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from lit_klrb import models
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.modules.base import PolicyModule
+
+
+@final
+class SFTModule(PolicyModule):
+    """Maximum likelihood on whole texts, from fresh weights or from a given policy.
+
+    Args:
+        policy_config: Builds a fresh model: `model_type` and what differs from its defaults; vocabulary and
+            special tokens come from the tokenizer. Give this or policy_path.
+        tokenizer_path: The fresh model's tokenizer: "grammar", a hub id or a folder.
+        kwargs: See `PolicyModule`.
+    """
+
+    uses_dropout = True
+
+    def __init__(
+        self,
+        *,
+        policy_config: dict[str, Any] | None = None,
+        tokenizer_path: str = models.GRAMMAR,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if (policy_config is None) == (self.policy_path is None):
+            raise ConfigurationError(
+                "model.init_args: give either policy_config (fresh weights) or policy_path, "
+                f"got policy_config={policy_config} and policy_path={self.policy_path}"
+            )
+        self.save_hyperparameters()
+        self.policy_config, self.tokenizer_path = policy_config, tokenizer_path
+        self._evaluated: list[Tensor] = []
+
+    def build_models(self) -> None:
+        """Load the policy, or draw fresh weights from the run's seed."""
+        if self.policy_path is not None:
+            self.tokenizer = models.load_tokenizer("model.init_args.policy_path", self.policy_path)
+            self.policy = models.load_model("model.init_args.policy_path", self.policy_path)
+        else:
+            assert self.policy_config is not None
+            self.tokenizer = models.load_tokenizer("model.init_args.tokenizer_path", self.tokenizer_path)
+            self.policy = models.fresh_model(self.policy_config, self.tokenizer, self.seed)
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        """Mean cross-entropy over the batch's tokens, in nats."""
+        nats, count = self._cross_entropy(batch)
+        loss = nats / count
+        self.log_metrics("train", {"loss": loss.detach()}, batch_size=int(count))
+        return loss
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        """Add up nats and tokens; means are taken once, at the end."""
+        self._evaluated.append(torch.stack(self._cross_entropy(batch)))
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the cross-entropy, and how far above the source's own entropy it is where that is known."""
+        self._log_evaluation("val")
+
+    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        """As in validation."""
+        self.validation_step(batch, batch_idx)
+
+    def on_test_epoch_end(self) -> None:
+        """As in validation."""
+        self._log_evaluation("test")
+
+    def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> list[dict[str, Any]]:
+        """Each text with its cross-entropy in nats a token, most useful for finding what the model lacks."""
+        nats, mask = self._token_nats(batch)
+        texts = self.tokenizer.batch_decode(batch["tokens"], skip_special_tokens=True)
+        means = nats.sum(1) / mask.sum(1)
+        return [
+            {"text": text, "nats_per_token": mean} for text, mean in zip(texts, means.tolist(), strict=True)
+        ]
+
+    def _log_evaluation(self, stage: str) -> None:
+        nats, count = torch.stack(self._evaluated).sum(0)
+        self._evaluated.clear()
+        loss = nats / count
+        metrics = {"loss": loss, "perplexity": loss.exp()}
+        optimum = self.trainer.datamodule.entropy_per_token  # type: ignore[attr-defined]
+        if optimum is not None:
+            metrics["excess"] = loss / optimum - 1
+        self.log_evaluation(stage, {name: value.item() for name, value in metrics.items()})
+
+    def _cross_entropy(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        nats, mask = self._token_nats(batch)
+        return nats.sum(), mask.sum()
+
+    def _token_nats(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """−log p of every token given those before it, [B, N−1], and the mask of real ones."""
+        tokens, mask = batch["tokens"], batch["attention_mask"]
+        logits = self.policy(
+            input_ids=tokens[:, :-1], attention_mask=mask[:, :-1].long(), use_cache=False
+        ).logits
+        targets, mask = tokens[:, 1:], mask[:, 1:]
+        nats = cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none").view_as(
+            targets
+        )
+        return torch.where(mask, nats, 0.0), mask
