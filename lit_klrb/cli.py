@@ -25,14 +25,14 @@ from lit_klrb.callbacks import (
     RunRecorder,
 )
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.parsing import OneLineParser
+from lit_klrb.parsing import OneLineParser, one_line
 from lit_klrb.rundir import next_attempt, set_aside
 
-EPILOGUE = """
-beside the trainer's commands:
-  explain [ESTIMATOR]   what each KL estimator computes, and what its gradient really optimises
-  export                a checkpoint as a folder that transformers loads
-"""
+DESCRIPTION = """Fine-tune language models on a KL leash. The chain, on an embedded world of film reviews:
+python -m lit_klrb fit --config configs/demo/sft.yaml (the reference), then dpo.yaml (the warm start), then
+rloo.yaml, where --kl.estimator and --kl.beta say how the leash is estimated and how tight it is."""
+EPILOGUE = """Beside the trainer's commands: explain [ESTIMATOR] tells what each KL estimator computes and what
+its gradient really optimises; export makes a folder of a checkpoint that transformers loads."""
 
 
 class LitCLI(LightningCLI):
@@ -46,7 +46,12 @@ class LitCLI(LightningCLI):
             subclass_mode_data=True,
             save_config_callback=None,
             parser_class=OneLineParser,
-            parser_kwargs={"parser_mode": "omegaconf", "description": __doc__, "epilog": EPILOGUE},
+            parser_kwargs={
+                "parser_mode": "omegaconf",
+                "prog": "python -m lit_klrb",
+                "description": DESCRIPTION,
+                "epilog": EPILOGUE,
+            },
             seed_everything_default=0,
             auto_configure_optimizers=False,
             args=list(args),
@@ -77,8 +82,13 @@ class LitCLI(LightningCLI):
             parser.link_arguments("seed_everything", key)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse the arguments given, whatever stands in sys.argv."""
-        self.config = parser.parse_args(args)
+        """Parse the arguments given, whatever stands in sys.argv; an error becomes one line."""
+        try:
+            self.config = parser.parse_args(args)
+        except ConfigurationError as error:
+            command = self._parser(args[0])
+            assert isinstance(command, OneLineParser)
+            raise ConfigurationError(one_line(str(error), command.known_keys())) from None
 
     def _parse_ckpt_path(self) -> None:
         """Lightning would let the checkpoint's settings win over the command line's; here they must agree."""
@@ -200,10 +210,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     quiet()
     try:
         LitCLI(argv)
-    except ConfigurationError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except DivergedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except Exception as error:
+        cause = configuration_error(error)
+        if cause is None:
+            raise
+        print(f"error: {cause}", file=sys.stderr)
+        return 2
     return 0
+
+
+def configuration_error(error: BaseException | None) -> ConfigurationError | None:
+    """The error of ours among the causes of an error: the parser wraps what a constructor raises."""
+    while error is not None and not isinstance(error, ConfigurationError):
+        error = error.__cause__
+    return error

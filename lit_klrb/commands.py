@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from lit_klrb.errors import ConfigurationError
 
+COMMANDS = ("fit", "validate", "test", "predict", "explain", "export")
+
 
 def export(argv: Sequence[str]) -> int:
     """`export --ckpt_path FILE --output_dir DIR`."""
@@ -31,6 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
+        if not argv or argv[0] not in (*COMMANDS, "-h", "--help"):
+            given = f"{argv[0]} is no command" if argv else "a command is missing"
+            raise ConfigurationError(f"{given}; one of {', '.join(COMMANDS)} expected, --help explains them")
         if argv[:1] == ["export"]:
             return export(argv[1:])
         if argv[:1] == ["explain"]:

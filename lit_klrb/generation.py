@@ -32,7 +32,9 @@ class Sampling:
         """Check the ranges."""
         for name in ("completions_per_prompt", "max_new_tokens", "temperature"):
             if not getattr(self, name) > 0:
-                raise ConfigurationError(f"sampling.{name} must be positive, got {getattr(self, name)}")
+                raise ConfigurationError(
+                    f"model.init_args.{name} must be positive, got {getattr(self, name)}"
+                )
 
 
 class Rollout(NamedTuple):

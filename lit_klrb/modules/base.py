@@ -63,6 +63,10 @@ class PolicyModule(L.LightningModule, ABC):
     def build_models(self) -> None:
         """Set `policy`, `tokenizer` and whatever else the loss reads."""
 
+    @abstractmethod
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        """The loss of one step."""
+
     @property
     def steps_per_batch(self) -> int:
         """How many training steps in a row the data module serves the same batch for."""

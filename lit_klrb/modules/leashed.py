@@ -60,6 +60,10 @@ class LeashedModule(PolicyModule, ABC):
     ) -> None:
         super().__init__(**kwargs)
         self.reference_path, self.reward_path = reference_path, reward_path
+        if evaluation_completions < 1:
+            raise ConfigurationError(
+                f"model.init_args.evaluation_completions must be at least 1, got {evaluation_completions}"
+            )
         self.sampling = Sampling(completions_per_prompt, max_new_tokens, temperature)
         self.evaluation_sampling = Sampling(evaluation_completions, max_new_tokens, temperature)
         self.evaluation_seed = evaluation_seed
