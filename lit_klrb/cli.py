@@ -31,8 +31,8 @@ from lit_klrb.rundir import next_attempt, set_aside
 DESCRIPTION = """Fine-tune language models on a KL leash. The chain, on an embedded world of film reviews:
 python -m lit_klrb fit --config configs/demo/sft.yaml (the reference), then dpo.yaml (the warm start), then
 rloo.yaml, where --kl.estimator and --kl.beta say how the leash is estimated and how tight it is."""
-EPILOGUE = """Beside the trainer's commands: explain [ESTIMATOR] tells what each KL estimator computes and what
-its gradient really optimises; export makes a folder of a checkpoint that transformers loads."""
+EPILOGUE = """Beside the trainer's commands: explain [ESTIMATOR] tells what each KL estimator computes and
+what its gradient really optimises; export makes a folder of a checkpoint that transformers loads."""
 
 
 class LitCLI(LightningCLI):

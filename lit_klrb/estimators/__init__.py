@@ -1,6 +1,22 @@
 """KL estimators: each a pair of a detached score weight and a differentiable term, all with one interface."""
 
 from .base import Explanation as Explanation, KLEstimator as KLEstimator, LinearLoss as LinearLoss
+from .biased import (
+    K1Loss as K1Loss,
+    K2Loss as K2Loss,
+    K3Loss as K3Loss,
+    K3LossSequence as K3LossSequence,
+    K3Reward as K3Reward,
+    RaoBlackwellLoss as RaoBlackwellLoss,
+    RaoBlackwellReward as RaoBlackwellReward,
+)
 from .control_variate import RaoBlackwellControlVariate as RaoBlackwellControlVariate
 from .released import ReleasedMonteCarlo as ReleasedMonteCarlo, ReleasedRaoBlackwell as ReleasedRaoBlackwell
-from .unbiased import MonteCarlo as MonteCarlo, NoKL as NoKL, RaoBlackwell as RaoBlackwell
+from .unbiased import (
+    MonteCarlo as MonteCarlo,
+    MonteCarloRewardToGo as MonteCarloRewardToGo,
+    NoKL as NoKL,
+    RaoBlackwell as RaoBlackwell,
+    RaoBlackwellLite as RaoBlackwellLite,
+    RaoBlackwellSequence as RaoBlackwellSequence,
+)

@@ -37,6 +37,20 @@ class MonteCarlo(ComposedEstimator):
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class MonteCarloRewardToGo(ComposedEstimator):
+    """The log ratio from each token on: c_t = sum over s >= t of r_s."""
+
+    recipe: ClassVar[Recipe] = Recipe(value="k1", score=(Term("k1", "from_here"),))
+    explanation: ClassVar[Explanation] = Explanation(
+        formula="c_t = sum_{s>=t} r_s, l_t = 0",
+        optimises=_EXACT,
+        cost=_TOKENS,
+        used_by="OpenRLHF",
+    )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class RaoBlackwell(ComposedEstimator):
     """The exact per-token KL in place of the log ratio: c_t = sum over s > t of KL_s, l_t = KL_t.
 
@@ -56,6 +70,40 @@ class RaoBlackwell(ComposedEstimator):
             " certain of a token to which q gives 3/7. Every sequence then has log ratio 0.511:"
             " MonteCarlo's variance is 0, RaoBlackwell's is not"
         ),
+    )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RaoBlackwellSequence(ComposedEstimator):
+    """The exact per-token KL, summed over the whole sequence: c_t = sum over all s of KL_s, l_t = KL_t."""
+
+    recipe: ClassVar[Recipe] = Recipe(value="kl", score=(Term("kl", "whole"),), pathwise="kl")
+    explanation: ClassVar[Explanation] = Explanation(
+        formula="c_t = sum_s KL_s, l_t = KL_t",
+        optimises=_EXACT,
+        cost=_VOCABULARY,
+        used_by="the objective of arXiv:2504.10637, differentiated as a whole",
+        caution="noisier than RaoBlackwell: tokens answer for the KL before them, which they cannot change",
+    )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RaoBlackwellLite(ComposedEstimator):
+    """`RaoBlackwell` without a gradient through the vocabulary: the log ratio stands in for grad KL_t.
+
+    E[(r_t - KL_t) grad log p_t | prefix] is the gradient of KL_t, so that values of the KL suffice.
+    """
+
+    recipe: ClassVar[Recipe] = Recipe(
+        value="kl", score=(Term("k1", "own"), Term("kl", "own", -1.0), Term("kl", "after"))
+    )
+    explanation: ClassVar[Explanation] = Explanation(
+        formula="c_t = (r_t - KL_t) + sum_{s>t} KL_s, l_t = 0",
+        optimises=_EXACT,
+        cost="both models' logits over the vocabulary, no gradient through them",
+        used_by="nowhere else",
     )
 
 

@@ -1,0 +1,202 @@
+"""The certificate: what each estimator's gradient is in expectation, over every group of completions.
+
+Targets are computed from the definitions, by enumeration and autograd, with nothing of the estimators' code.
+"""
+
+import itertools
+
+import pytest
+import torch
+from enumerated import Case, Variation, expected_gradient
+
+from lit_klrb import estimators
+from lit_klrb.functional.enumeration import TabularLM, exact_kl_gradient, num_prefixes
+
+TOLERANCE = 1e-10
+BETA = 0.4
+UNBIASED = [
+    "MonteCarlo",
+    "MonteCarloRewardToGo",
+    "RaoBlackwell",
+    "RaoBlackwellSequence",
+    "RaoBlackwellLite",
+    "ReleasedMonteCarlo",
+    "ReleasedRaoBlackwell",
+]
+BIASED = [
+    "K1Loss",
+    "K2Loss",
+    "K3Loss",
+    "K3LossSequence",
+    "K3Reward",
+    "RaoBlackwellLoss",
+    "RaoBlackwellReward",
+]
+NAMES = [*UNBIASED, *BIASED, "NoKL"]
+CASES = {
+    "markov": Case.random(contexts=2, vocab_size=3, max_length=3, seed=1),
+    "unshared": Case.random(contexts=num_prefixes(3, 3), vocab_size=3, max_length=3, seed=2),
+    "one token": Case.random(contexts=1, vocab_size=4, max_length=1, seed=3),
+}
+GROUPS = [(1, None), (2, None), (2, "leave_one_out"), (3, "leave_one_out")]
+VARIATIONS = [Variation(), Variation(3, torch.nan), Variation(5, -torch.inf)]
+
+
+class Truth:
+    """The documented targets for one case, [contexts, V] each."""
+
+    def __init__(self, case):
+        self.case = case
+        self.leaf = case.policy.logits.clone().requires_grad_()
+        self.mask = case.sequences[1]
+        stats = case.stats(self.leaf)
+        self.logp = torch.where(self.mask, stats.logprobs, 0)
+        self.logq = torch.where(self.mask, stats.ref_logprobs, 0)
+        self.kl = torch.where(self.mask, stats.kl, 0)
+        self.p = self.logp.sum(-1).exp().detach()
+        self.q = self.logq.sum(-1).exp().detach()
+
+    def gradient(self, scalar):
+        if not scalar.requires_grad:
+            return torch.zeros_like(self.leaf)
+        (gradient,) = torch.autograd.grad(scalar, self.leaf, retain_graph=True)
+        return gradient
+
+    @property
+    def forward_token_level(self):
+        """E_p of the sum of grad KL_t(p || q), prefixes held fixed."""
+        return self.gradient((self.p[:, None] * self.kl).sum())
+
+    @property
+    def reverse_token_level(self):
+        """E_p of the sum of grad KL_t(q || p), prefixes held fixed: -sum_v q(v) grad log p(v)."""
+        log_ratio = self.logq - self.logp.detach()
+        return self.gradient(-(self.p[:, None] * log_ratio.exp() * self.logp * self.mask).sum())
+
+    @property
+    def reverse(self):
+        """Grad KL(q || p) = -sum_y q(y) grad log p(y)."""
+        return self.gradient(-(self.q * self.logp.sum(-1)).sum())
+
+    @property
+    def reward(self):
+        """Grad E[r]."""
+        return self.gradient((self.p * self.case.rewards * self.logp.sum(-1)).sum())
+
+    def of(self, name):
+        forward = exact_kl_gradient(self.case.policy, self.case.reference)
+        if name in UNBIASED:
+            return forward
+        return {
+            "NoKL": torch.zeros_like(forward),
+            "K1Loss": torch.zeros_like(forward),
+            "K2Loss": self.forward_token_level,
+            "RaoBlackwellLoss": self.forward_token_level,
+            "K3Loss": self.reverse_token_level,
+            "K3LossSequence": self.reverse,
+            "K3Reward": forward - self.reverse_token_level,
+            "RaoBlackwellReward": forward - self.forward_token_level,
+        }[name]
+
+
+TRUTHS = {name: Truth(case) for name, case in CASES.items()}
+
+
+def make(name, **options):
+    return getattr(estimators, name)(**options)
+
+
+# Whether the completions are the behaviour policy's, and which correction is asked for.
+MODES = [
+    (False, "none"),
+    (False, "clip"),
+    (False, "prefix"),
+    (False, "sequence"),
+    (True, "prefix"),
+    (True, "sequence"),
+]
+
+
+@pytest.mark.parametrize("objective", [False, True], ids=["surrogate", "objective"])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_expected_gradient_is_the_documented_one(name, case, objective):
+    target = TRUTHS[case].of(name)
+    if objective:
+        target = BETA * target - TRUTHS[case].reward
+    cells = itertools.product(MODES, GROUPS, VARIATIONS)
+    for (behind, off_policy), (group_size, baseline), variation in cells:
+        gradient = expected_gradient(
+            CASES[case],
+            make(name, baseline=baseline, off_policy=off_policy),
+            group_size,
+            off_policy=behind,
+            beta=BETA if objective else None,
+            stale_weights=behind,
+            variation=variation,
+        )
+        cell = f"off-policy {behind}, {off_policy}, {group_size} a group, baseline {baseline}, {variation}"
+        assert (gradient - target).abs().max() < TOLERANCE, cell
+
+
+def test_the_targets_differ():
+    """A matrix of equal targets would certify nothing."""
+    truth = TRUTHS["markov"]
+    distinct = [
+        "RaoBlackwell",
+        "K1Loss",
+        "K2Loss",
+        "K3Loss",
+        "K3LossSequence",
+        "K3Reward",
+        "RaoBlackwellReward",
+    ]
+    for one, other in itertools.combinations(distinct, 2):
+        assert (truth.of(one) - truth.of(other)).norm() > 1e-2 * truth.of("RaoBlackwell").norm(), (one, other)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_are_unbiased_but_for_k2(name):
+    for case, truth in zip(CASES.values(), TRUTHS.values(), strict=True):
+        value = make(name).value(case.stats(case.policy.logits), truth.mask)
+        expected = truth.p @ value
+        exact = (truth.p * (truth.logp - truth.logq).sum(-1)).sum().detach()
+        if name == "NoKL":
+            assert expected == 0
+        elif name == "K2Loss":
+            half_square = (truth.logp - truth.logq).square().sum(-1) / 2
+            assert abs(expected - (truth.p * half_square).sum()) < TOLERANCE
+        else:
+            assert abs(expected - exact) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_known_wrong_estimators_train_only_if_told_to(name):
+    with pytest.raises(ValueError, match=r"use RaoBlackwell") as refused:
+        make(name).check_trainable()
+    assert name in str(refused.value)
+    make(name, allow_biased=True).check_trainable()
+
+
+@pytest.mark.parametrize("name", [*UNBIASED, "NoKL"])
+def test_right_estimators_train(name):
+    make(name).check_trainable()
+
+
+def test_rao_blackwellisation_can_add_variance_to_a_sequence():
+    """Two tokens: every completion has log ratio 0.511, the exact per-token KLs differ."""
+    p, q = [[0.5, 0.5], [0.0, 1.0]], [[0.3, 0.7], [4 / 7, 3 / 7]]
+    tables = torch.tensor([p, q], dtype=torch.float64).log()
+    policy, reference = (TabularLM(table, max_length=2) for table in tables)
+    tokens, mask = policy.sequences()
+    stats = Case(policy, reference, policy, torch.zeros(len(tokens))).stats(policy.logits)
+    probability = policy.logprobs(tokens, mask).exp()
+    possible = probability > 0
+    variances = {}
+    for name in ("MonteCarlo", "RaoBlackwell"):
+        value, weight = make(name).value(stats, mask)[possible], probability[possible]
+        mean = weight @ value
+        assert mean.item() == pytest.approx(0.5108, abs=1e-4)
+        variances[name] = (weight @ (value - mean).square()).item()
+    assert variances["MonteCarlo"] < 1e-20
+    assert variances["RaoBlackwell"] > 0.1
