@@ -1,4 +1,4 @@
-"""Score weights against the definitions, term by term: an expectation does not see a needless zero-mean term."""
+"""Score weights against the definitions, term by term: an expectation misses needless zero-mean terms."""
 
 import pytest
 import torch

@@ -1,22 +1,25 @@
 """What happens to one block of logits [N, block] of the policy and one of the reference.
 
-Passes over the logits are all that Rao-Blackwellisation costs over Monte Carlo: they are few and in place,
-and `fused` makes one or two of them.
+Passes over the logits are all that Rao-Blackwellisation costs over Monte Carlo: they are few and in place, so
+that all arguments [N, block] are overwritten, and `fused` makes one or two of them.
 """
 
 import functools
 import math
 import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
-def fused(body: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
+
+def fused(body: Callable[P, T], device: torch.device) -> Callable[P, T]:
     """The body as torch.compile fuses it, on a GPU or where the environment says `LIT_KLRB_COMPILE=1`.
 
     On a CPU that takes a C++ compiler, and some ten seconds once, for a few per cent of the operation's time:
@@ -30,19 +33,19 @@ def fused(body: Callable[..., Tensor], device: torch.device) -> Callable[..., Te
 
 
 @functools.cache
-def _compiled(body: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _compiled(body: Callable[P, T]) -> Callable[P, T]:
     return torch.compile(body, dynamic=True)
 
 
-def block_sums(logits: Tensor, ref_logits: Tensor) -> Tensor:
+def block_sums(logits: Tensor, ref_logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What one block adds to the normalisers, the KL and the entropy of its rows.
 
-    With v and w the logits of policy and reference minus their largest in the block, leaves exp(v) in
-    `logits` and w - v in `ref_logits`.
-
     Returns:
-        The largest logit of either, and the sums of exp(v), exp(w), exp(v) (v - w), exp(v) v: [6, N].
+        With v and w the logits of policy and reference minus their largest in the block: these largest, and
+        the sums of exp(v), exp(w), exp(v) (v - w) and exp(v) v, together [6, N]; exp(v) and w - v, both
+        [N, block].
     """
+    logits, ref_logits = _overwritable(logits, ref_logits)
     lowest = torch.finfo(logits.dtype).min  # for the top of a block that a model excludes altogether
     top = logits.amax(1, keepdim=True).clamp_(min=lowest)
     ref_top = ref_logits.amax(1, keepdim=True).clamp_(min=lowest)
@@ -51,17 +54,19 @@ def block_sums(logits: Tensor, ref_logits: Tensor) -> Tensor:
     _exponentiate(logits, centred, ref_logits)
     cross = -(logits * ref_logits).sum(1)
     spread = centred.mul_(logits).sum(1)
-    return torch.stack([top[:, 0], ref_top[:, 0], logits.sum(1), ref_mass, cross, spread])
+    sums = torch.stack([top[:, 0], ref_top[:, 0], logits.sum(1), ref_mass, cross, spread])
+    return sums, logits, ref_logits
 
 
 def block_gradient(masses: Tensor, differences: Tensor, coefficients: Tensor) -> Tensor:
-    """exp(v) (a + b (w - v)), from what `block_sums` left, the second of which is overwritten.
+    """The gradient exp(v) (a + b (w - v)).
 
     Args:
         masses: exp(v), [N, block].
         differences: w - v, [N, block].
         coefficients: a and b, [2, N].
     """
+    (differences,) = _overwritable(differences)
     constant, slope = coefficients.unsqueeze(-1)
     return differences.mul_(slope).add_(constant).mul_(masses)
 
@@ -69,7 +74,7 @@ def block_gradient(masses: Tensor, differences: Tensor, coefficients: Tensor) ->
 def block_recomputed_gradient(
     logits: Tensor, ref_logits: Tensor, normalisers: Tensor, coefficients: Tensor
 ) -> Tensor:
-    """The gradient p (a + b (log q - log p) + c log p), p and q the softmaxes; both blocks are overwritten.
+    """The gradient p (a + b (log q - log p) + c log p), p and q the softmaxes.
 
     Args:
         logits: Policy, [N, block].
@@ -77,6 +82,7 @@ def block_recomputed_gradient(
         normalisers: Of policy and reference, [2, N].
         coefficients: a, b and c, [3, N].
     """
+    logits, ref_logits = _overwritable(logits, ref_logits)
     normaliser, ref_normaliser = normalisers.unsqueeze(-1)
     constant, slope, surprise = coefficients.unsqueeze(-1)
     logprobs = logits - normaliser
@@ -88,6 +94,11 @@ def block_recomputed_gradient(
 def finite_(differences: Tensor) -> Tensor:
     """Infinite differences made large, in place: where the KL has no weight they then count for nothing."""
     return differences.clamp_(min=torch.finfo(differences.dtype).min)
+
+
+def _overwritable(*blocks: Tensor) -> tuple[Tensor, ...]:
+    """The blocks themselves; for the compiler copies, which it never makes: it only writes results anew."""
+    return tuple(block.clone() for block in blocks) if torch.compiler.is_compiling() else blocks
 
 
 def _exponentiate(masses: Tensor, centred: Tensor, ref_centred: Tensor) -> None:

@@ -170,9 +170,9 @@ def _tile(
     sums_of = fused(block_sums, problem.inputs.device)
     kept, sums = [], []
     for block in problem.policy.blocks():
-        logits = problem.logits(rows, block, problem.weights(block))
-        sums.append(sums_of(*logits))
-        kept.append(logits)
+        added, masses, differences = sums_of(*problem.logits(rows, block, problem.weights(block)))
+        sums.append(added)
+        kept.append((masses, differences))
     block_stats = torch.stack(sums)
     stats = RowStats.of(block_stats)
     fields = problem.fields(stats, rows)

@@ -101,7 +101,7 @@ def _row_stats(problem: Problem) -> RowStats:
     sums = []
     for block in problem.policy.blocks():
         weights = problem.weights(block)
-        tiles = [sums_of(*problem.logits(rows, block, weights)) for rows in problem.tiles()]
+        tiles = [sums_of(*problem.logits(rows, block, weights))[0] for rows in problem.tiles()]
         sums.append(torch.cat(tiles, 1))
     return RowStats.of(torch.stack(sums))
 
