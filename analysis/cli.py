@@ -23,6 +23,7 @@ from analysis.sweep import (
     Store,
     duration,
     lock,
+    read_result,
     survey,
 )
 from lit_klrb.errors import ConfigurationError
@@ -190,7 +191,10 @@ def _tell(plan: Plan, cells: Sequence[Cell], store: Store, outcome: Outcome) -> 
         elif state is State.BLOCKED:
             print(f"blocked: {cell}; a cell it starts from has no checkpoint")
     for path in outcome.refused:
-        print(f"not deterministic: {path} differs from the published result of the same cell")
+        published, refused = store.result(path.stem), read_result(path)
+        assert published is not None
+        members = ", ".join(key for key in refused if key != "checksum" and refused[key] != published[key])
+        print(f"not deterministic: {path} differs from the published result of the same cell in: {members}")
 
 
 def _report(arguments: argparse.Namespace) -> int:

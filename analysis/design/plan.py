@@ -139,8 +139,8 @@ def _check(plan: Plan, path: Path) -> None:
     earlier: list[str] = []
     for name, stage in plan.stages.items():
         for key, source in stage.inputs.items():
-            where = f"stages.{name}.inputs.{key}"
-            require(source in earlier, where, source, f"a stage above: {', '.join(earlier) or 'there is none'}")
+            above = f"a stage above: {', '.join(earlier) or 'there is none'}"
+            require(source in earlier, f"stages.{name}.inputs.{key}", source, above)
         earlier.append(name)
     require(
         len(set(grid.estimator)) == len(grid.estimator) > 0,

@@ -1,5 +1,6 @@
 """One cell, run in a process of its own: claim, train, publish."""
 
+import io
 import os
 import runpy
 import shlex
@@ -7,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from dataclasses import dataclass
 from multiprocessing import connection, parent_process
 from pathlib import Path
@@ -19,9 +21,8 @@ from analysis.sweep.harvest import harvest, read_summary
 from analysis.sweep.store import Store
 from lit_klrb import schema
 
-# Exit codes of a job beside 0, published, and those of the command itself.
-USAGE = 2
-BUSY = 75
+# Exit codes of a job: a result is published; there is none; wrong usage; another process has the cell.
+PUBLISHED, FAILED, USAGE, BUSY = 0, 1, 2, 75
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,7 @@ class Job:
 
 
 def run_job(job: Job) -> None:
-    """Run a cell unless it is settled or another process has it, and publish its result.
-
-    Ends the process with `BUSY` if another process has the cell, otherwise with the code of the command.
-    """
+    """Run a cell unless it is settled or another process has it, publish its result, and end the process."""
     # The coordinator alone decides when to stop: on Ctrl-C training code must not wind up as if it were done.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -53,11 +51,11 @@ def run_job(job: Job) -> None:
     with store.claim(job.cell.id) as claimed:
         if not claimed:
             sys.exit(BUSY)
-        if not store.is_settled(job.cell.id, job.needs_checkpoint):
-            _run(job, store)
+        settled = store.is_settled(job.cell.id, job.needs_checkpoint)
+        sys.exit(PUBLISHED if settled else _run(job, store))
 
 
-def _run(job: Job, store: Store) -> None:
+def _run(job: Job, store: Store) -> int:
     started = time.monotonic()
     cell = job.cell
     # A half-written directory is thrown away and the cell starts afresh. To resume inside a cell instead,
@@ -69,21 +67,24 @@ def _run(job: Job, store: Store) -> None:
     print("$ python -m", job.module, shlex.join(argv))
     code = _run_module(job.module, argv)
     summary = read_summary(workdir)
-    if summary is None:
-        sys.exit(code or f"the run ended without {schema.SUMMARY}")
-    diverged = summary["state"] == schema.DIVERGED
+    diverged = summary is not None and summary["state"] == schema.DIVERGED
     # A command may end a diverged run with an error code; its summary makes it a result all the same.
     if code and not diverged:
-        sys.exit(code)
+        return USAGE if code == USAGE else FAILED
+    if summary is None:
+        print(f"the run ended without {schema.SUMMARY}")
+        return FAILED
     checkpoint = workdir / schema.CHECKPOINT
     if checkpoint.exists():
         # Cells that start from it trust the published result: it must survive whatever the result survives.
         files.sync(checkpoint)
     elif job.needs_checkpoint and not diverged:
-        sys.exit(f"the run ended without {schema.CHECKPOINT}, from which other cells start")
+        print(f"the run ended without {schema.CHECKPOINT}, from which other cells start")
+        return FAILED
+    files.replace(store.seconds(cell.id), f"{time.monotonic() - started:.3f}".encode())
     if not store.publish(harvest(cell, workdir, summary)):
         print("this result differs from the published one")
-    store.seconds(cell.id).write_text(f"{time.monotonic() - started:.3f}")
+    return PUBLISHED
 
 
 def _run_module(module: str, argv: list[str]) -> int:
@@ -96,6 +97,9 @@ def _run_module(module: str, argv: list[str]) -> int:
             return end.code or 0
         print(end.code, file=sys.stderr)
         return 1
+    except Exception:
+        traceback.print_exc()
+        return 1
     return 0
 
 
@@ -104,6 +108,9 @@ def _redirect_output(log: Path) -> None:
     os.dup2(descriptor, sys.stdout.fileno())
     os.dup2(descriptor, sys.stderr.fileno())
     os.close(descriptor)
+    # What is printed and what is warned about stay in order, and a kill loses neither.
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(line_buffering=True)
 
 
 def _end_with_parent() -> None:

@@ -2,8 +2,10 @@
 
 import multiprocessing
 import os
-import time
-from multiprocessing import connection
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import connection, forkserver
 from multiprocessing.context import ForkServerProcess
 from typing import Protocol
 
@@ -35,6 +37,16 @@ class Launcher(Protocol):
         """Kill what still runs: a cell that did not publish is run again another time."""
 
 
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let signals wait: a process that is left half started complains, and nobody would stop it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class LocalLauncher:
     """Processes on this machine, forked from one server that has imported the stack.
 
@@ -61,15 +73,15 @@ class LocalLauncher:
         """Start a job; the first one waits for the imports."""
         process = self._context.Process(target=run_job, args=(job,))
         try:
-            process.start()
+            forkserver.ensure_running()
+            with _undisturbed():
+                process.start()
         except EOFError:
             raise ConnectionError("the server that cells are forked from was killed") from None
         self._running[job.cell.id] = process
 
     def wait(self, seconds: float) -> list[tuple[str, int]]:
         """Wait until a job has ended, at most `seconds`."""
-        if not self._running:
-            time.sleep(seconds)
         connection.wait([process.sentinel for process in self._running.values()], seconds)
         ended = [(cell_id, process.exitcode) for cell_id, process in self._running.items()]
         codes = [(cell_id, code) for cell_id, code in ended if code is not None]

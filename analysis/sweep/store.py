@@ -165,7 +165,10 @@ class Store:
         return self.workdir(cell_id) / "seconds"
 
     def tidy(self) -> None:
-        """Remove the temporary files of publications that were killed."""
+        """Remove what publications that were killed left: temporary files, failures since made good."""
+        for record in (self.directory / "failed").glob("*.json"):
+            if self._result(record.stem).exists():
+                record.unlink(missing_ok=True)
         for path in self.results.glob(f".*{files.TEMPORARY}"):
             with self.claim(path.name[1:65]) as free:
                 if free:

@@ -76,6 +76,8 @@ def misbehave(behaviour, run, ran):
     if behaviour == "not a number":
         write_summary(run, schema.DONE, {schema.REWARD: float("nan"), schema.KL: 1.0})
         sys.exit(0)
+    if behaviour == "exit 75":
+        sys.exit(75)
     if behaviour == "no summary":
         sys.exit(0)
 

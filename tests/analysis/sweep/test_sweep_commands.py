@@ -14,7 +14,7 @@ from sweep_project import Project, session, wait_until
 from analysis.cli import main
 from analysis.sweep import Progress, read_result
 
-MISBEHAVIOURS = ["crash", "usage", "no summary", "crash once", "diverge", "not a number"]
+MISBEHAVIOURS = ["crash", "usage", "no summary", "exit 75", "crash once", "diverge", "not a number"]
 
 
 def test_a_sweep_publishes_every_cell_once(finished):
@@ -67,18 +67,19 @@ def attempts(project, estimator, ran):
 
 def test_failing_cells_do_not_stop_the_others_and_are_listed(misbehaving):
     assert misbehaving.code == 1
-    assert "9 cells: 4 done, 2 diverged, 3 failed; 6 run now" in misbehaving.output
-    for name in ("crash", "usage", "no summary"):
+    assert "10 cells: 4 done, 2 diverged, 4 failed; 6 run now" in misbehaving.output
+    for name in ("crash", "usage", "no summary", "exit 75"):
         assert f"failed: rloo {name} beta=0.1 #0; all it printed: " in misbehaving.output
     assert misbehaving.output.count("RuntimeError: out of luck") == 1
-    assert misbehaving.output.count("the run ended without") == 1
+    assert misbehaving.output.count("the run ended without summary.json") == 1
+    assert "rloo exit 75 beta=0.1 #0: exit code 1; given up" in misbehaving.output
     records = [json.loads(path.read_text()) for path in (misbehaving.directory / "plan" / "failed").iterdir()]
     (crash,) = (record for record in records if record["cell"]["estimator"] == "crash")
     # Three in each of the two sweeps.
     assert crash["attempts"] == 6
     assert crash["error"].startswith("exit code 1\n")
     assert crash["error"].endswith("RuntimeError: out of luck")
-    assert len(records) == 3
+    assert len(records) == 4
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_a_divergence_is_a_result_whatever_the_exit_code_or_summary_say(misbehav
 
 def test_the_next_sweep_tries_failed_cells_again(misbehaving):
     assert misbehaving.code_again == 1
-    assert "9 cells: 4 done, 2 diverged, 3 failed; no cell was run" in misbehaving.output_again
+    assert "10 cells: 4 done, 2 diverged, 4 failed; no cell was run" in misbehaving.output_again
     assert attempts(misbehaving, "crash", misbehaving.ran()) == 6
 
 
@@ -145,7 +146,10 @@ def test_a_larger_plan_runs_what_is_new_and_lost_checkpoints_and_compares_the_re
     refused = sorted((swept.directory / "plan" / "refused").iterdir())
     assert len(refused) == 2
     for path in refused:
-        assert f"not deterministic: {path} differs" in output
+        assert (
+            f"not deterministic: {path} differs from the published result of the same cell in: curves, final"
+            in output
+        )
         assert read_result(path)["final"]["reward"] == 1 + json.loads(before[path.name])["final"]["reward"]
     assert before.items() < swept.results().items()
 

@@ -245,3 +245,13 @@ def test_a_sweep_on_a_full_disk_stops_and_goes_on_when_there_is_room(project, fi
         assert project.results() == reference_results
     finally:
         os.system(f"umount {mount}")
+
+
+def test_a_failure_made_good_by_a_publication_that_was_killed_is_forgotten(store):
+    store.record_failure(ID, {}, "out of luck")
+    record = (store.directory / "failed" / f"{ID}.json").read_bytes()
+    store.publish(RESULT)
+    (store.directory / "failed" / f"{ID}.json").write_bytes(record)
+    store.record_failure("0" * 64, {}, "out of luck")
+    store.tidy()
+    assert [path.stem for path in (store.directory / "failed").iterdir()] == ["0" * 64]
