@@ -1,6 +1,7 @@
 """`python -m lit_klrb`: LightningCLI with this project's defaults, and one clear line for wrong input."""
 
 import logging
+import os
 import re
 import sys
 import warnings
@@ -186,11 +187,14 @@ def config_that_makes(checkpoint: Path) -> Path | None:
 
 def quiet() -> None:
     """Silence what is no news to the user: hardware banners, and hints against choices made on purpose."""
+    # Lightning calls methods of jsonargparse by their older names.
+    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
     for package in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(package).setLevel(logging.WARNING)
     for hint in (
         ".*does not have many workers.*",  # the model is the bottleneck; loaders run in the main process
         ".*module\\(s\\) in eval mode.*",  # the reference, always; the policy where dropout is not wanted
+        ".*dirpath has changed.*",  # a run directory may be moved, or its checkpoint evaluated elsewhere
         ".*exists and is not empty.*",  # a resumed run writes where it wrote before
         ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",  # Lightning's own use of torch
     ):

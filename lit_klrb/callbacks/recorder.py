@@ -56,6 +56,15 @@ class RunRecorder(L.Callback):
         self._final: dict[str, float] = {}
         self._evaluated_at = -1
 
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Let a resumed run log at the steps it would have logged at.
+
+        Lightning counts the loggers' steps apart from the optimizer's, and can resume them one behind.
+        """
+        trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
+
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
@@ -106,7 +115,7 @@ class RunRecorder(L.Callback):
         summary = {
             "state": state,
             "steps": trainer.global_step,
-            "final": final,
+            "final": {name: value if math.isfinite(value) else None for name, value in final.items()},
             "versions": versions(),
             **extra,
         }

@@ -7,7 +7,7 @@ a function of (seed, step): a resumed run reads the batches it would have read.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, final
+from typing import Any
 
 import lightning as L
 from torch.utils.data import DataLoader
@@ -89,7 +89,6 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         return self.trainer.lightning_module
 
 
-@final
 class ReviewDataModule(CorpusDataModule):
     """Whole reviews, end-of-sequence token appended, for language modelling.
 
@@ -175,7 +174,6 @@ class PromptDataModule(CorpusDataModule):
         return pad(examples, self.module.tokenizer.pad_token_id, side="left")
 
 
-@final
 class PreferenceDataModule(PromptDataModule):
     """Preference pairs to train on, prompts to evaluate on.
 

@@ -1,7 +1,7 @@
 """Direct preference optimisation: the warm start that RLOO continues from."""
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any
 
 import torch
 from rich.progress import track
@@ -20,7 +20,6 @@ from lit_klrb.seeding import derive_seed
 CHUNK = 128
 
 
-@final
 class DPOModule(LeashedModule):
     """Raises preferred completions above rejected ones, relative to the reference.
 

@@ -1,6 +1,6 @@
 """REINFORCE with a leave-one-out baseline, on a KL leash whose estimator is plugged in."""
 
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,19 +23,21 @@ class Experience(NamedTuple):
         reference_states: What the scorer keeps of the reference, [B, T, D].
         behaviour_logprobs: Log-probabilities the completions were drawn with, [B, T].
         weights: The estimator's score weights, [B, T].
+        metrics: What is logged of it at each of its steps.
     """
 
     rollout: Rollout
     reference_states: Tensor
     behaviour_logprobs: Tensor
     weights: Tensor
+    metrics: dict[str, float]
 
     def rows(self, rows: slice) -> "Experience":
         """The same for some of the sequences."""
-        return Experience(self.rollout.rows(rows), *(tensor[rows] for tensor in self[1:]))
+        rollout, states, logprobs, weights, metrics = self
+        return Experience(rollout.rows(rows), states[rows], logprobs[rows], weights[rows], metrics)
 
 
-@final
 class RLOOModule(LeashedModule):
     """Maximises E[reward] − beta · KL(policy‖reference) on completions the policy samples itself.
 
@@ -84,12 +86,13 @@ class RLOOModule(LeashedModule):
             self._experience = self.collect(batch, number)
         assert self._experience is not None
         loss = self._loss(self._share(self._experience, step % self._splits))
+        self.log_metrics("train", self._experience.metrics, batch_size=len(batch["tokens"]))
         self.log_metrics("train", {"loss": loss.detach()}, batch_size=len(batch["tokens"]))
         return loss
 
     def _loss(self, experience: Experience) -> Tensor:
         """The estimator's loss, through the fused operation where that can express it."""
-        rollout, reference_states, behaviour_logprobs, weights = experience
+        rollout, reference_states, behaviour_logprobs, weights, _ = experience
         linear = self.kl_estimator.linear_loss(rollout.mask, weights, beta=self.beta)
         if linear is not None:
             return self.scorer.loss(rollout, reference_states, linear, behaviour_logprobs)
@@ -114,17 +117,12 @@ class RLOOModule(LeashedModule):
         weights = self.kl_estimator.weights(
             stats, rollout.mask, rewards, beta=self.beta, group_size=group_size
         )
-        reward, reward_se = clustered_mean(rewards.view(-1, group_size))
-        kl, kl_se = clustered_mean(RaoBlackwell().value(stats, rollout.mask).view(-1, group_size))
-        metrics = {
-            "reward": reward,
-            "reward_se": reward_se,
-            "kl": kl,
-            "kl_se": kl_se,
-            "length": rollout.mask.sum(1).float().mean(),
-        }
-        self.log_metrics("train", metrics, batch_size=len(rewards))
-        return Experience(rollout, reference_states, stats.logprobs, weights)
+        metrics: dict[str, float] = {}
+        for name, values in (("reward", rewards), ("kl", RaoBlackwell().value(stats, rollout.mask))):
+            mean, error = clustered_mean(values.view(-1, group_size))
+            metrics |= {name: mean.item(), f"{name}_se": error.item()}
+        metrics["length"] = rollout.mask.sum(1).float().mean().item()
+        return Experience(rollout, reference_states, stats.logprobs, weights, metrics)
 
     def _share(self, experience: Experience, index: int) -> Experience:
         """The sequences of one of the equal parts a rollout is split into; no prompt's group is cut."""
@@ -143,12 +141,14 @@ class RLOOModule(LeashedModule):
         """Keep the rollout in use: after a stop in the middle of its steps it could not be drawn again."""
         super().on_save_checkpoint(checkpoint)
         if self._experience is not None:
-            rollout, *tensors = self._experience
-            checkpoint[EXPERIENCE_KEY] = [*rollout, *tensors]
+            rollout, *rest = self._experience
+            checkpoint[EXPERIENCE_KEY] = [tuple(rollout), *rest]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the rollout in use from the checkpoint."""
         super().on_load_checkpoint(checkpoint)
         if EXPERIENCE_KEY in checkpoint:
-            saved = [tensor.to(self.device) for tensor in checkpoint[EXPERIENCE_KEY]]
-            self._experience = Experience(Rollout(*saved[:3]), *saved[3:])
+            rollout, states, logprobs, weights, metrics = checkpoint[EXPERIENCE_KEY]
+            states, logprobs, weights = (tensor.to(self.device) for tensor in (states, logprobs, weights))
+            rollout = Rollout(*(tensor.to(self.device) for tensor in rollout))
+            self._experience = Experience(rollout, states, logprobs, weights, metrics)

@@ -1,6 +1,6 @@
 """Supervised training of a language model: the reference everything else is measured against."""
 
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +11,6 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.modules.base import PolicyModule
 
 
-@final
 class SFTModule(PolicyModule):
     """Maximum likelihood on whole texts, from fresh weights or from a given policy.
 

@@ -1,0 +1,205 @@
+"""What each command does beside training, and that every option changes something."""
+
+import csv
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lit_klrb.commands import main
+from lit_klrb.modules import RLOOModule
+
+
+def weights_of(path):
+    return torch.load(path, weights_only=True)["state_dict"]
+
+
+def metrics_of(run):
+    with next(run.rglob("attempt_0/metrics.csv")).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def final_of(run):
+    return json.loads((run / "summary.json").read_text())["final"]
+
+
+def test_a_run_leaves_its_configuration_metrics_checkpoint_and_summary(chain):
+    for stage in ("sft", "dpo", "rloo"):
+        run = chain.root / stage
+        assert {"config.yaml", "metrics", "tensorboard", "checkpoints", "summary.json"} <= {
+            path.name for path in run.iterdir()
+        }
+        summary = json.loads((run / "summary.json").read_text())
+        assert summary["state"] == "done"
+        assert "torch" in summary["versions"]
+    assert summary["steps"] == 6
+    assert {"reward", "reward_se", "kl", "kl_se", "length"} <= set(summary["final"])
+
+
+def test_the_evaluation_before_the_first_step_is_logged_and_the_last_one_is_the_result(chain):
+    rows = [row for row in metrics_of(chain.root / "rloo") if row["val/kl"]]
+    assert [int(row["step"]) for row in rows] == [0, 2, 5]
+    assert float(rows[-1]["val/kl"]) == final_of(chain.root / "rloo")["kl"]
+    # It starts where the warm start ended, to the digit: same prompts, same seeds, same policy.
+    before, warm = rows[0], final_of(chain.root / "dpo")
+    assert float(before["val/kl"]) == warm["kl"] > 0
+    assert float(before["val/reward"]) == warm["reward"]
+    first = next(row for row in metrics_of(chain.root / "dpo") if row["val/kl"])
+    assert float(first["val/kl"]) == pytest.approx(0, abs=1e-6)
+
+
+def test_the_reference_knows_the_entropy_of_its_source(chain):
+    from lit_klrb.data.grammar import ReviewGrammar
+
+    final = final_of(chain.root / "sft")
+    assert final["excess"] == pytest.approx(
+        final["loss"] / ReviewGrammar().entropy(given=1).per_token - 1, rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("command", ["validate", "test"])
+def test_evaluation_commands_print_the_common_evaluation(chain, capsys, command, tmp_path):
+    extra = ["--ckpt_path", chain.checkpoint("rloo")]
+    assert chain.run(command, "rloo", *extra, run=tmp_path / "run") == 0
+    output = capsys.readouterr().out
+    assert "reward" in output
+    assert "kl" in output
+    if command == "validate":
+        assert f"{final_of(chain.root / 'rloo')['reward']:.3f}" in output
+    assert not (tmp_path / "run").exists()
+
+
+def test_predict_writes_and_shows_completions(chain, capsys, tmp_path):
+    extra = ["--ckpt_path", chain.checkpoint("rloo")]
+    assert chain.run("predict", "rloo", *extra, run=tmp_path) == 0
+    rows = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
+    assert len(rows) == 16
+    assert set(rows[0]) == {"text", "reward", "kl", "length"}
+    assert rows[0]["text"].split()[0] in capsys.readouterr().out
+
+
+def test_an_export_is_the_policy_for_transformers(chain, tmp_path):
+    folder = tmp_path / "policy"
+    argv = ["export", "--ckpt_path", chain.checkpoint("rloo"), "--output_dir", str(folder)]
+    assert main(argv) == 0
+    exported, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    module = RLOOModule.load_from_checkpoint(chain.checkpoint("rloo"))
+    tokens = tokenizer("What a marvelous thriller!", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        assert torch.equal(exported(tokens).logits, module.policy.eval()(tokens).logits)
+    assert tokenizer.get_vocab() == module.tokenizer.get_vocab()
+
+
+def test_a_folder_and_a_checkpoint_start_the_same_run(chain, tmp_path):
+    folder = tmp_path / "dpo"
+    assert main(["export", "--ckpt_path", chain.checkpoint("dpo"), "--output_dir", str(folder)]) == 0
+    assert chain.run("fit", "rloo", "--model.policy_path", str(folder), run=tmp_path / "run") == 0
+    first, other = (
+        weights_of(root / "checkpoints" / "last.ckpt") for root in (chain.root / "rloo", tmp_path / "run")
+    )
+    assert all(torch.equal(first[key], other[key]) for key in first)
+
+
+def test_an_earlier_run_in_the_same_place_is_kept(chain, tmp_path, capsys):
+    run = tmp_path / "run"
+    extra = ["--trainer.max_steps", "1", "--trainer.limit_val_batches", "0"]
+    for _ in range(3):
+        assert chain.run("fit", "sft", *extra, run=run) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "run.1", "run.2"}
+    assert "kept the earlier run as" in capsys.readouterr().out
+
+
+def test_a_run_that_ends_between_two_evaluations_is_evaluated_at_its_end(chain, tmp_path):
+    assert chain.run("fit", "rloo", "--trainer.max_steps", "5", run=tmp_path) == 0
+    rows = [row for row in metrics_of(tmp_path) if row["val/kl"]]
+    assert [int(row["step"]) for row in rows][:2] == [0, 2]
+    assert final_of(tmp_path)["kl"] == float(rows[-1]["val/kl"]) != float(rows[1]["val/kl"])
+
+
+def test_a_diverged_run_is_recorded_as_such(chain, tmp_path, capsys):
+    extra = ["--model.learning_rate", "1e30", "--trainer.gradient_clip_val", "null"]
+    assert chain.run("fit", "sft", *extra, run=tmp_path) == 1
+    assert "diverged at step" in capsys.readouterr().err
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["state"] == "diverged"
+    assert summary["final"] == {}
+
+
+CHANGES = [
+    ("sft", ["--seed_everything", "3"]),
+    ("sft", ["--model.weight_decay", "10"]),
+    ("sft", ["--model.warmup_steps", "3"]),
+    ("rloo", ["--model.schedule", "constant"]),
+    ("sft", ["--model.adam_epsilon", "0.1"]),
+    ("sft", ["--model.policy_config.n_head", "1"]),
+    ("sft", ["--data.max_tokens", "5"]),
+    ("sft", ["--data.batch_size", "7"]),
+    ("sft", ["--data.train_size", "32"]),
+    ("dpo", ["--model.beta", "3"]),
+    ("dpo", ["--model.reward_path", "cli_rewards:length"]),
+    ("dpo", ["--seed_everything", "3"]),
+    ("rloo", ["--kl.beta", "3"]),
+    ("rloo", ["--kl.estimator", "MonteCarlo"]),
+    ("rloo", ["--kl.estimator.baseline", "null"]),
+    ("rloo", ["--kl.estimator.off_policy", "prefix"]),
+    ("rloo", ["--kl.estimator.clip_range", "0.0001"]),
+    ("rloo", ["--model.temperature", "0.5"]),
+    ("rloo", ["--model.max_new_tokens", "3"]),
+    ("rloo", ["--model.completions_per_prompt", "3"]),
+    ("rloo", ["--model.inner_epochs", "1"]),
+    ("rloo", ["--model.mini_batches", "2"]),
+    ("rloo", ["--model.reward_path", "cli_rewards:length"]),
+    ("rloo", ["--data.min_prompt_tokens", "8"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("stage", "extra"), CHANGES, ids=lambda value: " ".join(value) if type(value) is list else None
+)
+def test_the_option_changes_the_trained_policy(chain, tmp_path, stage, extra, monkeypatch):
+    monkeypatch.syspath_prepend(str(__file__).rpartition("/")[0])
+    brief = [
+        "--trainer.max_steps",
+        "4",
+        "--trainer.limit_val_batches",
+        "0",
+        "--trainer.num_sanity_val_steps",
+        "0",
+    ]
+    for name, options in (("plain", []), ("changed", extra)):
+        assert chain.run("fit", stage, *brief, *options, run=tmp_path / name) == 0
+    plain, changed = (
+        weights_of(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("plain", "changed")
+    )
+    assert any(not torch.equal(plain[key], changed[key]) for key in plain)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [["--model.evaluation_completions", "3"], ["--model.evaluation_seed", "1"], ["--data.eval_size", "5"]],
+)
+def test_the_option_changes_the_evaluation_and_not_the_training(chain, tmp_path, extra):
+    assert chain.run("fit", "rloo", *extra, run=tmp_path) == 0
+    first, other = (
+        weights_of(root / "checkpoints" / "last.ckpt") for root in (chain.root / "rloo", tmp_path)
+    )
+    assert all(torch.equal(first[key], other[key]) for key in first)
+    assert final_of(tmp_path) != final_of(chain.root / "rloo")
+
+
+def test_accumulation_splits_the_rollout_and_not_the_gradient(chain, tmp_path):
+    """Leave-one-out and the estimator's weights are those of the whole rollout, however it is cut."""
+    for parts in (1, 2, 4):
+        extra = ["--trainer.accumulate_grad_batches", str(parts), "--trainer.limit_val_batches", "0"]
+        assert chain.run("fit", "rloo", *extra, run=tmp_path / str(parts)) == 0
+    whole, *others = (weights_of(tmp_path / str(parts) / "checkpoints" / "last.ckpt") for parts in (1, 2, 4))
+    for other in others:
+        assert all(torch.allclose(whole[key], other[key], atol=2e-5) for key in whole)
+
+
+def test_an_error_that_one_prompt_cannot_give_is_null(chain, tmp_path):
+    assert chain.run("fit", "rloo", "--trainer.max_steps", "1", "--data.eval_size", "1", run=tmp_path) == 0
+    final = final_of(tmp_path)
+    assert final["kl_se"] is None
+    assert final["kl"] > 0

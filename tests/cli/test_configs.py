@@ -1,0 +1,61 @@
+"""Every configuration runs, and explains each of its keys."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "configs").rglob("*.yaml"))
+FITS = [path for path in FILES if path.name != "sweep.yaml"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_key_has_a_comment_above_it(path):
+    lines = path.read_text().splitlines()
+    keys = [
+        number
+        for number, line in enumerate(lines)
+        if line.strip() and not line.lstrip().startswith(("#", "-"))
+    ]
+    structure = ("class_path:", "init_args:", "model:", "data:", "trainer:")
+    for number in keys:
+        line = lines[number].strip()
+        before = lines[number - 1].strip() if number else ""
+        if line.startswith(structure) or before.startswith("#"):
+            continue
+        # A second key may share the first one's comment: "shortest and longest".
+        assert lines[number - 2].strip().startswith("#"), f"{path.name}:{number + 1}: {line}"
+
+
+@pytest.mark.parametrize("path", FITS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_it_names_a_run_directory_of_its_own(path):
+    config = OmegaConf.load(path)
+    assert config.trainer.default_root_dir == f"runs/{path.parent.name}/{path.stem}"
+
+
+@pytest.mark.parametrize("stage", ["sft", "dpo", "rloo"])
+def test_it_runs(chain, stage, tmp_path):
+    assert chain.run("fit", stage, "--trainer.fast_dev_run", "true", run=tmp_path / "run") == 0
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_written_configuration_makes_the_same_run(chain, tmp_path):
+    import torch
+
+    from lit_klrb.commands import main
+
+    written = yaml.safe_load((chain.root / "rloo" / "config.yaml").read_text())
+    written["trainer"]["default_root_dir"] = str(tmp_path / "again")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(written))
+    assert main(["fit", "--config", str(tmp_path / "config.yaml")]) == 0
+    first, again = (
+        torch.load(path, weights_only=True)["state_dict"]
+        for path in (chain.checkpoint("rloo"), tmp_path / "again" / "checkpoints" / "last.ckpt")
+    )
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    metrics = [
+        next(root.rglob("metrics.csv")).read_text() for root in (chain.root / "rloo", tmp_path / "again")
+    ]
+    assert metrics[0] == metrics[1]

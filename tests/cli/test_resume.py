@@ -1,0 +1,107 @@
+"""A run that was stopped goes on as if it had not been: the same weights and metrics, bit for bit."""
+
+import csv
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from lit_klrb import cli
+
+
+class Stopped(Exception):
+    """Stands for a kill."""
+
+
+class StopAt(Callback):
+    """Ends the run once so many batches have been trained on, or inside a validation."""
+
+    def __init__(self, batches, in_validation=False):
+        self.batches, self.in_validation, self.seen = batches, in_validation, 0
+
+    def on_train_batch_end(self, *_):
+        self.seen += 1
+        if self.seen == self.batches and not self.in_validation:
+            raise Stopped
+
+    def on_validation_batch_start(self, trainer, *_):
+        if self.in_validation and not trainer.sanity_checking and self.seen >= self.batches:
+            raise Stopped
+
+
+def curves(run):
+    """Metric -> step -> value, later attempts on top of earlier ones."""
+    found = {}
+    for path in sorted(run.glob("metrics/attempt_*/metrics.csv")):
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                for name, value in row.items():
+                    if value and "/" in name:
+                        found.setdefault(name, {})[int(row["step"])] = float(value)
+    return found
+
+
+def weights_of(run):
+    return torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+
+
+EVERY_STEP = ["--checkpoint.every_n_train_steps", "1"]
+ESTIMATORS = {
+    "RaoBlackwell": [],
+    "RaoBlackwellControlVariate": ["--kl.estimator", "RaoBlackwellControlVariate"],
+}
+
+
+@pytest.fixture(scope="module", params=ESTIMATORS)
+def undisturbed(request, chain, tmp_path_factory):
+    run = tmp_path_factory.mktemp("undisturbed")
+    extra = [*ESTIMATORS[request.param], "--model.mini_batches", "2", "--trainer.max_steps", "10"]
+    assert chain.run("fit", "rloo", *EVERY_STEP, *extra, run=run) == 0
+    return run, extra
+
+
+@pytest.mark.parametrize("in_validation", [False, True])
+@pytest.mark.parametrize("batches", [1, 2, 3, 4, 5, 6, 7, 9])
+def test_a_stopped_run_ends_like_an_undisturbed_one(
+    chain, tmp_path, monkeypatch, undisturbed, batches, in_validation
+):
+    expected, extra = undisturbed
+    run = tmp_path / "run"
+    original = cli.LitCLI.instantiate_trainer
+
+    def with_a_stop(self, **kwargs):
+        trainer = original(self, **kwargs)
+        # After the checkpoint callback, which is always last: what it saved is on disk.
+        trainer.callbacks.append(StopAt(batches, in_validation))
+        return trainer
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cli.LitCLI, "instantiate_trainer", with_a_stop)
+        with pytest.raises(Stopped):
+            chain.run("fit", "rloo", *EVERY_STEP, *extra, run=run)
+    resume = ["--ckpt_path", str(run / "checkpoints" / "last.ckpt")]
+    assert chain.run("fit", "rloo", *EVERY_STEP, *extra, *resume, run=run) == 0
+    first, other = weights_of(expected), weights_of(run)
+    assert all(torch.equal(first[key], other[key]) for key in first)
+    assert len(list(run.glob("metrics/attempt_*"))) == 2
+    whole, stitched = curves(expected), curves(run)
+    for name in ("train/loss", "train/reward", "train/kl", "val/kl", "val/reward"):
+        common = whole[name].keys() & stitched[name].keys()
+        assert {step: whole[name][step] for step in common} == {step: stitched[name][step] for step in common}
+        assert max(whole[name]) == max(stitched[name])
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ["--trainer.val_check_interval", "1"],
+        ["--trainer.limit_val_batches", "0"],
+        ["--trainer.num_sanity_val_steps", "0"],
+        ["--trainer.log_every_n_steps", "4"],
+    ],
+    ids=" ".join,
+)
+def test_validation_and_logging_never_change_training(chain, tmp_path, extra):
+    assert chain.run("fit", "rloo", *extra, run=tmp_path) == 0
+    first, other = weights_of(chain.root / "rloo"), weights_of(tmp_path)
+    assert all(torch.equal(first[key], other[key]) for key in first)

@@ -1,0 +1,67 @@
+"""A tiny chain of runs, made once a worker through the command line itself."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+CONFIGS = Path(__file__).parents[1] / "configs" / "demo"
+TINY = {
+    "sft": [
+        *("--model.policy_config.n_embd", "16", "--model.policy_config.n_layer", "1"),
+        *("--data.train_size", "64", "--data.eval_size", "16", "--data.batch_size", "8"),
+        *("--trainer.max_steps", "6", "--trainer.val_check_interval", "6"),
+    ],
+    "dpo": [
+        *("--data.train_size", "32", "--data.eval_size", "8", "--data.batch_size", "4"),
+        *("--model.max_new_tokens", "8", "--trainer.max_steps", "4", "--trainer.val_check_interval", "2"),
+    ],
+    "rloo": [
+        *("--data.train_size", "32", "--data.eval_size", "8", "--data.batch_size", "4"),
+        *("--model.max_new_tokens", "8", "--trainer.max_steps", "6", "--trainer.val_check_interval", "3"),
+    ],
+}
+
+
+class Commands:
+    """The command line in this process, with tiny settings in place of the demo's."""
+
+    def __init__(self, root):
+        self.root = root
+
+    def checkpoint(self, stage):
+        return str(self.root / stage / "checkpoints" / "last.ckpt")
+
+    def argv(self, command, stage, *extra, run=None):
+        upstream = []
+        if stage != "sft":
+            upstream = ["--model.reference_path", self.checkpoint("sft")]
+        if stage == "rloo":
+            upstream += ["--model.policy_path", self.checkpoint("dpo")]
+        where = ["--trainer.default_root_dir", str(run or self.root / stage)]
+        quiet = ["--trainer.enable_progress_bar", "false"]
+        return [
+            command,
+            "--config",
+            str(CONFIGS / f"{stage}.yaml"),
+            *TINY[stage],
+            *upstream,
+            *where,
+            *quiet,
+            *extra,
+        ]
+
+    def run(self, command, stage, *extra, run=None):
+        from lit_klrb.commands import main
+
+        return main(self.argv(command, stage, *extra, run=run))
+
+
+@pytest.fixture(scope="session")
+def chain(tmp_path_factory):
+    """Run directories sft, dpo and rloo under `root`, and the commands that made them."""
+    root = tmp_path_factory.mktemp("chain")
+    commands = Commands(root)
+    for stage in TINY:
+        assert commands.run("fit", stage) == 0
+    return SimpleNamespace(root=root, commands=commands, run=commands.run, checkpoint=commands.checkpoint)

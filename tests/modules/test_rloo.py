@@ -1,0 +1,167 @@
+"""The training step against the estimators' own definition on whole logits."""
+
+import pytest
+import torch
+from lightning import Trainer
+
+from lit_klrb import estimators
+from lit_klrb.callbacks import KLEstimatorCallback
+from lit_klrb.data.modules import PromptDataModule
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.functional import token_stats
+from lit_klrb.modules import DPOModule, RLOOModule, SFTModule
+from lit_klrb.scoring import completion_logits
+
+RIGHT = [
+    ("MonteCarlo", "none"),
+    ("MonteCarlo", "clip"),
+    ("MonteCarlo", "prefix"),
+    ("RaoBlackwell", "none"),
+    ("RaoBlackwell", "clip"),
+    ("RaoBlackwell", "sequence"),
+    ("RaoBlackwellLite", "none"),
+    ("RaoBlackwellControlVariate", "none"),
+    ("ReleasedRaoBlackwell", "clip"),
+    ("NoKL", "none"),
+]
+
+
+def attached(chain, tmp_path, estimator, **settings):
+    """A module with its trainer, models built, ready for single steps."""
+    module = RLOOModule(
+        policy_path=chain.checkpoint("dpo"),
+        reference_path=chain.checkpoint("sft"),
+        max_new_tokens=8,
+        completions_per_prompt=3,
+        **settings,
+    )
+    trainer = Trainer(
+        max_steps=1, accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path
+    )
+    data = PromptDataModule(batch_size=4, train_size=16, eval_size=4)
+    trainer.strategy.connect(module)
+    module.trainer = data.trainer = trainer
+    module.configure_model()
+    module.kl_estimator, module.beta = estimator, 0.3
+    module.log = lambda *args, **kwargs: None
+    data.setup("fit")
+    batch = next(iter(data.train_dataloader()))
+    return module, batch
+
+
+def gradients_of(module):
+    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize(("name", "off_policy"), RIGHT)
+def test_a_step_has_the_gradient_of_the_objective_on_whole_logits(chain, tmp_path, name, off_policy):
+    estimator = getattr(estimators, name)(off_policy=off_policy)
+    module, batch = attached(chain, tmp_path, estimator)
+    module.training_step(batch, 0).backward()
+    stepped = gradients_of(module)
+    assert all(key.startswith("policy.") for key in stepped)
+    assert len(stepped) == len(list(module.policy.parameters()))
+    module.zero_grad()
+
+    experience = module._experience
+    rollout = experience.rollout
+    with torch.no_grad():
+        ref_logits = completion_logits(module.reference, rollout)
+    stats = token_stats(completion_logits(module.policy, rollout), ref_logits, rollout.completions)
+    loss = estimator.objective(
+        stats,
+        rollout.mask,
+        module.rewards(rollout),
+        beta=0.3,
+        group_size=3,
+        behaviour_logprobs=stats.logprobs.detach(),
+    )
+    loss.backward()
+    for key, gradient in gradients_of(module).items():
+        assert torch.allclose(stepped[key], gradient, atol=2e-5, rtol=1e-3), key
+    assert max(gradient.abs().max() for gradient in stepped.values()) > 1e-3
+
+
+def test_the_ratio_is_one_at_the_first_inner_step_whatever_the_dropout(chain, tmp_path):
+    module, batch = attached(chain, tmp_path, estimators.RaoBlackwell(off_policy="clip"))
+    for part in module.policy.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.5
+    module.on_train_start()
+    experience = module.collect(batch, 0)
+    stats = module.scorer.stats(experience.rollout, experience.reference_states)
+    assert torch.equal(stats.logprobs.detach(), experience.behaviour_logprobs)
+
+
+def test_inner_epochs_use_one_rollout_and_mini_batches_share_it_out(chain, tmp_path):
+    module, batch = attached(chain, tmp_path, estimators.MonteCarlo(), inner_epochs=2, mini_batches=2)
+    assert module.steps_per_batch == 4
+    module.training_step(batch, 0)
+    first = module._experience
+    for step in (1, 2, 3):
+        module.training_step(batch, step)
+        assert module._experience is first
+    module.training_step(batch, 4)
+    assert module._experience is not first
+    halves = [module._share(first, index) for index in (0, 1)]
+    assert [len(half.weights) for half in halves] == [6, 6]
+    assert torch.equal(torch.cat([half.weights for half in halves]), first.weights)
+
+
+def test_rollouts_are_addressed_by_seed_and_number(chain, tmp_path):
+    module, batch = attached(chain, tmp_path, estimators.MonteCarlo(), seed=5)
+    tokens = [module.collect(batch, number).rollout.tokens for number in (0, 0, 1)]
+    assert torch.equal(tokens[0], tokens[1])
+    assert tokens[0].shape != tokens[2].shape or not torch.equal(tokens[0], tokens[2])
+
+
+def test_a_checkpoint_holds_the_policy_and_never_the_reference(chain):
+    saved = torch.load(chain.checkpoint("rloo"), weights_only=True)
+    assert saved["state_dict"]
+    assert all(key.startswith("policy.") for key in saved["state_dict"])
+    module = RLOOModule.load_from_checkpoint(chain.checkpoint("rloo"))
+    assert not hasattr(module, "reference")
+    for key, value in module.state_dict().items():
+        assert torch.equal(value, saved["state_dict"][key])
+
+
+def test_a_renamed_weight_in_a_checkpoint_is_an_error(chain, tmp_path):
+    saved = torch.load(chain.checkpoint("rloo"), weights_only=True)
+    key = next(iter(saved["state_dict"]))
+    saved["state_dict"][key + "x"] = saved["state_dict"].pop(key)
+    torch.save(saved, tmp_path / "bad.ckpt")
+    with pytest.raises(RuntimeError, match=r"wte\.weight"):
+        RLOOModule.load_from_checkpoint(tmp_path / "bad.ckpt")
+
+
+def test_the_policy_trains_and_the_reference_does_not(chain, tmp_path):
+    module, _ = attached(chain, tmp_path, estimators.MonteCarlo())
+    assert not any(p.requires_grad for p in module.reference.parameters())
+    assert not module.reference.training
+    trained = {
+        id(p) for group in module.configure_optimizers()["optimizer"].param_groups for p in group["params"]
+    }
+    assert trained == {id(p) for p in module.policy.parameters()}
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(SFTModule, True), (DPOModule, False), (RLOOModule, False)])
+def test_dropout_acts_in_maximum_likelihood_only(kind, expected):
+    assert kind.uses_dropout is expected
+
+
+def test_the_callback_refuses_what_is_known_wrong_and_a_second_estimator(chain, tmp_path):
+    with pytest.raises(ValueError, match="K1Loss is not trained with"):
+        KLEstimatorCallback(estimators.K1Loss(), 0.1)
+    module, _ = attached(chain, tmp_path, estimators.MonteCarlo())
+    with pytest.raises(ConfigurationError, match="plug in one only"):
+        KLEstimatorCallback(estimators.K1Loss(allow_biased=True), 0.1).setup(module.trainer, module, "fit")
+    other = KLEstimatorCallback(module.kl_estimator, 0.7)
+    other.setup(module.trainer, module, "fit")
+    assert module.beta == 0.7
+
+
+def test_a_module_without_a_kl_term_says_so(capsys):
+    module = SFTModule(policy_config={"model_type": "gpt2"})
+    module.print = print
+    KLEstimatorCallback(estimators.MonteCarlo(), 0.1).setup(None, module, "fit")
+    assert "SFTModule has no KL term" in capsys.readouterr().out

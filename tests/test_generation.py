@@ -1,0 +1,91 @@
+import pytest
+import torch
+from scipy.stats import chisquare
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.generation import Sampling, completion_mask, generate_completions
+from lit_klrb.scoring import completion_logits
+
+EOS = 0
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=6, n_embd=8, n_layer=1, n_head=1, n_positions=32, bos_token_id=0, eos_token_id=0
+    )
+    model = GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        model.transformer.wte.weight.mul_(30)
+    return model
+
+
+def sample(model, prompts, mask, count, *, length=4, temperature=1.0, seed=0, eos=EOS):
+    sampling = Sampling(count, length, temperature)
+    return generate_completions(model, prompts, mask, sampling, seed=seed, eos_token_id=eos, pad_token_id=EOS)
+
+
+PROMPTS = torch.tensor([[3, 1, 4], [0, 0, 5]])
+MASK = torch.tensor([[True, True, True], [False, False, True]])
+
+
+def test_completions_of_a_prompt_are_adjacent_rows(model):
+    rollout = sample(model, PROMPTS, MASK, 3)
+    assert torch.equal(rollout.tokens[:, :3], PROMPTS.repeat_interleave(3, 0))
+    assert torch.equal(rollout.attention_mask[:, :3], MASK.repeat_interleave(3, 0))
+    assert torch.equal(rollout.attention_mask[:, 3:], rollout.mask)
+
+
+def test_the_mask_ends_with_the_first_eos(model):
+    rollout = sample(model, PROMPTS, MASK, 50)
+    for completion, mask in zip(rollout.completions.tolist(), rollout.mask.tolist(), strict=True):
+        length = completion.index(EOS) + 1 if EOS in completion else len(completion)
+        assert mask == [t < length for t in range(len(completion))]
+    assert sample(model, PROMPTS, MASK, 50, eos=None).mask.all()
+    assert completion_mask(torch.tensor([[1, 0, 2, 0]]), 0).tolist() == [[True, True, False, False]]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_first_tokens_follow_the_models_distribution_at_the_temperature(model, temperature):
+    draws = 4000
+    rollout = sample(model, PROMPTS, MASK, draws, length=1, temperature=temperature)
+    for prompt, mask, tokens in zip(PROMPTS, MASK, rollout.completions.view(2, draws), strict=True):
+        with torch.no_grad():
+            logits = model(prompt[mask][None]).logits[0, -1]
+        expected = (logits / temperature).softmax(-1) * draws
+        observed = torch.bincount(tokens, minlength=6)
+        kept = expected > 5
+        scale = observed[kept].sum() / expected[kept].sum()
+        assert (
+            chisquare(observed[kept].numpy(), (expected[kept] * scale).numpy(), sum_check=False).pvalue > 1e-3
+        )
+
+
+def test_left_padding_changes_no_logit(model):
+    rollout = sample(model, PROMPTS, MASK, 2)
+    model.eval()
+    logits = completion_logits(model, rollout)
+    for row in range(len(logits)):
+        alone = rollout.tokens[row][rollout.attention_mask[row]]
+        count = int(rollout.mask[row].sum())
+        expected = model(alone[None, :-1]).logits[0, -count:]
+        assert torch.allclose(logits[row][rollout.mask[row]], expected, atol=1e-4)
+
+
+def test_the_seed_decides_and_the_surrounding_randomness_is_left_alone(model):
+    torch.manual_seed(7)
+    state = torch.get_rng_state()
+    model.train()
+    one, same, other = (sample(model, PROMPTS, MASK, 20, seed=seed).tokens for seed in (1, 1, 2))
+    assert torch.equal(state, torch.get_rng_state())
+    assert model.training
+    assert torch.equal(one, same)
+    assert one.shape != other.shape or not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["completions_per_prompt", "max_new_tokens", "temperature"])
+def test_sampling_settings_are_positive(name):
+    with pytest.raises(ConfigurationError, match=f"{name} must be positive, got 0"):
+        Sampling(**{name: 0})

@@ -1,0 +1,69 @@
+"""The names that users rely on, and how they are called."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+from lit_klrb import callbacks, data, estimators, functional, modules
+from lit_klrb.functional import enumeration
+
+ESTIMATORS = [
+    "MonteCarlo",
+    "MonteCarloRewardToGo",
+    "RaoBlackwell",
+    "RaoBlackwellSequence",
+    "RaoBlackwellLite",
+    "RaoBlackwellControlVariate",
+    "ReleasedMonteCarlo",
+    "ReleasedRaoBlackwell",
+    "K1Loss",
+    "K2Loss",
+    "K3Loss",
+    "K3LossSequence",
+    "K3Reward",
+    "RaoBlackwellLoss",
+    "RaoBlackwellReward",
+    "NoKL",
+]
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_every_estimator_has_the_methods(name):
+    estimator = getattr(estimators, name)
+    assert set(inspect.signature(estimator.value).parameters) == {"self", "stats", "mask"}
+    assert list(inspect.signature(estimator.surrogate).parameters) == [
+        *("self", "stats", "mask", "group_size", "behaviour_logprobs")
+    ]
+    assert list(inspect.signature(estimator.objective).parameters) == [
+        *("self", "stats", "mask", "rewards", "beta", "group_size", "behaviour_logprobs")
+    ]
+    assert list(inspect.signature(estimator.weights).parameters) == [
+        *("self", "stats", "mask", "rewards", "beta", "group_size")
+    ]
+    assert list(inspect.signature(estimator.loss).parameters) == [
+        *("self", "stats", "mask", "weights", "beta", "behaviour_logprobs")
+    ]
+    assert estimator().baseline == "leave_one_out"
+
+
+def test_the_functional_names():
+    assert functional.TokenStats._fields == ("logprobs", "ref_logprobs", "kl", "entropy")
+    for name in ("token_stats", "tiled_token_stats", "tiled_policy_loss"):
+        assert callable(getattr(functional, name))
+    for name in ("TabularLM", "exact_kl", "exact_kl_gradient", "optimal_policy"):
+        assert callable(getattr(enumeration, name))
+
+
+def test_the_lightning_names():
+    assert {"SFTModule", "DPOModule", "RLOOModule"} <= set(vars(modules))
+    assert hasattr(callbacks, "KLEstimatorCallback")
+    assert data.__doc__
+
+
+@pytest.mark.parametrize("name", ["lit_klrb.functional", "lit_klrb.estimators"])
+def test_the_ground_floor_imports_neither_lightning_nor_transformers(name):
+    code = f"import sys, {name}; print({{'lightning', 'transformers', 'datasets'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
