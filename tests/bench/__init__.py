@@ -1,0 +1,1 @@
+"""Benchmarks, run by `make bench`: ratios of variants side by side, written to docs/benchmarks.md."""

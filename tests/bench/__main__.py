@@ -1,0 +1,33 @@
+"""`python -m tests.bench [--quick] [part ...]`."""
+
+import argparse
+from pathlib import Path
+
+from . import op
+from .table import replace_part
+
+PARTS = {"op": op.report}
+DOCUMENT = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+
+
+def main() -> None:
+    """Run the parts asked for; each rewrites its own part of the document."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument(
+        "parts",
+        nargs="*",
+        choices=[[], *PARTS],
+        metavar="part",
+        help=f"of {', '.join(PARTS)}; all by default",
+    )
+    parser.add_argument("--quick", action="store_true", help="small sizes, printed and not written")
+    arguments = parser.parse_args()
+    for name in arguments.parts or PARTS:
+        text = PARTS[name](arguments.quick)
+        print(text)
+        if not arguments.quick:
+            replace_part(DOCUMENT, name, text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Time, memory and machine; nothing here knows what is measured."""
+
+import ctypes
+import gc
+import importlib.metadata
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+MINIMUM_ROUNDS = 3
+T = TypeVar("T")
+
+
+def interleaved_times(
+    runs: Mapping[str, Callable[[], object]], rounds: int, seconds: float
+) -> dict[str, list[float]]:
+    """Seconds of every run in every round, one run after another, so that all meet the same disturbances.
+
+    Args:
+        runs: What to time, already warm.
+        rounds: Rounds at most.
+        seconds: No round begins after these, once there are three.
+    """
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    begin = time.perf_counter()
+    for done in range(rounds):
+        if done >= MINIMUM_ROUNDS and time.perf_counter() - begin > seconds:
+            break
+        for name, run in runs.items():
+            gc.collect()
+            start = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - start)
+    return times
+
+
+def in_own_process(function: Callable[..., T], *args: object) -> T:
+    """The result of a call in a fresh process."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *args).result()
+
+
+def peak_megabytes(warm_up: Callable[[], object], run: Callable[[], object]) -> float:
+    """Resident memory that `run` takes beyond what there is before it, at its peak, in MB (10^6 bytes).
+
+    The warm-up pays for libraries, threads and compilation; what the allocator kept of it is given back.
+    """
+    warm_up()
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    before = _status_bytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+    run()
+    return (_status_bytes("VmHWM") - before) / 1e6
+
+
+def _status_bytes(key: str) -> int:
+    status = Path("/proc/self/status").read_text()
+    found = re.search(rf"{key}:\s+(\d+) kB", status)
+    assert found
+    return int(found[1]) * 1024
+
+
+def machine(packages: list[str]) -> str:
+    """One line: processor, threads, load, versions."""
+    info = Path("/proc/cpuinfo").read_text()
+    model = re.search(r"model name\s*: (.*)", info)
+    flags = set(info.split())
+    units = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in flags]
+    versions = ", ".join(f"{name} {_version(name)}" for name in packages)
+    return (
+        f"{model[1] if model else 'unknown processor'}, {os.cpu_count()} cores, "
+        f"{torch.get_num_threads()} threads, {'/'.join(units)}, load {os.getloadavg()[0]:.1f} at the start; "
+        f"{versions}"
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"

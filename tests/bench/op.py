@@ -1,0 +1,229 @@
+"""Part 1: statistics and gradients from hidden states and heads, every variant beside every other."""
+
+import functools
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import op_peers as peers, op_variants as own
+from .measure import in_own_process, interleaved_times, machine, peak_megabytes
+from .op_case import Case, Outcome, Size, exact
+from .table import markdown, number
+
+SIZES = [
+    Size("GPT-2 head, float32", 50_257, 768, 2048, torch.float32),
+    Size("GPT-2 head, bfloat16", 50_257, 768, 2048, torch.bfloat16),
+    Size("152k head, float32", 151_936, 896, 512, torch.float32),
+    Size("152k head, bfloat16", 151_936, 896, 512, torch.bfloat16),
+]
+QUICK_SIZES = [Size("small head, float32", 8_192, 256, 512, torch.float32)]
+ACCURACY_ROWS = 512
+
+MC = "MC, tiled, with reference"
+RB = "**RB, `tiled_policy_loss`**"
+STATS = "**RB, `tiled_token_stats`**"
+PLAIN_MC = "MC, plain, with reference"
+PLAIN_RB = "RB, plain, float32 softmax"
+COMPILED = ", compiled"
+
+PACKAGES = ["torch", "transformers", "trl", "liger-kernel", "triton"]
+HEADING = """## Token statistics and policy loss from hidden states
+
+`python -m tests.bench op` on {machine}.
+
+Forward and backward: log-probabilities under policy and reference (and, in the rows RB, the exact KL) of
+every token, from hidden states and heads; gradients of hidden states and head. All variants of a size take
+turns in one process; seconds are medians, ratios medians of the ratios of a round. Extra memory is the peak
+of the resident set in a process of its own, beyond inputs and libraries, gradients included. Errors are
+relative, in the Euclidean norm, against float64, on the first {rows} tokens; the larger of hidden
+states' and head's for the gradient.
+"""
+
+COMPILE = {"compile_body": True}
+BOTH = (torch.float32, torch.bfloat16)
+
+
+class Variant(NamedTuple):
+    """One way to do it.
+
+    `loss` says what is differentiated: the log-probabilities (MC), the KL as well (RB), or a peer's own loss.
+    """
+
+    label: str
+    loss: str
+    function: Callable[..., Outcome]
+    options: dict[str, object] = {}  # noqa: RUF012
+    dtypes: tuple[torch.dtype, ...] = BOTH
+
+
+VARIANTS = [
+    Variant("MC, tiled, policy alone", "MC", own.monte_carlo, {"with_reference": False}),
+    Variant(MC, "MC", own.monte_carlo),
+    Variant(MC + COMPILED, "MC", own.monte_carlo, COMPILE),
+    Variant("MC, plain, policy alone", "MC", own.plain_monte_carlo, {"with_reference": False}),
+    Variant(PLAIN_MC, "MC", own.plain_monte_carlo),
+    Variant(RB, "RB", own.fused_loss),
+    Variant(RB + COMPILED, "RB", own.fused_loss, COMPILE),
+    Variant(RB + COMPILED + ", 128 rows a tile", "RB", own.fused_loss, COMPILE | {"tile_size": 128}),
+    Variant(RB + COMPILED + ", 512 rows a tile", "RB", own.fused_loss, COMPILE | {"tile_size": 512}),
+    Variant(STATS, "RB", own.recomputed_stats),
+    Variant(STATS + COMPILED, "RB", own.recomputed_stats, COMPILE),
+    Variant("RB, tiles under activation checkpointing", "RB", own.checkpointed),
+    Variant("RB, plain, as released", "RB", own.plain_rao_blackwell, {"upcast": False}, (torch.bfloat16,)),
+    Variant(PLAIN_RB, "RB", own.plain_rao_blackwell, {"upcast": True}),
+    Variant("TRL `selective_log_softmax`", "MC", peers.trl_selective),
+    Variant("TRL chunked log-probabilities", "MC", peers.trl_chunked_logprob),
+    Variant("TRL chunked divergence + log-probabilities", "RB", peers.trl_chunked_divergence),
+    Variant("Liger fused linear JSD", "mean KL", peers.liger_jsd),
+    Variant("Liger fused linear GRPO", "k3", peers.liger_grpo),
+]
+FLOORS = {f"matrix products alone, {str(dtype)[6:]}": dtype for dtype in BOTH}
+
+
+def loss_weights(loss: str, case: Case, truth: Outcome) -> tuple[Tensor, Tensor]:
+    """Score and KL weights with which our loss has the gradient of a variant's."""
+    nothing = torch.zeros_like(case.kl_weights)
+    if loss == "RB":
+        return case.score_weights, case.kl_weights
+    if loss == "MC":
+        return case.score_weights, nothing
+    if loss == "mean KL":
+        return nothing, torch.full_like(nothing, 1 / len(nothing))
+    return peers.grpo_score_weights(truth.logprobs, truth.ref_logprobs), nothing
+
+
+def accuracy(variants: list[Variant], case: Case) -> dict[str, tuple[float | None, ...]]:
+    """Relative errors, in the Euclidean norm, of KL, log-probabilities and gradients against float64."""
+    truth, errors = exact(case), {}
+    for loss in dict.fromkeys(variant.loss for variant in variants):
+        score_weights, kl_weights = loss_weights(loss, case, truth)
+        gradients = exact(case._replace(score_weights=score_weights, kl_weights=kl_weights)).gradients
+        for variant in variants:
+            if variant.loss == loss:
+                got = variant.function(case, **variant.options)
+                errors[variant.label] = (
+                    _error(got.kl, truth.kl),
+                    _error(got.logprobs, truth.logprobs),
+                    max(_error(*pair) for pair in zip(got.gradients, gradients, strict=True)),
+                )
+    return errors
+
+
+def _error(value: Tensor | None, true: Tensor) -> float | None:
+    return None if value is None else float((value.double() - true).norm() / true.norm())
+
+
+def memory(size: Size, index: int) -> float:
+    """Peak memory of a variant beyond its inputs, MB; for a process of its own."""
+    variant, case = VARIANTS[index], size.case()
+    run = functools.partial(variant.function, **variant.options)
+    return peak_megabytes(lambda: run(case.rows(8)), lambda: run(case))
+
+
+def measure(size: Size, rounds: int, seconds: float) -> str:
+    """The section of one size."""
+    case = size.case()
+    variants = [variant for variant in VARIANTS if size.dtype in variant.dtypes]
+    print(f"{size.name}: accuracy", file=sys.stderr)
+    errors = accuracy(variants, case.rows(ACCURACY_ROWS))
+    runs: dict[str, Callable[[], object]] = {
+        label: own.floor(case, dtype)
+        for label, dtype in FLOORS.items()
+        if size.dtype in (dtype, torch.bfloat16)
+    }
+    for variant in variants:
+        runs[variant.label] = functools.partial(variant.function, case, **variant.options)
+    print(f"{size.name}: time", file=sys.stderr)
+    for label, run in runs.items():
+        start = time.perf_counter()
+        run()
+        print(f"  {label}: {time.perf_counter() - start:.1f} s", file=sys.stderr)
+    times = interleaved_times(runs, rounds, seconds)
+    del runs, case
+    print(f"{size.name}: memory", file=sys.stderr)
+    peaks = {variant.label: in_own_process(memory, size, VARIANTS.index(variant)) for variant in variants}
+    return section(size, times, peaks, errors)
+
+
+def ratio(times: dict[str, list[float]], label: str, base: str) -> float:
+    """The median over rounds of one variant's time divided by another's."""
+    return statistics.median(a / b for a, b in zip(times[label], times[base], strict=True))
+
+
+def section(
+    size: Size,
+    times: dict[str, list[float]],
+    peaks: dict[str, float],
+    errors: dict[str, tuple[float | None, ...]],
+) -> str:
+    """Heading, table and distance to the goals of one size."""
+    seconds = {label: statistics.median(values) for label, values in times.items()}
+    base = min((MC, MC + COMPILED), key=seconds.__getitem__)
+    floor = min((label for label in FLOORS if label in times), key=seconds.__getitem__)
+    losses = {variant.label: variant.loss for variant in VARIANTS}
+    rows = [
+        [
+            label,
+            losses.get(label, "–"),
+            number(seconds[label]),
+            f"{ratio(times, label, base):.2f}",
+            f"{ratio(times, label, floor):.2f}",
+            number(peaks.get(label)),
+            *(number(error, 1) for error in errors.get(label, (None, None, None))),
+        ]
+        for label in times
+    ]
+    header = ["variant", "loss", "seconds", "/ MC", "/ floor", "extra MB", "KL", "logprob", "gradient"]
+    return "\n\n".join(
+        [
+            f"### {size.name}",
+            f"V = {size.vocabulary:,}, D = {size.width}, {size.tokens:,} tokens, {len(times[base])} rounds.",
+            markdown(header, rows),
+            _goals(times, peaks, floor),
+        ]
+    )
+
+
+def _goals(times: dict[str, list[float]], peaks: dict[str, float], floor: str) -> str:
+    peer_labels = {variant.label for variant in VARIANTS if variant.function.__module__ == peers.__name__}
+    measured = {
+        "`tiled_policy_loss` / tiled MC with reference": [
+            (1.05, 1.02),
+            *(ratio(times, RB + mode, MC + mode) for mode in ("", COMPILED)),
+        ],
+        "`tiled_policy_loss` / floor": [
+            (1.25, 1.1),
+            *(ratio(times, RB + mode, floor) for mode in ("", COMPILED)),
+        ],
+        "`tiled_token_stats` / plain MC with reference": [
+            (1.35, 1.2),
+            *(ratio(times, STATS + mode, PLAIN_MC) for mode in ("", COMPILED)),
+        ],
+        "extra memory of `tiled_policy_loss` / plain RB": [
+            (0.15, 0.08),
+            *(peaks[RB + mode] / peaks[PLAIN_RB] for mode in ("", COMPILED)),
+        ],
+        "`tiled_policy_loss` / fastest peer": [
+            (1.0, 1.0),
+            *(max(ratio(times, RB + mode, label) for label in peer_labels) for mode in ("", COMPILED)),
+        ],
+    }
+    rows = [
+        [name, str(bar), str(goal), *(f"{value:.3f}" for value in values)]
+        for name, ((bar, goal), *values) in measured.items()
+    ]
+    return markdown(["ratio", "bar", "goal", "in place (default)", "compiled"], rows)
+
+
+def report(quick: bool) -> str:
+    """The whole part."""
+    sizes, rounds, seconds = (QUICK_SIZES, 3, 0.0) if quick else (SIZES, 7, 300.0)
+    warnings.simplefilter("ignore")  # the peers' own
+    sections = [measure(size, rounds, seconds) for size in sizes]
+    return "\n\n".join([HEADING.format(machine=machine(PACKAGES), rows=ACCURACY_ROWS), *sections])

@@ -1,0 +1,88 @@
+"""The operation's inputs at one size, what a run of it returns, and its exact results."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_klrb.functional import token_stats
+
+
+class Case(NamedTuple):
+    """N rows of hidden states under two heads; loss = sum of score_weights · logprob + kl_weights · KL."""
+
+    hidden: Tensor
+    weight: Tensor
+    ref_hidden: Tensor
+    ref_weight: Tensor
+    tokens: Tensor
+    score_weights: Tensor
+    kl_weights: Tensor
+
+    def rows(self, count: int) -> "Case":
+        """The first rows, under the same heads."""
+        cut = {name: value[:count] for name, value in self._asdict().items() if not name.endswith("weight")}
+        return self._replace(**cut)
+
+    def leaves(self) -> tuple[Tensor, Tensor]:
+        """Hidden states and head to take gradients."""
+        return self.hidden.detach().requires_grad_(), self.weight.detach().requires_grad_()
+
+
+class Outcome(NamedTuple):
+    """What a variant returns of a case: gradients of hidden states and head, statistics where it has them."""
+
+    gradients: tuple[Tensor, Tensor]
+    logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    kl: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Size:
+    """A head, a batch and a number format."""
+
+    name: str
+    vocabulary: int
+    width: int
+    tokens: int
+    dtype: torch.dtype
+
+    def case(self) -> Case:
+        """Logits with a language model's spread, tokens drawn from them, and a reference not far away."""
+        generator = torch.Generator().manual_seed(0)
+
+        def normal(*shape: int, spread: float) -> Tensor:
+            return spread * torch.randn(*shape, generator=generator)
+
+        hidden = normal(self.tokens, self.width, spread=1.0)
+        weight = normal(self.vocabulary, self.width, spread=3 / self.width**0.5)
+        drawn = [
+            torch.multinomial((rows @ weight.T).softmax(-1), 1, generator=generator)
+            for rows in hidden.split(64)
+        ]
+        ref_hidden = hidden + normal(self.tokens, self.width, spread=0.05)
+        return Case(
+            hidden.to(self.dtype),
+            weight.to(self.dtype),
+            ref_hidden.to(self.dtype),
+            weight.to(self.dtype).clone(),
+            torch.cat(drawn)[:, 0],
+            normal(self.tokens, spread=1.0),
+            torch.rand(self.tokens, generator=generator),
+        )
+
+
+def exact(case: Case) -> Outcome:
+    """Float64 results by definition: whole rows of logits and autograd, 32 rows at a time."""
+    hidden, weight = (leaf.detach().double().requires_grad_() for leaf in case.leaves())
+    ref_hidden, ref_weight = case.ref_hidden.double(), case.ref_weight.double()
+    parts = []
+    for start in range(0, len(hidden), 32):
+        rows = slice(start, start + 32)
+        logits, ref_logits = hidden[rows] @ weight.T, ref_hidden[rows] @ ref_weight.T
+        stats = token_stats(logits[None], ref_logits[None], case.tokens[None, rows])
+        (case.score_weights[rows] * stats.logprobs + case.kl_weights[rows] * stats.kl).sum().backward()
+        parts.append([field[0].detach() for field in stats[:3]])
+    return Outcome((hidden.grad, weight.grad), *(torch.cat(field) for field in zip(*parts, strict=True)))

@@ -1,0 +1,195 @@
+"""The operation by this package, by its own Monte-Carlo twin, and by plain autograd."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from lit_klrb.functional import tiled_policy_loss, tiled_token_stats
+from lit_klrb.functional.tiled.blocks import fused
+from lit_klrb.functional.tiled.head import HeadGradients
+from lit_klrb.functional.tiled.problem import Pair, Problem
+
+from .op_case import Case, Outcome
+
+
+@contextlib.contextmanager
+def compiling(enabled: bool) -> Iterator[None]:
+    """The tiled operations with or without the compiler."""
+    before = os.environ.get("LIT_KLRB_COMPILE")
+    os.environ["LIT_KLRB_COMPILE"] = str(int(enabled))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["LIT_KLRB_COMPILE"]
+        else:
+            os.environ["LIT_KLRB_COMPILE"] = before
+
+
+def finish(loss: Tensor, leaves: tuple[Tensor, Tensor], *statistics: Tensor | None) -> Outcome:
+    """Go back from the loss, and collect."""
+    loss.backward()
+    gradients = tuple(leaf.grad for leaf in leaves)
+    return Outcome(gradients, *(None if value is None else value.detach() for value in statistics))
+
+
+def fused_loss(case: Case, tile_size: int | None = None, compile_body: bool = False) -> Outcome:
+    """`tiled_policy_loss`, forward and backward."""
+    leaves = hidden, weight = case.leaves()
+    tokens = case.tokens[None]
+    with compiling(compile_body):
+        loss, stats = tiled_policy_loss(
+            hidden[None],
+            weight,
+            case.ref_hidden[None],
+            case.ref_weight,
+            tokens,
+            torch.ones_like(tokens, dtype=torch.bool),
+            case.score_weights[None],
+            case.kl_weights[None],
+            tile_size=tile_size,
+        )
+        return finish(loss, leaves, *(field[0] for field in stats[:3]))
+
+
+def recomputed_stats(case: Case, compile_body: bool = False) -> Outcome:
+    """`tiled_token_stats`, forward and backward."""
+    leaves = hidden, weight = case.leaves()
+    with compiling(compile_body):
+        stats = tiled_token_stats(
+            hidden[None], weight, case.ref_hidden[None], case.ref_weight, case.tokens[None]
+        )
+        logprobs, ref_logprobs, kl = (field[0] for field in stats[:3])
+        loss = (case.score_weights * logprobs + case.kl_weights * kl).sum()
+        return finish(loss, leaves, logprobs, ref_logprobs, kl)
+
+
+def floor(case: Case, dtype: torch.dtype) -> Callable[[], None]:
+    """The four matrix products and nothing else, 512 rows at a time into tensors that are there already."""
+    hidden, weight, ref_hidden, ref_weight = (tensor.to(dtype) for tensor in case[:4])
+    logits, ref_logits = (torch.ones(512, len(weight), dtype=dtype) for _ in range(2))
+    hidden_gradient, weight_gradient = torch.ones_like(hidden), torch.ones_like(weight)
+
+    def products() -> None:
+        for start in range(0, len(hidden), 512):
+            rows = slice(start, start + 512)
+            count = len(hidden[rows])
+            torch.mm(hidden[rows], weight.T, out=logits[:count])
+            torch.mm(ref_hidden[rows], ref_weight.T, out=ref_logits[:count])
+            torch.mm(logits[:count], weight, out=hidden_gradient[rows])
+            weight_gradient.addmm_(logits[:count].T, hidden[rows])
+
+    return products
+
+
+def masses(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest logit and sum of exponentials, [2, N], and the exponentials, in place of the logits."""
+    logits = logits.clone() if torch.compiler.is_compiling() else logits
+    top = logits.amax(1, keepdim=True)
+    logits.sub_(top).exp_()
+    return torch.stack([top[:, 0], logits.sum(1)]), logits
+
+
+def reference_masses(logits: Tensor) -> Tensor:
+    """The former alone, for logits that nobody needs afterwards."""
+    top = logits.amax(1, keepdim=True)
+    return torch.stack([top[:, 0], (logits - top).exp_().sum(1)])
+
+
+def monte_carlo(case: Case, with_reference: bool = True, compile_body: bool = False) -> Outcome:
+    """What `tiled_policy_loss` would be without a KL: log-probabilities alone, built from the same parts."""
+    pairs = [Pair(hidden[None], weight, None, None) for hidden, weight in (case[:2], case[2:4])]
+    problem = Problem.of(*pairs, case.tokens[None], None, 1.0, None)
+    gradients = HeadGradients(problem.policy, problem.inputs, (True, True, False))
+    with compiling(compile_body):
+        tiles = [
+            _monte_carlo_tile(problem, case.score_weights[rows], gradients, rows, with_reference)
+            for rows in problem.tiles()
+        ]
+    hidden, weight, _ = gradients.finish(case.hidden.dtype)
+    logprobs, *ref_logprobs = (torch.cat(field) for field in zip(*tiles, strict=True))
+    return Outcome((hidden, weight), logprobs, *ref_logprobs)
+
+
+def _monte_carlo_tile(
+    problem: Problem, score_weights: Tensor, gradients: HeadGradients, rows: slice, with_reference: bool
+) -> list[Tensor]:
+    head, inputs, tokens, dtype = (
+        problem.policy,
+        problem.inputs[rows],
+        problem.tokens[rows],
+        problem.inputs.dtype,
+    )
+    masses_of, ref_masses_of = (fused(body, inputs.device) for body in (masses, reference_masses))
+    kept, sums, ref_sums = [], [], []
+    for block in head.blocks():
+        weight, ref_weight = (
+            problem.weights(block) if with_reference else (head.weight[block].to(dtype), None)
+        )
+        added, block_masses = masses_of(head.logits(inputs, weight, block))
+        sums.append(added)
+        kept.append(block_masses)
+        if with_reference:
+            ref_sums.append(
+                ref_masses_of(problem.reference.logits(problem.ref_inputs[rows], ref_weight, block))
+            )
+    top, mass = torch.stack(sums).double().unbind(1)
+    normaliser = (top + mass.log()).logsumexp(0)
+    factors = -(score_weights * (top - normaliser).exp()).to(dtype)
+    for block, block_masses, factor in zip(head.blocks(), kept, factors, strict=True):
+        gradients.add(block_masses.mul_(factor.unsqueeze(1)), head.weight[block].to(dtype), rows, block)
+    gradients.add_tokens(score_weights, tokens, rows)
+    logprobs = [head.token_logits(inputs, tokens) - normaliser]
+    if with_reference:
+        top, mass = torch.stack(ref_sums).double().unbind(1)
+        ref_logits = problem.reference.token_logits(problem.ref_inputs[rows], tokens)
+        logprobs.append(ref_logits - (top + mass.log()).logsumexp(0))
+    return logprobs
+
+
+def _whole_logprobs(hidden: Tensor, weight: Tensor, upcast: bool) -> Tensor:
+    logits = hidden @ weight.T
+    return (logits.float() if upcast else logits).log_softmax(-1)
+
+
+def plain_monte_carlo(case: Case, with_reference: bool = True) -> Outcome:
+    """Log-softmax of whole float32 logits of both models, the reference's without a graph."""
+    leaves, index = case.leaves(), case.tokens[:, None]
+    logprobs = _whole_logprobs(*leaves, upcast=True).gather(-1, index)[:, 0]
+    ref_logprobs = None
+    if with_reference:
+        ref_logprobs = _whole_logprobs(case.ref_hidden, case.ref_weight, upcast=True).gather(-1, index)[:, 0]
+    return finish((case.score_weights * logprobs).sum(), leaves, logprobs, ref_logprobs)
+
+
+def plain_rao_blackwell(case: Case, upcast: bool) -> Outcome:
+    """Softmaxes of whole logits of both models, in the type they come in, as released, or in float32."""
+    leaves, index = case.leaves(), case.tokens[:, None]
+    policy = _whole_logprobs(*leaves, upcast=upcast)
+    reference = _whole_logprobs(case.ref_hidden, case.ref_weight, upcast=upcast)
+    kl = (policy.exp() * (policy - reference)).sum(-1)
+    logprobs, ref_logprobs = (whole.gather(-1, index)[:, 0] for whole in (policy, reference))
+    loss = (case.score_weights * logprobs + case.kl_weights * kl).sum()
+    return finish(loss, leaves, logprobs, ref_logprobs, kl)
+
+
+def checkpointed(case: Case) -> Outcome:
+    """Plain float32 tiles of 256 rows under activation checkpointing."""
+    hidden, weight = leaves = case.leaves()
+
+    def tile(rows: Tensor, head: Tensor, part: slice) -> tuple[Tensor, Tensor, Tensor]:
+        policy = (rows.float() @ head.float().T).log_softmax(-1)
+        reference = (case.ref_hidden[part].float() @ case.ref_weight.float().T).log_softmax(-1)
+        kl = (policy.exp() * (policy - reference)).sum(-1)
+        index = case.tokens[part, None]
+        return policy.gather(-1, index)[:, 0], reference.gather(-1, index)[:, 0], kl
+
+    parts = [slice(start, start + 256) for start in range(0, len(hidden), 256)]
+    tiles = [checkpoint(tile, hidden[part], weight, part, use_reentrant=False) for part in parts]
+    logprobs, ref_logprobs, kl = (torch.cat(field) for field in zip(*tiles, strict=True))
+    loss = (case.score_weights * logprobs + case.kl_weights * kl).sum()
+    return finish(loss, leaves, logprobs, ref_logprobs, kl)

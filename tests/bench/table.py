@@ -1,0 +1,29 @@
+"""Markdown tables, and a document whose parts are rewritten one by one."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table; the first column is text, the others are numbers."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """To so many significant digits; a dash for None."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 10**digits else f"{value:.{digits}g}"
+
+
+def replace_part(document: Path, name: str, text: str) -> None:
+    """Put the text between the part's markers, at the end of the document if there are none yet."""
+    begin, end = f"<!-- {name}: written by python -m tests.bench {name} -->", f"<!-- end of {name} -->"
+    before = document.read_text("utf-8") if document.exists() else "# Benchmarks\n"
+    part = f"{begin}\n{text.strip()}\n{end}\n"
+    if begin in before:
+        head, _, rest = before.partition(begin)
+        document.write_text(head + part + rest.partition(end + "\n")[2], "utf-8")
+    else:
+        document.write_text(f"{before}\n{part}", "utf-8")

@@ -1,0 +1,42 @@
+"""What is timed computes what it says: every variant against float64, on a small case."""
+
+import importlib.util
+
+import pytest
+import torch
+
+from tests.bench import op, op_peers
+from tests.bench.op_case import Size
+from tests.bench.table import replace_part
+
+CASE = Size("tiny", 67, 16, 24, torch.float32).case()
+
+
+@pytest.mark.parametrize("variant", op.VARIANTS, ids=lambda variant: variant.label)
+@pytest.mark.filterwarnings("ignore")
+def test_a_variant_agrees_with_float64(variant):
+    needed = "liger_kernel" if "Liger" in variant.label else "trl"
+    if variant.function.__module__ == op_peers.__name__ and importlib.util.find_spec(needed) is None:
+        pytest.skip(f"{needed} is not installed")
+    if variant.options.get("compile_body"):
+        pytest.skip("the compiled bodies are tested where they live")
+    (errors,) = op.accuracy([variant], CASE).values()
+    for error in errors:
+        assert error is None or error < 1e-4
+    assert errors[2] is not None
+
+
+def test_floors_and_ratios():
+    times = {"a": [1.0, 2.0, 9.0], "b": [2.0, 2.0, 3.0]}
+    assert op.ratio(times, "a", "b") == 1.0
+
+
+def test_a_part_of_the_document_is_replaced_and_the_others_are_kept(tmp_path):
+    document = tmp_path / "benchmarks.md"
+    replace_part(document, "op", "one")
+    replace_part(document, "step", "two")
+    replace_part(document, "op", "three")
+    text = document.read_text()
+    assert "one" not in text
+    assert text.index("three") < text.index("two")
+    assert text.count("written by") == 2
