@@ -23,3 +23,4 @@ from .tiled import (
     tiled_policy_loss as tiled_policy_loss,
     tiled_token_stats as tiled_token_stats,
 )
+from .values import fit_control_variate as fit_control_variate, horvitz_thompson as horvitz_thompson

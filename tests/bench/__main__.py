@@ -3,11 +3,14 @@
 import argparse
 from pathlib import Path
 
-from . import op
+from . import op, variance
 from .table import replace_part
 
-PARTS = {"op": op.report}
-DOCUMENT = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PARTS = {
+    "op": (op.report, DOCS / "benchmarks.md"),
+    "variance": (variance.report, DOCS / "control_variate.md"),
+}
 
 
 def main() -> None:
@@ -23,10 +26,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes, printed and not written")
     arguments = parser.parse_args()
     for name in arguments.parts or PARTS:
-        text = PARTS[name](arguments.quick)
+        report, document = PARTS[name]
+        text = report(arguments.quick)
         print(text)
         if not arguments.quick:
-            replace_part(DOCUMENT, name, text)
+            replace_part(document, name, text)
 
 
 if __name__ == "__main__":

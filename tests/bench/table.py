@@ -20,7 +20,7 @@ def number(value: float | None, digits: int = 3) -> str:
 def replace_part(document: Path, name: str, text: str) -> None:
     """Put the text between the part's markers, at the end of the document if there are none yet."""
     begin, end = f"<!-- {name}: written by python -m tests.bench {name} -->", f"<!-- end of {name} -->"
-    before = document.read_text("utf-8") if document.exists() else "# Benchmarks\n"
+    before = document.read_text("utf-8")
     part = f"{begin}\n{text.strip()}\n{end}\n"
     if begin in before:
         head, _, rest = before.partition(begin)

@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 import torch
 
-from tests.bench import op, op_peers
+from tests.bench import op, op_peers, variance
 from tests.bench.op_case import Size
 from tests.bench.table import replace_part
 
@@ -33,6 +33,7 @@ def test_floors_and_ratios():
 
 def test_a_part_of_the_document_is_replaced_and_the_others_are_kept(tmp_path):
     document = tmp_path / "benchmarks.md"
+    document.write_text("# Benchmarks\n")
     replace_part(document, "op", "one")
     replace_part(document, "step", "two")
     replace_part(document, "op", "three")
@@ -40,3 +41,13 @@ def test_a_part_of_the_document_is_replaced_and_the_others_are_kept(tmp_path):
     assert "one" not in text
     assert text.index("three") < text.index("two")
     assert text.count("written by") == 2
+
+
+def test_traces_and_their_jackknife():
+    samples = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = variance.traces(samples)
+    expected = [samples.T.cov().trace()]
+    for left_out in range(6):
+        kept = torch.cat([samples[:left_out], samples[left_out + 1 :]])
+        expected.append(kept.T.cov().trace())
+    assert torch.allclose(found, torch.stack(expected))

@@ -1,0 +1,95 @@
+"""Total gradient variance of enumerable models on the way from the reference to the optimum."""
+
+import torch
+from torch.nn.functional import one_hot
+
+from lit_klrb.functional import TokenStats, token_stats
+from lit_klrb.functional.enumeration import TabularLM, exact_objective, num_prefixes
+
+BETA = 0.4
+GROUPS = 16
+
+
+class Walk:
+    """Batches drawn from one policy on the way from the reference to the optimum."""
+
+    def __init__(self, policy, reference, rewards):
+        self.rewards = rewards
+        self.tokens, self.mask = tokens, _ = policy.sequences()
+        logits = [model.token_logits(tokens) for model in (policy, reference)]
+        self.stats = token_stats(*logits, tokens)
+        # grad log p(v) = e_v - p and grad KL = p (log p - log q - KL), both in the row the prefix reads
+        row, chosen = one_hot(policy.prefixes(tokens) % len(policy.logits)), one_hot(tokens)
+        logprobs, ref_logprobs = (values.log_softmax(-1) for values in logits)
+        score = chosen - logprobs.exp()
+        slope = logprobs.exp() * (logprobs - ref_logprobs - self.stats.kl[..., None])
+        self.gradients = [torch.einsum("ntc,ntv->ntcv", row.double(), part) for part in (score, slope)]
+        leaf = policy.logits.clone().requires_grad_()
+        value = exact_objective(TabularLM(leaf, policy.max_length), reference, rewards, BETA)
+        (self.true,) = torch.autograd.grad(-value, leaf)
+
+    def total_variance(self, estimator, batches, group_size):
+        """Mean squared distance of the gradients of `batches` [M, B] from the true one."""
+        gradients = []
+        for batch in batches:
+            mask = self.mask[batch]
+            weights = estimator.weights(
+                TokenStats(*(field[batch] for field in self.stats)),
+                mask,
+                self.rewards[batch],
+                beta=BETA,
+                group_size=group_size,
+            )
+            linear = estimator.linear_loss(mask, weights, beta=BETA)
+            gradients.append(
+                sum(
+                    torch.einsum("bt,btcv->cv", part, gradient[batch])
+                    for part, gradient in zip(linear[:2], self.gradients, strict=True)
+                )
+                / len(batch)
+            )
+        return (torch.stack(gradients) - self.true).square().sum((1, 2)).mean()
+
+
+def ascent(reference, rewards, fractions):
+    """Policies at these fractions of the gain, by exact gradient ascent in the reference's own table."""
+    table = reference.logits.clone().requires_grad_()
+    optimizer = torch.optim.Adam([table], lr=0.05)
+    history = []
+    for _ in range(400):
+        value = exact_objective(TabularLM(table, reference.max_length), reference, rewards, BETA)
+        history.append((value.item(), table.detach().clone()))
+        optimizer.zero_grad()
+        (-value).backward()
+        optimizer.step()
+    start, best = history[0][0], max(value for value, _ in history)
+    for fraction in fractions:
+        aim = start + fraction * (best - start)
+        yield next(TabularLM(t, reference.max_length) for value, t in history if value >= aim - 1e-12)
+
+
+def worlds():
+    """Rows of their own for each prefix, and rows shared between them; smooth and rough rewards."""
+    for name, (contexts, vocab, length), roughness in (
+        ("tree", (num_prefixes(3, 5), 3, 5), 0.5),
+        ("wide", (num_prefixes(8, 3), 8, 3), 0.2),
+        ("markov", (4, 5, 4), 0.3),
+    ):
+        generator = torch.Generator().manual_seed(len(name))
+
+        def draw(*shape, generator=generator):
+            return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+        reference = TabularLM(draw(contexts, vocab) - torch.eye(vocab)[0], length)
+        tokens, mask = reference.sequences()
+        rewards = (draw(vocab)[tokens] * mask).sum(1).tanh() + roughness * draw(len(tokens))
+        yield name, reference, rewards
+
+
+def variances(policy, reference, rewards, group_size, batches, estimators):
+    """Total variance of each estimator, on the same batches of `GROUPS` groups."""
+    walk = Walk(policy, reference, rewards)
+    generator = torch.Generator().manual_seed(0)
+    probabilities = policy.logprobs(walk.tokens, walk.mask).exp()
+    drawn = torch.multinomial(probabilities, batches * GROUPS * group_size, True, generator=generator)
+    return [walk.total_variance(kind(), drawn.view(batches, -1), group_size).item() for kind in estimators]

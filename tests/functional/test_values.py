@@ -1,0 +1,100 @@
+"""Values that look at several completions, by enumeration of every draw."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.functional import fit_control_variate, horvitz_thompson, kl_control_variate
+from lit_klrb.functional.enumeration import TabularLM, exact_kl
+from lit_klrb.functional.statistics import clustered_mean
+
+
+@pytest.fixture(scope="module")
+def world():
+    generator = torch.Generator().manual_seed(0)
+    tables = [torch.randn(2, 3, dtype=torch.float64, generator=generator) for _ in range(2)]
+    policy, reference = (TabularLM(table, max_length=2) for table in tables)
+    tokens, mask = policy.sequences()
+    logp, logq = (model.logprobs(tokens, mask) for model in (policy, reference))
+    return tokens, mask, logp, logp - logq, exact_kl(policy, reference).item()
+
+
+@pytest.mark.parametrize("draws", [1, 2, 3])
+def test_horvitz_thompson_is_unbiased(world, draws):
+    tokens, mask, logp, log_ratio, kl = world
+    rows = torch.tensor(list(itertools.product(range(len(tokens)), repeat=draws)))
+    flat = rows.flatten()
+    estimates = horvitz_thompson(log_ratio[flat], logp[flat], tokens[flat], mask[flat], draws)
+    probability = logp[rows].sum(1).exp()
+    assert (probability @ estimates).item() == pytest.approx(kl, abs=1e-12)
+
+
+def test_horvitz_thompson_by_its_definition(world):
+    tokens, mask, logp, log_ratio, _ = world
+    rows = torch.tensor([1, 1, 4, 0, 2, 0])
+    estimates = horvitz_thompson(log_ratio[rows], logp[rows], tokens[rows], mask[rows], 3)
+    for estimate, distinct in zip(estimates.tolist(), ([1, 4], [0, 2]), strict=True):
+        p = logp[distinct].exp().numpy()
+        expected = (p / (1 - (1 - p) ** 3) * log_ratio[distinct].numpy()).sum()
+        assert estimate == pytest.approx(expected, abs=1e-12)
+
+
+def test_horvitz_thompson_gains_where_completions_repeat_and_is_monte_carlo_where_none_can():
+    rare = torch.tensor([-30.0, -31.0], dtype=torch.float64)
+    ratio = torch.tensor([0.4, 0.8], dtype=torch.float64)
+    tokens = torch.tensor([[1], [2]])
+    estimate = horvitz_thompson(ratio, rare, tokens, tokens > 0, 2)
+    assert estimate.item() == pytest.approx(0.6, abs=1e-6)
+
+
+def test_what_padding_holds_does_not_tell_completions_apart():
+    tokens = torch.tensor([[1, 7], [1, 9]])
+    mask = torch.tensor([[True, False], [True, False]])
+    value = torch.full((2,), 0.3, dtype=torch.float64)
+    p = torch.full((2,), 0.5, dtype=torch.float64)
+    assert horvitz_thompson(value, p.log(), tokens, mask, 2).item() == pytest.approx(0.5 / 0.75 * 0.3)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
+def test_a_fixed_alpha_leaves_the_value_unbiased(world, alpha):
+    _, _, logp, log_ratio, kl = world
+    assert (logp.exp() @ kl_control_variate(log_ratio, alpha)).item() == pytest.approx(kl, abs=1e-12)
+
+
+def test_the_fitted_alpha_is_minus_the_regression_slope(world):
+    log_ratio = world[3]
+    covariance = np.cov(log_ratio.numpy(), np.exp(-log_ratio.numpy()))
+    expected = -covariance[0, 1] / covariance[1, 1]
+    assert fit_control_variate(log_ratio).item() == pytest.approx(expected, abs=1e-12)
+    # It is the best of all on the completions it was fitted on.
+    variances = [
+        kl_control_variate(log_ratio, alpha).var().item()
+        for alpha in (expected - 0.1, expected, expected + 0.1)
+    ]
+    assert variances[1] == min(variances)
+
+
+def test_a_fit_that_rests_on_one_completion_warns():
+    with pytest.warns(UserWarning, match=r"one of 4 completions has \d+% of the variance"):
+        fit_control_variate(torch.tensor([0.1, 0.2, -9.0, 0.0]))
+
+
+def test_a_fit_without_variation_is_monte_carlo_and_one_completion_is_too_few():
+    assert fit_control_variate(torch.zeros(3)).item() == 0
+    with pytest.raises(ConfigurationError, match="at least 2"):
+        fit_control_variate(torch.zeros(1))
+
+
+def test_the_standard_error_is_that_of_the_prompts_means():
+    generator = torch.Generator().manual_seed(1)
+    values = torch.randn(7, 3, generator=generator, dtype=torch.float64)
+    mean, error = clustered_mean(values)
+    per_prompt = values.numpy().mean(1)
+    assert mean.item() == pytest.approx(per_prompt.mean())
+    assert error.item() == pytest.approx(per_prompt.std(ddof=1) / 7**0.5)
+    repeated = clustered_mean(values.repeat(1, 5))
+    assert repeated[1].item() == pytest.approx(error.item())
+    assert clustered_mean(values[:1])[1].isnan()
