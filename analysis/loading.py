@@ -140,6 +140,7 @@ def _read_plan(path: Path, cells: Iterable[Cell]) -> Plan:
         estimators = tuple(grid["estimator"])
         return Plan(
             name=body.get("name", path.parent.name),
+            setting=body.get("setting", ""),
             estimators=estimators,
             betas={int(level): float(beta) for level, beta in grid["beta"].items()},
             replicates=int(grid["replicates"]),

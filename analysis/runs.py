@@ -77,6 +77,7 @@ class Plan:
 
     Attributes:
         name: What the sweep is called.
+        setting: What was trained on what, in a sentence; may be empty.
         estimators: Names in plan order.
         betas: Level id -> KL weight.
         replicates: Matched runs at each beta.
@@ -94,6 +95,7 @@ class Plan:
     betas: Mapping[int, float]
     replicates: int
     control: str
+    setting: str = ""
     alpha: float = 0.05
     margins: Mapping[str, float] = field(default_factory=dict)
     cuts: tuple[float, ...] = ()

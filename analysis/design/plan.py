@@ -67,6 +67,7 @@ class Plan:
 
     Args:
         name: What progress lines and the report call it.
+        setting: What is trained on what, in a sentence: the report says beside its verdict what it is about.
         directory: Where the locked plan, the results and the working directories are kept.
         stages: Stage name -> stage; a stage may start from those above it.
         grid: The cells of the last stage.
@@ -84,6 +85,7 @@ class Plan:
     root_seed: int = 0
     threads: int = 1
     module: str = "lit_klrb"
+    setting: str = ""
 
     @property
     def pairs(self) -> int:

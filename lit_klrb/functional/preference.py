@@ -1,9 +1,16 @@
 """Losses on pairs of completions of one prompt, one preferred to the other."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
+import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import logsigmoid, sigmoid
+
+from lit_klrb.errors import ConfigurationError
+
+PreferenceLoss = Literal["sigmoid", "robust", "ipo", "hinge", "apo_zero", "apo_down"]
+# The losses that suppose a share of the preferences to be the wrong way round.
+_SMOOTHED = ("sigmoid", "robust")
 
 
 class PreferenceStats(NamedTuple):
@@ -23,34 +30,79 @@ class PreferenceStats(NamedTuple):
         return (self.chosen_rewards > self.rejected_rewards).float().mean()
 
 
-def dpo_loss(
-    chosen_log_ratio: Tensor, rejected_log_ratio: Tensor, *, beta: float
-) -> tuple[Tensor, PreferenceStats]:
-    """Direct preference optimisation: the negative log likelihood of the preferences.
+def check_preference_loss(kind: str, beta: float, label_smoothing: float) -> None:
+    """Refuse settings that no preference loss has.
 
-    -log σ(beta · (log_ratio_chosen − log_ratio_rejected)), averaged over the B pairs; beta · log_ratio is
-    the implicit reward, so its gradient raises the chosen completion above the rejected one.
+    Raises:
+        ConfigurationError: Naming the first of them.
+    """
+    if kind not in get_args(PreferenceLoss):
+        raise ConfigurationError(f"loss is {kind!r}; one of {get_args(PreferenceLoss)} expected")
+    if not beta > 0:
+        raise ConfigurationError(f"beta must be positive, got {beta}")
+    if not 0 <= label_smoothing < 0.5:
+        raise ConfigurationError(f"label_smoothing must be at least 0 and below 0.5, got {label_smoothing}")
+    if label_smoothing and kind not in _SMOOTHED:
+        raise ConfigurationError(f"label_smoothing must be 0 with {kind}, got {label_smoothing}")
+
+
+def preference_loss(
+    chosen_log_ratio: Tensor,
+    rejected_log_ratio: Tensor,
+    *,
+    beta: float,
+    kind: PreferenceLoss = "sigmoid",
+    label_smoothing: float = 0.0,
+) -> tuple[Tensor, PreferenceStats]:
+    """A loss that raises the chosen completion above the rejected one, averaged over the B pairs.
+
+    With c and r the implicit rewards beta · log p(y)/q(y), m = c − r, σ the logistic function and ε the share
+    of preferences supposed to be wrong (`label_smoothing`):
+
+    - sigmoid: −(1−ε) log σ(m) − ε log σ(−m); DPO, and conservative DPO with ε > 0
+    - robust: (−(1−ε) log σ(m) + ε log σ(−m)) / (1 − 2ε), unbiased for what clean preferences would give
+    - ipo: ((m − ½) / beta)²; does not push m to infinity where preferences are certain
+    - hinge: max(0, 1 − m)
+    - apo_zero: 1 − σ(c) + σ(r); raises chosen, lowers rejected, for a policy worse than what was chosen
+    - apo_down: σ(c) + 1 − σ(m); lowers both, rejected more, for a policy better than what was chosen
 
     Args:
         chosen_log_ratio: log p(y)/q(y) of each chosen completion, summed over its tokens, [B].
         rejected_log_ratio: The same of the rejected ones, [B].
         beta: The inverse scale of the implicit reward, in 1/nats; positive.
+        kind: Which loss.
+        label_smoothing: ε, for sigmoid and robust.
 
     Returns:
         The scalar loss, and `PreferenceStats` (detached).
 
     Raises:
-        ValueError: If beta is not positive.
+        ConfigurationError: If a setting is out of range.
 
     Example:
-        >>> import torch
-        >>> loss, stats = dpo_loss(torch.tensor([1.0]), torch.tensor([0.0]), beta=1.0)
+        >>> loss, stats = preference_loss(torch.tensor([1.0]), torch.tensor([0.0]), beta=1.0)
         >>> round(loss.item(), 4), stats.accuracy.item()
         (0.3133, 1.0)
 
-    Reference: Rafailov et al. (2023), arXiv:2305.18290, Eq. (7).
+    Reference: Rafailov et al. (2023), arXiv:2305.18290, Eq. (7); Chowdhury et al. (2024), arXiv:2403.00409
+    (robust); Azar et al. (2023), arXiv:2310.12036 (ipo); Zhao et al. (2023), arXiv:2305.10425 (hinge);
+    D'Oosterlinck et al. (2024), arXiv:2408.06266 (apo).
     """
-    if not beta > 0:
-        raise ValueError(f"beta must be positive, got {beta}")
+    check_preference_loss(kind, beta, label_smoothing)
     chosen, rejected = beta * chosen_log_ratio, beta * rejected_log_ratio
-    return -logsigmoid(chosen - rejected).mean(), PreferenceStats(chosen.detach(), rejected.detach())
+    margin = chosen - rejected
+    right, wrong = -(1 - label_smoothing) * logsigmoid(margin), label_smoothing * logsigmoid(-margin)
+    match kind:
+        case "sigmoid":
+            losses = right - wrong
+        case "robust":
+            losses = (right + wrong) / (1 - 2 * label_smoothing)
+        case "ipo":
+            losses = ((margin - 0.5) / beta).square()
+        case "hinge":
+            losses = torch.relu(1 - margin)
+        case "apo_zero":
+            losses = 1 - sigmoid(chosen) + sigmoid(rejected)
+        case "apo_down":
+            losses = sigmoid(chosen) + 1 - sigmoid(margin)
+    return losses.mean(), PreferenceStats(chosen.detach(), rejected.detach())

@@ -10,7 +10,7 @@ from torch import Tensor
 from lit_klrb.data.batches import pad
 from lit_klrb.data.preferences import PreferencePair
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.functional.preference import dpo_loss
+from lit_klrb.functional.preference import PreferenceLoss, check_preference_loss, preference_loss
 from lit_klrb.generation import Rollout
 from lit_klrb.modules.leashed import LeashedModule
 from lit_klrb.scoring import completion_logprobs
@@ -28,22 +28,37 @@ class DPOModule(LeashedModule):
 
     Args:
         beta: Inverse scale of the implicit reward beta · log(policy/reference); larger keeps closer.
+        loss: Which loss of the implicit rewards, see `preference_loss`.
+        label_smoothing: Share of preferences supposed to be wrong, for the losses sigmoid and robust.
+        length_normalised: Divide each log ratio by its completion's tokens, so that length earns nothing.
         kwargs: See `LeashedModule`.
     """
 
-    def __init__(self, *, beta: float = 0.1, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        beta: float = 0.1,
+        loss: PreferenceLoss = "sigmoid",
+        label_smoothing: float = 0.0,
+        length_normalised: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
-        if not beta > 0:
-            raise ConfigurationError(f"model.init_args.beta must be positive, got {beta}")
+        check_preference_loss(loss, beta, label_smoothing)
         self.save_hyperparameters()
-        self.beta = beta
+        self.beta, self.loss, self.label_smoothing = beta, loss, label_smoothing
+        self.length_normalised = length_normalised
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """The DPO loss of a batch of pairs, chosen completions before rejected ones."""
         rollout = Rollout(batch["tokens"], batch["attention_mask"], batch["mask"])
         log_ratio = self._logprob(self.policy, rollout) - batch["ref_logprob"]
+        if self.length_normalised:
+            log_ratio = log_ratio / rollout.mask.sum(1)
         chosen, rejected = log_ratio.chunk(2)
-        loss, stats = dpo_loss(chosen, rejected, beta=self.beta)
+        loss, stats = preference_loss(
+            chosen, rejected, beta=self.beta, kind=self.loss, label_smoothing=self.label_smoothing
+        )
         metrics = {"loss": loss.detach(), "margin": stats.margin, "accuracy": stats.accuracy}
         self.log_metrics("train", metrics, batch_size=len(chosen))
         return loss

@@ -117,6 +117,8 @@ def _design(study: Study) -> str:
 
 def _conditions(study: Study) -> list[str]:
     texts = []
+    if study.sweep.plan.setting:
+        texts.append(f"The setting: {study.sweep.plan.setting} What is said here is said of it and no other.")
     if study.sweep.warm_starts == 1:
         texts.append(
             "All runs share one warm start and one reference: every statement here is conditional on them, "

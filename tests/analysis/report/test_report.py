@@ -276,3 +276,12 @@ def test_landmarks_are_named(tmp_path):
     assert "after DPO" in build(runs).read_text("utf-8").replace("%20", " ")
     publish(runs / "results", result(cell("warm", seed=1), {"reward": None, "kl": None}))
     assert len(landmarks(load_sweep(runs))) == 2
+
+
+def test_the_setting_is_said_beside_the_verdict(tmp_path):
+    runs = write_sweep(tmp_path)
+    assert "The setting" not in said(runs)
+    locked = json.loads((runs / "plan.json").read_text())
+    locked["content"]["plan"]["setting"] = "a toy."
+    (runs / "plan.json").write_text(json.dumps(locked))
+    assert "The setting: a toy. What is said here is said of it and no other." in said(runs)
