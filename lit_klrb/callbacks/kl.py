@@ -1,29 +1,59 @@
 """The plug: one KL estimator and its weight, installed into the module that trains with them."""
 
+from typing import Any
+
 import lightning as L
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import KLEstimator
 
+# The controller's error is cut here: one noisy rollout does not throw beta off.
+MAX_ERROR = 0.2
+
 
 class KLEstimatorCallback(L.Callback):
     """Gives `RLOOModule` its KL estimator and the weight of the KL.
 
-    A module without a KL term is left alone, and a line says so.
+    beta is fixed, or moves from rollout to rollout: in a line to final_beta, or so that the KL comes to
+    target_kl. A module without a KL term is left alone, and a line says so.
 
     Args:
         estimator: How the KL's gradient is estimated: `python -m lit_klrb explain` lists them all.
-        beta: Weight of KL(policy‖reference) against the reward, in reward units per nat.
+        beta: Weight of KL(policy‖reference) against the reward, in reward units per nat; the first one, if it
+            moves.
+        final_beta: The weight at the last step; it moves there in a line.
+        target_kl: The KL that beta is to bring about, in nats a completion: after each rollout beta is
+            multiplied by 1 + clip(KL / target_kl − 1, ±0.2) · completions / horizon.
+        horizon: Completions in which the controller can change beta by a fifth or so.
 
     Raises:
-        ConfigurationError: If beta is negative, or the estimator is known to be wrong for training and is
-            not allowed to be.
+        ConfigurationError: If a number is out of range, if final_beta and target_kl are both given, or if the
+            estimator is known to be wrong for training and is not allowed to be.
+
+    Reference: Ziegler et al. (2019), arXiv:1909.08593, Section 2.2 (the controller).
     """
 
-    def __init__(self, estimator: KLEstimator, beta: float = 0.07) -> None:
-        if not beta >= 0:
-            raise ConfigurationError(f"kl.beta must be 0 or larger, got {beta}")
+    def __init__(
+        self,
+        estimator: KLEstimator,
+        beta: float = 0.07,
+        final_beta: float | None = None,
+        target_kl: float | None = None,
+        horizon: int = 10_000,
+    ) -> None:
+        for name, value in (("beta", beta), ("final_beta", final_beta)):
+            if value is not None and not value >= 0:
+                raise ConfigurationError(f"kl.{name} must be 0 or larger, got {value}")
+        for name, value in (("target_kl", target_kl), ("horizon", horizon)):
+            if value is not None and not value > 0:
+                raise ConfigurationError(f"kl.{name} must be positive, got {value}")
+        if final_beta is not None and target_kl is not None:
+            raise ConfigurationError(
+                f"kl.target_kl={target_kl} and kl.final_beta={final_beta} both move beta: give one of them"
+            )
         self.estimator, self.beta = estimator, beta
+        self.final_beta, self.target_kl, self.horizon = final_beta, target_kl, horizon
+        self.current = beta
         self.estimator.check_trainable()
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -41,3 +71,28 @@ class KLEstimatorCallback(L.Callback):
             name = type(pl_module).__name__
             raise ConfigurationError(f"kl.estimator: {name} already has {installed}; plug in one only")
         pl_module.kl_estimator, pl_module.beta = self.estimator, self.beta  # type: ignore[assignment]
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], batch_idx: int
+    ) -> None:
+        """Set the weight; it changes only before a rollout, whose score weights are computed with it."""
+        if not pl_module.uses_kl_estimator:
+            return
+        if batch_idx % pl_module.steps_per_batch == 0:
+            if self.final_beta is not None:
+                done = trainer.global_step / trainer.max_steps
+                self.current = self.beta + done * (self.final_beta - self.beta)
+            elif self.target_kl is not None and pl_module.last_rollout is not None:
+                kl, completions = pl_module.last_rollout
+                error = min(max(kl / self.target_kl - 1, -MAX_ERROR), MAX_ERROR)
+                self.current *= 1 + error * completions / self.horizon
+        pl_module.beta = self.current
+        pl_module.log("train/beta", self.current)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The weight in use."""
+        return {"current": self.current}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the weight that was in use."""
+        self.current = state_dict["current"]

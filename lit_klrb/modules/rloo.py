@@ -79,6 +79,13 @@ class RLOOModule(LeashedModule):
     def _splits(self) -> int:
         return self.mini_batches * self.trainer.accumulate_grad_batches
 
+    @property
+    def last_rollout(self) -> tuple[float, int] | None:
+        """Mean KL in nats of the newest rollout, and how many completions it has; None before the first."""
+        if self._experience is None:
+            return None
+        return self._experience.metrics["kl"], len(self._experience.weights)
+
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Sample and weigh a rollout where a new one is due; the loss of this step's share of it."""
         number, step = divmod(batch_idx, self.steps_per_batch)

@@ -143,6 +143,8 @@ CHANGES = [
     ("dpo", ["--model.reward_path", "cli_rewards:length"]),
     ("dpo", ["--seed_everything", "3"]),
     ("rloo", ["--kl.beta", "3"]),
+    ("rloo", ["--kl.final_beta", "30"]),
+    ("rloo", ["--kl.target_kl", "0.01", "--kl.horizon", "5"]),
     ("rloo", ["--kl.estimator", "MonteCarlo"]),
     ("rloo", ["--kl.estimator.baseline", "null"]),
     ("rloo", ["--kl.estimator.off_policy", "prefix"]),

@@ -21,6 +21,8 @@ WRONG = [
         "kl.estimator.init_args.baseline: 'x' is not one of 'leave_one_out', null",
     ),
     (["--kl.beta", "-1"], "kl.beta must be 0 or larger, got -1.0"),
+    (["--kl.target_kl", "0"], "kl.target_kl must be positive, got 0.0"),
+    (["--kl.target_kl", "1", "--kl.final_beta", "1"], "both move beta: give one of them"),
     (["--kl.beta", "much"], "kl.beta: 'much' is not of type float"),
     (["--kl.betta", "1"], "unknown key kl.betta (did you mean kl.beta?)"),
     (["--model", "RLOModule"], "model: RLOModule is no known class (did you mean RLOOModule?)"),

@@ -47,7 +47,7 @@ def weights_of(run):
 
 EVERY_STEP = ["--checkpoint.every_n_train_steps", "1"]
 ESTIMATORS = {
-    "RaoBlackwell": [],
+    "RaoBlackwell": ["--kl.target_kl", "0.1", "--kl.horizon", "20"],
     "RaoBlackwellControlVariate": ["--kl.estimator", "RaoBlackwellControlVariate"],
 }
 

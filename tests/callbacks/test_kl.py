@@ -1,0 +1,56 @@
+"""How beta moves."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from lit_klrb.callbacks import KLEstimatorCallback
+from lit_klrb.estimators import MonteCarlo
+
+
+def module(kl=None):
+    rollout = None if kl is None else (kl, 8)
+    return SimpleNamespace(
+        uses_kl_estimator=True, steps_per_batch=2, last_rollout=rollout, beta=None, log=lambda *_: None
+    )
+
+
+def betas(callback, kls, max_steps=10):
+    """beta at each step, two steps a rollout; `kls` are the rollouts' KLs."""
+    seen = []
+    for step in range(2 * len(kls) + 2):
+        trained = module(kls[step // 2 - 1] if step >= 2 else None)
+        callback.on_train_batch_start(
+            SimpleNamespace(global_step=step, max_steps=max_steps), trained, {}, step
+        )
+        seen.append(trained.beta)
+    return seen
+
+
+def test_a_fixed_beta_stays():
+    assert betas(KLEstimatorCallback(MonteCarlo(), 0.3), [1.0, 5.0]) == [0.3] * 6
+
+
+def test_a_line_from_the_first_to_the_final_beta_in_steps_of_a_rollout():
+    seen = betas(KLEstimatorCallback(MonteCarlo(), 1.0, final_beta=0.0), [1.0, 1.0])
+    assert seen == pytest.approx([1.0, 1.0, 0.8, 0.8, 0.6, 0.6])
+
+
+def test_the_controller_raises_beta_above_the_target_lowers_it_below_and_is_cut():
+    callback = KLEstimatorCallback(MonteCarlo(), 1.0, target_kl=2.0, horizon=80)
+    seen = betas(callback, [2.2, 100.0, 1.9, 0.0])
+    factors = [1.0, 1 + 0.1 * 0.1, 1 + 0.2 * 0.1, 1 - 0.05 * 0.1, 1 - 0.2 * 0.1]
+    expected, beta = [], 1.0
+    for factor in factors:
+        beta *= factor
+        expected += [beta, beta]
+    assert seen == pytest.approx(expected)
+    other = KLEstimatorCallback(MonteCarlo(), 1.0, target_kl=2.0, horizon=80)
+    other.load_state_dict(callback.state_dict())
+    assert other.current == callback.current
+
+
+def test_a_module_without_a_kl_term_is_left_alone():
+    bystander = SimpleNamespace(uses_kl_estimator=False)
+    KLEstimatorCallback(MonteCarlo(), 0.3).on_train_batch_start(None, bystander, {}, 0)
+    assert not hasattr(bystander, "beta")
