@@ -16,6 +16,7 @@ from analysis.sweep import (
     Clock,
     Coordinator,
     DamagedFileError,
+    Launcher,
     LocalLauncher,
     Outcome,
     Progress,
@@ -88,6 +89,13 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--workers", type=_positive, metavar="N", help="cells run at the same time (default: one a core)"
         )
+
+    sweep.add_argument(
+        "--launcher", choices=["local", "ray"], default="local", help="where cells run (default: local)"
+    )
+    sweep.add_argument(
+        "--address", metavar="HOST:PORT", help="a running Ray cluster, or auto (default: one of this machine)"
+    )
 
     report = commands.add_parser("report", help="one self-contained HTML file and results.json beside it")
     report.set_defaults(run=_report)
@@ -169,13 +177,29 @@ def _power(plan: Plan) -> list[str]:
 
 def _sweep(arguments: argparse.Namespace) -> int:
     plan, cells, store, workers = _open(arguments)
+    launcher = _launcher(arguments, plan, workers)
     # `kill` and Ctrl-C end a sweep in the same way.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    launcher = LocalLauncher(workers, plan.threads, plan.module)
     with Progress(plan.name, Console()) as progress:
         outcome = Coordinator(plan, cells, store, launcher, progress).run()
+    for cell in cells:
+        # The stages that all runs start from are found where their own configurations would put them.
+        if cell.point is None and outcome.states[cell.id] is State.DONE:
+            store.link(cell.stage, cell.id)
     _tell(plan, cells, store, outcome)
     return 0 if outcome.complete else 1
+
+
+def _launcher(arguments: argparse.Namespace, plan: Plan, workers: int) -> Launcher:
+    if arguments.launcher == "local":
+        if arguments.address is not None:
+            raise ConfigurationError(f"--address {arguments.address} needs --launcher ray")
+        return LocalLauncher(workers, plan.threads, plan.module)
+    try:
+        from analysis.sweep.ray_launcher import RayLauncher
+    except ImportError:
+        raise ConfigurationError("--launcher ray needs Ray: pip install 'lit-klrb[ray]'") from None
+    return RayLauncher(arguments.workers, plan.threads, arguments.address)
 
 
 def _tell(plan: Plan, cells: Sequence[Cell], store: Store, outcome: Outcome) -> None:

@@ -164,6 +164,15 @@ class Store:
         """The file with the seconds the cell took; no part of its result, which is the same each time."""
         return self.workdir(cell_id) / "seconds"
 
+    def link(self, name: str, cell_id: str) -> None:
+        """Let DIRECTORY/name lead to the run directory of a cell, unless something else is there."""
+        place = self.directory / name
+        if place.exists() and not place.is_symlink():
+            return
+        partial = self.directory / f".{name}.{os.getpid()}"
+        partial.symlink_to(self.workdir(cell_id).relative_to(self.directory), target_is_directory=True)
+        partial.replace(place)
+
     def tidy(self) -> None:
         """Remove what publications that were killed left: temporary files, failures since made good."""
         for record in (self.directory / "failed").glob("*.json"):

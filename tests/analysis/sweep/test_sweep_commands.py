@@ -239,3 +239,23 @@ def test_a_terminal_shows_a_bar_and_a_pipe_lines(cells):
     assert "3/10" in shown[True]
     assert "━" in shown[True]
     assert "last words" in shown[True]
+
+
+def test_the_shared_stages_are_linked_beside_their_configurations_places(project):
+    assert project.run("sweep", "--config", project.write())[0] == 0
+    directory = project.directory / "plan"
+    for stage in ("sft", "dpo"):
+        assert (directory / stage).is_symlink()
+        assert (directory / stage / "summary.json").exists()
+        assert (directory / stage).resolve().parent == (directory / "cells").resolve()
+    assert not (directory / "rloo").exists()
+    (directory / "sft").unlink()
+    (directory / "sft").mkdir()
+    assert project.run("sweep", "--config", project.write())[0] == 0
+    assert not (directory / "sft").is_symlink()
+
+
+def test_an_address_needs_ray(project):
+    code, output = project.run("sweep", "--config", project.write(), "--address", "auto")
+    assert code == 2
+    assert output.strip().splitlines()[-1] == "error: --address auto needs --launcher ray"
