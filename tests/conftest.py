@@ -20,7 +20,13 @@ TINY = {
         *("--data.train_size", "32", "--data.eval_size", "8", "--data.batch_size", "4"),
         *("--model.max_new_tokens", "8", "--trainer.max_steps", "6", "--trainer.val_check_interval", "3"),
     ],
+    "distill": [
+        *("--model.policy_config.n_embd", "8", "--data.train_size", "32", "--data.eval_size", "8"),
+        *("--data.batch_size", "4", "--model.max_new_tokens", "8"),
+        *("--trainer.max_steps", "4", "--trainer.val_check_interval", "2"),
+    ],
 }
+CHAIN = ("sft", "dpo", "rloo")
 
 
 class Commands:
@@ -62,6 +68,6 @@ def chain(tmp_path_factory):
     """Run directories sft, dpo and rloo under `root`, and the commands that made them."""
     root = tmp_path_factory.mktemp("chain")
     commands = Commands(root)
-    for stage in TINY:
+    for stage in CHAIN:
         assert commands.run("fit", stage) == 0
     return SimpleNamespace(root=root, commands=commands, run=commands.run, checkpoint=commands.checkpoint)

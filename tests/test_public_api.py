@@ -57,7 +57,7 @@ def test_the_functional_names():
 
 
 def test_the_lightning_names():
-    assert {"SFTModule", "DPOModule", "RLOOModule"} <= set(vars(modules))
+    assert {"SFTModule", "DPOModule", "RLOOModule", "DistillModule"} <= set(vars(modules))
     assert hasattr(callbacks, "KLEstimatorCallback")
     assert data.__doc__
 

@@ -1,5 +1,6 @@
 """The Lightning modules: they wire models, data and losses together, and log."""
 
+from .distill import DistillModule as DistillModule
 from .dpo import DPOModule as DPOModule
 from .rloo import RLOOModule as RLOOModule
 from .sft import SFTModule as SFTModule

@@ -71,9 +71,7 @@ class LeashedModule(PolicyModule, ABC):
 
     def build_models(self) -> None:
         """Load policy, reference and reward; policy and reference must read the same tokens."""
-        policy_path = self.policy_path or self.reference_path
-        self.tokenizer = models.load_tokenizer("model.init_args.policy_path", policy_path)
-        self.policy = models.load_model("model.init_args.policy_path", policy_path)
+        self.build_policy()
         self.reference = models.freeze(
             models.load_model("model.init_args.reference_path", self.reference_path)
         )
@@ -81,7 +79,7 @@ class LeashedModule(PolicyModule, ABC):
         if sizes[0] != sizes[1]:
             raise ConfigurationError(
                 f"model.init_args.reference_path: {self.reference_path} has a vocabulary of {sizes[1]}, "
-                f"the policy {policy_path} one of {sizes[0]}; a KL between them needs one vocabulary"
+                f"the policy one of {sizes[0]}; a KL between them needs one vocabulary"
             )
         self.reward = load_reward(self.reward_path)
         self.scorer = Scorer(self.policy, self.reference, self.sampling.temperature)
@@ -89,6 +87,12 @@ class LeashedModule(PolicyModule, ABC):
             self.print(
                 "policy or reference is not a backbone with a linear head: both are read through logits"
             )
+
+    def build_policy(self) -> None:
+        """Set `policy` and `tokenizer`: those of policy_path, or the reference's."""
+        policy_path = self.policy_path or self.reference_path
+        self.tokenizer = models.load_tokenizer("model.init_args.policy_path", policy_path)
+        self.policy = models.load_model("model.init_args.policy_path", policy_path)
 
     def generate(
         self, model: PreTrainedModel, batch: dict[str, Tensor], sampling: Sampling, seed: int

@@ -156,7 +156,8 @@ def test_a_larger_plan_runs_what_is_new_and_lost_checkpoints_and_compares_the_re
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_sweep_stops_its_workers_and_goes_on_later(project, number):
-    plan = project.write(rloo={"seconds": 0.15})
+    # Long enough to be interrupted on a busy machine too.
+    plan = project.write(rloo={"seconds": 0.6})
     process = project.start("sweep", "--config", plan, "--workers", 2)
     wait_until(lambda: len(project.ran()) >= 5)
     # A terminal sends Ctrl-C to the whole group.

@@ -1,0 +1,49 @@
+"""On-policy distillation: a student learns a teacher on the student's own completions."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_klrb import models
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.generation import Rollout
+from lit_klrb.modules.rloo import RLOOModule
+
+
+class DistillModule(RLOOModule):
+    """Minimises KL(student‖teacher), with the estimators that hold a policy on its leash.
+
+    It is RLOO without a reward: the policy is the student, the reference the teacher; beta only scales the
+    gradient. Token-level losses (`RaoBlackwellLoss` with allow_biased) leave out how earlier tokens change
+    later KLs; the others do not.
+
+    Args:
+        policy_config: Builds a fresh student: `model_type` and what differs from its defaults; it reads the
+            teacher's tokens. Give this or policy_path.
+        kwargs: See `RLOOModule`; reference_path is the teacher, reward_path is not read.
+
+    Reference: Tang, Munos (2025), arXiv:2506.09477, Section 5.3.
+    """
+
+    def __init__(self, *, policy_config: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if (policy_config is None) == (self.policy_path is None):
+            raise ConfigurationError(
+                "model.init_args: give either policy_config (a fresh student) or policy_path, "
+                f"got policy_config={policy_config} and policy_path={self.policy_path}"
+            )
+        self.save_hyperparameters()
+        self.policy_config = policy_config
+
+    def build_policy(self) -> None:
+        """Load the student, or draw fresh weights from the run's seed."""
+        if self.policy_config is None:
+            return super().build_policy()
+        self.tokenizer = models.load_tokenizer("model.init_args.reference_path", self.reference_path)
+        self.policy = models.fresh_model(self.policy_config, self.tokenizer, self.seed)
+        return None
+
+    def rewards(self, rollout: Rollout) -> Tensor:
+        """None: zero for each sequence, [B]."""
+        return torch.zeros(len(rollout.tokens), device=rollout.tokens.device)
