@@ -2,12 +2,18 @@
 
 import sys
 
-from ray.cluster_utils import Cluster
 
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-second = cluster.add_node(num_cpus=2)
-print("address", cluster.address, flush=True)
-sys.stdin.readline()
-cluster.remove_node(second, allow_graceful=False)
-sys.stdin.read()
-cluster.shutdown()
+def main():
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    second = cluster.add_node(num_cpus=2)
+    print("address", cluster.address, flush=True)
+    sys.stdin.readline()
+    cluster.remove_node(second, allow_graceful=False)
+    sys.stdin.read()
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()
