@@ -17,10 +17,10 @@ from .op_case import Case, Outcome, Size, exact
 from .table import markdown, number
 
 SIZES = [
-    Size("GPT-2 head, float32", 50_257, 768, 2048, torch.float32),
-    Size("GPT-2 head, bfloat16", 50_257, 768, 2048, torch.bfloat16),
-    Size("152k head, float32", 151_936, 896, 512, torch.float32),
-    Size("152k head, bfloat16", 151_936, 896, 512, torch.bfloat16),
+    Size("GPT-2 head, float32", 50_257, 768, 1024, torch.float32),
+    Size("GPT-2 head, bfloat16", 50_257, 768, 1024, torch.bfloat16),
+    Size("152k head, float32", 151_936, 896, 256, torch.float32),
+    Size("152k head, bfloat16", 151_936, 896, 256, torch.bfloat16),
 ]
 QUICK_SIZES = [Size("small head, float32", 8_192, 256, 512, torch.float32)]
 ACCURACY_ROWS = 512
@@ -223,7 +223,7 @@ def _goals(times: dict[str, list[float]], peaks: dict[str, float], floor: str) -
 
 def report(quick: bool) -> str:
     """The whole part."""
-    sizes, rounds, seconds = (QUICK_SIZES, 3, 0.0) if quick else (SIZES, 7, 300.0)
+    sizes, rounds, seconds = (QUICK_SIZES, 3, 0.0) if quick else (SIZES, 7, 150.0)
     warnings.simplefilter("ignore")  # the peers' own
     sections = [measure(size, rounds, seconds) for size in sizes]
     return "\n\n".join([HEADING.format(machine=machine(PACKAGES), rows=ACCURACY_ROWS), *sections])
