@@ -1,0 +1,149 @@
+"""Stability, attainment, collapses and sequential seeds against brute force."""
+
+import itertools
+
+import numpy as np
+import pytest
+from designs import draw_pairs, pairs_of
+from generators import draw_curves
+from scipy.stats import binomtest
+
+from analysis.stats.attainment import attainment_difference, hypervolume, hypervolume_test, outside
+from analysis.stats.sequential import swap_e_process
+from analysis.stats.stability import collapse_p_value, roughness_test, spread_test
+
+SIGNS = np.array(list(itertools.product((1, -1), repeat=6)))
+
+
+def spread_by_hand(values, levels, signs):
+    """Mean and largest log ratio of summed absolute residuals, for one labelling of the pairs."""
+    residuals = values.copy()
+    for level in np.unique(levels):
+        residuals[levels == level] -= np.median(values[levels == level], axis=0)
+    sizes = np.abs(residuals)
+    sizes = np.where((signs == 1)[:, None, None], sizes, sizes[:, ::-1])
+    curve = np.log(sizes[:, 1].sum(0)) - np.log(sizes[:, 0].sum(0))
+    return curve.mean(), np.abs(curve).max()
+
+
+def test_the_spread_tests_equal_full_enumeration():
+    values = draw_curves(np.random.default_rng(0), 6, ratio=3.0, steps=12)
+    levels = np.array([0, 0, 0, 1, 1, 1])
+    found = spread_test(values, levels, np.arange(6))
+    by_hand = np.array([spread_by_hand(values, levels, signs) for signs in SIGNS])
+    observed = spread_by_hand(values, levels, np.ones(6))
+    assert found.mean.value == pytest.approx(observed[0])
+    assert found.integrated.p_value == pytest.approx(
+        (np.abs(by_hand[:, 0]) >= abs(observed[0]) - 1e-9).mean()
+    )
+    assert found.pointwise.p_value == pytest.approx((by_hand[:, 1] >= observed[1] - 1e-9).mean())
+
+
+def test_roughness_is_another_claim():
+    rng = np.random.default_rng(1)
+    values = draw_curves(rng, 8, steps=40)
+    values[:, 1] += rng.normal(size=(8, 40)) * 2
+    estimate, test = roughness_test(values, np.zeros(8, dtype=int), np.arange(8))
+    assert estimate.value > 0
+    assert test.p_value == pytest.approx(2 / 2**8)
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "t5", "scale"])
+def test_equal_spreads_are_rejected_at_the_level(noise):
+    rng, runs = np.random.default_rng(2), 200
+    levels, units = np.zeros(8, dtype=int), np.arange(8)
+    hits = sum(
+        spread_test(draw_curves(rng, 8, noise=noise, steps=20), levels, units).integrated.p_value <= 0.05
+        for _ in range(runs)
+    )
+    assert hits / runs < 0.05 + 3 * np.sqrt(0.05 * 0.95 / runs)
+
+
+def test_curves_that_are_not_finite_are_refused():
+    with pytest.raises(ValueError, match="leave out pairs with a diverged run"):
+        spread_test(np.full((3, 2, 4), np.nan), np.zeros(3, dtype=int), np.arange(3))
+
+
+@pytest.mark.parametrize(("one", "other"), [(0, 0), (0, 6), (3, 5), (7, 1)])
+def test_collapses_are_scipys_binomial_test(one, other):
+    expected = binomtest(one, one + other, 0.5).pvalue if one + other else 1.0
+    assert collapse_p_value(one, other) == pytest.approx(expected)
+
+
+def area_by_hand(kl, reward, corner):
+    """Union of rectangles on (log KL, reward), cell by cell of the grid their edges make."""
+    xs = np.unique([*np.log(kl[kl < corner[0]]), np.log(corner[0])])
+    ys = np.unique([*reward[reward > corner[1]], corner[1]])
+    total = 0.0
+    for left, right in itertools.pairwise(xs):
+        for low, high in itertools.pairwise(ys):
+            if any(np.log(k) <= left and r >= high for k, r in zip(kl, reward, strict=True)):
+                total += (right - left) * (high - low)
+    return total
+
+
+def test_hypervolume_is_the_area_of_the_union():
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        kl, reward = rng.uniform(0.1, 4, size=6), rng.normal(size=6)
+        assert hypervolume(kl, reward, (3.0, -0.5)) == pytest.approx(area_by_hand(kl, reward, (3.0, -0.5)))
+    assert hypervolume(np.array([]), np.array([]), (3.0, 0.0)) == 0
+    with pytest.raises(ValueError, match="take diverged runs out first"):
+        hypervolume(np.array([np.nan]), np.array([1.0]), (3.0, 0.0))
+
+
+def test_the_hypervolume_test_equals_full_enumeration():
+    pairs = draw_pairs(np.random.default_rng(5), replicates=2)
+    corner = (20.0, -1.0)
+    found = hypervolume_test(pairs, corner)
+
+    def difference(signs):
+        ours = np.where(signs == 1, 0, 1)
+        total = 0.0
+        for replicate in (0, 1):
+            rows = np.flatnonzero(pairs.replicate == replicate)
+            volumes = [
+                area_by_hand(pairs.kl[rows, side], pairs.reward[rows, side], corner)
+                for side in (ours[rows], 1 - ours[rows])
+            ]
+            total += volumes[0] - volumes[1]
+        return total
+
+    by_hand = np.array([difference(signs) for signs in SIGNS])
+    observed = difference(np.ones(6))
+    assert found.differences.sum() == pytest.approx(observed)
+    assert found.test.p_value == pytest.approx((np.abs(by_hand) >= abs(observed) - 1e-9).mean())
+
+
+def test_runs_beyond_the_corner_are_counted():
+    pairs = pairs_of([[1.0, 9.0], [np.nan, 1.0]], [[1.0, 1.0], [np.nan, -5.0]])
+    assert outside(pairs, (5.0, 0.0)) == 3
+
+
+def test_the_attainment_difference_is_that_of_its_definition():
+    pairs = draw_pairs(np.random.default_rng(6), replicates=4, betas=(0.1, 0.3))
+    found = attainment_difference(pairs)
+
+    def chance(side, kl, reward):
+        runs = [
+            any(
+                pairs.kl[row, side] <= kl and pairs.reward[row, side] >= reward
+                for row in np.flatnonzero(pairs.replicate == replicate)
+            )
+            for replicate in range(4)
+        ]
+        return np.mean(runs)
+
+    for i, kl in enumerate(found.kl):
+        for j, reward in enumerate(found.reward):
+            assert found.difference[i, j] == pytest.approx(chance(0, kl, reward) - chance(1, kl, reward))
+
+
+def test_the_e_process_is_a_fair_game_and_its_chance_to_reach_twenty_is_below_a_twentieth():
+    sizes = np.array([1.0, 0.5, 2.0, 0.0, 1.5, 0.7])
+    paths = np.array([swap_e_process(signs * sizes) for signs in SIGNS])
+    assert np.allclose(paths.mean(0), 1)
+    rng = np.random.default_rng(4)
+    reached = [swap_e_process(rng.normal(size=60)).max() >= 20 for _ in range(400)]
+    assert np.mean(reached) <= 0.05
+    assert swap_e_process(np.full(40, 1.0))[-1] > 20
