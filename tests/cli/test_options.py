@@ -1,0 +1,132 @@
+"""Every constructor argument reaches what it names: changing it changes the run, and nothing else's."""
+
+import inspect
+import json
+
+import pytest
+import torch
+
+from lit_klrb import estimators, modules
+from lit_klrb.callbacks import KLEstimatorCallback
+from lit_klrb.data import modules as data_modules
+from lit_klrb.data.tokenizer import grammar_tokenizer
+
+NO_EVALUATION = ["--trainer.limit_val_batches", "0", "--trainer.num_sanity_val_steps", "0"]
+
+# "{x}" stands for a file: the checkpoint of a stage, a tokenizer with one more token, other reviews.
+TRAINING = [
+    ("sft", ["--seed_everything", "3"]),
+    ("sft", ["--model.learning_rate", "0.001"]),
+    ("sft", ["--model.weight_decay", "10"]),
+    ("sft", ["--model.warmup_steps", "3"]),
+    ("sft", ["--model.adam_epsilon", "0.1"]),
+    ("sft", ["--model.policy_config.n_head", "1"]),
+    ("sft", ["--model.policy_config", "null", "--model.policy_path", "{dpo}"]),
+    ("sft", ["--model.tokenizer_path", "{tokenizer}"]),
+    ("sft", ["--data.max_tokens", "5"]),
+    ("sft", ["--data.batch_size", "7"]),
+    ("sft", ["--data.train_size", "32"]),
+    ("sft", ["--data.source", "{reviews}"]),
+    ("dpo", ["--seed_everything", "3"]),
+    ("dpo", ["--model.policy_path", "{rloo}"]),
+    ("dpo", ["--model.beta", "3"]),
+    ("dpo", ["--model.loss", "hinge"]),
+    ("dpo", ["--model.label_smoothing", "0.3"]),
+    ("dpo", ["--model.length_normalised", "true"]),
+    ("dpo", ["--model.reward_path", "cli_rewards:length"]),
+    ("dpo", ["--model.completions_per_prompt", "3"]),
+    ("rloo", ["--seed_everything", "3"]),
+    ("rloo", ["--kl.beta", "3"]),
+    ("rloo", ["--kl.final_beta", "30"]),
+    ("rloo", ["--kl.target_kl", "0.01", "--kl.horizon", "5"]),
+    ("rloo", ["--kl.target_kl", "0.01", "--kl.horizon", "50"]),
+    ("rloo", ["--kl.estimator", "MonteCarlo"]),
+    ("rloo", ["--kl.estimator", "K1Loss", "--kl.estimator.allow_biased", "true"]),
+    ("rloo", ["--kl.estimator.baseline", "null"]),
+    ("rloo", ["--kl.estimator.off_policy", "prefix"]),
+    ("rloo", ["--kl.estimator.clip_range", "0.0001"]),
+    ("rloo", ["--model.policy_path", "{sft}"]),
+    ("rloo", ["--model.reference_path", "{dpo}"]),
+    ("rloo", ["--model.reward_path", "cli_rewards:length"]),
+    ("rloo", ["--model.schedule", "constant"]),
+    ("rloo", ["--model.temperature", "0.5"]),
+    ("rloo", ["--model.max_new_tokens", "3"]),
+    ("rloo", ["--model.completions_per_prompt", "3"]),
+    ("rloo", ["--model.inner_epochs", "1"]),
+    ("rloo", ["--model.mini_batches", "2"]),
+    ("rloo", ["--data.min_prompt_tokens", "8"]),
+    ("rloo", ["--data.max_prompt_tokens", "2"]),
+]
+EVALUATION = [
+    ["--model.evaluation_completions", "3"],
+    ["--model.evaluation_seed", "1"],
+    ["--data.eval_size", "5"],
+    ["--data.eval_batch_size", "3"],
+]
+
+
+def weights_of(path):
+    return torch.load(path, weights_only=True)["state_dict"]
+
+
+def equal(first, other):
+    return first.keys() == other.keys() and all(torch.equal(first[key], other[key]) for key in first)
+
+
+@pytest.fixture(scope="module")
+def files(chain, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    tokenizer = grammar_tokenizer()
+    tokenizer.add_tokens(["cinematography"])
+    tokenizer.save_pretrained(folder / "tokenizer")
+    texts = [f"I saw this film {number} times and liked it." for number in range(200)]
+    lines = (json.dumps({"text": text, "label": 1}) for text in texts)
+    (folder / "reviews.jsonl").write_text("\n".join(lines))
+    checkpoints = {stage: chain.checkpoint(stage) for stage in ("sft", "dpo", "rloo")}
+    return {**checkpoints, "tokenizer": folder / "tokenizer", "reviews": folder / "reviews.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("stage", "extra"), TRAINING, ids=lambda value: " ".join(value) if type(value) is list else None
+)
+def test_the_option_changes_the_trained_policy(chain, files, tmp_path, stage, extra, monkeypatch):
+    monkeypatch.syspath_prepend(str(__file__).rpartition("/")[0])
+    extra = [word.format_map(files) for word in extra]
+    assert chain.run("fit", stage, *NO_EVALUATION, *extra, run=tmp_path) == 0
+    changed = weights_of(tmp_path / "checkpoints" / "last.ckpt")
+    assert not equal(weights_of(chain.checkpoint(stage)), changed)
+
+
+@pytest.mark.parametrize("extra", EVALUATION, ids=" ".join)
+def test_the_option_changes_the_evaluation_and_not_the_training(chain, tmp_path, extra):
+    assert chain.run("fit", "rloo", *extra, run=tmp_path) == 0
+    assert equal(weights_of(chain.checkpoint("rloo")), weights_of(tmp_path / "checkpoints" / "last.ckpt"))
+    final, other = (
+        json.loads((root / "summary.json").read_text())["final"] for root in (chain.root / "rloo", tmp_path)
+    )
+    assert final != other
+
+
+def classes(module, base):
+    return [c for c in vars(module).values() if inspect.isclass(c) and issubclass(c, base)]
+
+
+def test_no_constructor_argument_is_left_out_above():
+    owners = {
+        "model": classes(modules, modules.SFTModule.__mro__[1]),
+        "data": classes(data_modules, data_modules.CorpusDataModule),
+        "kl": [KLEstimatorCallback],
+        "kl.estimator": classes(estimators, estimators.KLEstimator),
+    }
+    # Its seeds follow --seed_everything.
+    wanted = {"seed_everything"}
+    for key, owned in owners.items():
+        names = {name for owner in owned for name in inspect.signature(owner).parameters}
+        wanted |= {f"{key}.{name}" for name in names - {"kwargs", "seed"}}
+    changed = {
+        word.removeprefix("--")
+        for extra in [*(extra for _, extra in TRAINING), *EVALUATION]
+        for word in extra
+        if word.startswith("--")
+    }
+    assert wanted - changed == set()
