@@ -23,7 +23,7 @@ SIZES = [
     Size("152k head, bfloat16", 151_936, 896, 256, torch.bfloat16),
 ]
 QUICK_SIZES = [Size("small head, float32", 8_192, 256, 512, torch.float32)]
-ACCURACY_ROWS = 512
+ACCURACY_ROWS = 128
 
 MC = "MC, tiled, with reference"
 RB = "**RB, `tiled_policy_loss`**"
