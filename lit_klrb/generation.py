@@ -1,5 +1,7 @@
 """Sampling completions: prompts in, a `Rollout` out."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -103,7 +105,8 @@ def generate_completions(
 ) -> Rollout:
     """Sample completions from the policy, with dropout off and from an addressed seed.
 
-    Runs under `no_grad`, not `inference_mode`: what it returns is used in a loss.
+    Runs under `no_grad`, not `inference_mode`: what it returns is used in a loss. What the model's own
+    generation settings ask for (a repetition penalty, say) is left out: it would not be sampling from p.
 
     Args:
         policy: The model to sample from; its training mode is restored.
@@ -113,7 +116,16 @@ def generate_completions(
         seed: Decides the draws, see `lit_klrb.seeding`.
         eos_token_id: The id that ends a completion; None runs every one to `max_new_tokens`.
         pad_token_id: Fills the positions after the end.
+
+    Raises:
+        ConfigurationError: If the policy has not positions enough.
     """
+    positions = getattr(policy.config, "max_position_embeddings", None)
+    if positions is not None and prompts.shape[1] + sampling.max_new_tokens > positions:
+        raise ConfigurationError(
+            f"model.init_args.max_new_tokens={sampling.max_new_tokens} after a prompt of {prompts.shape[1]} "
+            f"tokens exceeds the {positions} positions of the policy"
+        )
     count = sampling.completions_per_prompt
     prompts, prompt_mask = prompts.repeat_interleave(count, 0), prompt_mask.repeat_interleave(count, 0)
     settings = GenerationConfig(
@@ -125,12 +137,19 @@ def generate_completions(
         eos_token_id=eos_token_id,
         pad_token_id=pad_token_id,
     )
-    was_training = policy.training
-    policy.eval()
-    with forked_rng(seed, prompts.device):
+    with _as_it_is(policy), forked_rng(seed, prompts.device):
         tokens: Tensor = policy.generate(  # type: ignore[operator]
             prompts, attention_mask=prompt_mask.long(), generation_config=settings
         )
-    policy.train(was_training)
     mask = completion_mask(tokens[:, prompts.shape[1] :], eos_token_id)
     return Rollout(tokens, torch.cat([prompt_mask.bool(), mask], 1), mask)
+
+
+@contextmanager
+def _as_it_is(model: PreTrainedModel) -> Iterator[None]:
+    was_training, own = model.training, model.generation_config
+    model.eval()
+    model.generation_config = GenerationConfig()
+    yield
+    model.generation_config = own
+    model.train(was_training)

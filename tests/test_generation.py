@@ -1,7 +1,7 @@
 import pytest
 import torch
 from scipy.stats import chisquare
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.generation import Sampling, completion_mask, generate_completions
@@ -65,7 +65,6 @@ def test_first_tokens_follow_the_models_distribution_at_the_temperature(model, t
 
 def test_left_padding_changes_no_logit(model):
     rollout = sample(model, PROMPTS, MASK, 2)
-    model.eval()
     logits = completion_logits(model, rollout)
     for row in range(len(logits)):
         alone = rollout.tokens[row][rollout.attention_mask[row]]
@@ -81,8 +80,51 @@ def test_the_seed_decides_and_the_surrounding_randomness_is_left_alone(model):
     one, same, other = (sample(model, PROMPTS, MASK, 20, seed=seed).tokens for seed in (1, 1, 2))
     assert torch.equal(state, torch.get_rng_state())
     assert model.training
+    model.eval()
     assert torch.equal(one, same)
     assert one.shape != other.shape or not torch.equal(one, other)
+
+
+def test_what_a_models_generation_settings_ask_for_is_left_out(model):
+    plain = sample(model, PROMPTS, MASK, 20, seed=1).tokens
+    own = model.generation_config
+    model.generation_config = GenerationConfig(
+        repetition_penalty=5.0, bad_words_ids=[[1]], min_p=0.3, top_k=2, eos_token_id=3, max_length=5
+    )
+    try:
+        asked = model.generation_config
+        assert torch.equal(sample(model, PROMPTS, MASK, 20, seed=1).tokens, plain)
+        assert model.generation_config is asked
+        endless = sample(model, PROMPTS, MASK, 50, length=20, eos=None)
+        assert endless.mask.all()
+        assert endless.mask.shape[1] == 20
+        # No token ends a completion, so what follows one is drawn, not filled in.
+        assert (endless.completions[:, 1:][endless.completions[:, :-1] == EOS] != EOS).any()
+    finally:
+        model.generation_config = own
+
+
+def test_pairs_of_tokens_follow_the_models_distribution(model):
+    """The second token is drawn from the cached states of a padded prompt and the first."""
+    draws = 6000
+    rollout = sample(model, PROMPTS, MASK, draws, length=2, eos=None)
+    for prompt, mask, tokens in zip(PROMPTS, MASK, rollout.completions.view(2, draws, 2), strict=True):
+        with torch.no_grad():
+            following = torch.cat([prompt[mask].expand(6, -1), torch.arange(6)[:, None]], 1)
+            first = model(prompt[mask][None]).logits[0, -1].softmax(-1)
+            pairs = (first[:, None] * model(following).logits[:, -1].softmax(-1)).flatten() * draws
+        observed = torch.bincount(tokens[:, 0] * 6 + tokens[:, 1], minlength=36)
+        kept = pairs > 5
+        cells = [*zip(observed[kept].tolist(), pairs[kept].tolist(), strict=True)]
+        cells.append((observed[~kept].sum().item(), pairs[~kept].sum().item()))
+        seen, expected = zip(*cells, strict=True)
+        assert chisquare(seen, expected, sum_check=False).pvalue > 1e-3
+
+
+def test_completions_that_reach_over_the_models_positions_are_refused(model):
+    with pytest.raises(ConfigurationError, match="=30 after a prompt of 3 tokens exceeds the 32"):
+        sample(model, PROMPTS, MASK, 2, length=30)
+    sample(model, PROMPTS, MASK, 2, length=29)
 
 
 @pytest.mark.parametrize("name", ["completions_per_prompt", "max_new_tokens", "temperature"])

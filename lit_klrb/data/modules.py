@@ -125,6 +125,11 @@ class ReviewDataModule(CorpusDataModule):
 
     def examples(self, split: str) -> list[list[int]]:
         """Token ids of each review, ending with EOS where it fits."""
+        positions = getattr(self.module.policy.config, "max_position_embeddings", None)
+        if positions is not None and self.max_tokens > positions:
+            raise ConfigurationError(
+                f"data.init_args.max_tokens={self.max_tokens} exceeds the {positions} positions of the policy"
+            )
         tokenizer = self.module.tokenizer
         encoded = tokenizer([review.text for review in self.reviews[split]])
         return [[*ids, tokenizer.eos_token_id][: self.max_tokens] for ids in encoded["input_ids"]]

@@ -35,6 +35,7 @@ WRONG = [
         "model.init_args.evaluation_completions must be at least 1, got 0",
     ),
     (["--model.temperature", "0"], "model.init_args.temperature must be positive, got 0.0"),
+    (["--model.max_new_tokens", "100"], "exceeds the 64 positions of the policy"),
     (["--model.learning_rate", "fast"], "model.init_args.learning_rate: 'fast' is not of type float"),
     (["--model.learning_rate", "0"], "model.init_args.learning_rate must be positive, got 0.0"),
     (["--model.schedule", "zigzag"], "model.init_args.schedule: 'zigzag' is not one of 'constant', 'linear'"),
