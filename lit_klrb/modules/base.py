@@ -55,13 +55,17 @@ class PolicyModule(L.LightningModule, ABC):
         super().__init__()
         if not learning_rate > 0:
             raise ConfigurationError(f"model.init_args.learning_rate must be positive, got {learning_rate}")
+        counts = {"weight_decay": weight_decay, "adam_epsilon": adam_epsilon, "warmup_steps": warmup_steps}
+        for name, value in counts.items():
+            if not value >= 0:
+                raise ConfigurationError(f"model.init_args.{name} must be 0 or larger, got {value}")
         self.policy_path, self.seed = policy_path, seed
         self.learning_rate, self.weight_decay, self.adam_epsilon = learning_rate, weight_decay, adam_epsilon
         self.schedule, self.warmup_steps = schedule, warmup_steps
 
     @abstractmethod
-    def build_models(self) -> None:
-        """Set `policy`, `tokenizer` and whatever else the loss reads."""
+    def build_policy(self) -> None:
+        """Set `policy` and `tokenizer`."""
 
     @abstractmethod
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
@@ -72,10 +76,28 @@ class PolicyModule(L.LightningModule, ABC):
         """How many training steps in a row the data module serves the same batch for."""
         return 1
 
+    def setup(self, stage: str) -> None:
+        """Refuse to train without an end, or in epochs: training data are endless.
+
+        Raises:
+            ConfigurationError: Naming the trainer's argument.
+        """
+        if stage != "fit" or self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        if self.trainer.max_steps < 0:
+            raise ConfigurationError(
+                f"trainer.max_steps must say when to end, got {self.trainer.max_steps}: data are endless"
+            )
+        if self.trainer.limit_train_batches != 1.0:
+            raise ConfigurationError(
+                f"trainer.limit_train_batches={self.trainer.limit_train_batches} would train on the same "
+                "batches again and again: trainer.max_steps says when to end"
+            )
+
     def configure_model(self) -> None:
-        """Build the models, unless a checkpoint is being loaded without a trainer: that brings its own."""
+        """Build the policy, unless a checkpoint brings it: one loaded without a trainer, now or before."""
         if self._trainer is not None and not hasattr(self, "policy"):
-            self.build_models()
+            self.build_policy()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what makes the checkpoint stand alone."""

@@ -69,9 +69,11 @@ class LeashedModule(PolicyModule, ABC):
         self.evaluation_seed = evaluation_seed
         self._evaluated: list[Evaluated] = []
 
-    def build_models(self) -> None:
-        """Load policy, reference and reward; policy and reference must read the same tokens."""
-        self.build_policy()
+    def configure_model(self) -> None:
+        """Load reference and reward beside the policy; policy and reference must read the same tokens."""
+        super().configure_model()
+        if self._trainer is None or hasattr(self, "reference"):
+            return
         self.reference = models.freeze(
             models.load_model("model.init_args.reference_path", self.reference_path)
         )

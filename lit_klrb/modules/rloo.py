@@ -70,6 +70,18 @@ class RLOOModule(LeashedModule):
         self.inner_epochs, self.mini_batches = inner_epochs, mini_batches
         self._experience: Experience | None = None
 
+    def setup(self, stage: str) -> None:
+        """Refuse to train without an estimator.
+
+        Raises:
+            ConfigurationError: If none was plugged in.
+        """
+        super().setup(stage)
+        if stage == "fit" and not hasattr(self, "kl_estimator"):
+            raise ConfigurationError(
+                f"{type(self).__name__} needs a KLEstimatorCallback among the trainer's callbacks"
+            )
+
     @property
     def steps_per_batch(self) -> int:
         """Training steps that one rollout serves."""

@@ -40,7 +40,7 @@ class SFTModule(PolicyModule):
         self.policy_config, self.tokenizer_path = policy_config, tokenizer_path
         self._evaluated: list[Tensor] = []
 
-    def build_models(self) -> None:
+    def build_policy(self) -> None:
         """Load the policy, or draw fresh weights from the run's seed."""
         if self.policy_path is not None:
             self.tokenizer = models.load_tokenizer("model.init_args.policy_path", self.policy_path)
