@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -18,6 +19,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError
@@ -56,9 +58,12 @@ def read_checkpoint(path: str) -> dict[str, Any]:
     """A Lightning checkpoint's content, on the CPU and without running any pickled code.
 
     Raises:
-        ConfigurationError: If this package did not write it.
+        ConfigurationError: If it cannot be read, or this package did not write it.
     """
-    checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # bytes that are no checkpoint raise whatever they are taken for
+        raise ConfigurationError(f"{path} is no checkpoint: {_first_line(error)}") from None
     if CONFIG_KEY not in checkpoint:
         raise ConfigurationError(f"{path} holds no policy: it was not written by a lit_klrb module")
     return checkpoint
@@ -68,15 +73,19 @@ def model_from_config(config: dict[str, Any]) -> PreTrainedModel:
     """A causal language model with fresh weights, from its configuration as a plain dictionary.
 
     Raises:
-        ConfigurationError: If `model_type` is missing or unknown.
+        ConfigurationError: If `model_type` is missing or unknown, or a setting does not suit it.
     """
     settings = dict(config)
+    kind = settings.pop("model_type", None)
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ConfigurationError(
+            f"model.init_args.policy_config.model_type is {kind!r}; the name of an architecture expected, "
+            "such as gpt2 or llama"
+        )
     try:
-        kind = settings.pop("model_type")
-        built = AutoConfig.for_model(kind, **settings)
-    except (KeyError, ValueError) as error:
-        raise ConfigurationError(f"policy_config: no usable model_type in {config}: {error}") from None
-    return AutoModelForCausalLM.from_config(built)
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings))
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"model.init_args.policy_config: {' '.join(str(error).split())}") from None
 
 
 def model_from_checkpoint(checkpoint: dict[str, Any]) -> PreTrainedModel:
