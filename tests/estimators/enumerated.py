@@ -1,7 +1,8 @@
 """Expected gradients of estimators, by enumeration of every group of completions of small models."""
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +12,35 @@ from lit_klrb.functional import TokenStats, token_stats
 from lit_klrb.functional.enumeration import TabularLM
 
 
-@dataclass(frozen=True)
+class Variation(NamedTuple):
+    """What must not matter.
+
+    Args:
+        parts: "one step": `surrogate` or `objective`; "whole": `weights`, then `loss`; "uneven": `weights`,
+            then the losses of a single row, of what makes it half of the batch, and of the rest.
+        junk: What padding holds.
+    """
+
+    parts: Literal["one step", "whole", "uneven"]
+    junk: float
+
+    def slices(self, size: int) -> list[slice]:
+        cuts = (0, 1, size // 2, size) if self.parts == "uneven" else (0, size)
+        return list(map(slice, cuts, cuts[1:]))
+
+
+class Draws(NamedTuple):
+    """Every group of completions: one batch, and the probability of each row's group over its size."""
+
+    rows: Tensor
+    mask: Tensor
+    current: TokenStats
+    generated: TokenStats
+    on_policy: Tensor
+    behind: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class Case:
     """A policy p, the reference q, the policy p_old that generated, and a reward for each completion."""
 
@@ -41,18 +70,34 @@ class Case:
         policy = TabularLM(logits, self.policy.max_length)
         return token_stats(policy.token_logits(tokens), self.reference.token_logits(tokens), tokens)
 
+    @cached_property
+    def current(self) -> tuple[Tensor, TokenStats]:
+        """The policy's logits as a leaf, and each completion's statistics with their graph."""
+        leaf = self.policy.logits.clone().requires_grad_()
+        return leaf, self.stats(leaf)
+
     def groups(self, size: int) -> Tensor:
         """Every group of `size` completions, as indices of completions, shape [groups, size]."""
         completions = torch.arange(len(self.sequences[0]))
         return torch.cartesian_prod(*[completions] * size).view(-1, size)
 
-
-@dataclass(frozen=True)
-class Variation:
-    """What must not matter: where the batch is cut, and what padding holds."""
-
-    micro_batches: int = 1
-    junk: float = 0.0
+    @cache  # noqa: B019 (cases live as long as the tests)
+    def draws(self, size: int, junk: float) -> Draws:
+        groups = self.groups(size)
+        rows = groups.flatten()
+        mask = self.sequences[1][rows]
+        current, generated = self.current[1].detach(), self.stats(self.behaviour.logits)
+        batches = (
+            TokenStats(*(torch.where(mask, field[rows], junk) for field in stats))
+            for stats in (current, generated)
+        )
+        chances = (
+            (torch.where(self.sequences[1], stats.logprobs, 0).sum(-1)[groups].sum(-1).exp() / size)
+            .repeat_interleave(size)
+            .unsqueeze(-1)
+            for stats in (current, generated)
+        )
+        return Draws(rows, mask, *batches, *chances)
 
 
 def expected_gradient(
@@ -60,10 +105,9 @@ def expected_gradient(
     estimator: KLEstimator,
     group_size: int,
     *,
-    off_policy: bool = False,
-    beta: float | None = None,
-    stale_weights: bool = False,
-    variation: Variation = Variation(),
+    off_policy: bool,
+    beta: float | None,
+    variation: Variation,
 ) -> Tensor:
     """The exact expectation of the estimator's gradient in the policy's logits, [contexts, V].
 
@@ -76,46 +120,59 @@ def expected_gradient(
         group_size: Completions per group.
         off_policy: Draw from `case.behaviour` rather than from the policy.
         beta: With rewards and this weight; None for the surrogate of the KL alone.
-        stale_weights: Compute `weights` at the behaviour policy, as for later inner epochs.
         variation: What must not matter.
     """
-    groups = case.groups(group_size)
-    rows = groups.flatten()
-    mask = case.sequences[1][rows]
-    logits = case.policy.logits.clone().requires_grad_()
-    current, generated = case.stats(logits), case.stats(case.behaviour.logits)
+    draws = case.draws(group_size, variation.junk)
+    leaf = TokenStats(*(field.detach().requires_grad_() for field in draws.current))
+    rewards = None if beta is None else case.rewards[draws.rows]
+    behaviour = draws.generated.logprobs if off_policy else None
+    if variation.parts != "one step":
+        rollout = draws.generated if off_policy else draws.current
+        scale = 1.0 if beta is None else beta
+        weights = estimator.weights(rollout, draws.mask, rewards, beta=scale, group_size=group_size)
+        parts = variation.slices(len(draws.rows))
+        loss = loss_in_parts(estimator, leaf, draws.mask, weights, scale, behaviour, parts)
+    elif rewards is None:
+        loss = estimator.surrogate(leaf, draws.mask, group_size=group_size, behaviour_logprobs=behaviour)
+    else:
+        loss = estimator.objective(
+            leaf, draws.mask, rewards, beta=beta, group_size=group_size, behaviour_logprobs=behaviour
+        )
+    chance = draws.behind if off_policy else draws.on_policy
+    return carried_to_logits(case, draws, leaf, chance, loss * len(draws.rows))
 
-    def batch(stats: TokenStats) -> TokenStats:
-        return TokenStats(*(torch.where(mask, field[rows], variation.junk) for field in stats))
 
-    leaf = TokenStats(*(field.detach().requires_grad_() for field in batch(current)))
-    behaviour = batch(generated).logprobs if off_policy else None
-    weights = estimator.weights(
-        batch(generated) if stale_weights else leaf,
-        mask,
-        None if beta is None else case.rewards[rows],
-        beta=1.0 if beta is None else beta,
-        group_size=group_size,
-    )
-    for part in torch.arange(len(rows)).chunk(variation.micro_batches):
-        loss = estimator.loss(
-            TokenStats(*(field[part] for field in leaf)),
+def loss_in_parts(
+    estimator: KLEstimator,
+    stats: TokenStats,
+    mask: Tensor,
+    weights: Tensor,
+    beta: float,
+    behaviour: Tensor | None,
+    parts: list[slice],
+) -> Tensor:
+    losses = [
+        estimator.loss(
+            TokenStats(*(field[part] for field in stats)),
             mask[part],
             weights[part],
-            beta=1.0 if beta is None else beta,
+            beta=beta,
             behaviour_logprobs=None if behaviour is None else behaviour[part],
         )
-        (loss * len(part)).backward() if loss.requires_grad else None
+        for part in parts
+    ]
+    shares = [(part.stop - part.start) / len(mask) for part in parts]
+    return torch.stack(losses) @ torch.tensor(shares, dtype=torch.float64)
 
-    generator_stats = generated if off_policy else current.detach()
-    log_probability = torch.where(case.sequences[1], generator_stats.logprobs, 0).sum(-1)
-    probability = log_probability[groups].sum(-1).exp() / group_size
-    total = logits.sum() * 0
-    for field, gradient in ((current.logprobs, leaf.logprobs.grad), (current.kl, leaf.kl.grad)):
-        if gradient is not None:
-            assert not gradient[~mask].any()
-            total = (
-                total + (probability.repeat_interleave(group_size)[:, None] * gradient * field[rows]).sum()
-            )
-    (result,) = torch.autograd.grad(total, logits)
+
+def carried_to_logits(case: Case, draws: Draws, leaf: TokenStats, chance: Tensor, total: Tensor) -> Tensor:
+    """Each row's gradient in its statistics, times its chance, through the statistics to the logits."""
+    gradients = torch.autograd.grad(total, (leaf.logprobs, leaf.kl), materialize_grads=True)
+    logits, current = case.current
+    per_completion = []
+    for gradient in gradients:
+        assert not gradient[~draws.mask].any()
+        zeros = torch.zeros_like(current.logprobs)
+        per_completion.append(zeros.index_add(0, draws.rows, chance * gradient))
+    (result,) = torch.autograd.grad((current.logprobs, current.kl), logits, per_completion, retain_graph=True)
     return result
