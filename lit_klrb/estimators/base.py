@@ -75,11 +75,12 @@ class KLEstimator(ABC):
     clip_range: float = 0.2
 
     def __post_init__(self) -> None:
-        off_policy_modes = get_args(type(self).__dataclass_fields__["off_policy"].type)
         if self.baseline not in (*get_args(Baseline), None):
             raise ConfigurationError(f"baseline is {self.baseline!r}; 'leave_one_out' or None expected")
-        if self.off_policy not in off_policy_modes:
-            raise ConfigurationError(f"off_policy is {self.off_policy!r}; one of {off_policy_modes} expected")
+        if self.off_policy not in get_args(OffPolicy):
+            raise ConfigurationError(
+                f"off_policy is {self.off_policy!r}; one of {get_args(OffPolicy)} expected"
+            )
         if not self.clip_range > 0:
             raise ConfigurationError(f"clip_range is {self.clip_range}; a number > 0 expected")
 

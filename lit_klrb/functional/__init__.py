@@ -15,6 +15,7 @@ from .kl import (
     kl_k3_per_token as kl_k3_per_token,
 )
 from .logprobs import TokenStats as TokenStats, token_stats as token_stats
+from .statistics import clustered_mean as clustered_mean
 from .surrogate import (
     clipped_loss as clipped_loss,
     weighted_loss as weighted_loss,
@@ -23,4 +24,9 @@ from .tiled import (
     tiled_policy_loss as tiled_policy_loss,
     tiled_token_stats as tiled_token_stats,
 )
-from .values import fit_control_variate as fit_control_variate, horvitz_thompson as horvitz_thompson
+from .values import (
+    cross_fitted_control_variate as cross_fitted_control_variate,
+    fit_control_variate as fit_control_variate,
+    horvitz_thompson as horvitz_thompson,
+    kl_values as kl_values,
+)

@@ -1,4 +1,4 @@
-"""Values of KL(policy || reference) that look at more than one completion."""
+"""Values of KL(policy || reference) that look at more than one completion, and all values side by side."""
 
 import warnings
 
@@ -7,10 +7,14 @@ from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional.credit import MAX_EXPONENT, check_group_size
+from lit_klrb.functional.kl import kl_control_variate, kl_k1_per_token, kl_k2_per_token, kl_k3_per_token
+from lit_klrb.functional.logprobs import TokenStats
 
 # One completion with more than this share of the variance makes the fit an accident; of three or fewer, one
 # always has about as much.
 _HEAVY_SHARE, _ENOUGH_TO_TELL = 0.5, 4
+# From here down p / (1 - (1 - p)^M) is 1 / M to float64's precision, and p would underflow.
+_UNLIKELY = -60.0
 
 
 def fit_control_variate(log_ratio: Tensor) -> Tensor:
@@ -40,7 +44,8 @@ def fit_control_variate(log_ratio: Tensor) -> Tensor:
     weights = (-log_ratio).clamp(max=MAX_EXPONENT).exp()
     spread = weights - weights.mean()
     squares = spread.square()
-    if squares.sum() == 0:
+    # Equal numbers differ from their mean by rounding, which is not to be fitted
+    if spread.abs().max() <= 4 * torch.finfo(weights.dtype).eps * weights.max():
         return torch.zeros_like(squares[0])
     share = (squares.max() / squares.sum()).item()
     if share > _HEAVY_SHARE and len(log_ratio) >= _ENOUGH_TO_TELL:
@@ -83,14 +88,93 @@ def horvitz_thompson(
     Reference: Amini, Vieira, Cotterell (2025), arXiv:2504.10637, after Horvitz, Thompson (1952).
     """
     check_group_size(len(log_ratio), group_size)
-    kept = torch.where(mask, completions, -1)
-    probability = logprobs.double().exp()
+    probability = logprobs.double().clamp(_UNLIKELY, 0).exp()
     # log1p(-1) is -inf, and 1 - exp(-inf) is 1: a certain completion is certainly among the draws.
     inclusion = -torch.expm1(group_size * torch.log1p(-probability))
-    terms = probability / inclusion * log_ratio.double()
-    estimates = []
-    for start in range(0, len(kept), group_size):
-        rows = kept[start : start + group_size]
-        first = [not any(torch.equal(rows[i], rows[j]) for j in range(i)) for i in range(group_size)]
-        estimates.append(terms[start : start + group_size][torch.tensor(first)].sum())
-    return torch.stack(estimates).to(log_ratio.dtype)
+    kept = torch.where(mask, completions, -1)
+    groups = kept.view(-1, group_size, kept.shape[-1])
+    same = (groups[:, :, None] == groups[:, None]).all(-1)
+    repeated = same.tril(-1).any(-1).flatten()
+    estimates = torch.where(repeated, 0, probability / inclusion * log_ratio.double())
+    return estimates.view(-1, group_size).sum(1).to(log_ratio.dtype)
+
+
+def cross_fitted_control_variate(log_ratio: Tensor, group_size: int) -> Tensor:
+    """`kl_control_variate` of each completion, alpha fitted on the other half of the prompts: unbiased.
+
+    Args:
+        log_ratio: Log ratio R of each completion, summed over its tokens, [B]; the completions of a prompt
+            are adjacent.
+        group_size: Completions of each prompt.
+
+    Returns:
+        Shape [B]. Prompts alternate between the halves.
+
+    Raises:
+        ConfigurationError: If `group_size` does not divide B, or a half has fewer than two completions.
+
+    Example:
+        >>> log_ratio = torch.tensor([0.5, 0.1, -0.2, 0.4])
+        >>> alpha = fit_control_variate(log_ratio[[1, 3]])
+        >>> cross_fitted = cross_fitted_control_variate(log_ratio, group_size=1)
+        >>> torch.equal(cross_fitted[[0, 2]], kl_control_variate(log_ratio[[0, 2]], alpha))
+        True
+    """
+    check_group_size(len(log_ratio), group_size)
+    prompt = torch.arange(len(log_ratio), device=log_ratio.device) // group_size
+    even = prompt % 2 == 0
+    alpha = torch.where(even, fit_control_variate(log_ratio[~even]), fit_control_variate(log_ratio[even]))
+    return kl_control_variate(log_ratio, alpha)
+
+
+def kl_values(
+    stats: TokenStats, mask: Tensor, completions: Tensor, *, group_size: int, alpha: float = 1.0
+) -> dict[str, Tensor]:
+    """Every value of KL(policy || reference) side by side, in nats per sequence.
+
+    `clustered_mean` of each gives its mean and a standard error clustered by prompt.
+
+    Args:
+        stats: Statistics of completions drawn from the policy, fields [B, T]; the completions of a prompt
+            are adjacent.
+        mask: Completion tokens, [B, T].
+        completions: Token ids, [B, T].
+        group_size: Completions of each prompt (K).
+        alpha: Of the control variate "cv"; 1 is Schulman's.
+
+    Returns:
+        By name, one value a completion, [P, K]; one a prompt, [P, 1], for "ht". In expectation: "k1", "k3",
+        "cv" (fixed alpha), "cv_fitted" (alpha from the other half of the prompts), "ht" and "rb" (only if
+        `stats.kl` is there) are the KL; "k2" is half the second moment of the tokens' log ratios.
+
+    Raises:
+        ConfigurationError: If `group_size` does not divide B, or there are too few completions to fit alpha.
+
+    Example:
+        A coin that shows heads with probability 0.7, thrown twice two times, against a fair one.
+
+        >>> from lit_klrb.functional import clustered_mean
+        >>> coins = torch.tensor([[0], [1], [0], [0]])
+        >>> stats = TokenStats(torch.tensor([0.7, 0.3])[coins].log(), torch.full((4, 1), 0.5).log())
+        >>> values = kl_values(stats, coins >= 0, coins, group_size=2)
+        >>> mean, error = clustered_mean(values["k1"])
+        >>> f"{mean:.3f} ± {error:.3f}"
+        '0.125 ± 0.212'
+    """
+    stats = stats.masked(mask)
+    tokens = stats.logprobs, stats.ref_logprobs
+    log_ratio = kl_k1_per_token(*tokens).sum(-1)
+    values = {
+        "k1": log_ratio,
+        "k2": kl_k2_per_token(*tokens).sum(-1),
+        "k3": kl_k3_per_token(*tokens).sum(-1),
+        "cv": kl_control_variate(log_ratio, alpha),
+        "cv_fitted": cross_fitted_control_variate(log_ratio, group_size),
+    }
+    if stats.kl is not None:
+        values["rb"] = stats.kl.sum(-1)
+    by_prompt = {name: value.view(-1, group_size) for name, value in values.items()}
+    by_prompt["ht"] = horvitz_thompson(log_ratio, stats.logprobs.sum(-1), completions, mask, group_size)[
+        :, None
+    ]
+    return by_prompt

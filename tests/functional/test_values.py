@@ -7,9 +7,17 @@ import pytest
 import torch
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.functional import fit_control_variate, horvitz_thompson, kl_control_variate
+from lit_klrb.functional import (
+    TokenStats,
+    clustered_mean,
+    cross_fitted_control_variate,
+    fit_control_variate,
+    horvitz_thompson,
+    kl_control_variate,
+    kl_values,
+    token_stats,
+)
 from lit_klrb.functional.enumeration import TabularLM, exact_kl
-from lit_klrb.functional.statistics import clustered_mean
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +66,75 @@ def test_what_padding_holds_does_not_tell_completions_apart():
     assert horvitz_thompson(value, p.log(), tokens, mask, 2).item() == pytest.approx(0.5 / 0.75 * 0.3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_completions_too_long_for_a_probability_and_certain_ones_stay_finite(dtype):
+    logprobs = torch.tensor([-5000.0, -800.0, 1e-7, 0.0], dtype=dtype)
+    tokens = torch.tensor([[1], [2], [3], [3]])
+    ratio = torch.tensor([0.4, 0.8, 0.3, 0.3], dtype=dtype)
+    estimates = horvitz_thompson(ratio, logprobs, tokens, tokens > 0, 2)
+    assert estimates.dtype == dtype
+    assert estimates.tolist() == pytest.approx([0.6, 0.3], rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:one of")
+@pytest.mark.parametrize(("prompts", "group_size"), [(4, 1), (2, 2)])
+def test_a_cross_fitted_alpha_leaves_the_value_unbiased(world, prompts, group_size):
+    _, _, logp, log_ratio, kl = world
+    rows = torch.tensor(list(itertools.product(range(len(logp)), repeat=prompts * group_size)))
+    probability = logp[rows].sum(1).exp()
+    values = torch.stack([cross_fitted_control_variate(log_ratio[row], group_size) for row in rows])
+    assert (probability @ values).tolist() == pytest.approx([kl] * (prompts * group_size), abs=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:one of")
+def test_each_half_of_the_prompts_takes_the_others_alpha(world):
+    log_ratio = world[3][torch.tensor([0, 3, 1, 1, 4, 6, 2, 0, 5, 3])]
+    even = torch.tensor([True, True, False, False, True, True, False, False, True, True])
+    values = cross_fitted_control_variate(log_ratio, group_size=2)
+    for half in (even, ~even):
+        alpha = fit_control_variate(log_ratio[~half])
+        assert torch.equal(values[half], kl_control_variate(log_ratio[half], alpha))
+
+
+@pytest.mark.filterwarnings("ignore:one of")
+def test_all_values_side_by_side(world):
+    tokens, mask, _, log_ratio, kl = world
+    generator = torch.Generator().manual_seed(0)
+    tables = [torch.randn(2, 3, dtype=torch.float64, generator=generator) for _ in range(2)]
+    logits = [TabularLM(table, max_length=2).token_logits(tokens) for table in tables]
+    stats = token_stats(*logits, tokens)
+    junk = TokenStats(*(torch.where(mask, field, torch.nan) for field in stats))
+    values = kl_values(junk, mask, tokens, group_size=1, alpha=0.3)
+    p = stats.masked(mask).logprobs.sum(-1).exp()
+    for name in ("k1", "k3", "cv", "rb"):
+        assert (p @ values[name][:, 0]).item() == pytest.approx(kl, abs=1e-12), name
+    r = torch.where(mask, stats.logprobs - stats.ref_logprobs, 0)
+    expected = {
+        "k1": log_ratio,
+        "k2": r.square().sum(1) / 2,
+        "k3": (r + (-r).exp() - 1).sum(1),
+        "cv": log_ratio + 0.3 * ((-log_ratio).exp() - 1),
+        "cv_fitted": cross_fitted_control_variate(log_ratio, 1),
+        "rb": torch.where(mask, stats.kl, 0).sum(1),
+        "ht": log_ratio,  # of one draw
+    }
+    assert set(values) == set(expected)
+    for name, value in expected.items():
+        assert torch.allclose(values[name], value[:, None], rtol=0, atol=1e-12), name
+    assert "rb" not in kl_values(junk._replace(kl=None), mask, tokens, group_size=1)
+
+
+def test_values_are_laid_out_by_prompt(world):
+    tokens, mask, _, _, _ = world
+    rows = torch.tensor([0, 1, 2, 3, 4, 5])
+    stats = TokenStats(*torch.randn(2, 6, 2, generator=torch.Generator().manual_seed(1)))
+    values = kl_values(stats, mask[rows], tokens[rows], group_size=3)
+    assert {name: list(value.shape) for name, value in values.items()} == {
+        **{name: [2, 3] for name in ("k1", "k2", "k3", "cv", "cv_fitted")},
+        "ht": [2, 1],
+    }
+
+
 @pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
 def test_a_fixed_alpha_leaves_the_value_unbiased(world, alpha):
     _, _, logp, log_ratio, kl = world
@@ -82,8 +159,14 @@ def test_a_fit_that_rests_on_one_completion_warns():
         fit_control_variate(torch.tensor([0.1, 0.2, -9.0, 0.0]))
 
 
-def test_a_fit_without_variation_is_monte_carlo_and_one_completion_is_too_few():
-    assert fit_control_variate(torch.zeros(3)).item() == 0
+@pytest.mark.parametrize("value", [0.0, 0.1, -1.7, 20.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_fit_without_variation_is_monte_carlo(value, dtype):
+    for size in range(2, 12):
+        assert fit_control_variate(torch.full((size,), value, dtype=dtype)).item() == 0
+
+
+def test_one_completion_is_too_few_to_fit():
     with pytest.raises(ConfigurationError, match="at least 2"):
         fit_control_variate(torch.zeros(1))
 
