@@ -11,7 +11,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
@@ -22,6 +22,7 @@ from lit_klrb.callbacks import (
     DivergedError,
     KLEstimatorCallback,
     PredictionWriter,
+    RunCheckpoint,
     RunProgressBar,
     RunRecorder,
 )
@@ -61,7 +62,7 @@ class LitCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """The KL plug-in, the checkpoint's rhythm, and one seed for everything."""
         parser.add_lightning_class_args(KLEstimatorCallback, "kl")
-        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
         parser.set_defaults(
             {
                 "kl.estimator": {"class_path": "lit_klrb.estimators.RaoBlackwell"},

@@ -1,5 +1,6 @@
 """Lightning callbacks: the KL plug-in, and what a run leaves on disk."""
 
+from .checkpoint import RunCheckpoint as RunCheckpoint
 from .kl import KLEstimatorCallback as KLEstimatorCallback
 from .predictions import PredictionWriter as PredictionWriter
 from .progress import RunProgressBar as RunProgressBar

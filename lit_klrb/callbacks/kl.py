@@ -78,16 +78,22 @@ class KLEstimatorCallback(L.Callback):
         """Set the weight; it changes only before a rollout, whose score weights are computed with it."""
         if not pl_module.uses_kl_estimator:
             return
-        if batch_idx % pl_module.steps_per_batch == 0:
-            if self.final_beta is not None:
-                done = trainer.global_step / trainer.max_steps
-                self.current = self.beta + done * (self.final_beta - self.beta)
-            elif self.target_kl is not None and pl_module.last_rollout is not None:
-                kl, completions = pl_module.last_rollout
-                error = min(max(kl / self.target_kl - 1, -MAX_ERROR), MAX_ERROR)
-                self.current *= 1 + error * completions / self.horizon
+        if self.final_beta is not None and batch_idx % pl_module.steps_per_batch == 0:
+            done = trainer.global_step / trainer.max_steps
+            self.current = self.beta + done * (self.final_beta - self.beta)
         pl_module.beta = self.current
         pl_module.log("train/beta", self.current)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: dict[str, Any], batch_idx: int
+    ) -> None:
+        """Move the weight towards the target KL, after the last step of a rollout."""
+        if not pl_module.uses_kl_estimator or self.target_kl is None:
+            return
+        if (batch_idx + 1) % pl_module.steps_per_batch == 0:
+            kl, completions = pl_module.last_rollout
+            error = min(max(kl / self.target_kl - 1, -MAX_ERROR), MAX_ERROR)
+            self.current *= 1 + error * completions / self.horizon
 
     def state_dict(self) -> dict[str, Any]:
         """The weight in use."""

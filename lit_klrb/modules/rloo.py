@@ -92,10 +92,9 @@ class RLOOModule(LeashedModule):
         return self.mini_batches * self.trainer.accumulate_grad_batches
 
     @property
-    def last_rollout(self) -> tuple[float, int] | None:
-        """Mean KL in nats of the newest rollout, and how many completions it has; None before the first."""
-        if self._experience is None:
-            return None
+    def last_rollout(self) -> tuple[float, int]:
+        """Mean KL in nats of the newest rollout, and how many completions it has."""
+        assert self._experience is not None
         return self._experience.metrics["kl"], len(self._experience.weights)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 from lit_klrb import models
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.modules.base import PolicyModule
+from lit_klrb.seeding import derive_seed, forked_rng
 
 
 class SFTModule(PolicyModule):
@@ -52,7 +53,8 @@ class SFTModule(PolicyModule):
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Mean cross-entropy over the batch's tokens, in nats."""
-        nats, count = self._cross_entropy(batch)
+        with forked_rng(derive_seed(self.seed, "dropout", batch_idx), self.device):
+            nats, count = self._cross_entropy(batch)
         loss = nats / count
         self.log_metrics("train", {"loss": loss.detach()}, batch_size=int(count))
         return loss

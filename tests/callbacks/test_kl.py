@@ -8,22 +8,16 @@ from lit_klrb.callbacks import KLEstimatorCallback
 from lit_klrb.estimators import MonteCarlo
 
 
-def module(kl=None):
-    rollout = None if kl is None else (kl, 8)
-    return SimpleNamespace(
-        uses_kl_estimator=True, steps_per_batch=2, last_rollout=rollout, beta=None, log=lambda *_: None
-    )
-
-
 def betas(callback, kls, max_steps=10):
     """beta at each step, two steps a rollout; `kls` are the rollouts' KLs."""
+    module = SimpleNamespace(uses_kl_estimator=True, steps_per_batch=2, log=lambda *_: None)
     seen = []
     for step in range(2 * len(kls) + 2):
-        trained = module(kls[step // 2 - 1] if step >= 2 else None)
-        callback.on_train_batch_start(
-            SimpleNamespace(global_step=step, max_steps=max_steps), trained, {}, step
-        )
-        seen.append(trained.beta)
+        trainer = SimpleNamespace(global_step=step, max_steps=max_steps)
+        callback.on_train_batch_start(trainer, module, {}, step)
+        seen.append(module.beta)
+        module.last_rollout = ([*kls, 1.0][step // 2], 8)
+        callback.on_train_batch_end(trainer, module, {}, {}, step)
     return seen
 
 
