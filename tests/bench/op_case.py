@@ -41,13 +41,14 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Size:
-    """A head, a batch and a number format."""
+    """A head, a batch and a number format; memory is measured on a batch of another size."""
 
     name: str
     vocabulary: int
     width: int
     tokens: int
     dtype: torch.dtype
+    memory_tokens: int
 
     def case(self) -> Case:
         """Logits with a language model's spread, tokens drawn from them, and a reference not far away."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lit_klrb.functional import tiled_policy_loss, tiled_token_stats
-from lit_klrb.functional.tiled.blocks import fused
+from lit_klrb.functional.tiled.blocks import Buffers, fused
 from lit_klrb.functional.tiled.head import HeadGradients
 from lit_klrb.functional.tiled.problem import Pair, Problem
 
@@ -86,18 +86,15 @@ def floor(case: Case, dtype: torch.dtype) -> Callable[[], None]:
     return products
 
 
-def masses(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest logit and sum of exponentials, [2, N], and the exponentials, in place of the logits."""
-    logits = logits.clone() if torch.compiler.is_compiling() else logits
+def masses(logits: Tensor) -> Tensor:
+    """Largest logit and sum of exponentials, [N, 2]; the exponentials in place of the logits."""
     top = logits.amax(1, keepdim=True)
-    logits.sub_(top).exp_()
-    return torch.stack([top[:, 0], logits.sum(1)]), logits
+    return torch.stack([top[:, 0], logits.sub_(top).exp_().sum(1)], 1)
 
 
-def reference_masses(logits: Tensor) -> Tensor:
-    """The former alone, for logits that nobody needs afterwards."""
-    top = logits.amax(1, keepdim=True)
-    return torch.stack([top[:, 0], (logits - top).exp_().sum(1)])
+def weigh(exponentials: Tensor, factors: Tensor) -> None:
+    """Make the gradient of them, in place; factors are [N, 1]."""
+    exponentials.mul_(factors)
 
 
 def monte_carlo(case: Case, with_reference: bool = True, compile_body: bool = False) -> Outcome:
@@ -105,9 +102,10 @@ def monte_carlo(case: Case, with_reference: bool = True, compile_body: bool = Fa
     pairs = [Pair(hidden[None], weight, None, None) for hidden, weight in (case[:2], case[2:4])]
     problem = Problem.of(*pairs, case.tokens[None], None, 1.0, None)
     gradients = HeadGradients(problem.policy, problem.inputs, (True, True, False))
+    buffers = problem.buffers(keep=True)
     with compiling(compile_body):
         tiles = [
-            _monte_carlo_tile(problem, case.score_weights[rows], gradients, rows, with_reference)
+            _monte_carlo_tile(problem, case.score_weights[rows], gradients, rows, buffers, with_reference)
             for rows in problem.tiles()
         ]
     hidden, weight, _ = gradients.finish(case.hidden.dtype)
@@ -116,39 +114,41 @@ def monte_carlo(case: Case, with_reference: bool = True, compile_body: bool = Fa
 
 
 def _monte_carlo_tile(
-    problem: Problem, score_weights: Tensor, gradients: HeadGradients, rows: slice, with_reference: bool
+    problem: Problem,
+    score_weights: Tensor,
+    gradients: HeadGradients,
+    rows: slice,
+    buffers: Buffers,
+    with_reference: bool,
 ) -> list[Tensor]:
-    head, inputs, tokens, dtype = (
-        problem.policy,
-        problem.inputs[rows],
-        problem.tokens[rows],
-        problem.inputs.dtype,
-    )
-    masses_of, ref_masses_of = (fused(body, inputs.device) for body in (masses, reference_masses))
+    inputs, tokens, dtype = problem.inputs[rows], problem.tokens[rows], problem.inputs.dtype
+    masses_of, weigh_ = fused(masses, inputs.device), fused(weigh, inputs.device)
     kept, sums, ref_sums = [], [], []
-    for block in head.blocks():
-        weight, ref_weight = (
-            problem.weights(block) if with_reference else (head.weight[block].to(dtype), None)
-        )
-        added, block_masses = masses_of(head.logits(inputs, weight, block))
-        sums.append(added)
-        kept.append(block_masses)
+    for block in problem.policy.blocks():
+        scratch, _, logits = buffers.block(len(inputs), block)
+        weight = problem.policy.weight[block].to(dtype)
+        sums.append(masses_of(problem.policy.logits(inputs, weight, block, logits)))
+        kept.append(logits)
         if with_reference:
-            ref_sums.append(
-                ref_masses_of(problem.reference.logits(problem.ref_inputs[rows], ref_weight, block))
-            )
-    top, mass = torch.stack(sums).double().unbind(1)
-    normaliser = (top + mass.log()).logsumexp(0)
+            weight = problem.reference.weight[block].to(dtype)
+            ref_logits = problem.reference.logits(problem.ref_inputs[rows], weight, block, scratch)
+            ref_sums.append(masses_of(ref_logits))
+    top, normaliser = _normaliser(sums)
     factors = -(score_weights * (top - normaliser).exp()).to(dtype)
-    for block, block_masses, factor in zip(head.blocks(), kept, factors, strict=True):
-        gradients.add(block_masses.mul_(factor.unsqueeze(1)), head.weight[block].to(dtype), rows, block)
+    for block, gradient, factor in zip(problem.policy.blocks(), kept, factors, strict=True):
+        weigh_(gradient, factor[:, None])
+        gradients.add(gradient, problem.policy.weight[block].to(dtype), rows, block)
     gradients.add_tokens(score_weights, tokens, rows)
-    logprobs = [head.token_logits(inputs, tokens) - normaliser]
+    logprobs = [problem.policy.token_logits(inputs, tokens) - normaliser]
     if with_reference:
-        top, mass = torch.stack(ref_sums).double().unbind(1)
         ref_logits = problem.reference.token_logits(problem.ref_inputs[rows], tokens)
-        logprobs.append(ref_logits - (top + mass.log()).logsumexp(0))
+        logprobs.append(ref_logits - _normaliser(ref_sums)[1])
     return logprobs
+
+
+def _normaliser(sums: list[Tensor]) -> tuple[Tensor, Tensor]:
+    top, mass = torch.stack(sums).double().unbind(2)
+    return top, (top + mass.log()).logsumexp(0)
 
 
 def _whole_logprobs(hidden: Tensor, weight: Tensor, upcast: bool) -> Tensor:

@@ -9,7 +9,7 @@ from tests.bench import op, op_peers, variance
 from tests.bench.op_case import Size
 from tests.bench.table import replace_part
 
-CASE = Size("tiny", 67, 16, 24, torch.float32).case()
+CASE = Size("tiny", 67, 16, 24, torch.float32, 24).case()
 
 
 @pytest.mark.parametrize("variant", op.VARIANTS, ids=lambda variant: variant.label)

@@ -1,14 +1,14 @@
 """What happens to one block of logits [N, block] of the policy and one of the reference.
 
-Passes over the logits are all that Rao-Blackwellisation costs over Monte Carlo: they are few and in place, so
-that all arguments [N, block] are overwritten, and `fused` makes one or two of them.
+Passes over the logits are all that Rao-Blackwellisation costs over Monte Carlo: they are few and in place, a
+few rows at a time, which then stay in the cache; `fused` makes one or two of them.
 """
 
 import functools
 import math
 import os
 from collections.abc import Callable
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,92 +16,103 @@ from torch import Tensor
 from lit_klrb.errors import ConfigurationError
 
 P = ParamSpec("P")
-T = TypeVar("T")
+Sums = TypeVar("Sums", Tensor, None)
+
+# Numbers that a CPU's passes go over at a time: 1 MB of each block.
+_CACHED = 2**18
 
 
-def fused(body: Callable[P, T], device: torch.device) -> Callable[P, T]:
+def fused(body: Callable[P, Sums], device: torch.device) -> Callable[P, Sums]:
     """The body as torch.compile fuses it, on a GPU or where the environment says `LIT_KLRB_COMPILE=1`.
 
-    On a CPU that takes a C++ compiler, and some ten seconds once, for a few per cent of the operation's time:
-    by default it runs as it is written.
+    On a CPU that takes a C++ compiler, and some ten seconds once, for no more than a few per cent of the
+    operation's time: by default the body runs as it is written, a few rows at a time.
     """
     setting = os.environ.get("LIT_KLRB_COMPILE", "auto")
     if setting not in ("0", "1", "auto"):
         raise ConfigurationError(f"LIT_KLRB_COMPILE is {setting!r}; 0, 1 or auto expected")
     wanted = setting == "1" or (setting == "auto" and device.type == "cuda")
-    return _compiled(body) if wanted else body
+    return _compiled(body) if wanted else functools.partial(_by_rows, body)
 
 
 @functools.cache
-def _compiled(body: Callable[P, T]) -> Callable[P, T]:
+def _compiled(body: Callable[P, Sums]) -> Callable[P, Sums]:
     return torch.compile(body, dynamic=True)
 
 
-def block_sums(logits: Tensor, ref_logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _by_rows(body: Callable[..., Any], *blocks: Tensor) -> Any:
+    """The body on as many rows at a time as the cache holds; what it returns, one below another."""
+    rows = max(1, _CACHED // max(1, blocks[0].shape[1]))
+    parts = [body(*part) for part in zip(*(torch.split(block, rows) for block in blocks), strict=True)]
+    return None if parts[0] is None else torch.cat(parts)
+
+
+def block_sums(logits: Tensor, ref_logits: Tensor, masses: Tensor) -> Tensor:
     """What one block adds to the normalisers, the KL and the entropy of its rows.
 
+    With v and w the logits of policy and reference minus their largest in the block.
+
+    Args:
+        logits: Policy, [N, block]; overwritten with nothing of use.
+        ref_logits: Reference, [N, block]; overwritten with exp(v) (w - v).
+        masses: Overwritten with exp(v), [N, block].
+
     Returns:
-        With v and w the logits of policy and reference minus their largest in the block: these largest, and
-        the sums of exp(v), exp(w), exp(v) (v - w) and exp(v) v, together [6, N]; exp(v) and w - v, both
-        [N, block].
+        These largest, and the sums of exp(v), exp(w), exp(v) (w - v) and exp(v) v, together [N, 6].
     """
-    logits, ref_logits = _overwritable(logits, ref_logits)
+    logits = _scratch(logits)
     lowest = torch.finfo(logits.dtype).min  # for the top of a block that a model excludes altogether
     top = logits.amax(1, keepdim=True).clamp_(min=lowest)
     ref_top = ref_logits.amax(1, keepdim=True).clamp_(min=lowest)
-    ref_mass = ref_logits.sub_(ref_top).exp().sum(1)
-    centred = logits - top
-    _exponentiate(logits, centred, ref_logits)
-    cross = -(logits * ref_logits).sum(1)
-    spread = centred.mul_(logits).sum(1)
-    sums = torch.stack([top[:, 0], ref_top[:, 0], logits.sum(1), ref_mass, cross, spread])
-    return sums, logits, ref_logits
+    ref_mass = torch.exp(ref_logits.sub_(ref_top), out=masses).sum(1)
+    _exponentiate(logits.sub_(top), ref_logits, masses)
+    mass, cross, spread = masses.sum(1), ref_logits.mul_(masses).sum(1), logits.mul_(masses).sum(1)
+    return torch.stack([top[:, 0], ref_top[:, 0], mass, ref_mass, cross, spread], 1)
 
 
-def block_gradient(masses: Tensor, differences: Tensor, coefficients: Tensor) -> Tensor:
-    """The gradient exp(v) (a + b (w - v)).
+def block_gradient(products: Tensor, masses: Tensor, coefficients: Tensor) -> None:
+    """Overwrite the products exp(v) (w - v) with the gradient exp(v) (a + b (w - v)).
 
     Args:
+        products: exp(v) (w - v), [N, block].
         masses: exp(v), [N, block].
-        differences: w - v, [N, block].
-        coefficients: a and b, [2, N].
+        coefficients: a and b, [N, 2].
     """
-    (differences,) = _overwritable(differences)
-    constant, slope = coefficients.unsqueeze(-1)
-    return differences.mul_(slope).add_(constant).mul_(masses)
+    constant, slope = coefficients.unsqueeze(-1).unbind(1)
+    products.mul_(slope).addcmul_(masses, constant)
 
 
 def block_recomputed_gradient(
-    logits: Tensor, ref_logits: Tensor, normalisers: Tensor, coefficients: Tensor
-) -> Tensor:
-    """The gradient p (a + b (log q - log p) + c log p), p and q the softmaxes.
+    logits: Tensor, ref_logits: Tensor, masses: Tensor, normalisers: Tensor, coefficients: Tensor
+) -> None:
+    """Overwrite the reference's logits with the gradient p (a + b (log q - log p) + c log p).
 
     Args:
-        logits: Policy, [N, block].
-        ref_logits: Reference, [N, block].
-        normalisers: Of policy and reference, [2, N].
-        coefficients: a, b and c, [3, N].
+        logits: Policy, [N, block]; p is their softmax. Overwritten with nothing of use.
+        ref_logits: Reference, [N, block]; q is their softmax.
+        masses: Overwritten with p, [N, block].
+        normalisers: Of policy and reference, [N, 2].
+        coefficients: a, b and c, [N, 3].
     """
-    logits, ref_logits = _overwritable(logits, ref_logits)
-    normaliser, ref_normaliser = normalisers.unsqueeze(-1)
-    constant, slope, surprise = coefficients.unsqueeze(-1)
-    logprobs = logits - normaliser
-    _exponentiate(logits, logprobs, ref_logits.sub_(ref_normaliser))
-    finite_(ref_logits).mul_(slope).addcmul_(logprobs, surprise)
-    return ref_logits.add_(constant).mul_(logits)
+    logits = _scratch(logits)
+    normaliser, ref_normaliser = normalisers.unsqueeze(-1).unbind(1)
+    constant, slope, surprise = coefficients.unsqueeze(-1).unbind(1)
+    _exponentiate(logits.sub_(normaliser), ref_logits.sub_(ref_normaliser), masses)
+    finite_(ref_logits).mul_(slope).addcmul_(logits, surprise)
+    ref_logits.add_(constant).mul_(masses)
 
 
-def finite_(differences: Tensor) -> Tensor:
-    """Infinite differences made large, in place: where the KL has no weight they then count for nothing."""
-    return differences.clamp_(min=torch.finfo(differences.dtype).min)
+def finite_(values: Tensor) -> Tensor:
+    """Infinite values made large, in place: where the KL has no weight they then count for nothing."""
+    return values.clamp_(min=torch.finfo(values.dtype).min)
 
 
-def _overwritable(*blocks: Tensor) -> tuple[Tensor, ...]:
-    """The blocks themselves; for the compiler copies, which it never makes: it only writes results anew."""
-    return tuple(block.clone() for block in blocks) if torch.compiler.is_compiling() else blocks
+def _scratch(block: Tensor) -> Tensor:
+    """The block itself; for the compiler a copy, so that it does not write what nobody reads."""
+    return block.clone() if torch.compiler.is_compiling() else block
 
 
-def _exponentiate(masses: Tensor, centred: Tensor, ref_centred: Tensor) -> None:
+def _exponentiate(centred: Tensor, ref_centred: Tensor, masses: Tensor) -> None:
     """Set masses = exp(centred) and ref_centred = ref_centred - centred.
 
     Tokens without mass get 0 for these and for `centred`. That starts where float32 (or the type at hand)
@@ -118,6 +129,31 @@ def _exponentiate(masses: Tensor, centred: Tensor, ref_centred: Tensor) -> None:
         torch.exp(centred, out=masses)
 
 
+class Buffers:
+    """Memory for the logits of a tile, made once and used again by the next.
+
+    Args:
+        like: Tells type and device.
+        rows: Rows of the largest tile.
+        columns: Columns of the widest block.
+        kept: Columns for which a tile's reference logits and masses are kept; by default one block's.
+    """
+
+    def __init__(self, like: Tensor, rows: int, columns: int, kept: int | None = None) -> None:
+        self._keeps = kept is not None
+        self._logits, self._ref_logits, self._masses = (
+            like.new_empty(rows * count) for count in (columns, kept or columns, kept or columns)
+        )
+
+    def block(self, rows: int, block: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, reference logits and masses [rows, block]; the first are the same for every block."""
+        count, first = block.stop - block.start, block.start if self._keeps else 0
+        kept = slice(rows * first, rows * (first + count))
+        flat = self._logits[: rows * count], self._ref_logits[kept], self._masses[kept]
+        logits, ref_logits, masses = (part.view(rows, count) for part in flat)
+        return logits, ref_logits, masses
+
+
 class RowStats(NamedTuple):
     """Statistics of each row over the whole vocabulary, in float64, [N].
 
@@ -131,12 +167,12 @@ class RowStats(NamedTuple):
 
     @staticmethod
     def of(sums: Tensor) -> "RowStats":
-        """Combine what `block_sums` returned for every block, stacked, [blocks, 6, N]."""
-        top, ref_top, mass, ref_mass, cross, spread = sums.double().unbind(1)
+        """Combine what `block_sums` returned for every block, stacked, [blocks, N, 6]."""
+        top, ref_top, mass, ref_mass, cross, spread = sums.double().unbind(2)
         normaliser = (top + mass.log()).logsumexp(0)
         ref_normaliser = (ref_top + ref_mass.log()).logsumexp(0)
         share = (top - normaliser).exp()
-        log_ratio = (share * (mass * (top - ref_top) + cross)).sum(0)
+        log_ratio = (share * (mass * (top - ref_top) - cross)).sum(0)
         kl = log_ratio - (normaliser - ref_normaliser)
         entropy = normaliser - (share * (mass * top + spread)).sum(0)
         return RowStats(normaliser, ref_normaliser, kl.clamp_(min=0), entropy.clamp_(min=0))

@@ -5,8 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Columns of the vocabulary at a time on a CPU: 256 rows of them are 2 MB, which stays in the cache.
-_CPU_BLOCK = 2048
+# Columns of the vocabulary at a time on a CPU: the products of 512 rows are fastest with about as many, and
+# what they make, 8 MB, is still in the cache when it is gone over.
+_CPU_BLOCK = 4096
 
 
 class Head(NamedTuple):
@@ -38,12 +39,13 @@ class Head(NamedTuple):
         step = _CPU_BLOCK if self.weight.device.type == "cpu" else size
         return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
-    def logits(self, inputs: Tensor, weight: Tensor, block: slice) -> Tensor:
-        """Logits [N, block] in a new tensor; `weight` is the block's, in the precision of the inputs."""
+    def logits(self, inputs: Tensor, weight: Tensor, block: slice, out: Tensor | None = None) -> Tensor:
+        """Logits [N, block], in `out` if given; `weight` is the block's, in the precision of the inputs."""
         if self.bias is None:
-            z = inputs @ weight.T
+            z = torch.mm(inputs, weight.T, out=out)
         else:
-            z = torch.addmm(self.bias[block].to(inputs.dtype) * self.scale, inputs, weight.T)
+            bias = self.bias[block].to(inputs.dtype) * self.scale
+            z = torch.addmm(bias, inputs, weight.T, out=out)
         return z if self.cap is None else z.tanh_().mul_(self.cap)
 
     def token_logits(self, inputs: Tensor, tokens: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional.logprobs import TokenStats
 from lit_klrb.functional.surrogate import clipped_loss, weighted_loss
-from lit_klrb.functional.tiled.blocks import RowStats, block_gradient, block_sums, finite_, fused
+from lit_klrb.functional.tiled.blocks import Buffers, RowStats, block_gradient, block_sums, finite_, fused
 from lit_klrb.functional.tiled.head import HeadGradients
 from lit_klrb.functional.tiled.problem import (
     Pair,
@@ -142,7 +142,8 @@ class _TiledPolicyLoss(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         gradients = HeadGradients(problem.policy, problem.inputs, ctx.needs_input_grad[:3])
         with torch.autocast(hidden.device.type, enabled=False):
-            tiles = [_tile(problem, objective, rows, gradients) for rows in problem.tiles()]
+            buffers = problem.buffers(keep=True)
+            tiles = [_tile(problem, objective, rows, gradients, buffers) for rows in problem.tiles()]
         losses, *fields = zip(*tiles, strict=True)
         statistics = tuple(torch.cat(field) for field in fields)
         problem.warn_infinite(statistics[2])
@@ -164,15 +165,16 @@ class _TiledPolicyLoss(torch.autograd.Function):
 
 
 def _tile(
-    problem: Problem, objective: _Objective, rows: slice, gradients: HeadGradients
+    problem: Problem, objective: _Objective, rows: slice, gradients: HeadGradients, buffers: Buffers
 ) -> tuple[Tensor, ...]:
     """Loss and statistics of a tile, whose logits are made once, used in both directions and dropped."""
     sums_of = fused(block_sums, problem.inputs.device)
     kept, sums = [], []
     for block in problem.policy.blocks():
-        added, masses, differences = sums_of(*problem.logits(rows, block, problem.weights(block)))
-        sums.append(added)
-        kept.append((masses, differences))
+        *out, masses = buffers.block(rows.stop - rows.start, block)
+        logits, products = problem.logits(rows, block, problem.weights(block), (out[0], out[1]))
+        sums.append(sums_of(logits, products, masses))
+        kept.append((products, masses))
     block_stats = torch.stack(sums)
     stats = RowStats.of(block_stats)
     fields = problem.fields(stats, rows)
@@ -180,24 +182,24 @@ def _tile(
     kl_weights = objective.kl_weights[rows].to(score.dtype)
     if gradients.wanted:
         if bool((stats.kl == torch.inf).any()):
-            kept = [(masses, finite_(differences)) for masses, differences in kept]
+            kept = [(finite_(products), masses) for products, masses in kept]
         coefficients = _coefficients(block_stats, stats, score, kl_weights)
-        _add_gradients(problem, kept, block_stats[:, 0], coefficients, gradients, rows)
+        _add_gradients(problem, kept, block_stats[..., 0], coefficients, gradients, rows)
         gradients.add_tokens(score, problem.tokens[rows], rows)
     return loss + weighted(kl_weights, fields[2]).sum(), *fields
 
 
 def _coefficients(block_stats: Tensor, stats: RowStats, score: Tensor, kl_weights: Tensor) -> Tensor:
-    """What `block_gradient` takes for every block, [blocks, 2, N].
+    """What `block_gradient` takes for every block, [blocks, N, 2].
 
     The gradient of the logits but for the sampled token's own, kl_weight p (log p - log q - KL) - score p, in
     terms of what `block_sums` left: p = factor exp(v), log p - log q = shift - (w - v).
     """
-    log_factor = block_stats[:, 0] - stats.normaliser
-    shift = log_factor - (block_stats[:, 1] - stats.ref_normaliser)
+    log_factor = block_stats[..., 0] - stats.normaliser
+    shift = log_factor - (block_stats[..., 1] - stats.ref_normaliser)
     constant = kl_weights * shift - weighted(kl_weights, stats.kl) - score
     factor = log_factor.exp()
-    return torch.stack([factor * constant, -factor * kl_weights], 1).to(block_stats.dtype)
+    return torch.stack([factor * constant, -factor * kl_weights], -1).to(block_stats.dtype)
 
 
 def _add_gradients(
@@ -211,8 +213,8 @@ def _add_gradients(
     policy = problem.policy
     gradient_of = fused(block_gradient, tops.device)
     for index, block in enumerate(policy.blocks()):
-        masses, differences = kept[index]
-        gradient = gradient_of(masses, differences, coefficients[index])
+        gradient, masses = kept[index]
+        gradient_of(gradient, masses, coefficients[index])
         if policy.cap is not None:
             logits = masses.log_().add_(tops[index].unsqueeze(1)).clamp_(min=-policy.cap)
             gradient = policy.through_cap(gradient, logits)

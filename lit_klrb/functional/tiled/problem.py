@@ -8,11 +8,11 @@ from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional.logprobs import warn_infinite_kl
-from lit_klrb.functional.tiled.blocks import RowStats
+from lit_klrb.functional.tiled.blocks import Buffers, RowStats
 from lit_klrb.functional.tiled.head import Head
 
 # Fewer rows make the products with the head's 154 MB (GPT-2) slower, more only take memory.
-_TILE_SIZE = 256
+_TILE_SIZE = 512
 
 
 class Pair(NamedTuple):
@@ -62,20 +62,33 @@ class Problem(NamedTuple):
 
     def tiles(self) -> Iterator[slice]:
         """The rows, a tile at a time; one empty tile if there are none."""
-        for start in range(0, max(len(self.tokens), 1), self.tile_size):
-            yield slice(start, start + self.tile_size)
+        count = len(self.tokens)
+        for start in range(0, max(count, 1), self.tile_size):
+            yield slice(start, min(start + self.tile_size, count))
+
+    def buffers(self, keep: bool) -> Buffers:
+        """Memory for a tile's blocks; what is kept of them is kept for the whole vocabulary."""
+        rows = min(self.tile_size, len(self.tokens))
+        blocks = self.policy.blocks()
+        return Buffers(self.inputs, rows, blocks[0].stop, kept=blocks[-1].stop if keep else None)
 
     def weights(self, block: slice) -> tuple[Tensor, Tensor]:
         """The rows of both heads that belong to a block, in the precision of the inputs."""
         dtype = self.inputs.dtype
         return self.policy.weight[block].to(dtype), self.reference.weight[block].to(dtype)
 
-    def logits(self, rows: slice, block: slice, weights: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Logits of a tile and a block by policy and reference, in new tensors."""
+    def logits(
+        self,
+        rows: slice,
+        block: slice,
+        weights: tuple[Tensor, Tensor],
+        out: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> tuple[Tensor, Tensor]:
+        """Logits of a tile and a block by policy and reference, in `out` if given."""
         policy_weight, ref_weight = weights
         return (
-            self.policy.logits(self.inputs[rows], policy_weight, block),
-            self.reference.logits(self.ref_inputs[rows], ref_weight, block),
+            self.policy.logits(self.inputs[rows], policy_weight, block, out[0]),
+            self.reference.logits(self.ref_inputs[rows], ref_weight, block, out[1]),
         )
 
     def fields(self, stats: RowStats, rows: slice) -> tuple[Tensor, Tensor, Tensor, Tensor]:

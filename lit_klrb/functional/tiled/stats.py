@@ -98,11 +98,13 @@ class _TiledTokenStats(torch.autograd.Function):
 def _row_stats(problem: Problem) -> RowStats:
     """One sweep over the heads: each block of columns serves all tiles of rows."""
     sums_of = fused(block_sums, problem.inputs.device)
-    sums = []
+    buffers, sums = problem.buffers(keep=False), []
     for block in problem.policy.blocks():
-        weights = problem.weights(block)
-        tiles = [sums_of(*problem.logits(rows, block, weights))[0] for rows in problem.tiles()]
-        sums.append(torch.cat(tiles, 1))
+        weights, tiles = problem.weights(block), []
+        for rows in problem.tiles():
+            *logits, masses = buffers.block(rows.stop - rows.start, block)
+            tiles.append(sums_of(*problem.logits(rows, block, weights, (logits[0], logits[1])), masses))
+        sums.append(torch.cat(tiles))
     return RowStats.of(torch.stack(sums))
 
 
@@ -122,14 +124,16 @@ def _backward(
     gradients = HeadGradients(policy, problem.inputs, wanted)
     score, kl, entropy = upstream
     constant = -score - weighted(kl, stats.kl) - weighted(entropy, stats.entropy)
-    coefficients = torch.stack([constant.to(dtype), -kl, -entropy])
-    normalisers = torch.stack([stats.normaliser, stats.ref_normaliser]).to(dtype)
+    coefficients = torch.stack([constant.to(dtype), -kl, -entropy], 1)
+    normalisers = torch.stack([stats.normaliser, stats.ref_normaliser], 1).to(dtype)
+    buffers = problem.buffers(keep=False)
     for block in policy.blocks():
         weights = problem.weights(block)
         for rows in problem.tiles():
-            logits, ref_logits = problem.logits(rows, block, weights)
+            *out, masses = buffers.block(rows.stop - rows.start, block)
+            logits, gradient = problem.logits(rows, block, weights, (out[0], out[1]))
             capped = None if policy.cap is None else logits.clone()
-            gradient = gradient_of(logits, ref_logits, normalisers[:, rows], coefficients[:, rows])
+            gradient_of(logits, gradient, masses, normalisers[rows], coefficients[rows])
             if capped is not None:
                 gradient = policy.through_cap(gradient, capped)
             gradients.add(gradient, weights[0], rows, block)
