@@ -13,7 +13,6 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 import lit_klrb.data.modules
 import lit_klrb.modules  # noqa: F401  their classes are what short names in a config resolve to
@@ -27,14 +26,18 @@ from lit_klrb.callbacks import (
     RunRecorder,
 )
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.loggers import default_loggers
 from lit_klrb.parsing import OneLineParser, one_line
-from lit_klrb.rundir import next_attempt, set_aside
+from lit_klrb.rundir import set_aside
 
 DESCRIPTION = """Fine-tune language models on a KL leash. The chain, on an embedded world of film reviews:
 python -m lit_klrb fit --config configs/demo/sft.yaml (the reference), then dpo.yaml (the warm start), then
 rloo.yaml, where --kl.estimator and --kl.beta say how the leash is estimated and how tight it is."""
 EPILOGUE = """Beside the trainer's commands: explain [ESTIMATOR] tells what each KL estimator computes and
 what its gradient really optimises; export makes a folder of a checkpoint that transformers loads."""
+
+# Where a module says what it starts from.
+PATHS = ("policy_path", "reference_path", "classifier_path", "tokenizer_path", "reward_path")
 
 
 class LitCLI(LightningCLI):
@@ -135,15 +138,6 @@ class LitCLI(LightningCLI):
         )
 
 
-def default_loggers(root: Path) -> list[Any]:
-    """CSV and TensorBoard; each attempt at a run has files of its own, so that resuming loses none."""
-    attempt = f"attempt_{next_attempt(root)}"
-    return [
-        CSVLogger(root, name=schema.METRICS_DIR, version=attempt, flush_logs_every_n_steps=20),
-        TensorBoardLogger(root, name="tensorboard", version=attempt),
-    ]
-
-
 def check_same_settings(ckpt_path: str, model: Any) -> None:
     """Resuming continues the very same run; anything else is a warm start.
 
@@ -167,13 +161,18 @@ def check_upstream(settings: dict[str, Any]) -> None:
         ConfigurationError: Naming the key, the path, and the command that makes it if a config beside the
             default ones does.
     """
-    for key in ("policy_path", "reference_path", "reward_path"):
-        path = settings.get(key)
-        if path is None or not path.endswith(".ckpt") or Path(path).exists():
+    paths = [(key, path) for key in PATHS for path in _paths(settings.get(key))]
+    for key, path in paths:
+        if not path.endswith(".ckpt") or Path(path).exists():
             continue
         maker = config_that_makes(Path(path))
         how = f"make it with: python -m lit_klrb fit --config {maker}" if maker else "name one that does"
         raise ConfigurationError(f"model.init_args.{key}: {path} does not exist; {how}")
+
+
+def _paths(value: str | dict[str, float] | None) -> list[str]:
+    """The paths a setting names: one, none, or several with their weights."""
+    return [] if value is None else [value] if isinstance(value, str) else list(value)
 
 
 def config_that_makes(checkpoint: Path) -> Path | None:

@@ -1,4 +1,4 @@
-"""Policies, references and tokenizers, from a hub id, a folder or a Lightning checkpoint.
+"""Policies, references, classifiers and tokenizers, from a hub id, a folder or a Lightning checkpoint.
 
 A checkpoint written by this package is self-contained: beside the weights it carries the model's
 configuration and the tokenizer's files, so that it can be loaded, exported or trained on from anywhere.
@@ -6,8 +6,9 @@ configuration and the tokenizer's files, so that it can be loaded, exported or t
 
 import json
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -15,11 +16,15 @@ from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+)
 
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError
@@ -27,9 +32,27 @@ from lit_klrb.seeding import derive_seed, forked_rng
 
 Module = TypeVar("Module", bound=nn.Module)
 
-POLICY_PREFIX = "policy."
-CONFIG_KEY, TOKENIZER_KEY = "policy_config", "tokenizer_files"
+TOKENIZER_KEY = "tokenizer_files"
 GRAMMAR = "grammar"
+
+
+class Role(NamedTuple):
+    """What a model is for: the attribute of a module that holds it, its class, its architectures."""
+
+    name: str
+    auto_class: Any
+    architectures: Collection[str]
+
+    @property
+    def config_key(self) -> str:
+        """Where a checkpoint keeps the model's configuration, and a module takes a fresh one's."""
+        return f"{self.name}_config"
+
+
+POLICY = Role("policy", AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+CLASSIFIER = Role(
+    "classifier", AutoModelForSequenceClassification, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+)
 
 
 def is_checkpoint(path: str) -> bool:
@@ -54,73 +77,75 @@ def check_exists(key: str, path: str) -> None:
         raise ConfigurationError(f"{key}: {path} does not exist")
 
 
-def read_checkpoint(path: str) -> dict[str, Any]:
+def read_checkpoint(path: str, role: Role = POLICY) -> dict[str, Any]:
     """A Lightning checkpoint's content, on the CPU and without running any pickled code.
 
     Raises:
-        ConfigurationError: If it cannot be read, or this package did not write it.
+        ConfigurationError: If it cannot be read, or holds no model for the role.
     """
     try:
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # bytes that are no checkpoint raise whatever they are taken for
         raise ConfigurationError(f"{path} is no checkpoint: {_first_line(error)}") from None
-    if CONFIG_KEY not in checkpoint:
-        raise ConfigurationError(f"{path} holds no policy: it was not written by a lit_klrb module")
+    if role.config_key not in checkpoint:
+        raise ConfigurationError(f"{path} holds no {role.name}: no lit_klrb module that has one wrote it")
     return checkpoint
 
 
-def model_from_config(config: dict[str, Any]) -> PreTrainedModel:
-    """A causal language model with fresh weights, from its configuration as a plain dictionary.
+def model_from_config(config: dict[str, Any], role: Role = POLICY) -> PreTrainedModel:
+    """A model with fresh weights, from its configuration as a plain dictionary.
 
     Raises:
         ConfigurationError: If `model_type` is missing or unknown, or a setting does not suit it.
     """
     settings = dict(config)
+    key = f"model.init_args.{role.config_key}"
     kind = settings.pop("model_type", None)
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if kind not in role.architectures:
         raise ConfigurationError(
-            f"model.init_args.policy_config.model_type is {kind!r}; the name of an architecture expected, "
-            "such as gpt2 or llama"
+            f"{key}.model_type is {kind!r}; the name of an architecture expected, such as gpt2 or llama"
         )
     try:
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings))
+        return role.auto_class.from_config(AutoConfig.for_model(kind, **settings))
     except (StrictDataclassError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"model.init_args.policy_config: {' '.join(str(error).split())}") from None
+        raise ConfigurationError(f"{key}: {' '.join(str(error).split())}") from None
 
 
-def model_from_checkpoint(checkpoint: dict[str, Any]) -> PreTrainedModel:
-    """The policy a checkpoint holds, weights included."""
+def model_from_checkpoint(checkpoint: dict[str, Any], role: Role = POLICY) -> PreTrainedModel:
+    """The model a checkpoint holds, weights included."""
     with forked_rng(0):  # fresh weights are drawn only to be overwritten
-        model = model_from_config(checkpoint[CONFIG_KEY])
+        model = model_from_config(checkpoint[role.config_key], role)
+    prefix = f"{role.name}."
     weights = {
-        key.removeprefix(POLICY_PREFIX): value
+        key.removeprefix(prefix): value
         for key, value in checkpoint["state_dict"].items()
-        if key.startswith(POLICY_PREFIX)
+        if key.startswith(prefix)
     }
     model.load_state_dict(weights)
     return model
 
 
-def load_model(key: str, path: str) -> PreTrainedModel:
-    """A causal language model from a hub id, an exported folder or a Lightning checkpoint.
+def load_model(key: str, path: str, role: Role = POLICY) -> PreTrainedModel:
+    """A model from a hub id, an exported folder or a Lightning checkpoint.
 
     Args:
         key: The configuration key that named it, for the error message.
         path: Hub id, folder, or `.ckpt` file.
+        role: What it is for.
 
     Raises:
-        ConfigurationError: If it is not there, or is no causal language model.
+        ConfigurationError: If it is not there, or cannot play the role.
     """
     check_exists(key, path)
     if is_checkpoint(path):
-        return model_from_checkpoint(read_checkpoint(path))
+        return model_from_checkpoint(read_checkpoint(path, role), role)
     try:
-        return AutoModelForCausalLM.from_pretrained(path)
+        return role.auto_class.from_pretrained(path)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{key}: cannot load {path}: {_first_line(error)}") from None
 
 
-def load_tokenizer(key: str, path: str) -> PreTrainedTokenizerBase:
+def load_tokenizer(key: str, path: str, role: Role = POLICY) -> PreTrainedTokenizerBase:
     """The tokenizer beside a model, or the embedded review world's for `"grammar"`.
 
     A tokenizer without a padding token pads with its end-of-sequence token: masks, not ids, say what is
@@ -133,7 +158,7 @@ def load_tokenizer(key: str, path: str) -> PreTrainedTokenizerBase:
         return grammar_tokenizer()
     check_exists(key, path)
     if is_checkpoint(path):
-        return tokenizer_from_files(read_checkpoint(path)[TOKENIZER_KEY])
+        return tokenizer_from_files(read_checkpoint(path, role)[TOKENIZER_KEY])
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
@@ -166,18 +191,34 @@ def config_dict(model: PreTrainedModel) -> dict[str, Any]:
     return json.loads(model.config.to_json_string(use_diff=False))
 
 
-def fresh_model(config: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
+def check_one_given(role: Role, config: dict[str, Any] | None, path: str | None) -> None:
+    """A model has fresh weights or comes from somewhere.
+
+    Raises:
+        ConfigurationError: If both or neither is given.
+    """
+    if (config is None) == (path is None):
+        raise ConfigurationError(
+            f"model.init_args: give either {role.config_key} (fresh weights) or {role.name}_path, "
+            f"got {role.config_key}={config} and {role.name}_path={path}"
+        )
+
+
+def fresh_model(
+    config: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int, role: Role = POLICY
+) -> PreTrainedModel:
     """A randomly initialised model that fits the tokenizer: its vocabulary and special ids are taken over.
 
     Args:
         config: `model_type` and whatever else differs from that type's defaults.
         tokenizer: Gives `vocab_size`, `eos_token_id` and `pad_token_id`.
         seed: Decides the weights, whatever was drawn before.
+        role: What it is for.
     """
     ids = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
     settings = {**config, **ids, "pad_token_id": tokenizer.pad_token_id, "vocab_size": len(tokenizer)}
     with forked_rng(derive_seed(seed, "initial weights")):
-        return model_from_config(settings)
+        return model_from_config(settings, role)
 
 
 def freeze(model: Module) -> Module:

@@ -1,15 +1,22 @@
 """Rewards: a number for each text, from the embedded world, a classifier or any Python function."""
 
 import importlib
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from lit_klrb import models
+from lit_klrb.data.batches import classifier_batch
 from lit_klrb.data.grammar import ReviewGrammar
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.models import GRAMMAR
+
+KEY = "reward_path"
+RewardOutput = Literal["log_odds", "logit"]
+# Texts that a classifier reads at a time; it decides no score.
+BATCH_SIZE = 128
 
 
 class Reward(Protocol):
@@ -54,32 +61,140 @@ class FunctionReward:
         scores = torch.as_tensor(self.function(texts), dtype=torch.float32)
         if scores.shape != (len(texts),):
             raise ConfigurationError(
-                f"reward_path: {self.name} must return {len(texts)} numbers for {len(texts)} texts, "
+                f"{KEY}: {self.name} must return {len(texts)} numbers for {len(texts)} texts, "
                 f"got shape {tuple(scores.shape)}"
             )
-        wrong = (~scores.isfinite()).nonzero().flatten().tolist()
-        if wrong:
-            raise ConfigurationError(
-                f"reward_path: {self.name} gave {scores[wrong[0]].item()} for the text {texts[wrong[0]]!r}"
-            )
-        return scores
+        return finite(self.name, texts, scores)
 
 
-def load_reward(path: str) -> Reward:
+class ClassifierReward:
+    """What a sequence classifier makes of a text: the log odds of one of its labels, or that label's logit.
+
+    A classifier with a single output (a reward model) gives that output either way.
+
+    Args:
+        name: What to call it in an error.
+        classifier: The model; it is frozen.
+        tokenizer: Its own.
+        label: Name or number of the label; by default the second of two, the positive one.
+        output: Log odds, log p / (1 - p), or the raw logit.
+
+    Raises:
+        ConfigurationError: If there is no such label, or it has to be said which; when called, if a score is
+            not finite.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        classifier: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        label: str | None = None,
+        output: RewardOutput = "log_odds",
+    ) -> None:
+        self.name, self.classifier, self.tokenizer = name, models.freeze(classifier), tokenizer
+        self.index = label_index(name, dict(classifier.config.id2label or {}), label)
+        self.output = output
+
+    @torch.no_grad()
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """The classifier's scores, float32 [B]; texts longer than it can read lose their end."""
+        parts = [self._scores(texts[i : i + BATCH_SIZE]) for i in range(0, len(texts), BATCH_SIZE)]
+        return finite(self.name, texts, torch.cat(parts))
+
+    def _scores(self, texts: Sequence[str]) -> Tensor:
+        longest = getattr(self.classifier.config, "max_position_embeddings", self.tokenizer.model_max_length)
+        batch = classifier_batch(self.tokenizer, texts, min(longest, self.tokenizer.model_max_length))
+        logits = self.classifier(
+            input_ids=batch["tokens"].to(self.classifier.device),
+            attention_mask=batch["attention_mask"].long().to(self.classifier.device),
+        ).logits.float()
+        chosen: Tensor = logits[:, self.index]
+        if self.output == "logit" or logits.shape[1] == 1:
+            return chosen
+        return chosen - torch.cat([logits[:, : self.index], logits[:, self.index + 1 :]], 1).logsumexp(1)
+
+
+class WeightedReward:
+    """A weighted sum of rewards.
+
+    Args:
+        parts: Rewards with their weights.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Reward, float]]) -> None:
+        self.parts = parts
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """The sum, float32 [B]."""
+        return torch.stack([weight * reward(texts).cpu() for reward, weight in self.parts]).sum(0)
+
+
+def finite(name: str, texts: Sequence[str], scores: Tensor) -> Tensor:
+    """The scores, if all are finite.
+
+    Raises:
+        ConfigurationError: With the first text whose score is not.
+    """
+    wrong = (~scores.isfinite()).nonzero().flatten().tolist()
+    if wrong:
+        raise ConfigurationError(
+            f"{KEY}: {name} gave {scores[wrong[0]].item()} for the text {texts[wrong[0]]!r}"
+        )
+    return scores
+
+
+def label_index(name: str, labels: Mapping[Any, str], label: str | None) -> int:
+    """Which output of a classifier belongs to a label.
+
+    Args:
+        name: What to call the classifier in an error.
+        labels: Names of its outputs.
+        label: Name, upper or lower case, or number; None for the only output or the second of two.
+
+    Raises:
+        ConfigurationError: If it is none of them, or None with more than two.
+    """
+    names = {str(text).lower(): index for index, text in labels.items()}
+    names |= {str(index): index for index in labels}
+    if label is None and len(labels) <= 2:
+        return len(labels) - 1
+    if label is None or label.lower() not in names:
+        raise ConfigurationError(
+            f"model.init_args.reward_label is {label}; {name} has {', '.join(map(str, labels.values()))}"
+        )
+    index: int = names[label.lower()]
+    return index
+
+
+def load_reward(
+    path: str | Mapping[str, float],
+    label: str | None = None,
+    output: RewardOutput = "log_odds",
+    device: torch.device | str = "cpu",
+) -> Reward:
     """The reward that `reward_path` names.
 
     Args:
-        path: `"grammar"` for the embedded world, or `"package.module:function"`.
+        path: `"grammar"` for the embedded world, `"package.module:function"`, or a classifier: a hub id, a
+            folder or a checkpoint of `RewardModule`; several of these with their weights are summed.
+        label: Which label of a classifier is rewarded, see `ClassifierReward`.
+        output: Its log odds or its logit.
+        device: Where classifiers run.
 
     Raises:
         ConfigurationError: If there is no such reward.
     """
-    if path == GRAMMAR:
+    if not isinstance(path, str):
+        return WeightedReward([(load_reward(p, label, output, device), w) for p, w in path.items()])
+    if path == models.GRAMMAR:
         return GrammarReward()
     module, colon, name = path.partition(":")
-    if not colon:
-        raise ConfigurationError(f"reward_path: {path} is neither 'grammar' nor 'package.module:function'")
-    try:
-        return FunctionReward(path, getattr(importlib.import_module(module), name))
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"reward_path: cannot import {path}: {error}") from None
+    if colon and not models.is_checkpoint(path):
+        try:
+            return FunctionReward(path, getattr(importlib.import_module(module), name))
+        except (ImportError, AttributeError) as error:
+            raise ConfigurationError(f"{KEY}: cannot import {path}: {error}") from None
+    source = f"model.init_args.{KEY}", path, models.CLASSIFIER
+    classifier = models.load_model(*source).to(device)  # type: ignore[arg-type]
+    return ClassifierReward(path, classifier, models.load_tokenizer(*source), label, output)

@@ -20,13 +20,18 @@ TINY = {
         *("--data.train_size", "32", "--data.eval_size", "8", "--data.batch_size", "4"),
         *("--model.max_new_tokens", "8", "--trainer.max_steps", "6", "--trainer.val_check_interval", "3"),
     ],
+    "reward": [
+        *("--model.classifier_config.n_embd", "16", "--model.classifier_config.n_layer", "1"),
+        *("--data.train_size", "64", "--data.eval_size", "16", "--data.batch_size", "8"),
+        *("--trainer.max_steps", "6", "--trainer.val_check_interval", "3"),
+    ],
     "distill": [
         *("--model.policy_config.n_embd", "8", "--data.train_size", "32", "--data.eval_size", "8"),
         *("--data.batch_size", "4", "--model.max_new_tokens", "8"),
         *("--trainer.max_steps", "4", "--trainer.val_check_interval", "2"),
     ],
 }
-CHAIN = ("sft", "dpo", "rloo")
+CHAIN = ("sft", "dpo", "rloo", "reward")
 
 
 class Commands:
@@ -40,7 +45,7 @@ class Commands:
 
     def argv(self, command, stage, *extra, run=None):
         upstream = []
-        if stage != "sft":
+        if stage not in ("sft", "reward"):
             upstream = ["--model.reference_path", self.checkpoint("sft")]
         if stage == "rloo":
             upstream += ["--model.policy_path", self.checkpoint("dpo")]
@@ -65,7 +70,7 @@ class Commands:
 
 @pytest.fixture(scope="session")
 def chain(tmp_path_factory):
-    """Run directories sft, dpo and rloo under `root`, and the commands that made them."""
+    """Run directories sft, dpo, rloo and reward under `root`, and the commands that made them."""
     root = tmp_path_factory.mktemp("chain")
     commands = Commands(root)
     for stage in CHAIN:

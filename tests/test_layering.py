@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 # From the ground floor up; a module may import its own floor and those above it in this list.
 FLOORS = [
     ["lit_klrb", "lit_klrb.errors", "lit_klrb.schema"],
-    ["lit_klrb.seeding", "lit_klrb.samplers"],
+    ["lit_klrb.seeding", "lit_klrb.samplers", "lit_klrb.files"],
     ["lit_klrb.functional"],
     ["lit_klrb.estimators"],
     ["lit_klrb.explain"],
@@ -22,7 +22,7 @@ FLOORS = [
     ["lit_klrb.heads"],
     ["lit_klrb.scoring"],
     ["lit_klrb.modules"],
-    ["lit_klrb.callbacks"],
+    ["lit_klrb.callbacks", "lit_klrb.loggers"],
     ["lit_klrb.parsing"],
     ["lit_klrb.cli"],
     ["lit_klrb.commands"],

@@ -22,7 +22,7 @@ def logits_of(model, tokenizer):
 
 def checkpoint_of(model, tokenizer, path):
     state = {f"policy.{key}": value for key, value in model.state_dict().items()}
-    content = {models.CONFIG_KEY: models.config_dict(model), "state_dict": state}
+    content = {models.POLICY.config_key: models.config_dict(model), "state_dict": state}
     torch.save({**content, models.TOKENIZER_KEY: models.tokenizer_files(tokenizer)}, path)
     return str(path)
 
@@ -91,7 +91,7 @@ def test_bytes_that_are_no_checkpoint(tmp_path, content):
 
 def test_a_checkpoint_of_something_else(tmp_path):
     torch.save({"state_dict": {}}, tmp_path / "last.ckpt")
-    with pytest.raises(ConfigurationError, match="holds no policy: it was not written by a lit_klrb module"):
+    with pytest.raises(ConfigurationError, match="holds no policy: no lit_klrb module that has one wrote it"):
         models.load_tokenizer("key", str(tmp_path / "last.ckpt"))
 
 

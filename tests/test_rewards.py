@@ -1,11 +1,15 @@
 import math
+import sys
+from types import ModuleType
 
 import pytest
 import torch
 
+from lit_klrb import models, rewards
 from lit_klrb.data.grammar import ReviewGrammar
+from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.rewards import FunctionReward, load_reward
+from lit_klrb.rewards import ClassifierReward, FunctionReward, load_reward
 
 
 def test_the_grammars_reward_is_its_clipped_log_odds():
@@ -38,11 +42,97 @@ def test_one_score_a_text():
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("nope", "nope is neither 'grammar' nor 'package.module:function'"),
-        ("no_such_module:f", "cannot import no_such_module:f: No module named 'no_such_module'"),
-        ("math:nope", "cannot import math:nope: module 'math' has no attribute 'nope'"),
+        ("no_such_module:f", "reward_path: cannot import no_such_module:f: No module named 'no_such_module'"),
+        ("math:nope", "reward_path: cannot import math:nope: module 'math' has no attribute 'nope'"),
+        ("/no/where", "model.init_args.reward_path: /no/where does not exist"),
     ],
 )
 def test_a_reward_that_is_not_there(path, message):
-    with pytest.raises(ConfigurationError, match=f"^reward_path: {message}$"):
+    with pytest.raises(ConfigurationError, match=f"^{message}$"):
         load_reward(path)
+
+
+TEXTS = [review.text for review in ReviewGrammar().reviews(5, 0)]
+
+
+def tiny_classifier(kind, **config):
+    """A classifier as the hub has them, with the embedded world's words."""
+    tokenizer = grammar_tokenizer()
+    tokenizer.padding_side = "right"
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    return models.fresh_model({"model_type": kind, **config}, tokenizer, 0, models.CLASSIFIER), tokenizer
+
+
+KINDS = {
+    "distilbert": {"dim": 8, "n_heads": 2, "n_layers": 1, "hidden_dim": 8, "max_position_embeddings": 16},
+    "gpt2": {"n_embd": 8, "n_head": 2, "n_layer": 1, "n_positions": 16},
+    "bert": {
+        **{"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1},
+        **{"intermediate_size": 8, "max_position_embeddings": 16},
+    },
+}
+
+
+@pytest.fixture(params=KINDS)
+def folder(request, tmp_path):
+    """A classifier with three labels saved as a folder, and its path."""
+    labels = {"id2label": {0: "bad", 1: "SO SO", 2: "good"}, "label2id": {"bad": 0, "SO SO": 1, "good": 2}}
+    model, tokenizer = tiny_classifier(request.param, **KINDS[request.param], **labels)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    return model.eval(), tokenizer, str(tmp_path)
+
+
+def logits_of(model, tokenizer, text):
+    ids = torch.tensor([tokenizer(text)["input_ids"][:16]])
+    return model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0].detach()
+
+
+@pytest.mark.parametrize(("label", "index"), [("bad", 0), ("so so", 1), ("2", 2)])
+def test_a_classifiers_reward_is_the_log_odds_or_the_logit_of_a_label(folder, label, index):
+    model, tokenizer, path = folder
+    log_odds, logit = (load_reward(path, label, output)(TEXTS) for output in ("log_odds", "logit"))
+    for text, odds, raw in zip(TEXTS, log_odds.tolist(), logit.tolist(), strict=True):
+        logits = logits_of(model, tokenizer, text)
+        assert raw == pytest.approx(logits[index].item(), abs=1e-5)
+        assert odds == pytest.approx(torch.logit(logits.softmax(0)[index]).item(), abs=1e-4)
+
+
+def test_a_classifier_reads_batches_as_it_reads_single_texts(folder, monkeypatch):
+    reward = load_reward(folder[2], "good")
+    together = reward(TEXTS)
+    monkeypatch.setattr(rewards, "BATCH_SIZE", 2)
+    assert torch.allclose(reward(TEXTS), together, atol=1e-6)
+    assert torch.allclose(torch.cat([reward([text]) for text in TEXTS]), together, atol=1e-5)
+
+
+@pytest.mark.parametrize("label", [None, "fine"])
+def test_which_label_has_to_be_said(folder, label):
+    with pytest.raises(ConfigurationError, match=rf"reward_label is {label}; .* has bad, SO SO, good"):
+        load_reward(folder[2], label)
+
+
+def test_the_second_of_two_labels_and_the_only_output_need_no_name():
+    for count, index in ((2, 1), (1, 0)):
+        model, tokenizer = tiny_classifier("gpt2", **KINDS["gpt2"], num_labels=count)
+        reward = ClassifierReward("it", model, tokenizer)
+        assert reward.index == index
+    assert reward(TEXTS[:1]).item() == pytest.approx(logits_of(model, tokenizer, TEXTS[0]).item(), abs=1e-5)
+
+
+def test_a_classifier_that_gives_no_number_ends_with_the_text():
+    model, tokenizer = tiny_classifier("gpt2", **KINDS["gpt2"])
+    model.score.weight.data.fill_(math.nan)
+    with pytest.raises(ConfigurationError, match="reward_path: it gave nan for the text"):
+        ClassifierReward("it", model, tokenizer)(TEXTS)
+
+
+def test_several_rewards_with_weights_are_summed(folder):
+    parts = {"grammar": 1.0, folder[2]: -0.5, "tests_rewards:length": 0.25}
+    module = ModuleType("tests_rewards")
+    module.length = lambda texts: [float(len(text)) for text in texts]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(sys.modules, "tests_rewards", module)
+        got = load_reward(parts, "good")(TEXTS)
+    expected = load_reward("grammar")(TEXTS) - 0.5 * load_reward(folder[2], "good")(TEXTS)
+    assert torch.allclose(got, expected + 0.25 * torch.tensor(module.length(TEXTS)))

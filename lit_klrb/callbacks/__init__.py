@@ -1,7 +1,9 @@
 """Lightning callbacks: the KL plug-in, and what a run leaves on disk."""
 
 from .checkpoint import RunCheckpoint as RunCheckpoint
+from .gradient_noise import GradientNoiseMonitor as GradientNoiseMonitor
 from .kl import KLEstimatorCallback as KLEstimatorCallback
+from .monitors import CompletionTable as CompletionTable, KLMonitor as KLMonitor
 from .predictions import PredictionWriter as PredictionWriter
 from .progress import RunProgressBar as RunProgressBar
 from .recorder import DivergedError as DivergedError, RunRecorder as RunRecorder

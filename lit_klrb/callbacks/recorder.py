@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import platform
 from collections.abc import Callable
 from importlib.metadata import version
@@ -15,6 +14,7 @@ from torch import Tensor
 
 import lit_klrb
 from lit_klrb import schema
+from lit_klrb.files import write_atomically
 
 # Their releases can change a run's numbers.
 PACKAGES = ("torch", "lightning", "transformers", "tokenizers", "numpy")
@@ -28,17 +28,6 @@ def versions() -> dict[str, str]:
     """The versions a run's numbers depend on."""
     packages = {name: version(name) for name in PACKAGES}
     return {"lit_klrb": lit_klrb.__version__, "python": platform.python_version(), **packages}
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace the file at once: a reader, or a kill, sees the old text or the new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 class RunRecorder(L.Callback):

@@ -5,6 +5,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 Batch = dict[str, Tensor]
 
@@ -32,3 +33,18 @@ def pad(rows: Sequence[Sequence[int]], pad_token_id: int, side: Literal["left", 
         tokens[index, place] = torch.tensor(row, dtype=torch.long)
         mask[index, place] = True
     return {"tokens": tokens, "attention_mask": mask}
+
+
+def classifier_batch(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_tokens: int) -> Batch:
+    """Texts as a classifier reads them, with the special tokens its tokenizer adds.
+
+    Args:
+        tokenizer: The classifier's.
+        texts: B texts.
+        max_tokens: Longer ones lose their end.
+
+    Returns:
+        Right-padded `tokens` and `attention_mask`, [B, N].
+    """
+    rows = tokenizer(list(texts), truncation=True, max_length=max_tokens)["input_ids"]
+    return pad(rows, tokenizer.pad_token_id, side="right")

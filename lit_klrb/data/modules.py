@@ -10,9 +10,11 @@ from functools import partial
 from typing import Any
 
 import lightning as L
+import torch
 from torch.utils.data import DataLoader
+from transformers import PreTrainedModel
 
-from lit_klrb.data.batches import Batch, pad
+from lit_klrb.data.batches import Batch, classifier_batch, pad
 from lit_klrb.data.corpora import GRAMMAR, load_reviews
 from lit_klrb.data.grammar import Review, ReviewGrammar
 from lit_klrb.data.preferences import collate_pairs
@@ -123,20 +125,50 @@ class ReviewDataModule(CorpusDataModule):
         # The first token is read, not predicted: there is no beginning-of-sequence token.
         return ReviewGrammar().entropy(given=1).per_token if self.source == GRAMMAR else None
 
-    def examples(self, split: str) -> list[list[int]]:
-        """Token ids of each review, ending with EOS where it fits."""
-        positions = getattr(self.module.policy.config, "max_position_embeddings", None)
+    def check_positions(self, model: PreTrainedModel) -> None:
+        """Refuse reviews longer than a model can read.
+
+        Raises:
+            ConfigurationError: Naming the two numbers.
+        """
+        positions = getattr(model.config, "max_position_embeddings", None)
         if positions is not None and self.max_tokens > positions:
             raise ConfigurationError(
-                f"data.init_args.max_tokens={self.max_tokens} exceeds the {positions} positions of the policy"
+                f"data.init_args.max_tokens={self.max_tokens} exceeds the {positions} positions of the model"
             )
+
+    def examples(self, split: str) -> Sequence[Any]:
+        """Token ids of each review, ending with EOS where it fits."""
+        self.check_positions(self.module.policy)
         tokenizer = self.module.tokenizer
         encoded = tokenizer([review.text for review in self.reviews[split]])
         return [[*ids, tokenizer.eos_token_id][: self.max_tokens] for ids in encoded["input_ids"]]
 
-    def collate(self, split: str, examples: Sequence[list[int]]) -> Batch:
+    def collate(self, split: str, examples: Sequence[Any]) -> Batch:
         """Right-padded `tokens` and `attention_mask`, [B, N]."""
         return pad(examples, self.module.tokenizer.pad_token_id, side="right")
+
+
+class LabelledReviewDataModule(ReviewDataModule):
+    """Reviews with their labels, for a classifier; those without a label are left out.
+
+    The arguments are those of `ReviewDataModule`.
+    """
+
+    def examples(self, split: str) -> list[Review]:
+        """The labelled reviews."""
+        self.check_positions(self.module.classifier)
+        labelled = [review for review in self.reviews[split] if review.label is not None]
+        if not labelled:
+            raise ConfigurationError(
+                f"data.init_args.source: {self.source} has no labelled review in its {split} split"
+            )
+        return labelled
+
+    def collate(self, split: str, examples: Sequence[Any]) -> Batch:
+        """Right-padded `tokens` and `attention_mask`, [B, N], and `labels`, [B]: 1 is positive."""
+        batch = classifier_batch(self.module.tokenizer, [review.text for review in examples], self.max_tokens)
+        return {**batch, "labels": torch.tensor([int(review.label) for review in examples])}
 
 
 class PromptDataModule(CorpusDataModule):

@@ -2,5 +2,6 @@
 
 from .distill import DistillModule as DistillModule
 from .dpo import DPOModule as DPOModule
+from .reward import RewardModule as RewardModule
 from .rloo import RLOOModule as RLOOModule
 from .sft import SFTModule as SFTModule

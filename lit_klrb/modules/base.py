@@ -1,8 +1,9 @@
-"""What every module shares: the policy, its tokenizer, its optimizer, and checkpoints that stand alone."""
+"""What every module shares: a model, its tokenizer, its optimizer, and checkpoints that stand alone."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import lightning as L
 import torch
@@ -16,14 +17,13 @@ REFERENCE_PREFIX = "reference."
 BAR_METRICS = {schema.REWARD, schema.KL, schema.LOSS}
 
 
-class PolicyModule(L.LightningModule, ABC):
-    """A policy that is trained, and whose checkpoint can be loaded, exported or trained on from anywhere.
+class TrainedModule(L.LightningModule, ABC):
+    """A model that is trained, and whose checkpoint can be loaded, exported or trained on from anywhere.
 
     Models are built in `configure_model`, once the trainer is known; `load_from_checkpoint` needs no trainer
-    and takes the policy from the checkpoint alone.
+    and takes the model from the checkpoint alone.
 
     Args:
-        policy_path: The policy to start from: a hub id, an exported folder or a checkpoint.
         learning_rate: AdamW's step size at its peak.
         weight_decay: AdamW's decoupled weight decay.
         adam_epsilon: AdamW's epsilon.
@@ -32,19 +32,19 @@ class PolicyModule(L.LightningModule, ABC):
         seed: Decides every draw of the module; set by --seed_everything.
     """
 
-    # Whether the policy's dropout acts in training. Off wherever log-probabilities are compared with those
+    # What is trained; the attribute of that name holds it.
+    role: ClassVar[models.Role]
+    # Whether the model's dropout acts in training. Off wherever log-probabilities are compared with those
     # of a rollout or a reference: the ratio at the first inner step is then exactly 1.
     uses_dropout = False
     # Whether the loss has a KL term for an estimator to be plugged into.
     uses_kl_estimator = False
 
-    policy: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
 
     def __init__(
         self,
         *,
-        policy_path: str | None = None,
         learning_rate: float = 1e-3,
         weight_decay: float = 0.0,
         adam_epsilon: float = 1e-8,
@@ -59,17 +59,23 @@ class PolicyModule(L.LightningModule, ABC):
         for name, value in counts.items():
             if not value >= 0:
                 raise ConfigurationError(f"model.init_args.{name} must be 0 or larger, got {value}")
-        self.policy_path, self.seed = policy_path, seed
+        self.seed = seed
         self.learning_rate, self.weight_decay, self.adam_epsilon = learning_rate, weight_decay, adam_epsilon
         self.schedule, self.warmup_steps = schedule, warmup_steps
 
     @abstractmethod
-    def build_policy(self) -> None:
-        """Set `policy` and `tokenizer`."""
+    def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """The model to train, and its tokenizer."""
 
     @abstractmethod
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """The loss of one step."""
+
+    @property
+    def trained(self) -> PreTrainedModel:
+        """The model that is trained."""
+        model: PreTrainedModel = getattr(self, self.role.name)
+        return model
 
     @property
     def steps_per_batch(self) -> int:
@@ -95,20 +101,29 @@ class PolicyModule(L.LightningModule, ABC):
             )
 
     def configure_model(self) -> None:
-        """Build the policy, unless a checkpoint brings it: one loaded without a trainer, now or before."""
-        if self._trainer is not None and not hasattr(self, "policy"):
-            self.build_policy()
+        """Build the model, unless a checkpoint brings it: the one to go on from, or one loaded before."""
+        if self._trainer is None or hasattr(self, self.role.name):
+            return
+        path = self.trainer.ckpt_path
+        if path is not None and Path(path).is_file():
+            self._take(models.read_checkpoint(str(path), self.role))
+        else:
+            model, self.tokenizer = self.build()
+            setattr(self, self.role.name, model)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what makes the checkpoint stand alone."""
-        checkpoint[models.CONFIG_KEY] = models.config_dict(self.policy)
+        checkpoint[self.role.config_key] = models.config_dict(self.trained)
         checkpoint[models.TOKENIZER_KEY] = models.tokenizer_files(self.tokenizer)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take policy and tokenizer from the checkpoint where no trainer had them built."""
-        if not hasattr(self, "policy"):
-            self.policy = models.model_from_checkpoint(checkpoint)
-            self.tokenizer = models.tokenizer_from_files(checkpoint[models.TOKENIZER_KEY])
+        """Take model and tokenizer from the checkpoint where no trainer had them built."""
+        if not hasattr(self, self.role.name):
+            self._take(checkpoint)
+
+    def _take(self, checkpoint: dict[str, Any]) -> None:
+        setattr(self, self.role.name, models.model_from_checkpoint(checkpoint, self.role))
+        self.tokenizer = models.tokenizer_from_files(checkpoint[models.TOKENIZER_KEY])
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The trained state: the frozen reference is left out."""
@@ -123,9 +138,9 @@ class PolicyModule(L.LightningModule, ABC):
         return super().load_state_dict({**state_dict, **live}, strict=strict, assign=assign)
 
     def configure_optimizers(self) -> Any:
-        """AdamW on the policy, its schedule moving each optimizer step."""
+        """AdamW on the model, its schedule moving each optimizer step."""
         optimizer = torch.optim.AdamW(
-            self.policy.parameters(),
+            self.trained.parameters(),
             lr=self.learning_rate,
             weight_decay=self.weight_decay,
             eps=self.adam_epsilon,
@@ -139,8 +154,8 @@ class PolicyModule(L.LightningModule, ABC):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_train_start(self) -> None:
-        """Set the policy's mode: `from_pretrained` and validation leave it in eval."""
-        self.policy.train(self.uses_dropout)
+        """Set the model's mode: `from_pretrained` and validation leave it in eval."""
+        self.trained.train(self.uses_dropout)
 
     def log_metrics(self, stage: str, metrics: Mapping[str, Tensor | float], batch_size: int) -> None:
         """Log each metric as `stage/name`; a reader relies on the same names in every stage."""
@@ -157,3 +172,19 @@ class PolicyModule(L.LightningModule, ABC):
         for logger in self.trainer.loggers:
             logger.log_metrics({f"{stage}/{name}": value for name, value in metrics.items()}, step=0)
         return None
+
+
+class PolicyModule(TrainedModule, ABC):
+    """A language model that is trained.
+
+    Args:
+        policy_path: The policy to start from: a hub id, an exported folder or a checkpoint.
+        kwargs: See `TrainedModule`.
+    """
+
+    role = models.POLICY
+    policy: PreTrainedModel
+
+    def __init__(self, *, policy_path: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.policy_path = policy_path

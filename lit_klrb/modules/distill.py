@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb import models
-from lit_klrb.errors import ConfigurationError
 from lit_klrb.generation import Rollout
 from lit_klrb.modules.rloo import RLOOModule
 
@@ -28,21 +28,16 @@ class DistillModule(RLOOModule):
 
     def __init__(self, *, policy_config: dict[str, Any] | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if (policy_config is None) == (self.policy_path is None):
-            raise ConfigurationError(
-                "model.init_args: give either policy_config (a fresh student) or policy_path, "
-                f"got policy_config={policy_config} and policy_path={self.policy_path}"
-            )
+        models.check_one_given(models.POLICY, policy_config, self.policy_path)
         self.save_hyperparameters()
         self.policy_config = policy_config
 
-    def build_policy(self) -> None:
-        """Load the student, or draw fresh weights from the run's seed."""
+    def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """The student as it is, or with fresh weights drawn from the run's seed."""
         if self.policy_config is None:
-            return super().build_policy()
-        self.tokenizer = models.load_tokenizer("model.init_args.reference_path", self.reference_path)
-        self.policy = models.fresh_model(self.policy_config, self.tokenizer, self.seed)
-        return None
+            return super().build()
+        tokenizer = models.load_tokenizer("model.init_args.reference_path", self.reference_path)
+        return models.fresh_model(self.policy_config, tokenizer, self.seed), tokenizer
 
     def rewards(self, rollout: Rollout) -> Tensor:
         """None: zero for each sequence, [B]."""

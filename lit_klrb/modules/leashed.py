@@ -5,25 +5,44 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb import models
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import RaoBlackwell
+from lit_klrb.functional import TokenStats
 from lit_klrb.functional.statistics import clustered_mean
 from lit_klrb.generation import Rollout, Sampling, generate_completions
 from lit_klrb.modules.base import PolicyModule
-from lit_klrb.rewards import load_reward
+from lit_klrb.rewards import RewardOutput, load_reward
 from lit_klrb.scoring import Scorer
 from lit_klrb.seeding import derive_seed
 
 
-class Evaluated(NamedTuple):
-    """One batch of the common evaluation, each [P, K]: reward, Rao-Blackwellized KL in nats, tokens."""
+class Evaluation(NamedTuple):
+    """One batch of the common evaluation.
 
-    reward: Tensor
-    kl: Tensor
-    length: Tensor
+    Args:
+        rollout: Completions of P prompts, K each, prompt-major.
+        stats: What policy and reference say of them, [P·K, T].
+        rewards: Their rewards, [P·K].
+        completions_per_prompt: K.
+    """
+
+    rollout: Rollout
+    stats: TokenStats
+    rewards: Tensor
+    completions_per_prompt: int
+
+    def summary(self) -> dict[str, Tensor]:
+        """Reward, Rao-Blackwellized KL in nats and length in tokens of each completion, [P, K]."""
+        mask = self.rollout.mask
+        columns = {
+            "reward": self.rewards,
+            "kl": RaoBlackwell().value(self.stats, mask),
+            "length": mask.sum(1),
+        }
+        return {name: v.float().view(-1, self.completions_per_prompt) for name, v in columns.items()}
 
 
 class LeashedModule(PolicyModule, ABC):
@@ -34,10 +53,15 @@ class LeashedModule(PolicyModule, ABC):
 
     Args:
         reference_path: The frozen reference: a hub id, an exported folder or a checkpoint.
-        reward_path: The reward: "grammar" (the embedded world's exact log odds of a positive review) or
-            "package.module:function", from a list of texts to a list of numbers.
+        reward_path: The reward: "grammar" (the embedded world's exact log odds of a positive review), a
+            classifier (a hub id, a folder or a checkpoint of RewardModule), or "package.module:function",
+            from a list of texts to a list of numbers. Several of these with their weights are summed:
+            {"grammar": 1.0, "my_rewards:shortness": 0.1}.
+        reward_label: Which label of a classifier is rewarded; by default the second of two, the positive one.
+        reward_output: The log odds of that label, or its logit.
         completions_per_prompt: Completions of each training prompt.
         max_new_tokens: Tokens after which a completion is cut off.
+        stop_at_eos: Whether the end-of-sequence token ends a completion; if not, all have max_new_tokens.
         temperature: Divides both models' logits, in sampling and in every log-probability.
         evaluation_completions: Completions of each evaluation prompt.
         evaluation_seed: Decides the completions drawn in evaluation; the same for runs to be compared.
@@ -50,9 +74,12 @@ class LeashedModule(PolicyModule, ABC):
         self,
         *,
         reference_path: str,
-        reward_path: str = models.GRAMMAR,
+        reward_path: str | dict[str, float] = models.GRAMMAR,
+        reward_label: str | None = None,
+        reward_output: RewardOutput = "log_odds",
         completions_per_prompt: int = 2,
         max_new_tokens: int = 48,
+        stop_at_eos: bool = True,
         temperature: float = 1.0,
         evaluation_completions: int = 2,
         evaluation_seed: int = 0,
@@ -60,14 +87,15 @@ class LeashedModule(PolicyModule, ABC):
     ) -> None:
         super().__init__(**kwargs)
         self.reference_path, self.reward_path = reference_path, reward_path
+        self.reward_label, self.reward_output = reward_label, reward_output
         if evaluation_completions < 1:
             raise ConfigurationError(
                 f"model.init_args.evaluation_completions must be at least 1, got {evaluation_completions}"
             )
         self.sampling = Sampling(completions_per_prompt, max_new_tokens, temperature)
         self.evaluation_sampling = Sampling(evaluation_completions, max_new_tokens, temperature)
-        self.evaluation_seed = evaluation_seed
-        self._evaluated: list[Evaluated] = []
+        self.stop_at_eos, self.evaluation_seed = stop_at_eos, evaluation_seed
+        self._evaluated: list[dict[str, Tensor]] = []
 
     def configure_model(self) -> None:
         """Load reference and reward beside the policy; policy and reference must read the same tokens."""
@@ -83,18 +111,19 @@ class LeashedModule(PolicyModule, ABC):
                 f"model.init_args.reference_path: {self.reference_path} has a vocabulary of {sizes[1]}, "
                 f"the policy one of {sizes[0]}; a KL between them needs one vocabulary"
             )
-        self.reward = load_reward(self.reward_path)
+        self.reward = load_reward(
+            self.reward_path, self.reward_label, self.reward_output, self.trainer.strategy.root_device
+        )
         self.scorer = Scorer(self.policy, self.reference, self.sampling.temperature)
         if not self.scorer.tiled:
             self.print(
                 "policy or reference is not a backbone with a linear head: both are read through logits"
             )
 
-    def build_policy(self) -> None:
-        """Set `policy` and `tokenizer`: those of policy_path, or the reference's."""
-        policy_path = self.policy_path or self.reference_path
-        self.tokenizer = models.load_tokenizer("model.init_args.policy_path", policy_path)
-        self.policy = models.load_model("model.init_args.policy_path", policy_path)
+    def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """Policy and tokenizer of policy_path, or the reference's."""
+        key, path = "model.init_args.policy_path", self.policy_path or self.reference_path
+        return models.load_model(key, path), models.load_tokenizer(key, path)
 
     def generate(
         self, model: PreTrainedModel, batch: dict[str, Tensor], sampling: Sampling, seed: int
@@ -106,7 +135,7 @@ class LeashedModule(PolicyModule, ABC):
             batch["attention_mask"],
             sampling,
             seed=seed,
-            eos_token_id=self.tokenizer.eos_token_id,
+            eos_token_id=self.tokenizer.eos_token_id if self.stop_at_eos else None,
             pad_token_id=self.tokenizer.pad_token_id,
         )
 
@@ -119,17 +148,19 @@ class LeashedModule(PolicyModule, ABC):
         """The reward of each sequence, [B]."""
         return self.reward(self.texts(rollout)).to(rollout.tokens.device)
 
-    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """The common evaluation of one batch of prompts."""
-        self._evaluated.append(self._evaluate(batch, batch_idx)[1])
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Evaluation]:
+        """The common evaluation of one batch of prompts; callbacks get the whole of it."""
+        evaluation = self._evaluate(batch, batch_idx)
+        self._evaluated.append(evaluation.summary())
+        return {"evaluation": evaluation}
 
     def on_validation_epoch_end(self) -> None:
         """Log means with standard errors clustered by prompt."""
         self._log_evaluation("val")
 
-    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Evaluation]:
         """As in validation, on the test prompts."""
-        self.validation_step(batch, batch_idx)
+        return self.validation_step(batch, batch_idx)
 
     def on_test_epoch_end(self) -> None:
         """As in validation."""
@@ -137,29 +168,26 @@ class LeashedModule(PolicyModule, ABC):
 
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> list[dict[str, Any]]:
         """Each completion as text, with what the evaluation measures of it."""
-        rollout, evaluated = self._evaluate(batch, batch_idx)
+        evaluation = self._evaluate(batch, batch_idx)
         columns = {
-            "text": self.texts(rollout),
-            **{k: v.flatten().tolist() for k, v in evaluated._asdict().items()},
+            "text": self.texts(evaluation.rollout),
+            **{name: values.flatten().tolist() for name, values in evaluation.summary().items()},
         }
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
-    def _evaluate(self, batch: dict[str, Tensor], batch_idx: int) -> tuple[Rollout, Evaluated]:
+    def _evaluate(self, batch: dict[str, Tensor], batch_idx: int) -> Evaluation:
         seed = derive_seed(self.evaluation_seed, "evaluation", batch_idx)
         rollout = self.generate(self.policy, batch, self.evaluation_sampling, seed)
         stats = self.scorer.stats(rollout, self.scorer.reference_states(rollout))
-        kl = RaoBlackwell().value(stats, rollout.mask)
-        per_sequence = (self.rewards(rollout), kl, rollout.mask.sum(1).float())
         count = self.evaluation_sampling.completions_per_prompt
-        return rollout, Evaluated(*(values.view(-1, count) for values in per_sequence))
+        return Evaluation(rollout, stats, self.rewards(rollout), count)
 
     def _log_evaluation(self, stage: str) -> None:
-        pooled = Evaluated(*(torch.cat(parts) for parts in zip(*self._evaluated, strict=True)))
-        self._evaluated.clear()
         metrics: dict[str, float] = {}
-        for name, values in pooled._asdict().items():
-            mean, error = clustered_mean(values)
+        for name in self._evaluated[0]:
+            mean, error = clustered_mean(torch.cat([part[name] for part in self._evaluated]))
             metrics |= {name: mean.item(), f"{name}_se": error.item()}
+        self._evaluated.clear()
         self.log_evaluation(stage, metrics)
         self.print(
             f"step {self.global_step}: reward {metrics['reward']:.3f} ± {metrics['reward_se']:.3f}, "

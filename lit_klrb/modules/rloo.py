@@ -22,6 +22,7 @@ class Experience(NamedTuple):
         rollout: B sequences with T completion positions.
         reference_states: What the scorer keeps of the reference, [B, T, D].
         behaviour_logprobs: Log-probabilities the completions were drawn with, [B, T].
+        rewards: Reward of each completion, [B].
         weights: The estimator's score weights, [B, T].
         metrics: What is logged of it at each of its steps.
     """
@@ -29,13 +30,14 @@ class Experience(NamedTuple):
     rollout: Rollout
     reference_states: Tensor
     behaviour_logprobs: Tensor
+    rewards: Tensor
     weights: Tensor
     metrics: dict[str, float]
 
     def rows(self, rows: slice) -> "Experience":
         """The same for some of the sequences."""
-        rollout, states, logprobs, weights, metrics = self
-        return Experience(rollout.rows(rows), states[rows], logprobs[rows], weights[rows], metrics)
+        tensors: dict[str, Any] = {k: v[rows] for k, v in self._asdict().items() if isinstance(v, Tensor)}
+        return self._replace(rollout=self.rollout.rows(rows), **tensors)
 
 
 class RLOOModule(LeashedModule):
@@ -68,7 +70,8 @@ class RLOOModule(LeashedModule):
             )
         self.save_hyperparameters()
         self.inner_epochs, self.mini_batches = inner_epochs, mini_batches
-        self._experience: Experience | None = None
+        # The rollout in use; kept by checkpoints.
+        self.experience: Experience | None = None
 
     def setup(self, stage: str) -> None:
         """Refuse to train without an estimator.
@@ -94,29 +97,35 @@ class RLOOModule(LeashedModule):
     @property
     def last_rollout(self) -> tuple[float, int]:
         """Mean KL in nats of the newest rollout, and how many completions it has."""
-        assert self._experience is not None
-        return self._experience.metrics["kl"], len(self._experience.weights)
+        assert self.experience is not None
+        return self.experience.metrics["kl"], len(self.experience.weights)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Sample and weigh a rollout where a new one is due; the loss of this step's share of it."""
         number, step = divmod(batch_idx, self.steps_per_batch)
         if step == 0:
-            self._experience = self.collect(batch, number)
-        assert self._experience is not None
-        loss = self._loss(self._share(self._experience, step % self._splits))
-        self.log_metrics("train", self._experience.metrics, batch_size=len(batch["tokens"]))
+            self.experience = self.collect(batch, number)
+        assert self.experience is not None
+        loss = self.loss_of(self._share(self.experience, step % self._splits))
+        self.log_metrics("train", self.experience.metrics, batch_size=len(batch["tokens"]))
         self.log_metrics("train", {"loss": loss.detach()}, batch_size=len(batch["tokens"]))
         return loss
 
-    def _loss(self, experience: Experience) -> Tensor:
-        """The estimator's loss, through the fused operation where that can express it."""
-        rollout, reference_states, behaviour_logprobs, weights, _ = experience
-        linear = self.kl_estimator.linear_loss(rollout.mask, weights, beta=self.beta)
+    def loss_of(self, experience: Experience, beta: float | None = None) -> Tensor:
+        """The estimator's loss, through the fused operation where that can express it.
+
+        Args:
+            experience: Sequences and their weights.
+            beta: That the weights were made with; the run's by default.
+        """
+        rollout, reference_states, behaviour_logprobs, _, weights, _ = experience
+        beta = self.beta if beta is None else beta
+        linear = self.kl_estimator.linear_loss(rollout.mask, weights, beta=beta)
         if linear is not None:
             return self.scorer.loss(rollout, reference_states, linear, behaviour_logprobs)
         stats = self.scorer.stats(rollout, reference_states)
         return self.kl_estimator.loss(
-            stats, rollout.mask, weights, beta=self.beta, behaviour_logprobs=behaviour_logprobs
+            stats, rollout.mask, weights, beta=beta, behaviour_logprobs=behaviour_logprobs
         )
 
     @torch.no_grad()
@@ -140,7 +149,7 @@ class RLOOModule(LeashedModule):
             mean, error = clustered_mean(values.view(-1, group_size))
             metrics |= {name: mean.item(), f"{name}_se": error.item()}
         metrics["length"] = rollout.mask.sum(1).float().mean().item()
-        return Experience(rollout, reference_states, stats.logprobs, weights, metrics)
+        return Experience(rollout, reference_states, stats.logprobs, rewards, weights, metrics)
 
     def _share(self, experience: Experience, index: int) -> Experience:
         """The sequences of one of the equal parts a rollout is split into; no prompt's group is cut."""
@@ -158,15 +167,15 @@ class RLOOModule(LeashedModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the rollout in use: after a stop in the middle of its steps it could not be drawn again."""
         super().on_save_checkpoint(checkpoint)
-        if self._experience is not None:
-            rollout, *rest = self._experience
+        if self.experience is not None:
+            rollout, *rest = self.experience
             checkpoint[EXPERIENCE_KEY] = [tuple(rollout), *rest]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the rollout in use from the checkpoint."""
         super().on_load_checkpoint(checkpoint)
         if EXPERIENCE_KEY in checkpoint:
-            rollout, states, logprobs, weights, metrics = checkpoint[EXPERIENCE_KEY]
-            states, logprobs, weights = (tensor.to(self.device) for tensor in (states, logprobs, weights))
+            rollout, *rest = checkpoint[EXPERIENCE_KEY]
+            parts: list[Any] = [part.to(self.device) if isinstance(part, Tensor) else part for part in rest]
             rollout = Rollout(*(tensor.to(self.device) for tensor in rollout))
-            self._experience = Experience(rollout, states, logprobs, weights, metrics)
+            self.experience = Experience(rollout, *parts)

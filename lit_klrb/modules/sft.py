@@ -5,8 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb import models
+from lit_klrb.data.tokenizer import train_bpe
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.modules.base import PolicyModule
 from lit_klrb.seeding import derive_seed, forked_rng
@@ -18,7 +20,8 @@ class SFTModule(PolicyModule):
     Args:
         policy_config: Builds a fresh model: `model_type` and what differs from its defaults; vocabulary and
             special tokens come from the tokenizer. Give this or policy_path.
-        tokenizer_path: The fresh model's tokenizer: "grammar", a hub id or a folder.
+        tokenizer_path: The fresh model's tokenizer: "grammar", a hub id, a folder or a checkpoint.
+        vocab_size: Trains a byte-level BPE tokenizer of so many tokens on the training reviews instead.
         kwargs: See `PolicyModule`.
     """
 
@@ -29,27 +32,34 @@ class SFTModule(PolicyModule):
         *,
         policy_config: dict[str, Any] | None = None,
         tokenizer_path: str = models.GRAMMAR,
+        vocab_size: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if (policy_config is None) == (self.policy_path is None):
-            raise ConfigurationError(
-                "model.init_args: give either policy_config (fresh weights) or policy_path, "
-                f"got policy_config={policy_config} and policy_path={self.policy_path}"
-            )
+        models.check_one_given(models.POLICY, policy_config, self.policy_path)
         self.save_hyperparameters()
-        self.policy_config, self.tokenizer_path = policy_config, tokenizer_path
+        self.policy_config, self.tokenizer_path, self.vocab_size = policy_config, tokenizer_path, vocab_size
         self._evaluated: list[Tensor] = []
 
-    def build_policy(self) -> None:
-        """Load the policy, or draw fresh weights from the run's seed."""
+    def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """The given policy, or one with fresh weights drawn from the run's seed."""
         if self.policy_path is not None:
-            self.tokenizer = models.load_tokenizer("model.init_args.policy_path", self.policy_path)
-            self.policy = models.load_model("model.init_args.policy_path", self.policy_path)
-        else:
-            assert self.policy_config is not None
-            self.tokenizer = models.load_tokenizer("model.init_args.tokenizer_path", self.tokenizer_path)
-            self.policy = models.fresh_model(self.policy_config, self.tokenizer, self.seed)
+            key = "model.init_args.policy_path"
+            return models.load_model(key, self.policy_path), models.load_tokenizer(key, self.policy_path)
+        assert self.policy_config is not None
+        tokenizer = self._fresh_tokenizer()
+        return models.fresh_model(self.policy_config, tokenizer, self.seed), tokenizer
+
+    def _fresh_tokenizer(self) -> PreTrainedTokenizerBase:
+        if self.vocab_size is None:
+            return models.load_tokenizer("model.init_args.tokenizer_path", self.tokenizer_path)
+        reviews = self.trainer.datamodule.reviews.get("train")  # type: ignore[attr-defined]
+        if reviews is None:
+            raise ConfigurationError(
+                f"model.init_args.vocab_size={self.vocab_size}: only fit trains a tokenizer; name the "
+                "checkpoint that has it by ckpt_path"
+            )
+        return train_bpe((review.text for review in reviews), self.vocab_size)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Mean cross-entropy over the batch's tokens, in nats."""

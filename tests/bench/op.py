@@ -25,6 +25,7 @@ SIZES = [
 ]
 QUICK_SIZES = [Size("small head, float32", 8_192, 256, 512, torch.float32, 1024)]
 ACCURACY_ROWS = 128
+RATIO_ROUNDS = (15, 300.0)  # rounds at most, and the seconds after which none begins
 
 MC = "MC, tiled, with reference"
 RB = "**RB, `tiled_policy_loss`**"
@@ -146,10 +147,12 @@ def measure(size: Size, rounds: int, seconds: float) -> str:
         run()
         print(f"  {label}: {time.perf_counter() - start:.1f} s", file=sys.stderr)
     times = interleaved_times(runs, rounds, seconds)
+    print(f"{size.name}: ratios", file=sys.stderr)
+    compared = interleaved_times({label: runs[label] for label in compared_labels(times)}, *RATIO_ROUNDS)
     del runs, case
     print(f"{size.name}: memory", file=sys.stderr)
     peaks = {variant.label: in_own_process(memory, size, VARIANTS.index(variant)) for variant in variants}
-    return section(size, times, peaks, errors)
+    return section(size, times, peaks, errors) + "\n\n" + goals(compared, peaks)
 
 
 def ratio(times: dict[str, list[float]], label: str, base: str) -> float:
@@ -187,45 +190,51 @@ def section(
             f"V = {size.vocabulary:,}, D = {size.width}, {size.tokens:,} tokens ({size.memory_tokens:,} for "
             f"memory), {len(times[base])} rounds.",
             markdown(header, rows),
-            _goals(times, peaks, floor),
         ]
     )
 
 
-def _goals(times: dict[str, list[float]], peaks: dict[str, float], floor: str) -> str:
+def compared_labels(times: dict[str, list[float]]) -> list[str]:
+    """What the goals are stated in: ours, its twin, and the fastest of plain Monte Carlo, floors and peers."""
+    own_labels = [label + mode for label in (MC, RB, STATS) for mode in ("", COMPILED)]
     peer_labels = {variant.label for variant in VARIANTS if variant.function.__module__ == peers.__name__}
-    measured = {
-        "`tiled_policy_loss` / tiled MC with reference": [
-            (1.05, 1.02),
-            *(ratio(times, RB + mode, MC + mode) for mode in ("", COMPILED)),
-        ],
-        "`tiled_policy_loss` / floor": [
-            (1.25, 1.1),
-            *(ratio(times, RB + mode, floor) for mode in ("", COMPILED)),
-        ],
-        "`tiled_token_stats` / plain MC with reference": [
-            (1.35, 1.2),
-            *(ratio(times, STATS + mode, PLAIN_MC) for mode in ("", COMPILED)),
-        ],
-        "extra memory of `tiled_policy_loss` / plain RB": [
-            (0.15, 0.08),
-            *(peaks[RB + mode] / peaks[PLAIN_RB] for mode in ("", COMPILED)),
-        ],
-        "`tiled_policy_loss` / fastest peer": [
-            (1.0, 1.0),
-            *(max(ratio(times, RB + mode, label) for label in peer_labels) for mode in ("", COMPILED)),
-        ],
+    fastest = [
+        min(times.keys() & labels, key=lambda label: statistics.median(times[label]))
+        for labels in (FLOORS.keys(), peer_labels)
+    ]
+    return [*fastest, PLAIN_MC, *own_labels]
+
+
+def goals(times: dict[str, list[float]], peaks: dict[str, float]) -> str:
+    """The ratios that matter, from rounds of their own: medians, and the quartiles of the rounds."""
+    floor, peer = list(times)[:2]
+    compared = {
+        "`tiled_policy_loss` / tiled MC with reference": ("1.05", "1.02", RB, (MC, MC + COMPILED)),
+        "`tiled_policy_loss` / floor": ("1.25", "1.1", RB, (floor, floor)),
+        "`tiled_token_stats` / plain MC with reference": ("1.35", "1.2", STATS, (PLAIN_MC, PLAIN_MC)),
+        f"`tiled_policy_loss` / fastest peer ({peer})": ("1", "1", RB, (peer, peer)),
     }
     rows = [
-        [name, str(bar), str(goal), *(f"{value:.3f}" for value in values)]
-        for name, ((bar, goal), *values) in measured.items()
+        [name, bar, goal, _spread(times, ours, bases[0]), _spread(times, ours + COMPILED, bases[1])]
+        for name, (bar, goal, ours, bases) in compared.items()
     ]
-    return markdown(["ratio", "bar", "goal", "in place (default)", "compiled"], rows)
+    memory_ratios = [f"{peaks[RB + mode] / peaks[PLAIN_RB]:.3f}" for mode in ("", COMPILED)]
+    rows.append(["extra memory of `tiled_policy_loss` / plain RB", "0.15", "0.08", *memory_ratios])
+    count = len(times[MC])
+    return f"Ratios from {count} more rounds of these alone; in brackets the quartiles of the rounds.\n\n" + (
+        markdown(["ratio", "bar", "goal", "in place (default)", "compiled"], rows)
+    )
+
+
+def _spread(times: dict[str, list[float]], label: str, base: str) -> str:
+    ratios = [a / b for a, b in zip(times[label], times[base], strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return f"{middle:.3f} ({low:.2f} to {high:.2f})"
 
 
 def report(quick: bool) -> str:
     """The whole part."""
-    sizes, rounds, seconds = (QUICK_SIZES, 3, 0.0) if quick else (SIZES, 9, 420.0)
+    sizes, rounds, seconds = (QUICK_SIZES, 3, 0.0) if quick else (SIZES, 3, 0.0)
     warnings.simplefilter("ignore")  # the peers' own
     sections = []
     for size in sizes:

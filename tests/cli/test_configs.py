@@ -35,7 +35,7 @@ def test_it_names_a_run_directory_of_its_own(path):
     assert config.trainer.default_root_dir == f"runs/{path.parent.name}/{path.stem}"
 
 
-@pytest.mark.parametrize("stage", ["sft", "dpo", "rloo", "distill"])
+@pytest.mark.parametrize("stage", ["sft", "dpo", "rloo", "reward", "distill"])
 def test_it_runs(chain, stage, tmp_path):
     assert chain.run("fit", stage, "--trainer.fast_dev_run", "true", run=tmp_path / "run") == 0
     assert not (tmp_path / "run").exists()

@@ -41,7 +41,11 @@ WRONG = [
     (["--model.learning_rate", "fast"], "model.init_args.learning_rate: 'fast' is not of type float"),
     (["--model.learning_rate", "0"], "model.init_args.learning_rate must be positive, got 0.0"),
     (["--model.schedule", "zigzag"], "model.init_args.schedule: 'zigzag' is not one of 'constant', 'linear'"),
-    (["--model.reward_path", "nope"], "reward_path: nope is neither 'grammar' nor 'package.module:function'"),
+    (["--model.reward_path", "/no/where"], "model.init_args.reward_path: /no/where does not exist"),
+    (
+        ["--model.reward_path", "{grammar: 1.0, /no/where.ckpt: 0.5}"],
+        "model.init_args.reward_path: /no/where.ckpt does not exist",
+    ),
     (["--model.reward_path", "math:nope"], "reward_path: cannot import math:nope"),
     (["--model.policy_path", "/no/where.ckpt"], "model.init_args.policy_path: /no/where.ckpt does not exist"),
     (["--model.policy_path", "/no/where"], "model.init_args.policy_path: /no/where does not exist"),

@@ -10,6 +10,7 @@ from lit_klrb import estimators, modules
 from lit_klrb.callbacks import KLEstimatorCallback
 from lit_klrb.data import modules as data_modules
 from lit_klrb.data.tokenizer import grammar_tokenizer
+from lit_klrb.modules.base import TrainedModule
 
 NO_EVALUATION = ["--trainer.limit_val_batches", "0", "--trainer.num_sanity_val_steps", "0"]
 
@@ -23,6 +24,7 @@ TRAINING = [
     ("sft", ["--model.policy_config.n_head", "1"]),
     ("sft", ["--model.policy_config", "null", "--model.policy_path", "{dpo}"]),
     ("sft", ["--model.tokenizer_path", "{tokenizer}"]),
+    ("sft", ["--model.vocab_size", "300"]),
     ("sft", ["--data.max_tokens", "5"]),
     ("sft", ["--data.batch_size", "7"]),
     ("sft", ["--data.train_size", "32"]),
@@ -35,6 +37,11 @@ TRAINING = [
     ("dpo", ["--model.length_normalised", "true"]),
     ("dpo", ["--model.reward_path", "cli_rewards:length"]),
     ("dpo", ["--model.completions_per_prompt", "3"]),
+    ("reward", ["--seed_everything", "3"]),
+    ("reward", ["--model.classifier_config.n_head", "1"]),
+    ("reward", ["--model.classifier_config", "null", "--model.classifier_path", "{reward}"]),
+    ("reward", ["--model.tokenizer_path", "{tokenizer}"]),
+    ("reward", ["--data.max_tokens", "5"]),
     ("rloo", ["--seed_everything", "3"]),
     ("rloo", ["--kl.beta", "3"]),
     ("rloo", ["--kl.final_beta", "30"]),
@@ -48,6 +55,9 @@ TRAINING = [
     ("rloo", ["--model.policy_path", "{sft}"]),
     ("rloo", ["--model.reference_path", "{dpo}"]),
     ("rloo", ["--model.reward_path", "cli_rewards:length"]),
+    ("rloo", ["--model.reward_path", "{reward}"]),
+    ("rloo", ["--model.reward_path", "{grammar: 1.0, cli_rewards:length: 0.1}"]),
+    ("rloo", ["--model.stop_at_eos", "false"]),
     ("rloo", ["--model.schedule", "constant"]),
     ("rloo", ["--model.temperature", "0.5"]),
     ("rloo", ["--model.max_new_tokens", "3"]),
@@ -57,6 +67,8 @@ TRAINING = [
     ("rloo", ["--data.min_prompt_tokens", "8"]),
     ("rloo", ["--data.max_prompt_tokens", "2"]),
 ]
+# Options that act on a learned reward: compared with a run that has it.
+LEARNED = [["--model.reward_label", "negative"], ["--model.reward_output", "logit"]]
 EVALUATION = [
     ["--model.evaluation_completions", "3"],
     ["--model.evaluation_seed", "1"],
@@ -82,7 +94,7 @@ def files(chain, tmp_path_factory):
     texts = [f"I saw this film {number} times and liked it." for number in range(200)]
     lines = (json.dumps({"text": text, "label": 1}) for text in texts)
     (folder / "reviews.jsonl").write_text("\n".join(lines))
-    checkpoints = {stage: chain.checkpoint(stage) for stage in ("sft", "dpo", "rloo")}
+    checkpoints = {stage: chain.checkpoint(stage) for stage in ("sft", "dpo", "rloo", "reward")}
     return {**checkpoints, "tokenizer": folder / "tokenizer", "reviews": folder / "reviews.jsonl"}
 
 
@@ -91,10 +103,25 @@ def files(chain, tmp_path_factory):
 )
 def test_the_option_changes_the_trained_policy(chain, files, tmp_path, stage, extra, monkeypatch):
     monkeypatch.syspath_prepend(str(__file__).rpartition("/")[0])
-    extra = [word.format_map(files) for word in extra]
+    extra = [word if word.startswith("{grammar") else word.format_map(files) for word in extra]
     assert chain.run("fit", stage, *NO_EVALUATION, *extra, run=tmp_path) == 0
     changed = weights_of(tmp_path / "checkpoints" / "last.ckpt")
     assert not equal(weights_of(chain.checkpoint(stage)), changed)
+
+
+@pytest.fixture(scope="module")
+def with_learned_reward(chain, tmp_path_factory):
+    run = tmp_path_factory.mktemp("learned")
+    reward = ["--model.reward_path", chain.checkpoint("reward")]
+    assert chain.run("fit", "rloo", *NO_EVALUATION, *reward, run=run) == 0
+    return weights_of(run / "checkpoints" / "last.ckpt"), reward
+
+
+@pytest.mark.parametrize("extra", LEARNED, ids=" ".join)
+def test_the_option_of_a_learned_reward_changes_the_policy(chain, tmp_path, with_learned_reward, extra):
+    expected, reward = with_learned_reward
+    assert chain.run("fit", "rloo", *NO_EVALUATION, *reward, *extra, run=tmp_path) == 0
+    assert not equal(expected, weights_of(tmp_path / "checkpoints" / "last.ckpt"))
 
 
 @pytest.mark.parametrize("extra", EVALUATION, ids=" ".join)
@@ -113,7 +140,7 @@ def classes(module, base):
 
 def test_no_constructor_argument_is_left_out_above():
     owners = {
-        "model": classes(modules, modules.SFTModule.__mro__[1]),
+        "model": classes(modules, TrainedModule),
         "data": classes(data_modules, data_modules.CorpusDataModule),
         "kl": [KLEstimatorCallback],
         "kl.estimator": classes(estimators, estimators.KLEstimator),
@@ -125,7 +152,7 @@ def test_no_constructor_argument_is_left_out_above():
         wanted |= {f"{key}.{name}" for name in names - {"kwargs", "seed"}}
     changed = {
         word.removeprefix("--")
-        for extra in [*(extra for _, extra in TRAINING), *EVALUATION]
+        for extra in [*(extra for _, extra in TRAINING), *LEARNED, *EVALUATION]
         for word in extra
         if word.startswith("--")
     }

@@ -57,6 +57,7 @@ CASES = {
         "sft",
         ["--model.policy_config.resid_pdrop", "0.2", "--trainer.val_check_interval", "3"],
     ),
+    "reward model": ("reward", ["--model.classifier_config.resid_pdrop", "0.2"]),
 }
 # How many batches are trained on before the stop, and whether it comes in the validation after them.
 CUTS = [
@@ -66,6 +67,7 @@ CUTS = [
     *(("accumulation", batches, False) for batches in (3, 4)),
     *(("preferences", batches, batches == 2) for batches in (2, 3)),
     *(("dropout", batches, batches == 3) for batches in (2, 3)),
+    ("reward model", 3, True),
 ]
 
 

@@ -33,5 +33,5 @@ def test_a_fresh_student_comes_nearer_to_its_teacher(chain, tmp_path, estimator)
 
 
 def test_a_student_is_fresh_or_given_and_not_both():
-    with pytest.raises(ValueError, match=r"give either policy_config \(a fresh student\) or policy_path"):
+    with pytest.raises(ValueError, match=r"give either policy_config \(fresh weights\) or policy_path"):
         DistillModule(reference_path="x")

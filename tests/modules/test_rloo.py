@@ -63,7 +63,7 @@ def test_a_step_has_the_gradient_of_the_objective_on_whole_logits(chain, tmp_pat
     assert len(stepped) == len(list(module.policy.parameters()))
     module.zero_grad()
 
-    experience = module._experience
+    experience = module.experience
     rollout = experience.rollout
     with torch.no_grad():
         ref_logits = completion_logits(module.reference, rollout)
@@ -97,12 +97,12 @@ def test_inner_epochs_use_one_rollout_and_mini_batches_share_it_out(chain, tmp_p
     module, batch = attached(chain, tmp_path, estimators.MonteCarlo(), inner_epochs=2, mini_batches=2)
     assert module.steps_per_batch == 4
     module.training_step(batch, 0)
-    first = module._experience
+    first = module.experience
     for step in (1, 2, 3):
         module.training_step(batch, step)
-        assert module._experience is first
+        assert module.experience is first
     module.training_step(batch, 4)
-    assert module._experience is not first
+    assert module.experience is not first
     halves = [module._share(first, index) for index in (0, 1)]
     assert [len(half.weights) for half in halves] == [6, 6]
     assert torch.equal(torch.cat([half.weights for half in halves]), first.weights)

@@ -142,8 +142,7 @@ class _TiledPolicyLoss(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         gradients = HeadGradients(problem.policy, problem.inputs, ctx.needs_input_grad[:3])
         with torch.autocast(hidden.device.type, enabled=False):
-            buffers = problem.buffers(keep=True)
-            tiles = [_tile(problem, objective, rows, gradients, buffers) for rows in problem.tiles()]
+            tiles = _tiles(problem, objective, gradients)
         losses, *fields = zip(*tiles, strict=True)
         statistics = tuple(torch.cat(field) for field in fields)
         problem.warn_infinite(statistics[2])
@@ -162,6 +161,12 @@ class _TiledPolicyLoss(torch.autograd.Function):
         if bool(upstream != 1):
             gradients = tuple(None if g is None else g.mul_(upstream) for g in gradients)
         return *gradients, None, None
+
+
+def _tiles(problem: Problem, objective: _Objective, gradients: HeadGradients) -> list[tuple[Tensor, ...]]:
+    """Loss and statistics of every tile, all made in the same memory, which is free again afterwards."""
+    buffers = problem.buffers(keep=True)
+    return [_tile(problem, objective, rows, gradients, buffers) for rows in problem.tiles()]
 
 
 def _tile(

@@ -1,0 +1,113 @@
+"""A reward model: a classifier of texts, trained on labelled reviews."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from lit_klrb import models
+from lit_klrb.functional.statistics import clustered_mean
+from lit_klrb.modules.base import TrainedModule
+from lit_klrb.seeding import derive_seed, forked_rng
+
+LABELS = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
+
+
+class RewardModule(TrainedModule):
+    """Maximum likelihood of the label given the text, from fresh weights or from a given classifier.
+
+    Its checkpoint is a `reward_path` for DPO and RLOO: the reward is the log odds of the label "positive".
+
+    Args:
+        classifier_config: Builds a fresh model: `model_type` and what differs from its defaults; vocabulary
+            and special tokens come from the tokenizer. Give this or classifier_path.
+        classifier_path: The classifier to start from: a hub id, an exported folder or a checkpoint.
+        tokenizer_path: The fresh model's tokenizer: "grammar", a hub id, a folder or a policy's checkpoint.
+        kwargs: See `TrainedModule`.
+    """
+
+    role = models.CLASSIFIER
+    uses_dropout = True
+    classifier: PreTrainedModel
+
+    def __init__(
+        self,
+        *,
+        classifier_config: dict[str, Any] | None = None,
+        classifier_path: str | None = None,
+        tokenizer_path: str = models.GRAMMAR,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        models.check_one_given(self.role, classifier_config, classifier_path)
+        self.save_hyperparameters()
+        self.classifier_config, self.classifier_path = classifier_config, classifier_path
+        self.tokenizer_path = tokenizer_path
+        self._evaluated: list[Tensor] = []
+
+    def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """The given classifier, or one with fresh weights drawn from the run's seed."""
+        if self.classifier_path is not None:
+            source = "model.init_args.classifier_path", self.classifier_path, self.role
+            return models.load_model(*source), models.load_tokenizer(*source)
+        assert self.classifier_config is not None
+        tokenizer = models.load_tokenizer("model.init_args.tokenizer_path", self.tokenizer_path)
+        config = {**LABELS, **self.classifier_config}
+        return models.fresh_model(config, tokenizer, self.seed, self.role), tokenizer
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        """Mean cross-entropy of the labels, in nats."""
+        with forked_rng(derive_seed(self.seed, "dropout", batch_idx), self.device):
+            logits = self._logits(batch)
+        loss = cross_entropy(logits, batch["labels"])
+        accuracy = (logits.argmax(1) == batch["labels"]).float().mean()
+        self.log_metrics("train", {"loss": loss.detach(), "accuracy": accuracy}, batch_size=len(logits))
+        return loss
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        """Keep each text's nats and whether it was right; means are taken once, at the end."""
+        logits, labels = self._logits(batch), batch["labels"]
+        nats = cross_entropy(logits, labels, reduction="none")
+        self._evaluated.append(torch.stack([nats, (logits.argmax(1) == labels).float()]))
+
+    def on_validation_epoch_end(self) -> None:
+        """Log cross-entropy and accuracy, each with its standard error."""
+        self._log_evaluation("val")
+
+    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        """As in validation."""
+        self.validation_step(batch, batch_idx)
+
+    def on_test_epoch_end(self) -> None:
+        """As in validation."""
+        self._log_evaluation("test")
+
+    def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> list[dict[str, Any]]:
+        """Each text with its label and the probability that the classifier gives to it."""
+        logprobs = self._logits(batch).log_softmax(1)
+        texts = self.tokenizer.batch_decode(batch["tokens"], skip_special_tokens=True)
+        labels = batch["labels"]
+        probability = logprobs.gather(1, labels[:, None])[:, 0].exp()
+        return [
+            {"text": text, "label": label, "probability": value}
+            for text, label, value in zip(texts, labels.tolist(), probability.tolist(), strict=True)
+        ]
+
+    def _logits(self, batch: dict[str, Tensor]) -> Tensor:
+        mask = batch["attention_mask"].long()
+        logits: Tensor = self.classifier(input_ids=batch["tokens"], attention_mask=mask).logits
+        return logits.float()
+
+    def _log_evaluation(self, stage: str) -> None:
+        nats, right = torch.cat(self._evaluated, 1)
+        self._evaluated.clear()
+        metrics: dict[str, float] = {}
+        for name, values in (("loss", nats), ("accuracy", right)):
+            mean, error = clustered_mean(values[:, None])
+            metrics |= {name: mean.item(), f"{name}_se": error.item()}
+        self.log_evaluation(stage, metrics)
+        self.print(
+            f"step {self.global_step}: accuracy {metrics['accuracy']:.4f} ± {metrics['accuracy_se']:.4f}"
+        )

@@ -1,0 +1,84 @@
+"""The configurations for real reviews run, on models and reviews of the same kind that the test makes."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from lit_klrb import models
+from lit_klrb.commands import main
+from lit_klrb.data.tokenizer import train_bpe
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+WORDS = ["the", "film", "was", "good", "bad", "plot", "I", "liked", "hated", "it", "never", "again", "acting"]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A folder of reviews like IMDB's, a GPT-2 and a DistilBERT classifier; LIT_KLRB_IMDB names the first."""
+    root = tmp_path_factory.mktemp("imdb")
+    draw = random.Random(0)
+    texts = [" ".join(draw.choices(WORDS, k=30)) + f" {number}" for number in range(300)]
+    (root / "reviews").mkdir()
+    for split, some in (("train", texts[:200]), ("test", texts[200:])):
+        rows = (json.dumps({"text": text, "label": "good" in text}) for text in some)
+        lines = "\n".join(row.replace("true", "1").replace("false", "0") for row in rows)
+        (root / "reviews" / f"{split}.jsonl").write_text(lines)
+    tokenizer = train_bpe(texts, 300)
+    policy = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 128}
+    labels = {"id2label": {0: "NEGATIVE", 1: "POSITIVE"}, "label2id": {"NEGATIVE": 0, "POSITIVE": 1}}
+    reward = {"model_type": "distilbert", "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16}
+    models.fresh_model(policy, tokenizer, 0).save_pretrained(root / "policy")
+    tokenizer.save_pretrained(root / "policy")
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    models.fresh_model({**reward, **labels}, tokenizer, 0, models.CLASSIFIER).save_pretrained(root / "reward")
+    tokenizer.save_pretrained(root / "reward")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("LIT_KLRB_IMDB", str(root / "reviews"))
+        yield root
+
+
+def fit(config, *extra):
+    quiet = ["--trainer.enable_progress_bar", "false", "--trainer.accelerator", "cpu"]
+    return main(["fit", "--config", str(CONFIGS / config), *quiet, *extra])
+
+
+@pytest.mark.parametrize("stage", ["dpo", "rloo"])
+def test_the_papers_configurations_run(world, tmp_path, stage):
+    paths = ["--model.reference_path", str(world / "policy"), "--model.reward_path", str(world / "reward")]
+    sizes = ["--data.eval_size", "4", "--data.train_size", "8", "--data.batch_size", "4"]
+    where = ["--trainer.default_root_dir", str(tmp_path)]
+    assert fit(f"imdb/{stage}.yaml", *paths, *sizes, *where, "--trainer.max_steps", "4") == 0
+    final = json.loads((tmp_path / "summary.json").read_text())["final"]
+    assert final["length"] == 53  # the stop token is off
+
+
+def test_the_small_chain_runs_from_nothing(world, tmp_path):
+    def checkpoint(stage):
+        return str(tmp_path / stage / "checkpoints" / "last.ckpt")
+
+    tiny = {
+        "sft": ["--model.policy_config.n_embd", "16", "--model.vocab_size", "300"],
+        "reward": ["--model.classifier_config.dim", "16", "--model.tokenizer_path", checkpoint("sft")],
+        "dpo": ["--model.reference_path", checkpoint("sft"), "--model.reward_path", checkpoint("reward")],
+        "rloo": [
+            *("--model.reference_path", checkpoint("sft"), "--model.reward_path", checkpoint("reward")),
+            *("--model.policy_path", checkpoint("dpo")),
+        ],
+    }
+    for stage, extra in tiny.items():
+        sizes = ["--data.eval_size", "8", "--data.train_size", "16", "--data.batch_size", "4"]
+        steps = ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2"]
+        where = ["--trainer.default_root_dir", str(tmp_path / stage)]
+        assert fit(f"imdb_small/{stage}.yaml", *extra, *sizes, *steps, *where) == 0
+    assert len(models.load_tokenizer("key", checkpoint("rloo"))) == 300
+
+
+def test_without_the_variable_the_hub_is_asked(monkeypatch, capsys, tmp_path):
+    monkeypatch.delenv("LIT_KLRB_IMDB", raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    where = ["--trainer.default_root_dir", str(tmp_path)]
+    assert fit("imdb_small/sft.yaml", *where) == 2
+    assert "data.init_args.source: stanfordnlp/imdb cannot be read" in capsys.readouterr().err
