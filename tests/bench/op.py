@@ -195,7 +195,7 @@ def section(
 
 
 def compared_labels(times: dict[str, list[float]]) -> list[str]:
-    """What the goals are stated in: ours, its twin, and the fastest of plain Monte Carlo, floors and peers."""
+    """What the goals are stated in: the faster floor, the fastest peer, plain Monte Carlo, ours."""
     own_labels = [label + mode for label in (MC, RB, STATS) for mode in ("", COMPILED)]
     peer_labels = {variant.label for variant in VARIANTS if variant.function.__module__ == peers.__name__}
     fastest = [
