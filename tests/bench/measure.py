@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import importlib.metadata
+import math
 import os
 import re
 import time
@@ -19,7 +20,7 @@ T = TypeVar("T")
 
 
 def interleaved_times(
-    runs: Mapping[str, Callable[[], object]], rounds: int, seconds: float
+    runs: Mapping[str, Callable[[], object]], rounds: int, seconds: float = math.inf
 ) -> dict[str, list[float]]:
     """Seconds of every run in every round, one run after another, so that all meet the same disturbances.
 

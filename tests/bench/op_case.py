@@ -50,8 +50,12 @@ class Size:
     dtype: torch.dtype
     memory_tokens: int
 
-    def case(self) -> Case:
-        """Logits with a language model's spread, tokens drawn from them, and a reference not far away."""
+    def case(self, draw: bool = True) -> Case:
+        """Logits with a language model's spread, a reference not far away, and tokens.
+
+        Args:
+            draw: Tokens from the policy; otherwise any, which is faster.
+        """
         generator = torch.Generator().manual_seed(0)
 
         def normal(*shape: int, spread: float) -> Tensor:
@@ -59,17 +63,18 @@ class Size:
 
         hidden = normal(self.tokens, self.width, spread=1.0)
         weight = normal(self.vocabulary, self.width, spread=3 / self.width**0.5)
-        drawn = [
-            torch.multinomial((rows @ weight.T).softmax(-1), 1, generator=generator)
-            for rows in hidden.split(64)
-        ]
+        tokens = torch.randint(self.vocabulary, (self.tokens,), generator=generator)
+        if draw:
+            probabilities = ((rows @ weight.T).softmax(-1) for rows in hidden.split(64))
+            drawn = [torch.multinomial(rows, 1, generator=generator) for rows in probabilities]
+            tokens = torch.cat(drawn)[:, 0]
         ref_hidden = hidden + normal(self.tokens, self.width, spread=0.05)
         return Case(
             hidden.to(self.dtype),
             weight.to(self.dtype),
             ref_hidden.to(self.dtype),
             weight.to(self.dtype).clone(),
-            torch.cat(drawn)[:, 0],
+            tokens,
             normal(self.tokens, spread=1.0),
             torch.rand(self.tokens, generator=generator),
         )
