@@ -3,6 +3,7 @@
 import csv
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -53,6 +54,8 @@ def test_a_run_killed_at_random_moments_ends_like_an_undisturbed_one(chain, tmp_
     checkpoint, draw, cuts = run / "checkpoints" / "last.ckpt", random.Random(0), []
     while len(cuts) < KILLS:
         resume = ["--ckpt_path", str(checkpoint)] if checkpoint.exists() else []
+        if not resume:  # it would be set aside
+            shutil.rmtree(run, ignore_errors=True)
         attempts = len(list(run.glob("metrics/*")))
         process = start([*argv, *resume])
         while len(list(run.glob("metrics/*"))) == attempts and process.poll() is None:
