@@ -130,7 +130,7 @@ def _exponentiate(centred: Tensor, ref_centred: Tensor, masses: Tensor) -> None:
 
 
 class Buffers:
-    """Memory for the logits of a tile, made once and used again by the next.
+    """Memory for the logits of a tile and the heads of a block, made once and used again by the next.
 
     Args:
         like: Tells type and device.
@@ -144,6 +144,8 @@ class Buffers:
         self._logits, self._ref_logits, self._masses = (
             like.new_empty(rows * count) for count in (columns, kept or columns, kept or columns)
         )
+        self._columns = columns
+        self._weight: Tensor | None = None
 
     def block(self, rows: int, block: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, reference logits and masses [rows, block]; the first are the same for every block."""
@@ -152,6 +154,14 @@ class Buffers:
         flat = self._logits[: rows * count], self._ref_logits[kept], self._masses[kept]
         logits, ref_logits, masses = (part.view(rows, count) for part in flat)
         return logits, ref_logits, masses
+
+    def precise(self, weight: Tensor) -> Tensor:
+        """A block's rows of a head in the type of the logits: if a copy, it lasts until the next."""
+        if weight.dtype == self._logits.dtype:
+            return weight
+        if self._weight is None or self._weight.shape[1] != weight.shape[1]:
+            self._weight = self._logits.new_empty(self._columns, weight.shape[1])
+        return self._weight[: len(weight)].copy_(weight)
 
 
 class RowStats(NamedTuple):

@@ -39,8 +39,8 @@ class Head(NamedTuple):
         step = _CPU_BLOCK if self.weight.device.type == "cpu" else size
         return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
-    def logits(self, inputs: Tensor, weight: Tensor, block: slice, out: Tensor | None = None) -> Tensor:
-        """Logits [N, block], in `out` if given; `weight` is the block's, in the precision of the inputs."""
+    def logits(self, inputs: Tensor, weight: Tensor, block: slice, out: Tensor) -> Tensor:
+        """Logits [N, block], in `out`; `weight` is the block's, in the precision of the inputs."""
         if self.bias is None:
             z = torch.mm(inputs, weight.T, out=out)
         else:
@@ -60,6 +60,41 @@ class Head(NamedTuple):
         return gradient if self.cap is None else gradient * (self.cap - logits.square() / self.cap)
 
 
+class _WeightGradient:
+    """The gradient of a head's weight, [V, D], summed in the precision of the inputs, zero at first.
+
+    Where the weight has less, each block has memory of its own, freed when the block is rounded in the end:
+    the sum and its rounded copy are never held both.
+    """
+
+    def __init__(self, head: Head, inputs: Tensor) -> None:
+        self._result = torch.empty_like(head.weight)
+        parts = [self._result[block] for block in head.blocks()]
+        if head.weight.dtype != inputs.dtype:
+            parts = [inputs.new_empty(part.shape) for part in parts]
+        for part in parts:
+            part.zero_()
+        self._sums = {block.start: part for block, part in zip(head.blocks(), parts, strict=True)}
+
+    def of(self, block: slice) -> Tensor:
+        """The sum of a block, [block, D], to be added to."""
+        return self._sums[block.start]
+
+    def add_rows(self, tokens: Tensor, values: Tensor) -> None:
+        """Add values [N, D] to the rows of tokens [N], which may repeat."""
+        for start, block in self._sums.items():
+            inside = (tokens >= start) & (tokens < start + len(block))
+            block.index_add_(0, tokens[inside] - start, values[inside])
+
+    def finish(self) -> Tensor:
+        """The gradient in the type of the weight."""
+        for start in list(self._sums):
+            block = self._sums.pop(start)
+            if block.dtype != self._result.dtype:
+                self._result[start : start + len(block)] = block
+        return self._result
+
+
 class HeadGradients:
     """Sums over tiles and blocks, in the precision of the inputs, of the gradients that are asked for.
 
@@ -74,7 +109,7 @@ class HeadGradients:
         self.wanted = any(wanted)
         for_hidden, for_weight, for_bias = wanted
         self._hidden = torch.zeros_like(inputs) if for_hidden else None
-        self._weight = inputs.new_zeros(head.weight.shape) if for_weight else None
+        self._weight = _WeightGradient(head, inputs) if for_weight else None
         self._bias = inputs.new_zeros(len(head.weight)) if for_bias else None
 
     def add(self, gradient: Tensor, weight: Tensor, rows: slice, block: slice) -> None:
@@ -82,7 +117,7 @@ class HeadGradients:
         if self._hidden is not None:
             self._hidden[rows].addmm_(gradient, weight)
         if self._weight is not None:
-            self._weight[block].addmm_(gradient.T, self._inputs[rows])
+            self._weight.of(block).addmm_(gradient.T, self._inputs[rows])
         if self._bias is not None:
             self._bias[block].add_(gradient.sum(0))
 
@@ -95,7 +130,7 @@ class HeadGradients:
         if self._hidden is not None:
             self._hidden[rows].addcmul_(column, head.weight[tokens].to(inputs.dtype))
         if self._weight is not None:
-            self._weight.index_add_(0, tokens, column * inputs)
+            self._weight.add_rows(tokens, column * inputs)
         if self._bias is not None:
             self._bias.index_add_(0, tokens, gradient)
 
@@ -103,7 +138,7 @@ class HeadGradients:
         """Gradients of hidden states, weight and bias, each in the type of its tensor."""
         head = self._head
         hidden = None if self._hidden is None else self._hidden.mul_(head.scale).to(hidden_dtype)
-        weight = None if self._weight is None else self._weight.to(head.weight.dtype)
+        weight = None if self._weight is None else self._weight.finish()
         if self._bias is None or head.bias is None:
             return hidden, weight, None
         return hidden, weight, self._bias.mul_(head.scale).to(head.bias.dtype)

@@ -176,8 +176,7 @@ def _tile(
     sums_of = fused(block_sums, problem.inputs.device)
     kept, sums = [], []
     for block in problem.policy.blocks():
-        *out, masses = buffers.block(rows.stop - rows.start, block)
-        logits, products = problem.logits(rows, block, problem.weights(block), (out[0], out[1]))
+        logits, products, masses = problem.logits(rows, block, buffers)
         sums.append(sums_of(logits, products, masses))
         kept.append((products, masses))
     block_stats = torch.stack(sums)
@@ -189,7 +188,7 @@ def _tile(
         if bool((stats.kl == torch.inf).any()):
             kept = [(finite_(products), masses) for products, masses in kept]
         coefficients = _coefficients(block_stats, stats, score, kl_weights)
-        _add_gradients(problem, kept, block_stats[..., 0], coefficients, gradients, rows)
+        _add_gradients(problem, kept, block_stats[..., 0], coefficients, gradients, rows, buffers)
         gradients.add_tokens(score, problem.tokens[rows], rows)
     return loss + weighted(kl_weights, fields[2]).sum(), *fields
 
@@ -214,6 +213,7 @@ def _add_gradients(
     coefficients: Tensor,
     gradients: HeadGradients,
     rows: slice,
+    buffers: Buffers,
 ) -> None:
     policy = problem.policy
     gradient_of = fused(block_gradient, tops.device)
@@ -223,4 +223,4 @@ def _add_gradients(
         if policy.cap is not None:
             logits = masses.log_().add_(tops[index].unsqueeze(1)).clamp_(min=-policy.cap)
             gradient = policy.through_cap(gradient, logits)
-        gradients.add(gradient, policy.weight[block].to(gradient.dtype), rows, block)
+        gradients.add(gradient, buffers.precise(policy.weight[block]), rows, block)

@@ -72,24 +72,15 @@ class Problem(NamedTuple):
         blocks = self.policy.blocks()
         return Buffers(self.inputs, rows, blocks[0].stop, kept=blocks[-1].stop if keep else None)
 
-    def weights(self, block: slice) -> tuple[Tensor, Tensor]:
-        """The rows of both heads that belong to a block, in the precision of the inputs."""
-        dtype = self.inputs.dtype
-        return self.policy.weight[block].to(dtype), self.reference.weight[block].to(dtype)
-
-    def logits(
-        self,
-        rows: slice,
-        block: slice,
-        weights: tuple[Tensor, Tensor],
-        out: tuple[Tensor | None, Tensor | None] = (None, None),
-    ) -> tuple[Tensor, Tensor]:
-        """Logits of a tile and a block by policy and reference, in `out` if given."""
-        policy_weight, ref_weight = weights
-        return (
-            self.policy.logits(self.inputs[rows], policy_weight, block, out[0]),
-            self.reference.logits(self.ref_inputs[rows], ref_weight, block, out[1]),
-        )
+    def logits(self, rows: slice, block: slice, buffers: Buffers) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits of a tile and a block by policy and reference, and room for their masses, in the buffers."""
+        logits, ref_logits, masses = buffers.block(rows.stop - rows.start, block)
+        for head, inputs, out in (
+            (self.policy, self.inputs, logits),
+            (self.reference, self.ref_inputs, ref_logits),
+        ):
+            head.logits(inputs[rows], buffers.precise(head.weight[block]), block, out)
+        return logits, ref_logits, masses
 
     def fields(self, stats: RowStats, rows: slice) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The fields of `TokenStats` for a tile, [rows], in the precision of the inputs."""
@@ -100,9 +91,10 @@ class Problem(NamedTuple):
 
     def warn_infinite(self, kl: Tensor) -> None:
         """If a row's KL is infinite, name a token that the policy gives mass to and the reference none."""
+        buffers = self.buffers(keep=False)
         for row in (kl == torch.inf).nonzero()[:1].flatten().tolist():
             for block in self.policy.blocks():
-                logits, ref_logits = self.logits(slice(row, row + 1), block, self.weights(block))
+                logits, ref_logits, _ = self.logits(slice(row, row + 1), block, buffers)
                 outside = (logits[0] > -torch.inf) & (ref_logits[0] == -torch.inf)
                 if bool(outside.any()):
                     warn_infinite_kl(block.start + int(outside.nonzero()[0]))

@@ -100,10 +100,7 @@ def _row_stats(problem: Problem) -> RowStats:
     sums_of = fused(block_sums, problem.inputs.device)
     buffers, sums = problem.buffers(keep=False), []
     for block in problem.policy.blocks():
-        weights, tiles = problem.weights(block), []
-        for rows in problem.tiles():
-            *logits, masses = buffers.block(rows.stop - rows.start, block)
-            tiles.append(sums_of(*problem.logits(rows, block, weights, (logits[0], logits[1])), masses))
+        tiles = [sums_of(*problem.logits(rows, block, buffers)) for rows in problem.tiles()]
         sums.append(torch.cat(tiles))
     return RowStats.of(torch.stack(sums))
 
@@ -128,14 +125,12 @@ def _backward(
     normalisers = torch.stack([stats.normaliser, stats.ref_normaliser], 1).to(dtype)
     buffers = problem.buffers(keep=False)
     for block in policy.blocks():
-        weights = problem.weights(block)
         for rows in problem.tiles():
-            *out, masses = buffers.block(rows.stop - rows.start, block)
-            logits, gradient = problem.logits(rows, block, weights, (out[0], out[1]))
+            logits, gradient, masses = problem.logits(rows, block, buffers)
             capped = None if policy.cap is None else logits.clone()
             gradient_of(logits, gradient, masses, normalisers[rows], coefficients[rows])
             if capped is not None:
                 gradient = policy.through_cap(gradient, capped)
-            gradients.add(gradient, weights[0], rows, block)
+            gradients.add(gradient, buffers.precise(policy.weight[block]), rows, block)
     gradients.add_tokens(score, problem.tokens, slice(None))
     return gradients
