@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.seeding import forked_rng
 
 
 @dataclass(frozen=True)
@@ -102,8 +101,12 @@ def generate_completions(
     seed: int,
     eos_token_id: int | None,
     pad_token_id: int,
+    rows_before: int = 0,
 ) -> Rollout:
     """Sample completions from the policy, with dropout off and from an addressed seed.
+
+    Token t of sequence n is the inverse of the distribution function at a uniform number that depends on
+    (seed, n, t) alone: a batch may be cut into parts, on several processes say, and gives the same tokens.
 
     Runs under `no_grad`, not `inference_mode`: what it returns is used in a loss. What the model's own
     generation settings ask for (a repetition penalty, say) is left out: it would not be sampling from p.
@@ -116,6 +119,7 @@ def generate_completions(
         seed: Decides the draws, see `lit_klrb.seeding`.
         eos_token_id: The id that ends a completion; None runs every one to `max_new_tokens`.
         pad_token_id: Fills the positions after the end.
+        rows_before: Sequences of the same batch that other calls sample, before these.
 
     Raises:
         ConfigurationError: If the policy has not positions enough.
@@ -129,20 +133,53 @@ def generate_completions(
     count = sampling.completions_per_prompt
     prompts, prompt_mask = prompts.repeat_interleave(count, 0), prompt_mask.repeat_interleave(count, 0)
     settings = GenerationConfig(
-        do_sample=True,
-        temperature=sampling.temperature,
-        top_k=0,
-        top_p=1.0,
+        do_sample=False,
         max_new_tokens=sampling.max_new_tokens,
         eos_token_id=eos_token_id,
         pad_token_id=pad_token_id,
     )
-    with _as_it_is(policy), forked_rng(seed, prompts.device):
+    shape = rows_before + len(prompts), sampling.max_new_tokens
+    uniforms = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    draw = InverseTransform(uniforms[rows_before:].to(prompts.device), sampling.temperature, prompts.shape[1])
+    with _as_it_is(policy):
         tokens: Tensor = policy.generate(  # type: ignore[operator]
-            prompts, attention_mask=prompt_mask.long(), generation_config=settings
+            prompts,
+            attention_mask=prompt_mask.long(),
+            generation_config=settings,
+            logits_processor=LogitsProcessorList([draw]),
         )
     mask = completion_mask(tokens[:, prompts.shape[1] :], eos_token_id)
     return Rollout(tokens, torch.cat([prompt_mask.bool(), mask], 1), mask)
+
+
+class InverseTransform(LogitsProcessor):
+    """Leaves only the token that a uniform number stands for, so that greedy choice is a draw from p.
+
+    Faster than `multinomial`, which on a CPU draws an exponential number for every token of the vocabulary.
+
+    Args:
+        uniforms: In [0, 1), float64, one for each completion token, [B, T].
+        temperature: Divides the logits.
+        prompt_tokens: Length of the prompts, padding included.
+
+    Example:
+        >>> uniforms = torch.tensor([[0.2], [0.8]], dtype=torch.float64)
+        >>> logits = torch.tensor([[0.3, 0.0, 0.7]]).log().repeat(2, 1)
+        >>> InverseTransform(uniforms, 1.0, prompt_tokens=4)(torch.zeros(2, 4), logits).argmax(1).tolist()
+        [0, 2]
+    """
+
+    def __init__(self, uniforms: Tensor, temperature: float, prompt_tokens: int) -> None:
+        self.uniforms, self.temperature, self.prompt_tokens = uniforms, temperature, prompt_tokens
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores of one token a row, [B, V]."""
+        uniforms = self.uniforms[:, input_ids.shape[1] - self.prompt_tokens, None]
+        cumulative = (scores.float() / self.temperature).softmax(-1).cumsum(-1, dtype=torch.float64)
+        # The first token whose cumulative probability exceeds the draw: never one without probability.
+        tokens = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
+        tokens.clamp_(max=scores.shape[1] - 1)
+        return torch.full_like(scores, -torch.inf).scatter_(1, tokens, 0.0)
 
 
 @contextmanager

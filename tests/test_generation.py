@@ -4,7 +4,7 @@ from scipy.stats import chisquare
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.generation import Sampling, completion_mask, generate_completions
+from lit_klrb.generation import InverseTransform, Sampling, completion_mask, generate_completions
 from lit_klrb.scoring import completion_logits
 
 EOS = 0
@@ -61,6 +61,37 @@ def test_first_tokens_follow_the_models_distribution_at_the_temperature(model, t
         assert (
             chisquare(observed[kept].numpy(), (expected[kept] * scale).numpy(), sum_check=False).pvalue > 1e-3
         )
+
+
+def test_second_tokens_are_drawn_anew_given_the_first(model):
+    draws = 4000
+    rollout = sample(model, PROMPTS[:1], MASK[:1], draws, length=2, eos=None)
+    first = rollout.completions[:, 0].mode().values
+    tokens = rollout.completions[rollout.completions[:, 0] == first, 1]
+    with torch.no_grad():
+        logits = model(torch.cat([PROMPTS[0], first[None]])[None]).logits[0, -1]
+    expected = logits.softmax(-1) * len(tokens)
+    observed, kept = torch.bincount(tokens, minlength=6), expected > 5
+    scale = observed[kept].sum() / expected[kept].sum()
+    assert kept.sum() > 1
+    assert chisquare(observed[kept].numpy(), (expected[kept] * scale).numpy(), sum_check=False).pvalue > 1e-3
+
+
+def test_a_batch_cut_into_parts_gives_the_same_tokens(model):
+    whole = sample(model, PROMPTS, MASK, 3, eos=None).tokens
+    sampling = Sampling(3, 4, 1.0)
+    second = generate_completions(
+        model, PROMPTS[1:], MASK[1:], sampling, seed=0, eos_token_id=None, pad_token_id=EOS, rows_before=3
+    )
+    assert torch.equal(second.tokens, whole[3:])
+    assert not torch.equal(sample(model, PROMPTS[1:], MASK[1:], 3, eos=None).tokens, whole[3:])
+
+
+def test_a_token_without_probability_is_never_drawn():
+    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).repeat(4, 1)
+    uniforms = torch.tensor([[0.0], [0.49], [0.51], [1 - 2**-53]], dtype=torch.float64)
+    scores = InverseTransform(uniforms, 1.0, prompt_tokens=2)(torch.zeros(4, 2), logits)
+    assert scores.argmax(1).tolist() == [1, 1, 3, 3]
 
 
 def test_left_padding_changes_no_logit(model):

@@ -11,6 +11,7 @@ from lit_klrb.functional.statistics import clustered_mean
 from lit_klrb.generation import Rollout
 from lit_klrb.modules.leashed import LeashedModule
 from lit_klrb.seeding import derive_seed
+from lit_klrb.stopwatch import Stopwatch
 
 EXPERIENCE_KEY = "experience"
 
@@ -70,6 +71,7 @@ class RLOOModule(LeashedModule):
             )
         self.save_hyperparameters()
         self.inner_epochs, self.mini_batches = inner_epochs, mini_batches
+        self.stopwatch = Stopwatch()
         # The rollout in use; kept by checkpoints.
         self.experience: Experience | None = None
 
@@ -136,11 +138,14 @@ class RLOOModule(LeashedModule):
             batch: Prompts.
             number: Which rollout of the run this is: the address of its draws.
         """
-        seed = derive_seed(self.seed, "completions", number)
-        rollout = self.generate(self.policy, batch, self.sampling, seed)
-        reference_states = self.scorer.reference_states(rollout)
-        stats = self.scorer.stats(rollout, reference_states)
-        rewards, group_size = self.rewards(rollout), self.sampling.completions_per_prompt
+        seed, group_size = derive_seed(self.seed, "completions", number), self.sampling.completions_per_prompt
+        with self.stopwatch("generate"):
+            rollout = self.generate(self.policy, batch, self.sampling, seed)
+        with self.stopwatch("statistics"):
+            reference_states = self.scorer.reference_states(rollout)
+            stats = self.scorer.stats(rollout, reference_states)
+        with self.stopwatch("reward"):
+            rewards = self.rewards(rollout)
         weights = self.kl_estimator.weights(
             stats, rollout.mask, rewards, beta=self.beta, group_size=group_size
         )

@@ -3,12 +3,13 @@
 import argparse
 from pathlib import Path
 
-from . import op, variance
+from . import op, step, variance
 from .table import replace_part
 
 DOCS = Path(__file__).parents[2] / "docs"
 PARTS = {
     "op": (op.report, DOCS / "benchmarks.md"),
+    "step": (step.report, DOCS / "benchmarks.md"),
     "variance": (variance.report, DOCS / "control_variate.md"),
 }
 

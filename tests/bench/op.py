@@ -14,7 +14,7 @@ from torch import Tensor
 from . import op_peers as peers, op_variants as own
 from .measure import in_own_process, interleaved_times, machine, peak_megabytes
 from .op_case import Case, Outcome, Size, exact
-from .table import markdown, number
+from .table import markdown, number, spread
 
 SIZES = [
     Size("GPT-2 head, float32", 50_257, 768, 1024, torch.float32, 2048),
@@ -218,7 +218,7 @@ def goals(groups: list[dict[str, list[float]]], peaks: dict[str, float]) -> str:
         f"`tiled_policy_loss` / fastest peer ({peer})": ("1", "1", slow, RB, (peer, peer)),
     }
     rows = [
-        [name, bar, goal, _spread(times, ours, bases[0]), _spread(times, ours + COMPILED, bases[1])]
+        [name, bar, goal, spread(times, ours, bases[0]), spread(times, ours + COMPILED, bases[1])]
         for name, (bar, goal, times, ours, bases) in compared.items()
     ]
     memory_ratios = [f"{peaks[RB + mode] / peaks[PLAIN_RB]:.3f}" for mode in ("", COMPILED)]
@@ -227,12 +227,6 @@ def goals(groups: list[dict[str, list[float]]], peaks: dict[str, float]) -> str:
         f"Ratios from {len(fast[MC])} more rounds of the first two's variants alone, {len(slow[RB])} of the "
         "others'; in brackets the quartiles of the rounds.\n\n"
     ) + markdown(["ratio", "bar", "goal", "in place (default)", "compiled"], rows)
-
-
-def _spread(times: dict[str, list[float]], label: str, base: str) -> str:
-    ratios = [a / b for a, b in zip(times[label], times[base], strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    return f"{middle:.3f} ({low:.2f} to {high:.2f})"
 
 
 def report(quick: bool) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Markdown tables, and a document whose parts are rewritten one by one."""
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
@@ -15,6 +16,15 @@ def number(value: float | None, digits: int = 3) -> str:
     if value is None:
         return "–"
     return f"{value:,.0f}" if value >= 10**digits else f"{value:.{digits}g}"
+
+
+def spread(times: Mapping[str, Sequence[float]], label: str, base: str) -> str:
+    """The median over rounds of one variant's time divided by another's, quartiles in brackets."""
+    ratios = [a / b for a, b in zip(times[label], times[base], strict=True)]
+    if len(ratios) < 2:
+        return f"{ratios[0]:.3f}"
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return f"{middle:.3f} ({low:.2f} to {high:.2f})"
 
 
 def replace_part(document: Path, name: str, text: str) -> None:

@@ -1,0 +1,52 @@
+"""Tokens a second and shares of time: what they add up to, and that nothing else moves."""
+
+import csv
+import itertools
+
+import pytest
+import torch
+
+from lit_klrb import stopwatch
+from lit_klrb.callbacks import throughput
+
+MONITOR = "--trainer.callbacks+=RolloutThroughput"
+
+
+def logged(run):
+    with next(run.glob("metrics/*/metrics.csv")).open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("throughput/share_update")]
+    return {
+        int(row["step"]): {k: float(v) for k, v in row.items() if k.startswith("through")} for row in rows
+    }
+
+
+def test_a_rollouts_time_is_split_and_its_tokens_are_counted(chain, tmp_path, monkeypatch):
+    ticks = iter(range(10_000))  # every look at the clock takes a second
+    for module in (stopwatch, throughput):
+        monkeypatch.setattr(module, "now", lambda: float(next(ticks)))
+    assert chain.run("fit", "rloo", MONITOR, run=tmp_path) == 0
+    first, other = (
+        torch.load(path, weights_only=True)["state_dict"]
+        for path in (chain.checkpoint("rloo"), tmp_path / "checkpoints" / "last.ckpt")
+    )
+    assert all(torch.equal(first[key], other[key]) for key in first)
+    found = logged(tmp_path)
+    steps = sorted(found)
+    assert all(b - a == steps[1] - steps[0] for a, b in itertools.pairwise(steps))
+    inner = steps[0] + 1
+    for metrics in found.values():
+        shares = {k.split("share_")[1]: v for k, v in metrics.items() if "share" in k}
+        assert set(shares) == {"generate", "statistics", "reward", "update"}
+        assert sum(shares.values()) == pytest.approx(1)
+        # Within the first step the clock is read twice for each of three stages: seven seconds from its start
+        # to its end; the other steps take one.
+        whole = 7 + inner - 1
+        assert shares["generate"] == pytest.approx(1 / whole)
+        update_seconds = shares["update"] * whole
+        ratio = metrics["throughput/update_tokens_per_s"] / metrics["throughput/rollout_tokens_per_s"]
+        assert ratio * update_seconds in (pytest.approx(1), pytest.approx(inner))
+
+
+def test_a_module_without_rollouts_is_refused(chain, tmp_path, capsys):
+    assert chain.run("fit", "sft", MONITOR, run=tmp_path) == 2
+    assert "RolloutThroughput looks at rollouts, and SFTModule makes none" in capsys.readouterr().err
