@@ -13,6 +13,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities import rank_zero_only
 
 import lit_klrb.data.modules
 import lit_klrb.modules  # noqa: F401  their classes are what short names in a config resolve to
@@ -76,6 +77,8 @@ class LitCLI(LightningCLI):
                 "trainer.log_every_n_steps": 1,
                 "trainer.enable_model_summary": False,
                 "trainer.num_sanity_val_steps": -1,
+                # Batches depend on (seed, step, rank) already; every process evaluates on all prompts.
+                "trainer.use_distributed_sampler": False,
             }
         )
         parser.link_arguments(
@@ -115,12 +118,7 @@ class LitCLI(LightningCLI):
         config = self._get(self.config_init, "trainer")
         root = Path(config.default_root_dir)
         if self.subcommand == "fit" and not config.fast_dev_run:
-            if self._get(self.config_init, "ckpt_path") is None:
-                set_aside(root)
-            root.mkdir(parents=True, exist_ok=True)
-            self._parser("fit").save(
-                self.config["fit"], root / schema.CONFIG, skip_none=False, overwrite=True, multifile=False
-            )
+            self._begin(root)
         if config.logger is None:
             config.logger = default_loggers(root) if self.subcommand == "fit" else False
         given = list(config.callbacks or [])
@@ -130,6 +128,15 @@ class LitCLI(LightningCLI):
             own.append(RunProgressBar())
         config.callbacks = [*given, *own]
         return super().instantiate_trainer(**kwargs)
+
+    @rank_zero_only  # every process of a run starts with this command
+    def _begin(self, root: Path) -> None:
+        if self._get(self.config_init, "ckpt_path") is None:
+            set_aside(root)
+        root.mkdir(parents=True, exist_ok=True)
+        self._parser("fit").save(
+            self.config["fit"], root / schema.CONFIG, skip_none=False, overwrite=True, multifile=False
+        )
 
     def after_fit(self) -> None:
         """Write the run's summary."""

@@ -20,6 +20,9 @@ class StepBatchSampler(Sampler[list[int]]):
         seed: The seed of the order.
         start: Number of the first batch to yield (the step a run resumes from).
         repeat: How many times in a row each batch is yielded: a rollout is trained on for several steps.
+        rank: Which of the processes that train together this is; each reads its own part of what one process
+            with a batch world_size times as large would read.
+        world_size: How many there are.
 
     Raises:
         ValueError: If there is no data or a count is not positive.
@@ -32,16 +35,27 @@ class StepBatchSampler(Sampler[list[int]]):
         True
     """
 
-    def __init__(self, size: int, batch_size: int, seed: int, start: int = 0, repeat: int = 1) -> None:
-        for name, count in (("size", size), ("batch_size", batch_size), ("repeat", repeat)):
+    def __init__(
+        self,
+        size: int,
+        batch_size: int,
+        seed: int,
+        start: int = 0,
+        repeat: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        counts = {"size": size, "batch_size": batch_size, "repeat": repeat, "world_size": world_size}
+        for name, count in counts.items():
             if count < 1:
                 raise ValueError(f"{name} must be at least 1, got {count}")
         self.size, self.batch_size, self.seed, self.start, self.repeat = size, batch_size, seed, start, repeat
+        self.rank, self.world_size = rank, world_size
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
 
     def batch(self, number: int) -> list[int]:
         """The indices of batch `number`."""
-        first = number // self.repeat * self.batch_size
+        first = (number // self.repeat * self.world_size + self.rank) * self.batch_size
         return [self._index(position) for position in range(first, first + self.batch_size)]
 
     def _index(self, position: int) -> int:

@@ -59,7 +59,9 @@ class GradientNoiseMonitor(L.Callback):
             return
         self._due = False
         group_size = pl_module.sampling.completions_per_prompt
-        found = summary(*prompt_gradients(pl_module, group_size))
+        *moments, count = prompt_gradients(pl_module, group_size)
+        sums, squares = (trainer.strategy.reduce(moment, reduce_op="sum") for moment in moments)
+        found = summary(sums, squares, count * trainer.world_size)
         # Lightning would repeat what the module logs here in every step until the next look.
         for logger in trainer.loggers:
             logger.log_metrics({f"train/gradient_{k}": v for k, v in found.items()}, trainer.global_step)
@@ -80,7 +82,10 @@ def prompt_gradients(module: RLOOModule, group_size: int) -> tuple[Tensor, Tenso
     assert experience is not None
     parameters = [p for p in module.policy.parameters() if p.requires_grad]
     without_kl = experience._replace(weights=_weights_without_kl(module, experience, group_size))
-    sums, squares = torch.zeros(3, sum(p.numel() for p in parameters), device=module.device), torch.zeros(3)
+    sums, squares = (
+        torch.zeros(3, sum(p.numel() for p in parameters), device=module.device),
+        torch.zeros(3, device=module.device),
+    )
     starts = range(0, len(experience.weights), group_size)
     for start in starts:
         rows = slice(start, start + group_size)
@@ -88,7 +93,7 @@ def prompt_gradients(module: RLOOModule, group_size: int) -> tuple[Tensor, Tenso
         reward, total = (_flat_gradient(loss, parameters) for loss in losses)
         for index, gradient in enumerate((reward, total - reward, total)):
             sums[index] += gradient
-            squares[index] += gradient.square().sum().cpu()
+            squares[index] += gradient.square().sum()
     return sums, squares, len(starts)
 
 

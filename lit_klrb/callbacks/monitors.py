@@ -9,12 +9,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from torch.nn.functional import pad
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import csv_text, write_atomically
 from lit_klrb.functional import TokenStats, clustered_mean, kl_values
 from lit_klrb.modules.leashed import Evaluation, LeashedModule
+from lit_klrb.processes import stacked
 
 
 class EvaluationMonitor(L.Callback):
@@ -60,9 +60,11 @@ class EvaluationMonitor(L.Callback):
         """What the monitor does with the batches of one evaluation."""
         raise NotImplementedError
 
-    def place(self, trainer: L.Trainer, folder: str, suffix: str) -> Path:
-        """The file of this evaluation in a folder of the run directory."""
-        return Path(trainer.default_root_dir) / folder / f"step_{trainer.global_step:06d}.{suffix}"
+    def write(self, trainer: L.Trainer, folder: str, suffix: str, text: str) -> None:
+        """Write the file of this evaluation, in a folder of the run directory; one process does."""
+        if trainer.is_global_zero:
+            name = f"step_{trainer.global_step:06d}.{suffix}"
+            write_atomically(Path(trainer.default_root_dir) / folder / name, text)
 
 
 class KLMonitor(EvaluationMonitor):
@@ -94,7 +96,7 @@ class KLMonitor(EvaluationMonitor):
         means, errors, counts = by_position(stats.kl, mask, group_size)
         rows = zip(range(len(means)), means.tolist(), errors.tolist(), counts.tolist(), strict=True)
         text = csv_text(["position", "kl", "kl_se", "completions"], rows)
-        write_atomically(self.place(trainer, "kl_by_position", "csv"), text)
+        self.write(trainer, "kl_by_position", "csv", text)
 
 
 class CompletionTable(EvaluationMonitor):
@@ -126,10 +128,10 @@ class CompletionTable(EvaluationMonitor):
             table.add_row(before[0], f"{before[1]:.2f}", after[0], f"{after[1]:.2f}")
         page = Console(record=True, width=160, file=io.StringIO())
         page.print(table)
-        write_atomically(self.place(trainer, "completions", "html"), page.export_html())
+        self.write(trainer, "completions", "html", page.export_html())
         rows = [[*before, *after] for before, after in zip(self._first, now, strict=True)]
         text = csv_text(["text_at_start", "reward_at_start", "text", "reward"], rows)
-        write_atomically(self.place(trainer, "completions", "csv"), text)
+        self.write(trainer, "completions", "csv", text)
         if trainer.is_global_zero:
             Console().print(table)
 
@@ -144,14 +146,9 @@ class CompletionTable(EvaluationMonitor):
 
 def together(evaluations: list[Evaluation]) -> tuple[TokenStats, Tensor, Tensor]:
     """Statistics, mask and completions of all batches as one, [B, longest completion]."""
-    width = max(evaluation.rollout.mask.shape[1] for evaluation in evaluations)
-
-    def joined(parts: list[Tensor]) -> Tensor:
-        return torch.cat([pad(part, (0, width - part.shape[1])) for part in parts])
-
-    stats = TokenStats(*(joined(list(parts)) for parts in zip(*(e.stats for e in evaluations), strict=True)))
-    mask = joined([evaluation.rollout.mask for evaluation in evaluations])
-    return stats, mask, joined([evaluation.rollout.completions for evaluation in evaluations])
+    stats = TokenStats(*(stacked(parts) for parts in zip(*(e.stats for e in evaluations), strict=True)))
+    mask = stacked([evaluation.rollout.mask for evaluation in evaluations])
+    return stats, mask, stacked([evaluation.rollout.completions for evaluation in evaluations])
 
 
 def by_position(values: Tensor, mask: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -38,7 +38,9 @@ class PredictionWriter(L.Callback):
         self._rows += outputs
 
     def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write all rows, print some."""
+        """Write all rows, print some; one process does, as all have all."""
+        if not trainer.is_global_zero:
+            return
         path = self.directory / "predictions.jsonl"
         write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self._rows))
         console = Console()

@@ -65,7 +65,15 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         examples: Any = self.examples("train")
         done = self.trainer.global_step * self.trainer.accumulate_grad_batches
         repeat = self.module.steps_per_batch
-        sampler = StepBatchSampler(len(examples), self.batch_size, self.seed, start=done, repeat=repeat)
+        sampler = StepBatchSampler(
+            len(examples),
+            self.batch_size,
+            self.seed,
+            start=done,
+            repeat=repeat,
+            rank=self.trainer.global_rank,
+            world_size=self.trainer.world_size,
+        )
         return DataLoader(examples, batch_sampler=sampler, collate_fn=partial(self.collate, "train"))
 
     def val_dataloader(self) -> DataLoader[Any]:

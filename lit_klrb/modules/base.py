@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
 
 from lit_klrb import models, schema
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.processes import check_strategy
 
 REFERENCE_PREFIX = "reference."
 BAR_METRICS = {schema.REWARD, schema.KL, schema.LOSS}
@@ -88,6 +89,7 @@ class TrainedModule(L.LightningModule, ABC):
         Raises:
             ConfigurationError: Naming the trainer's argument.
         """
+        check_strategy(self.trainer)
         if stage != "fit" or self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         if self.trainer.max_steps < 0:
@@ -158,9 +160,10 @@ class TrainedModule(L.LightningModule, ABC):
         self.trained.train(self.uses_dropout)
 
     def log_metrics(self, stage: str, metrics: Mapping[str, Tensor | float], batch_size: int) -> None:
-        """Log each metric as `stage/name`; a reader relies on the same names in every stage."""
+        """Log each metric as `stage/name`, the mean over processes; every stage has the same names."""
         for name, value in metrics.items():
-            self.log(f"{stage}/{name}", value, batch_size=batch_size, prog_bar=name in BAR_METRICS)
+            bar = name in BAR_METRICS
+            self.log(f"{stage}/{name}", value, batch_size=batch_size, prog_bar=bar, sync_dist=True)
 
     def log_evaluation(self, stage: str, metrics: Mapping[str, float]) -> None:
         """Log what an evaluation ended with, the one before the first step included.

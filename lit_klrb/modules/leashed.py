@@ -126,9 +126,14 @@ class LeashedModule(PolicyModule, ABC):
         return models.load_model(key, path), models.load_tokenizer(key, path)
 
     def generate(
-        self, model: PreTrainedModel, batch: dict[str, Tensor], sampling: Sampling, seed: int
+        self,
+        model: PreTrainedModel,
+        batch: dict[str, Tensor],
+        sampling: Sampling,
+        seed: int,
+        rows_before: int = 0,
     ) -> Rollout:
-        """Completions of a batch of prompts by policy or reference."""
+        """Completions of a batch of prompts by policy or reference; see `generate_completions`."""
         return generate_completions(
             model,
             batch["tokens"],
@@ -137,6 +142,7 @@ class LeashedModule(PolicyModule, ABC):
             seed=seed,
             eos_token_id=self.tokenizer.eos_token_id if self.stop_at_eos else None,
             pad_token_id=self.tokenizer.pad_token_id,
+            rows_before=rows_before,
         )
 
     def texts(self, rollout: Rollout) -> list[str]:

@@ -59,7 +59,7 @@ class RewardModule(TrainedModule):
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Mean cross-entropy of the labels, in nats."""
-        with forked_rng(derive_seed(self.seed, "dropout", batch_idx), self.device):
+        with forked_rng(derive_seed(self.seed, "dropout", batch_idx, self.global_rank), self.device):
             logits = self._logits(batch)
         loss = cross_entropy(logits, batch["labels"])
         accuracy = (logits.argmax(1) == batch["labels"]).float().mean()

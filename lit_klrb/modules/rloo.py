@@ -7,9 +7,11 @@ from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import KLEstimator, RaoBlackwell
+from lit_klrb.functional import TokenStats
 from lit_klrb.functional.statistics import clustered_mean
 from lit_klrb.generation import Rollout
 from lit_klrb.modules.leashed import LeashedModule
+from lit_klrb.processes import gather, stacked
 from lit_klrb.seeding import derive_seed
 from lit_klrb.stopwatch import Stopwatch
 
@@ -98,9 +100,9 @@ class RLOOModule(LeashedModule):
 
     @property
     def last_rollout(self) -> tuple[float, int]:
-        """Mean KL in nats of the newest rollout, and how many completions it has."""
+        """Mean KL in nats of the newest rollout, and how many completions it has, in all processes."""
         assert self.experience is not None
-        return self.experience.metrics["kl"], len(self.experience.weights)
+        return self.experience.metrics["kl"], len(self.experience.weights) * self.trainer.world_size
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Sample and weigh a rollout where a new one is due; the loss of this step's share of it."""
@@ -134,27 +136,40 @@ class RLOOModule(LeashedModule):
     def collect(self, batch: dict[str, Tensor], number: int) -> Experience:
         """Sample completions of the prompts, score them, and let the estimator weigh them as a whole.
 
+        The whole is what all processes sampled; each keeps its own.
+
         Args:
             batch: Prompts.
             number: Which rollout of the run this is: the address of its draws.
         """
         seed, group_size = derive_seed(self.seed, "completions", number), self.sampling.completions_per_prompt
         with self.stopwatch("generate"):
-            rollout = self.generate(self.policy, batch, self.sampling, seed)
+            before = self.global_rank * len(batch["tokens"]) * group_size
+            rollout = self.generate(self.policy, batch, self.sampling, seed, before)
         with self.stopwatch("statistics"):
             reference_states = self.scorer.reference_states(rollout)
             stats = self.scorer.stats(rollout, reference_states)
         with self.stopwatch("reward"):
             rewards = self.rewards(rollout)
+        weights, metrics = self._weigh(stats, rollout.mask, rewards)
+        return Experience(rollout, reference_states, stats.logprobs, rewards, weights, metrics)
+
+    def _weigh(self, stats: TokenStats, mask: Tensor, rewards: Tensor) -> tuple[Tensor, dict[str, float]]:
+        """Score weights of this process's completions, and metrics, both from those of all processes."""
+        group_size = self.sampling.completions_per_prompt
+        parts = gather([tensor.cpu() for tensor in (*stats, mask, rewards[:, None]) if tensor is not None])
+        *fields, all_mask, all_rewards = (stacked(part).to(self.device) for part in zip(*parts, strict=True))
+        all_stats, all_rewards = TokenStats(*fields), all_rewards[:, 0]
         weights = self.kl_estimator.weights(
-            stats, rollout.mask, rewards, beta=self.beta, group_size=group_size
+            all_stats, all_mask, all_rewards, beta=self.beta, group_size=group_size
         )
         metrics: dict[str, float] = {}
-        for name, values in (("reward", rewards), ("kl", RaoBlackwell().value(stats, rollout.mask))):
+        for name, values in (("reward", all_rewards), ("kl", RaoBlackwell().value(all_stats, all_mask))):
             mean, error = clustered_mean(values.view(-1, group_size))
             metrics |= {name: mean.item(), f"{name}_se": error.item()}
-        metrics["length"] = rollout.mask.sum(1).float().mean().item()
-        return Experience(rollout, reference_states, stats.logprobs, rewards, weights, metrics)
+        metrics["length"] = all_mask.sum(1).float().mean().item()
+        first = self.global_rank * len(mask)
+        return weights[first : first + len(mask), : mask.shape[1]], metrics
 
     def _share(self, experience: Experience, index: int) -> Experience:
         """The sequences of one of the equal parts a rollout is split into; no prompt's group is cut."""
@@ -170,17 +185,23 @@ class RLOOModule(LeashedModule):
         return experience.rows(slice(index * size, (index + 1) * size))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the rollout in use: after a stop in the middle of its steps it could not be drawn again."""
+        """Keep every process's rollout in use: after a stop within its steps it could not be drawn again."""
         super().on_save_checkpoint(checkpoint)
         if self.experience is not None:
             rollout, *rest = self.experience
-            checkpoint[EXPERIENCE_KEY] = [tuple(rollout), *rest]
+            checkpoint[EXPERIENCE_KEY] = gather([tuple(rollout), *rest])
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the rollout in use from the checkpoint."""
         super().on_load_checkpoint(checkpoint)
         if EXPERIENCE_KEY in checkpoint:
-            rollout, *rest = checkpoint[EXPERIENCE_KEY]
+            kept = checkpoint[EXPERIENCE_KEY]
+            if self._trainer is not None and len(kept) != self.trainer.world_size:
+                raise ConfigurationError(
+                    f"ckpt_path: saved by {len(kept)} processes, and trainer.devices makes "
+                    f"{self.trainer.world_size}; a run is resumed by as many as began it"
+                )
+            rollout, *rest = kept[self.global_rank]
             parts: list[Any] = [part.to(self.device) if isinstance(part, Tensor) else part for part in rest]
             rollout = Rollout(*(tensor.to(self.device) for tensor in rollout))
             self.experience = Experience(rollout, *parts)

@@ -63,9 +63,10 @@ class SFTModule(PolicyModule):
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Mean cross-entropy over the batch's tokens, in nats."""
-        with forked_rng(derive_seed(self.seed, "dropout", batch_idx), self.device):
+        with forked_rng(derive_seed(self.seed, "dropout", batch_idx, self.global_rank), self.device):
             nats, count = self._cross_entropy(batch)
-        loss = nats / count
+        # Texts differ in length, so processes do in tokens; gradients are averaged over processes.
+        loss = nats / self.trainer.strategy.reduce(count.float(), reduce_op="mean")
         self.log_metrics("train", {"loss": loss.detach()}, batch_size=int(count))
         return loss
 

@@ -1,0 +1,19 @@
+"""A callback that the tests' subprocesses find by import path."""
+
+from pathlib import Path
+
+import lightning as L
+import torch
+
+
+class GradientKeeper(L.Callback):
+    """Saves what the first optimizer steps step on, before clipping, and the rollout of each process."""
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        folder, step = Path(trainer.default_root_dir), trainer.global_step
+        gradients = {k: p.grad for k, p in pl_module.named_parameters() if p.grad is not None}
+        if trainer.is_global_zero:
+            torch.save(gradients, folder / f"gradients_{step}.pt")
+        if getattr(pl_module, "experience", None) is not None:
+            kept = pl_module.experience.rollout.completions, pl_module.experience.weights
+            torch.save(kept, folder / f"rollout_{step}_{trainer.global_rank}.pt")

@@ -1,0 +1,69 @@
+"""Two processes against one with the same global batch: rollouts, gradients, metrics, resuming."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
+BATCH = {"rloo": 4, "dpo": 4, "sft": 8, "reward": 8}
+
+
+def fit(chain, stage, run, *extra):
+    """In processes of their own, as users start it."""
+    argv = chain.commands.argv("fit", stage, "--data.batch_size", str(BATCH[stage]), *extra, run=run)
+    argv += ["--trainer.callbacks+=cli_keeper.GradientKeeper"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-m", "lit_klrb", *argv]
+    return subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=300)
+
+
+def metrics(run):
+    with next(run.glob("metrics/*/metrics.csv")).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {(row["step"], k): float(v) for row in rows for k, v in row.items() if v and k != "epoch"}
+
+
+@pytest.mark.parametrize(
+    "stage", ["rloo", "sft", *(pytest.param(stage, marks=pytest.mark.slow) for stage in ("dpo", "reward"))]
+)
+def test_two_processes_do_what_one_does(chain, tmp_path, stage):
+    estimator = ["--kl.estimator", "RaoBlackwellControlVariate"] if stage == "rloo" else []
+    one, two = tmp_path / "one", tmp_path / "two"
+    fit(chain, stage, one, *estimator)
+    fit(chain, stage, two, *estimator, "--data.batch_size", str(BATCH[stage] // 2), *TWO)
+    for step in range(2):
+        first, second = (torch.load(run / f"gradients_{step}.pt") for run in (one, two))
+        assert first.keys() == second.keys()
+        for key, gradient in first.items():
+            assert torch.allclose(second[key], gradient, rtol=1e-4, atol=2e-6), (step, key)
+    if stage == "rloo":
+        completions, weights = torch.load(one / "rollout_0_0.pt")
+        parts = [torch.load(two / f"rollout_0_{rank}.pt") for rank in range(2)]
+        assert torch.equal(torch.cat([part[0] for part in parts]), completions)
+        assert torch.allclose(torch.cat([part[1] for part in parts]), weights, rtol=1e-3, atol=1e-5)
+    first, second = metrics(one), metrics(two)
+    assert first.keys() == second.keys()
+    for key, value in first.items():
+        assert second[key] == pytest.approx(value, rel=1e-2, abs=1e-3), key
+    assert (two / "summary.json").exists()
+    assert not (tmp_path / "two.1").exists()
+
+
+def test_two_processes_resume_bit_for_bit_in_the_middle_of_a_rollout(chain, tmp_path):
+    two, stopped = tmp_path / "two", tmp_path / "stopped"
+    small = ("--data.batch_size", "2", *TWO)
+    fit(chain, "rloo", two, *small)
+    fit(chain, "rloo", stopped, *small, "--trainer.max_steps", "3", "--model.schedule", "constant")
+    fit(chain, "rloo", two.with_name("straight"), *small, "--model.schedule", "constant")
+    checkpoint = str(stopped / "checkpoints" / "last.ckpt")
+    fit(chain, "rloo", stopped, *small, "--model.schedule", "constant", "--ckpt_path", checkpoint)
+    ends = [
+        torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+        for run in (stopped, two.with_name("straight"))
+    ]
+    assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
