@@ -26,13 +26,14 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
+from lit_klrb.adapters import add_adapter, has_adapter, merged
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.seeding import derive_seed, forked_rng
 
 Module = TypeVar("Module", bound=nn.Module)
 
-TOKENIZER_KEY = "tokenizer_files"
+TOKENIZER_KEY, ADAPTER_KEY = "tokenizer_files", "adapter"
 GRAMMAR = "grammar"
 
 
@@ -115,6 +116,8 @@ def model_from_checkpoint(checkpoint: dict[str, Any], role: Role = POLICY) -> Pr
     """The model a checkpoint holds, weights included."""
     with forked_rng(0):  # fresh weights are drawn only to be overwritten
         model = model_from_config(checkpoint[role.config_key], role)
+        if checkpoint.get(ADAPTER_KEY) is not None:
+            add_adapter(model, checkpoint[ADAPTER_KEY], seed=0)
     prefix = f"{role.name}."
     weights = {
         key.removeprefix(prefix): value
@@ -227,14 +230,15 @@ def freeze(model: Module) -> Module:
 
 
 def export_checkpoint(ckpt_path: str, output_dir: str) -> None:
-    """Write the policy of a checkpoint as a folder `transformers` loads by itself.
+    """Write the policy of a checkpoint as a folder `transformers` loads by itself, an adapter merged into it.
 
     Raises:
         ConfigurationError: If the checkpoint is missing or holds no policy.
     """
     check_exists("ckpt_path", ckpt_path)
     checkpoint = read_checkpoint(ckpt_path)
-    model_from_checkpoint(checkpoint).save_pretrained(output_dir)
+    model = model_from_checkpoint(checkpoint)
+    (merged(model) if has_adapter(model) else model).save_pretrained(output_dir)
     tokenizer_from_files(checkpoint[TOKENIZER_KEY]).save_pretrained(output_dir)
 
 

@@ -1,11 +1,13 @@
 """From a rollout and two models to `TokenStats`: the only place where models meet the estimators' tensors."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lit_klrb.adapters import adapter_off
 from lit_klrb.estimators import LinearLoss
 from lit_klrb.functional import TokenStats, tiled_policy_loss, tiled_token_stats, token_stats
 from lit_klrb.functional.surrogate import clipped_loss, weighted_loss
@@ -44,7 +46,7 @@ class Scorer:
 
     Args:
         policy: The trained model; gradients flow to it.
-        reference: The frozen model; none do.
+        reference: The frozen model; none do. The policy itself stands for it with its adapter off.
         temperature: The temperature the completions are sampled at.
     """
 
@@ -68,9 +70,10 @@ class Scorer:
             Hidden states [B, T, D], V / D times smaller than the logits [B, T, V] that they are otherwise.
         """
         _, split = self._parts
-        if split is None or not self.tiled:
-            return completion_logits(self.reference, rollout)
-        return split.hidden_states(rollout)
+        with adapter_off(self.policy) if self.reference is self.policy else nullcontext():
+            if split is None or not self.tiled:
+                return completion_logits(self.reference, rollout)
+            return split.hidden_states(rollout)
 
     def stats(self, rollout: Rollout, reference_states: Tensor) -> TokenStats:
         """Token statistics, differentiable in the policy.

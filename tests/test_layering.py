@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS = [
     ["lit_klrb", "lit_klrb.errors", "lit_klrb.schema"],
     ["lit_klrb.seeding", "lit_klrb.samplers", "lit_klrb.files", "lit_klrb.processes", "lit_klrb.stopwatch"],
-    ["lit_klrb.functional"],
+    ["lit_klrb.adapters", "lit_klrb.functional"],
     ["lit_klrb.estimators"],
     ["lit_klrb.explain"],
     ["lit_klrb.data"],

@@ -11,8 +11,10 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
 
 from lit_klrb import models, schema
+from lit_klrb.adapters import adapter_settings, add_adapter
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.processes import check_strategy
+from lit_klrb.seeding import derive_seed
 
 REFERENCE_PREFIX = "reference."
 BAR_METRICS = {schema.REWARD, schema.KL, schema.LOSS}
@@ -68,6 +70,10 @@ class TrainedModule(L.LightningModule, ABC):
     def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The model to train, and its tokenizer."""
 
+    def prepared(self, model: PreTrainedModel) -> PreTrainedModel:
+        """What is trained of the model that `build` made."""
+        return model
+
     @abstractmethod
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """The loss of one step."""
@@ -111,12 +117,13 @@ class TrainedModule(L.LightningModule, ABC):
             self._take(models.read_checkpoint(str(path), self.role))
         else:
             model, self.tokenizer = self.build()
-            setattr(self, self.role.name, model)
+            setattr(self, self.role.name, self.prepared(model))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what makes the checkpoint stand alone."""
         checkpoint[self.role.config_key] = models.config_dict(self.trained)
         checkpoint[models.TOKENIZER_KEY] = models.tokenizer_files(self.tokenizer)
+        checkpoint[models.ADAPTER_KEY] = adapter_settings(self.trained)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take model and tokenizer from the checkpoint where no trainer had them built."""
@@ -142,7 +149,7 @@ class TrainedModule(L.LightningModule, ABC):
     def configure_optimizers(self) -> Any:
         """AdamW on the model, its schedule moving each optimizer step."""
         optimizer = torch.optim.AdamW(
-            self.trained.parameters(),
+            [parameter for parameter in self.trained.parameters() if parameter.requires_grad],
             lr=self.learning_rate,
             weight_decay=self.weight_decay,
             eps=self.adam_epsilon,
@@ -181,13 +188,24 @@ class PolicyModule(TrainedModule, ABC):
     """A language model that is trained.
 
     Args:
-        policy_path: The policy to start from: a hub id, an exported folder or a checkpoint.
+        policy_path: The policy to start from: a hub id, an exported folder or a checkpoint. If it has an
+            adapter, that is trained on.
+        lora: Train a fresh LoRA adapter instead of all weights: arguments of `peft.LoraConfig`, such as
+            {r: 8, lora_alpha: 16}; unless they say otherwise it is on every linear layer but the head.
         kwargs: See `TrainedModule`.
     """
 
     role = models.POLICY
     policy: PreTrainedModel
 
-    def __init__(self, *, policy_path: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *, policy_path: str | None = None, lora: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
-        self.policy_path = policy_path
+        self.policy_path, self.lora = policy_path, lora
+
+    def prepared(self, model: PreTrainedModel) -> PreTrainedModel:
+        """The model, with a fresh adapter if one is asked for."""
+        if self.lora is None:
+            return model
+        return add_adapter(model, self.lora, derive_seed(self.seed, "adapter"))

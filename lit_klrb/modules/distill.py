@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb import models
+from lit_klrb.errors import ConfigurationError
 from lit_klrb.generation import Rollout
 from lit_klrb.modules.rloo import RLOOModule
 
@@ -29,6 +30,8 @@ class DistillModule(RLOOModule):
     def __init__(self, *, policy_config: dict[str, Any] | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         models.check_one_given(models.POLICY, policy_config, self.policy_path)
+        if self.reference_path is None:
+            raise ConfigurationError("model.init_args.reference_path is None; name the teacher")
         self.save_hyperparameters()
         self.policy_config = policy_config
 
@@ -36,6 +39,7 @@ class DistillModule(RLOOModule):
         """The student as it is, or with fresh weights drawn from the run's seed."""
         if self.policy_config is None:
             return super().build()
+        assert self.reference_path is not None
         tokenizer = models.load_tokenizer("model.init_args.reference_path", self.reference_path)
         return models.fresh_model(self.policy_config, tokenizer, self.seed), tokenizer
 

@@ -77,15 +77,11 @@ class DPOModule(LeashedModule):
             some = prompts[first : first + CHUNK]
             batch = pad(some, self.tokenizer.pad_token_id, side="left")
             batch = {key: value.to(self.device) for key, value in batch.items()}
-            rollout = self.generate(
-                self.reference, batch, self.sampling, derive_seed(self.seed, "pairs", first)
-            )
-            pairs += best_and_worst(
-                some,
-                rollout,
-                self.rewards(rollout),
-                self._logprob(self.reference, rollout),
-            )
+            seed = derive_seed(self.seed, "pairs", first)
+            with self.reading_reference() as reference:
+                rollout = self.generate(reference, batch, self.sampling, seed)
+                ref_logprob = self._logprob(reference, rollout)
+            pairs += best_and_worst(some, rollout, self.rewards(rollout), ref_logprob)
         if not pairs:
             raise ConfigurationError(
                 f"model.init_args.reward_path: {self.reward_path} tells no two completions of a prompt apart "

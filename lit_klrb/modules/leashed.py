@@ -1,6 +1,7 @@
 """What DPO, RLOO and distillation share: a frozen reference, a reward, and the common evaluation."""
 
 from abc import ABC
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb import models
+from lit_klrb.adapters import adapter_off, has_adapter
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import RaoBlackwell
 from lit_klrb.functional import TokenStats
@@ -52,7 +54,8 @@ class LeashedModule(PolicyModule, ABC):
     the same prompts from the same seeds, their reward, and their KL by the Rao-Blackwell estimate.
 
     Args:
-        reference_path: The frozen reference: a hub id, an exported folder or a checkpoint.
+        reference_path: The frozen reference: a hub id, an exported folder or a checkpoint; None means the
+            policy with its adapter off, which takes no memory of its own.
         reward_path: The reward: "grammar" (the embedded world's exact log odds of a positive review), a
             classifier (a hub id, a folder or a checkpoint of RewardModule), or "package.module:function",
             from a list of texts to a list of numbers. Several of these with their weights are summed:
@@ -73,7 +76,7 @@ class LeashedModule(PolicyModule, ABC):
     def __init__(
         self,
         *,
-        reference_path: str,
+        reference_path: str | None = None,
         reward_path: str | dict[str, float] = models.GRAMMAR,
         reward_label: str | None = None,
         reward_output: RewardOutput = "log_odds",
@@ -100,29 +103,45 @@ class LeashedModule(PolicyModule, ABC):
     def configure_model(self) -> None:
         """Load reference and reward beside the policy; policy and reference must read the same tokens."""
         super().configure_model()
-        if self._trainer is None or hasattr(self, "reference"):
+        if self._trainer is None or hasattr(self, "scorer"):
             return
-        self.reference = models.freeze(
-            models.load_model("model.init_args.reference_path", self.reference_path)
-        )
-        sizes = [model.get_output_embeddings().weight.shape[0] for model in (self.policy, self.reference)]
-        if sizes[0] != sizes[1]:
+        if self.reference_path is not None:
+            self._load_reference(self.reference_path)
+        elif not has_adapter(self.policy):
             raise ConfigurationError(
-                f"model.init_args.reference_path: {self.reference_path} has a vocabulary of {sizes[1]}, "
-                f"the policy one of {sizes[0]}; a KL between them needs one vocabulary"
+                "model.init_args.reference_path: None means the policy with its adapter off, and the policy "
+                "has none; name the reference, or train an adapter (model.init_args.lora)"
             )
         self.reward = load_reward(
             self.reward_path, self.reward_label, self.reward_output, self.trainer.strategy.root_device
         )
-        self.scorer = Scorer(self.policy, self.reference, self.sampling.temperature)
+        reference = self.policy if self.reference_path is None else self.reference
+        self.scorer = Scorer(self.policy, reference, self.sampling.temperature)
         if not self.scorer.tiled:
             self.print(
                 "policy or reference is not a backbone with a linear head: both are read through logits"
             )
 
+    def _load_reference(self, path: str) -> None:
+        self.reference = models.freeze(models.load_model("model.init_args.reference_path", path))
+        sizes = [model.get_output_embeddings().weight.shape[0] for model in (self.policy, self.reference)]
+        if sizes[0] != sizes[1]:
+            raise ConfigurationError(
+                f"model.init_args.reference_path: {path} has a vocabulary of {sizes[1]}, "
+                f"the policy one of {sizes[0]}; a KL between them needs one vocabulary"
+            )
+
+    def reading_reference(self) -> AbstractContextManager[PreTrainedModel]:
+        """The reference, for as long as the block lasts."""
+        return adapter_off(self.policy) if self.reference_path is None else nullcontext(self.reference)
+
     def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """Policy and tokenizer of policy_path, or the reference's."""
         key, path = "model.init_args.policy_path", self.policy_path or self.reference_path
+        if path is None:
+            raise ConfigurationError(
+                f"{key} and model.init_args.reference_path are both None; give one or both"
+            )
         return models.load_model(key, path), models.load_tokenizer(key, path)
 
     def generate(
