@@ -19,6 +19,8 @@ _TOKENS = "the reference's log-probability of the sampled tokens"
 class MonteCarlo(ComposedEstimator):
     """The log ratio of the whole sequence as a reward: c_t = sum over all s of r_s.
 
+    That is RLHF's usual penalty on the reward, score - beta sum_t r_t, with the same credit for every token.
+
     Reference: Ahmadian et al. (2024), "Back to basics: revisiting REINFORCE style optimization".
     """
 
@@ -38,7 +40,10 @@ class MonteCarlo(ComposedEstimator):
 @final
 @dataclass(frozen=True, kw_only=True)
 class MonteCarloRewardToGo(ComposedEstimator):
-    """The log ratio from each token on: c_t = sum over s >= t of r_s."""
+    """The log ratio from each token on: c_t = sum over s >= t of r_s.
+
+    That is PPO's penalty on every token's own reward, -beta r_t, and returns that sum what is still to come.
+    """
 
     recipe: ClassVar[Recipe] = Recipe(value="k1", score=(Term("k1", "from_here"),))
     explanation: ClassVar[Explanation] = Explanation(

@@ -25,7 +25,7 @@ class Experience(NamedTuple):
         rollout: B sequences with T completion positions.
         reference_states: What the scorer keeps of the reference, [B, T, D].
         behaviour_logprobs: Log-probabilities the completions were drawn with, [B, T].
-        rewards: Reward of each completion, [B].
+        rewards: What each completion is trained for, [B]: its reward, less the penalty if it has no end.
         weights: The estimator's score weights, [B, T].
         metrics: What is logged of it at each of its steps.
     """
@@ -54,6 +54,8 @@ class RLOOModule(LeashedModule):
         inner_epochs: Passes over each rollout; after the first step the completions are off-policy, see
             kl.estimator.init_args.off_policy.
         mini_batches: Optimizer steps a pass; must divide the prompts of a batch.
+        missing_eos_penalty: Taken from the reward of a completion that max_new_tokens cut off, in training
+            alone; what is logged as reward is without it, and `train/unfinished` the share of these.
         kwargs: See `LeashedModule`.
     """
 
@@ -61,8 +63,20 @@ class RLOOModule(LeashedModule):
     kl_estimator: KLEstimator
     beta: float
 
-    def __init__(self, *, inner_epochs: int = 1, mini_batches: int = 1, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        inner_epochs: int = 1,
+        mini_batches: int = 1,
+        missing_eos_penalty: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
+        if not missing_eos_penalty >= 0 or (missing_eos_penalty and not self.stop_at_eos):
+            raise ConfigurationError(
+                "model.init_args.missing_eos_penalty must be 0 or larger, and 0 unless stop_at_eos, got "
+                f"{missing_eos_penalty} with stop_at_eos={self.stop_at_eos}"
+            )
         for name, value in (("inner_epochs", inner_epochs), ("mini_batches", mini_batches)):
             if value < 1:
                 raise ConfigurationError(f"model.init_args.{name} must be at least 1, got {value}")
@@ -73,6 +87,7 @@ class RLOOModule(LeashedModule):
             )
         self.save_hyperparameters()
         self.inner_epochs, self.mini_batches = inner_epochs, mini_batches
+        self.missing_eos_penalty = missing_eos_penalty
         self.stopwatch = Stopwatch()
         # The rollout in use; kept by checkpoints.
         self.experience: Experience | None = None
@@ -151,25 +166,36 @@ class RLOOModule(LeashedModule):
             stats = self.scorer.stats(rollout, reference_states)
         with self.stopwatch("reward"):
             rewards = self.rewards(rollout)
-        weights, metrics = self._weigh(stats, rollout.mask, rewards)
+        unfinished = ~((rollout.completions == self.tokenizer.eos_token_id) & rollout.mask).any(1)
+        weights, metrics = self._weigh(stats, rollout.mask, rewards, unfinished)
+        rewards = self._trained_for(rewards, unfinished)
         return Experience(rollout, reference_states, stats.logprobs, rewards, weights, metrics)
 
-    def _weigh(self, stats: TokenStats, mask: Tensor, rewards: Tensor) -> tuple[Tensor, dict[str, float]]:
+    def _trained_for(self, rewards: Tensor, unfinished: Tensor) -> Tensor:
+        return rewards - self.missing_eos_penalty * unfinished
+
+    def _weigh(
+        self, stats: TokenStats, mask: Tensor, rewards: Tensor, unfinished: Tensor
+    ) -> tuple[Tensor, dict[str, float]]:
         """Score weights of this process's completions, and metrics, both from those of all processes."""
         group_size = self.sampling.completions_per_prompt
-        parts = gather([tensor.cpu() for tensor in (*stats, mask, rewards[:, None]) if tensor is not None])
-        *fields, all_mask, all_rewards = (stacked(part).to(self.device) for part in zip(*parts, strict=True))
-        all_stats, all_rewards = TokenStats(*fields), all_rewards[:, 0]
-        weights = self.kl_estimator.weights(
-            all_stats, all_mask, all_rewards, beta=self.beta, group_size=group_size
+        count, width = mask.shape
+        columns = rewards[:, None], unfinished[:, None]
+        parts = gather([tensor.cpu() for tensor in (*stats, mask, *columns) if tensor is not None])
+        *fields, mask, rewards, unfinished = (
+            stacked(part).to(self.device) for part in zip(*parts, strict=True)
         )
+        stats, rewards, unfinished = TokenStats(*fields), rewards[:, 0], unfinished[:, 0]
+        trained_for = self._trained_for(rewards, unfinished)
+        weights = self.kl_estimator.weights(stats, mask, trained_for, beta=self.beta, group_size=group_size)
         metrics: dict[str, float] = {}
-        for name, values in (("reward", all_rewards), ("kl", RaoBlackwell().value(all_stats, all_mask))):
+        for name, values in (("reward", rewards), ("kl", RaoBlackwell().value(stats, mask))):
             mean, error = clustered_mean(values.view(-1, group_size))
             metrics |= {name: mean.item(), f"{name}_se": error.item()}
-        metrics["length"] = all_mask.sum(1).float().mean().item()
-        first = self.global_rank * len(mask)
-        return weights[first : first + len(mask), : mask.shape[1]], metrics
+        metrics["length"] = mask.sum(1).float().mean().item()
+        metrics["unfinished"] = unfinished.float().mean().item()
+        first = self.global_rank * count
+        return weights[first : first + count, :width], metrics
 
     def _share(self, experience: Experience, index: int) -> Experience:
         """The sequences of one of the equal parts a rollout is split into; no prompt's group is cut."""

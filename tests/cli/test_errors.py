@@ -31,6 +31,10 @@ WRONG = [
     (["--model.mini_batches", "3"], "batch_size=4 prompts cannot be split evenly"),
     (["--model.completions_per_prompt", "1"], "completions_per_prompt must be at least 2"),
     (
+        ["--model.missing_eos_penalty", "1", "--model.stop_at_eos", "false"],
+        "missing_eos_penalty must be 0 or larger, and 0 unless stop_at_eos, got 1.0 with stop_at_eos=False",
+    ),
+    (
         ["--model.evaluation_completions", "0"],
         "model.init_args.evaluation_completions must be at least 1, got 0",
     ),

@@ -5,9 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch.strategies import FSDPStrategy
+
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.processes import check_strategy
 
 TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
 BATCH = {"rloo": 4, "dpo": 4, "sft": 8, "reward": 8}
@@ -52,6 +57,11 @@ def test_two_processes_do_what_one_does(chain, tmp_path, stage):
         assert second[key] == pytest.approx(value, rel=1e-2, abs=1e-3), key
     assert (two / "summary.json").exists()
     assert not (tmp_path / "two.1").exists()
+
+
+def test_what_would_shard_the_policy_is_refused():
+    with pytest.raises(ConfigurationError, match=r"trainer.strategy: FSDPStrategy is not supported"):
+        check_strategy(SimpleNamespace(strategy=FSDPStrategy()))
 
 
 def test_two_processes_resume_bit_for_bit_in_the_middle_of_a_rollout(chain, tmp_path):
