@@ -1,21 +1,24 @@
 """`python -m tests.bench [--quick] [part ...]`."""
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from . import op, step, variance
 from .table import replace_part
 
 DOCS = Path(__file__).parents[2] / "docs"
-PARTS = {
-    "op": (op.report, DOCS / "benchmarks.md"),
-    "step": (step.report, DOCS / "benchmarks.md"),
-    "variance": (variance.report, DOCS / "control_variate.md"),
+BENCHMARKS, CONTROL_VARIATE = DOCS / "benchmarks.md", DOCS / "control_variate.md"
+PARTS: dict[str, tuple[Callable[[bool], str], Path]] = {
+    **{key: (partial(op.report, key), BENCHMARKS) for key in op.SIZES},
+    "step": (step.report, BENCHMARKS),
+    "variance": (variance.report, CONTROL_VARIATE),
 }
 
 
 def main() -> None:
-    """Run the parts asked for; each rewrites its own part of the document, as far as it has come."""
+    """Run the parts asked for; each rewrites its own part of the document when it is done."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument(
         "parts",
@@ -28,9 +31,9 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in arguments.parts or PARTS:
         report, document = PARTS[name]
-        for text in report(arguments.quick):
-            if not arguments.quick:
-                replace_part(document, name, text)
+        text = report(arguments.quick)
+        if not arguments.quick:
+            replace_part(document, name, text)
         print(text)
 
 

@@ -5,7 +5,7 @@ import functools
 import statistics
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -16,13 +16,14 @@ from .measure import in_own_process, interleaved_times, machine, peak_megabytes
 from .op_case import Case, Outcome, Size, exact
 from .table import markdown, number, spread
 
-SIZES = [
-    Size("GPT-2 head, float32", 50_257, 768, 1024, torch.float32, 2048),
-    Size("GPT-2 head, bfloat16", 50_257, 768, 1024, torch.bfloat16, 2048),
-    Size("152k head, float32", 151_936, 896, 512, torch.float32, 1024),
-    Size("152k head, bfloat16", 151_936, 896, 256, torch.bfloat16, 1024),
-]
-QUICK_SIZES = [Size("small head, float32", 8_192, 256, 512, torch.float32, 1024)]
+SIZES = {
+    "op-gpt2-fp32": Size("GPT-2 head, float32", 50_257, 768, 1024, torch.float32, 2048),
+    "op-gpt2-bf16": Size("GPT-2 head, bfloat16", 50_257, 768, 1024, torch.bfloat16, 2048),
+    "op-152k-fp32": Size("152k head, float32", 151_936, 896, 512, torch.float32, 1024),
+    "op-152k-bf16": Size("152k head, bfloat16", 151_936, 896, 256, torch.bfloat16, 1024),
+}
+QUICK_SIZE = Size("small head, float32", 8_192, 256, 512, torch.float32, 1024)
+SMALL_VOCABULARY = 100_000
 ACCURACY_ROWS = 128
 WARM_UP_ROWS = 16
 RATIO_ROUNDS = (15, 120.0)  # rounds at most, and the seconds after which none begins
@@ -35,18 +36,6 @@ PLAIN_RB = "RB, plain, float32 softmax"
 COMPILED = ", compiled"
 
 PACKAGES = ["torch", "transformers", "trl", "liger-kernel", "triton"]
-HEADING = """## Token statistics and policy loss from hidden states
-
-`python -m tests.bench op` on {machine}.
-
-Forward and backward: log-probabilities under policy and reference (and, in the rows RB, the exact KL) of
-every token, from hidden states and heads; gradients of hidden states and head. All variants of a size take
-turns in one process; seconds are medians, ratios medians of the ratios of a round. Extra memory is the peak
-of the resident set in a process of its own, beyond inputs and libraries, gradients included. Errors are
-relative, in the Euclidean norm, against float64, on the first {rows} tokens; the larger of hidden
-states' and head's for the gradient.
-"""
-
 COMPILE = {"compile_body": True}
 BOTH = (torch.float32, torch.bfloat16)
 
@@ -55,6 +44,7 @@ class Variant(NamedTuple):
     """One way to do it.
 
     `loss` says what is differentiated: the log-probabilities (MC), the KL as well (RB), or a peer's own loss.
+    What is not run everywhere is left out with the large vocabulary, where every run is long.
     """
 
     label: str
@@ -62,21 +52,24 @@ class Variant(NamedTuple):
     function: Callable[..., Outcome]
     options: dict[str, object] = {}  # noqa: RUF012
     dtypes: tuple[torch.dtype, ...] = BOTH
+    everywhere: bool = True
 
 
 VARIANTS = [
-    Variant("MC, tiled, policy alone", "MC", own.monte_carlo, {"with_reference": False}),
+    Variant("MC, tiled, policy alone", "MC", own.monte_carlo, {"with_reference": False}, everywhere=False),
     Variant(MC, "MC", own.monte_carlo),
     Variant(MC + COMPILED, "MC", own.monte_carlo, COMPILE),
-    Variant("MC, plain, policy alone", "MC", own.plain_monte_carlo, {"with_reference": False}),
+    Variant(
+        "MC, plain, policy alone", "MC", own.plain_monte_carlo, {"with_reference": False}, everywhere=False
+    ),
     Variant(PLAIN_MC, "MC", own.plain_monte_carlo),
     Variant(RB, "RB", own.fused_loss),
     Variant(RB + COMPILED, "RB", own.fused_loss, COMPILE),
-    Variant(RB + ", 128 rows a tile", "RB", own.fused_loss, {"tile_size": 128}),
-    Variant(RB + ", 256 rows a tile", "RB", own.fused_loss, {"tile_size": 256}),
+    Variant(RB + ", 128 rows a tile", "RB", own.fused_loss, {"tile_size": 128}, everywhere=False),
+    Variant(RB + ", 256 rows a tile", "RB", own.fused_loss, {"tile_size": 256}, everywhere=False),
     Variant(STATS, "RB", own.recomputed_stats),
     Variant(STATS + COMPILED, "RB", own.recomputed_stats, COMPILE),
-    Variant("RB, tiles under activation checkpointing", "RB", own.checkpointed),
+    Variant("RB, tiles under activation checkpointing", "RB", own.checkpointed, everywhere=False),
     Variant("RB, plain, as released", "RB", own.plain_rao_blackwell, {"upcast": False}, (torch.bfloat16,)),
     Variant(PLAIN_RB, "RB", own.plain_rao_blackwell, {"upcast": True}),
     Variant("TRL `selective_log_softmax`", "MC", peers.trl_selective),
@@ -131,7 +124,11 @@ def memory(size: Size, index: int) -> float:
 def measure(size: Size, rounds: int) -> str:
     """The section of one size."""
     case = size.case()
-    variants = [variant for variant in VARIANTS if size.dtype in variant.dtypes]
+    variants = [
+        variant
+        for variant in VARIANTS
+        if size.dtype in variant.dtypes and (variant.everywhere or size.vocabulary <= SMALL_VOCABULARY)
+    ]
     print(f"{size.name}: accuracy", file=sys.stderr)
     errors = accuracy(variants, case.rows(ACCURACY_ROWS))
     floors = {k: dtype for k, dtype in FLOORS.items() if size.dtype in (dtype, torch.bfloat16)}
@@ -163,7 +160,7 @@ def section(
     peaks: dict[str, float],
     errors: dict[str, tuple[float | None, ...]],
 ) -> str:
-    """Heading, table and distance to the goals of one size."""
+    """What was measured, and the table of all variants."""
     seconds = {label: statistics.median(values) for label, values in times.items()}
     base = min((MC, MC + COMPILED), key=seconds.__getitem__)
     floor = min((label for label in FLOORS if label in times), key=seconds.__getitem__)
@@ -183,7 +180,6 @@ def section(
     header = ["variant", "loss", "seconds", "/ MC", "/ floor", "extra MB", "KL", "logprob", "gradient"]
     return "\n\n".join(
         [
-            f"### {size.name}",
             f"V = {size.vocabulary:,}, D = {size.width}, {size.tokens:,} tokens ({size.memory_tokens:,} for "
             f"memory), {len(times[base])} rounds.",
             markdown(header, rows),
@@ -229,11 +225,9 @@ def goals(groups: list[dict[str, list[float]]], peaks: dict[str, float]) -> str:
     ) + markdown(["ratio", "bar", "goal", "in place (default)", "compiled"], rows)
 
 
-def report(quick: bool) -> Iterator[str]:
-    """The part, longer with every size that is done."""
-    sizes, rounds = (QUICK_SIZES, 3) if quick else (SIZES, 2)
+def report(key: str, quick: bool) -> str:
+    """The part of one size; a small one instead if it is to be quick."""
     warnings.simplefilter("ignore")  # the peers' own
-    text = HEADING.format(machine=machine(PACKAGES), rows=ACCURACY_ROWS)
-    for size in sizes:
-        text += "\n\n" + measure(size, rounds)
-        yield text
+    size, rounds = (QUICK_SIZE, 3) if quick else (SIZES[key], 2)
+    heading = f"### {size.name}\n\n`python -m tests.bench {key}` on {machine(PACKAGES)}."
+    return f"{heading}\n\n{measure(size, rounds)}"

@@ -4,7 +4,6 @@ import statistics
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -112,8 +111,8 @@ def tables(
     return markdown(header, rows) + "\n\n" + markdown(["ratio", "bar", "goal", "measured"], ratios)
 
 
-def report(quick: bool) -> Iterator[str]:
-    """The part, once."""
+def report(quick: bool) -> str:
+    """The part."""
     warnings.simplefilter("ignore")
     text = HEADING.format(
         machine=machine(PACKAGES),
@@ -133,4 +132,4 @@ def report(quick: bool) -> Iterator[str]:
         times, shares = take_turns(VARIANTS, folder, 1 if quick else ROUNDS)
         pair_times, _ = take_turns([RB[1], MC[1]], folder, 2 if quick else PAIR_ROUNDS)
         peaks = {} if quick else {v.label: in_own_process(memory, folder, i) for i, v in enumerate(VARIANTS)}
-    yield text + "\n" + tables(times, shares, pair_times, peaks)
+    return text + "\n" + tables(times, shares, pair_times, peaks)

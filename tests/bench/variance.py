@@ -158,9 +158,6 @@ def _train(root: Path, stage: str, name: str | None = None, *extra: str) -> str:
     return checkpoint(name or stage)
 
 
-def report(quick: bool) -> Iterator[str]:
-    """The part, first without the demo's models."""
-    text = HEADING.format(groups=GROUPS)
-    for section in (enumerable, neural):
-        text += "\n\n" + section(quick)
-        yield text
+def report(quick: bool) -> str:
+    """The part."""
+    return "\n\n".join([HEADING.format(groups=GROUPS), enumerable(quick), neural(quick)])
