@@ -184,9 +184,10 @@ class InverseTransform(LogitsProcessor):
 
 @contextmanager
 def _as_it_is(model: PreTrainedModel) -> Iterator[None]:
-    was_training, own = model.training, model.generation_config
+    modes, own = [(module, module.training) for module in model.modules()], model.generation_config
     model.eval()
     model.generation_config = GenerationConfig()
     yield
     model.generation_config = own
-    model.train(was_training)
+    for module, was_training in modes:
+        module.training = was_training

@@ -68,6 +68,14 @@ class Commands:
         return main(self.argv(command, stage, *extra, run=run))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory):
+    """A cache of the tests' own, that their subprocesses find too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LIT_KLRB_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def chain(tmp_path_factory):
     """Run directories sft, dpo, rloo and reward under `root`, and the commands that made them."""

@@ -12,7 +12,14 @@ ROOT = Path(__file__).parents[1]
 # From the ground floor up; a module may import its own floor and those above it in this list.
 FLOORS = [
     ["lit_klrb", "lit_klrb.errors", "lit_klrb.schema"],
-    ["lit_klrb.seeding", "lit_klrb.samplers", "lit_klrb.files", "lit_klrb.processes", "lit_klrb.stopwatch"],
+    [
+        "lit_klrb.seeding",
+        "lit_klrb.samplers",
+        "lit_klrb.files",
+        "lit_klrb.processes",
+        "lit_klrb.stopwatch",
+        "lit_klrb.cache",
+    ],
     ["lit_klrb.adapters", "lit_klrb.functional"],
     ["lit_klrb.estimators"],
     ["lit_klrb.explain"],

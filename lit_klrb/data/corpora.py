@@ -77,7 +77,7 @@ def clean_text(text: str) -> str:
 @cache
 def _load_splits(source: str) -> dict[str, list[Review]]:
     """Every split of a source, in the source's order, no text in a held-out split and another one."""
-    splits = {name: _clean_rows(source, rows) for name, rows in _open(source).items()}
+    splits = {name: _clean_rows(source, rows) for name, rows in open_splits("source", source).items()}
     for number, name in enumerate(HELD_OUT):
         if "train" in splits and name not in splits:
             chosen = [zlib.crc32(r.text.encode()) % CARVED_SHARE == number for r in splits["train"]]
@@ -94,8 +94,16 @@ def _load_splits(source: str) -> dict[str, list[Review]]:
     return splits
 
 
-def _open(source: str) -> Mapping[str, Any]:
-    """The data set of each split of a hub id, a folder or a file."""
+def open_splits(key: str, source: str) -> Mapping[str, Any]:
+    """The data set of each split of a hub id, a folder or a file.
+
+    Args:
+        key: The data module's argument that named it, for the error message.
+        source: The hub id, the folder, or a .parquet or .jsonl file.
+
+    Raises:
+        ConfigurationError: If it cannot be read.
+    """
     import datasets  # slow, and the grammar does without
 
     path = Path(source).expanduser()
@@ -111,7 +119,9 @@ def _open(source: str) -> Mapping[str, Any]:
         }
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).partition("\n")[0]
-        raise _source_error(source, f"cannot be read ({reason}); {ALLOWED}") from None
+        raise ConfigurationError(
+            f"data.init_args.{key}: {source} cannot be read ({reason}); {ALLOWED}"
+        ) from None
 
 
 def _clean_rows(source: str, rows: Any) -> list[Review]:

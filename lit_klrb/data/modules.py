@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from lit_klrb.data.batches import Batch, classifier_batch, pad
 from lit_klrb.data.corpora import GRAMMAR, load_reviews
 from lit_klrb.data.grammar import Review, ReviewGrammar
-from lit_klrb.data.preferences import collate_pairs
+from lit_klrb.data.preferences import collate_pairs, load_preferences
 from lit_klrb.data.prompts import cut_prompts
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.samplers import StepBatchSampler
@@ -223,11 +223,22 @@ class PreferenceDataModule(PromptDataModule):
     """Preference pairs to train on, prompts to evaluate on.
 
     The module that is trained makes the pairs, from the training prompts (see
-    `DPOModule.preference_pairs`); the arguments are those of `PromptDataModule`, batch_size counting pairs.
+    `DPOModule.preference_pairs`), unless they are given.
+
+    Args:
+        preferences: A data set whose first train_size pairs to train on: a hub id, a folder, or a .parquet or
+            .jsonl file with the columns prompt, chosen and rejected.
+        kwargs: See `PromptDataModule`; batch_size counts pairs.
     """
+
+    def __init__(self, preferences: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.preferences = preferences
 
     def examples(self, split: str) -> Sequence[Any]:
         """Pairs for training; prompts otherwise."""
+        if split == "train" and self.preferences is not None:
+            return self.module.given_pairs(load_preferences(self.preferences)[: self.sizes["train"] or None])
         prompts = super().examples(split)
         return self.module.preference_pairs(prompts) if split == "train" else prompts
 

@@ -7,6 +7,42 @@ import torch
 from torch import Tensor
 
 from lit_klrb.data.batches import Batch, pad
+from lit_klrb.data.corpora import open_splits
+from lit_klrb.errors import ConfigurationError
+
+
+class Preference(NamedTuple):
+    """A prompt and two completions of it as texts."""
+
+    prompt: str
+    chosen: str
+    rejected: str
+
+
+def load_preferences(source: str) -> list[Preference]:
+    """The preferences of a data set's train split.
+
+    Args:
+        source: A hub id, a folder, or a .parquet or .jsonl file with the columns prompt, chosen and rejected.
+
+    Raises:
+        ConfigurationError: If it cannot be read, or its columns are not three texts.
+    """
+    rows = open_splits("preferences", source)["train"]
+    missing = [name for name in Preference._fields if name not in rows.column_names]
+    if missing:
+        raise ConfigurationError(
+            f"data.init_args.preferences: {source} has no column {missing[0]}; its columns: "
+            f"{', '.join(rows.column_names)}"
+        )
+    preferences = [Preference(*row) for row in zip(*(rows[name] for name in Preference._fields), strict=True)]
+    for preference in preferences:
+        if not all(isinstance(text, str) for text in preference):
+            raise ConfigurationError(
+                f"data.init_args.preferences: {source} has the row {preference}; three texts expected "
+                "(apply a chat template to conversations first)"
+            )
+    return preferences
 
 
 class PreferencePair(NamedTuple):

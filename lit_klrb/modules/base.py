@@ -9,6 +9,7 @@ import lightning as L
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lit_klrb import models, schema
 from lit_klrb.adapters import adapter_settings, add_adapter
@@ -32,6 +33,8 @@ class TrainedModule(L.LightningModule, ABC):
         adam_epsilon: AdamW's epsilon.
         schedule: How the learning rate moves to the end of the run after the warm-up.
         warmup_steps: Optimizer steps in which the learning rate rises from 0.
+        gradient_checkpointing: Keep of each block its input only and compute it again in backward: this takes
+            less memory and more time.
         seed: Decides every draw of the module; set by --seed_everything.
     """
 
@@ -53,6 +56,7 @@ class TrainedModule(L.LightningModule, ABC):
         adam_epsilon: float = 1e-8,
         schedule: Literal["constant", "linear", "cosine"] = "constant",
         warmup_steps: int = 0,
+        gradient_checkpointing: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -65,6 +69,7 @@ class TrainedModule(L.LightningModule, ABC):
         self.seed = seed
         self.learning_rate, self.weight_decay, self.adam_epsilon = learning_rate, weight_decay, adam_epsilon
         self.schedule, self.warmup_steps = schedule, warmup_steps
+        self.gradient_checkpointing = gradient_checkpointing
 
     @abstractmethod
     def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -163,8 +168,22 @@ class TrainedModule(L.LightningModule, ABC):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_train_start(self) -> None:
-        """Set the model's mode: `from_pretrained` and validation leave it in eval."""
+        """Set the model's mode: `from_pretrained` and validation leave it in eval.
+
+        Raises:
+            ConfigurationError: If checkpointing is asked for and the architecture has none.
+        """
         self.trained.train(self.uses_dropout)
+        if self.gradient_checkpointing:
+            blocks = [m for m in self.trained.modules() if isinstance(m, GradientCheckpointingLayer)]
+            if not blocks:
+                raise ConfigurationError(
+                    "model.init_args.gradient_checkpointing: "
+                    f"{type(self.trained).__name__} has no blocks to checkpoint; leave it out"
+                )
+            self.trained.activation_checkpointing_enable({"use_reentrant": False})
+            for block in blocks:
+                block.training = True  # what they go by; the dropout in them stays as it is
 
     def log_metrics(self, stage: str, metrics: Mapping[str, Tensor | float], batch_size: int) -> None:
         """Log each metric as `stage/name`, the mean over processes; every stage has the same names."""

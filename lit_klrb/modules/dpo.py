@@ -1,21 +1,25 @@
 """Direct preference optimisation: the warm start that RLOO continues from."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any, TypeVar
 
 import torch
 from rich.progress import track
 from torch import Tensor
 
+from lit_klrb.cache import cached, weights_digest
 from lit_klrb.data.batches import pad
-from lit_klrb.data.preferences import PreferencePair
+from lit_klrb.data.preferences import Preference, PreferencePair, collate_pairs
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional.preference import PreferenceLoss, check_preference_loss, preference_loss
 from lit_klrb.generation import Rollout
+from lit_klrb.models import tokenizer_files
 from lit_klrb.modules.leashed import LeashedModule
 from lit_klrb.scoring import completion_logprobs
 from lit_klrb.seeding import derive_seed
 
+T = TypeVar("T")
 # Prompts completed at a time while the pairs are made; it decides their draws, so it is not a setting.
 CHUNK = 128
 
@@ -24,7 +28,10 @@ class DPOModule(LeashedModule):
     """Raises preferred completions above rejected ones, relative to the reference.
 
     The pairs are the reference's own: of the completions of each prompt, the one with the largest reward
-    against the one with the smallest. The policy starts as the reference unless policy_path says otherwise.
+    against the one with the smallest. Or they come from a data set (data.init_args.preferences). What the
+    reference makes of them, completions and log-probabilities, is computed once and kept on disk (in
+    `LIT_KLRB_CACHE`, by default ~/.cache/lit_klrb), under a hash of model, tokenizer and data. The policy
+    starts as the reference unless policy_path says otherwise.
 
     Args:
         beta: Inverse scale of the implicit reward beta · log(policy/reference); larger keeps closer.
@@ -72,16 +79,18 @@ class DPOModule(LeashedModule):
         Raises:
             ConfigurationError: If no prompt gives one.
         """
+        starts = range(0, len(prompts), CHUNK)
+        parts = [prompts[first : first + CHUNK] for first in starts]
+        key = {"prompts": prompts, "sampling": asdict(self.sampling), "stop_at_eos": self.stop_at_eos}
+        drafts = self._of_reference(
+            "completions",
+            {**key, "seed": self.seed},
+            lambda: [self._draft(part, first) for part, first in zip(with_bar(parts), starts, strict=True)],
+        )
         pairs: list[PreferencePair] = []
-        for first in track(range(0, len(prompts), CHUNK), "preference pairs", transient=True):
-            some = prompts[first : first + CHUNK]
-            batch = pad(some, self.tokenizer.pad_token_id, side="left")
-            batch = {key: value.to(self.device) for key, value in batch.items()}
-            seed = derive_seed(self.seed, "pairs", first)
-            with self.reading_reference() as reference:
-                rollout = self.generate(reference, batch, self.sampling, seed)
-                ref_logprob = self._logprob(reference, rollout)
-            pairs += best_and_worst(some, rollout, self.rewards(rollout), ref_logprob)
+        for part, (*tensors, ref_logprob) in zip(parts, drafts, strict=True):
+            rollout = Rollout(*(tensor.to(self.device) for tensor in tensors))
+            pairs += best_and_worst(part, rollout, self.rewards(rollout), ref_logprob)
         if not pairs:
             raise ConfigurationError(
                 f"model.init_args.reward_path: {self.reward_path} tells no two completions of a prompt apart "
@@ -89,9 +98,63 @@ class DPOModule(LeashedModule):
             )
         return pairs
 
+    @torch.no_grad()
+    def given_pairs(self, preferences: Sequence[Preference]) -> list[PreferencePair]:
+        """Pairs of a data set as tokens; completions end with EOS and are cut after max_new_tokens.
+
+        Args:
+            preferences: Texts.
+        """
+        eos, length = self.tokenizer.eos_token_id, self.sampling.max_new_tokens
+
+        def tokens(texts: list[str]) -> list[list[int]]:
+            ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+            return ids
+
+        prompts, *completions = (tokens(list(texts)) for texts in zip(*preferences, strict=True))
+        chosen, rejected = ([[*ids, eos][:length] for ids in column] for column in completions)
+        pairs = [PreferencePair(*row, 0.0, 0.0) for row in zip(prompts, chosen, rejected, strict=True)]
+        parts = [pairs[first : first + CHUNK] for first in range(0, len(pairs), CHUNK)]
+        key = {"pairs": pairs, "temperature": self.sampling.temperature}
+        logprobs = self._of_reference(
+            "logprobs", key, lambda: [self._ref_logprobs(part) for part in with_bar(parts)]
+        )
+        return [
+            pair._replace(chosen_ref_logprob=first, rejected_ref_logprob=second)
+            for part, columns in zip(parts, logprobs, strict=True)
+            for pair, first, second in zip(part, *columns.view(2, -1).tolist(), strict=True)
+        ]
+
+    def _of_reference(self, name: str, key: dict[str, Any], make: Callable[[], list[Any]]) -> list[Any]:
+        """What the reference makes of the data, from disk if it was made before."""
+        with self.reading_reference() as reference:
+            model = {"weights": weights_digest(reference), "adapter_off": self.reference_path is None}
+        return cached(name, {**key, **model, "tokenizer": tokenizer_files(self.tokenizer)}, make)
+
+    def _draft(self, prompts: Sequence[list[int]], number: int) -> tuple[Tensor, ...]:
+        """Completions of some prompts by the reference, and their log-probabilities under it."""
+        batch = pad(prompts, self.tokenizer.pad_token_id, side="left")
+        batch = {key: value.to(self.device) for key, value in batch.items()}
+        seed = derive_seed(self.seed, "pairs", number)
+        with self.reading_reference() as reference:
+            rollout = self.generate(reference, batch, self.sampling, seed)
+            return tuple(tensor.cpu() for tensor in (*rollout, self._logprob(reference, rollout)))
+
+    def _ref_logprobs(self, pairs: Sequence[PreferencePair]) -> Tensor:
+        """Log-probabilities of chosen completions and then of rejected ones, [2B]."""
+        batch = collate_pairs(pairs, self.tokenizer.pad_token_id)
+        tensors = (batch[name].to(self.device) for name in ("tokens", "attention_mask", "mask"))
+        with self.reading_reference() as reference:
+            return self._logprob(reference, Rollout(*tensors)).cpu()
+
     def _logprob(self, model: Any, rollout: Rollout) -> Tensor:
         logprobs = completion_logprobs(model, rollout, self.sampling.temperature)
         return torch.where(rollout.mask, logprobs, 0.0).sum(1)
+
+
+def with_bar(parts: Sequence[T]) -> Iterable[T]:
+    """The parts, with a progress bar."""
+    return track(parts, "preference pairs", transient=True)
 
 
 def best_and_worst(

@@ -1,0 +1,107 @@
+"""Pairs that are given or cached: what is computed, from what, and how often."""
+
+import json
+
+import pytest
+import torch
+
+from lit_klrb import cache, models
+from lit_klrb.data.batches import pad
+from lit_klrb.modules.dpo import DPOModule
+
+ROWS = [
+    {"prompt": f"The {noun}", "chosen": " was a marvelous film", "rejected": f" was {word}"}
+    for noun, word in zip(
+        ["film", "plot", "acting", "story"], ["bad", "so very bad", "ok", "dull"], strict=True
+    )
+]
+
+
+@pytest.fixture
+def preferences(tmp_path):
+    path = tmp_path / "preferences.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in ROWS))
+    return str(path)
+
+
+def weights(run):
+    return torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+
+
+def equal(first, other):
+    return all(torch.equal(first[key], other[key]) for key in first)
+
+
+def test_given_pairs_are_trained_on_with_the_references_logprobs(chain, tmp_path, preferences, monkeypatch):
+    seen = []
+    original = DPOModule.given_pairs
+    monkeypatch.setattr(
+        DPOModule, "given_pairs", lambda self, rows: seen.append((self, original(self, rows))) or seen[0][1]
+    )
+    assert chain.run("fit", "dpo", "--data.preferences", preferences, run=tmp_path / "run") == 0
+    assert not equal(weights(tmp_path / "run"), weights(chain.root / "dpo"))
+    module, pairs = seen[0]
+    eos, reference = module.tokenizer.eos_token_id, models.load_model("path", chain.checkpoint("sft")).eval()
+    assert len(pairs) == len(ROWS)
+    for pair, row in zip(pairs, ROWS, strict=True):
+        for ids, name, logprob in (
+            (pair.chosen, "chosen", pair.chosen_ref_logprob),
+            (pair.rejected, "rejected", pair.rejected_ref_logprob),
+        ):
+            text = module.tokenizer(row[name], add_special_tokens=False)["input_ids"]
+            assert ids == [*text, eos][: module.sampling.max_new_tokens]
+            batch = pad([pair.prompt + ids], 0, side="left")["tokens"]
+            with torch.no_grad():
+                logprobs = reference(batch).logits.log_softmax(-1)[0, len(pair.prompt) - 1 : -1]
+            assert logprob == pytest.approx(
+                logprobs.gather(1, torch.tensor(ids)[:, None]).sum().item(), rel=1e-4
+            )
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_the_references_part_is_computed_once(chain, tmp_path, preferences, monkeypatch, given):
+    monkeypatch.setenv("LIT_KLRB_CACHE", str(tmp_path / "cache"))
+    extra = ["--data.preferences", preferences] if given else []
+    calls = []
+    for name in ("_draft", "_ref_logprobs"):
+        original = getattr(DPOModule, name)
+        monkeypatch.setattr(
+            DPOModule, name, lambda *args, original=original: calls.append(1) or original(*args)
+        )
+    assert chain.run("fit", "dpo", *extra, run=tmp_path / "first") == 0
+    assert len(calls) == 1
+    assert chain.run("fit", "dpo", *extra, run=tmp_path / "second") == 0
+    assert len(calls) == 1
+    assert equal(weights(tmp_path / "first"), weights(tmp_path / "second"))
+    (file,) = (tmp_path / "cache").iterdir()
+    file.write_bytes(file.read_bytes()[:100])
+    assert chain.run("fit", "dpo", *extra, run=tmp_path / "third") == 0
+    assert len(calls) == 2
+    assert equal(weights(tmp_path / "first"), weights(tmp_path / "third"))
+    assert chain.run("fit", "dpo", *extra, "--model.temperature", "0.5", run=tmp_path / "other") == 0
+    assert len(calls) == 3
+
+
+def test_a_digest_is_of_every_weight(chain):
+    model = models.load_model("path", chain.checkpoint("sft"))
+    before = cache.weights_digest(model)
+    assert cache.weights_digest(models.load_model("path", chain.checkpoint("sft"))) == before
+    with torch.no_grad():
+        list(model.parameters())[-1].view(-1)[-1] += 1e-6
+    assert cache.weights_digest(model) != before
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "a", "chosen": "b"}, "has no column rejected; its columns: prompt, chosen"),
+        ({"prompt": [{"role": "user"}], "chosen": "b", "rejected": "c"}, "three texts expected"),
+    ],
+)
+def test_other_data_sets_are_refused_in_one_line(chain, tmp_path, capsys, row, message):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row))
+    assert chain.run("fit", "dpo", "--data.preferences", str(path), run=tmp_path / "run") == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith(f"error: data.init_args.preferences: {path} ")
+    assert message in error
