@@ -39,6 +39,7 @@ Plans, runs and reads sweeps over {estimator x beta x replicate}.
   python -m analysis sweep  --config configs/demo/sweep.yaml   run what is missing; kill and repeat at will
   python -m analysis report runs/demo                          one HTML file, and results.json beside it
   python -m analysis verify runs/demo                          recompute every number of the report
+  python -m analysis audit  --share 7/9                        what a published share of a frontier supports
 
 Exit codes: 0 done; 2 wrong usage or configuration; 1 anything else.
 """
@@ -76,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(required=True, metavar="plan|sweep|report|verify")
+    commands = parser.add_subparsers(required=True, metavar="plan|sweep|report|audit|verify")
 
     plan = commands.add_parser("plan", help="the cells a sweep would run, their time, what they could show")
     plan.set_defaults(run=_plan)
@@ -103,6 +104,18 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument(
         "--output", type=Path, metavar="FILE", help="where to write it (default: RUNS_DIR/report.html)"
     )
+
+    audit = commands.add_parser("audit", help="what published points or a share of a frontier support")
+    audit.set_defaults(run=_audit)
+    audit.add_argument(
+        "points",
+        nargs="?",
+        type=Path,
+        metavar="CSV",
+        help="columns method, kl, reward, and what matches runs",
+    )
+    audit.add_argument("--share", metavar="K/N", help="K of N frontier points, where that is all there is")
+    audit.add_argument("--control", metavar="METHOD", help="what the other methods are compared with")
 
     verify = commands.add_parser("verify", help="recompute every number of a report from its results")
     verify.set_defaults(run=_verify)
@@ -226,6 +239,13 @@ def _report(arguments: argparse.Namespace) -> int:
     from analysis import report
 
     print(report.build(arguments.runs, arguments.output))
+    return 0
+
+
+def _audit(arguments: argparse.Namespace) -> int:
+    from analysis.audit import audit
+
+    print("\n".join(audit(arguments.points, arguments.share, arguments.control)))
     return 0
 
 
