@@ -20,7 +20,7 @@ SIZES = {
     "op-gpt2-fp32": Size("GPT-2 head, float32", 50_257, 768, 1024, torch.float32, 2048),
     "op-gpt2-bf16": Size("GPT-2 head, bfloat16", 50_257, 768, 1024, torch.bfloat16, 2048),
     "op-152k-fp32": Size("152k head, float32", 151_936, 896, 512, torch.float32, 512),
-    "op-152k-bf16": Size("152k head, bfloat16", 151_936, 896, 256, torch.bfloat16, 512),
+    "op-152k-bf16": Size("152k head, bfloat16", 151_936, 896, 128, torch.bfloat16, 256),
 }
 QUICK_SIZE = Size("small head, float32", 8_192, 256, 512, torch.float32, 1024)
 SMALL_VOCABULARY = 100_000
