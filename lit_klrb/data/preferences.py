@@ -26,9 +26,11 @@ def load_preferences(source: str) -> list[Preference]:
         source: A hub id, a folder, or a .parquet or .jsonl file with the columns prompt, chosen and rejected.
 
     Raises:
-        ConfigurationError: If it cannot be read, or its columns are not three texts.
+        ConfigurationError: If it cannot be read, has no rows to train on, or its columns are not three texts.
     """
-    rows = open_splits("preferences", source)["train"]
+    rows = open_splits("preferences", source).get("train", ())
+    if not len(rows):
+        raise ConfigurationError(f"data.init_args.preferences: {source} has no rows in a split train")
     missing = [name for name in Preference._fields if name not in rows.column_names]
     if missing:
         raise ConfigurationError(
@@ -37,10 +39,10 @@ def load_preferences(source: str) -> list[Preference]:
         )
     preferences = [Preference(*row) for row in zip(*(rows[name] for name in Preference._fields), strict=True)]
     for preference in preferences:
-        if not all(isinstance(text, str) for text in preference):
+        if not (all(isinstance(text, str) for text in preference) and preference.prompt):
             raise ConfigurationError(
-                f"data.init_args.preferences: {source} has the row {preference}; three texts expected "
-                "(apply a chat template to conversations first)"
+                f"data.init_args.preferences: {source} has the row {preference}; three texts expected, the "
+                "prompt not empty (apply a chat template to conversations first)"
             )
     return preferences
 
