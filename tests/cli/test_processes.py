@@ -65,15 +65,13 @@ def test_what_would_shard_the_policy_is_refused():
 
 
 def test_two_processes_resume_bit_for_bit_in_the_middle_of_a_rollout(chain, tmp_path):
-    two, stopped = tmp_path / "two", tmp_path / "stopped"
-    small = ("--data.batch_size", "2", *TWO)
-    fit(chain, "rloo", two, *small)
-    fit(chain, "rloo", stopped, *small, "--trainer.max_steps", "3", "--model.schedule", "constant")
-    fit(chain, "rloo", two.with_name("straight"), *small, "--model.schedule", "constant")
-    checkpoint = str(stopped / "checkpoints" / "last.ckpt")
-    fit(chain, "rloo", stopped, *small, "--model.schedule", "constant", "--ckpt_path", checkpoint)
-    ends = [
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    options = ("--data.batch_size", "2", "--model.schedule", "constant", *TWO)
+    fit(chain, "rloo", straight, *options)
+    fit(chain, "rloo", stopped, *options, "--trainer.max_steps", "3")
+    fit(chain, "rloo", stopped, *options, "--ckpt_path", str(stopped / "checkpoints" / "last.ckpt"))
+    first, second = (
         torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-        for run in (stopped, two.with_name("straight"))
-    ]
-    assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
+        for run in (straight, stopped)
+    )
+    assert all(torch.equal(first[key], second[key]) for key in first)
