@@ -146,8 +146,9 @@ def test_no_constructor_argument_is_left_out_above():
         "kl": [KLEstimatorCallback],
         "kl.estimator": classes(estimators, estimators.KLEstimator),
     }
-    # Its seeds follow --seed_everything.
+    # Seeds follow --seed_everything; test_preferences.py trains on a file of pairs that it writes.
     wanted = {"seed_everything"}
+    elsewhere = {"data.preferences"}
     for key, owned in owners.items():
         names = {name for owner in owned for name in inspect.signature(owner).parameters}
         wanted |= {f"{key}.{name}" for name in names - {"kwargs", "seed"}}
@@ -157,4 +158,4 @@ def test_no_constructor_argument_is_left_out_above():
         for word in extra
         if word.startswith("--")
     }
-    assert wanted - changed == set()
+    assert wanted - changed == elsewhere
