@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis.design.identity import digest, environment, read_config, semantic
+from analysis.design.identity import digest, environment, read_config, semantic, with_contents
 from analysis.design.plan import Plan
 from lit_klrb import schema
 
@@ -104,18 +104,24 @@ def expand(plan: Plan) -> Expansion:
         ConfigurationError: If a stage's configuration cannot be read.
     """
     surroundings = environment(plan.module, plan.threads)
-    configs = {name: read_config(stage.config) for name, stage in plan.stages.items()}
+    configs = {name: read_config(stage.config, stage.overrides) for name, stage in plan.stages.items()}
+    hashed = {
+        name: with_contents(semantic(config, plan.stages[name].inputs)) for name, config in configs.items()
+    }
     ids: dict[str, str] = {}
     cells: list[Cell] = []
+
+    def add(stage: str, point: Point | None) -> None:
+        identity = {"config": hashed[stage], "environment": surroundings}
+        cells.append(_cell(plan, stage, point, configs[stage], ids, identity))
+
     *shared, last = plan.stages
     for stage in shared:
-        cells.append(_cell(plan, stage, None, configs[stage], ids, surroundings))
+        add(stage, None)
         ids[stage] = cells[-1].id
     grid = product(range(plan.grid.replicates), plan.grid.beta.items(), plan.grid.estimator)
     for replicate, (index, beta), estimator in grid:
-        point = Point(estimator, beta, index, replicate)
-        cells.append(_cell(plan, last, point, configs[last], ids, surroundings))
-    hashed = {name: semantic(config, plan.stages[name].inputs) for name, config in configs.items()}
+        add(last, Point(estimator, beta, index, replicate))
     return Expansion(cells, {"configs": hashed, "environment": surroundings})
 
 
@@ -125,7 +131,7 @@ def _cell(
     point: Point | None,
     config: dict[str, Any],
     ids: dict[str, str],
-    surroundings: dict[str, str | int],
+    identity: dict[str, Any],
 ) -> Cell:
     overrides: dict[str, str | int | float] = {}
     if point is None:
@@ -134,13 +140,7 @@ def _cell(
         overrides["seed_everything"] = cell_seed(plan.root_seed, name, point.beta_index, point.replicate)
         overrides |= {"kl.estimator": point.estimator, "kl.beta": point.beta}
     inputs = {key: ids[source] for key, source in plan.stages[name].inputs.items()}
-    identity = {
-        "config": semantic(config, inputs),
-        "overrides": overrides,
-        "inputs": inputs,
-        "environment": surroundings,
-    }
-    cell_id = digest(identity)
+    cell_id = digest({**identity, "overrides": overrides, "inputs": inputs})
     arguments = {
         "config": f"{RUNS}/cells/{cell_id}/stage.yaml",
         **overrides,

@@ -2,12 +2,14 @@
 
 Two cells have the same id exactly when their results must be equal: the id covers the resolved configuration
 of the stage, the overrides, the ids of the cells whose checkpoints it starts from, the code and the versions
-that decide how floats are summed. It does not cover where files lie or how progress is shown.
+that decide how floats are summed. It does not cover where files lie or how progress is shown: a model or a
+data set on this machine counts by its content.
 """
 
 import ast
 import hashlib
 import platform
+import re
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from importlib.metadata import version
@@ -32,6 +34,8 @@ NON_SEMANTIC = (
     "data.init_args.pin_memory",
     "data.init_args.persistent_workers",
 )
+# Where a configuration names models and data; a hub id counts as it is written.
+_INPUTS = re.compile(r".*_path|source|preferences")
 # Packages whose version can change a float.
 NUMERICS = ("torch", "lightning", "transformers", "tokenizers", "numpy")
 
@@ -51,14 +55,21 @@ def digest(content: object) -> str:
     return hashlib.sha256(rfc8785.dumps(content)).hexdigest()  # type: ignore[arg-type]  # checked at run time
 
 
-def read_config(path: str) -> dict[str, Any]:
+def read_config(path: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The content of a stage's configuration file with its interpolations resolved.
+
+    Args:
+        path: The file.
+        overrides: Dotted key -> the value it takes instead of the file's.
 
     Raises:
         ConfigurationError: If the file is missing, is no YAML mapping, or has no canonical form.
     """
     try:
-        content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        loaded = OmegaConf.load(path)
+        for key, value in overrides.items():
+            OmegaConf.update(loaded, key, value)
+        content = OmegaConf.to_container(loaded, resolve=True)
         if not isinstance(content, dict):
             raise ValueError("a mapping is expected")
         digest(content)
@@ -87,6 +98,31 @@ def semantic(config: Mapping[str, Any], replaced: Iterable[str] = ()) -> dict[st
         if isinstance(node, dict):
             node.pop(leaf, None)
     return kept
+
+
+def with_contents(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with the models and data it names on this machine replaced by hashes of their content.
+
+    Example:
+        >>> with_contents({"data": {"source": "stanfordnlp/imdb"}, "seed": 1})
+        {'data': {'source': 'stanfordnlp/imdb'}, 'seed': 1}
+    """
+
+    def replaced(key: str, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return with_contents(value)
+        named = isinstance(value, str) and _INPUTS.fullmatch(key) is not None
+        return {"sha256": _content_hash(Path(value))} if named and Path(value).exists() else value
+
+    return {key: replaced(key, value) for key, value in config.items()}
+
+
+def _content_hash(path: Path) -> str:
+    if path.is_dir():
+        files = (file for file in path.rglob("*") if file.is_file())
+        return digest({file.relative_to(path).as_posix(): _content_hash(file) for file in files})
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def environment(module: str, threads: int) -> dict[str, str | int]:

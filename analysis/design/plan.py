@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -22,10 +23,12 @@ class Stage:
     Args:
         config: The configuration file given to `fit`.
         inputs: Dotted configuration key -> the earlier stage whose checkpoint it receives.
+        overrides: Dotted configuration key -> the value it takes instead of the file's.
     """
 
     config: str = MISSING
     inputs: dict[str, str] = field(default_factory=dict)
+    overrides: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,9 @@ def _check(plan: Plan, path: Path) -> None:
         for key, source in stage.inputs.items():
             above = f"a stage above: {', '.join(earlier) or 'there is none'}"
             require(source in earlier, f"stages.{name}.inputs.{key}", source, above)
+        for key, value in stage.overrides.items():
+            taken = f"stages.{name}.inputs already gives it a stage's checkpoint"
+            require(key not in stage.inputs, f"stages.{name}.overrides.{key}", value, taken)
         earlier.append(name)
     require(
         len(set(grid.estimator)) == len(grid.estimator) > 0,

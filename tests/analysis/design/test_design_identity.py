@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from analysis.design.identity import NON_SEMANTIC, digest, environment, read_config, semantic
+from analysis.design.identity import NON_SEMANTIC, digest, environment, read_config, semantic, with_contents
 from lit_klrb.errors import ConfigurationError
 
 KEYS = st.text("abcdef_", min_size=1, max_size=6)
@@ -105,7 +105,30 @@ def test_what_has_no_canonical_form_is_refused(value):
 def test_a_config_is_read_with_its_interpolations_resolved(tmp_path):
     path = tmp_path / "stage.yaml"
     path.write_text("width: 3\nmodel: {n: '${width}', rate: 1e-4}\n")
-    assert read_config(str(path)) == {"width": 3, "model": {"n": 3, "rate": 1e-4}}
+    assert read_config(str(path), {}) == {"width": 3, "model": {"n": 3, "rate": 1e-4}}
+
+
+def test_overrides_replace_and_add_keys_of_a_config(tmp_path):
+    path = tmp_path / "stage.yaml"
+    path.write_text("width: 3\nmodel: {n: '${width}', rate: 1e-4}\n")
+    overridden = read_config(str(path), {"width": 5, "model.rate": 0.1, "trainer.max_steps": 2})
+    assert overridden == {"width": 5, "model": {"n": 5, "rate": 0.1}, "trainer": {"max_steps": 2}}
+
+
+def test_local_models_and_data_count_by_content_and_not_by_place(tmp_path):
+    def config(name, content, source="stanfordnlp/imdb"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "last.ckpt").write_text(content)
+        model = {"policy_path": str(tmp_path / name / "last.ckpt"), "reference_path": str(tmp_path / name)}
+        return with_contents({"model": {"init_args": model}, "data": {"init_args": {"source": source}}})
+
+    one = config("one", "weights")
+    assert one == config("other", "weights")
+    changed = config("one", "more weights")
+    assert one["data"] == changed["data"] == {"init_args": {"source": "stanfordnlp/imdb"}}
+    for key in ("policy_path", "reference_path"):
+        assert one["model"]["init_args"][key] != changed["model"]["init_args"][key]
+    assert config("one", "weights", source=str(tmp_path / "one")) != one
 
 
 @pytest.mark.parametrize(
@@ -124,7 +147,7 @@ def test_an_unreadable_config_is_named_in_one_line(tmp_path, text, message):
     if text is not None:
         path.write_text(text)
     with pytest.raises(ConfigurationError, match=message) as caught:
-        read_config(str(path))
+        read_config(str(path), {})
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
 

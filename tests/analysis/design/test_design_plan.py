@@ -248,3 +248,17 @@ def test_the_demo_is_a_plan_that_can_reject(request):
     demo = read_plan(request.config.rootpath / "configs" / "demo" / "sweep.yaml")
     assert [*demo.stages] == ["sft", "dpo", "rloo"]
     assert smallest_p(demo.pairs) < demo.primary.alpha / 2
+
+
+def test_an_override_of_a_stage_changes_its_cells_and_those_that_start_from_it(plan):
+    one = by_point(plan())
+    changed = by_point(plan(("config: dpo.yaml,", "config: dpo.yaml, overrides: {trainer.max_steps: 9},")))
+    assert changed["dpo"].config["trainer"]["max_steps"] == 9
+    assert one["sft"].id == changed["sft"].id
+    assert all(one[key].id != changed[key].id for key in one if key != "sft")
+
+
+def test_an_override_of_an_input_is_refused(plan):
+    overridden = ("config: dpo.yaml,", "config: dpo.yaml, overrides: {model.init_args.reference_path: x},")
+    with pytest.raises(ConfigurationError, match=r"stages.dpo.overrides.model.init_args.reference_path: 'x'"):
+        plan(overridden)
