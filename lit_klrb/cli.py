@@ -16,7 +16,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
 
 import lit_klrb.data.modules
-import lit_klrb.modules  # noqa: F401  their classes are what short names in a config resolve to
+import lit_klrb.modules
+import lit_klrb.studies  # noqa: F401  their classes are what short names in a config resolve to
 from lit_klrb import schema
 from lit_klrb.callbacks import (
     DivergedError,

@@ -30,6 +30,7 @@ FLOORS = [
     ["lit_klrb.scoring"],
     ["lit_klrb.modules"],
     ["lit_klrb.callbacks", "lit_klrb.loggers"],
+    ["lit_klrb.studies"],
     ["lit_klrb.parsing"],
     ["lit_klrb.cli"],
     ["lit_klrb.commands"],

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 KILLS = 20
-LONG = ["--trainer.max_steps", "60", "--trainer.val_check_interval", "5", "--model.mini_batches", "2"]
+LONG = ["--trainer.max_steps", "90", "--trainer.val_check_interval", "5", "--model.mini_batches", "2"]
 EVERY_STEP = ["--checkpoint.every_n_train_steps", "1"]
 
 
@@ -47,6 +47,7 @@ def curves(run):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_a_run_killed_at_random_moments_ends_like_an_undisturbed_one(chain, tmp_path):
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert chain.run("fit", "rloo", *EVERY_STEP, *LONG, run=whole) == 0
@@ -56,11 +57,12 @@ def test_a_run_killed_at_random_moments_ends_like_an_undisturbed_one(chain, tmp_
         resume = ["--ckpt_path", str(checkpoint)] if checkpoint.exists() else []
         if not resume:  # it would be set aside
             shutil.rmtree(run, ignore_errors=True)
-        attempts = len(list(run.glob("metrics/*")))
         process = start([*argv, *resume])
-        while len(list(run.glob("metrics/*"))) == attempts and process.poll() is None:
+        # However fast the machine is, the kills are spread over steps, rollouts, validations and writes.
+        reached = steps_logged(run) + draw.randint(1, 5)
+        while steps_logged(run) < reached and process.poll() is None:
             time.sleep(0.01)
-        time.sleep(draw.uniform(0, 1.0))
+        time.sleep(draw.uniform(0, 0.2))
         ended = process.poll() is not None
         if not ended:
             os.killpg(process.pid, signal.SIGKILL)
@@ -78,4 +80,4 @@ def test_a_run_killed_at_random_moments_ends_like_an_undisturbed_one(chain, tmp_
     assert all(torch.equal(first[key], other[key]) for key in first)
     assert (whole / "summary.json").read_text() == (run / "summary.json").read_text()
     assert curves(whole) == curves(run)
-    assert len(set(cuts)) > 5
+    assert len(set(cuts)) == len(cuts) == KILLS

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from lightning import Trainer
+from single_steps import attached
 
 from lit_klrb import estimators
 from lit_klrb.callbacks import KLEstimatorCallback
-from lit_klrb.data.modules import PromptDataModule
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional import token_stats
 from lit_klrb.modules import DPOModule, RLOOModule, SFTModule
@@ -24,29 +23,6 @@ RIGHT = [
     ("ReleasedRaoBlackwell", "clip"),
     ("NoKL", "none"),
 ]
-
-
-def attached(chain, tmp_path, estimator, **settings):
-    """A module with its trainer, models built, ready for single steps."""
-    module = RLOOModule(
-        policy_path=chain.checkpoint("dpo"),
-        reference_path=chain.checkpoint("sft"),
-        max_new_tokens=8,
-        completions_per_prompt=3,
-        **settings,
-    )
-    trainer = Trainer(
-        max_steps=1, accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path
-    )
-    data = PromptDataModule(batch_size=4, train_size=16, eval_size=4)
-    trainer.strategy.connect(module)
-    module.trainer = data.trainer = trainer
-    module.configure_model()
-    module.kl_estimator, module.beta = estimator, 0.3
-    module.log = lambda *args, **kwargs: None
-    data.setup("fit")
-    batch = next(iter(data.train_dataloader()))
-    return module, batch
 
 
 def gradients_of(module):

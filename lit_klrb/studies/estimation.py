@@ -1,0 +1,83 @@
+"""How far the estimates of one KL lie apart: every value estimator on the same completions."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import lightning as L
+import torch
+
+from lit_klrb import schema
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.functional import TokenStats, kl_values
+from lit_klrb.functional.values import horvitz_thompson
+from lit_klrb.modules.rloo import RLOOModule
+from lit_klrb.processes import stacked
+from lit_klrb.seeding import derive_seed
+from lit_klrb.studies.base import PolicyStudy, rounded
+
+
+class EstimationStudy(PolicyStudy):
+    """Draws many completions of some prompts and records every estimate of their KL, in nats a completion.
+
+    The artifact has, for each moment and each estimator of `kl_values`, one number a completion; for the
+    Horvitz-Thompson estimate, which depends on how many completions there are, one for each group of M.
+
+    Args:
+        prompts: How many prompts.
+        completions: Completions of each; a multiple of every number in group_sizes.
+        group_sizes: How many completions (M) an estimate may be made of.
+        at: Moments, as shares of the run's steps: 0 before the first, 1 after the last.
+    """
+
+    name = schema.ESTIMATION
+
+    def __init__(
+        self,
+        prompts: int = 32,
+        completions: int = 100,
+        group_sizes: Sequence[int] = (1, 5, 10),
+        at: Sequence[float] = (0.0, 1.0),
+    ) -> None:
+        super().__init__(at)
+        if prompts < 2:
+            raise ConfigurationError(f"EstimationStudy: prompts must be at least 2, got {prompts}")
+        if not group_sizes or any(size < 1 or completions % size for size in group_sizes):
+            raise ConfigurationError(
+                f"EstimationStudy: completions={completions} must be a multiple of every number in "
+                f"group_sizes={list(group_sizes)}"
+            )
+        self.sizes, self.group_sizes = (prompts, completions), list(group_sizes)
+
+    @property
+    def design(self) -> dict[str, Any]:
+        """Prompts, completions of each, and group sizes."""
+        prompts, completions = self.sizes
+        return {"prompts": prompts, "completions": completions, "group_sizes": self.group_sizes}
+
+    @torch.no_grad()
+    def measure(self, trainer: L.Trainer, module: RLOOModule) -> dict[str, Any]:
+        """Values of each estimator, [P, completions], and those of Horvitz and Thompson by group size."""
+        prompts, completions = self.sizes
+        sampling = replace(module.sampling, completions_per_prompt=completions)
+        rollouts, parts = [], []
+        for index, batch in enumerate(self.prompts(trainer, module, batches=prompts, size=1)):
+            seed = derive_seed(module.seed, self.name, index)
+            rollouts.append(module.generate(module.policy, batch, sampling, seed))
+            parts.append(module.scorer.stats(rollouts[-1], module.scorer.reference_states(rollouts[-1])))
+        stats = TokenStats(*(stacked(part) for part in zip(*parts, strict=True)))
+        mask = stacked([rollout.mask for rollout in rollouts])
+        tokens = stacked([rollout.completions for rollout in rollouts])
+        values = kl_values(stats, mask, tokens, group_size=completions)
+        del values["ht"]
+        logprobs = stats.masked(mask).logprobs.sum(-1)
+        by_size = {
+            str(size): horvitz_thompson(values["k1"].flatten(), logprobs, tokens, mask, size)
+            for size in self.group_sizes
+        }
+        return {
+            "values": {name: rounded(value, 6) for name, value in values.items()},
+            "horvitz_thompson": {
+                size: rounded(value.view(prompts, -1), 6) for size, value in by_size.items()
+            },
+        }

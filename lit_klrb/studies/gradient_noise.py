@@ -1,0 +1,109 @@
+"""How noisy the gradients of the KL, the reward and the objective are under different estimators."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from lit_klrb import schema
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.estimators import KLEstimator, MonteCarlo, NoKL, RaoBlackwell, RaoBlackwellControlVariate
+from lit_klrb.modules.rloo import RLOOModule
+from lit_klrb.seeding import derive_seed
+from lit_klrb.studies.base import Batch, PolicyStudy, rounded
+
+# Parameters whose inner products are formed at once, in float64.
+_BLOCK = 1 << 16
+
+
+class GradientNoiseStudy(PolicyStudy):
+    """Takes the gradient of independent batches under several estimators, and records their inner products.
+
+    Each batch has its own prompts and completions; all estimators see the same. With B batches and E
+    estimators the artifact holds, for each moment, the Gram matrix of (1 + E) B gradients: those of the
+    reward alone, then those of reward and KL together for each estimator. It is enough for the variance of
+    KL, reward and objective, and for the difference of two estimators' means. Memory: (1 + E) B gradients in
+    float32.
+
+    Args:
+        estimators: What is compared; MonteCarlo, RaoBlackwell and RaoBlackwellControlVariate by default.
+        batches: Independent batches (B).
+        prompts_per_batch: Prompts in each, with the completions that training draws of each.
+        at: Moments, as shares of the run's steps: 0 before the first, 1 after the last.
+    """
+
+    name = schema.GRADIENT_NOISE
+
+    def __init__(
+        self,
+        estimators: list[KLEstimator] | None = None,
+        batches: int = 64,
+        prompts_per_batch: int = 8,
+        at: Sequence[float] = (0.0, 0.5, 1.0),
+    ) -> None:
+        super().__init__(at)
+        self.estimators = estimators or [MonteCarlo(), RaoBlackwell(), RaoBlackwellControlVariate()]
+        if batches < 4:
+            raise ConfigurationError(f"GradientNoiseStudy: batches must be at least 4, got {batches}")
+        if prompts_per_batch < 1:
+            raise ConfigurationError(
+                f"GradientNoiseStudy: prompts_per_batch must be at least 1, got {prompts_per_batch}"
+            )
+        self.batches, self.prompts_per_batch = batches, prompts_per_batch
+
+    @property
+    def design(self) -> dict[str, Any]:
+        """Estimators and batches."""
+        return {
+            "estimators": [type(estimator).__name__ for estimator in self.estimators],
+            "batches": self.batches,
+            "prompts": self.prompts_per_batch,
+        }
+
+    def measure(self, trainer: L.Trainer, module: RLOOModule) -> dict[str, Any]:
+        """beta, and the lower triangle of the Gram matrix, row by row."""
+        prompts = self.prompts(trainer, module, self.batches, self.prompts_per_batch)
+        by_batch = [self._gradients(module, batch, index) for index, batch in enumerate(prompts)]
+        gradients = torch.stack(by_batch, dim=1).flatten(0, 1)
+        matrix = gram(gradients)
+        triangle = [rounded(row[: index + 1], 9) for index, row in enumerate(matrix)]
+        completions = module.sampling.completions_per_prompt
+        return {"beta": module.beta, "completions": completions, "gram": triangle}
+
+    def _gradients(self, module: RLOOModule, batch: Batch, index: int) -> Tensor:
+        """Gradients on one batch: the reward's, then each estimator's, [1 + E, parameters]."""
+        group_size = module.sampling.completions_per_prompt
+        rollout = module.generate(
+            module.policy, batch, module.sampling, derive_seed(module.seed, self.name, index)
+        )
+        parameters = [p for p in module.policy.parameters() if p.requires_grad]
+        reference_states = module.scorer.reference_states(rollout)
+        rewards, found = module.rewards(rollout), []
+        for estimator in (NoKL(), *self.estimators):
+            stats = module.scorer.stats(rollout, reference_states)
+            loss = estimator.objective(stats, rollout.mask, rewards, beta=module.beta, group_size=group_size)
+            found.append(
+                torch.nn.utils.parameters_to_vector(
+                    torch.autograd.grad(loss, parameters, materialize_grads=True)
+                )
+            )
+        return torch.stack(found)
+
+
+def gram(gradients: Tensor) -> Tensor:
+    """Inner products of the rows, [n, n], in float64; formed in blocks of columns.
+
+    Args:
+        gradients: Shape [n, parameters].
+
+    Example:
+        >>> gram(torch.tensor([[1.0, 2.0], [0.0, 3.0]])).tolist()
+        [[5.0, 6.0], [6.0, 9.0]]
+    """
+    total = torch.zeros(len(gradients), len(gradients), dtype=torch.float64, device=gradients.device)
+    for block in torch.split(gradients, _BLOCK, dim=1):
+        columns = block.double()
+        total += columns @ columns.mT
+    return total

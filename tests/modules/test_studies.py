@@ -1,0 +1,138 @@
+"""Artifacts of the studies against slow versions; the training beside them must not notice."""
+
+import json
+
+import pytest
+import torch
+from single_steps import attached
+
+from lit_klrb.estimators import MonteCarlo, RaoBlackwell
+from lit_klrb.seeding import derive_seed
+from lit_klrb.studies import EstimationStudy, GradientNoiseStudy
+
+# Of so few completions one often has most of the variance of the fitted control variate.
+pytestmark = pytest.mark.filterwarnings("ignore:one of .* completions has")
+
+NOISE = ["--trainer.callbacks+=GradientNoiseStudy", "--trainer.callbacks.batches=4"]
+VALUES = [
+    "--trainer.callbacks+=EstimationStudy",
+    "--trainer.callbacks.prompts=3",
+    "--trainer.callbacks.completions=4",
+    "--trainer.callbacks.group_sizes=[1,2]",
+]
+
+
+def weights_of(run):
+    return torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+
+
+@pytest.fixture(scope="module")
+def studied(chain, tmp_path_factory):
+    run = tmp_path_factory.mktemp("studied")
+    extra = [*NOISE, "--trainer.callbacks.prompts_per_batch=2", *VALUES]
+    assert chain.run("fit", "rloo", *extra, run=run) == 0
+    return run
+
+
+def artifact(run, name):
+    return json.loads((run / "studies" / f"{name}.json").read_text())
+
+
+def test_a_study_leaves_the_training_as_it_is(chain, studied):
+    alone, beside = weights_of(chain.root / "rloo"), weights_of(studied)
+    assert all(torch.equal(alone[key], beside[key]) for key in alone)
+
+
+class StoppedError(Exception):
+    """Stands for a kill."""
+
+
+def stop_at_the_fifth_batch(self, trainer, module, outputs, batch, batch_idx):
+    if batch_idx == 4:
+        raise StoppedError
+
+
+def test_a_resumed_run_has_the_same_artifacts(chain, studied, tmp_path, monkeypatch):
+    extra = [*NOISE, "--trainer.callbacks.prompts_per_batch=2", *VALUES, "--checkpoint.every_n_train_steps=1"]
+    with monkeypatch.context() as patched:
+        patched.setattr(EstimationStudy, "on_train_batch_end", stop_at_the_fifth_batch)
+        with pytest.raises(StoppedError):
+            chain.run("fit", "rloo", *extra, run=tmp_path)
+    assert len(artifact(tmp_path, "gradient_noise")["moments"]) == 2
+    last = str(tmp_path / "checkpoints" / "last.ckpt")
+    assert chain.run("fit", "rloo", *extra, "--ckpt_path", last, run=tmp_path) == 0
+    for name in ("estimation", "gradient_noise"):
+        assert artifact(tmp_path, name) == artifact(studied, name)
+
+
+def test_the_moments_are_those_asked_for(studied):
+    assert [moment["step"] for moment in artifact(studied, "gradient_noise")["moments"]] == [0, 3, 6]
+    assert [moment["step"] for moment in artifact(studied, "estimation")["moments"]] == [0, 6]
+
+
+def test_estimates_agree_where_they_must(studied):
+    first = artifact(studied, "estimation")["moments"][0]
+    values = {name: torch.tensor(value) for name, value in first["values"].items()}
+    assert set(values) == {"k1", "k2", "k3", "cv", "cv_fitted", "rb"}
+    assert all(value.shape == (3, 4) for value in values.values())
+    # One draw that is not repeated: p / (1 - (1 - p)) times its log ratio.
+    single = torch.tensor(first["horvitz_thompson"]["1"])
+    assert torch.allclose(single, values["k1"], rtol=1e-3, atol=1e-5)
+    assert torch.tensor(first["horvitz_thompson"]["2"]).shape == (3, 2)
+
+
+def test_the_gram_matrix_is_that_of_gradients_taken_one_by_one(chain, tmp_path):
+    module, batch = attached(chain, tmp_path, RaoBlackwell())
+    study = GradientNoiseStudy([MonteCarlo(), RaoBlackwell()], batches=4, prompts_per_batch=4)
+    study.prompts = lambda *_: [batch] * 4
+    moment = study.measure(module.trainer, module)
+    lower = torch.zeros(12, 12, dtype=torch.float64)
+    for index, row in enumerate(moment["gram"]):
+        lower[index, : index + 1] = torch.tensor(row, dtype=torch.float64)
+    gradients = []
+    for estimator, beta in ((MonteCarlo(), 0.0), (MonteCarlo(), 0.3), (RaoBlackwell(), 0.3)):
+        module.kl_estimator, module.beta = estimator, beta
+        for index in range(4):
+            gradients.append(gradient_of(module, batch, study, index))
+    expected = torch.stack(gradients).double()
+    assert torch.allclose(lower, (expected @ expected.T).tril(), rtol=1e-4, atol=1e-7)
+
+
+def gradient_of(module, batch, study, index):
+    """By way of a training step, on the study's draws."""
+    draws = derive_seed(module.seed, study.name, index)
+    generate = module.generate
+    module.generate = lambda policy, prompts, sampling, seed, before: generate(
+        policy, prompts, sampling, draws, before
+    )
+    module.zero_grad()
+    module.training_step(batch, 0).backward()
+    module.generate = generate
+    return torch.cat([p.grad.flatten() for p in module.policy.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ([*NOISE, "--trainer.callbacks.at=[2]"], "at takes shares of the run"),
+        ([*NOISE[:1], "--trainer.callbacks.batches=2"], "batches must be at least 4"),
+        ([*NOISE[:1], "--trainer.callbacks.prompts_per_batch=0"], "prompts_per_batch must be at least 1"),
+        ([*NOISE[:1], "--trainer.callbacks.batches=40"], "40 × 8 prompts are asked for"),
+        ([VALUES[0], "--trainer.callbacks.prompts=1"], "prompts must be at least 2"),
+        ([VALUES[0], "--trainer.callbacks.completions=7"], "completions=7 must be a multiple"),
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_studied_is_refused_in_one_line(chain, tmp_path, capsys, extra, message):
+    assert chain.run("fit", "rloo", *extra, run=tmp_path / "run") == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_module_without_rollouts_is_refused(chain, tmp_path, capsys):
+    assert chain.run("fit", "sft", VALUES[0], run=tmp_path / "run") == 2
+    assert "EstimationStudy looks at rollouts, and SFTModule makes none" in capsys.readouterr().err
+
+
+def test_the_defaults_are_what_the_statistics_ask_for():
+    assert GradientNoiseStudy().batches == 64
+    assert EstimationStudy().design["group_sizes"] == [1, 5, 10]
