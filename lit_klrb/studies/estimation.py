@@ -16,6 +16,9 @@ from lit_klrb.processes import stacked
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.base import PolicyStudy, rounded
 
+# Prompts whose completions are drawn together.
+_AT_ONCE = 4
+
 
 class EstimationStudy(PolicyStudy):
     """Draws many completions of some prompts and records every estimate of their KL, in nats a completion.
@@ -60,11 +63,14 @@ class EstimationStudy(PolicyStudy):
         """Values of each estimator, [P, completions], and those of Horvitz and Thompson by group size."""
         prompts, completions = self.sizes
         sampling = replace(module.sampling, completions_per_prompt=completions)
+        seed = derive_seed(module.seed, self.name)
+        (batch,) = self.prompts(trainer, module, batches=1, size=prompts)
         rollouts, parts = [], []
-        for index, batch in enumerate(self.prompts(trainer, module, batches=prompts, size=1)):
-            seed = derive_seed(module.seed, self.name, index)
-            rollouts.append(module.generate(module.policy, batch, sampling, seed))
-            parts.append(module.scorer.stats(rollouts[-1], module.scorer.reference_states(rollouts[-1])))
+        for first in range(0, prompts, _AT_ONCE):
+            some = {name: value[first : first + _AT_ONCE] for name, value in batch.items()}
+            rollout = module.generate(module.policy, some, sampling, seed, first * completions)
+            rollouts.append(rollout)
+            parts.append(module.scorer.stats(rollout, module.scorer.reference_states(rollout)))
         stats = TokenStats(*(stacked(part) for part in zip(*parts, strict=True)))
         mask = stacked([rollout.mask for rollout in rollouts])
         tokens = stacked([rollout.completions for rollout in rollouts])

@@ -68,7 +68,7 @@ class GradientNoiseStudy(PolicyStudy):
         by_batch = [self._gradients(module, batch, index) for index, batch in enumerate(prompts)]
         gradients = torch.stack(by_batch, dim=1).flatten(0, 1)
         matrix = gram(gradients)
-        triangle = [rounded(row[: index + 1], 9) for index, row in enumerate(matrix)]
+        triangle = [rounded(row[: index + 1], 7) for index, row in enumerate(matrix)]
         completions = module.sampling.completions_per_prompt
         return {"beta": module.beta, "completions": completions, "gram": triangle}
 
