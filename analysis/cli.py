@@ -175,7 +175,7 @@ def _power(plan: Plan) -> list[str]:
     level = primary.alpha / tests
     least = smallest_p(plan.pairs)
     verdict = "can reject" if least <= level else "CANNOT reject, whatever the results"
-    *shared, _ = plan.stages
+    shared = plan.starting_points
     lines = [
         f"{', '.join(others)} against {primary.control}, "
         "by J = reward - beta * KL at the run's own beta and by reward at matched KL",

@@ -95,6 +95,16 @@ class Plan:
         """Matched pairs of an estimator with the control: one per beta and replicate."""
         return len(self.grid.beta) * self.grid.replicates
 
+    @property
+    def starting_points(self) -> list[str]:
+        """The stages that every run of the grid starts from, directly or through others."""
+        *_, last = self.stages
+        found: set[str] = set()
+        for name in reversed(self.stages):
+            if name == last or name in found:
+                found |= set(self.stages[name].inputs.values())
+        return [name for name in self.stages if name in found]
+
 
 def read_plan(path: Path) -> Plan:
     """Read and check a plan file.

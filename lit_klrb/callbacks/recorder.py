@@ -90,6 +90,8 @@ class RunRecorder(L.Callback):
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         if self._evaluated_at != trainer.global_step:
+            # An evaluation after n steps is logged beside the last of them, as Lightning does within a fit.
+            trainer.fit_loop.epoch_loop._batches_that_stepped = max(0, trainer.global_step - 1)
             evaluate()
         self._write(trainer, schema.DONE, self._final)
 

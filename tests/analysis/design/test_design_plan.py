@@ -262,3 +262,14 @@ def test_an_override_of_an_input_is_refused(plan):
     overridden = ("config: dpo.yaml,", "config: dpo.yaml, overrides: {model.init_args.reference_path: x},")
     with pytest.raises(ConfigurationError, match=r"stages.dpo.overrides.model.init_args.reference_path: 'x'"):
         plan(overridden)
+
+
+def test_the_grid_starts_from_what_it_needs_and_from_no_other_stage(plan):
+    assert plan().starting_points == ["sft", "dpo"]
+    beside = plan(("  rloo: {", "  study: {config: dpo.yaml, inputs: {a: dpo}}\n  rloo: {"))
+    assert beside.starting_points == ["sft", "dpo"]
+    through = plan(
+        ("  dpo: {config: dpo.yaml,", "  dpo: {config: dpo.yaml,"),
+        ("reference_path: sft, model.", "x: dpo, model."),
+    )
+    assert through.starting_points == ["sft", "dpo"]
