@@ -100,6 +100,7 @@ def _read_run(path: Path) -> Run:
         curves,
         {str(key): str(value) for key, value in (content.get("versions") or {}).items()},
         content["checksum"],
+        content.get("studies") or {},
     )
 
 

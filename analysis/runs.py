@@ -56,6 +56,7 @@ class Run:
     curves: Mapping[str, Curve]
     versions: Mapping[str, str]
     checksum: str
+    studies: Mapping[str, Any] = field(default_factory=dict)
 
     def outcome(self, key: str) -> float:
         """A final metric; `nan` if absent or if the run diverged."""
@@ -134,8 +135,12 @@ class Sweep:
 
     @property
     def landmarks(self) -> list[Run]:
-        """Runs outside the grid: the reference and the warm start."""
-        return [run for run in self.runs if run.cell.point is None]
+        """Runs outside the grid that it starts from: the reference and the warm start."""
+        return [run for run in self.runs if run.cell.point is None and not run.studies]
+
+    def study(self, name: str) -> tuple[Run, Any] | None:
+        """What a study of that name found, and the run it looked at; the first one, if there are several."""
+        return next(((run, run.studies[name]) for run in self.runs if name in run.studies), None)
 
     @property
     def missing(self) -> list[tuple[str, int, int]]:

@@ -67,12 +67,7 @@ def value_bias(
         tolerance: Margin as a fraction of `exact`.
         alpha: Level of each one-sided test.
     """
-    sample = DescrStatsW(values - exact)
-    margin = abs(tolerance * exact)
-    equivalence = sample.ttost_mean(-margin, margin)[0]
-    low, high = sample.tconfint_mean(alpha=2 * alpha)
-    difference = sample.ttest_mean(0.0)[1]
-    return _verdict(float(sample.mean), low, high, margin, equivalence, difference, len(values), alpha)
+    return _mean_difference(values - exact, abs(tolerance * exact), alpha)
 
 
 def reference_bias(
@@ -95,17 +90,30 @@ def reference_bias(
     """
     margin = abs(tolerance * float(reference.mean()))
     if paired:
-        sample = DescrStatsW(values - reference)
-        equivalence = sample.ttost_mean(-margin, margin)[0]
-        low, high = sample.tconfint_mean(alpha=2 * alpha)
-        difference = sample.ttest_mean(0.0)[1]
-    else:
-        both = CompareMeans(DescrStatsW(values), DescrStatsW(reference))
-        equivalence = both.ttost_ind(-margin, margin, usevar="unequal")[0]
-        low, high = both.tconfint_diff(alpha=2 * alpha, usevar="unequal")
-        difference = both.ttest_ind(usevar="unequal")[1]
+        return _mean_difference(values - reference, margin, alpha)
+    both = CompareMeans(DescrStatsW(values), DescrStatsW(reference))
+    equivalence = both.ttost_ind(-margin, margin, usevar="unequal")[0]
+    low, high = both.tconfint_diff(alpha=2 * alpha, usevar="unequal")
+    difference = both.ttest_ind(usevar="unequal")[1]
     bias = float(values.mean() - reference.mean())
     return _verdict(bias, low, high, margin, equivalence, difference, len(values), alpha)
+
+
+def _mean_difference(differences: FloatArray, margin: float, alpha: float) -> BiasVerdict:
+    """Verdict on the mean of differences, which may all be the same: then it is known."""
+    if np.ptp(differences) <= 1e-12 * np.abs(differences).max():
+        return _exactly(float(differences[0]), margin, len(differences), alpha)
+    sample = DescrStatsW(differences)
+    equivalence = sample.ttost_mean(-margin, margin)[0]
+    low, high = sample.tconfint_mean(alpha=2 * alpha)
+    difference = sample.ttest_mean(0.0)[1]
+    return _verdict(float(sample.mean), low, high, margin, equivalence, difference, len(differences), alpha)
+
+
+def _exactly(value: float, margin: float, samples: int, alpha: float) -> BiasVerdict:
+    """Verdict on a bias without any error."""
+    outside = float(not abs(value) < margin)
+    return BiasVerdict(value, value, value, margin, outside, float(value == 0), samples, alpha)
 
 
 @dataclass(frozen=True)
@@ -172,8 +180,7 @@ def _norm_bias(inner: FloatArray, margin: float, alpha: float) -> BiasVerdict:
     deviations = left_out - left_out.mean()
     error = math.sqrt((count - 1) / count * float(deviations @ deviations))
     if error == 0:
-        inside = value < margin
-        return BiasVerdict(value, value, value, margin, float(not inside), float(value == 0), count, alpha)
+        return _exactly(float(value), margin, count, alpha)
     t = stats.t(count - 1)
     half = float(t.ppf(1 - alpha)) * error
     return BiasVerdict(

@@ -13,6 +13,9 @@ from analysis.stats.frontier import Share
 from analysis.stats.intervals import Estimate, Interval
 from analysis.stats.swaps import SwapTest
 
+# The unit of an estimate that is read as a ratio.
+LOG_RATIO = "log ratio"
+
 
 class Outcome(Enum):
     """What a comparison may conclude."""
@@ -37,6 +40,7 @@ class Claim:
         primary: Whether the claim may support "better" or "worse".
         higher_is_better: Whether a positive estimate favours the treatment.
         bounds: Values the estimate can take at all; intervals are cut to them.
+        unit_of_n: What n counts.
     """
 
     key: str
@@ -47,6 +51,7 @@ class Claim:
     primary: bool = False
     higher_is_better: bool = True
     bounds: tuple[float, float] = (-math.inf, math.inf)
+    unit_of_n: str = "replicate"
 
 
 @dataclass(frozen=True)
@@ -62,10 +67,11 @@ class Verdict:
         test: The exact test of no difference.
         adjusted: Its p-value corrected for the family it belongs to.
         attainable: The smallest corrected p-value the design allows.
-        replicates: n; never prompts, steps or batches.
+        replicates: n; of a sweep never prompts, steps or batches.
         alpha: Level of the family.
         margin: Equivalence margin fixed in the plan, in `unit`, or None: then equivalence is never claimed.
         share: For a claim on frontier shares: the counts, shown in place of the difference.
+        doubt: Why nothing may be concluded whatever the test says, or "".
     """
 
     claim: Claim
@@ -80,10 +86,13 @@ class Verdict:
     alpha: float = 0.05
     margin: float | None = None
     share: Share | None = None
+    doubt: str = ""
 
     @property
     def outcome(self) -> Outcome:
         """The conclusion the evidence allows."""
+        if self.doubt:
+            return Outcome.INCONCLUSIVE
         if self.adjusted <= self.alpha and self.estimate.value != 0 and not math.isnan(self.estimate.value):
             favours = (self.estimate.value > 0) == self.claim.higher_is_better
             return Outcome.BETTER if favours else Outcome.WORSE
@@ -102,6 +111,8 @@ class Verdict:
     @property
     def label(self) -> str:
         """The outcome in this claim's own words, for a table cell."""
+        if self.doubt:
+            return f"{self.outcome.value}: {self.doubt}"
         return {Outcome.BETTER: self.claim.favourable, Outcome.WORSE: self.claim.unfavourable}.get(
             self.outcome, self.outcome.value
         )
@@ -112,7 +123,7 @@ class Verdict:
         evidence = f"{self._difference()}; {evidence_text(self.test, self.alpha)}"
         if self.adjusted != self.test.p_value:
             evidence += f", {probability(self.adjusted)} after Holm's correction"
-        evidence += f"; n\u00a0=\u00a0{count(self.replicates, 'replicate')}"
+        evidence += f"; n\u00a0=\u00a0{count(self.replicates, self.claim.unit_of_n)}"
         subject = self.claim.subject
         match self.outcome:
             case Outcome.BETTER | Outcome.WORSE:
@@ -134,13 +145,21 @@ class Verdict:
                     ""
                     if detectable is None
                     else (
-                        f" The smallest difference this design finds in 80% of sweeps is about "
-                        f"{number(detectable)} {self.unit}."
+                        f" The smallest difference a design like this finds in 80% of cases is about "
+                        f"{self._size(detectable)}."
                     )
                 )
-                return f"On {subject} the result is inconclusive ({evidence}).{reach}"
+                why = f": {self.doubt}" if self.doubt else ""
+                return f"On {subject} the result is inconclusive{why} ({evidence}).{reach}"
+
+    def _size(self, difference: float) -> str:
+        if self.unit == LOG_RATIO:
+            return f"a ratio of {number(math.exp(difference))}"
+        return f"{number(difference)} {self.unit}"
 
     def _difference(self) -> str:
+        if self.unit == LOG_RATIO:
+            return f"ratio {number(math.exp(self.estimate.value))}, {ratio_text(self.interval)}"
         if self.share is not None:
             return (
                 f"{share_text(self.share)} of the frontier, {count(self.share.discordant, 'discordant pair')}"
@@ -219,7 +238,8 @@ def signed(value: float) -> str:
 
 def count(amount: int, noun: str) -> str:
     """An amount with its noun in the right form."""
-    return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
+    ending = "" if amount == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{amount} {noun}{ending}"
 
 
 def probability(p_value: float) -> str:
@@ -232,6 +252,13 @@ def interval_text(interval: Interval | None) -> str:
     if interval is None:
         return "no interval: too few replicates"
     return f"{interval.level:.0%} CI {number(interval.low)} to {number(interval.high)}"
+
+
+def ratio_text(interval: Interval | None) -> str:
+    """The interval of a log ratio, as one of the ratio."""
+    if interval is None:
+        return interval_text(None)
+    return interval_text(replace(interval, low=math.exp(interval.low), high=math.exp(interval.high)))
 
 
 def evidence_text(test: SwapTest, alpha: float = 0.05) -> str:

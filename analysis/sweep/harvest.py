@@ -31,6 +31,7 @@ def harvest(cell: Cell, run: Path, summary: dict[str, Any]) -> dict[str, Any]:
     final = {name: _finite(value) for name, value in summary["final"].items()}
     if any(final.get(name, 0.0) is None for name in (schema.REWARD, schema.KL)):
         state = schema.DIVERGED
+    studies = {path.stem: json.loads(path.read_bytes()) for path in (run / schema.STUDIES).glob("*.json")}
     return {
         "schema": RESULT_SCHEMA,
         "id": cell.id,
@@ -39,6 +40,7 @@ def harvest(cell: Cell, run: Path, summary: dict[str, Any]) -> dict[str, Any]:
         "final": final,
         "curves": curves(run / schema.METRICS_DIR),
         "versions": summary["versions"],
+        **({"studies": studies} if studies else {}),
     }
 
 

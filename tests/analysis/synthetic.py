@@ -141,3 +141,44 @@ def fail(runs: Path, where: Mapping[str, Any], error: str = "Traceback\nOSError:
     name = digest(dict(where))
     record = {"id": name, "cell": dict(where), "attempts": 3, "error": error}
     (folder / f"{name}.json").write_text(json.dumps(record))
+
+
+def studies(batches: int = 8, prompts: int = 6) -> dict[str, Any]:
+    """What the studies of a run would leave: a Rao-Blackwell estimate with less spread, and gradients."""
+    rng = np.random.default_rng(1)
+    k1 = rng.normal(1.0, 1.0, (prompts, 10))
+    gradients = rng.normal(size=(3 * batches, 30)) * np.repeat([1.0, 2.0, 1.5], batches)[:, None]
+    gram = gradients @ gradients.T
+    return {
+        "estimation": {
+            "schema": 1,
+            "prompts": prompts,
+            "completions": 10,
+            "group_sizes": [1, 5],
+            "moments": [
+                {
+                    "step": step,
+                    "values": {"k1": k1.tolist(), "rb": (1 + (k1 - 1) / 4).tolist()},
+                    "horvitz_thompson": {
+                        str(size): k1.reshape(prompts, -1, size).mean(axis=2).tolist() for size in (1, 5)
+                    },
+                }
+                for step in (0, 20)
+            ],
+        },
+        "gradient_noise": {
+            "schema": 1,
+            "estimators": list(ESTIMATORS),
+            "batches": batches,
+            "prompts": 4,
+            "moments": [
+                {
+                    "step": step,
+                    "beta": 0.1,
+                    "completions": 2,
+                    "gram": [row[: i + 1].tolist() for i, row in enumerate(gram)],
+                }
+                for step in (0, 10, 20)
+            ],
+        },
+    }

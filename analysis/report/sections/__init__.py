@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 from analysis.report.content import Section
 from analysis.report.sections.curves import training_curves
+from analysis.report.sections.estimation import estimation
 from analysis.report.sections.execution import execution
+from analysis.report.sections.gradient_noise import gradient_noise
 from analysis.report.sections.outcomes import outcomes
 from analysis.report.sections.provenance import provenance
 from analysis.report.sections.summary import summary
@@ -17,5 +19,7 @@ SECTIONS: tuple[Callable[[Study], Section | None], ...] = (
     tradeoff,
     outcomes,
     training_curves,
+    gradient_noise,
+    estimation,
     provenance,
 )

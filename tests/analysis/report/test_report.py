@@ -1,9 +1,10 @@
 import json
+import math
 import re
 from html.parser import HTMLParser
 
 import pytest
-from synthetic import cell, fail, publish, result, write_sweep
+from synthetic import cell, fail, publish, result, studies, write_sweep
 
 from analysis.loading import load_sweep
 from analysis.report import build, verify
@@ -285,3 +286,19 @@ def test_the_setting_is_said_beside_the_verdict(tmp_path):
     locked["content"]["plan"]["setting"] = "a toy."
     (runs / "plan.json").write_text(json.dumps(locked))
     assert "The setting: a toy. What is said here is said of it and no other." in said(runs)
+
+
+def test_studies_have_sections_of_their_own(tmp_path):
+    runs = write_sweep(tmp_path, **SMALL)
+    without = Page(build(runs).read_text("utf-8"))
+    assert not {"estimation", "gradient_noise"} & set(without.ids)
+    looked_at = result(cell("study"), {"reward": 0.7, "kl": 0.5})
+    publish(runs / "results", {**looked_at, "studies": studies()})
+    page = Page(build(runs).read_text("utf-8"))
+    assert {"estimation", "gradient_noise"} <= set(page.ids)
+    assert "10 completions of each of 6 prompts" in page.text
+    assert "inconclusive: fewer than 64 batches" in page.text
+    assert len(landmarks(load_sweep(runs))) == 2, "a study is no warm start"
+    assert verify(runs) == []
+    numbers = json.loads((runs / "results.json").read_text())["sections"]["estimation"]["20"]
+    assert numbers["rb"]["log_variance_ratio"] == pytest.approx(-2 * math.log(4))

@@ -88,3 +88,11 @@ def test_a_summary_with_an_unknown_state_is_refused(tmp_path):
     (tmp_path / "summary.json").write_text('{"state": "finished"}')
     with pytest.raises(ValueError, match="'finished' is neither done nor diverged"):
         read_summary(tmp_path)
+
+
+def test_studies_are_published_with_the_run(tmp_path, cells):
+    summary = {"state": "done", "final": {}, "versions": {}}
+    assert "studies" not in harvest(cells[0], tmp_path, summary)
+    (tmp_path / "studies").mkdir()
+    (tmp_path / "studies" / "estimation.json").write_text('{"moments": [1]}')
+    assert harvest(cells[0], tmp_path, summary)["studies"] == {"estimation": {"moments": [1]}}

@@ -1,0 +1,196 @@
+"""How far estimates of the KL lie apart, and whether they estimate the KL."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from analysis.report.content import Figure, Section, Table
+from analysis.report.drawing import INK, looks, sheet
+from analysis.report.study import Study
+from analysis.stats.bias import BiasOutcome, BiasVerdict
+from analysis.stats.estimation import REFERENCE, EstimatorSpread, estimator_spreads
+from analysis.stats.verdict import number, ratio_text
+from lit_klrb import schema
+
+# What the values are called where they are explained.
+NAMES = {
+    "k1": "Monte Carlo (k1)",
+    "k2": "k2",
+    "k3": "k3",
+    "cv": "control variate, α = 1",
+    "cv_fitted": "control variate, fitted α",
+    "ht": "Horvitz-Thompson",
+    "rb": "Rao-Blackwell",
+}
+TOLERANCE = 0.01
+_WORDS = {
+    BiasOutcome.EQUIVALENT: f"equivalent within {TOLERANCE:.0%}",
+    BiasOutcome.BIASED: "biased",
+    BiasOutcome.INCONCLUSIVE: "inconclusive",
+}
+
+Moments = dict[int, dict[str, EstimatorSpread]]
+
+
+def estimation(study: Study) -> Section | None:
+    """Mean, spread and bias of every value estimator, from the artifact of `EstimationStudy`."""
+    found = study.sweep.study(schema.ESTIMATION)
+    if found is None:
+        return None
+    run, artifact = found
+    moments = {moment["step"]: _spreads(artifact, moment) for moment in artifact["moments"]}
+    sizes = artifact["group_sizes"]
+    counted = f"{artifact['completions']} completions of each of {artifact['prompts']} prompts"
+    return Section(
+        "estimation",
+        "Estimating the KL",
+        paragraphs=[
+            f"Every estimator saw the same {counted}, drawn from the policy of one run ({run.cell}) at the "
+            "steps named. Spread is the standard deviation of the estimate from M completions of a prompt, "
+            "the root of its mean variance over prompts. What is said here is said of this run's policy.",
+            f"The bias is measured against {NAMES[REFERENCE]}, whose mean is the KL, on the same "
+            "completions; its 90% interval inside the margin is equivalence, and "
+            "“inconclusive” is not “unbiased”.",
+        ],
+        figures=[_spread_figure(moments, sizes), _prompt_figure(moments)],
+        tables=[_table(step, spreads, sizes, artifact["prompts"]) for step, spreads in moments.items()],
+        numbers={str(step): _numbers(spreads) for step, spreads in moments.items()},
+        exploratory=True,
+    )
+
+
+def _spreads(artifact: Mapping[str, Any], moment: Mapping[str, Any]) -> dict[str, EstimatorSpread]:
+    return estimator_spreads(
+        {name: np.array(values) for name, values in moment["values"].items()},
+        {int(size): np.array(values) for size, values in moment["horvitz_thompson"].items()},
+        artifact["group_sizes"],
+        tolerance=TOLERANCE,
+    )
+
+
+def _numbers(spreads: Mapping[str, EstimatorSpread]) -> dict[str, Any]:
+    return {
+        name: {
+            "mean": spread.mean.value,
+            "standard_error": spread.mean.standard_error,
+            "deviations": {str(size): value for size, value in spread.deviations.items()},
+            "log_variance_ratio": spread.log_ratio.value,
+            "bias": spread.bias and spread.bias.bias,
+            "bias_outcome": spread.bias and spread.bias.outcome.value,
+        }
+        for name, spread in spreads.items()
+    }
+
+
+def _table(step: int, spreads: Mapping[str, EstimatorSpread], sizes: list[int], prompts: int) -> Table:
+    return Table(
+        f"Step {step}, in nats per completion. Mean: over prompts, ± its standard error (n = {prompts} "
+        f"prompts). Variance: of the estimate from M = {max(sizes)}, over {NAMES[REFERENCE]}'s, with a 95% "
+        "jackknife interval over prompts; one comparison at a time, not corrected.",
+        (
+            "Estimator",
+            "Mean",
+            *(f"Spread, M = {size}" for size in sizes),
+            "Variance",
+            "95% CI",
+            "Bias",
+            "90% CI",
+            "Verdict",
+        ),
+        [
+            (
+                NAMES.get(name, name),
+                f"{number(spread.mean.value)} ± {number(spread.mean.standard_error, 2)}",
+                *(number(spread.deviations[size]) for size in sizes),
+                *_ratio(name, spread),
+                *_bias(spread.bias),
+            )
+            for name, spread in spreads.items()
+        ],
+    )
+
+
+def _ratio(name: str, spread: EstimatorSpread) -> tuple[str, str]:
+    interval = spread.log_ratio.interval()
+    if name == REFERENCE or interval is None:
+        return "1" if name == REFERENCE else "–", "–"
+    return number(float(np.exp(spread.log_ratio.value))), ratio_text(interval).partition(" CI ")[2]
+
+
+def _bias(bias: BiasVerdict | None) -> tuple[str, str, str]:
+    if bias is None:
+        return "–", "–", "the reference"
+    return number(bias.bias, 2), f"{number(bias.low, 2)} to {number(bias.high, 2)}", _WORDS[bias.outcome]
+
+
+def _spread_figure(moments: Moments, sizes: list[int]) -> Figure:
+    steps, names = list(moments), [name for name in NAMES if name in next(iter(moments.values()))]
+    styles = looks([f"step {step}" for step in steps], f"step {steps[0]}")
+    with sheet(0.9 + 0.34 * len(names)) as drawn:
+        axes = drawn.canvas.subplots()
+        for offset, step in zip(np.linspace(-0.15, 0.15, len(steps)), steps, strict=True):
+            look = styles[f"step {step}"]
+            axes.plot(
+                [moments[step][name].deviations[min(sizes)] for name in names],
+                np.arange(len(names)) + offset,
+                look.marker,
+                color=look.colour,
+                label=f"step {step}",
+            )
+        axes.set_xscale("log")
+        axes.set_yticks(range(len(names)), [NAMES[name] for name in names])
+        axes.invert_yaxis()
+        axes.set_xlabel(f"spread of the estimate from {min(sizes)} completion (nats, log scale)")
+        drawn.canvas.legend(loc="outside upper left", ncols=len(steps), fontsize=8)
+    return Figure(
+        drawn.svg,
+        "Dot plot of the spread of each estimator of the KL, at each moment of training.",
+        "Left is better. One mark is one estimator at one moment; the root of the mean variance over "
+        "prompts.",
+        Table(
+            "Spread of the estimate from M completions of a prompt (nats).",
+            ("Step", "Estimator", *(f"M = {size}" for size in sizes)),
+            [
+                (str(step), NAMES[name], *(number(spreads[name].deviations[size]) for size in sizes))
+                for step, spreads in moments.items()
+                for name in names
+            ],
+        ),
+    )
+
+
+def _prompt_figure(moments: Moments) -> Figure:
+    styles = looks([f"step {step}" for step in moments], f"step {next(iter(moments))}")
+    with sheet(3.4, 4.2) as drawn:
+        axes = drawn.canvas.subplots()
+        for step, spreads in moments.items():
+            look = styles[f"step {step}"]
+            one, other = spreads[REFERENCE].by_prompt, spreads["rb"].by_prompt
+            axes.plot(one, other, look.marker, color=look.colour, markersize=4, label=f"step {step}")
+        limits = [0.0, max(axes.get_xlim()[1], axes.get_ylim()[1])]
+        axes.plot(limits, limits, color=INK, linewidth=0.8)
+        axes.set_xlim(limits[0], limits[1])
+        axes.set_ylim(limits[0], limits[1])
+        axes.set_xlabel(f"{NAMES[REFERENCE]} (nats)")
+        axes.set_ylabel(f"{NAMES['rb']} (nats)")
+        drawn.canvas.legend(loc="outside upper left", ncols=len(moments), fontsize=8)
+    rows = [
+        (str(step), str(index), number(one), number(other))
+        for step, spreads in moments.items()
+        for index, (one, other) in enumerate(
+            zip(spreads[REFERENCE].by_prompt, spreads["rb"].by_prompt, strict=True)
+        )
+    ]
+    return Figure(
+        drawn.svg,
+        "Scatter plot of the spread of single Rao-Blackwell estimates within each prompt against that of "
+        "Monte-Carlo estimates, with the diagonal.",
+        "One mark is one prompt at one moment. Below the line the Rao-Blackwell estimate varies less between "
+        "completions of that prompt, above it more.",
+        Table(
+            "Standard deviation of single estimates within each prompt (nats).",
+            ("Step", "Prompt", NAMES[REFERENCE], NAMES["rb"]),
+            rows,
+        ),
+    )

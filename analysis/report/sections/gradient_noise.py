@@ -1,0 +1,157 @@
+"""Fig. 5: the variance of gradients under each estimator over the control's, at moments of training."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from analysis.report.content import Figure, Section, Table
+from analysis.report.drawing import INK, legend_lines, looks, sheet
+from analysis.report.study import Study
+from analysis.stats.noise import TERMS, NoiseFinding, NoiseMoment, compare_noise
+from analysis.stats.verdict import number, ratio_text
+from lit_klrb import schema
+
+
+def gradient_noise(study: Study) -> Section | None:
+    """Variance ratios with verdicts, from the artifact of `GradientNoiseStudy`."""
+    found = study.sweep.study(schema.GRADIENT_NOISE)
+    if found is None:
+        return None
+    run, artifact = found
+    names, plan = artifact["estimators"], study.sweep.plan
+    control = plan.control if plan.control in names else names[0]
+    moments = [_moment(moment, names) for moment in artifact["moments"]]
+    findings = compare_noise(moments, control, plan.alpha)
+    pooled = artifact["prompts"] * artifact["moments"][0]["completions"]
+    return Section(
+        "gradient_noise",
+        "Noise of the gradients",
+        paragraphs=[
+            f"tr Cov of the gradient of a batch of {artifact['prompts']} prompts with {pooled} completions, "
+            f"over {artifact['batches']} batches of other prompts and completions; all estimators saw "
+            f"the same. The policy is that of one run ({run.cell}) at the steps named, β = "
+            f"{artifact['moments'][0]['beta']:g}. The KL's gradient is what an estimator adds to the "
+            "reward's; the whole gradient is what a step uses: a ratio for the one does not carry over to "
+            "the other.",
+            *(finding.verdict.sentence for finding in findings if finding.term == "total"),
+        ],
+        figures=[_figure(findings, names, control)] if findings else (),
+        tables=[_absolute(moments)],
+        numbers={"findings": [_numbers(finding) for finding in findings]},
+        exploratory=True,
+    )
+
+
+def _moment(moment: Mapping[str, Any], names: Sequence[str]) -> NoiseMoment:
+    side = len(moment["gram"])
+    gram = np.zeros((side, side))
+    for index, row in enumerate(moment["gram"]):
+        gram[index, : index + 1] = gram[: index + 1, index] = row
+    return NoiseMoment(moment["step"], gram, names)
+
+
+def _numbers(finding: NoiseFinding) -> dict[str, Any]:
+    verdict, variance = finding.verdict, finding.variance
+    interval = verdict.interval
+    return {
+        "step": finding.moment.step,
+        "term": finding.term,
+        "estimator": verdict.treatment,
+        "log_ratio": verdict.estimate.value,
+        "interval": None if interval is None else [interval.low, interval.high],
+        "p_pairs": variance.exact_test.p_value,
+        "p_centred": variance.test.p_value,
+        "p_holm": verdict.adjusted,
+        "outcome": verdict.outcome.value,
+        "top_share": list(variance.top_share),
+    }
+
+
+def _absolute(moments: Sequence[NoiseMoment]) -> Table:
+    rows = []
+    for moment in moments:
+        cells = [("reward", moment.estimators[0], "any")]
+        cells += [(term, name, name) for term in TERMS for name in moment.estimators]
+        for term, name, shown in cells:
+            noise, ratio = moment.noise(term, name), moment.signal_to_noise(term, name)
+            rows.append((str(moment.step), term, shown, number(noise), number(ratio, 2)))
+    return Table(
+        "Noise and signal. Noise: tr Cov of one batch's gradient. Signal to noise: the squared length of the "
+        "mean gradient, estimated without bias (so it can be below 0), over the noise: below 1, one batch is "
+        "mostly noise.",
+        ("Step", "Gradient of", "Estimator", "Noise", "Signal to noise"),
+        rows,
+    )
+
+
+def _figure(findings: Sequence[NoiseFinding], names: Sequence[str], control: str) -> Figure:
+    return Figure(
+        _draw(findings, names, control),
+        f"Forest plot of the gradient's variance under each estimator over {control}'s, for the KL and the "
+        "whole objective at each moment of training.",
+        f"Left of 1 an estimator has less noise than {control}. Bars are 95% jackknife-t intervals over "
+        "batches (n counts batches), for one comparison at a time.",
+        Table(
+            f"Variance over {control}'s. p (pairs): sign flips of disjoint pairs of batches, exact, which "
+            "the verdict rests on after Holm's correction over this table; p (centred): of distances to the "
+            "mean, more powerful, and too small if tails differ. Kurtosis and largest share of one batch: "
+            "the estimator's / the control's.",
+            (
+                "Step",
+                "Gradient of",
+                "Estimator",
+                "Ratio",
+                "95% CI",
+                "p (pairs)",
+                "p (Holm)",
+                "p (centred)",
+                "Kurtosis",
+                "Largest share",
+                "Verdict",
+            ),
+            [_row(finding) for finding in findings],
+        ),
+    )
+
+
+def _row(finding: NoiseFinding) -> tuple[str, ...]:
+    verdict, variance = finding.verdict, finding.variance
+    return (
+        str(finding.moment.step),
+        finding.term,
+        verdict.treatment,
+        number(float(np.exp(verdict.estimate.value))),
+        ratio_text(verdict.interval).partition(" CI ")[2] or "–",
+        number(verdict.test.p_value, 2),
+        number(verdict.adjusted, 2),
+        number(variance.test.p_value, 2),
+        " / ".join(number(value, 2) for value in variance.kurtosis),
+        " / ".join(f"{share:.0%}" for share in variance.top_share),
+        verdict.label,
+    )
+
+
+def _draw(findings: Sequence[NoiseFinding], names: Sequence[str], control: str) -> str:
+    styles = looks(names, control)
+    places = list(dict.fromkeys((finding.term, finding.moment.step) for finding in findings))
+    shown = [name for name in names if name != control]
+    spread = dict(zip(shown, np.linspace(-0.2, 0.2, len(shown)) if len(shown) > 1 else [0.0], strict=True))
+    with sheet(1.0 + 0.36 * len(places)) as drawn:
+        axes = drawn.canvas.subplots()
+        for finding in findings:
+            verdict = finding.verdict
+            row = places.index((finding.term, finding.moment.step)) + spread[verdict.treatment]
+            look = styles[verdict.treatment]
+            if verdict.interval is not None:
+                ends = np.exp([verdict.interval.low, verdict.interval.high])
+                axes.plot(ends, [row, row], color=look.colour, linewidth=1.6)
+            axes.plot([np.exp(verdict.estimate.value)], [row], look.marker, color=look.colour, markersize=6)
+        axes.axvline(1, color=INK, linewidth=0.8)
+        axes.set_xscale("log")
+        axes.set_yticks(range(len(places)), [f"{term}, step {step}" for term, step in places])
+        axes.invert_yaxis()
+        axes.set_xlabel(f"variance over {control}'s (log scale)")
+        handles = legend_lines({name: styles[name] for name in shown}, lines=False)
+        drawn.canvas.legend(handles=handles, loc="outside upper left", ncols=2, fontsize=8)
+    return drawn.svg

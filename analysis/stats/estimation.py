@@ -1,0 +1,102 @@
+"""How far estimates of one KL lie apart: all estimators on the same completions of the same prompts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.stats.bias import BiasVerdict, reference_bias
+from analysis.stats.intervals import Estimate
+from analysis.stats.pairs import FloatArray
+
+REFERENCE = "k1"
+"""Unbiased by the KL's definition: what the others are compared with."""
+
+
+@dataclass(frozen=True, eq=False)
+class EstimatorSpread:
+    """One estimator of the KL.
+
+    Attributes:
+        mean: Mean over all completions, with its standard error over prompts.
+        deviations: M -> standard deviation of the estimate from M completions of one prompt: the root of the
+            mean variance over prompts.
+        log_ratio: log of that variance over the reference's, at the largest M, with a jackknife standard
+            error over prompts.
+        bias: Whether its mean is the reference's, on the same completions; None for the reference.
+        by_prompt: Standard deviation of single estimates within each prompt, shape [P].
+    """
+
+    mean: Estimate
+    deviations: Mapping[int, float]
+    log_ratio: Estimate
+    bias: BiasVerdict | None
+    by_prompt: FloatArray
+
+
+def estimator_spreads(
+    values: Mapping[str, FloatArray],
+    horvitz_thompson: Mapping[int, FloatArray],
+    sizes: Sequence[int],
+    *,
+    tolerance: float = 0.01,
+) -> dict[str, EstimatorSpread]:
+    """Means, spreads and biases of every estimator.
+
+    Args:
+        values: Name -> one estimate a completion, shape [P, N]; an estimate from M is the mean of M of them.
+        horvitz_thompson: M -> one estimate for each M completions, shape [P, N / M].
+        sizes: The numbers of completions (M) to report on.
+        tolerance: Margin of the bias as a fraction of the KL.
+
+    Raises:
+        ValueError: If the reference is missing, or there are fewer than two prompts or completions.
+    """
+    reference = values.get(REFERENCE)
+    if reference is None or min(reference.shape) < 2:
+        raise ValueError(f"values must hold {REFERENCE!r} for at least 2 prompts and 2 completions of each")
+    largest = max(sizes)
+    averaged = {
+        name: {size: value.reshape(len(value), -1, size).mean(axis=2) for size in sizes}
+        for name, value in values.items()
+    }
+    by_size = {**averaged, "ht": {size: horvitz_thompson[size] for size in sizes}}
+    within = {
+        # Variances of means follow from those of single estimates, which are better known.
+        name: {size: values[name].var(axis=1, ddof=1) / size for size in sizes}
+        for name in values
+    } | {"ht": {size: horvitz_thompson[size].var(axis=1, ddof=1) for size in sizes}}
+    return {
+        name: EstimatorSpread(
+            _over_prompts(groups[largest].mean(axis=1)),
+            {size: float(np.sqrt(within[name][size].mean())) for size in sizes},
+            _log_ratio(within[name][largest], within[REFERENCE][largest]),
+            None
+            if name == REFERENCE
+            else reference_bias(
+                groups[largest].ravel(),
+                by_size[REFERENCE][largest].ravel(),
+                paired=True,
+                tolerance=tolerance,
+            ),
+            np.sqrt(within[name][min(sizes)] * min(sizes)),
+        )
+        for name, groups in by_size.items()
+    }
+
+
+def _over_prompts(means: FloatArray) -> Estimate:
+    error = float(means.std(ddof=1) / np.sqrt(len(means)))
+    return Estimate(float(means.mean()), error, len(means) - 1.0)
+
+
+def _log_ratio(treatment: FloatArray, control: FloatArray) -> Estimate:
+    """Log of a ratio of sums over prompts, with its jackknife standard error."""
+    sums = np.stack([treatment.sum() - treatment, control.sum() - control])
+    if not (sums > 0).all():
+        return Estimate(float("nan"))
+    left_out = np.log(sums[0] / sums[1])
+    count = len(left_out)
+    deviations = left_out - left_out.mean()
+    error = float(np.sqrt((count - 1) / count * (deviations @ deviations)))
+    return Estimate(float(np.log(treatment.sum() / control.sum())), error, count - 1.0)

@@ -1,0 +1,139 @@
+"""Gradients of KL, reward and objective under several estimators, from one Gram matrix of batches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from statsmodels.stats.multitest import multipletests
+
+from analysis.stats.gradients import GradientVariance, compare_gradient_variance
+from analysis.stats.pairs import FloatArray
+from analysis.stats.verdict import LOG_RATIO, Claim, Verdict
+
+TERMS = ("KL", "total")
+# Fewer of either, and no claim is made.
+ENOUGH_BATCHES, ENOUGH_MOMENTS = 64, 3
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseMoment:
+    """The gradients of B batches at one moment of training.
+
+    Attributes:
+        step: Optimizer steps done.
+        gram: Inner products, shape [(1 + E) B, (1 + E) B]: the reward's gradients, then the whole
+            objective's under each estimator.
+        estimators: Their E names.
+    """
+
+    step: int
+    gram: FloatArray
+    estimators: Sequence[str]
+
+    @property
+    def batches(self) -> int:
+        """B."""
+        return len(self.gram) // (1 + len(self.estimators))
+
+    def noise(self, term: str, estimator: str) -> float:
+        """The trace of the covariance of one batch's gradient."""
+        gram = self.between(term, [estimator])
+        return float((np.trace(gram) - gram.mean() * len(gram)) / (len(gram) - 1))
+
+    def signal_to_noise(self, term: str, estimator: str) -> float:
+        """Squared length of the mean gradient, without bias, over the noise of one batch."""
+        gram = self.between(term, [estimator])
+        pairs = len(gram) * (len(gram) - 1)
+        return float((gram.sum() - np.trace(gram)) / pairs) / self.noise(term, estimator)
+
+    def between(self, term: str, estimators: Sequence[str]) -> FloatArray:
+        """Gram matrix of one term's gradients under some estimators, one after the other.
+
+        The KL's is what an estimator adds to the gradient of the reward.
+        """
+        count = self.batches
+        rows = np.zeros((len(estimators) * count, len(self.gram)))
+        for index, estimator in enumerate(estimators):
+            place = slice(index * count, (index + 1) * count)
+            first = (1 + self.estimators.index(estimator)) * count
+            if term != "reward":
+                rows[place, first : first + count] = np.eye(count)
+            if term != "total":
+                rows[place, :count] = np.eye(count) * (1 if term == "reward" else -1)
+        return np.asarray(rows @ self.gram @ rows.T)
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseFinding:
+    """One comparison with the control at one moment, with its verdict."""
+
+    moment: NoiseMoment
+    term: str
+    variance: GradientVariance
+    verdict: Verdict
+
+
+def compare_noise(moments: Sequence[NoiseMoment], control: str, alpha: float = 0.05) -> list[NoiseFinding]:
+    """Compare each estimator's gradient variance with the control's, at every moment, for KL and objective.
+
+    The verdicts rest on sign flips of disjoint pairs of batches, which are valid at any number of batches and
+    for means that differ; corrected together (Holm).
+
+    Args:
+        moments: At least one; fewer than three allow no claim.
+        control: The estimator the others are compared with.
+        alpha: Two-sided level.
+    """
+    compared = [
+        (moment, term, name, compare_gradient_variance(moment.between(term, [name, control])))
+        for moment in moments
+        for term in TERMS
+        for name in moment.estimators
+        if name != control
+    ]
+    if not compared:
+        return []
+    tests = [variance.exact_test for *_, variance in compared]
+    adjusted = multipletests([test.p_value for test in tests], method="holm")[1]
+    attainable = multipletests([test.attainable for test in tests], method="holm")[1]
+    return [
+        NoiseFinding(
+            moment,
+            term,
+            variance,
+            Verdict(
+                _claim(term, name, moment.step),
+                name,
+                control,
+                variance.log_ratio,
+                LOG_RATIO,
+                variance.exact_test,
+                float(p_value),
+                float(least),
+                variance.batches,
+                alpha,
+                doubt=_doubt(variance, len(moments)),
+            ),
+        )
+        for (moment, term, name, variance), p_value, least in zip(compared, adjusted, attainable, strict=True)
+    ]
+
+
+def _claim(term: str, treatment: str, step: int) -> Claim:
+    of = f"{'the KL’s' if term == 'KL' else 'the whole'} gradient at step {step}"
+    return Claim(
+        f"noise of {term}",
+        f"the variance of {of} under {treatment}",
+        f"less variance in {of}",
+        f"more variance in {of}",
+        higher_is_better=False,
+        unit_of_n="batch",
+    )
+
+
+def _doubt(variance: GradientVariance, moments: int) -> str:
+    if variance.heavy_tailed:
+        return "heavy tails, one batch has more than a fifth of the variance"
+    if variance.batches < ENOUGH_BATCHES:
+        return f"fewer than {ENOUGH_BATCHES} batches"
+    return f"fewer than {ENOUGH_MOMENTS} moments of training" if moments < ENOUGH_MOMENTS else ""
