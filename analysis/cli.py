@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from analysis.design import PRIMARY_CLAIMS, Cell, Plan, expand, read_plan, smallest_p
+from analysis.design import Cell, Plan, expand, read_plan, smallest_p
 from analysis.sweep import (
     Clock,
     Coordinator,
@@ -36,6 +36,7 @@ _DESCRIPTION = """\
 Plans, runs and reads sweeps over {estimator x beta x replicate}.
 
   python -m analysis plan   --config configs/demo/sweep.yaml   what would run, how long, what it could show
+                            --pilot runs/demo                  with the spreads of a sweep that is there
   python -m analysis sweep  --config configs/demo/sweep.yaml   run what is missing; kill and repeat at will
   python -m analysis report runs/demo                          one HTML file, and results.json beside it
   python -m analysis verify runs/demo                          recompute every number of the report
@@ -81,6 +82,12 @@ def _parser() -> argparse.ArgumentParser:
 
     plan = commands.add_parser("plan", help="the cells a sweep would run, their time, what they could show")
     plan.set_defaults(run=_plan)
+    plan.add_argument(
+        "--pilot",
+        type=Path,
+        metavar="RUNS_DIR",
+        help="an earlier sweep whose spreads the power is simulated with (default: stated assumptions)",
+    )
     sweep = commands.add_parser("sweep", help="run what is missing; safe to kill and to repeat")
     sweep.set_defaults(run=_sweep)
     for command in (plan, sweep):
@@ -149,7 +156,12 @@ def _plan(arguments: argparse.Namespace) -> int:
     print(f"\n{plan.name}: {len(cells)} cells, {len(todo)} to run, in {plan.directory}")
     if todo:
         print("\n".join(_time(todo, Clock(cells, store), workers)))
-    print("\n".join(_power(plan)))
+    print("\n".join(_attainable(plan)))
+    if plan.comparisons:
+        # Statistics are slow to load, and no other use of this module needs them.
+        from analysis.power import power
+
+        print("\n".join(power(plan, arguments.pilot)))
     return 0
 
 
@@ -164,24 +176,20 @@ def _time(todo: Sequence[Cell], clock: Clock, workers: int) -> list[str]:
     return [*lines, f"  about {duration(left)} with {workers} at a time"]
 
 
-def _power(plan: Plan) -> list[str]:
+def _attainable(plan: Plan) -> list[str]:
     """What the design can show at all."""
-    grid, primary = plan.grid, plan.primary
-    others = [name for name in grid.estimator if name != primary.control]
+    grid, primary, others = plan.grid, plan.primary, plan.comparisons
     if not others:
         return [f"nothing is compared: {primary.control} is the only estimator"]
-    tests = len(PRIMARY_CLAIMS) * len(others)
-    # Nothing is rejected unless Holm's first step is passed: the smallest p, against alpha over the tests.
-    level = primary.alpha / tests
     least = smallest_p(plan.pairs)
-    verdict = "can reject" if least <= level else "CANNOT reject, whatever the results"
+    verdict = "can reject" if least <= plan.level else "CANNOT reject, whatever the results"
     shared = plan.starting_points
     lines = [
         f"{', '.join(others)} against {primary.control}, "
         "by J = reward - beta * KL at the run's own beta and by reward at matched KL",
         f"  {len(grid.beta)} betas x {grid.replicates} replicates = {plan.pairs} matched pairs",
         f"  smallest two-sided p of a swap test {least:.2g}, "
-        f"level {level:.2g} (alpha {primary.alpha:g}, {tests} tests, Holm): {verdict}",
+        f"level {plan.level:.2g} (alpha {primary.alpha:g}, {plan.tests} tests, Holm): {verdict}",
     ]
     if shared:
         lines.append(f"  all runs share one {' and one '.join(shared)}: what is found holds given these")

@@ -141,7 +141,7 @@ def generate_completions(
     shape = rows_before + len(prompts), sampling.max_new_tokens
     uniforms = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     draw = InverseTransform(uniforms[rows_before:].to(prompts.device), sampling.temperature, prompts.shape[1])
-    with _as_it_is(policy):
+    with _as_it_is(policy), torch.compiler.set_stance("force_eager"):
         tokens: Tensor = policy.generate(  # type: ignore[operator]
             prompts,
             attention_mask=prompt_mask.long(),

@@ -25,7 +25,7 @@ FLOORS = [
     ["lit_klrb.explain"],
     ["lit_klrb.data"],
     ["lit_klrb.models"],
-    ["lit_klrb.generation", "lit_klrb.rewards", "lit_klrb.rundir"],
+    ["lit_klrb.generation", "lit_klrb.vllm_backend", "lit_klrb.rewards", "lit_klrb.rundir"],
     ["lit_klrb.heads"],
     ["lit_klrb.scoring"],
     ["lit_klrb.modules"],

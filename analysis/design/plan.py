@@ -96,6 +96,21 @@ class Plan:
         return len(self.grid.beta) * self.grid.replicates
 
     @property
+    def comparisons(self) -> list[str]:
+        """The estimators that are compared with the control."""
+        return [name for name in self.grid.estimator if name != self.primary.control]
+
+    @property
+    def tests(self) -> int:
+        """Tests in the family that decides."""
+        return len(PRIMARY_CLAIMS) * len(self.comparisons)
+
+    @property
+    def level(self) -> float:
+        """Holm's first step: what the family's smallest p must not exceed for anything to be rejected."""
+        return self.primary.alpha / max(1, self.tests)
+
+    @property
     def starting_points(self) -> list[str]:
         """The stages that every run of the grid starts from, directly or through others."""
         *_, last = self.stages

@@ -139,6 +139,24 @@ def attainment_difference(pairs: Pairs, *, resamples: int = RESAMPLES) -> Attain
     """
     kept = np.isfinite(pairs.kl) & np.isfinite(pairs.reward)
     kl_grid, reward_grid = np.unique(pairs.kl[kept]), np.unique(pairs.reward[kept])
+    maps = _by_replicate(pairs, kl_grid, reward_grid)
+    stacked = maps.reshape(len(maps), -1)
+    distinct = np.unique(stacked, axis=1)
+
+    def largest(signs: FloatArray) -> FloatArray:
+        return np.asarray(np.abs(signs @ distinct).max(axis=-1, initial=0.0))
+
+    test = sign_flip_test(len(maps), largest, alternative="greater", resamples=resamples)
+    return AttainmentDifference(kl_grid, reward_grid, maps.mean(axis=0), test)
+
+
+def attainment_on(pairs: Pairs, kl_grid: FloatArray, reward_grid: FloatArray) -> FloatArray:
+    """P(treatment attains) - P(control attains) over replicates at given points, shape [K, R]."""
+    return np.asarray(_by_replicate(pairs, kl_grid, reward_grid).mean(axis=0))
+
+
+def _by_replicate(pairs: Pairs, kl_grid: FloatArray, reward_grid: FloatArray) -> FloatArray:
+    """+1 where the treatment alone attains a point, -1 where the control alone does; [S, K, R]."""
     kl, reward = pairs.worst_filled()
     maps = []
     for replicate in np.unique(pairs.replicate):
@@ -149,12 +167,4 @@ def attainment_difference(pairs: Pairs, *, resamples: int = RESAMPLES) -> Attain
         )
         ours, theirs = attains.any(axis=0).astype(np.float64)
         maps.append(ours - theirs)
-    stacked = np.array(maps).reshape(len(maps), -1)
-    distinct = np.unique(stacked, axis=1)
-
-    def largest(signs: FloatArray) -> FloatArray:
-        return np.asarray(np.abs(signs @ distinct).max(axis=-1, initial=0.0))
-
-    test = sign_flip_test(len(maps), largest, alternative="greater", resamples=resamples)
-    mean = stacked.mean(axis=0).reshape(len(kl_grid), len(reward_grid))
-    return AttainmentDifference(kl_grid, reward_grid, mean, test)
+    return np.array(maps)

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-from statsmodels.stats.multitest import multipletests
 
 from analysis.stats import frontier
-from analysis.stats.frontier import Share
+from analysis.stats.family import Finding, corrected
 from analysis.stats.intervals import Estimate, clustered_mean, stratified_mean
 from analysis.stats.objective import Contrast, matched_kl_contrast, objective_contrast
 from analysis.stats.pairs import FloatArray, Pairs
@@ -89,18 +89,6 @@ class Comparison:
         return (self.decision.objective, self.decision.matched, *self.secondary)
 
 
-@dataclass(frozen=True)
-class _Finding:
-    """A test before correction."""
-
-    claim: Claim
-    pairs: Pairs
-    estimate: Estimate
-    unit: str
-    test: SwapTest
-    share: Share | None = None
-
-
 def mean_of(contrast: Contrast, pairs: Pairs) -> Estimate:
     """The weighted mean of a contrast, with the standard error its design allows."""
     if pairs.blocked:
@@ -119,8 +107,8 @@ def compare(designs: Sequence[Pairs], rules: Rules) -> tuple[Comparison, ...]:
         One comparison for each design. T4 and T5 of all of them form one Holm family, the secondary tests
         another.
     """
-    primary = _corrected([finding for pairs in designs for finding in _primary(pairs)], rules)
-    secondary = _corrected([finding for pairs in designs for finding in _secondary(pairs, rules)], rules)
+    primary = corrected([f for pairs in designs for f in _primary(pairs, rules)], rules.alpha)
+    secondary = corrected([f for pairs in designs for f in _secondary(pairs, rules)], rules.alpha)
     per_design = len(secondary) // max(1, len(designs))
     return tuple(
         Comparison(
@@ -132,23 +120,33 @@ def compare(designs: Sequence[Pairs], rules: Rules) -> tuple[Comparison, ...]:
     )
 
 
-def _primary(pairs: Pairs) -> list[_Finding]:
+def _primary(pairs: Pairs, rules: Rules) -> list[Finding]:
     findings = []
     for claim, contrast in ((OBJECTIVE, objective_contrast(pairs)), (MATCHED_KL, matched_kl_contrast(pairs))):
         test = swap_test(contrast.contributions, pairs.unit)
-        findings.append(_Finding(claim, pairs, mean_of(contrast, pairs), contrast.unit, test))
+        margin = None if contrast.ranked else rules.margins.get(claim.key)
+        estimate = mean_of(contrast, pairs)
+        findings.append(finding_of(claim, pairs, estimate, contrast.unit, test, margin=margin))
     return findings
 
 
-def _secondary(pairs: Pairs, rules: Rules) -> list[_Finding]:
-    def share(claim: Claim, cut: float = np.inf) -> _Finding:
+def finding_of(
+    claim: Claim, pairs: Pairs, estimate: Estimate, unit: str, test: SwapTest, **more: Any
+) -> Finding:
+    """A finding about the two estimators of matched pairs."""
+    return Finding(claim, pairs.treatment, pairs.control, estimate, unit, test, pairs.replicates, **more)
+
+
+def _secondary(pairs: Pairs, rules: Rules) -> list[Finding]:
+    def share(claim: Claim, cut: float = np.inf) -> Finding:
         counts = frontier.pooled_share(pairs, cut)
         test = swap_test(frontier.share_contributions(pairs, cut), pairs.unit)
-        return _Finding(claim, pairs, Estimate(2.0 * counts.count - counts.total), "points", test, counts)
+        difference = Estimate(2.0 * counts.count - counts.total)
+        return finding_of(claim, pairs, difference, "points", test, share=counts)
 
-    def mean(claim: Claim, values: FloatArray, unit: str, scale: float = 1.0) -> _Finding:
+    def mean(claim: Claim, values: FloatArray, unit: str, scale: float = 1.0) -> Finding:
         contrast = Contrast(values * scale, np.ones(len(pairs)), unit, ranked=False)
-        return _Finding(claim, pairs, mean_of(contrast, pairs), unit, swap_test(values, pairs.unit))
+        return finding_of(claim, pairs, mean_of(contrast, pairs), unit, swap_test(values, pairs.unit))
 
     levels = len(pairs) / max(1, pairs.replicates)  # contributions to T2 add up within a replicate
     return [
@@ -169,28 +167,3 @@ def _cut_claim(cut: float) -> Claim:
         f"{POOLED_SHARE.unfavourable} {below}",
         caveat=_SHARE_CAVEAT,
     )
-
-
-def _corrected(findings: Sequence[_Finding], rules: Rules) -> list[Verdict]:
-    if not findings:
-        return []
-    adjusted = multipletests([f.test.p_value for f in findings], method="holm")[1]
-    # Holm's correction is monotone in every p-value: the smallest ones give the smallest corrected ones
-    attainable = multipletests([f.test.attainable for f in findings], method="holm")[1]
-    return [
-        Verdict(
-            finding.claim,
-            finding.pairs.treatment,
-            finding.pairs.control,
-            finding.estimate,
-            finding.unit,
-            finding.test,
-            float(p_value),
-            float(least),
-            finding.pairs.replicates,
-            rules.alpha,
-            rules.margins.get(finding.claim.key) if finding.unit == "reward units" else None,
-            finding.share,
-        )
-        for finding, p_value, least in zip(findings, adjusted, attainable, strict=True)
-    ]

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from statsmodels.stats.multitest import multipletests
 
+from analysis.stats.family import Finding, corrected
 from analysis.stats.gradients import GradientVariance, compare_gradient_variance
 from analysis.stats.pairs import FloatArray
 from analysis.stats.verdict import LOG_RATIO, Claim, Verdict
@@ -91,31 +91,25 @@ def compare_noise(moments: Sequence[NoiseMoment], control: str, alpha: float = 0
         for name in moment.estimators
         if name != control
     ]
-    if not compared:
-        return []
-    tests = [variance.exact_test for *_, variance in compared]
-    adjusted = multipletests([test.p_value for test in tests], method="holm")[1]
-    attainable = multipletests([test.attainable for test in tests], method="holm")[1]
-    return [
-        NoiseFinding(
-            moment,
-            term,
-            variance,
-            Verdict(
+    verdicts = corrected(
+        [
+            Finding(
                 _claim(term, name, moment.step),
                 name,
                 control,
                 variance.log_ratio,
                 LOG_RATIO,
                 variance.exact_test,
-                float(p_value),
-                float(least),
                 variance.batches,
-                alpha,
                 doubt=_doubt(variance, len(moments)),
-            ),
-        )
-        for (moment, term, name, variance), p_value, least in zip(compared, adjusted, attainable, strict=True)
+            )
+            for moment, term, name, variance in compared
+        ],
+        alpha,
+    )
+    return [
+        NoiseFinding(moment, term, variance, verdict)
+        for (moment, term, _, variance), verdict in zip(compared, verdicts, strict=True)
     ]
 
 

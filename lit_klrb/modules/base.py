@@ -35,6 +35,9 @@ class TrainedModule(L.LightningModule, ABC):
         warmup_steps: Optimizer steps in which the learning rate rises from 0.
         gradient_checkpointing: Keep of each block its input only and compute it again in backward: this takes
             less memory and more time.
+        compile_backend: What torch.compile makes of the model's blocks in training and scoring, such as
+            "inductor" (which needs a C++ compiler, or a GPU); None runs them as they are. Sampling, whose
+            shapes change with each token, is never compiled.
         seed: Decides every draw of the module; set by --seed_everything.
     """
 
@@ -57,6 +60,7 @@ class TrainedModule(L.LightningModule, ABC):
         schedule: Literal["constant", "linear", "cosine"] = "constant",
         warmup_steps: int = 0,
         gradient_checkpointing: bool = False,
+        compile_backend: str | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -70,6 +74,12 @@ class TrainedModule(L.LightningModule, ABC):
         self.learning_rate, self.weight_decay, self.adam_epsilon = learning_rate, weight_decay, adam_epsilon
         self.schedule, self.warmup_steps = schedule, warmup_steps
         self.gradient_checkpointing = gradient_checkpointing
+        if compile_backend is not None and compile_backend not in torch.compiler.list_backends():
+            raise ConfigurationError(
+                f"model.init_args.compile_backend must be one of {torch.compiler.list_backends()}, got "
+                f"{compile_backend!r}"
+            )
+        self.compile_backend = compile_backend
 
     @abstractmethod
     def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -184,6 +194,8 @@ class TrainedModule(L.LightningModule, ABC):
             self.trained.activation_checkpointing_enable({"use_reentrant": False})
             for block in blocks:
                 block.training = True  # what they go by; the dropout in them stays as it is
+        if self.compile_backend is not None:
+            self.trained.base_model.compile(backend=self.compile_backend, dynamic=True)
 
     def log_metrics(self, stage: str, metrics: Mapping[str, Tensor | float], batch_size: int) -> None:
         """Log each metric as `stage/name`, the mean over processes; every stage has the same names."""

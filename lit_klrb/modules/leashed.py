@@ -1,6 +1,7 @@
 """What DPO, RLOO and distillation share: a frozen reference, a reward, and the common evaluation."""
 
 from abc import ABC
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -151,9 +152,10 @@ class LeashedModule(PolicyModule, ABC):
         sampling: Sampling,
         seed: int,
         rows_before: int = 0,
+        backend: Callable[..., Rollout] = generate_completions,
     ) -> Rollout:
         """Completions of a batch of prompts by policy or reference; see `generate_completions`."""
-        return generate_completions(
+        return backend(
             model,
             batch["tokens"],
             batch["attention_mask"],

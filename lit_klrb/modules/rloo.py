@@ -1,6 +1,6 @@
 """REINFORCE with a leave-one-out baseline, on a KL leash whose estimator is plugged in."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,11 +9,12 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import KLEstimator, RaoBlackwell
 from lit_klrb.functional import TokenStats
 from lit_klrb.functional.statistics import clustered_mean
-from lit_klrb.generation import Rollout
+from lit_klrb.generation import Rollout, generate_completions
 from lit_klrb.modules.leashed import LeashedModule
 from lit_klrb.processes import gather, stacked
 from lit_klrb.seeding import derive_seed
 from lit_klrb.stopwatch import Stopwatch
+from lit_klrb.vllm_backend import VLLMBackend
 
 EXPERIENCE_KEY = "experience"
 
@@ -56,6 +57,9 @@ class RLOOModule(LeashedModule):
         mini_batches: Optimizer steps a pass; must divide the prompts of a batch.
         missing_eos_penalty: Taken from the reward of a completion that max_new_tokens cut off, in training
             alone; what is logged as reward is without it, and `train/unfinished` the share of these.
+        rollout_backend: What samples in training. vllm (to be installed apart) is for large models on GPUs;
+            its draws are not repeated bit for bit.
+        vllm_options: Arguments of `vllm.LLM`, such as {gpu_memory_utilization: 0.4}.
         kwargs: See `LeashedModule`.
     """
 
@@ -69,6 +73,8 @@ class RLOOModule(LeashedModule):
         inner_epochs: int = 1,
         mini_batches: int = 1,
         missing_eos_penalty: float = 0.0,
+        rollout_backend: Literal["transformers", "vllm"] = "transformers",
+        vllm_options: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -88,6 +94,7 @@ class RLOOModule(LeashedModule):
         self.save_hyperparameters()
         self.inner_epochs, self.mini_batches = inner_epochs, mini_batches
         self.missing_eos_penalty = missing_eos_penalty
+        self.backend = VLLMBackend(vllm_options) if rollout_backend == "vllm" else generate_completions
         self.stopwatch = Stopwatch()
         # The rollout in use; kept by checkpoints.
         self.experience: Experience | None = None
@@ -160,7 +167,7 @@ class RLOOModule(LeashedModule):
         seed, group_size = derive_seed(self.seed, "completions", number), self.sampling.completions_per_prompt
         with self.stopwatch("generate"):
             before = self.global_rank * len(batch["tokens"]) * group_size
-            rollout = self.generate(self.policy, batch, self.sampling, seed, before)
+            rollout = self.generate(self.policy, batch, self.sampling, seed, before, self.backend)
         with self.stopwatch("statistics"):
             reference_states = self.scorer.reference_states(rollout)
             stats = self.scorer.stats(rollout, reference_states)

@@ -2,10 +2,11 @@
 
 import importlib.util
 
+import numpy as np
 import pytest
 import torch
 
-from tests.bench import op, op_peers, variance
+from tests.bench import certificates, op, op_peers, rounds, variance
 from tests.bench.op_case import Size
 from tests.bench.table import replace_part
 
@@ -51,3 +52,19 @@ def test_traces_and_their_jackknife():
         kept = torch.cat([samples[:left_out], samples[left_out + 1 :]])
         expected.append(kept.T.cov().trace())
     assert torch.allclose(found, torch.stack(expected))
+
+
+def test_wrong_tests_are_shown_wrong_beside_the_right_ones():
+    rng = np.random.default_rng(0)
+    grams = [certificates.draw_gradients(rng, 32, "spectrum") for _ in range(40)]
+    rejected = [certificates._pitman_morgan(gram) <= 0.05 for gram in grams]
+    assert all(rejected), "equal traces, and it rejects every time"
+    right = [certificates.swap_p_values(certificates.disjoint_differences(gram)[None])[0] for gram in grams]
+    assert np.mean(np.array(right) <= 0.05) < 0.2
+
+
+def test_the_median_of_rounds_has_an_interval_and_slow_rounds_do_not_count_for_the_fastest():
+    ours, base = [1.1 * (1 + i % 7) for i in range(40)], [1.0 * (1 + i % 7) for i in range(40)]
+    assert rounds.median_text(ours, base) == "1.100 (1.100 to 1.100)"
+    disturbed = [*ours[:-10], *(100 * time for time in ours[-10:])]
+    assert rounds.fastest(disturbed, base) == pytest.approx(rounds.fastest(ours, base), rel=0.2)

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
 
 from lit_klrb.modules import RLOOModule
@@ -11,6 +12,7 @@ from lit_klrb.modules import RLOOModule
 OPTIONS = {
     "checkpointing": ["--model.gradient_checkpointing", "true"],
     "accumulation": ["--trainer.accumulate_grad_batches", "2"],
+    "compiled": ["--model.compile_backend", "aot_eager"],  # unlike "inductor" it needs no C++ compiler
     "bf16": ["--trainer.precision", "bf16-mixed"],
 }
 
@@ -51,6 +53,8 @@ def test_alone_and_together_they_give_the_gradient(chain, tmp_path, gradients, m
         assert (error > 1e-4) == (name == "bf16"), name
         if name == "checkpointing":
             assert calls[True] == 2 * plain_calls[True]
+        assert (counters["stats"]["unique_graphs"] > 0) == (name == "compiled")
+        counters.clear()
     together = [word for options in OPTIONS.values() for word in options]
     gradient, _ = first_gradient(chain, gradients, tmp_path / "all", *together)
     assert (gradient - plain).norm() / plain.norm() < 0.1

@@ -246,7 +246,8 @@ def test_the_smallest_p_is_that_of_full_enumeration():
 
 def test_the_demo_is_a_plan_that_can_reject(request):
     demo = read_plan(request.config.rootpath / "configs" / "demo" / "sweep.yaml")
-    assert [*demo.stages] == ["sft", "dpo", "rloo"]
+    assert [*demo.stages] == ["sft", "dpo", "study", "rloo"]
+    assert demo.starting_points == ["sft", "dpo"]
     assert smallest_p(demo.pairs) < demo.primary.alpha / 2
 
 

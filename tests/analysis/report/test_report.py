@@ -3,6 +3,7 @@ import math
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 from synthetic import cell, fail, publish, result, studies, write_sweep
 
@@ -11,6 +12,7 @@ from analysis.report import build, verify
 from analysis.report.sections import execution, outcomes, summary
 from analysis.report.sections.tradeoff import landmarks
 from analysis.report.study import load_study
+from analysis.stats.attainment import hypervolume
 from lit_klrb.errors import ConfigurationError
 
 FIVE = (
@@ -302,3 +304,53 @@ def test_studies_have_sections_of_their_own(tmp_path):
     assert verify(runs) == []
     numbers = json.loads((runs / "results.json").read_text())["sections"]["estimation"]["20"]
     assert numbers["rb"]["log_variance_ratio"] == pytest.approx(-2 * math.log(4))
+
+
+def test_every_test_is_certified_on_the_readers_own_design(better, tmp_path):
+    numbers = json.loads((better / "results.json").read_text())["sections"]["certificates"]["RaoBlackwell"]
+    assert set(numbers) == {"T1", "T2", "T3", "T4", "T5", "T6"}
+    for key in ("T4", "T5"):
+        rates = numbers[key]
+        assert abs(rates["0.0"] - 0.05) < 4 * math.sqrt(0.05 * 0.95 / 1000)
+        assert rates["0.0"] < rates["0.5"] < rates["1.0"]
+    assert "Type-I error here" in Page((better / "report.html").read_text("utf-8")).text
+    assert "certificates" not in page_of(tmp_path, replicates=1).ids
+
+
+def test_what_runs_attain_together_and_how_far_they_spread_is_said(tmp_path):
+    steady = write_sweep(tmp_path, lift={"RaoBlackwell": 0.6}, replicates=6)
+    page = Page(build(steady).read_text("utf-8"))
+    numbers = json.loads((steady / "results.json").read_text())["sections"]
+    found = numbers["attainment"]["RaoBlackwell"]
+    assert found["outcome"] == "better"
+    pairs = load_study(steady).comparisons[0].pairs
+    corner = float(pairs.kl.max()), float(pairs.reward.min())
+    volumes = [
+        [
+            hypervolume(pairs.kl[rows, column], pairs.reward[rows, column], corner)
+            for rows in [pairs.replicate == replicate]
+            for column in (0, 1)
+        ]
+        for replicate in range(6)
+    ]
+    expected = np.mean([ours - theirs for ours, theirs in volumes])
+    assert found["hypervolume_difference"] == pytest.approx(expected)
+    assert "RaoBlackwell has more hypervolume than MonteCarlo" in page.text
+    assert set(numbers["stability"]) == {"RaoBlackwell, reward", "RaoBlackwell, kl"}
+    assert numbers["stability"]["RaoBlackwell, reward"]["outcome"] in ("inconclusive", "better", "worse")
+    assert "exact McNemar test" in page.text
+
+
+def test_a_steadier_estimator_is_called_steadier(tmp_path):
+    def steadier(point, made):
+        if point[0] == "RaoBlackwell":
+            values = made["curves"]["train/reward"]["value"]
+            made["curves"]["train/reward"]["value"] = [0.5 + (v - 0.5) / 50 for v in values]
+        return made
+
+    runs = write_sweep(tmp_path, replicates=10, edit=steadier)
+    build(runs)
+    found = json.loads((runs / "results.json").read_text())["sections"]["stability"]
+    assert found["RaoBlackwell, reward"]["outcome"] == "better"
+    assert found["RaoBlackwell, reward"]["log_ratio"] < -2
+    assert found["RaoBlackwell, kl"]["outcome"] != "better"

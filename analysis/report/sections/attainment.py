@@ -1,0 +1,118 @@
+"""Fig. 3: what the runs of an estimator attain together, hypervolume (T7) and where attainment differs."""
+
+import numpy as np
+
+from analysis.report.content import Figure, Section, Table
+from analysis.report.drawing import sheet
+from analysis.report.study import Study
+from analysis.stats import Pairs
+from analysis.stats.attainment import Reference, attainment_on, hypervolume_test, outside
+from analysis.stats.comparison import finding_of
+from analysis.stats.family import Finding, corrected
+from analysis.stats.intervals import Estimate
+from analysis.stats.pairs import FloatArray
+from analysis.stats.verdict import Claim, number, signed
+
+HYPERVOLUME = Claim("T7", "hypervolume", "more hypervolume", "less hypervolume")
+# Cells of the drawn map in each direction.
+_CELLS = 24
+
+
+def attainment(study: Study) -> Section | None:
+    """Hypervolume replicate by replicate, and the map of differences in attainment."""
+    corner = _corner(study)
+    if corner is None or not study.complete:
+        return None
+    pairs = {comparison.pairs.treatment: comparison.pairs for comparison in study.comparisons}
+    verdicts = corrected([_finding(one, corner) for one in pairs.values()], study.sweep.plan.alpha)
+    control = study.sweep.plan.control
+    beyond = {name: outside(one, corner) for name, one in pairs.items()}
+    return Section(
+        "attainment",
+        "What the runs attain together",
+        paragraphs=[
+            "Hypervolume (T7) is the area, on log KL and reward, that the runs of one replicate "
+            f"dominate up to a corner: KL {number(corner[0])}, reward {number(corner[1])}, the worst of any "
+            "run in this sweep. The corner was not fixed in advance: the exact test stays valid, the size of "
+            "a difference does not carry over to other sweeps.",
+            *(verdict.sentence for verdict in verdicts),
+        ],
+        figures=[_figure(name, one, control) for name, one in pairs.items()],
+        numbers={
+            verdict.treatment: {
+                "hypervolume_difference": verdict.estimate.value,
+                "p": verdict.test.p_value,
+                "p_holm": verdict.adjusted,
+                "outcome": verdict.outcome.value,
+                "runs_without_volume": beyond[verdict.treatment],
+            }
+            for verdict in verdicts
+        },
+    )
+
+
+def _corner(study: Study) -> Reference | None:
+    """The worst KL and the worst reward of any run; None where no area can be had."""
+    runs = [run for run in study.sweep.grid.values() if not run.diverged]
+    kl, reward = ([run.outcome(key) for run in runs] for key in ("kl", "reward"))
+    return (max(kl), min(reward)) if runs and min(kl) > 0 else None
+
+
+def _finding(pairs: Pairs, corner: Reference) -> Finding:
+    found = hypervolume_test(pairs, corner)
+    count = len(found.differences)
+    error = float(found.differences.std(ddof=1) / np.sqrt(count)) if count > 1 else float("nan")
+    estimate = Estimate(float(found.differences.mean()), error, count - 1.0)
+    return finding_of(HYPERVOLUME, pairs, estimate, "nats of log KL × reward", found.test)
+
+
+def _figure(name: str, pairs: Pairs, control: str) -> Figure:
+    kept = np.isfinite(pairs.kl) & np.isfinite(pairs.reward)
+    kl = np.geomspace(pairs.kl[kept].min(), pairs.kl[kept].max(), _CELLS)
+    reward = np.linspace(pairs.reward[kept].min(), pairs.reward[kept].max(), _CELLS)
+    difference = attainment_on(pairs, kl, reward)
+    return Figure(
+        _draw(kl, reward, difference, name, control),
+        f"Map over KL and reward of the difference between {name} and {control} in the share of replicates "
+        "that attain a point.",
+        f"A replicate attains a point with a run of no more KL and no less reward. Orange with dots: more "
+        f"replicates of {name} do; blue with lines: more of {control}. It locates differences and decides "
+        "nothing.",
+        Table(
+            f"Where {name} and {control} differ most: share of replicates that attain the point, difference.",
+            ("KL (nats)", "Reward", "Difference"),
+            _extremes(kl, reward, difference),
+        ),
+    )
+
+
+def _extremes(kl: FloatArray, reward: FloatArray, difference: FloatArray) -> list[tuple[str, str, str]]:
+    places = {
+        np.unravel_index(index, difference.shape) for index in (difference.argmax(), difference.argmin())
+    }
+    return [(number(kl[i]), number(reward[j]), signed(float(difference[i, j]))) for i, j in sorted(places)]
+
+
+def _draw(kl: FloatArray, reward: FloatArray, difference: FloatArray, name: str, control: str) -> str:
+    levels = np.array([-1.0, -0.75, -0.5, -0.25, -1e-9, 1e-9, 0.25, 0.5, 0.75, 1.0])
+    colours = [
+        "#003F66",
+        "#0072B2",
+        "#66AAD1",
+        "#CCE3F0",
+        "#FFFFFF",
+        "#F7DFCC",
+        "#E69E66",
+        "#D55E00",
+        "#803800",
+    ]
+    hatches = ["//", "//", "//", "//", "", "..", "..", "..", ".."]
+    with sheet(3.2) as drawn:
+        axes = drawn.canvas.subplots()
+        filled = axes.contourf(kl, reward, difference.T, levels=levels, colors=colours, hatches=hatches)
+        axes.set_xscale("log")
+        axes.set_xlabel("KL to the reference (nats per completion, log scale)")
+        axes.set_ylabel("Mean reward")
+        bar = drawn.canvas.colorbar(filled, ticks=[-1, -0.5, 0, 0.5, 1], spacing="proportional")
+        bar.set_label(f"{name} − {control}\n(share of replicates)", fontsize=8)
+    return drawn.svg
