@@ -74,11 +74,12 @@ class TrainedModule(L.LightningModule, ABC):
         self.learning_rate, self.weight_decay, self.adam_epsilon = learning_rate, weight_decay, adam_epsilon
         self.schedule, self.warmup_steps = schedule, warmup_steps
         self.gradient_checkpointing = gradient_checkpointing
-        if compile_backend is not None and compile_backend not in torch.compiler.list_backends():
-            raise ConfigurationError(
-                f"model.init_args.compile_backend must be one of {torch.compiler.list_backends()}, got "
-                f"{compile_backend!r}"
-            )
+        if compile_backend is not None:
+            known = torch.compiler.list_backends(exclude_tags=())
+            if compile_backend not in known:
+                raise ConfigurationError(
+                    f"model.init_args.compile_backend: {compile_backend!r} is none of {', '.join(known)}"
+                )
         self.compile_backend = compile_backend
 
     @abstractmethod

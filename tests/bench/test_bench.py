@@ -56,9 +56,9 @@ def test_traces_and_their_jackknife():
 
 def test_wrong_tests_are_shown_wrong_beside_the_right_ones():
     rng = np.random.default_rng(0)
-    grams = [certificates.draw_gradients(rng, 32, "spectrum") for _ in range(40)]
+    grams = [certificates.draw_gradients(rng, 32, "flat") for _ in range(40)]
     rejected = [certificates._pitman_morgan(gram) <= 0.05 for gram in grams]
-    assert all(rejected), "equal traces, and it rejects every time"
+    assert np.mean(rejected) > 0.9, "equal traces, and it rejects nearly always"
     right = [certificates.swap_p_values(certificates.disjoint_differences(gram)[None])[0] for gram in grams]
     assert np.mean(np.array(right) <= 0.05) < 0.2
 

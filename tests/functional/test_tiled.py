@@ -561,3 +561,36 @@ def test_compiled_blocks_give_the_same(monkeypatch):
             total = (weights * (general.logprobs + general.kl + general.entropy)).sum()
             results.append([loss, *stats, *gradients(loss, leaves), *general, *gradients(total, leaves)])
     assert_close(*results)
+
+
+def test_calls_that_share_their_memory_do_not_disturb_each_other(monkeypatch):
+    """A result is its own whatever comes next: a small call after a large one, training after inference."""
+    monkeypatch.setattr(blocks, "_WORKSPACE", blocks._Workspace())
+    large, small = make_case(vocabulary=41), make_case(batch=1, seed=2)
+
+    def run(case):
+        leaves = case.leaves()
+        mask, scores = torch.ones_like(case.tokens, dtype=torch.bool), weights_like(case.tokens)
+        loss, stats = tiled_policy_loss(
+            *leaves[:2],
+            *case[3:5],
+            case.tokens,
+            mask,
+            scores,
+            scores.abs(),
+            bias=leaves[2],
+            ref_bias=case[5],
+        )
+        loss.backward()
+        return [*stats, *(leaf.grad for leaf in leaves)]
+
+    with torch.inference_mode():
+        tiled_token_stats(*small[:2], *small[3:5], small.tokens)
+    first = run(large)
+    kept = [tensor.clone() for tensor in first]
+    memory = {key: tensor.data_ptr() for key, tensor in blocks._WORKSPACE._kept.items()}
+    expected = run(small)
+    assert {key: tensor.data_ptr() for key, tensor in blocks._WORKSPACE._kept.items()} == memory
+    assert all(torch.equal(a, b) for a, b in zip(first, kept, strict=True))
+    monkeypatch.setattr(blocks, "_WORKSPACE", blocks._Workspace())
+    assert all(torch.equal(a, b) for a, b in zip(run(small), expected, strict=True))

@@ -12,7 +12,7 @@ from lit_klrb.modules import RLOOModule
 OPTIONS = {
     "checkpointing": ["--model.gradient_checkpointing", "true"],
     "accumulation": ["--trainer.accumulate_grad_batches", "2"],
-    "compiled": ["--model.compile_backend", "aot_eager"],  # unlike "inductor" it needs no C++ compiler
+    "compiled": ["--model.compile_backend", "eager"],  # unlike "inductor" it needs no C++ compiler
     "bf16": ["--trainer.precision", "bf16-mixed"],
 }
 
@@ -44,6 +44,8 @@ def first_gradient(chain, gradients, run, *options):
     return gradients["gradient"], dict(gradients["calls"])
 
 
+# Of torch itself: it traces the hook that lets checkpointed inputs require gradients.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_alone_and_together_they_give_the_gradient(chain, tmp_path, gradients, monkeypatch):
     plain, plain_calls = first_gradient(chain, gradients, tmp_path / "plain")
     for name, options in OPTIONS.items():

@@ -90,7 +90,10 @@ def test_completions_follow_the_prompts_and_end_with_their_eos(chain, tmp_path, 
         ended = (rollout.completions == eos).cumsum(1) - (rollout.completions == eos).int()
         assert torch.equal(rollout.mask, ended == 0)
     # The same distribution: each first token's share differs by less than five standard errors.
-    shares = [torch.bincount(r.completions[:, 0], minlength=module.policy.config.vocab_size) / 400 for r in (ours, theirs)]
+    shares = [
+        torch.bincount(r.completions[:, 0], minlength=module.policy.config.vocab_size) / 400
+        for r in (ours, theirs)
+    ]
     pooled = (shares[0] + shares[1]) / 2
     assert ((shares[0] - shares[1]).abs() <= 5 * (pooled * 2 / 400).sqrt() + 1e-6).all()
     again = module.generate(module.policy, batch, sampling, 0, backend=VLLMBackend())

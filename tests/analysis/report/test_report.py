@@ -81,11 +81,11 @@ def test_the_page_stands_alone(better):
 
 def test_every_figure_has_a_text_and_its_numbers(better):
     page = Page((better / "report.html").read_text("utf-8"))
-    assert len(page.images) == 4
+    assert len(page.images) == 6
     for image in page.images:
         assert len(image["alt"]) > 40
         assert image["src"].startswith("data:image/svg+xml,%3Csvg")
-    assert page.text.count("The numbers of this figure") == 4
+    assert page.text.count("The numbers of this figure") == 6
 
 
 def test_the_verdict_comes_with_its_evidence_and_conditions(better):
