@@ -25,6 +25,9 @@ INK = "#333333"
 FAINT = "#B8B8B8"
 # Wide enough for a screen and, at its full width of a phone, still 9 px text.
 WIDTH = 5.2
+# More marks than this, in all comparisons together, are drawn as pixels: as shapes they would take megabytes.
+MANY = 200
+_PIXELS_PER_INCH = 80
 
 _STYLE = {
     "svg.hashsalt": "lit_klrb",
@@ -91,6 +94,7 @@ def sheet(height: float, width: float = WIDTH) -> Iterator[Sheet]:
         drawn = Sheet(Canvas(figsize=(width, height), layout="constrained"))
         yield drawn
         buffer = io.StringIO()
-        drawn.canvas.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        quiet = {"Date": None, "Creator": None}
+        drawn.canvas.savefig(buffer, format="svg", metadata=quiet, dpi=_PIXELS_PER_INCH)
         svg = buffer.getvalue()
         drawn.svg = svg[svg.index("<svg") :]  # the XML prolog is no use inside a data URI

@@ -75,7 +75,7 @@ def _figure(name: str, pairs: Pairs, control: str) -> Figure:
         _draw(kl, reward, difference, name, control),
         f"Map over KL and reward of the difference between {name} and {control} in the share of replicates "
         "that attain a point.",
-        f"A replicate attains a point with a run of no more KL and no less reward. Orange with dots: more "
+        f"A replicate attains a point with a run of no more KL and no less reward. Orange with crosses: more "
         f"replicates of {name} do; blue with lines: more of {control}. It locates differences and decides "
         "nothing.",
         Table(
@@ -106,10 +106,12 @@ def _draw(kl: FloatArray, reward: FloatArray, difference: FloatArray, name: str,
         "#D55E00",
         "#803800",
     ]
-    hatches = ["//", "//", "//", "//", "", "..", "..", "..", ".."]
+    hatches = ["//", "//", "//", "//", "", "xx", "xx", "xx", "xx"]
     with sheet(3.2) as drawn:
         axes = drawn.canvas.subplots()
         filled = axes.contourf(kl, reward, difference.T, levels=levels, colors=colours, hatches=hatches)
+        # A few kilobytes of pixels instead of hundreds of hatched shapes.
+        filled.set_rasterized(True)
         axes.set_xscale("log")
         axes.set_xlabel("KL to the reference (nats per completion, log scale)")
         axes.set_ylabel("Mean reward")

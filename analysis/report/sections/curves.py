@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from analysis.report.content import Figure, Section, Table
-from analysis.report.drawing import legend_lines, looks, sheet
+from analysis.report.drawing import MANY, legend_lines, looks, sheet
 from analysis.report.study import Study
 from analysis.runs import Curve, Run
 from analysis.stats.pairs import FloatArray
@@ -17,6 +17,7 @@ SOURCES = {
     "train": "on the prompts of each training step",
     "val": "by the common evaluator, on the same prompts for every run",
 }
+NAMES = {"train": "Training", "val": "Validation"}
 # More than a screen can show; a line is thinned to this many points.
 _POINTS = 400
 
@@ -53,7 +54,7 @@ def _figure(study: Study, source: str, where: str) -> Figure | None:
     ]
     if not runs:
         return None
-    name = {"train": "Training", "val": "Validation"}[source]
+    name = NAMES[source]
     return Figure(
         _draw(study, runs, source),
         f"{name} curves of reward and KL against the training step for {len(runs)} runs, one row for each β.",
@@ -89,8 +90,8 @@ def _table(study: Study, runs: Sequence[Run], source: str) -> Table:
                         )
                     )
     return Table(
-        "Mean over replicates at the first and the last logged step, and the standard deviation (SD) between "
-        "replicates at the last.",
+        f"{NAMES[source]}: mean over replicates at the first and the last logged step, and the standard "
+        "deviation (SD) between replicates at the last.",
         ("Estimator", "β", "Metric", "First", "Last", "SD at last", "Runs"),
         rows,
     )
@@ -127,6 +128,7 @@ def _draw(study: Study, runs: Sequence[Run], source: str) -> str:
                             linestyle=look.dashes,
                             linewidth=0.9,
                             alpha=0.75,
+                            rasterized=len(runs) > MANY,
                         )
         for axes in panels[-1]:
             axes.set_xlabel("training step", fontsize=8)

@@ -139,6 +139,7 @@ def _spread_figure(moments: Moments, sizes: list[int]) -> Figure:
                 label=f"step {step}",
             )
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.set_yticks(range(len(names)), [NAMES[name] for name in names])
         axes.invert_yaxis()
         axes.set_xlabel(f"spread of the estimate from {min(sizes)} completion (nats, log scale)")

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from analysis.report.content import Figure, Section, Table
-from analysis.report.drawing import INK, Look, legend_lines, looks, sheet
+from analysis.report.drawing import INK, MANY, Look, legend_lines, looks, sheet
 from analysis.report.study import Study
 from analysis.stats import Comparison, Pairs, Verdict
 from analysis.stats.comparison import mean_of
@@ -140,7 +140,9 @@ def _draw(study: Study, comparisons: Sequence[Comparison]) -> str:
                 places = {level: row + offset for row, level in enumerate(plan.betas)}
                 rows = [places[level] - 0.3 * spacing for level in pairs.level]
                 look = styles[pairs.treatment]
-                axes.plot(contrast.values, rows, ".", color=look.colour, alpha=0.55, markersize=4, zorder=2)
+                dots: dict[str, Any] = {"color": look.colour, "alpha": 0.55, "markersize": 4, "zorder": 2}
+                many = len(pairs) * len(comparisons) > MANY
+                axes.plot(contrast.values, rows, ".", rasterized=many, **dots)
                 for level, estimate in by_level(contrast, pairs).items():
                     _draw_estimate(axes, estimate, places[level], look)
                 _draw_estimate(axes, mean_of(contrast, pairs), len(plan.betas) + offset, look)

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from analysis.report.content import Figure, Section, Table
-from analysis.report.drawing import FAINT, INK, Look, legend_lines, looks, sheet
+from analysis.report.drawing import FAINT, INK, MANY, Look, legend_lines, looks, sheet
 from analysis.report.study import Study
 from analysis.runs import Run, Sweep
 from analysis.stats.frontier import nondominated
@@ -89,15 +89,15 @@ def _draw(study: Study, runs: list[Run], on: BoolArray) -> str:
     with sheet(4.2) as drawn:
         axes = drawn.canvas.subplots()
         for comparison in study.comparisons:
-            axes.plot(comparison.pairs.kl.T, comparison.pairs.reward.T, color=FAINT, linewidth=0.7, zorder=1)
+            joined = comparison.pairs.kl.T, comparison.pairs.reward.T
+            axes.plot(*joined, color=FAINT, linewidth=0.7, zorder=1, rasterized=len(runs) > MANY)
         order = np.lexsort((reward[on], kl[on]))
         steps = (kl[on][order], reward[on][order])
         axes.step(*steps, where="post", color=INK, linestyle=(0, (2, 2)), linewidth=1, zorder=2)
         for name, look in styles.items():
             mine = np.array([run.cell.estimator == name for run in runs])
-            _draw_runs(
-                axes, [run for run in runs if run.cell.estimator == name], kl[mine], reward[mine], look
-            )
+            members = [run for run in runs if run.cell.estimator == name]
+            _draw_runs(axes, members, kl[mine], reward[mine], look, rasterized=len(runs) > MANY)
         marks = _draw_landmarks(axes, study.sweep)
         _label_betas(axes, runs, kl, reward)
         axes.set_xlabel("KL to the reference (nats per completion)")
@@ -108,7 +108,9 @@ def _draw(study: Study, runs: list[Run], on: BoolArray) -> str:
     return drawn.svg
 
 
-def _draw_runs(axes: Axes, runs: list[Run], kl: FloatArray, reward: FloatArray, look: Look) -> None:
+def _draw_runs(
+    axes: Axes, runs: list[Run], kl: FloatArray, reward: FloatArray, look: Look, *, rasterized: bool
+) -> None:
     def halves(key: str) -> FloatArray:
         return NORMAL_95 * np.nan_to_num([run.outcome(key) for run in runs])
 
@@ -125,6 +127,7 @@ def _draw_runs(axes: Axes, runs: list[Run], kl: FloatArray, reward: FloatArray, 
         elinewidth=0.7,
         ecolor=(look.colour, 0.4),
         zorder=3,
+        rasterized=rasterized,
     )
 
 

@@ -29,7 +29,7 @@ class Page(HTMLParser):
 
     def __init__(self, html: str) -> None:
         super().__init__()
-        self.tags, self.ids, self.images, self.words = [], [], [], []
+        self.tags, self.ids, self.images, self.regions, self.words = [], [], [], [], []
         self.feed(html)
 
     def handle_starttag(self, tag, attrs):
@@ -37,6 +37,7 @@ class Page(HTMLParser):
         self.tags.append(tag)
         self.ids += [attributes["id"]] if "id" in attributes else []
         self.images += [attributes] if tag == "img" else []
+        self.regions += [attributes["aria-label"]] if attributes.get("role") == "region" else []
 
     def handle_data(self, data):
         self.words.append(data)
@@ -77,6 +78,7 @@ def test_the_page_stands_alone(better):
     assert not re.search(r"url\(|@import", re.search("<style>.*</style>", html, re.S)[0])
     assert len(html.encode()) < 1_000_000
     assert len(page.ids) == len(set(page.ids))
+    assert len(page.regions) == len(set(page.regions)) > 5
 
 
 def test_every_figure_has_a_text_and_its_numbers(better):
