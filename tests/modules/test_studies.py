@@ -102,8 +102,8 @@ def gradient_of(module, batch, study, index):
     """By way of a training step, on the study's draws."""
     draws = derive_seed(module.seed, study.name, index)
     generate = module.generate
-    module.generate = lambda policy, prompts, sampling, seed, before: generate(
-        policy, prompts, sampling, draws, before
+    module.generate = lambda policy, prompts, sampling, seed, *rest: generate(
+        policy, prompts, sampling, draws, *rest
     )
     module.zero_grad()
     module.training_step(batch, 0).backward()
