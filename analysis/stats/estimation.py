@@ -1,9 +1,10 @@
 """How far estimates of one KL lie apart: all estimators on the same completions of the same prompts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from statsmodels.stats.multitest import multipletests
 
 from analysis.stats.bias import BiasVerdict, reference_bias
 from analysis.stats.intervals import Estimate
@@ -83,6 +84,31 @@ def estimator_spreads(
         )
         for name, groups in by_size.items()
     }
+
+
+def corrected_biases(
+    moments: Mapping[int, Mapping[str, EstimatorSpread]],
+) -> dict[int, dict[str, EstimatorSpread]]:
+    """The same with the p-values of all biases corrected together (Holm), as there are a dozen of them.
+
+    Args:
+        moments: Step -> what `estimator_spreads` found there.
+    """
+    places = [
+        (step, name) for step, found in moments.items() for name in found if found[name].bias is not None
+    ]
+    biases = [bias for step, name in places if (bias := moments[step][name].bias) is not None]
+    equivalence, difference = (
+        multipletests([getattr(bias, key) for bias in biases], method="holm")[1]
+        for key in ("equivalence_p", "difference_p")
+    )
+    result = {step: dict(found) for step, found in moments.items()}
+    for index, ((step, name), bias) in enumerate(zip(places, biases, strict=True)):
+        adjusted = replace(
+            bias, equivalence_p=float(equivalence[index]), difference_p=float(difference[index])
+        )
+        result[step][name] = replace(result[step][name], bias=adjusted)
+    return result
 
 
 def _over_prompts(means: FloatArray) -> Estimate:

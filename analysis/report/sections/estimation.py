@@ -9,7 +9,7 @@ from analysis.report.content import Figure, Section, Table
 from analysis.report.drawing import INK, looks, sheet
 from analysis.report.study import Study
 from analysis.stats.bias import BiasOutcome, BiasVerdict
-from analysis.stats.estimation import REFERENCE, EstimatorSpread, estimator_spreads
+from analysis.stats.estimation import REFERENCE, EstimatorSpread, corrected_biases, estimator_spreads
 from analysis.stats.verdict import number, ratio_text
 from lit_klrb import schema
 
@@ -39,7 +39,7 @@ def estimation(study: Study) -> Section | None:
     if found is None:
         return None
     run, artifact = found
-    moments = {moment["step"]: _spreads(artifact, moment) for moment in artifact["moments"]}
+    moments = corrected_biases({moment["step"]: _spreads(artifact, moment) for moment in artifact["moments"]})
     sizes = artifact["group_sizes"]
     counted = f"{artifact['completions']} completions of each of {artifact['prompts']} prompts"
     return Section(
@@ -50,8 +50,8 @@ def estimation(study: Study) -> Section | None:
             "steps named. Spread is the standard deviation of the estimate from M completions of a prompt, "
             "the root of its mean variance over prompts. What is said here is said of this run's policy.",
             f"The bias is measured against {NAMES[REFERENCE]}, whose mean is the KL, on the same "
-            "completions; its 90% interval inside the margin is equivalence, and "
-            "“inconclusive” is not “unbiased”.",
+            "completions; equivalence and bias are tested at 5%, corrected over all "
+            "estimators and steps (Holm), and “inconclusive” is not “unbiased”.",
         ],
         figures=[_spread_figure(moments, sizes), _prompt_figure(moments)],
         tables=[_table(step, spreads, sizes, artifact["prompts"]) for step, spreads in moments.items()],

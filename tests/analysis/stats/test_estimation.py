@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from statsmodels.stats.multitest import multipletests
 
 from analysis.stats.bias import BiasOutcome
-from analysis.stats.estimation import estimator_spreads
+from analysis.stats.estimation import corrected_biases, estimator_spreads
 
 
 @pytest.fixture
@@ -52,3 +53,15 @@ def test_biased_unbiased_and_unknown_are_three_verdicts(drawn):
 def test_too_little_is_refused(values):
     with pytest.raises(ValueError, match="at least 2 prompts and 2 completions"):
         estimator_spreads(values, {}, [1])
+
+
+def test_of_many_biases_the_smallest_p_values_are_corrected_for_the_others(drawn):
+    values, ht = drawn
+    found = estimator_spreads(values, ht, [1, 4])
+    moments = corrected_biases({0: found, 9: found})
+    raw = [found[name].bias.difference_p for name in ("rb", "off", "ht")] * 2
+    expected = multipletests(raw, method="holm")[1]
+    for name, p_value in zip(("rb", "off", "ht"), expected[:3], strict=True):
+        assert moments[0][name].bias.difference_p == pytest.approx(p_value)
+    assert moments[9]["off"].bias.outcome is BiasOutcome.BIASED
+    assert moments[0]["k1"].bias is None
