@@ -5,18 +5,16 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from . import certificates, op, rounds, step, variance
+from . import op, rounds, step, variance
 from .table import replace_part
 
 DOCS = Path(__file__).parents[2] / "docs"
 BENCHMARKS, CONTROL_VARIATE = DOCS / "benchmarks.md", DOCS / "control_variate.md"
-CERTIFICATES = DOCS / "certificates.md"
 PARTS: dict[str, tuple[Callable[[bool], str], Path]] = {
     **{key: (partial(op.report, key), BENCHMARKS) for key in op.SIZES},
     **{f"{key}-rounds": (partial(rounds.report, key), BENCHMARKS) for key in rounds.ROUNDS},
     "step": (step.report, BENCHMARKS),
     "variance": (variance.report, CONTROL_VARIATE),
-    "certificates": (certificates.report, CERTIFICATES),
 }
 
 
