@@ -3,7 +3,6 @@
 Where a model can be enumerated, unbiasedness is an identity and needs none of this.
 """
 
-import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -11,6 +10,7 @@ import numpy as np
 from scipy import stats
 from statsmodels.stats.weightstats import CompareMeans, DescrStatsW
 
+from analysis.stats.intervals import jackknife_error
 from analysis.stats.pairs import FloatArray
 
 
@@ -177,8 +177,7 @@ def _norm_bias(inner: FloatArray, margin: float, alpha: float) -> BiasVerdict:
     total = off_diagonal.sum()
     value = total / (count * (count - 1))
     left_out = (total - 2 * off_diagonal) / ((count - 1) * (count - 2))
-    deviations = left_out - left_out.mean()
-    error = math.sqrt((count - 1) / count * float(deviations @ deviations))
+    error = jackknife_error(left_out)
     if error == 0:
         return _exactly(float(value), margin, count, alpha)
     t = stats.t(count - 1)

@@ -7,7 +7,7 @@ import numpy as np
 from statsmodels.stats.multitest import multipletests
 
 from analysis.stats.bias import BiasVerdict, reference_bias
-from analysis.stats.intervals import Estimate
+from analysis.stats.intervals import Estimate, jackknife_error
 from analysis.stats.pairs import FloatArray
 
 REFERENCE = "k1"
@@ -122,7 +122,5 @@ def _log_ratio(treatment: FloatArray, control: FloatArray) -> Estimate:
     if not (sums > 0).all():
         return Estimate(float("nan"))
     left_out = np.log(sums[0] / sums[1])
-    count = len(left_out)
-    deviations = left_out - left_out.mean()
-    error = float(np.sqrt((count - 1) / count * (deviations @ deviations)))
-    return Estimate(float(np.log(treatment.sum() / control.sum())), error, count - 1.0)
+    ratio = float(np.log(treatment.sum() / control.sum()))
+    return Estimate(ratio, jackknife_error(left_out), len(left_out) - 1.0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from analysis.stats.intervals import Estimate
+from analysis.stats.intervals import Estimate, jackknife_error
 from analysis.stats.pairs import FloatArray
 from analysis.stats.swaps import SwapTest, swap_test
 
@@ -99,7 +99,5 @@ def _log_ratio(distances: FloatArray) -> Estimate:
     if not (traces > 0).all():
         return Estimate(float("nan"))
     left_out = np.log(traces[:, None] - distances * batches / (batches - 1))
-    replicates = left_out[0] - left_out[1]
-    deviations = replicates - replicates.mean()
-    error = np.sqrt((batches - 1) / batches * (deviations @ deviations))
-    return Estimate(float(np.log(traces[0] / traces[1])), float(error), batches - 1.0)
+    error = jackknife_error(left_out[0] - left_out[1])
+    return Estimate(float(np.log(traces[0] / traces[1])), error, batches - 1.0)

@@ -64,6 +64,19 @@ class Estimate:
         return float(np.squeeze(solved)) * math.sqrt(observations) * self.standard_error
 
 
+def jackknife_error(left_out: FloatArray) -> float:
+    """Standard error of a statistic from its values without each of n units, shape [n].
+
+    Example:
+        >>> values = np.array([1.0, 2.0, 6.0])
+        >>> means = (values.sum() - values) / 2                        # of a mean it is the usual one
+        >>> bool(np.isclose(jackknife_error(means), values.std(ddof=1) / np.sqrt(3)))
+        True
+    """
+    deviations = left_out - left_out.mean()
+    return math.sqrt((len(left_out) - 1) / len(left_out) * float(deviations @ deviations))
+
+
 def stratified_mean(values: FloatArray, weights: FloatArray, strata: IntArray) -> Estimate:
     """Weighted mean of independent values whose spread may differ between strata.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from statsmodels.stats.contingency_tables import mcnemar
 
-from analysis.stats.intervals import Estimate
+from analysis.stats.intervals import Estimate, jackknife_error
 from analysis.stats.pairs import FloatArray, IntArray
 from analysis.stats.swaps import RESAMPLES, SwapTest, sign_flip_test, swap_test
 
@@ -155,5 +155,4 @@ def _jackknife(value: float, left_out: FloatArray) -> Estimate:
     count = len(left_out)
     if count < 3 or not np.isfinite(left_out).all():
         return Estimate(value)
-    deviations = left_out - left_out.mean()
-    return Estimate(value, float(np.sqrt((count - 1) / count * deviations @ deviations)), count - 1.0)
+    return Estimate(value, jackknife_error(left_out), count - 1.0)

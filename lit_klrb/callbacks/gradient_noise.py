@@ -6,13 +6,14 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from lit_klrb.callbacks.rollouts import RolloutCallback
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.modules.rloo import Experience, RLOOModule
 
 TERMS = ("reward", "kl", "total")
 
 
-class GradientNoiseMonitor(L.Callback):
+class GradientNoiseMonitor(RolloutCallback):
     """Logs the noise and the signal of the gradients of reward, KL and objective.
 
     Each prompt of a rollout gives an independent gradient g; a step takes the mean of P of them. Logged are,
@@ -35,18 +36,6 @@ class GradientNoiseMonitor(L.Callback):
             )
         self.every_n_rollouts = every_n_rollouts
         self._due = False
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuse a module without rollouts.
-
-        Raises:
-            ConfigurationError: Naming both.
-        """
-        if not isinstance(pl_module, RLOOModule):
-            raise ConfigurationError(
-                f"trainer.callbacks: GradientNoiseMonitor looks at rollouts, and {type(pl_module).__name__} "
-                "makes none"
-            )
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Whether a rollout to look at begins."""

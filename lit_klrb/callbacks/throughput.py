@@ -4,14 +4,13 @@ from typing import Any
 
 import lightning as L
 
-from lit_klrb.errors import ConfigurationError
-from lit_klrb.modules.rloo import RLOOModule
+from lit_klrb.callbacks.rollouts import RolloutCallback
 from lit_klrb.stopwatch import now
 
 UPDATE = "update"
 
 
-class RolloutThroughput(L.Callback):
+class RolloutThroughput(RolloutCallback):
     """Logs, once for every rollout, completion tokens a second and the shares of its time.
 
     `throughput/rollout_tokens_per_s` counts the sampled tokens against the time of sampling alone,
@@ -21,17 +20,9 @@ class RolloutThroughput(L.Callback):
     varies from run to run: with this monitor two runs' metrics are no longer equal to the byte.
     """
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuse a module without rollouts.
-
-        Raises:
-            ConfigurationError: Naming both.
-        """
-        if not isinstance(pl_module, RLOOModule):
-            raise ConfigurationError(
-                f"trainer.callbacks: RolloutThroughput looks at rollouts, and {type(pl_module).__name__} "
-                "makes none"
-            )
+    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        """Start the module's stopwatch."""
+        super().setup(trainer, pl_module, stage)
         pl_module.stopwatch.running = True
         self._seconds, self._steps = 0.0, 0
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lit_klrb import schema
+from lit_klrb.callbacks.rollouts import RolloutCallback
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import write_atomically
 from lit_klrb.modules.rloo import RLOOModule
@@ -19,7 +20,7 @@ from lit_klrb.seeding import derive_seed
 Batch = dict[str, Tensor]
 
 
-class PolicyStudy(L.Callback, ABC):
+class PolicyStudy(RolloutCallback, ABC):
     """Measures the policy at moments of a run of `RLOOModule`, on completions of its own.
 
     The training is not touched: prompts and completions have seeds of their own. RUN/studies/NAME.json holds
@@ -45,18 +46,6 @@ class PolicyStudy(L.Callback, ABC):
     @abstractmethod
     def measure(self, trainer: L.Trainer, module: RLOOModule) -> dict[str, Any]:
         """What is seen now, for the artifact."""
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuse a module without rollouts.
-
-        Raises:
-            ConfigurationError: Naming both.
-        """
-        if not isinstance(pl_module, RLOOModule):
-            raise ConfigurationError(
-                f"trainer.callbacks: {type(self).__name__} looks at rollouts, and {type(pl_module).__name__} "
-                "makes none"
-            )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Which steps to look at: a resumed run has those before its own in the artifact."""

@@ -61,7 +61,7 @@ class Head(NamedTuple):
 
 
 class _WeightGradient:
-    """The gradient of a head's weight, [V, D], summed in the precision of the inputs, zero at first.
+    """The gradient of a head's weight, [V, D], summed in the precision of the inputs.
 
     Where the weight has less, each block has memory of its own, freed when the block is rounded in the end:
     the sum and its rounded copy are never held both.
@@ -72,27 +72,37 @@ class _WeightGradient:
         parts = [self._result[block] for block in head.blocks()]
         if head.weight.dtype != inputs.dtype:
             parts = [inputs.new_empty(part.shape) for part in parts]
-        for part in parts:
-            part.zero_()
         self._sums = {block.start: part for block, part in zip(head.blocks(), parts, strict=True)}
+        self._empty = set(self._sums)  # hold nothing yet, not even zeros: one pass over the memory less
 
-    def of(self, block: slice) -> Tensor:
-        """The sum of a block, [block, D], to be added to."""
-        return self._sums[block.start]
+    def add(self, block: slice, gradient: Tensor, inputs: Tensor) -> None:
+        """Add the product of a tile's gradient [N, block], transposed, and its inputs [N, D]."""
+        if block.start in self._empty:
+            self._empty.remove(block.start)
+            torch.mm(gradient.T, inputs, out=self._sums[block.start])
+        else:
+            self._sums[block.start].addmm_(gradient.T, inputs)
 
     def add_rows(self, tokens: Tensor, values: Tensor) -> None:
         """Add values [N, D] to the rows of tokens [N], which may repeat."""
+        self._settle()
         for start, block in self._sums.items():
             inside = (tokens >= start) & (tokens < start + len(block))
             block.index_add_(0, tokens[inside] - start, values[inside])
 
     def finish(self) -> Tensor:
         """The gradient in the type of the weight."""
+        self._settle()
         for start in list(self._sums):
             block = self._sums.pop(start)
             if block.dtype != self._result.dtype:
                 self._result[start : start + len(block)] = block
         return self._result
+
+    def _settle(self) -> None:
+        """Zeros for the blocks that no product has reached."""
+        while self._empty:
+            self._sums[self._empty.pop()].zero_()
 
 
 class HeadGradients:
@@ -117,7 +127,7 @@ class HeadGradients:
         if self._hidden is not None:
             self._hidden[rows].addmm_(gradient, weight)
         if self._weight is not None:
-            self._weight.of(block).addmm_(gradient.T, self._inputs[rows])
+            self._weight.add(block, gradient, self._inputs[rows])
         if self._bias is not None:
             self._bias[block].add_(gradient.sum(0))
 
