@@ -37,6 +37,7 @@ _SHADES = 32
 _STYLE = {
     "svg.hashsalt": "lit_klrb",
     "svg.fonttype": "none",
+    "font.family": ["DejaVu Sans", "sans-serif"],  # whose names stand beside every text
     "font.size": 9,
     "axes.titlesize": 9,
     "axes.spines.top": False,
@@ -49,6 +50,8 @@ _STYLE = {
     "grid.linewidth": 0.6,
     "legend.frameon": False,
     "text.color": INK,
+    "xtick.major.size": 0,  # the grid shows where they are
+    "ytick.major.size": 0,
     "xtick.color": INK,
     "ytick.color": INK,
     "axes.unicode_minus": True,
@@ -103,6 +106,7 @@ def sheet(height: float, width: float = WIDTH) -> Iterator[Sheet]:
         drawn.canvas.savefig(buffer, format="svg", metadata=quiet, dpi=_PIXELS_PER_INCH)
         svg = buffer.getvalue()
         svg = svg[svg.index("<svg") :]  # the XML prolog is no use inside a data URI
+        svg = re.sub(r"\s*\n\s*|(?<=<g) id=\"[^\"]+\"", " ", svg)  # nor are indentation and names of groups
         drawn.svg = re.sub(r"(?<=data:image/png;base64,)[^\"]+", _with_few_colours, svg)
 
 
