@@ -86,6 +86,7 @@ class Plan:
         alpha: Two-sided level.
         margins: Claim -> equivalence margin.
         cuts: KL cuts of the frontier share.
+        sequential: Whether evidence is also weighed pair by pair, at any number of replicates.
         ids: Ids of the planned cells; empty if the plan does not list them.
         digest: The hash that locks the plan, or None if there is no plan file.
         history: Earlier versions of the plan, oldest first.
@@ -100,6 +101,7 @@ class Plan:
     alpha: float = 0.05
     margins: Mapping[str, float] = field(default_factory=dict)
     cuts: tuple[float, ...] = ()
+    sequential: bool = False
     ids: frozenset[str] = frozenset()
     digest: str | None = None
     history: tuple[Any, ...] = ()

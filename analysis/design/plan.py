@@ -56,12 +56,15 @@ class Primary:
         alpha: Two-sided level of the family of these tests.
         margins: T4 or T5 -> difference in reward within which the estimators count as equivalent.
         kl_cuts: Bounds on the KL below which the frontier share is also counted.
+        sequential: Whether evidence is also weighed pair by pair, so that replicates may be added until it
+            suffices; costs power.
     """
 
     control: str = MISSING
     alpha: float = 0.05
     margins: dict[str, float] = field(default_factory=dict)
     kl_cuts: list[float] = field(default_factory=list)
+    sequential: bool = False
 
 
 @dataclass(frozen=True)

@@ -80,12 +80,11 @@ def hypervolume_test(pairs: Pairs, reference: Reference, *, resamples: int = RES
     """
     rows = [np.flatnonzero(pairs.replicate == replicate) for replicate in np.unique(pairs.replicate)]
     whole = pairs.blocked or max(map(len, rows), default=0) > _MAX_LEVELS
-    if whole:
-        tables = [_labelled_differences(pairs, members, reference, np.array([0])) for members in rows]
-    else:
-        tables = [
-            _labelled_differences(pairs, members, reference, np.arange(2 ** len(members))) for members in rows
-        ]
+    tables = []
+    for members in rows:
+        last = 2 ** len(members) - 1
+        codes = np.array([0, last]) if whole else np.arange(last + 1)
+        tables.append(_labelled_differences(pairs, members, reference, codes))
     differences = np.array([table[0] for table in tables])
     if whole:
         return HypervolumeTest(differences, swap_test(differences, resamples=resamples))
@@ -102,7 +101,11 @@ def hypervolume_test(pairs: Pairs, reference: Reference, *, resamples: int = RES
 def _labelled_differences(
     pairs: Pairs, members: IntArray, reference: Reference, codes: IntArray
 ) -> FloatArray:
-    """HV difference of one replicate where bit i of a code swaps its pair i; shape [codes]."""
+    """HV difference of one replicate where bit i of a code swaps its pair i; shape [codes].
+
+    The codes mirror each other, the first the last and so on: what a code gives one estimator, its mirror
+    image gives the other.
+    """
     finite = ~pairs.diverged[members]
     labels = (codes[:, None] >> np.arange(len(members))) & 1
 
@@ -111,7 +114,8 @@ def _labelled_differences(
         kept = finite[pick]
         return hypervolume(pairs.kl[members][pick][kept], pairs.reward[members][pick][kept], reference)
 
-    return np.array([volume(columns) - volume(1 - columns) for columns in labels])
+    volumes = np.array([volume(columns) for columns in labels])
+    return np.asarray(volumes - volumes[::-1])
 
 
 @dataclass(frozen=True, eq=False)

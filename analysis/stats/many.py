@@ -1,10 +1,13 @@
 """More than two estimators: the maximum over comparisons with one control (Westfall and Young)."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from scipy import stats
 
-from analysis.stats.pairs import FloatArray
-from analysis.stats.swaps import RESAMPLES
+from analysis.stats.objective import objective
+from analysis.stats.pairs import FloatArray, Pairs
+from analysis.stats.swaps import RESAMPLES, unit_sums
 
 
 def max_t_p_values(
@@ -60,3 +63,28 @@ def max_t_p_values(
     p_values = counts / len(null) if exact else (1 + counts) / (1 + len(null))
     p_values[control] = np.nan
     return np.asarray(p_values)
+
+
+def objective_max_t(designs: Sequence[Pairs]) -> FloatArray | None:
+    """p-values of every treatment's J = reward - beta * KL against the one control, all at once.
+
+    Args:
+        designs: Matched pairs of each treatment with the same control.
+
+    Returns:
+        One p-value a treatment; None with a diverged run, or where not all have the same matched pairs.
+    """
+    first = designs[0]
+    if any(
+        one.diverged.any()
+        or not np.array_equal(one.level, first.level)
+        or not np.array_equal(one.replicate, first.replicate)
+        for one in designs
+    ):
+        return None
+    values = np.column_stack([objective(first)[:, 1], *(objective(one)[:, 0] for one in designs)])
+    for level in first.levels:
+        rows = first.level == level
+        values[rows] /= values[rows].std() or 1.0
+    sums = np.stack([unit_sums(column, first.unit) for column in values.T], axis=1)
+    return max_t_p_values(sums, np.ones(len(sums)))[1:]

@@ -5,16 +5,19 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from . import op, rounds, step, variance
+from . import certificates, op, rounds, step, variance
 from .table import replace_part
 
 DOCS = Path(__file__).parents[2] / "docs"
-BENCHMARKS, CONTROL_VARIATE = DOCS / "benchmarks.md", DOCS / "control_variate.md"
+BENCHMARKS, CONTROL_VARIATE, CERTIFICATES = (
+    DOCS / f"{name}.md" for name in ("benchmarks", "control_variate", "certificates")
+)
 PARTS: dict[str, tuple[Callable[[bool], str], Path]] = {
     **{key: (partial(op.report, key), BENCHMARKS) for key in op.SIZES},
     **{f"{key}-rounds": (partial(rounds.report, key), BENCHMARKS) for key in rounds.ROUNDS},
     "step": (step.report, BENCHMARKS),
     "variance": (variance.report, CONTROL_VARIATE),
+    "certificates": (certificates.report, CERTIFICATES),
 }
 
 

@@ -7,6 +7,7 @@ from analysis.report.sections.attainment import attainment
 from analysis.report.sections.certificates import certificates
 from analysis.report.sections.curves import training_curves
 from analysis.report.sections.estimation import estimation
+from analysis.report.sections.evidence import evidence
 from analysis.report.sections.execution import execution
 from analysis.report.sections.gradient_noise import gradient_noise
 from analysis.report.sections.outcomes import outcomes
@@ -22,6 +23,7 @@ SECTIONS: tuple[Callable[[Study], Section | None], ...] = (
     tradeoff,
     attainment,
     outcomes,
+    evidence,
     training_curves,
     stability,
     gradient_noise,

@@ -33,7 +33,7 @@ def summary(study: Study) -> Section:
         waiting = len(sweep.missing)
         text = (
             f"There is no verdict: {waiting} of {len(sweep.plan.points)} planned runs have no result yet. "
-            "What follows shows what is there; looking at it must not decide when the sweep stops."
+            f"What follows shows what is there; {_looking(study)}"
             if waiting
             else "There is no verdict: no two runs form a matched pair."
         )
@@ -53,6 +53,12 @@ def summary(study: Study) -> Section:
             "verdicts": {c.pairs.treatment: [verdict_numbers(v) for v in c.verdicts] for c in comparisons},
         },
     )
+
+
+def _looking(study: Study) -> str:
+    if study.sweep.plan.sequential:
+        return "the evidence pair by pair is valid at any look, nothing else here is."
+    return "looking at it must not decide when the sweep stops."
 
 
 def verdict_numbers(verdict: Verdict) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from synthetic import cell, fail, publish, result, studies, write_sweep
 
 from analysis.loading import load_sweep
 from analysis.report import build, verify
-from analysis.report.sections import execution, outcomes, summary
+from analysis.report.sections import evidence, execution, outcomes, summary
 from analysis.report.sections.tradeoff import landmarks
 from analysis.report.study import load_study
 from analysis.stats.attainment import hypervolume
@@ -370,3 +370,29 @@ def test_a_steadier_estimator_is_called_steadier(tmp_path):
     assert found["RaoBlackwell, reward"]["outcome"] == "better"
     assert found["RaoBlackwell, reward"]["log_ratio"] < -2
     assert found["RaoBlackwell, kl"]["outcome"] != "better"
+
+
+def test_evidence_pair_by_pair_is_there_when_planned_and_while_the_sweep_runs(tmp_path):
+    late = {"edit": lambda point, made: None if point[2] == 5 else made}
+    design = {"lift": {"RaoBlackwell": 0.5}, "replicates": 6, **late}
+    planned = {"control": "MonteCarlo", "alpha": 0.05, "sequential": True}
+    study = load_study(write_sweep(tmp_path / "a", primary=planned, **design))
+    section = evidence(study)
+    numbers = section.numbers["RaoBlackwell"]
+    assert len(numbers["e"]) == 15
+    assert numbers["e"][numbers["crossing"] - 1] >= numbers["threshold"] == 20
+    assert any(
+        "RaoBlackwell has a higher J than MonteCarlo: E reached 20" in text for text in section.paragraphs
+    )
+    assert "valid at any look" in said(tmp_path / "a")
+    assert evidence(load_study(write_sweep(tmp_path / "b", **design))) is None
+    assert "must not decide when the sweep stops" in said(tmp_path / "b")
+
+
+def test_several_estimators_are_also_tested_at_once(tmp_path):
+    study = load_study(write_sweep(tmp_path / "a", estimators=FIVE[:3], lift={"RaoBlackwell": 0.5}))
+    (table,) = [one for one in outcomes(study).tables if "max-T" in one.caption]
+    p_values = {row[0]: float(row[1]) for row in table.rows}
+    assert p_values["RaoBlackwell"] < 0.05 < p_values["RaoBlackwellControlVariate"]
+    alone = load_study(write_sweep(tmp_path / "b"))
+    assert not any("max-T" in one.caption for one in outcomes(alone).tables)

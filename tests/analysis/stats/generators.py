@@ -10,8 +10,8 @@ def draw_gradients(
 
     "heavy": scale mixture with a lognormal(0.8) scale shared by the pair; the treatment has `ratio` times the
     control's trace, the control being the treatment plus independent noise (at 1: exchangeable with
-    correlation 0.5). "spectrum": equal traces, the treatment's spectrum turned round. "tails": equal traces,
-    the treatment lognormal, the control Gaussian.
+    correlation 0.5). "spectrum": equal traces, the treatment's spectrum flat. "tails": equal traces, the
+    treatment lognormal, the control Gaussian.
     """
     scales = np.sqrt(1 / np.arange(1, dimension + 1))
     first, second, common = rng.normal(size=(3, batches, dimension))
@@ -22,7 +22,7 @@ def draw_gradients(
     elif kind == "heavy":
         treatment, control = ((common + own) / np.sqrt(2) * scales * heavy for own in (first, second))
     elif kind == "spectrum":
-        treatment, control = first * scales[::-1], second * scales
+        treatment, control = first * np.sqrt((scales**2).mean()), second * scales
     else:
         treatment, control = first * scales * heavy / np.sqrt(np.exp(2 * 0.64)), second * scales
     stacked = np.concatenate([treatment, control]) + 1.0

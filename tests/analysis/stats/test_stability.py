@@ -9,7 +9,6 @@ from generators import draw_curves
 from scipy.stats import binomtest
 
 from analysis.stats.attainment import attainment_difference, hypervolume, hypervolume_test, outside
-from analysis.stats.sequential import swap_e_process
 from analysis.stats.stability import collapse_p_value, roughness_test, spread_test
 
 SIGNS = np.array(list(itertools.product((1, -1), repeat=6)))
@@ -137,13 +136,3 @@ def test_the_attainment_difference_is_that_of_its_definition():
     for i, kl in enumerate(found.kl):
         for j, reward in enumerate(found.reward):
             assert found.difference[i, j] == pytest.approx(chance(0, kl, reward) - chance(1, kl, reward))
-
-
-def test_the_e_process_is_a_fair_game_and_its_chance_to_reach_twenty_is_below_a_twentieth():
-    sizes = np.array([1.0, 0.5, 2.0, 0.0, 1.5, 0.7])
-    paths = np.array([swap_e_process(signs * sizes) for signs in SIGNS])
-    assert np.allclose(paths.mean(0), 1)
-    rng = np.random.default_rng(4)
-    reached = [swap_e_process(rng.normal(size=60)).max() >= 20 for _ in range(400)]
-    assert np.mean(reached) <= 0.05
-    assert swap_e_process(np.full(40, 1.0))[-1] > 20

@@ -1,0 +1,94 @@
+"""Evidence pair by pair, for plans that may grow while one looks."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from analysis.report.content import Figure, Section, Table
+from analysis.report.drawing import INK, legend_lines, looks, sheet
+from analysis.report.study import Study
+from analysis.stats.sequential import Evidence, objective_evidence
+from analysis.stats.verdict import number
+
+
+def evidence(study: Study) -> Section | None:
+    """The e-process of J for each comparison, whether the sweep is complete or not."""
+    plan = study.sweep.plan
+    if not plan.sequential or not study.comparisons:
+        return None
+    found = {one.pairs.treatment: objective_evidence(one.pairs) for one in study.comparisons}
+    threshold = len(found) / plan.alpha
+    unit = "replicate" if study.comparisons[0].pairs.blocked else "matched pair"
+    return Section(
+        "evidence",
+        f"Evidence {unit} by {unit}",
+        paragraphs=[
+            f"E is what a bettor owns who starts with 1 and bets, before each {unit}, on which estimator "
+            "has the higher J = reward − β·KL: if the labels mean nothing no strategy gains, and the chance "
+            f"that E ever reaches {number(threshold)} is at most {plan.alpha:g} for all comparisons together "
+            f"({len(found)} / {plan.alpha:g}, Bonferroni). That holds however often one looks and whenever "
+            "one stops; a design fixed in advance with its swap test needs fewer runs.",
+            *(_sentence(name, plan.control, one, threshold, unit) for name, one in found.items()),
+        ],
+        figures=[_figure(study, found, threshold, unit)],
+        numbers={
+            name: {"e": one.values.tolist(), "threshold": threshold, "crossing": one.crossing(threshold)}
+            for name, one in found.items()
+        },
+    )
+
+
+def _sentence(name: str, control: str, found: Evidence, threshold: float, unit: str) -> str:
+    seen, last = len(found.values), float(found.values[-1])
+    crossing = found.crossing(threshold)
+    ahead = int((found.differences > 0).sum())
+    counts = f"{name} has the higher J in {ahead} of {seen} {unit}s"
+    if crossing is None:
+        return f"{name}: inconclusive so far, E = {number(last)} after {seen} {unit}s; {counts}."
+    direction = "higher" if found.differences[:crossing].sum() > 0 else "lower"
+    return (
+        f"{name} has a {direction} J than {control}: E reached {number(threshold)} at {unit} {crossing} and "
+        f"is {number(last)} after {seen}; {counts}."
+    )
+
+
+def _figure(study: Study, found: Mapping[str, Evidence], threshold: float, unit: str) -> Figure:
+    rows = [
+        (name, str(len(one.values)), number(one.values[-1]), number(one.values.max()), _when(one, threshold))
+        for name, one in found.items()
+    ]
+    return Figure(
+        _draw(study, found, threshold, unit),
+        f"E against the number of {unit}s, one line for each estimator, with the threshold.",
+        f"One step is one {unit}, in the order of replicates and β. The dotted line is the threshold "
+        f"{number(threshold)}; at 1 nothing speaks for either.",
+        Table(
+            f"E of each comparison with {study.sweep.plan.control}; n counts {unit}s.",
+            ("Estimator", "n", "E", "Largest E", f"Reached {number(threshold)} at"),
+            rows,
+        ),
+    )
+
+
+def _when(found: Evidence, threshold: float) -> str:
+    crossing = found.crossing(threshold)
+    return "–" if crossing is None else str(crossing)
+
+
+def _draw(study: Study, found: Mapping[str, Evidence], threshold: float, unit: str) -> str:
+    plan = study.sweep.plan
+    styles = looks(plan.estimators, plan.control)
+    with sheet(2.6) as drawn:
+        axes = drawn.canvas.subplots()
+        for name, one in found.items():
+            look = styles[name]
+            steps, values = np.arange(len(one.values) + 1), np.concatenate([[1.0], one.values])
+            axes.plot(steps, values, color=look.colour, linestyle=look.dashes, linewidth=1.4)
+        axes.axhline(1, color=INK, linewidth=0.8)
+        axes.axhline(threshold, color=INK, linewidth=1, linestyle=":")
+        axes.set_yscale("log")
+        axes.set_xlabel(f"{unit}s seen")
+        axes.set_ylabel("E (log scale)")
+        shown = {name: styles[name] for name in found}
+        drawn.canvas.legend(handles=legend_lines(shown, lines=True), loc="outside upper left", fontsize=8)
+    return drawn.svg
