@@ -149,6 +149,7 @@ def _read_plan(path: Path, cells: Iterable[Cell]) -> Plan:
             alpha=float(primary.get("alpha", 0.05)),
             margins=dict(primary.get("margins", {})),
             cuts=tuple(primary.get("kl_cuts", ())),
+            corner=tuple(primary.get("corner", ())) or None,
             sequential=bool(primary.get("sequential", False)),
             ids=frozenset(cell["id"] for cell in content["cells"]),
             digest=content["hash"],

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.stats.attainment import Reference
 from analysis.stats.pairs import FloatArray, Pairs
 from lit_klrb import schema
 
@@ -86,6 +87,7 @@ class Plan:
         alpha: Two-sided level.
         margins: Claim -> equivalence margin.
         cuts: KL cuts of the frontier share.
+        corner: KL and reward that hypervolume is measured from, if they were fixed.
         sequential: Whether evidence is also weighed pair by pair, at any number of replicates.
         ids: Ids of the planned cells; empty if the plan does not list them.
         digest: The hash that locks the plan, or None if there is no plan file.
@@ -101,6 +103,7 @@ class Plan:
     alpha: float = 0.05
     margins: Mapping[str, float] = field(default_factory=dict)
     cuts: tuple[float, ...] = ()
+    corner: Reference | None = None
     sequential: bool = False
     ids: frozenset[str] = frozenset()
     digest: str | None = None

@@ -56,6 +56,8 @@ class Primary:
         alpha: Two-sided level of the family of these tests.
         margins: T4 or T5 -> difference in reward within which the estimators count as equivalent.
         kl_cuts: Bounds on the KL below which the frontier share is also counted.
+        corner: KL and reward that hypervolume is measured from, worse than any run to be expected; by default
+            the worst of the sweep's own runs, with which its size does not carry over to other sweeps.
         sequential: Whether evidence is also weighed pair by pair, so that replicates may be added until it
             suffices; costs power.
     """
@@ -64,6 +66,7 @@ class Primary:
     alpha: float = 0.05
     margins: dict[str, float] = field(default_factory=dict)
     kl_cuts: list[float] = field(default_factory=list)
+    corner: list[float] = field(default_factory=list)
     sequential: bool = False
 
 
@@ -200,3 +203,11 @@ def _check(plan: Plan, path: Path) -> None:
         )
     for cut in primary.kl_cuts:
         require(math.isfinite(cut) and cut > 0, "primary.kl_cuts", cut, "finite numbers > 0")
+    allowed = "a positive KL and a reward, or nothing"
+    finite = all(map(math.isfinite, primary.corner))
+    require(
+        not primary.corner or (len(primary.corner) == 2 and finite and primary.corner[0] > 0),
+        "primary.corner",
+        primary.corner,
+        allowed,
+    )

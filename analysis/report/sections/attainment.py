@@ -32,9 +32,7 @@ def attainment(study: Study) -> Section | None:
         "What the runs attain together",
         paragraphs=[
             "Hypervolume (T7) is the area, on log KL and reward, that the runs of one replicate "
-            f"dominate up to a corner: KL {number(corner[0])}, reward {number(corner[1])}, the worst of any "
-            "run in this sweep. The corner was not fixed in advance: the exact test stays valid, the size of "
-            "a difference does not carry over to other sweeps.",
+            f"dominate up to a corner: KL {number(corner[0])}, reward {number(corner[1])}, {_origin(study)}",
             *(verdict.sentence for verdict in verdicts),
         ],
         figures=[_figure(name, one, control) for name, one in pairs.items()],
@@ -52,10 +50,22 @@ def attainment(study: Study) -> Section | None:
 
 
 def _corner(study: Study) -> Reference | None:
-    """The worst KL and the worst reward of any run; None where no area can be had."""
+    """The planned one, else the worst KL and reward of any run; None where no area can be had."""
     runs = [run for run in study.sweep.grid.values() if not run.diverged]
     kl, reward = ([run.outcome(key) for run in runs] for key in ("kl", "reward"))
-    return (max(kl), min(reward)) if runs and min(kl) > 0 else None
+    if not runs or min(kl) <= 0:
+        return None
+    return study.sweep.plan.corner or (max(kl), min(reward))
+
+
+def _origin(study: Study) -> str:
+    """Where the corner comes from, and what that means."""
+    if study.sweep.plan.corner is not None:
+        return "as planned; runs beyond it add nothing."
+    return (
+        "the worst of any run in this sweep. The corner was not fixed in advance: the exact test stays "
+        "valid, the size of a difference does not carry over to other sweeps."
+    )
 
 
 def _finding(pairs: Pairs, corner: Reference) -> Finding:

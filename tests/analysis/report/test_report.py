@@ -10,7 +10,7 @@ from synthetic import cell, fail, publish, result, studies, write_sweep
 
 from analysis.loading import load_sweep
 from analysis.report import build, verify
-from analysis.report.sections import evidence, execution, outcomes, summary
+from analysis.report.sections import attainment, evidence, execution, outcomes, summary
 from analysis.report.sections.tradeoff import landmarks
 from analysis.report.study import load_study
 from analysis.stats.attainment import hypervolume
@@ -352,6 +352,7 @@ def test_what_runs_attain_together_and_how_far_they_spread_is_said(tmp_path):
     expected = np.mean([ours - theirs for ours, theirs in volumes])
     assert found["hypervolume_difference"] == pytest.approx(expected)
     assert "RaoBlackwell has more hypervolume than MonteCarlo" in page.text
+    assert "The corner was not fixed in advance" in page.text
     assert set(numbers["stability"]) == {"RaoBlackwell, reward", "RaoBlackwell, kl"}
     assert numbers["stability"]["RaoBlackwell, reward"]["outcome"] in ("inconclusive", "better", "worse")
     assert "exact McNemar test" in page.text
@@ -396,3 +397,22 @@ def test_several_estimators_are_also_tested_at_once(tmp_path):
     assert p_values["RaoBlackwell"] < 0.05 < p_values["RaoBlackwellControlVariate"]
     alone = load_study(write_sweep(tmp_path / "b"))
     assert not any("max-T" in one.caption for one in outcomes(alone).tables)
+
+
+def test_a_planned_corner_is_the_one_hypervolume_is_measured_from(tmp_path):
+    primary = {"control": "MonteCarlo", "alpha": 0.05, "corner": [90.0, -2.0]}
+    study = load_study(write_sweep(tmp_path, primary=primary))
+    section = attainment(study)
+    assert "KL 90.0, reward" in " ".join(section.paragraphs)
+    assert "not fixed in advance" not in " ".join(section.paragraphs)
+    pairs = study.comparisons[0].pairs
+    volumes = [
+        [
+            hypervolume(pairs.kl[rows, column], pairs.reward[rows, column], (90.0, -2.0))
+            for rows in [pairs.replicate == replicate]
+            for column in (0, 1)
+        ]
+        for replicate in range(4)
+    ]
+    expected = np.mean([ours - theirs for ours, theirs in volumes])
+    assert section.numbers["RaoBlackwell"]["hypervolume_difference"] == pytest.approx(expected)
