@@ -585,7 +585,7 @@ def test_calls_that_share_their_memory_do_not_disturb_each_other(monkeypatch):
         return [*stats, *(leaf.grad for leaf in leaves)]
 
     with torch.inference_mode():
-        tiled_token_stats(*small[:2], *small[3:5], small.tokens)
+        tiled_token_stats(*large[:2], *large[3:5], large.tokens)
     first = run(large)
     kept = [tensor.clone() for tensor in first]
     memory = {key: tensor.data_ptr() for key, tensor in blocks._WORKSPACE._kept.items()}

@@ -63,8 +63,8 @@ class Head(NamedTuple):
 class _WeightGradient:
     """The gradient of a head's weight, [V, D], summed in the precision of the inputs.
 
-    Where the weight has less, each block has memory of its own, freed when the block is rounded in the end:
-    the sum and its rounded copy are never held both.
+    Every block is added to at least once. Where the weight has less precision, each has memory of its own,
+    freed when the block is rounded in the end: the sum and its rounded copy are never held both.
     """
 
     def __init__(self, head: Head, inputs: Tensor) -> None:
@@ -73,7 +73,7 @@ class _WeightGradient:
         if head.weight.dtype != inputs.dtype:
             parts = [inputs.new_empty(part.shape) for part in parts]
         self._sums = {block.start: part for block, part in zip(head.blocks(), parts, strict=True)}
-        self._empty = set(self._sums)  # hold nothing yet, not even zeros: one pass over the memory less
+        self._empty = set(self._sums)  # not even zeros: the first product is written over what is there
 
     def add(self, block: slice, gradient: Tensor, inputs: Tensor) -> None:
         """Add the product of a tile's gradient [N, block], transposed, and its inputs [N, D]."""
@@ -85,24 +85,17 @@ class _WeightGradient:
 
     def add_rows(self, tokens: Tensor, values: Tensor) -> None:
         """Add values [N, D] to the rows of tokens [N], which may repeat."""
-        self._settle()
         for start, block in self._sums.items():
             inside = (tokens >= start) & (tokens < start + len(block))
             block.index_add_(0, tokens[inside] - start, values[inside])
 
     def finish(self) -> Tensor:
         """The gradient in the type of the weight."""
-        self._settle()
         for start in list(self._sums):
             block = self._sums.pop(start)
             if block.dtype != self._result.dtype:
                 self._result[start : start + len(block)] = block
         return self._result
-
-    def _settle(self) -> None:
-        """Zeros for the blocks that no product has reached."""
-        while self._empty:
-            self._sums[self._empty.pop()].zero_()
 
 
 class HeadGradients:

@@ -71,15 +71,22 @@ def test_max_t_is_full_enumeration_over_the_labels_of_every_set(control):
 
 def test_one_treatment_at_once_is_its_swap_test_and_several_share_the_scale_of_all():
     rng = np.random.default_rng(1)
-    kl, reward = rng.uniform(1, 2, size=(5, 3)), rng.normal(size=(5, 3))
-    first, second = (pairs_of(kl[:, [i, 0]], reward[:, [i, 0]]) for i in (1, 2))
+    level = np.array([0, 0, 0, 1, 1])
+    scale = np.where(level == 0, 1.0, 9.0)[:, None]
+    kl, reward = rng.uniform(1, 2, size=(5, 3)), scale * rng.normal(size=(5, 3))
+    first, second = (pairs_of(kl[:, [i, 0]], reward[:, [i, 0]], level=level) for i in (1, 2))
     alone = objective_max_t([first])
-    values = objective(first)
-    values = (values[:, 0] - values[:, 1]) / values.std()
+
+    def scaled(values):
+        spread = np.array([values[level == one].std() for one in level])
+        return values / spread[:, None]
+
+    values = scaled(objective(first))
+    values = values[:, 0] - values[:, 1]
     flips = np.array(list(itertools.product((1, -1), repeat=5))) @ values
     assert alone == pytest.approx([(np.abs(flips) >= abs(values.sum()) - 1e-9).mean()])
     columns = np.column_stack([objective(first)[:, ::-1], objective(second)[:, 0]])
-    expected = max_t_p_values(columns / columns.std(), np.ones(5))[1:]
+    expected = max_t_p_values(scaled(columns), np.ones(5))[1:]
     assert objective_max_t([first, second]) == pytest.approx(expected)
-    lost = pairs_of(kl[:, [2, 0]], np.where(np.eye(5, 2) > 0, np.nan, reward[:, [2, 0]]))
+    lost = pairs_of(kl[:, [2, 0]], np.where(np.eye(5, 2) > 0, np.nan, reward[:, [2, 0]]), level=level)
     assert objective_max_t([first, lost]) is None

@@ -114,6 +114,22 @@ def test_the_hypervolume_test_equals_full_enumeration():
     assert found.test.p_value == pytest.approx((np.abs(by_hand) >= abs(observed) - 1e-9).mean())
 
 
+def test_blocked_hypervolumes_swap_whole_replicates():
+    pairs = draw_pairs(np.random.default_rng(5), replicates=4, betas=(0.1, 0.3), blocked=True)
+    corner = (20.0, -1.0)
+    found = hypervolume_test(pairs, corner)
+    expected = []
+    for replicate in range(4):
+        rows = pairs.replicate == replicate
+        ours, theirs = (
+            area_by_hand(pairs.kl[rows, side], pairs.reward[rows, side], corner) for side in (0, 1)
+        )
+        expected.append(ours - theirs)
+    assert found.differences == pytest.approx(expected)
+    flips = np.array(list(itertools.product((1, -1), repeat=4))) @ expected
+    assert found.test.p_value == pytest.approx((np.abs(flips) >= abs(sum(expected)) - 1e-9).mean())
+
+
 def test_runs_beyond_the_corner_are_counted():
     pairs = pairs_of([[1.0, 9.0], [np.nan, 1.0]], [[1.0, 1.0], [np.nan, -5.0]])
     assert outside(pairs, (5.0, 0.0)) == 3
