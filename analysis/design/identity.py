@@ -7,6 +7,7 @@ data set on this machine counts by its content.
 """
 
 import ast
+import functools
 import hashlib
 import platform
 import re
@@ -121,6 +122,13 @@ def _content_hash(path: Path) -> str:
     if path.is_dir():
         files = (file for file in path.rglob("*") if file.is_file())
         return digest({file.relative_to(path).as_posix(): _content_hash(file) for file in files})
+    status = path.stat()
+    return _file_hash(path, status.st_mtime_ns, status.st_size)
+
+
+@functools.cache  # hundreds of cells name the same models and data
+def _file_hash(path: Path, modified: int, size: int) -> str:
+    """The hash of a file as it is; another time of change or size is another file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
