@@ -123,12 +123,12 @@ def _content_hash(path: Path) -> str:
         files = (file for file in path.rglob("*") if file.is_file())
         return digest({file.relative_to(path).as_posix(): _content_hash(file) for file in files})
     status = path.stat()
-    return _file_hash(path, status.st_mtime_ns, status.st_size)
+    return _hash_as_it_is(path, status.st_mtime_ns, status.st_size)
 
 
 @functools.cache  # hundreds of cells name the same models and data
-def _file_hash(path: Path, modified: int, size: int) -> str:
-    """The hash of a file as it is; another time of change or size is another file."""
+def _hash_as_it_is(path: Path, modified: int, size: int) -> str:
+    """The hash of a file's bytes; another time of change or size makes it another file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -157,12 +157,12 @@ def _code_hash(module: str) -> str:
         )
     origin = Path(spec.origin)
     if spec.submodule_search_locations is None:
-        return digest({origin.name: _file_hash(origin)})
+        return digest({origin.name: _source_hash(origin)})
     files = (path for path in origin.parent.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    return digest({path.relative_to(origin.parent).as_posix(): _file_hash(path) for path in files})
+    return digest({path.relative_to(origin.parent).as_posix(): _source_hash(path) for path in files})
 
 
-def _file_hash(path: Path) -> str:
+def _source_hash(path: Path) -> str:
     source = path.read_bytes()
     if path.suffix == ".py":
         tree = ast.parse(source)
