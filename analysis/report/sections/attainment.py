@@ -13,7 +13,6 @@ from analysis.stats.intervals import Estimate
 from analysis.stats.pairs import FloatArray
 from analysis.stats.verdict import Claim, number, signed
 
-HYPERVOLUME = Claim("T7", "hypervolume", "more hypervolume", "less hypervolume")
 # Cells of the drawn map in each direction.
 _CELLS = 24
 
@@ -73,7 +72,9 @@ def _finding(pairs: Pairs, corner: Reference) -> Finding:
     count = len(found.differences)
     error = float(found.differences.std(ddof=1) / np.sqrt(count)) if count > 1 else float("nan")
     estimate = Estimate(float(found.differences.mean()), error, count - 1.0)
-    return finding_of(HYPERVOLUME, pairs, estimate, "nats of log KL × reward", found.test)
+    subject = f"the hypervolume of {pairs.treatment}"  # several verdicts stand one below another
+    claim = Claim("T7", subject, "more hypervolume", "less hypervolume")
+    return finding_of(claim, pairs, estimate, "nats of log KL × reward", found.test)
 
 
 def _figure(name: str, pairs: Pairs, control: str) -> Figure:

@@ -416,3 +416,4 @@ def test_a_planned_corner_is_the_one_hypervolume_is_measured_from(tmp_path):
     ]
     expected = np.mean([ours - theirs for ours, theirs in volumes])
     assert section.numbers["RaoBlackwell"]["hypervolume_difference"] == pytest.approx(expected)
+    assert any("On the hypervolume of RaoBlackwell the result" in text for text in section.paragraphs)
