@@ -3,6 +3,7 @@
 Where a model can be enumerated, unbiasedness is an identity and needs none of this.
 """
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -12,6 +13,10 @@ from statsmodels.stats.weightstats import CompareMeans, DescrStatsW
 
 from analysis.stats.intervals import jackknife_error
 from analysis.stats.pairs import FloatArray
+
+# From this index on a distribution has no variance; below so many values in the tail the index is a guess.
+_NO_VARIANCE = 0.5
+_ENOUGH_IN_TAIL = 20
 
 
 class BiasOutcome(Enum):
@@ -34,6 +39,7 @@ class BiasVerdict:
         equivalence_p: The larger p-value of the two one-sided tests.
         difference_p: p-value of the two-sided test of no bias.
         samples: Number of independent samples.
+        tail: `tail_index` of the differences whose mean is tested; NaN if it is not known.
         alpha: Level of each test.
     """
 
@@ -44,11 +50,26 @@ class BiasVerdict:
     equivalence_p: float
     difference_p: float
     samples: int
+    tail: float
     alpha: float = 0.05
 
     @property
+    def heavy_tailed(self) -> bool:
+        """Whether the tail is too heavy for a mean's standard error, and with it for either test.
+
+        What makes the mean what it is may then be so rare that none of the samples has it: they agree with
+        one another, and are all on one side.
+        """
+        return self.tail >= _NO_VARIANCE
+
+    @property
     def outcome(self) -> BiasOutcome:
-        """Equivalent if both one-sided tests reject; biased if there is a difference, beyond the margin."""
+        """Equivalent if both one-sided tests reject; biased if there is a difference, beyond the margin.
+
+        Inconclusive whatever the tests say if the tail is heavy.
+        """
+        if self.heavy_tailed:
+            return BiasOutcome.INCONCLUSIVE
         if self.equivalence_p <= self.alpha:
             return BiasOutcome.EQUIVALENT
         if self.difference_p <= self.alpha and abs(self.bias) > self.margin:
@@ -96,7 +117,38 @@ def reference_bias(
     low, high = both.tconfint_diff(alpha=2 * alpha, usevar="unequal")
     difference = both.ttest_ind(usevar="unequal")[1]
     bias = float(values.mean() - reference.mean())
-    return _verdict(bias, low, high, margin, equivalence, difference, len(values), alpha)
+    tail = float(np.fmax(tail_index(values), tail_index(reference)))
+    return _verdict(bias, low, high, margin, equivalence, difference, len(values), tail, alpha)
+
+
+def tail_index(values: FloatArray) -> float:
+    """Shape k of the generalised Pareto distribution fitted to the largest deviations from the median.
+
+    Moments up to 1 / k exist: from k = 1/2 on there is no variance, from 1 on no mean. The largest
+    min(N / 5, 3 sqrt(N)) deviations are the tail, those of both sides together.
+
+    Args:
+        values: Independent samples, shape [N].
+
+    Returns:
+        k; NaN with fewer than 20 values in the tail, of which nothing could be said.
+
+    Example:
+        >>> light, heavy = np.random.default_rng(0).lognormal(sigma=[[0.1], [3.0]], size=(2, 1000))
+        >>> tail_index(light) < 0.5 < tail_index(heavy)
+        True
+
+    Reference: Vehtari, Simpson, Gelman, Yao, Gabry (2024), Pareto smoothed importance sampling, JMLR 25(72).
+    """
+    deviations = np.sort(np.abs(values - np.median(values)))
+    count = int(min(len(values) / 5, 3 * np.sqrt(len(values))))
+    if count < _ENOUGH_IN_TAIL:
+        return math.nan
+    excesses = deviations[-count:] - deviations[-count - 1]
+    excesses = excesses[excesses > 0]
+    if len(excesses) < _ENOUGH_IN_TAIL:
+        return math.nan
+    return float(stats.genpareto.fit(excesses, floc=0)[0])
 
 
 def _mean_difference(differences: FloatArray, margin: float, alpha: float) -> BiasVerdict:
@@ -107,13 +159,23 @@ def _mean_difference(differences: FloatArray, margin: float, alpha: float) -> Bi
     equivalence = sample.ttost_mean(-margin, margin)[0]
     low, high = sample.tconfint_mean(alpha=2 * alpha)
     difference = sample.ttest_mean(0.0)[1]
-    return _verdict(float(sample.mean), low, high, margin, equivalence, difference, len(differences), alpha)
+    return _verdict(
+        float(sample.mean),
+        low,
+        high,
+        margin,
+        equivalence,
+        difference,
+        len(differences),
+        tail_index(differences),
+        alpha,
+    )
 
 
 def _exactly(value: float, margin: float, samples: int, alpha: float) -> BiasVerdict:
     """Verdict on a bias without any error."""
     outside = float(not abs(value) < margin)
-    return BiasVerdict(value, value, value, margin, outside, float(value == 0), samples, alpha)
+    return BiasVerdict(value, value, value, margin, outside, float(value == 0), samples, math.nan, alpha)
 
 
 @dataclass(frozen=True)
@@ -190,6 +252,7 @@ def _norm_bias(inner: FloatArray, margin: float, alpha: float) -> BiasVerdict:
         float(t.sf((margin - value) / error)),
         float(2 * t.sf(abs(value) / error)),
         count,
+        math.nan,
         alpha,
     )
 
@@ -202,8 +265,9 @@ def _verdict(
     equivalence: float,
     difference: float,
     samples: int,
+    tail: float,
     alpha: float,
 ) -> BiasVerdict:
     return BiasVerdict(
-        bias, float(low), float(high), margin, float(equivalence), float(difference), samples, alpha
+        bias, float(low), float(high), margin, float(equivalence), float(difference), samples, tail, alpha
     )

@@ -51,7 +51,9 @@ def estimation(study: Study) -> Section | None:
             "the root of its mean variance over prompts. What is said here is said of this run's policy.",
             f"The bias is measured against {NAMES[REFERENCE]}, whose mean is the KL, on the same "
             "completions; equivalence and bias are tested at 5%, corrected over all "
-            "estimators and steps (Holm), and “inconclusive” is not “unbiased”.",
+            "estimators and steps (Holm), and “inconclusive” is not “unbiased”. Nothing is concluded from "
+            "differences so heavy-tailed that they have no variance (tail index 1/2 or more): what makes "
+            "their mean what it is may be too rare to be among them.",
         ],
         figures=[_spread_figure(moments, sizes), _prompt_figure(moments)],
         tables=[_table(step, spreads, sizes, artifact["prompts"]) for step, spreads in moments.items()],
@@ -78,6 +80,7 @@ def _numbers(spreads: Mapping[str, EstimatorSpread]) -> dict[str, Any]:
             "log_variance_ratio": spread.log_ratio.value,
             "bias": spread.bias and spread.bias.bias,
             "bias_outcome": spread.bias and spread.bias.outcome.value,
+            "bias_tail": spread.bias and spread.bias.tail,
         }
         for name, spread in spreads.items()
     }
@@ -121,7 +124,9 @@ def _ratio(name: str, spread: EstimatorSpread) -> tuple[str, str]:
 def _bias(bias: BiasVerdict | None) -> tuple[str, str, str]:
     if bias is None:
         return "–", "–", "the reference"
-    return number(bias.bias, 2), f"{number(bias.low, 2)} to {number(bias.high, 2)}", _WORDS[bias.outcome]
+    doubt = f" (heavy tail, index {number(bias.tail, 2)})" if bias.heavy_tailed else ""
+    interval = f"{number(bias.low, 2)} to {number(bias.high, 2)}"
+    return number(bias.bias, 2), interval, _WORDS[bias.outcome] + doubt
 
 
 def _spread_figure(moments: Moments, sizes: list[int]) -> Figure:

@@ -7,7 +7,7 @@ import pytest
 from generators import draw_gradients
 from scipy import stats
 
-from analysis.stats.bias import BiasOutcome, gradient_bias, reference_bias, value_bias
+from analysis.stats.bias import BiasOutcome, gradient_bias, reference_bias, tail_index, value_bias
 from analysis.stats.gradients import compare_gradient_variance, disjoint_differences, squared_distances
 
 
@@ -102,6 +102,23 @@ def test_the_bias_against_a_reference_is_welchs_or_the_paired_test():
     assert unpaired.difference_p == pytest.approx(stats.ttest_ind(values, reference, equal_var=False).pvalue)
     paired = reference_bias(values, reference, paired=True)
     assert paired.difference_p == pytest.approx(stats.ttest_rel(values, reference).pvalue)
+
+
+def test_nothing_is_concluded_from_a_mean_whose_tail_is_too_heavy():
+    # exp(-R) has mean 1 under R ~ N(18, 36): of a thousand draws nearly all are near 0, and say otherwise.
+    rng = np.random.default_rng(0)
+    found = [value_bias(np.expm1(-rng.normal(18.0, 6.0, size=1000)) + 18.0, 18.0) for _ in range(20)]
+    assert sum(one.bias < -0.9 and one.difference_p < 1e-3 for one in found) > 10
+    assert {one.outcome for one in found} == {BiasOutcome.INCONCLUSIVE}
+
+
+@pytest.mark.parametrize("shape", [0.2, 1.0])
+def test_the_tail_index_is_that_of_the_tail(shape):
+    draws = [stats.genpareto.rvs(shape, size=20_000, random_state=seed) for seed in range(8)]
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=20_000)
+    found = [tail_index(signs * values) for values in draws]
+    assert np.mean(found) == pytest.approx(shape, abs=0.06)
+    assert np.isnan(tail_index(draws[0][:99]))
 
 
 def test_the_norm_of_a_gradients_bias_is_its_u_statistic():
