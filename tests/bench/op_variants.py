@@ -123,19 +123,19 @@ def _monte_carlo_tile(
 ) -> list[Tensor]:
     inputs, tokens = problem.inputs[rows], problem.tokens[rows]
     masses_of, weigh_ = fused(masses, inputs.device), fused(weigh, inputs.device)
-    kept, sums, ref_sums = [], [], []
+    sums, ref_sums = [], []
     for block in problem.policy.blocks():
         scratch, _, logits = buffers.block(len(inputs), block)
         weight = buffers.precise(problem.policy.weight[block])
         sums.append(masses_of(problem.policy.logits(inputs, weight, block, logits)))
-        kept.append(logits)
         if with_reference:
             weight = buffers.precise(problem.reference.weight[block])
             ref_logits = problem.reference.logits(problem.ref_inputs[rows], weight, block, scratch)
             ref_sums.append(masses_of(ref_logits))
     top, normaliser = _normaliser(sums)
     factors = -(score_weights * (top - normaliser).exp()).to(inputs.dtype)
-    for block, gradient, factor in zip(problem.policy.blocks(), kept, factors, strict=True):
+    for block, factor in zip(problem.policy.blocks(), factors, strict=True):
+        _, _, gradient = buffers.block(len(inputs), block)
         weigh_(gradient, factor[:, None])
         gradients.add(gradient, buffers.precise(problem.policy.weight[block]), rows, block)
     gradients.add_tokens(score_weights, tokens, rows)

@@ -3,17 +3,19 @@
 import functools
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from . import op, op_variants
 from .measure import interleaved_times, machine
 from .table import markdown
 
-ROUNDS = {"op-gpt2-fp32": 80, "op-gpt2-bf16": 60}
-# Ratio -> ours, base, bar, goal.
+MODES = ("", op.COMPILED)
+ROUNDS = {"op-gpt2-fp32": 80, "op-gpt2-bf16": 50}
+FLOOR = next(iter(op.FLOORS))
+# Ratio -> base, bar, goal; ours and a base that can be compiled are compared compiled, too.
 RATIOS = {
-    "`tiled_policy_loss` / tiled MC with reference": (op.RB, op.MC, "1.05", "1.02"),
-    "`tiled_policy_loss` / floor": (op.RB, next(iter(op.FLOORS)), "1.25", "1.1"),
+    "`tiled_policy_loss` / tiled MC with reference": (op.MC, "1.05", "1.02"),
+    "`tiled_policy_loss` / floor": (FLOOR, "1.25", "1.1"),
 }
 
 
@@ -21,22 +23,30 @@ def report(key: str, quick: bool) -> str:
     """The ratios of one size as Markdown."""
     size, rounds = (op.QUICK_SIZE, 5) if quick else (op.SIZES[key], ROUNDS[key])
     case = size.case()
-    runs: dict[str, Callable[[], object]] = {
-        label: op_variants.floor(case, dtype) for label, dtype in [next(iter(op.FLOORS.items()))]
-    }
+    runs: dict[str, Callable[[], object]] = {FLOOR: op_variants.floor(case, op.FLOORS[FLOOR])}
     for variant in op.VARIANTS:
-        if variant.label in (op.MC, op.RB):
+        if variant.label in [label + mode for label in (op.MC, op.RB) for mode in MODES]:
             runs[variant.label] = functools.partial(variant.function, case, **variant.options)
+    for run in runs.values():
+        run()
     times = interleaved_times(runs, rounds)
     rows = [
-        [name, bar, goal, median_text(times[ours], times[base]), f"{fastest(times[ours], times[base]):.3f}"]
-        for name, (ours, base, bar, goal) in RATIOS.items()
+        [name, bar, goal, *(cell for mode in MODES for cell in cells(times, base, mode))]
+        for name, (base, bar, goal) in RATIOS.items()
     ]
+    header = ["ratio", "bar", "goal", "in place (default)", "fastest", "compiled", "fastest"]
     return (
-        f"### {size.name}: {rounds} rounds of three\n\n`python -m tests.bench {key}-rounds` on "
+        f"### {size.name}: {rounds} rounds of {len(runs)}\n\n`python -m tests.bench {key}-rounds` on "
         f"{machine(op.PACKAGES)}. The median of the rounds' ratios with its 95 % interval, and the ratio of "
-        "the means of each one's fastest quarter: what slows a round from outside only ever adds time.\n\n"
-    ) + markdown(["ratio", "bar", "goal", "median", "fastest quarters"], rows)
+        "the means of each one's fastest quarter: what slows a round from outside only ever adds time. "
+        "Compiled is compared with compiled.\n\n"
+    ) + markdown(header, rows)
+
+
+def cells(times: Mapping[str, Sequence[float]], base: str, mode: str) -> tuple[str, str]:
+    """Both ratios of ours in one mode to a base in the same mode, if it has modes."""
+    pair = times[op.RB + mode], times.get(base + mode, times[base])
+    return median_text(*pair), f"{fastest(*pair):.3f}"
 
 
 def median_text(ours: Sequence[float], base: Sequence[float]) -> str:

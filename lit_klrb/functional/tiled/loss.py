@@ -174,21 +174,18 @@ def _tile(
 ) -> tuple[Tensor, ...]:
     """Loss and statistics of a tile, whose logits are made once, used in both directions and dropped."""
     sums_of = fused(block_sums, problem.inputs.device)
-    kept, sums = [], []
-    for block in problem.policy.blocks():
-        logits, products, masses = problem.logits(rows, block, buffers)
-        sums.append(sums_of(logits, products, masses))
-        kept.append((products, masses))
-    block_stats = torch.stack(sums)
+    blocks = problem.policy.blocks()
+    block_stats = torch.stack([sums_of(*problem.logits(rows, block, buffers)) for block in blocks])
     stats = RowStats.of(block_stats)
     fields = problem.fields(stats, rows)
     loss, score = objective.score(fields[0], rows)
     kl_weights = objective.kl_weights[rows].to(score.dtype)
     if gradients.wanted:
         if bool((stats.kl == torch.inf).any()):
-            kept = [(finite_(products), masses) for products, masses in kept]
+            for block in blocks:
+                finite_(buffers.block(len(score), block)[1])
         coefficients = _coefficients(block_stats, stats, score, kl_weights)
-        _add_gradients(problem, kept, block_stats[..., 0], coefficients, gradients, rows, buffers)
+        _add_gradients(problem, block_stats[..., 0], coefficients, gradients, rows, buffers)
         gradients.add_tokens(score, problem.tokens[rows], rows)
     return loss + weighted(kl_weights, fields[2]).sum(), *fields
 
@@ -208,17 +205,17 @@ def _coefficients(block_stats: Tensor, stats: RowStats, score: Tensor, kl_weight
 
 def _add_gradients(
     problem: Problem,
-    kept: list[tuple[Tensor, Tensor]],
     tops: Tensor,
     coefficients: Tensor,
     gradients: HeadGradients,
     rows: slice,
     buffers: Buffers,
 ) -> None:
+    """Go back through the head, block by block, from what `block_sums` left of each in the buffers."""
     policy = problem.policy
     gradient_of = fused(block_gradient, tops.device)
     for index, block in enumerate(policy.blocks()):
-        gradient, masses = kept[index]
+        _, gradient, masses = buffers.block(rows.stop - rows.start, block)
         gradient_of(gradient, masses, coefficients[index])
         if policy.cap is not None:
             logits = masses.log_().add_(tops[index].unsqueeze(1)).clamp_(min=-policy.cap)
