@@ -65,13 +65,16 @@ def test_what_would_shard_the_policy_is_refused():
 
 
 def test_two_processes_resume_bit_for_bit_in_the_middle_of_a_rollout(chain, tmp_path):
-    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    options = ("--data.batch_size", "2", "--model.schedule", "constant", *TWO)
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    keep = ("--trainer.callbacks+=RunCheckpoint", "--trainer.callbacks.every_n_train_steps", "3")
+    keep += ("--trainer.callbacks.save_top_k", "-1", "--trainer.callbacks.filename", "{step}")
+    keep += ("--trainer.callbacks.dirpath", str(tmp_path))
+    options = ("--data.batch_size", "2", "--model.schedule", "constant", *TWO, *keep)
     fit(chain, "rloo", straight, *options)
-    fit(chain, "rloo", stopped, *options, "--trainer.max_steps", "3")
-    fit(chain, "rloo", stopped, *options, "--ckpt_path", str(stopped / "checkpoints" / "last.ckpt"))
+    fit(chain, "rloo", resumed, *options, "--ckpt_path", str(tmp_path / "step=3.ckpt"))
+    assert [(resumed / f"gradients_{step}.pt").exists() for step in (2, 3)] == [False, True]
     first, second = (
         torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-        for run in (straight, stopped)
+        for run in (straight, resumed)
     )
     assert all(torch.equal(first[key], second[key]) for key in first)
