@@ -34,7 +34,7 @@ def metrics(run):
 
 
 @pytest.mark.parametrize(
-    "stage", ["rloo", "sft", *(pytest.param(stage, marks=pytest.mark.slow) for stage in ("dpo", "reward"))]
+    "stage", ["rloo", *(pytest.param(stage, marks=pytest.mark.slow) for stage in ("sft", "dpo", "reward"))]
 )
 def test_two_processes_do_what_one_does(chain, tmp_path, stage):
     estimator = ["--kl.estimator", "RaoBlackwellControlVariate"] if stage == "rloo" else []

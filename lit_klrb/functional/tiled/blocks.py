@@ -27,8 +27,9 @@ _CACHED = 2**20
 def fused(body: Callable[P, Sums], device: torch.device) -> Callable[P, Sums]:
     """The body as torch.compile fuses it, on a GPU or where the environment says `LIT_KLRB_COMPILE=1`.
 
-    On a CPU that takes a C++ compiler, and some ten seconds once, for no more than a few per cent of the
-    operation's time: by default the body runs as it is written, a few rows at a time.
+    On a CPU that takes a C++ compiler, half a minute the first time and some seconds in every process, for no
+    more than a few per cent of the operation's time: by default the body runs as it is written, a few rows at
+    a time.
     """
     setting = os.environ.get("LIT_KLRB_COMPILE", "auto")
     if setting not in ("0", "1", "auto"):

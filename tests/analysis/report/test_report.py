@@ -9,7 +9,7 @@ import pytest
 from synthetic import cell, fail, publish, result, studies, write_sweep
 
 from analysis.loading import load_sweep
-from analysis.report import build, verify
+from analysis.report import build, drawing, verify
 from analysis.report.sections import attainment, evidence, execution, outcomes, summary
 from analysis.report.sections.tradeoff import landmarks
 from analysis.report.study import load_study
@@ -75,6 +75,12 @@ def few_simulated_sweeps():
         yield
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Empty drawings: to render them takes most of a page's time."""
+    monkeypatch.setattr(drawing.Canvas, "savefig", lambda canvas, file, **_: file.write("<svg/>"))
+
+
 @pytest.fixture(scope="module")
 def better(tmp_path_factory):
     runs = tmp_path_factory.mktemp("better")
@@ -127,7 +133,7 @@ def test_the_same_input_gives_the_same_bytes_anywhere(tmp_path):
     assert verify(elsewhere) == []
 
 
-def test_verify_passes_and_finds_one_changed_digit(tmp_path):
+def test_verify_passes_and_finds_one_changed_digit(tmp_path, undrawn):
     page = build(write_sweep(tmp_path, **SMALL))
     numbers = tmp_path / "results.json"
     original = numbers.read_text("utf-8")
@@ -140,7 +146,7 @@ def test_verify_passes_and_finds_one_changed_digit(tmp_path):
     assert line.startswith("report.html: line")
 
 
-def test_verify_names_a_changed_result(tmp_path):
+def test_verify_names_a_changed_result(tmp_path, undrawn):
     runs = write_sweep(tmp_path, **SMALL)
     build(runs)
     path = next(
@@ -173,7 +179,7 @@ def test_nothing_to_verify_is_the_users_error(tmp_path):
         verify(tmp_path)
 
 
-def test_a_partial_sweep_has_a_banner_and_no_verdict(tmp_path):
+def test_a_partial_sweep_has_a_banner_and_no_verdict(tmp_path, undrawn):
     page = page_of(tmp_path, replicates=2, edit=lambda point, made: None if point[1:] == (1, 1) else made)
     assert "Partial sweep: no verdict" in page.text
     assert "2 of 12 planned runs have no result yet" in page.text
@@ -216,7 +222,7 @@ def test_a_diverged_run_is_listed_and_ranks_are_named(tmp_path):
     assert "compared by rank" in text
 
 
-def test_all_diverged_still_ends_in_a_clear_verdict(tmp_path):
+def test_all_diverged_still_ends_in_a_clear_verdict(tmp_path, undrawn):
     page = page_of(tmp_path, replicates=2, edit=diverge())
     assert "This design cannot tell RaoBlackwell from MonteCarlo" in page.text
 
@@ -245,7 +251,7 @@ def test_identical_runs_are_a_tie(tmp_path):
     assert "9/18 (50%" in text
 
 
-def test_more_than_two_estimators_meet_the_planned_control(tmp_path):
+def test_more_than_two_estimators_meet_the_planned_control(tmp_path, undrawn):
     page = page_of(tmp_path, estimators=FIVE, primary={"control": "RaoBlackwell"}, **SMALL)
     assert "4 estimators against RaoBlackwell" in page.text
     for name in FIVE:
@@ -271,7 +277,7 @@ def test_the_plan_sets_alpha_and_cuts_and_its_changes_are_shown(tmp_path):
     assert any(row[0].startswith("T1 below KL = 2.5") for row in table.rows)
 
 
-def test_runs_without_curves_have_no_curve_section(tmp_path):
+def test_runs_without_curves_have_no_curve_section(tmp_path, undrawn):
     def bare(point, made):
         made["curves"] = {}
         return made
@@ -279,7 +285,7 @@ def test_runs_without_curves_have_no_curve_section(tmp_path):
     assert "curves" not in page_of(tmp_path, edit=bare, **SMALL).ids
 
 
-def test_text_from_files_is_escaped(tmp_path):
+def test_text_from_files_is_escaped(tmp_path, undrawn):
     lost = ("RaoBlackwell", 0, 0)
     write_sweep(tmp_path, edit=lambda point, made: None if point == lost else made, **SMALL)
     fail(tmp_path, cell("rloo", lost), error="<script>alert(1)</script>")
@@ -305,7 +311,7 @@ def test_the_setting_is_said_beside_the_verdict(tmp_path):
     assert "The setting: a toy. What is said here is said of it and no other." in said(runs)
 
 
-def test_studies_have_sections_of_their_own(tmp_path):
+def test_studies_have_sections_of_their_own(tmp_path, undrawn):
     runs = write_sweep(tmp_path, **SMALL)
     without = Page(build(runs).read_text("utf-8"))
     assert not {"estimation", "gradient_noise"} & set(without.ids)
@@ -321,7 +327,7 @@ def test_studies_have_sections_of_their_own(tmp_path):
     assert numbers["rb"]["log_variance_ratio"] == pytest.approx(-2 * math.log(4))
 
 
-def test_every_test_is_certified_on_the_readers_own_design(better, tmp_path, monkeypatch):
+def test_every_test_is_certified_on_the_readers_own_design(better, tmp_path, monkeypatch, undrawn):
     monkeypatch.setattr(certificates, "_MOST", 1_000)
     numbers = certificates.certificates(load_study(better)).numbers["RaoBlackwell"]
     assert set(numbers) == {"T1", "T2", "T3", "T4", "T5", "T6"}
@@ -333,7 +339,7 @@ def test_every_test_is_certified_on_the_readers_own_design(better, tmp_path, mon
     assert "certificates" not in page_of(tmp_path, replicates=1).ids
 
 
-def test_what_runs_attain_together_and_how_far_they_spread_is_said(tmp_path):
+def test_what_runs_attain_together_and_how_far_they_spread_is_said(tmp_path, undrawn):
     steady = write_sweep(tmp_path, lift={"RaoBlackwell": 0.6}, replicates=6)
     page = Page(build(steady).read_text("utf-8"))
     numbers = json.loads((steady / "results.json").read_text())["sections"]
@@ -358,7 +364,7 @@ def test_what_runs_attain_together_and_how_far_they_spread_is_said(tmp_path):
     assert "exact McNemar test" in page.text
 
 
-def test_a_steadier_estimator_is_called_steadier(tmp_path):
+def test_a_steadier_estimator_is_called_steadier(tmp_path, undrawn):
     def steadier(point, made):
         if point[0] == "RaoBlackwell":
             values = made["curves"]["train/reward"]["value"]
