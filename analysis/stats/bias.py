@@ -142,10 +142,8 @@ def tail_index(values: FloatArray) -> float:
     """
     deviations = np.sort(np.abs(values - np.median(values)))
     count = int(min(len(values) / 5, 3 * np.sqrt(len(values))))
-    if count < _ENOUGH_IN_TAIL:
-        return math.nan
     excesses = deviations[-count:] - deviations[-count - 1]
-    excesses = excesses[excesses > 0]
+    excesses = excesses[excesses > 0]  # among tied values there may be fewer
     if len(excesses) < _ENOUGH_IN_TAIL:
         return math.nan
     return float(stats.genpareto.fit(excesses, floc=0)[0])
