@@ -545,6 +545,19 @@ def test_blocks_are_compiled_on_request_only(monkeypatch):
         run()
 
 
+def test_passes_over_a_few_rows_at_a_time_give_the_same(monkeypatch):
+    case = make_case()
+    leaves, mask, weights = case.leaves(), case.tokens >= 0, weights_like(case.tokens)
+    results = []
+    for cached in (2**20, 3 * len(case.weight)):  # whole tiles; three rows
+        monkeypatch.setattr(blocks, "_CACHED", cached)
+        loss, stats = tiled_loss(case, leaves, mask, weights, weights)
+        general = tiled_stats(case, leaves)
+        total = (weights * (general.logprobs + general.kl + general.entropy)).sum()
+        results.append([loss, *stats, *gradients(loss, leaves), *general, *gradients(total, leaves)])
+    assert_close(*results)
+
+
 @pytest.mark.slow
 def test_compiled_blocks_give_the_same(monkeypatch):
     case = make_case()

@@ -14,10 +14,12 @@ from analysis.report.sections import attainment, evidence, execution, outcomes, 
 from analysis.report.sections.tradeoff import landmarks
 from analysis.report.study import load_study
 from analysis.stats.attainment import hypervolume
+from analysis.stats.bias import value_bias
 from lit_klrb.errors import ConfigurationError
 
-# The package's attribute of that name is the function.
+# The package's attributes of these names are the functions.
 certificates = import_module("analysis.report.sections.certificates")
+estimation = import_module("analysis.report.sections.estimation")
 
 FIVE = (
     "MonteCarlo",
@@ -325,6 +327,13 @@ def test_studies_have_sections_of_their_own(tmp_path, undrawn):
     assert verify(runs) == []
     numbers = json.loads((runs / "results.json").read_text())["sections"]["estimation"]["20"]
     assert numbers["rb"]["log_variance_ratio"] == pytest.approx(-2 * math.log(4))
+
+
+def test_a_heavy_tail_is_named_beside_the_bias():
+    draws = np.random.default_rng(0).lognormal(sigma=[[0.1], [6.0]], size=(2, 1000))
+    light, heavy = (estimation._bias(value_bias(values, 1.0))[-1] for values in draws)
+    assert heavy.startswith("inconclusive (heavy tail, index ")
+    assert "tail" not in light
 
 
 def test_every_test_is_certified_on_the_readers_own_design(better, tmp_path, monkeypatch, undrawn):
