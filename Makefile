@@ -22,7 +22,7 @@ test: check  ## lint, types and the default test suite
 	$(BIN)/python -m pytest -n 2
 
 bench: $(VENV)/.bench  ## benchmarks: ratios measured side by side in one run
-	$(BIN)/python -m tests.bench
+	$(BIN)/python -m benchmarks
 
 check: $(VENV)/.dev  ## lint, format and types only
 	$(BIN)/ruff check .

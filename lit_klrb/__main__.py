@@ -3,6 +3,6 @@
 import sys
 
 if __name__ == "__main__":
-    from lit_klrb.commands import main
+    from lit_klrb.cli.main import main
 
     sys.exit(main())

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lit_klrb import models
 from lit_klrb.data.batches import classifier_batch
 from lit_klrb.data.grammar import ReviewGrammar
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.models import loading
 
 KEY = "reward_path"
 RewardOutput = Literal["log_odds", "logit"]
@@ -61,8 +61,9 @@ class FunctionReward:
         scores = torch.as_tensor(self.function(texts), dtype=torch.float32)
         if scores.shape != (len(texts),):
             raise ConfigurationError(
-                f"{KEY}: {self.name} must return {len(texts)} numbers for {len(texts)} texts, "
-                f"got shape {tuple(scores.shape)}"
+                f"{self.name} must return {len(texts)} numbers for {len(texts)} texts, "
+                f"got shape {tuple(scores.shape)}",
+                key=KEY,
             )
         return finite(self.name, texts, scores)
 
@@ -92,7 +93,7 @@ class ClassifierReward:
         label: str | None = None,
         output: RewardOutput = "log_odds",
     ) -> None:
-        self.name, self.classifier, self.tokenizer = name, models.freeze(classifier), tokenizer
+        self.name, self.classifier, self.tokenizer = name, loading.freeze(classifier), tokenizer
         self.index = label_index(name, dict(classifier.config.id2label or {}), label)
         self.output = output
 
@@ -139,7 +140,7 @@ def finite(name: str, texts: Sequence[str], scores: Tensor) -> Tensor:
     wrong = (~scores.isfinite()).nonzero().flatten().tolist()
     if wrong:
         raise ConfigurationError(
-            f"{KEY}: {name} gave {scores[wrong[0]].item()} for the text {texts[wrong[0]]!r}"
+            f"{name} gave {scores[wrong[0]].item()} for the text {texts[wrong[0]]!r}", key=KEY
         )
     return scores
 
@@ -161,7 +162,8 @@ def label_index(name: str, labels: Mapping[Any, str], label: str | None) -> int:
         return len(labels) - 1
     if label is None or label.lower() not in names:
         raise ConfigurationError(
-            f"model.init_args.reward_label is {label}; {name} has {', '.join(map(str, labels.values()))}"
+            f"{label} is not a label of {name}; it has {', '.join(map(str, labels.values()))}",
+            key="reward_label",
         )
     index: int = names[label.lower()]
     return index
@@ -187,14 +189,14 @@ def load_reward(
     """
     if not isinstance(path, str):
         return WeightedReward([(load_reward(p, label, output, device), w) for p, w in path.items()])
-    if path == models.GRAMMAR:
+    if path == loading.GRAMMAR:
         return GrammarReward()
     module, colon, name = path.partition(":")
-    if colon and not models.is_checkpoint(path):
+    if colon and not loading.is_checkpoint(path):
         try:
             return FunctionReward(path, getattr(importlib.import_module(module), name))
         except (ImportError, AttributeError) as error:
-            raise ConfigurationError(f"{KEY}: cannot import {path}: {error}") from None
-    source = f"model.init_args.{KEY}", path, models.CLASSIFIER
-    classifier = models.load_model(*source).to(device)  # type: ignore[arg-type]
-    return ClassifierReward(path, classifier, models.load_tokenizer(*source), label, output)
+            raise ConfigurationError(f"cannot import {path}: {error}", key=KEY) from None
+    source = KEY, path, loading.CLASSIFIER
+    classifier = loading.load_model(*source).to(device)  # type: ignore[arg-type]
+    return ClassifierReward(path, classifier, loading.load_tokenizer(*source), label, output)

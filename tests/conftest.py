@@ -63,7 +63,7 @@ class Commands:
         ]
 
     def run(self, command, stage, *extra, run=None):
-        from lit_klrb.commands import main
+        from lit_klrb.cli.main import main
 
         return main(self.argv(command, stage, *extra, run=run))
 

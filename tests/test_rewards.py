@@ -5,10 +5,11 @@ from types import ModuleType
 import pytest
 import torch
 
-from lit_klrb import models, rewards
+from lit_klrb import rewards
 from lit_klrb.data.grammar import ReviewGrammar
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.models import loading
 from lit_klrb.rewards import ClassifierReward, FunctionReward, load_reward
 
 
@@ -44,7 +45,7 @@ def test_one_score_a_text():
     [
         ("no_such_module:f", "reward_path: cannot import no_such_module:f: No module named 'no_such_module'"),
         ("math:nope", "reward_path: cannot import math:nope: module 'math' has no attribute 'nope'"),
-        ("/no/where", "model.init_args.reward_path: /no/where does not exist"),
+        ("/no/where", "reward_path: /no/where does not exist"),
     ],
 )
 def test_a_reward_that_is_not_there(path, message):
@@ -60,7 +61,7 @@ def tiny_classifier(kind, **config):
     tokenizer = grammar_tokenizer()
     tokenizer.padding_side = "right"
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
-    return models.fresh_model({"model_type": kind, **config}, tokenizer, 0, models.CLASSIFIER), tokenizer
+    return loading.fresh_model({"model_type": kind, **config}, tokenizer, 0, loading.CLASSIFIER), tokenizer
 
 
 KINDS = {
@@ -108,7 +109,9 @@ def test_a_classifier_reads_batches_as_it_reads_single_texts(folder, monkeypatch
 
 @pytest.mark.parametrize("label", [None, "fine"])
 def test_which_label_has_to_be_said(folder, label):
-    with pytest.raises(ConfigurationError, match=rf"reward_label is {label}; .* has bad, SO SO, good"):
+    with pytest.raises(
+        ConfigurationError, match=rf"reward_label: {label} is not a label of .*; it has bad, SO SO, good"
+    ):
         load_reward(folder[2], label)
 
 

@@ -1,6 +1,6 @@
 import torch
 
-from lit_klrb.samplers import StepBatchSampler
+from lit_klrb.data.samplers import StepBatchSampler
 from lit_klrb.seeding import derive_seed, forked_rng
 
 

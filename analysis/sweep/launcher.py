@@ -65,7 +65,7 @@ class LocalLauncher:
         self._running: dict[str, ForkServerProcess] = {}
         for library in ("OMP", "MKL", "OPENBLAS"):
             os.environ[f"{library}_NUM_THREADS"] = str(threads)
-        os.environ[WARM] = f"{module}.cli"
+        os.environ[WARM] = f"{module}.cli.lightning"
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["analysis.sweep.warm"])
 

@@ -6,9 +6,9 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lit_klrb.callbacks.rollouts import RolloutCallback
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.modules.rloo import Experience, RLOOModule
+from lit_klrb.studies.rollouts import RolloutCallback
 
 TERMS = ("reward", "kl", "total")
 

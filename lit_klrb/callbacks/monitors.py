@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from lit_klrb.distributed import stacked
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import csv_text, write_atomically
 from lit_klrb.functional import TokenStats, clustered_mean, kl_values
-from lit_klrb.modules.leashed import Evaluation, LeashedModule
-from lit_klrb.processes import stacked
+from lit_klrb.modules.regularised import Evaluation, RegularisedModule
+from lit_klrb.run.files import csv_text, write_atomically
 
 
 class EvaluationMonitor(L.Callback):
@@ -32,7 +32,7 @@ class EvaluationMonitor(L.Callback):
         Raises:
             ConfigurationError: Naming both.
         """
-        if not isinstance(pl_module, LeashedModule):
+        if not isinstance(pl_module, RegularisedModule):
             raise ConfigurationError(
                 f"trainer.callbacks: {type(self).__name__} looks at completions, and the evaluation of "
                 f"{type(pl_module).__name__} has none"
@@ -56,7 +56,7 @@ class EvaluationMonitor(L.Callback):
         if evaluations:
             self.look(trainer, pl_module, evaluations)
 
-    def look(self, trainer: L.Trainer, pl_module: LeashedModule, evaluations: list[Evaluation]) -> None:
+    def look(self, trainer: L.Trainer, pl_module: RegularisedModule, evaluations: list[Evaluation]) -> None:
         """What the monitor does with the batches of one evaluation."""
         raise NotImplementedError
 
@@ -81,7 +81,7 @@ class KLMonitor(EvaluationMonitor):
         super().__init__()
         self.alpha = alpha
 
-    def look(self, trainer: L.Trainer, pl_module: LeashedModule, evaluations: list[Evaluation]) -> None:
+    def look(self, trainer: L.Trainer, pl_module: RegularisedModule, evaluations: list[Evaluation]) -> None:
         """Log the values, write the positions."""
         stats, mask, completions = together(evaluations)
         group_size = evaluations[0].completions_per_prompt
@@ -115,7 +115,7 @@ class CompletionTable(EvaluationMonitor):
         self.rows = rows
         self._first: list[tuple[str, float]] = []
 
-    def look(self, trainer: L.Trainer, pl_module: LeashedModule, evaluations: list[Evaluation]) -> None:
+    def look(self, trainer: L.Trainer, pl_module: RegularisedModule, evaluations: list[Evaluation]) -> None:
         """Print and write the table."""
         evaluation = evaluations[0]
         every = evaluation.completions_per_prompt  # one completion a prompt

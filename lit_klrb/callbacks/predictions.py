@@ -9,7 +9,7 @@ import lightning as L
 from rich.console import Console
 from rich.table import Table
 
-from lit_klrb.files import write_atomically
+from lit_klrb.run.files import write_atomically
 
 SHOWN = 10
 

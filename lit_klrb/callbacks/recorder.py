@@ -14,7 +14,7 @@ from torch import Tensor
 
 import lit_klrb
 from lit_klrb import schema
-from lit_klrb.files import write_atomically
+from lit_klrb.run.files import write_atomically
 
 # Their releases can change a run's numbers.
 PACKAGES = ("torch", "lightning", "transformers", "tokenizers", "numpy")

@@ -4,8 +4,8 @@ from typing import Any
 
 import lightning as L
 
-from lit_klrb.callbacks.rollouts import RolloutCallback
-from lit_klrb.stopwatch import now
+from lit_klrb.modules.stopwatch import now
+from lit_klrb.studies.rollouts import RolloutCallback
 
 UPDATE = "update"
 

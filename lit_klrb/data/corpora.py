@@ -119,9 +119,7 @@ def open_splits(key: str, source: str) -> Mapping[str, Any]:
         }
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).partition("\n")[0]
-        raise ConfigurationError(
-            f"data.init_args.{key}: {source} cannot be read ({reason}); {ALLOWED}"
-        ) from None
+        raise ConfigurationError(f"{source} cannot be read ({reason}); {ALLOWED}", key=key) from None
 
 
 def _clean_rows(source: str, rows: Any) -> list[Review]:
@@ -143,4 +141,4 @@ def _check_split(source: str, split: str, allowed: Iterable[str]) -> None:
 
 
 def _source_error(source: str, problem: str) -> ConfigurationError:
-    return ConfigurationError(f"data.init_args.source: {source} {problem}")
+    return ConfigurationError(f"{source} {problem}", key="source")

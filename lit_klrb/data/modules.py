@@ -19,8 +19,8 @@ from lit_klrb.data.corpora import GRAMMAR, load_reviews
 from lit_klrb.data.grammar import Review, ReviewGrammar
 from lit_klrb.data.preferences import collate_pairs, load_preferences
 from lit_klrb.data.prompts import cut_prompts
+from lit_klrb.data.samplers import StepBatchSampler
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.samplers import StepBatchSampler
 
 SPLITS = {
     "fit": ("train", "validation"),
@@ -142,7 +142,7 @@ class ReviewDataModule(CorpusDataModule):
         positions = getattr(model.config, "max_position_embeddings", None)
         if positions is not None and self.max_tokens > positions:
             raise ConfigurationError(
-                f"data.init_args.max_tokens={self.max_tokens} exceeds the {positions} positions of the model"
+                f"{self.max_tokens} exceeds the model's context length, {positions}", key="max_tokens"
             )
 
     def examples(self, split: str) -> Sequence[Any]:
@@ -169,7 +169,7 @@ class LabelledReviewDataModule(ReviewDataModule):
         labelled = [review for review in self.reviews[split] if review.label is not None]
         if not labelled:
             raise ConfigurationError(
-                f"data.init_args.source: {self.source} has no labelled review in its {split} split"
+                f"{self.source} has no labelled review in its {split} split", key="source"
             )
         return labelled
 
@@ -251,4 +251,4 @@ class PreferenceDataModule(PromptDataModule):
 
 def _check(name: str, value: int, at_least: int) -> None:
     if value < at_least:
-        raise ConfigurationError(f"data.init_args.{name} must be at least {at_least}, got {value}")
+        raise ConfigurationError(f"must be at least {at_least}, got {value}", key=name)

@@ -30,19 +30,20 @@ def load_preferences(source: str) -> list[Preference]:
     """
     rows = open_splits("preferences", source).get("train", ())
     if not len(rows):
-        raise ConfigurationError(f"data.init_args.preferences: {source} has no rows in a split train")
+        raise ConfigurationError(f"{source} has no rows in a split train", key="preferences")
     missing = [name for name in Preference._fields if name not in rows.column_names]
     if missing:
         raise ConfigurationError(
-            f"data.init_args.preferences: {source} has no column {missing[0]}; its columns: "
-            f"{', '.join(rows.column_names)}"
+            f"{source} has no column {missing[0]}; its columns: {', '.join(rows.column_names)}",
+            key="preferences",
         )
     preferences = [Preference(*row) for row in zip(*(rows[name] for name in Preference._fields), strict=True)]
     for preference in preferences:
         if not (all(isinstance(text, str) for text in preference) and preference.prompt):
             raise ConfigurationError(
-                f"data.init_args.preferences: {source} has the row {preference}; three texts expected, the "
-                "prompt not empty (apply a chat template to conversations first)"
+                f"{source} has the row {preference}; three texts expected, the "
+                "prompt not empty (apply a chat template to conversations first)",
+                key="preferences",
             )
     return preferences
 

@@ -11,10 +11,11 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from lit_klrb import models, schema
-from lit_klrb.adapters import adapter_settings, add_adapter
+from lit_klrb import schema
+from lit_klrb.distributed import check_strategy
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.processes import check_strategy
+from lit_klrb.models import loading
+from lit_klrb.models.adapters import adapter_settings, add_adapter
 from lit_klrb.seeding import derive_seed
 
 REFERENCE_PREFIX = "reference."
@@ -42,7 +43,7 @@ class TrainedModule(L.LightningModule, ABC):
     """
 
     # What is trained; the attribute of that name holds it.
-    role: ClassVar[models.Role]
+    role: ClassVar[loading.Role]
     # Whether the model's dropout acts in training. Off wherever log-probabilities are compared with those
     # of a rollout or a reference: the ratio at the first inner step is then exactly 1.
     uses_dropout = False
@@ -65,11 +66,11 @@ class TrainedModule(L.LightningModule, ABC):
     ) -> None:
         super().__init__()
         if not learning_rate > 0:
-            raise ConfigurationError(f"model.init_args.learning_rate must be positive, got {learning_rate}")
+            raise ConfigurationError(f"must be positive, got {learning_rate}", key="learning_rate")
         counts = {"weight_decay": weight_decay, "adam_epsilon": adam_epsilon, "warmup_steps": warmup_steps}
         for name, value in counts.items():
             if not value >= 0:
-                raise ConfigurationError(f"model.init_args.{name} must be 0 or larger, got {value}")
+                raise ConfigurationError(f"must be 0 or larger, got {value}", key=name)
         self.seed = seed
         self.learning_rate, self.weight_decay, self.adam_epsilon = learning_rate, weight_decay, adam_epsilon
         self.schedule, self.warmup_steps = schedule, warmup_steps
@@ -78,7 +79,7 @@ class TrainedModule(L.LightningModule, ABC):
             known = torch.compiler.list_backends(exclude_tags=())
             if compile_backend not in known:
                 raise ConfigurationError(
-                    f"model.init_args.compile_backend: {compile_backend!r} is none of {', '.join(known)}"
+                    f"{compile_backend!r} is none of {', '.join(known)}", key="compile_backend"
                 )
         self.compile_backend = compile_backend
 
@@ -130,16 +131,16 @@ class TrainedModule(L.LightningModule, ABC):
             return
         path = self.trainer.ckpt_path
         if path is not None and Path(path).is_file():
-            self._take(models.read_checkpoint(str(path), self.role))
+            self._take(loading.read_checkpoint(str(path), self.role))
         else:
             model, self.tokenizer = self.build()
             setattr(self, self.role.name, self.prepared(model))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what makes the checkpoint stand alone."""
-        checkpoint[self.role.config_key] = models.config_dict(self.trained)
-        checkpoint[models.TOKENIZER_KEY] = models.tokenizer_files(self.tokenizer)
-        checkpoint[models.ADAPTER_KEY] = adapter_settings(self.trained)
+        checkpoint[self.role.config_key] = loading.config_dict(self.trained)
+        checkpoint[loading.TOKENIZER_KEY] = loading.tokenizer_files(self.tokenizer)
+        checkpoint[loading.ADAPTER_KEY] = adapter_settings(self.trained)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take model and tokenizer from the checkpoint where no trainer had them built."""
@@ -147,8 +148,8 @@ class TrainedModule(L.LightningModule, ABC):
             self._take(checkpoint)
 
     def _take(self, checkpoint: dict[str, Any]) -> None:
-        setattr(self, self.role.name, models.model_from_checkpoint(checkpoint, self.role))
-        self.tokenizer = models.tokenizer_from_files(checkpoint[models.TOKENIZER_KEY])
+        setattr(self, self.role.name, loading.model_from_checkpoint(checkpoint, self.role))
+        self.tokenizer = loading.tokenizer_from_files(checkpoint[loading.TOKENIZER_KEY])
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The trained state: the frozen reference is left out."""
@@ -189,8 +190,8 @@ class TrainedModule(L.LightningModule, ABC):
             blocks = [m for m in self.trained.modules() if isinstance(m, GradientCheckpointingLayer)]
             if not blocks:
                 raise ConfigurationError(
-                    "model.init_args.gradient_checkpointing: "
-                    f"{type(self.trained).__name__} has no blocks to checkpoint; leave it out"
+                    f"{type(self.trained).__name__} has no blocks to checkpoint; leave it out",
+                    key="gradient_checkpointing",
                 )
             self.trained.activation_checkpointing_enable({"use_reentrant": False})
             for block in blocks:
@@ -227,7 +228,7 @@ class PolicyModule(TrainedModule, ABC):
         kwargs: See `TrainedModule`.
     """
 
-    role = models.POLICY
+    role = loading.POLICY
     policy: PreTrainedModel
 
     def __init__(

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lit_klrb import models
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.generation import Rollout
+from lit_klrb.models import loading
+from lit_klrb.models.generation import Rollout
 from lit_klrb.modules.rloo import RLOOModule
 
 
@@ -29,9 +29,9 @@ class DistillModule(RLOOModule):
 
     def __init__(self, *, policy_config: dict[str, Any] | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        models.check_one_given(models.POLICY, policy_config, self.policy_path)
+        loading.check_one_given(loading.POLICY, policy_config, self.policy_path)
         if self.reference_path is None:
-            raise ConfigurationError("model.init_args.reference_path is None; name the teacher")
+            raise ConfigurationError("is None; name the teacher", key="reference_path")
         self.save_hyperparameters()
         self.policy_config = policy_config
 
@@ -40,8 +40,8 @@ class DistillModule(RLOOModule):
         if self.policy_config is None:
             return super().build()
         assert self.reference_path is not None
-        tokenizer = models.load_tokenizer("model.init_args.reference_path", self.reference_path)
-        return models.fresh_model(self.policy_config, tokenizer, self.seed), tokenizer
+        tokenizer = loading.load_tokenizer("reference_path", self.reference_path)
+        return loading.fresh_model(self.policy_config, tokenizer, self.seed), tokenizer
 
     def rewards(self, rollout: Rollout) -> Tensor:
         """None: zero for each sequence, [B]."""

@@ -8,15 +8,15 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
-from lit_klrb.cache import cached, weights_digest
 from lit_klrb.data.batches import pad
 from lit_klrb.data.preferences import Preference, PreferencePair, collate_pairs
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional.preference import PreferenceLoss, check_preference_loss, preference_loss
-from lit_klrb.generation import Rollout
-from lit_klrb.models import tokenizer_files
-from lit_klrb.modules.leashed import LeashedModule
-from lit_klrb.scoring import completion_logprobs
+from lit_klrb.models.generation import Rollout
+from lit_klrb.models.loading import tokenizer_files
+from lit_klrb.models.scoring import completion_logprobs
+from lit_klrb.modules.regularised import RegularisedModule
+from lit_klrb.run.cache import cached, weights_digest
 from lit_klrb.seeding import derive_seed
 
 T = TypeVar("T")
@@ -24,12 +24,12 @@ T = TypeVar("T")
 CHUNK = 128
 
 
-class DPOModule(LeashedModule):
+class DPOModule(RegularisedModule):
     """Raises preferred completions above rejected ones, relative to the reference.
 
     The pairs are the reference's own: of the completions of each prompt, the one with the largest reward
-    against the one with the smallest. Or they come from a data set (data.init_args.preferences). What the
-    reference makes of them, completions and log-probabilities, is computed once and kept on disk (in
+    against the one with the smallest. Or they come from a data set (`preferences` of the data module).
+    The reference's completions and log-probabilities are computed once and cached on disk (in
     `LIT_KLRB_CACHE`, by default ~/.cache/lit_klrb), under a hash of model, tokenizer and data. The policy
     starts as the reference unless policy_path says otherwise.
 
@@ -38,7 +38,7 @@ class DPOModule(LeashedModule):
         loss: Which loss of the implicit rewards, see `preference_loss`.
         label_smoothing: Share of preferences supposed to be wrong, for the losses sigmoid and robust.
         length_normalised: Divide each log ratio by its completion's tokens, so that length earns nothing.
-        kwargs: See `LeashedModule`.
+        kwargs: See `RegularisedModule`.
     """
 
     def __init__(
@@ -93,8 +93,9 @@ class DPOModule(LeashedModule):
             pairs += best_and_worst(part, rollout, self.rewards(rollout), ref_logprob)
         if not pairs:
             raise ConfigurationError(
-                f"model.init_args.reward_path: {self.reward_path} tells no two completions of a prompt apart "
-                f"({len(prompts)} prompts, {self.sampling.completions_per_prompt} completions each)"
+                f"{self.reward_path} gives all completions of a prompt the same reward "
+                f"({len(prompts)} prompts, {self.sampling.completions_per_prompt} completions each)",
+                key="reward_path",
             )
         return pairs
 

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lit_klrb import models
 from lit_klrb.functional.statistics import clustered_mean
+from lit_klrb.models import loading
 from lit_klrb.modules.base import TrainedModule
 from lit_klrb.seeding import derive_seed, forked_rng
 
@@ -28,7 +28,7 @@ class RewardModule(TrainedModule):
         kwargs: See `TrainedModule`.
     """
 
-    role = models.CLASSIFIER
+    role = loading.CLASSIFIER
     uses_dropout = True
     classifier: PreTrainedModel
 
@@ -37,11 +37,11 @@ class RewardModule(TrainedModule):
         *,
         classifier_config: dict[str, Any] | None = None,
         classifier_path: str | None = None,
-        tokenizer_path: str = models.GRAMMAR,
+        tokenizer_path: str = loading.GRAMMAR,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        models.check_one_given(self.role, classifier_config, classifier_path)
+        loading.check_one_given(self.role, classifier_config, classifier_path)
         self.save_hyperparameters()
         self.classifier_config, self.classifier_path = classifier_config, classifier_path
         self.tokenizer_path = tokenizer_path
@@ -50,12 +50,12 @@ class RewardModule(TrainedModule):
     def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The given classifier, or one with fresh weights drawn from the run's seed."""
         if self.classifier_path is not None:
-            source = "model.init_args.classifier_path", self.classifier_path, self.role
-            return models.load_model(*source), models.load_tokenizer(*source)
+            source = "classifier_path", self.classifier_path, self.role
+            return loading.load_model(*source), loading.load_tokenizer(*source)
         assert self.classifier_config is not None
-        tokenizer = models.load_tokenizer("model.init_args.tokenizer_path", self.tokenizer_path)
+        tokenizer = loading.load_tokenizer("tokenizer_path", self.tokenizer_path)
         config = {**LABELS, **self.classifier_config}
-        return models.fresh_model(config, tokenizer, self.seed, self.role), tokenizer
+        return loading.fresh_model(config, tokenizer, self.seed, self.role), tokenizer
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Mean cross-entropy of the labels, in nats."""

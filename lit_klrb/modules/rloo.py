@@ -5,16 +5,16 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from lit_klrb.distributed import gather, stacked
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import KLEstimator, RaoBlackwell
 from lit_klrb.functional import TokenStats
 from lit_klrb.functional.statistics import clustered_mean
-from lit_klrb.generation import Rollout, generate_completions
-from lit_klrb.modules.leashed import LeashedModule
-from lit_klrb.processes import gather, stacked
+from lit_klrb.models.generation import Rollout, generate_completions
+from lit_klrb.models.vllm import VLLMBackend
+from lit_klrb.modules.regularised import RegularisedModule
+from lit_klrb.modules.stopwatch import Stopwatch
 from lit_klrb.seeding import derive_seed
-from lit_klrb.stopwatch import Stopwatch
-from lit_klrb.vllm_backend import VLLMBackend
 
 EXPERIENCE_KEY = "experience"
 
@@ -44,7 +44,7 @@ class Experience(NamedTuple):
         return self._replace(rollout=self.rollout.rows(rows), **tensors)
 
 
-class RLOOModule(LeashedModule):
+class RLOOModule(RegularisedModule):
     """Maximises E[reward] − beta · KL(policy‖reference) on completions the policy samples itself.
 
     One rollout serves inner_epochs · mini_batches optimizer steps. Everything that couples sequences (the
@@ -53,14 +53,14 @@ class RLOOModule(LeashedModule):
 
     Args:
         inner_epochs: Passes over each rollout; after the first step the completions are off-policy, see
-            kl.estimator.init_args.off_policy.
+            `off_policy` of the estimator.
         mini_batches: Optimizer steps a pass; must divide the prompts of a batch.
         missing_eos_penalty: Taken from the reward of a completion that max_new_tokens cut off, in training
             alone; what is logged as reward is without it, and `train/unfinished` the share of these.
         rollout_backend: What samples in training. vllm (to be installed apart) is for large models on GPUs;
             its draws are not repeated bit for bit.
         vllm_options: Arguments of `vllm.LLM`, such as {gpu_memory_utilization: 0.4}.
-        kwargs: See `LeashedModule`.
+        kwargs: See `RegularisedModule`.
     """
 
     uses_kl_estimator = True
@@ -80,16 +80,18 @@ class RLOOModule(LeashedModule):
         super().__init__(**kwargs)
         if not missing_eos_penalty >= 0 or (missing_eos_penalty and not self.stop_at_eos):
             raise ConfigurationError(
-                "model.init_args.missing_eos_penalty must be 0 or larger, and 0 unless stop_at_eos, got "
-                f"{missing_eos_penalty} with stop_at_eos={self.stop_at_eos}"
+                "must be 0 or larger, and 0 unless stop_at_eos, got "
+                f"{missing_eos_penalty} with stop_at_eos={self.stop_at_eos}",
+                key="missing_eos_penalty",
             )
         for name, value in (("inner_epochs", inner_epochs), ("mini_batches", mini_batches)):
             if value < 1:
-                raise ConfigurationError(f"model.init_args.{name} must be at least 1, got {value}")
+                raise ConfigurationError(f"must be at least 1, got {value}", key=name)
         if self.sampling.completions_per_prompt < 2:
             raise ConfigurationError(
-                "model.init_args.completions_per_prompt must be at least 2 for the leave-one-out baseline, "
-                f"got {self.sampling.completions_per_prompt}"
+                "must be at least 2 for the leave-one-out baseline, "
+                f"got {self.sampling.completions_per_prompt}",
+                key="completions_per_prompt",
             )
         self.save_hyperparameters()
         self.inner_epochs, self.mini_batches = inner_epochs, mini_batches
@@ -210,9 +212,9 @@ class RLOOModule(LeashedModule):
         groups = count // self.sampling.completions_per_prompt
         if groups % self._splits:
             raise ConfigurationError(
-                f"data.init_args.batch_size={groups} prompts cannot be split evenly into "
-                f"model.init_args.mini_batches={self.mini_batches} × "
-                f"trainer.accumulate_grad_batches={self.trainer.accumulate_grad_batches} parts"
+                f"{groups} prompts cannot be split evenly into mini_batches={self.mini_batches} × "
+                f"trainer.accumulate_grad_batches={self.trainer.accumulate_grad_batches} parts",
+                key="batch_size",
             )
         size = count // self._splits
         return experience.rows(slice(index * size, (index + 1) * size))

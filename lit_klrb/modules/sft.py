@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lit_klrb import models
 from lit_klrb.data.tokenizer import train_bpe
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.models import loading
 from lit_klrb.modules.base import PolicyModule
 from lit_klrb.seeding import derive_seed, forked_rng
 
@@ -31,12 +31,12 @@ class SFTModule(PolicyModule):
         self,
         *,
         policy_config: dict[str, Any] | None = None,
-        tokenizer_path: str = models.GRAMMAR,
+        tokenizer_path: str = loading.GRAMMAR,
         vocab_size: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        models.check_one_given(models.POLICY, policy_config, self.policy_path)
+        loading.check_one_given(loading.POLICY, policy_config, self.policy_path)
         self.save_hyperparameters()
         self.policy_config, self.tokenizer_path, self.vocab_size = policy_config, tokenizer_path, vocab_size
         self._evaluated: list[Tensor] = []
@@ -44,20 +44,21 @@ class SFTModule(PolicyModule):
     def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The given policy, or one with fresh weights drawn from the run's seed."""
         if self.policy_path is not None:
-            key = "model.init_args.policy_path"
-            return models.load_model(key, self.policy_path), models.load_tokenizer(key, self.policy_path)
+            key = "policy_path"
+            return loading.load_model(key, self.policy_path), loading.load_tokenizer(key, self.policy_path)
         assert self.policy_config is not None
         tokenizer = self._fresh_tokenizer()
-        return models.fresh_model(self.policy_config, tokenizer, self.seed), tokenizer
+        return loading.fresh_model(self.policy_config, tokenizer, self.seed), tokenizer
 
     def _fresh_tokenizer(self) -> PreTrainedTokenizerBase:
         if self.vocab_size is None:
-            return models.load_tokenizer("model.init_args.tokenizer_path", self.tokenizer_path)
+            return loading.load_tokenizer("tokenizer_path", self.tokenizer_path)
         reviews = self.trainer.datamodule.reviews.get("train")  # type: ignore[attr-defined]
         if reviews is None:
             raise ConfigurationError(
-                f"model.init_args.vocab_size={self.vocab_size}: only fit trains a tokenizer; name the "
-                "checkpoint that has it by ckpt_path"
+                f"{self.vocab_size} trains a tokenizer, which only fit does; name the checkpoint that has "
+                "it by ckpt_path",
+                key="vocab_size",
             )
         return train_bpe((review.text for review in reviews), self.vocab_size)
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from lit_klrb import schema
-from lit_klrb.callbacks.rollouts import RolloutCallback
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import write_atomically
 from lit_klrb.modules.rloo import RLOOModule
+from lit_klrb.run.files import write_atomically
 from lit_klrb.seeding import derive_seed
+from lit_klrb.studies.rollouts import RolloutCallback
 
 Batch = dict[str, Tensor]
 
@@ -89,8 +89,8 @@ class PolicyStudy(RolloutCallback, ABC):
         loader: Any = trainer.train_dataloader
         if batches * size > len(loader.dataset):
             raise ConfigurationError(
-                f"{type(self).__name__}: {batches} × {size} prompts are asked for, and data.init_args."
-                f"train_size leaves {len(loader.dataset)}"
+                f"{type(self).__name__}: {batches} × {size} prompts are asked for, and train_size leaves "
+                f"{len(loader.dataset)}"
             )
         generator = torch.Generator().manual_seed(derive_seed(module.seed, self.name, "prompts"))
         order = torch.randperm(len(loader.dataset), generator=generator)[: batches * size]

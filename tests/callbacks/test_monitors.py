@@ -10,8 +10,8 @@ from lit_klrb.callbacks import CompletionTable
 from lit_klrb.callbacks.monitors import by_position, together
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional import TokenStats
-from lit_klrb.generation import Rollout
-from lit_klrb.modules.leashed import Evaluation
+from lit_klrb.models.generation import Rollout
+from lit_klrb.modules.regularised import Evaluation
 
 # Eight completions are few for the fitted control variate, which says so.
 pytestmark = pytest.mark.filterwarnings("ignore:one of")

@@ -6,8 +6,8 @@ import itertools
 import pytest
 import torch
 
-from lit_klrb import stopwatch
 from lit_klrb.callbacks import throughput
+from lit_klrb.modules import stopwatch
 
 MONITOR = "--trainer.callbacks+=RolloutThroughput"
 

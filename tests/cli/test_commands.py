@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lit_klrb.commands import main
+from lit_klrb.cli.main import main
 from lit_klrb.modules import RLOOModule
 
 

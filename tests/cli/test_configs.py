@@ -44,7 +44,7 @@ def test_it_runs(chain, stage, tmp_path):
 def test_the_written_configuration_makes_the_same_run(chain, tmp_path):
     import torch
 
-    from lit_klrb.commands import main
+    from lit_klrb.cli.main import main
 
     written = yaml.safe_load((chain.root / "rloo" / "config.yaml").read_text())
     written["trainer"]["default_root_dir"] = str(tmp_path / "again")

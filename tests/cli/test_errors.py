@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_klrb.commands import main
+from lit_klrb.cli.main import main
 
 WRONG = [
     (
@@ -27,23 +27,23 @@ WRONG = [
     (["--kl.betta", "1"], "unknown key kl.betta (did you mean kl.beta?)"),
     (["--model", "RLOModule"], "model: RLOModule is no known class (did you mean RLOOModule?)"),
     (["--model.inner_epoch", "1"], "unknown key model.init_args.inner_epoch (did you mean inner_epochs?)"),
-    (["--model.inner_epochs", "0"], "model.init_args.inner_epochs must be at least 1, got 0"),
-    (["--model.mini_batches", "3"], "batch_size=4 prompts cannot be split evenly"),
-    (["--model.completions_per_prompt", "1"], "completions_per_prompt must be at least 2"),
+    (["--model.inner_epochs", "0"], "model.init_args.inner_epochs: must be at least 1, got 0"),
+    (["--model.mini_batches", "3"], "batch_size: 4 prompts cannot be split evenly"),
+    (["--model.completions_per_prompt", "1"], "completions_per_prompt: must be at least 2"),
     (
         ["--model.missing_eos_penalty", "1", "--model.stop_at_eos", "false"],
-        "missing_eos_penalty must be 0 or larger, and 0 unless stop_at_eos, got 1.0 with stop_at_eos=False",
+        "missing_eos_penalty: must be 0 or larger, and 0 unless stop_at_eos, got 1.0 with stop_at_eos=False",
     ),
     (
         ["--model.evaluation_completions", "0"],
-        "model.init_args.evaluation_completions must be at least 1, got 0",
+        "model.init_args.evaluation_completions: must be at least 1, got 0",
     ),
-    (["--model.temperature", "0"], "model.init_args.temperature must be positive, got 0.0"),
-    (["--model.max_new_tokens", "100"], "exceeds the 64 positions of the policy"),
-    (["--model.weight_decay", "-1"], "model.init_args.weight_decay must be 0 or larger, got -1.0"),
+    (["--model.temperature", "0"], "model.init_args.temperature: must be positive, got 0.0"),
+    (["--model.max_new_tokens", "100"], "exceeds the policy's context length, 64"),
+    (["--model.weight_decay", "-1"], "model.init_args.weight_decay: must be 0 or larger, got -1.0"),
     (["--trainer.limit_train_batches", "2"], "trainer.limit_train_batches=2 would train on the same batches"),
     (["--model.learning_rate", "fast"], "model.init_args.learning_rate: 'fast' is not of type float"),
-    (["--model.learning_rate", "0"], "model.init_args.learning_rate must be positive, got 0.0"),
+    (["--model.learning_rate", "0"], "model.init_args.learning_rate: must be positive, got 0.0"),
     (["--model.schedule", "zigzag"], "model.init_args.schedule: 'zigzag' is not one of 'constant', 'linear'"),
     (["--model.reward_path", "/no/where"], "model.init_args.reward_path: /no/where does not exist"),
     (
@@ -53,8 +53,8 @@ WRONG = [
     (["--model.reward_path", "math:nope"], "reward_path: cannot import math:nope"),
     (["--model.policy_path", "/no/where.ckpt"], "model.init_args.policy_path: /no/where.ckpt does not exist"),
     (["--model.policy_path", "/no/where"], "model.init_args.policy_path: /no/where does not exist"),
-    (["--data.batch_size", "0"], "data.init_args.batch_size must be at least 1, got 0"),
-    (["--data.max_prompt_tokens", "1"], "data.init_args.max_prompt_tokens must be at least 2, got 1"),
+    (["--data.batch_size", "0"], "data.init_args.batch_size: must be at least 1, got 0"),
+    (["--data.max_prompt_tokens", "1"], "data.init_args.max_prompt_tokens: must be at least 2, got 1"),
     (["--data.source", "/no/where"], "data.init_args.source: /no/where cannot be read"),
     (
         ["--data", "PromptDatModule"],

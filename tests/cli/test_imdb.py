@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lit_klrb import models
-from lit_klrb.commands import main
+from lit_klrb.cli.main import main
 from lit_klrb.data.tokenizer import train_bpe
+from lit_klrb.models import loading
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 WORDS = ["the", "film", "was", "good", "bad", "plot", "I", "liked", "hated", "it", "never", "again", "acting"]
@@ -29,10 +29,12 @@ def world(tmp_path_factory):
     policy = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 128}
     labels = {"id2label": {0: "NEGATIVE", 1: "POSITIVE"}, "label2id": {"NEGATIVE": 0, "POSITIVE": 1}}
     reward = {"model_type": "distilbert", "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16}
-    models.fresh_model(policy, tokenizer, 0).save_pretrained(root / "policy")
+    loading.fresh_model(policy, tokenizer, 0).save_pretrained(root / "policy")
     tokenizer.save_pretrained(root / "policy")
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
-    models.fresh_model({**reward, **labels}, tokenizer, 0, models.CLASSIFIER).save_pretrained(root / "reward")
+    loading.fresh_model({**reward, **labels}, tokenizer, 0, loading.CLASSIFIER).save_pretrained(
+        root / "reward"
+    )
     tokenizer.save_pretrained(root / "reward")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("LIT_KLRB_IMDB", str(root / "reviews"))
@@ -72,7 +74,7 @@ def test_the_small_chain_runs_from_nothing(world, tmp_path):
         steps = ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2"]
         where = ["--trainer.default_root_dir", str(tmp_path / stage)]
         assert fit(f"imdb_small/{stage}.yaml", *extra, *sizes, *steps, *where) == 0
-    assert len(models.load_tokenizer("key", checkpoint("rloo"))) == 300
+    assert len(loading.load_tokenizer("key", checkpoint("rloo"))) == 300
 
 
 def test_without_the_variable_the_hub_is_asked(monkeypatch, capsys, tmp_path):

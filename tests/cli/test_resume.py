@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from lit_klrb import cli
+from lit_klrb.cli import lightning as cli
 
 
 class Stopped(Exception):

@@ -55,7 +55,7 @@ def test_grammar_splits_are_streams_of_their_own():
 
 
 def test_grammar_refuses_all_reviews_and_unknown_splits():
-    with pytest.raises(ConfigurationError, match=r"^data\.init_args\.source: grammar has no end"):
+    with pytest.raises(ConfigurationError, match=r"^source: grammar has no end"):
         load_reviews("grammar", "train", size=0)
     with pytest.raises(ConfigurationError, match="no dev reviews; allowed: test, train, validation"):
         load_reviews("grammar", "dev", size=3)
@@ -170,7 +170,7 @@ def test_bad_columns_are_named(tmp_path, rows, message):
     source = write(tmp_path / "reviews.jsonl", rows)
     with pytest.raises(ConfigurationError) as error:
         load_reviews(source)
-    assert str(error.value).startswith(f"data.init_args.source: {source} {message}")
+    assert str(error.value).startswith(f"source: {source} {message}")
     assert "\n" not in str(error.value)
 
 
@@ -184,7 +184,7 @@ def test_missing_sources_are_named(tmp_path, monkeypatch):
         with pytest.raises(ConfigurationError) as error:
             load_reviews(source)
         message = str(error.value)
-        assert message.startswith(f"data.init_args.source: {source} cannot be read (")
+        assert message.startswith(f"source: {source} cannot be read (")
         assert message.endswith("a hub id, a folder of .parquet or .jsonl files, or one such file")
         assert "\n" not in message
 

@@ -14,7 +14,7 @@ import torch
 from enumerated import Case, Variation, expected_gradient
 
 from lit_klrb import estimators
-from lit_klrb.explain import estimator_classes
+from lit_klrb.cli.explain import estimator_classes
 from lit_klrb.functional.enumeration import TabularLM, exact_kl_gradient, num_prefixes
 
 TOLERANCE = 1e-10

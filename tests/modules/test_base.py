@@ -4,8 +4,8 @@ import pytest
 import torch
 from lightning import Trainer
 
-from lit_klrb import cli
 from lit_klrb.callbacks import KLEstimatorCallback
+from lit_klrb.cli import lightning as cli
 from lit_klrb.data.modules import PreferenceDataModule, PromptDataModule, ReviewDataModule
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import RaoBlackwell
@@ -75,5 +75,5 @@ def test_endless_data_need_an_end_in_steps(tmp_path, settings, message):
 
 @pytest.mark.parametrize("name", ["weight_decay", "adam_epsilon", "warmup_steps"])
 def test_settings_of_the_optimizer_are_checked(name):
-    with pytest.raises(ConfigurationError, match=f"model.init_args.{name} must be 0 or larger, got -1"):
+    with pytest.raises(ConfigurationError, match=f"{name}: must be 0 or larger, got -1"):
         SFTModule(policy_config={"model_type": "gpt2"}, **{name: -1})

@@ -1,6 +1,6 @@
 import torch
 
-from lit_klrb.generation import Rollout
+from lit_klrb.models.generation import Rollout
 from lit_klrb.modules.dpo import best_and_worst
 
 

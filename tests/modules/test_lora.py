@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from lit_klrb import models
-from lit_klrb.adapters import adapter_off, adapter_settings
+from lit_klrb.models import loading
+from lit_klrb.models.adapters import adapter_off, adapter_settings
 
 LORA = ["--model.lora", "{r: 4, lora_alpha: 8, init_lora_weights: true}"]
 OFF = ["--model.reference_path", "null"]
@@ -32,7 +32,7 @@ def column(run, name):
 
 
 def policy(path):
-    return models.load_model("path", path).eval()
+    return loading.load_model("path", path).eval()
 
 
 def test_the_adapter_is_trained_and_nothing_else(chain, dpo):
@@ -75,7 +75,7 @@ def test_a_run_with_an_adapter_resumes_bit_for_bit(chain, dpo, tmp_path):
 
 
 def test_an_export_has_the_adapter_merged(dpo, tmp_path):
-    models.export_checkpoint(checkpoint(dpo), str(tmp_path))
+    loading.export_checkpoint(checkpoint(dpo), str(tmp_path))
     plain = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert adapter_settings(plain) is None
     trained, tokens = policy(checkpoint(dpo)), torch.arange(12)[None]
@@ -89,8 +89,8 @@ def test_an_export_has_the_adapter_merged(dpo, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (OFF, "reference_path: None means the policy with its adapter off, and the policy has none"),
-        (["--model.lora", "{rank: 3}"], "model.init_args.lora={'rank': 3}: "),
+        (OFF, "reference_path: None means the policy with its adapter off, and the policy has no adapter"),
+        (["--model.lora", "{rank: 3}"], "model.init_args.lora: {'rank': 3}: "),
         (["--model.lora", "{target_modules: [nowhere]}"], "nowhere"),
     ],
 )

@@ -5,9 +5,10 @@ import json
 import pytest
 import torch
 
-from lit_klrb import cache, models
 from lit_klrb.data.batches import pad
+from lit_klrb.models import loading
 from lit_klrb.modules.dpo import DPOModule
+from lit_klrb.run import cache
 
 ROWS = [
     {"prompt": f"The {noun}", "chosen": " was a marvelous film", "rejected": f" was {word}"}
@@ -41,7 +42,7 @@ def test_given_pairs_are_trained_on_with_the_references_logprobs(chain, tmp_path
     assert chain.run("fit", "dpo", "--data.preferences", preferences, run=tmp_path / "run") == 0
     assert not equal(weights(tmp_path / "run"), weights(chain.root / "dpo"))
     module, pairs = seen[0]
-    eos, reference = module.tokenizer.eos_token_id, models.load_model("path", chain.checkpoint("sft")).eval()
+    eos, reference = module.tokenizer.eos_token_id, loading.load_model("path", chain.checkpoint("sft")).eval()
     assert len(pairs) == len(ROWS)
     for pair, row in zip(pairs, ROWS, strict=True):
         for ids, name, logprob in (
@@ -83,9 +84,9 @@ def test_the_references_part_is_computed_once(chain, tmp_path, preferences, monk
 
 
 def test_a_digest_is_of_every_weight(chain):
-    model = models.load_model("path", chain.checkpoint("sft"))
+    model = loading.load_model("path", chain.checkpoint("sft"))
     before = cache.weights_digest(model)
-    assert cache.weights_digest(models.load_model("path", chain.checkpoint("sft"))) == before
+    assert cache.weights_digest(loading.load_model("path", chain.checkpoint("sft"))) == before
     with torch.no_grad():
         list(model.parameters())[-1].view(-1)[-1] += 1e-6
     assert cache.weights_digest(model) != before

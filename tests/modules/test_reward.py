@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from lit_klrb import models
+from lit_klrb.models import loading
 from lit_klrb.rewards import load_reward
 
 LONGER = [
@@ -37,7 +37,7 @@ def test_its_checkpoint_is_a_reward(run):
     texts = [review.text for review in exact.grammar.reviews(64, 7)]
     agreement = torch.corrcoef(torch.stack([reward(texts), exact(texts)]))[0, 1]
     assert agreement > 0.6
-    model = models.load_model("key", path, models.CLASSIFIER)
+    model = loading.load_model("key", path, loading.CLASSIFIER)
     assert model.config.label2id == {"negative": 0, "positive": 1}
     assert torch.equal(load_reward(path, "negative")(texts), -reward(texts))
 

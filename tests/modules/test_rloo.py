@@ -8,8 +8,8 @@ from lit_klrb import estimators
 from lit_klrb.callbacks import KLEstimatorCallback
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional import token_stats
+from lit_klrb.models.scoring import completion_logits
 from lit_klrb.modules import DPOModule, RLOOModule, SFTModule
-from lit_klrb.scoring import completion_logits
 
 RIGHT = [
     ("MonteCarlo", "none"),

@@ -43,10 +43,10 @@ def test_cells_share_one_import_and_equal_a_fresh_process(project):
 
 def test_a_failing_import_is_met_by_the_cells_and_not_by_the_server(project):
     package = project.directory / "broken_job"
-    package.mkdir()
+    (package / "cli").mkdir(parents=True)
     (package / "__init__.py").touch()
-    (package / "cli.py").write_text("raise RuntimeError('broken at import')\n")
-    (package / "__main__.py").write_text("from broken_job import cli\n")
+    (package / "cli" / "lightning.py").write_text("raise RuntimeError('broken at import')\n")
+    (package / "__main__.py").write_text("from broken_job.cli import lightning\n")
     plan = project.write(module="broken_job", grid=GRID)
     code, output = project.run("sweep", "--config", plan)
     assert code == 1

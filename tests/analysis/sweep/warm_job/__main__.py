@@ -7,7 +7,7 @@ if __name__ == "__main__":
     warm = "torch" in sys.modules
     import torch
 
-    from warm_job import cli
+    from warm_job.cli import lightning as cli
 
     run = Path(sys.argv[sys.argv.index("--trainer.default_root_dir") + 1])
     print(json.dumps({"warm": warm, "imported_by": cli.IMPORTED_BY, "pid": os.getpid(), "argv": sys.argv}))

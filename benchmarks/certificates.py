@@ -1,0 +1,155 @@
+"""Size and power of every test of `analysis`, beside those of the wrong tests that are often used instead."""
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from analysis.stats.attainment import hypervolume_test
+from analysis.stats.gradients import disjoint_differences, squared_distances
+from analysis.stats.power import STANDARD, Rate, Scenario, rejection_rates, swap_p_values
+from analysis.stats.stability import spread_test
+
+from .table import markdown
+
+sys.path.append(str(Path(__file__).parents[1] / "analysis" / "stats"))
+from generators import draw_curves, draw_gradients
+
+SUMS = ("T1", "T2", "T6", "T3", "T4", "T5")
+# Fixed in advance, beyond what the scenario's runs reach.
+CORNER = (60.0, -0.5)
+LEVEL = 0.05
+RESAMPLES = 199
+
+
+def report(quick: bool) -> str:
+    """Three tables as Markdown."""
+    repetitions = 20 if quick else 1_000
+    few = repetitions // 4
+    errors = " and ".join(f"{Rate(LEVEL, count).error:.3f}" for count in (repetitions, few))
+    intro = (
+        f"`python -m benchmarks certificates`: shares of {repetitions:,} simulated data sets in which a "
+        f"test rejects at {LEVEL:.0%}, ± one Monte-Carlo standard error; {few:,} for T7, D1, D2 and the test "
+        f"beside them. At a true {LEVEL:.0%} these errors are {errors}."
+    )
+    return "\n\n".join([intro, _sweeps(repetitions, few), _gradients(repetitions), _stability(few)])
+
+
+def _cell(rate: Rate) -> str:
+    return f"{rate.value:.3f} ± {rate.error:.3f}"
+
+
+def _share(rejected: Iterable[bool] | np.ndarray) -> str:
+    """A share of rejections with its error."""
+    hits = np.asarray(list(rejected))
+    return _cell(Rate(float(hits.mean()), len(hits)))
+
+
+def _sweeps(repetitions: int, few: int) -> str:
+    """Swap tests on (KL, reward) outcomes: six betas, one-sided."""
+    shared = replace(STANDARD, cluster=0.5)  # a replicate's runs have something in common at all betas
+    cases: dict[str, tuple[Scenario, dict[str, float]]] = {
+        "no difference": (STANDARD, {}),
+        "no difference, seeds shared over β; wrong: pairs swapped": (shared, {}),
+        "no difference, seeds shared over β; replicates swapped": (replace(shared, blocked=True), {}),
+        "same mean, control's noise × 2: control called better": (STANDARD, {"spread": 2.0}),
+        "reward + 0.25 SD": (STANDARD, {"lift": 0.25}),
+        "reward + 0.5 SD": (STANDARD, {"lift": 0.5}),
+        "reward + 0.5 SD, control's noise × 1.5": (STANDARD, {"lift": 0.5, "spread": 1.5}),
+    }
+    rows = []
+    for label, (standard, settings) in cases.items():
+        upwards = "called" not in label
+        for count in (5, 10, 20):
+            scenario = replace(standard, replicates=count)
+            rates = rejection_rates(
+                scenario,
+                SUMS,
+                alternative="greater" if upwards else "less",
+                sweeps=repetitions,
+                alpha=LEVEL,
+                **settings,
+            )
+            rng = np.random.default_rng(1)
+            volumes = []
+            for _ in range(few):
+                found = hypervolume_test(scenario.simulate(rng, **settings), CORNER, resamples=RESAMPLES)
+                same_side = (found.differences.sum() > 0) == upwards
+                volumes.append(same_side and found.test.p_value / 2 <= LEVEL)
+            rows.append([label, str(count), *(_cell(rates[key]) for key in SUMS), _share(volumes)])
+    return "### Swap tests of a sweep\n\n" + markdown(["truth", "S", *SUMS, "T7"], rows)
+
+
+def _gradients(repetitions: int) -> str:
+    """Gradient variance from Gram matrices, beside the wrong tests; two-sided."""
+    cases: dict[str, tuple[str, float]] = {
+        "exchangeable, heavy tails": ("heavy", 1.0),
+        "equal trace, other spectrum": ("spectrum", 1.0),
+        "equal trace, other tails": ("tails", 1.0),
+        "trace × 0.9": ("heavy", 0.9),
+        "trace × 0.8": ("heavy", 0.8),
+    }
+    rows = []
+    for label, (kind, ratio) in cases.items():
+        for batches in (16, 64, 128):
+            rng = np.random.default_rng(2)
+            grams = [draw_gradients(rng, batches, kind, ratio=ratio) for _ in range(repetitions)]
+            distances = np.array([squared_distances(gram) for gram in grams])  # [repetitions, 2, B]
+            tests = [
+                swap_p_values(np.array([disjoint_differences(gram) for gram in grams])),
+                swap_p_values(distances[:, 1] - distances[:, 0]),
+                *(test(distances[:, 0], distances[:, 1]) for test in WRONG.values()),
+            ]
+            rows.append([label, str(batches), *(_share(p_values <= LEVEL) for p_values in tests)])
+    header = ["truth", "B", "disjoint pairs", "centred", *(f"wrong: {name}" for name in WRONG)]
+    return "### Gradient variance\n\n" + markdown(header, rows)
+
+
+def _pitman_morgan(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    ours, theirs = np.sqrt(ours), np.sqrt(theirs)
+    return np.asarray(stats.pearsonr(ours + theirs, ours - theirs, axis=1).pvalue)
+
+
+def _brown_forsythe(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    return np.asarray(stats.levene(np.sqrt(ours), np.sqrt(theirs), center="median", axis=1).pvalue)
+
+
+def _paired_logs(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    return np.asarray(stats.ttest_rel(np.log(ours), np.log(theirs), axis=1).pvalue)
+
+
+# Squared distances of both estimators [repetitions, B] to p-values [repetitions].
+WRONG: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "Pitman-Morgan on norms": _pitman_morgan,
+    "Brown-Forsythe on norms": _brown_forsythe,
+    "paired t of log distances": _paired_logs,
+}
+
+
+def _stability(repetitions: int) -> str:
+    """Spread between replicates over training, beside pointwise tests as shaded bands suggest them."""
+    cases = {
+        "equal spread, Gaussian": {"noise": "gaussian"},
+        "equal spread, t5": {"noise": "t5"},
+        "equal spread, heavy scale of each run": {"noise": "scale"},
+        "control's variance × 4": {"ratio": 4.0},
+    }
+    rows = []
+    for label, settings in cases.items():
+        for count in (5, 10, 20):
+            rng = np.random.default_rng(3)
+            units, levels = np.arange(count), np.zeros(count, dtype=np.int64)
+            anywhere, average, pointwise = [], [], []
+            for _ in range(repetitions):
+                curves = draw_curves(rng, count, **settings)  # [S, 2, T]
+                found = spread_test(curves, levels, units, resamples=RESAMPLES)
+                anywhere.append(found.pointwise.p_value <= LEVEL)
+                average.append(found.mean.value > 0 and found.integrated.p_value / 2 <= LEVEL)
+                steps = stats.levene(curves[:, 0], curves[:, 1], center="median", axis=0).pvalue
+                pointwise.append((steps <= LEVEL).any())
+            rows.append([label, str(count), *map(_share, (average, anywhere, pointwise))])
+    header = ["truth", "S", "D2, one-sided", "D1", "wrong: Brown-Forsythe at any step"]
+    return "### Spread between replicates\n\n" + markdown(header, rows)

@@ -1,0 +1,180 @@
+"""A few training cycles by this package and by TRL; both are timed from the end of their first cycle."""
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from datasets import Dataset
+from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.loggers.logger import DummyLogger
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import DPOConfig, DPOTrainer, RLOOConfig, RLOOTrainer
+
+import lit_klrb.estimators
+from lit_klrb.callbacks import KLEstimatorCallback, RolloutThroughput
+from lit_klrb.data.batches import pad
+from lit_klrb.data.preferences import collate_pairs
+from lit_klrb.modules import DPOModule, RLOOModule
+
+from . import step_case as case
+
+
+class Clock:
+    """Notes when each step ended."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def tick(self, *_: Any, **__: Any) -> None:
+        """A step ended."""
+        self.ends.append(time.perf_counter())
+
+    def seconds(self, steps: int) -> float:
+        """Of a cycle of so many steps; the first is left out, warming up."""
+        return (self.ends[-1] - self.ends[steps - 1]) / (len(self.ends) / steps - 1)
+
+    def in_trl(self) -> TrainerCallback:
+        """As TRL's trainer calls it."""
+        callback = TrainerCallback()
+        callback.on_step_end = self.tick  # type: ignore[method-assign]
+        return callback
+
+
+class ShareLogger(DummyLogger):
+    """Keeps the throughput of the newest rollout."""
+
+    shares: dict[str, float] = {}  # noqa: RUF012
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Keep the shares of the time."""
+        found = {k.split("share_")[1]: v for k, v in metrics.items() if k.startswith("throughput/share_")}
+        self.shares = found or self.shares
+
+
+class Batches(L.LightningDataModule):
+    """The same batch again and again."""
+
+    def __init__(self, batch: dict[str, Any]) -> None:
+        super().__init__()
+        self.batch = batch
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """The same batch again and again."""
+        return DataLoader([self.batch] * 1000, batch_size=None)
+
+
+def _fit(module: L.LightningModule, batch: dict[str, Any], steps: int, *callbacks: L.Callback) -> ShareLogger:
+    logger = ShareLogger()
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_steps=steps,
+        logger=logger,
+        callbacks=list(callbacks),
+        gradient_clip_val=1.0,
+        limit_val_batches=0,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, datamodule=Batches(batch))
+    return logger
+
+
+def our_rloo(folder: Path, estimator: str, inner_epochs: int, cycles: int) -> tuple[float, dict[str, float]]:
+    """Seconds of a cycle of `RLOOModule`, and the shares of its time."""
+    plug = getattr(lit_klrb.estimators, estimator)(off_policy="clip", clip_range=case.CLIP_RANGE)
+    module = RLOOModule(
+        reference_path=str(folder),
+        reward_path=f"{case.__name__}:length_reward",
+        completions_per_prompt=case.COMPLETIONS_PER_PROMPT,
+        max_new_tokens=case.COMPLETION_TOKENS,
+        inner_epochs=inner_epochs,
+        learning_rate=case.LEARNING_RATE,
+    )
+    batch = pad(case.draw(case.PROMPTS, case.PROMPT_TOKENS, 1), case.VOCABULARY - 2, side="left")
+    clock = Clock()
+    callbacks = (
+        KLEstimatorCallback(plug, beta=case.BETA),
+        RolloutThroughput(),
+        LambdaCallback(on_train_batch_end=clock.tick),
+    )
+    logger = _fit(module, batch, cycles * inner_epochs, *callbacks)
+    return clock.seconds(inner_epochs), logger.shares
+
+
+def our_dpo(folder: Path, cycles: int) -> tuple[float, dict[str, float]]:
+    """Seconds of a step of `DPOModule`; the reference's log-probabilities are in the batch."""
+    module = DPOModule(reference_path=str(folder), learning_rate=case.LEARNING_RATE)
+    clock = Clock()
+    _fit(
+        module,
+        collate_pairs(case.pairs(case.PAIRS), case.VOCABULARY - 2),
+        cycles,
+        LambdaCallback(on_train_batch_end=clock.tick),
+    )
+    return clock.seconds(1), {}
+
+
+def _common(folder: str, batch_size: int, steps: int) -> dict[str, Any]:
+    return {
+        "output_dir": folder,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "per_device_train_batch_size": batch_size,
+        "max_steps": steps,
+        "learning_rate": case.LEARNING_RATE,
+        "beta": case.BETA,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "logging_strategy": "no",
+        "disable_dropout": True,
+    }
+
+
+def trl_rloo(folder: Path, inner_epochs: int, cycles: int) -> tuple[float, dict[str, float]]:
+    """Seconds of a cycle of TRL's `RLOOTrainer`."""
+    prompts = [case.words(ids) for ids in case.draw(case.PROMPTS, case.PROMPT_TOKENS, 1)]
+    count, clock = case.PROMPTS * case.COMPLETIONS_PER_PROMPT, Clock()
+    with tempfile.TemporaryDirectory() as output:
+        trainer = RLOOTrainer(
+            model=str(folder),
+            processing_class=AutoTokenizer.from_pretrained(folder),
+            reward_funcs=case.trl_length_reward,
+            train_dataset=Dataset.from_dict({"prompt": prompts * cycles}),
+            args=RLOOConfig(
+                **_common(output, count, cycles * inner_epochs),
+                num_generations=case.COMPLETIONS_PER_PROMPT,
+                max_completion_length=case.COMPLETION_TOKENS,
+                num_iterations=inner_epochs,
+                epsilon=case.CLIP_RANGE,
+                steps_per_generation=1,
+            ),
+            callbacks=[clock.in_trl()],
+        )
+        trainer.train()
+    return clock.seconds(inner_epochs), {}
+
+
+def trl_dpo(folder: Path, precompute: bool, cycles: int) -> tuple[float, dict[str, float]]:
+    """Seconds of a step of TRL's `DPOTrainer`, with the reference's pass within it or before training."""
+    rows = case.pairs(case.PAIRS)
+    columns = {
+        name: [" " + case.words(getattr(pair, name)) for pair in rows] * cycles
+        for name in ("prompt", "chosen", "rejected")
+    }
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as output:
+        trainer = DPOTrainer(
+            model=AutoModelForCausalLM.from_pretrained(folder),
+            processing_class=AutoTokenizer.from_pretrained(folder),
+            train_dataset=Dataset.from_dict(columns),
+            args=DPOConfig(**_common(output, case.PAIRS, cycles), precompute_ref_log_probs=precompute),
+            callbacks=[clock.in_trl()],
+        )
+        trainer.train()
+    return clock.seconds(1), {}

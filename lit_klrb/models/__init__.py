@@ -1,0 +1,1 @@
+"""Everything that touches a transformers model: loading, adapters, heads, sampling, scoring."""

@@ -1,0 +1,147 @@
+"""From a rollout and two models to `TokenStats`: the only place where models meet the estimators' tensors."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lit_klrb.estimators import LinearLoss
+from lit_klrb.functional import TokenStats, tiled_policy_loss, tiled_token_stats, token_stats
+from lit_klrb.functional.surrogate import clipped_loss, weighted_loss
+from lit_klrb.models.adapters import adapter_off
+from lit_klrb.models.generation import Rollout
+from lit_klrb.models.heads import model_inputs, split_model
+
+
+def completion_logits(model: PreTrainedModel, rollout: Rollout) -> Tensor:
+    """Logits that predict the completion tokens, [B, T, V]; prompts are never projected.
+
+    Args:
+        model: Policy or reference.
+        rollout: B sequences with T completion positions.
+    """
+    logits: Tensor = model(**model_inputs(rollout), logits_to_keep=rollout.mask.shape[1]).logits
+    return logits
+
+
+def completion_logprobs(model: PreTrainedModel, rollout: Rollout, temperature: float) -> Tensor:
+    """Log-probabilities of the completion tokens under one model, [B, T], in float32; differentiable.
+
+    Args:
+        model: The model.
+        rollout: B sequences with T completion positions.
+        temperature: The temperature the completions were sampled at.
+    """
+    logprobs = (completion_logits(model, rollout).float() / temperature).log_softmax(-1)
+    return logprobs.gather(-1, rollout.completions.unsqueeze(-1)).squeeze(-1)
+
+
+class Scorer:
+    """Reads policy and reference on the same completions, both at the sampling temperature.
+
+    Where both models are a backbone and a linear head no logits [B, T, V] are held: the head is applied tile
+    by tile. Where one is not, both are read through their logits.
+
+    Args:
+        policy: The trained model; gradients flow to it.
+        reference: The frozen model; none do. The policy itself stands for it with its adapter off.
+        temperature: The temperature the completions are sampled at.
+    """
+
+    def __init__(self, policy: PreTrainedModel, reference: PreTrainedModel, temperature: float) -> None:
+        self.policy, self.reference, self.temperature = policy, reference, temperature
+        self._parts = split_model(policy), split_model(reference)
+
+    @property
+    def tiled(self) -> bool:
+        """Whether the tiled operations are used."""
+        return None not in self._parts
+
+    @torch.no_grad()
+    def reference_states(self, rollout: Rollout) -> Tensor:
+        """What is kept of the reference for as long as the rollout is used.
+
+        Args:
+            rollout: B sequences with T completion positions.
+
+        Returns:
+            Hidden states [B, T, D], V / D times smaller than the logits [B, T, V] that they are otherwise.
+        """
+        _, split = self._parts
+        with adapter_off(self.policy) if self.reference is self.policy else nullcontext():
+            if split is None or not self.tiled:
+                return completion_logits(self.reference, rollout)
+            return split.hidden_states(rollout)
+
+    def stats(self, rollout: Rollout, reference_states: Tensor) -> TokenStats:
+        """Token statistics, differentiable in the policy.
+
+        Args:
+            rollout: B sequences with T completion positions.
+            reference_states: What `reference_states` gave for them.
+        """
+        if not self.tiled:
+            logits = completion_logits(self.policy, rollout)
+            return token_stats(logits, reference_states, rollout.completions, self.temperature)
+        return tiled_token_stats(**self._tiled_arguments(rollout, reference_states), mask=rollout.mask)
+
+    def loss(
+        self,
+        rollout: Rollout,
+        reference_states: Tensor,
+        linear: LinearLoss,
+        behaviour_logprobs: Tensor | None = None,
+    ) -> Tensor:
+        """A loss whose weights are known, its gradients formed while the logits are there anyway.
+
+        Args:
+            rollout: B sequences with T completion positions.
+            reference_states: What `reference_states` gave for them.
+            linear: The weights.
+            behaviour_logprobs: Log-probabilities under the policy that sampled, [B, T]; read under clipping.
+        """
+        if linear.clip_range is None:
+            behaviour_logprobs = None
+        if not self.tiled:
+            return self._loss_from_logits(rollout, reference_states, linear, behaviour_logprobs)
+        loss, _ = tiled_policy_loss(
+            **self._tiled_arguments(rollout, reference_states),
+            mask=rollout.mask,
+            **linear._asdict(),
+            behaviour_logprobs=behaviour_logprobs,
+        )
+        return loss
+
+    def _loss_from_logits(
+        self,
+        rollout: Rollout,
+        reference_states: Tensor,
+        linear: LinearLoss,
+        behaviour_logprobs: Tensor | None,
+    ) -> Tensor:
+        stats = self.stats(rollout, reference_states).masked(rollout.mask)
+        assert stats.kl is not None
+        pathwise = weighted_loss(stats.kl, linear.kl_weights)
+        if linear.clip_range is None or behaviour_logprobs is None:
+            return pathwise + weighted_loss(stats.logprobs, linear.score_weights)
+        log_ratio = torch.where(rollout.mask, stats.logprobs - behaviour_logprobs, 0)
+        return pathwise + clipped_loss(log_ratio, linear.score_weights, linear.clip_range)
+
+    def _tiled_arguments(self, rollout: Rollout, reference_states: Tensor) -> dict[str, Any]:
+        policy, reference = self._parts
+        assert policy is not None
+        assert reference is not None
+        return {
+            "hidden": policy.hidden_states(rollout),
+            "weight": policy.head.weight,
+            "bias": policy.head.bias,
+            "logit_softcap": policy.softcap,
+            "ref_hidden": reference_states,
+            "ref_weight": reference.head.weight,
+            "ref_bias": reference.head.bias,
+            "ref_logit_softcap": reference.softcap,
+            "tokens": rollout.completions,
+            "temperature": self.temperature,
+        }

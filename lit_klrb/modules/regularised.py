@@ -1,0 +1,222 @@
+"""What DPO, RLOO and distillation share: a frozen reference, a reward, and the common evaluation."""
+
+from abc import ABC
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.estimators import RaoBlackwell
+from lit_klrb.functional import TokenStats
+from lit_klrb.functional.statistics import clustered_mean
+from lit_klrb.models import loading
+from lit_klrb.models.adapters import adapter_off, has_adapter
+from lit_klrb.models.generation import Rollout, Sampling, generate_completions
+from lit_klrb.models.scoring import Scorer
+from lit_klrb.modules.base import PolicyModule
+from lit_klrb.rewards import RewardOutput, load_reward
+from lit_klrb.seeding import derive_seed
+
+
+class Evaluation(NamedTuple):
+    """One batch of the common evaluation.
+
+    Args:
+        rollout: Completions of P prompts, K each, prompt-major.
+        stats: What policy and reference say of them, [P·K, T].
+        rewards: Their rewards, [P·K].
+        completions_per_prompt: K.
+    """
+
+    rollout: Rollout
+    stats: TokenStats
+    rewards: Tensor
+    completions_per_prompt: int
+
+    def summary(self) -> dict[str, Tensor]:
+        """Reward, Rao-Blackwellized KL in nats and length in tokens of each completion, [P, K]."""
+        mask = self.rollout.mask
+        columns = {
+            "reward": self.rewards,
+            "kl": RaoBlackwell().value(self.stats, mask),
+            "length": mask.sum(1),
+        }
+        return {name: v.float().view(-1, self.completions_per_prompt) for name, v in columns.items()}
+
+
+class RegularisedModule(PolicyModule, ABC):
+    """A policy kept near a frozen reference, and scored on completions that it samples itself.
+
+    Every module here is validated and tested in the same way, whatever it trains with: fresh completions of
+    the same prompts from the same seeds, their reward, and their KL by the Rao-Blackwell estimate.
+
+    Args:
+        reference_path: The frozen reference: a hub id, an exported folder or a checkpoint; None means the
+            policy with its adapter off, which takes no memory of its own.
+        reward_path: The reward: "grammar" (the embedded world's exact log odds of a positive review), a
+            classifier (a hub id, a folder or a checkpoint of RewardModule), or "package.module:function",
+            from a list of texts to a list of numbers. Several of these with their weights are summed:
+            {"grammar": 1.0, "my_rewards:shortness": 0.1}.
+        reward_label: Which label of a classifier is rewarded; by default the second of two, the positive one.
+        reward_output: The log odds of that label, or its logit.
+        completions_per_prompt: Completions of each training prompt.
+        max_new_tokens: Tokens after which a completion is cut off.
+        stop_at_eos: Whether the end-of-sequence token ends a completion; if not, all have max_new_tokens.
+        temperature: Divides both models' logits, in sampling and in every log-probability.
+        evaluation_completions: Completions of each evaluation prompt.
+        evaluation_seed: Decides the completions drawn in evaluation; the same for runs to be compared.
+        kwargs: See `PolicyModule`.
+    """
+
+    reference: PreTrainedModel
+
+    def __init__(
+        self,
+        *,
+        reference_path: str | None = None,
+        reward_path: str | dict[str, float] = loading.GRAMMAR,
+        reward_label: str | None = None,
+        reward_output: RewardOutput = "log_odds",
+        completions_per_prompt: int = 2,
+        max_new_tokens: int = 48,
+        stop_at_eos: bool = True,
+        temperature: float = 1.0,
+        evaluation_completions: int = 2,
+        evaluation_seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.reference_path, self.reward_path = reference_path, reward_path
+        self.reward_label, self.reward_output = reward_label, reward_output
+        if evaluation_completions < 1:
+            raise ConfigurationError(
+                f"must be at least 1, got {evaluation_completions}", key="evaluation_completions"
+            )
+        self.sampling = Sampling(completions_per_prompt, max_new_tokens, temperature)
+        self.evaluation_sampling = Sampling(evaluation_completions, max_new_tokens, temperature)
+        self.stop_at_eos, self.evaluation_seed = stop_at_eos, evaluation_seed
+        self._evaluated: list[dict[str, Tensor]] = []
+
+    def configure_model(self) -> None:
+        """Load reference and reward beside the policy; policy and reference must read the same tokens."""
+        super().configure_model()
+        if self._trainer is None or hasattr(self, "scorer"):
+            return
+        if self.reference_path is not None:
+            self._load_reference(self.reference_path)
+        elif not has_adapter(self.policy):
+            raise ConfigurationError(
+                "None means the policy with its adapter off, and the policy has no adapter; name the "
+                "reference, or train an adapter (lora)",
+                key="reference_path",
+            )
+        self.reward = load_reward(
+            self.reward_path, self.reward_label, self.reward_output, self.trainer.strategy.root_device
+        )
+        reference = self.policy if self.reference_path is None else self.reference
+        self.scorer = Scorer(self.policy, reference, self.sampling.temperature)
+        if not self.scorer.tiled:
+            self.print(
+                "policy or reference is not a backbone with a linear head: both are read through logits"
+            )
+
+    def _load_reference(self, path: str) -> None:
+        self.reference = loading.freeze(loading.load_model("reference_path", path))
+        sizes = [model.get_output_embeddings().weight.shape[0] for model in (self.policy, self.reference)]
+        if sizes[0] != sizes[1]:
+            raise ConfigurationError(
+                f"{path} has a vocabulary of {sizes[1]}, "
+                f"the policy one of {sizes[0]}; a KL between them needs one vocabulary",
+                key="reference_path",
+            )
+
+    def reading_reference(self) -> AbstractContextManager[PreTrainedModel]:
+        """The reference, for as long as the block lasts."""
+        return adapter_off(self.policy) if self.reference_path is None else nullcontext(self.reference)
+
+    def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """Policy and tokenizer of policy_path, or the reference's."""
+        key, path = "policy_path", self.policy_path or self.reference_path
+        if path is None:
+            raise ConfigurationError("this and reference_path are both None; give one or both", key=key)
+        return loading.load_model(key, path), loading.load_tokenizer(key, path)
+
+    def generate(
+        self,
+        model: PreTrainedModel,
+        batch: dict[str, Tensor],
+        sampling: Sampling,
+        seed: int,
+        rows_before: int = 0,
+        backend: Callable[..., Rollout] = generate_completions,
+    ) -> Rollout:
+        """Completions of a batch of prompts by policy or reference; see `generate_completions`."""
+        return backend(
+            model,
+            batch["tokens"],
+            batch["attention_mask"],
+            sampling,
+            seed=seed,
+            eos_token_id=self.tokenizer.eos_token_id if self.stop_at_eos else None,
+            pad_token_id=self.tokenizer.pad_token_id,
+            rows_before=rows_before,
+        )
+
+    def texts(self, rollout: Rollout) -> list[str]:
+        """Prompt and completion of each sequence as one text."""
+        kept = rollout.tokens.masked_fill(~rollout.attention_mask, self.tokenizer.pad_token_id)
+        return self.tokenizer.batch_decode(kept, skip_special_tokens=True)
+
+    def rewards(self, rollout: Rollout) -> Tensor:
+        """The reward of each sequence, [B]."""
+        return self.reward(self.texts(rollout)).to(rollout.tokens.device)
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Evaluation]:
+        """The common evaluation of one batch of prompts; callbacks get the whole of it."""
+        evaluation = self._evaluate(batch, batch_idx)
+        self._evaluated.append(evaluation.summary())
+        return {"evaluation": evaluation}
+
+    def on_validation_epoch_end(self) -> None:
+        """Log means with standard errors clustered by prompt."""
+        self._log_evaluation("val")
+
+    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Evaluation]:
+        """As in validation, on the test prompts."""
+        return self.validation_step(batch, batch_idx)
+
+    def on_test_epoch_end(self) -> None:
+        """As in validation."""
+        self._log_evaluation("test")
+
+    def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> list[dict[str, Any]]:
+        """Each completion as text, with what the evaluation measures of it."""
+        evaluation = self._evaluate(batch, batch_idx)
+        columns = {
+            "text": self.texts(evaluation.rollout),
+            **{name: values.flatten().tolist() for name, values in evaluation.summary().items()},
+        }
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def _evaluate(self, batch: dict[str, Tensor], batch_idx: int) -> Evaluation:
+        seed = derive_seed(self.evaluation_seed, "evaluation", batch_idx)
+        rollout = self.generate(self.policy, batch, self.evaluation_sampling, seed)
+        stats = self.scorer.stats(rollout, self.scorer.reference_states(rollout))
+        count = self.evaluation_sampling.completions_per_prompt
+        return Evaluation(rollout, stats, self.rewards(rollout), count)
+
+    def _log_evaluation(self, stage: str) -> None:
+        metrics: dict[str, float] = {}
+        for name in self._evaluated[0]:
+            mean, error = clustered_mean(torch.cat([part[name] for part in self._evaluated]))
+            metrics |= {name: mean.item(), f"{name}_se": error.item()}
+        self._evaluated.clear()
+        self.log_evaluation(stage, metrics)
+        self.print(
+            f"step {self.global_step}: reward {metrics['reward']:.3f} ± {metrics['reward_se']:.3f}, "
+            f"KL(policy‖reference) {metrics['kl']:.4f} ± {metrics['kl_se']:.4f} nats a sequence"
+        )

@@ -1,0 +1,1 @@
+"""A run's directory: its files, loggers and what is kept between runs."""

@@ -1,0 +1,60 @@
+"""What is timed computes what it says: every variant against float64, on a small case."""
+
+import importlib.util
+
+import pytest
+import torch
+
+from benchmarks import op, op_peers, rounds, variance
+from benchmarks.op_case import Size
+from benchmarks.table import replace_part
+
+CASE = Size("tiny", 67, 16, 24, torch.float32, 24).case()
+
+
+@pytest.mark.parametrize("variant", op.VARIANTS, ids=lambda variant: variant.label)
+@pytest.mark.filterwarnings("ignore")
+def test_a_variant_agrees_with_float64(variant):
+    needed = "liger_kernel" if "Liger" in variant.label else "trl"
+    if variant.function.__module__ == op_peers.__name__ and importlib.util.find_spec(needed) is None:
+        pytest.skip(f"{needed} is not installed")
+    if variant.options.get("compile_body"):
+        pytest.skip("the compiled bodies are tested where they live")
+    (errors,) = op.accuracy([variant], CASE).values()
+    for error in errors:
+        assert error is None or error < 1e-4
+    assert errors[2] is not None
+
+
+def test_floors_and_ratios():
+    times = {"a": [1.0, 2.0, 9.0], "b": [2.0, 2.0, 3.0]}
+    assert op.ratio(times, "a", "b") == 1.0
+
+
+def test_a_part_of_the_document_is_replaced_and_the_others_are_kept(tmp_path):
+    document = tmp_path / "benchmarks.md"
+    document.write_text("# Benchmarks\n")
+    replace_part(document, "op", "one")
+    replace_part(document, "step", "two")
+    replace_part(document, "op", "three")
+    text = document.read_text()
+    assert "one" not in text
+    assert text.index("three") < text.index("two")
+    assert text.count("written by") == 2
+
+
+def test_traces_and_their_jackknife():
+    samples = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = variance.traces(samples)
+    expected = [samples.T.cov().trace()]
+    for left_out in range(6):
+        kept = torch.cat([samples[:left_out], samples[left_out + 1 :]])
+        expected.append(kept.T.cov().trace())
+    assert torch.allclose(found, torch.stack(expected))
+
+
+def test_the_median_of_rounds_has_an_interval_and_slow_rounds_do_not_count_for_the_fastest():
+    ours, base = [1.1 * (1 + i % 7) for i in range(40)], [1.0 * (1 + i % 7) for i in range(40)]
+    assert rounds.median_text(ours, base) == "1.100 (1.100 to 1.100)"
+    disturbed = [*ours[:-10], *(100 * time for time in ours[-10:])]
+    assert rounds.fastest(disturbed, base) == pytest.approx(rounds.fastest(ours, base), rel=0.2)

@@ -1,0 +1,166 @@
+import pytest
+import torch
+from scipy.stats import chisquare
+from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
+
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.models.generation import InverseTransform, Sampling, completion_mask, generate_completions
+from lit_klrb.models.scoring import completion_logits
+
+EOS = 0
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=6, n_embd=8, n_layer=1, n_head=1, n_positions=32, bos_token_id=0, eos_token_id=0
+    )
+    model = GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        model.transformer.wte.weight.mul_(30)
+    return model
+
+
+def sample(model, prompts, mask, count, *, length=4, temperature=1.0, seed=0, eos=EOS):
+    sampling = Sampling(count, length, temperature)
+    return generate_completions(model, prompts, mask, sampling, seed=seed, eos_token_id=eos, pad_token_id=EOS)
+
+
+PROMPTS = torch.tensor([[3, 1, 4], [0, 0, 5]])
+MASK = torch.tensor([[True, True, True], [False, False, True]])
+
+
+def test_completions_of_a_prompt_are_adjacent_rows(model):
+    rollout = sample(model, PROMPTS, MASK, 3)
+    assert torch.equal(rollout.tokens[:, :3], PROMPTS.repeat_interleave(3, 0))
+    assert torch.equal(rollout.attention_mask[:, :3], MASK.repeat_interleave(3, 0))
+    assert torch.equal(rollout.attention_mask[:, 3:], rollout.mask)
+
+
+def test_the_mask_ends_with_the_first_eos(model):
+    rollout = sample(model, PROMPTS, MASK, 50)
+    for completion, mask in zip(rollout.completions.tolist(), rollout.mask.tolist(), strict=True):
+        length = completion.index(EOS) + 1 if EOS in completion else len(completion)
+        assert mask == [t < length for t in range(len(completion))]
+    assert sample(model, PROMPTS, MASK, 50, eos=None).mask.all()
+    assert completion_mask(torch.tensor([[1, 0, 2, 0]]), 0).tolist() == [[True, True, False, False]]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_first_tokens_follow_the_models_distribution_at_the_temperature(model, temperature):
+    draws = 4000
+    rollout = sample(model, PROMPTS, MASK, draws, length=1, temperature=temperature)
+    for prompt, mask, tokens in zip(PROMPTS, MASK, rollout.completions.view(2, draws), strict=True):
+        with torch.no_grad():
+            logits = model(prompt[mask][None]).logits[0, -1]
+        expected = (logits / temperature).softmax(-1) * draws
+        observed = torch.bincount(tokens, minlength=6)
+        kept = expected > 5
+        scale = observed[kept].sum() / expected[kept].sum()
+        assert (
+            chisquare(observed[kept].numpy(), (expected[kept] * scale).numpy(), sum_check=False).pvalue > 1e-3
+        )
+
+
+def test_second_tokens_are_drawn_anew_given_the_first(model):
+    draws = 4000
+    rollout = sample(model, PROMPTS[:1], MASK[:1], draws, length=2, eos=None)
+    first = rollout.completions[:, 0].mode().values
+    tokens = rollout.completions[rollout.completions[:, 0] == first, 1]
+    with torch.no_grad():
+        logits = model(torch.cat([PROMPTS[0], first[None]])[None]).logits[0, -1]
+    expected = logits.softmax(-1) * len(tokens)
+    observed, kept = torch.bincount(tokens, minlength=6), expected > 5
+    scale = observed[kept].sum() / expected[kept].sum()
+    assert kept.sum() > 1
+    assert chisquare(observed[kept].numpy(), (expected[kept] * scale).numpy(), sum_check=False).pvalue > 1e-3
+
+
+def test_a_batch_cut_into_parts_gives_the_same_tokens(model):
+    whole = sample(model, PROMPTS, MASK, 3, eos=None).tokens
+    sampling = Sampling(3, 4, 1.0)
+    second = generate_completions(
+        model, PROMPTS[1:], MASK[1:], sampling, seed=0, eos_token_id=None, pad_token_id=EOS, rows_before=3
+    )
+    assert torch.equal(second.tokens, whole[3:])
+    assert not torch.equal(sample(model, PROMPTS[1:], MASK[1:], 3, eos=None).tokens, whole[3:])
+
+
+def test_a_token_without_probability_is_never_drawn():
+    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).repeat(4, 1)
+    uniforms = torch.tensor([[0.0], [0.49], [0.51], [1 - 2**-53]], dtype=torch.float64)
+    scores = InverseTransform(uniforms, 1.0, prompt_tokens=2)(torch.zeros(4, 2), logits)
+    assert scores.argmax(1).tolist() == [1, 1, 3, 3]
+
+
+def test_left_padding_changes_no_logit(model):
+    rollout = sample(model, PROMPTS, MASK, 2)
+    logits = completion_logits(model, rollout)
+    for row in range(len(logits)):
+        alone = rollout.tokens[row][rollout.attention_mask[row]]
+        count = int(rollout.mask[row].sum())
+        expected = model(alone[None, :-1]).logits[0, -count:]
+        assert torch.allclose(logits[row][rollout.mask[row]], expected, atol=1e-4)
+
+
+def test_the_seed_decides_and_the_surrounding_randomness_is_left_alone(model):
+    torch.manual_seed(7)
+    state = torch.get_rng_state()
+    model.train()
+    one, same, other = (sample(model, PROMPTS, MASK, 20, seed=seed).tokens for seed in (1, 1, 2))
+    assert torch.equal(state, torch.get_rng_state())
+    assert model.training
+    model.eval()
+    assert torch.equal(one, same)
+    assert one.shape != other.shape or not torch.equal(one, other)
+
+
+def test_what_a_models_generation_settings_ask_for_is_left_out(model):
+    plain = sample(model, PROMPTS, MASK, 20, seed=1).tokens
+    own = model.generation_config
+    model.generation_config = GenerationConfig(
+        repetition_penalty=5.0, bad_words_ids=[[1]], min_p=0.3, top_k=2, eos_token_id=3, max_length=5
+    )
+    try:
+        asked = model.generation_config
+        assert torch.equal(sample(model, PROMPTS, MASK, 20, seed=1).tokens, plain)
+        assert model.generation_config is asked
+        endless = sample(model, PROMPTS, MASK, 50, length=20, eos=None)
+        assert endless.mask.all()
+        assert endless.mask.shape[1] == 20
+        # No token ends a completion, so what follows one is drawn, not filled in.
+        assert (endless.completions[:, 1:][endless.completions[:, :-1] == EOS] != EOS).any()
+    finally:
+        model.generation_config = own
+
+
+def test_pairs_of_tokens_follow_the_models_distribution(model):
+    """The second token is drawn from the cached states of a padded prompt and the first."""
+    draws = 6000
+    rollout = sample(model, PROMPTS, MASK, draws, length=2, eos=None)
+    for prompt, mask, tokens in zip(PROMPTS, MASK, rollout.completions.view(2, draws, 2), strict=True):
+        with torch.no_grad():
+            following = torch.cat([prompt[mask].expand(6, -1), torch.arange(6)[:, None]], 1)
+            first = model(prompt[mask][None]).logits[0, -1].softmax(-1)
+            pairs = (first[:, None] * model(following).logits[:, -1].softmax(-1)).flatten() * draws
+        observed = torch.bincount(tokens[:, 0] * 6 + tokens[:, 1], minlength=36)
+        kept = pairs > 5
+        cells = [*zip(observed[kept].tolist(), pairs[kept].tolist(), strict=True)]
+        cells.append((observed[~kept].sum().item(), pairs[~kept].sum().item()))
+        seen, expected = zip(*cells, strict=True)
+        assert chisquare(seen, expected, sum_check=False).pvalue > 1e-3
+
+
+def test_completions_that_reach_over_the_models_positions_are_refused(model):
+    with pytest.raises(
+        ConfigurationError, match="30 after a prompt of 3 tokens exceeds the policy's context length, 32"
+    ):
+        sample(model, PROMPTS, MASK, 2, length=30)
+    sample(model, PROMPTS, MASK, 2, length=29)
+
+
+@pytest.mark.parametrize("name", ["completions_per_prompt", "max_new_tokens", "temperature"])
+def test_sampling_settings_are_positive(name):
+    with pytest.raises(ConfigurationError, match=f"{name}: must be positive, got 0"):
+        Sampling(**{name: 0})

@@ -1,0 +1,131 @@
+"""Reading models through hidden states and heads equals reading them through logits."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from lit_klrb.estimators import LinearLoss
+from lit_klrb.functional import token_stats
+from lit_klrb.models.generation import Rollout
+from lit_klrb.models.heads import split_model
+from lit_klrb.models.scoring import Scorer, completion_logits, completion_logprobs
+
+SMALL = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+LLAMA = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+}
+ARCHITECTURES = {
+    "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2},
+    "llama": LLAMA,
+    "qwen2": LLAMA,
+    "qwen3": LLAMA,
+    "gpt_neox": {**LLAMA, "rotary_pct": 0.5},
+    "gemma2": {
+        **LLAMA,
+        "final_logit_softcapping": 2.0,
+        "query_pre_attn_scalar": 8,
+        "tie_word_embeddings": True,
+    },
+}
+UNSPLIT = {"granite": {**LLAMA, "logits_scaling": 3.0}}
+
+
+def make(kind, seed):
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(kind, **SMALL, **{**ARCHITECTURES, **UNSPLIT}[kind])
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(20)
+    return model
+
+
+@pytest.fixture(scope="module")
+def rollout():
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(1, 50, (4, 9), generator=generator)
+    attention = torch.ones(4, 9, dtype=torch.bool)
+    attention[1, :2] = False
+    attention[2, 7:] = False
+    return Rollout(tokens, attention, attention[:, 4:])
+
+
+@pytest.mark.parametrize("kind", [*ARCHITECTURES, *UNSPLIT])
+def test_statistics_and_gradients_equal_those_of_the_logits(kind, rollout):
+    policy, reference = make(kind, 0), make(kind, 1)
+    scorer = Scorer(policy, reference, temperature=0.7)
+    assert scorer.tiled == (kind not in UNSPLIT)
+    states = scorer.reference_states(rollout)
+    assert not states.requires_grad
+    assert states.shape == (4, 5, 16 if scorer.tiled else 50)
+    results = []
+    for stats in (
+        scorer.stats(rollout, states),
+        token_stats(
+            completion_logits(policy, rollout),
+            completion_logits(reference, rollout).detach(),
+            rollout.completions,
+            0.7,
+        ),
+    ):
+        policy.zero_grad()
+        masked = stats.masked(rollout.mask)
+        (masked.kl.sum() + 0.3 * masked.logprobs.sum()).backward()
+        gradient = torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
+        results.append((masked, gradient))
+    (ours, gradient), (plain, expected) = results
+    for name, field in ours._asdict().items():
+        assert torch.allclose(field, getattr(plain, name), atol=1e-4), name
+    assert torch.allclose(gradient, expected, atol=1e-3 * expected.abs().max().item())
+    assert ours.kl.max() > 0.1
+
+
+@pytest.mark.parametrize("clip_range", [None, 0.2])
+@pytest.mark.parametrize("kind", ["gpt2", "granite"])
+def test_the_loss_with_known_weights_is_that_of_the_statistics(kind, rollout, clip_range):
+    policy = make(kind, 0)
+    scorer = Scorer(policy, make(kind, 1), temperature=1.0)
+    states = scorer.reference_states(rollout)
+    generator = torch.Generator().manual_seed(1)
+    score, kl, noise = (torch.randn(4, 5, generator=generator) for _ in range(3))
+    linear = LinearLoss(score * rollout.mask, kl * rollout.mask, clip_range)
+    stats = scorer.stats(rollout, states)
+    behaviour = (stats.logprobs + 0.3 * noise).detach()
+    masked = stats.masked(rollout.mask)
+    if clip_range is None:
+        score_part = linear.score_weights * masked.logprobs
+    else:
+        ratio = torch.where(rollout.mask, masked.logprobs - behaviour, 0).exp()
+        score_part = torch.maximum(linear.score_weights * ratio, linear.score_weights * ratio.clamp(0.8, 1.2))
+    expected = (score_part + linear.kl_weights * masked.kl).sum() / 4
+    loss = scorer.loss(rollout, states, linear, behaviour)
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-4)
+    parameters = [p for p in policy.parameters() if p.requires_grad]
+    ours, plain = (torch.autograd.grad(value, parameters, allow_unused=True) for value in (loss, expected))
+    for one, other in zip(ours, plain, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or torch.allclose(one, other, atol=1e-4, rtol=1e-2)
+
+
+def test_a_policy_that_cannot_be_split_is_read_through_logits_with_any_reference(rollout):
+    assert split_model(make("granite", 0)) is None
+    scorer = Scorer(make("gpt2", 0), make("granite", 1), temperature=1.0)
+    assert not scorer.tiled
+    stats = scorer.stats(rollout, scorer.reference_states(rollout))
+    assert torch.allclose(stats.logprobs, completion_logprobs(scorer.policy, rollout, 1.0), atol=1e-5)
+
+
+def test_a_head_with_something_on_it_is_not_split():
+    model = make("gpt2", 0)
+
+    class Adapted(torch.nn.Linear):
+        pass
+
+    adapted = Adapted(16, 50, bias=False)
+    adapted.weight = model.lm_head.weight
+    model.set_output_embeddings(adapted)
+    assert split_model(model) is None

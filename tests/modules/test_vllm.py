@@ -1,0 +1,110 @@
+"""Rollouts by vLLM, against a stand-in with its interface: vLLM itself needs a GPU."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import torch
+from single_steps import attached
+from transformers import AutoModelForCausalLM
+
+from lit_klrb.estimators import RaoBlackwell
+from lit_klrb.models.generation import Sampling
+from lit_klrb.models.vllm import VLLMBackend
+
+
+class SamplingParams:
+    def __init__(self, **settings):
+        self.__dict__ |= settings
+
+
+class LLM:
+    """Samples one request at a time with a model of its own, read from the folder it is given."""
+
+    started: ClassVar[list] = []
+
+    def __init__(self, model, **options):
+        self.options, self.loads = options, 0
+        self.model = AutoModelForCausalLM.from_pretrained(model).eval()
+        self.started.append(self)
+
+    def apply_model(self, function):
+        self.model.load_weights = lambda weights: self.model.load_state_dict(dict(weights))
+        function(self.model)
+        self.loads += 1
+
+    def reset_prefix_cache(self):
+        pass
+
+    @torch.no_grad()
+    def generate(self, requests, settings, use_tqdm):
+        return [self._sample(r["prompt_token_ids"], s) for r, s in zip(requests, settings, strict=True)]
+
+    def _sample(self, ids, settings):
+        generator, drawn = torch.Generator().manual_seed(settings.seed), []
+        while len(drawn) < settings.max_tokens and drawn[-1:] != settings.stop_token_ids:
+            logits = self.model(torch.tensor([[*ids, *drawn]])).logits[0, -1] / settings.temperature
+            drawn.append(int(torch.multinomial(logits.softmax(-1), 1, generator=generator)))
+        return SimpleNamespace(outputs=[SimpleNamespace(token_ids=drawn)])
+
+
+VLLM = ["--model.rollout_backend", "vllm"]
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    module = ModuleType("vllm")
+    module.LLM, module.SamplingParams = LLM, SamplingParams
+    module.__spec__ = SimpleNamespace(name="vllm")
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    monkeypatch.setattr(LLM, "started", [])
+    return LLM.started
+
+
+def test_a_run_samples_with_the_weights_of_each_step(chain, tmp_path, vllm):
+    options = ["--model.vllm_options", "{gpu_memory_utilization: 0.4}"]
+    assert chain.run("fit", "rloo", *VLLM, *options, run=tmp_path) == 0
+    (engine,) = vllm
+    assert engine.options == {"skip_tokenizer_init": True, "gpu_memory_utilization": 0.4}
+    assert engine.loads == 3, "one rollout for two inner steps"
+    trained = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    start = torch.load(chain.checkpoint("dpo"), weights_only=True)["state_dict"]
+    own = torch.load(chain.checkpoint("rloo"), weights_only=True)["state_dict"]
+    key = "policy.transformer.wte.weight"
+    assert not torch.equal(trained[key], start[key])
+    assert not torch.equal(trained[key], own[key])
+    # Those of the last rollout, two steps before the end.
+    assert not torch.equal(engine.model.transformer.wte.weight, start[key])
+
+
+def test_completions_follow_the_prompts_and_end_with_their_eos(chain, tmp_path, vllm):
+    module, batch = attached(chain, tmp_path, RaoBlackwell())
+    sampling = Sampling(400, 3, temperature=0.7)
+    batch = {name: value[:1] for name, value in batch.items()}
+    ours = module.generate(module.policy, batch, sampling, 0)
+    theirs = module.generate(module.policy, batch, sampling, 0, backend=VLLMBackend())
+    eos = module.tokenizer.eos_token_id
+    for rollout in (ours, theirs):
+        assert torch.equal(rollout.tokens[:, : batch["tokens"].shape[1]], batch["tokens"].expand(400, -1))
+        ended = (rollout.completions == eos).cumsum(1) - (rollout.completions == eos).int()
+        assert torch.equal(rollout.mask, ended == 0)
+    # The same distribution: each first token's share differs by less than five standard errors.
+    shares = [
+        torch.bincount(r.completions[:, 0], minlength=module.policy.config.vocab_size) / 400
+        for r in (ours, theirs)
+    ]
+    pooled = (shares[0] + shares[1]) / 2
+    assert ((shares[0] - shares[1]).abs() <= 5 * (pooled * 2 / 400).sqrt() + 1e-6).all()
+    again = module.generate(module.policy, batch, sampling, 0, backend=VLLMBackend())
+    assert torch.equal(again.tokens, theirs.tokens)
+
+
+def test_without_vllm_one_line_says_so(chain, tmp_path, capsys):
+    assert chain.run("fit", "rloo", *VLLM, run=tmp_path / "run") == 2
+    assert "rollout_backend: vllm is not installed; pip install vllm" in capsys.readouterr().err
+
+
+def test_an_adapter_is_refused(chain, tmp_path, vllm, capsys):
+    assert chain.run("fit", "rloo", *VLLM, "--model.lora", "{r: 2}", run=tmp_path / "run") == 2
+    assert "the policy has an adapter; choose transformers" in capsys.readouterr().err
