@@ -1,4 +1,4 @@
-"""What the README says can be done."""
+"""What the README and the documentation say can be done."""
 
 import doctest
 import re
@@ -8,16 +8,30 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text("utf-8")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text("utf-8") for page in PAGES}
 COMMANDS = sorted(
-    {line.partition("#")[0].strip() for line in re.findall(r"^python -m .*$", README, re.MULTILINE)}
+    {
+        line.partition("#")[0].strip()
+        for text in TEXTS.values()
+        for line in re.findall(r"^python -m .*$", text, re.MULTILINE)
+    }
 )
+LINKS = [
+    (page, link) for page, text in TEXTS.items() for link in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", text)
+]
+EXAMPLES = {
+    page: "\n".join(blocks)
+    for page, text in TEXTS.items()
+    if (blocks := re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+}
 
 
-def test_the_python_examples_run():
-    examples = "\n".join(re.findall(r"```python\n(.*?)```", README, re.DOTALL))
-    found = doctest.DocTestParser().get_doctest(examples, {}, "README.md", "README.md", 0)
-    runner = doctest.DocTestRunner()
+@pytest.mark.parametrize("page", EXAMPLES)
+def test_the_python_examples_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = doctest.DocTestParser().get_doctest(EXAMPLES[page], {}, page, page, 0)
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
     assert runner.run(found).failed == 0
     assert runner.tries > 5
 
@@ -25,19 +39,23 @@ def test_the_python_examples_run():
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_commands_name_what_is_there(command):
     _, _, module, *arguments = command.split()
-    assert module in ("lit_klrb", "analysis")
+    assert module in ("lit_klrb", "analysis", "benchmarks")
     for option, value in pairwise(arguments):
         if option == "--config":
             assert (ROOT / value).exists()
 
 
-@pytest.mark.parametrize("link", re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", README))
-def test_its_links_lead_somewhere(link):
-    assert (ROOT / link).exists()
+@pytest.mark.parametrize(("page", "link"), LINKS)
+def test_links_lead_somewhere(page, link):
+    assert ((ROOT / page).parent / link).exists()
 
 
-def test_it_starts_with_what_it_is_the_two_commands_and_a_picture():
-    screen = "\n".join(README.splitlines()[:20])
+def test_the_readme_starts_with_what_it_is_the_two_commands_and_a_picture():
+    screen = "\n".join(TEXTS["README.md"].splitlines()[:20])
     assert "make demo" in screen
     assert "python -m lit_klrb fit --config configs/demo/rloo.yaml" in screen
     assert "![" in screen
+
+
+def test_the_readme_is_a_page_and_not_a_book():
+    assert len(TEXTS["README.md"].splitlines()) <= 80
