@@ -159,7 +159,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     print("\n".join(_attainable(plan)))
     if plan.comparisons:
         # Statistics are slow to load, and no other use of this module needs them.
-        from analysis.power import power
+        from analysis.report.power import power
 
         print("\n".join(power(plan, arguments.pilot)))
     return 0
@@ -217,7 +217,7 @@ def _launcher(arguments: argparse.Namespace, plan: Plan, workers: int) -> Launch
             raise ConfigurationError(f"--address {arguments.address} needs --launcher ray")
         return LocalLauncher(workers, plan.threads, plan.module)
     try:
-        from analysis.sweep.ray_launcher import RayLauncher
+        from analysis.sweep.launchers.ray import RayLauncher
     except ImportError:
         raise ConfigurationError("--launcher ray needs Ray: pip install 'lit-klrb[ray]'") from None
     return RayLauncher(arguments.workers, plan.threads, arguments.address)
@@ -244,22 +244,22 @@ def _tell(plan: Plan, cells: Sequence[Cell], store: Store, outcome: Outcome) -> 
 
 def _report(arguments: argparse.Namespace) -> int:
     # The figures' libraries are slow to load, and no other command needs them.
-    from analysis import report
+    from analysis.report.build import build
 
-    print(report.build(arguments.runs, arguments.output))
+    print(build(arguments.runs, arguments.output))
     return 0
 
 
 def _audit(arguments: argparse.Namespace) -> int:
-    from analysis.audit import audit
+    from analysis.report.audit import audit
 
     print("\n".join(audit(arguments.points, arguments.share, arguments.control)))
     return 0
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from analysis import report
+    from analysis.report.verify import verify
 
-    differences = report.verify(arguments.report)
+    differences = verify(arguments.report)
     print("\n".join(differences) or "every number agrees with the published results")
     return 1 if differences else 0

@@ -9,7 +9,7 @@ import numpy as np
 from scipy import stats
 
 from analysis.stats.attainment import hypervolume_test
-from analysis.stats.gradients import disjoint_differences, squared_distances
+from analysis.stats.gradient_variance import disjoint_differences, squared_distances
 from analysis.stats.power import STANDARD, Rate, Scenario, rejection_rates, swap_p_values
 from analysis.stats.stability import spread_test
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis.design.identity import digest, environment, read_config, semantic, with_contents
+from analysis.design.fingerprint import digest, environment, read_config, semantic, with_contents
 from analysis.design.plan import Plan
 from lit_klrb import schema
 

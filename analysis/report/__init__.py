@@ -1,3 +1,1 @@
 """One HTML page and `results.json` from a sweep's directory, and the check that they say what it holds."""
-
-from analysis.report.writing import build as build, verify as verify

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from analysis.stats import frontier
-from analysis.stats.family import Finding, corrected
+from analysis.stats.holm import Finding, corrected
 from analysis.stats.intervals import Estimate, clustered_mean, stratified_mean
 from analysis.stats.objective import Contrast, matched_kl_contrast, objective_contrast
 from analysis.stats.pairs import FloatArray, Pairs

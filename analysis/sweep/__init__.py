@@ -6,8 +6,9 @@ from analysis.sweep.coordinator import (
     State as State,
     survey as survey,
 )
-from analysis.sweep.estimate import Clock as Clock
-from analysis.sweep.launcher import Launcher as Launcher, LocalLauncher as LocalLauncher
+from analysis.sweep.eta import Clock as Clock
+from analysis.sweep.launchers import Launcher as Launcher
+from analysis.sweep.launchers.local import LocalLauncher as LocalLauncher
 from analysis.sweep.lock import lock as lock
 from analysis.sweep.progress import Progress as Progress, duration as duration
 from analysis.sweep.store import (

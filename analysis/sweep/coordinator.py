@@ -6,9 +6,9 @@ from enum import Enum
 from pathlib import Path
 
 from analysis.design import Cell, Plan
-from analysis.sweep.estimate import Clock
+from analysis.sweep.eta import Clock
 from analysis.sweep.job import BUSY, USAGE, Job
-from analysis.sweep.launcher import Launcher
+from analysis.sweep.launchers import Launcher
 from analysis.sweep.progress import Progress
 from analysis.sweep.store import DamagedFileError, Store
 from lit_klrb import schema

@@ -16,7 +16,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from analysis.design.cells import RUNS, Cell
-from analysis.sweep import files
+from analysis.results import files
 from analysis.sweep.harvest import harvest, read_summary
 from analysis.sweep.store import Store
 from lit_klrb import schema

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.design import Expansion, Plan
-from analysis.design.identity import digest
-from analysis.sweep import files
+from analysis.design.fingerprint import digest
+from analysis.results import files
 from analysis.sweep.changes import changes
 from analysis.sweep.store import DamagedFileError, Store
 

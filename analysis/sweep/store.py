@@ -27,8 +27,8 @@ from typing import Any
 
 import rfc8785
 
-from analysis.design.identity import digest
-from analysis.sweep import files
+from analysis.design.fingerprint import digest
+from analysis.results import files
 from lit_klrb import schema
 
 RESULT_SCHEMA = 1

@@ -8,7 +8,7 @@ import contextlib
 import importlib
 import os
 
-from analysis.sweep.launcher import WARM
+from analysis.sweep.launchers.local import WARM
 
 with contextlib.suppress(Exception):
     importlib.import_module(os.environ[WARM])

@@ -2,20 +2,20 @@
 
 from collections.abc import Callable
 
-from analysis.report.content import Section
+from analysis.report.assessment import Study
+from analysis.report.elements import Section
 from analysis.report.sections.attainment import attainment
 from analysis.report.sections.certificates import certificates
 from analysis.report.sections.curves import training_curves
-from analysis.report.sections.estimation import estimation
 from analysis.report.sections.evidence import evidence
 from analysis.report.sections.execution import execution
 from analysis.report.sections.gradient_noise import gradient_noise
+from analysis.report.sections.kl_values import estimation
 from analysis.report.sections.outcomes import outcomes
 from analysis.report.sections.provenance import provenance
 from analysis.report.sections.stability import stability
 from analysis.report.sections.summary import summary
 from analysis.report.sections.tradeoff import tradeoff
-from analysis.report.study import Study
 
 SECTIONS: tuple[Callable[[Study], Section | None], ...] = (
     summary,

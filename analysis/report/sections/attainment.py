@@ -2,16 +2,17 @@
 
 import numpy as np
 
-from analysis.report.content import Figure, Section, Table
-from analysis.report.drawing import sheet
-from analysis.report.study import Study
+from analysis.report.assessment import Study
+from analysis.report.elements import Figure, Section, Table
+from analysis.report.figures import sheet
 from analysis.stats import Pairs
 from analysis.stats.attainment import Reference, attainment_on, hypervolume_test, outside
 from analysis.stats.comparison import finding_of
-from analysis.stats.family import Finding, corrected
+from analysis.stats.holm import Finding, corrected
 from analysis.stats.intervals import Estimate
 from analysis.stats.pairs import FloatArray
-from analysis.stats.verdict import Claim, number, signed
+from analysis.stats.text import number, signed
+from analysis.stats.verdict import Claim
 
 # Cells of the drawn map in each direction.
 _CELLS = 24

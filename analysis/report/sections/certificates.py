@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from analysis.design import PRIMARY_CLAIMS
-from analysis.report.content import Section, Table
-from analysis.report.study import Study
+from analysis.report.assessment import Study
+from analysis.report.elements import Section, Table
 from analysis.stats.power import CONTRIBUTIONS, Rate, Scenario, rejection_rates, scenario_of
-from analysis.stats.verdict import number
+from analysis.stats.text import number
 
 # Simulated sweeps, as many as take seconds: fewer for large designs.
 _PAIRS, _FEWEST, _MOST = 24_000, 250, 1_000

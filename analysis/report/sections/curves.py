@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from analysis.report.content import Figure, Section, Table
-from analysis.report.drawing import MANY, legend_lines, looks, sheet
-from analysis.report.study import Study
-from analysis.runs import Curve, Run
+from analysis.report.assessment import Study
+from analysis.report.elements import Figure, Section, Table
+from analysis.report.figures import MANY, legend_lines, looks, sheet
+from analysis.results.sweep import Curve, Run
 from analysis.stats.pairs import FloatArray
-from analysis.stats.verdict import number
+from analysis.stats.text import number
 from lit_klrb import schema
 
 METRICS = {schema.REWARD: "mean reward", schema.KL: "KL (nats)"}

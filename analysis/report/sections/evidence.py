@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from analysis.report.content import Figure, Section, Table
-from analysis.report.drawing import INK, legend_lines, looks, sheet
-from analysis.report.study import Study
+from analysis.report.assessment import Study
+from analysis.report.elements import Figure, Section, Table
+from analysis.report.figures import INK, legend_lines, looks, sheet
 from analysis.stats.sequential import Evidence, objective_evidence
-from analysis.stats.verdict import number
+from analysis.stats.text import number
 
 
 def evidence(study: Study) -> Section | None:

@@ -2,10 +2,10 @@
 
 from collections import Counter
 
-from analysis.report.content import Section, Table
-from analysis.report.study import Study
-from analysis.runs import Sweep
-from analysis.stats.verdict import count
+from analysis.report.assessment import Study
+from analysis.report.elements import Section, Table
+from analysis.results.sweep import Sweep
+from analysis.stats.text import count
 
 
 def execution(study: Study) -> Section:

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from analysis.report.content import Figure, Section, Table
-from analysis.report.drawing import INK, legend_lines, looks, sheet
-from analysis.report.study import Study
-from analysis.stats.noise import TERMS, NoiseFinding, NoiseMoment, compare_noise
-from analysis.stats.verdict import number, ratio_text
+from analysis.report.assessment import Study
+from analysis.report.elements import Figure, Section, Table
+from analysis.report.figures import INK, legend_lines, looks, sheet
+from analysis.stats.gradient_noise import TERMS, NoiseFinding, NoiseMoment, compare_noise
+from analysis.stats.text import number, ratio_text
 from lit_klrb import schema
 
 

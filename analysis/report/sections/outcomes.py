@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from analysis.report.content import Figure, Section, Table
-from analysis.report.drawing import INK, MANY, Look, legend_lines, looks, sheet
-from analysis.report.study import Study
+from analysis.report.assessment import Study
+from analysis.report.elements import Figure, Section, Table
+from analysis.report.figures import INK, MANY, Look, legend_lines, looks, sheet
 from analysis.stats import Comparison, Pairs, Verdict
 from analysis.stats.comparison import mean_of
 from analysis.stats.intervals import Estimate
-from analysis.stats.many import objective_max_t
+from analysis.stats.max_t import objective_max_t
 from analysis.stats.objective import Contrast, matched_kl_contrast, objective_contrast
-from analysis.stats.verdict import number, share_text, signed
+from analysis.stats.text import number, share_text, signed
 
 CONTRASTS = {"J = reward − β·KL": objective_contrast, "Reward at matched KL": matched_kl_contrast}
 

@@ -2,8 +2,8 @@
 
 from collections import defaultdict
 
-from analysis.report.content import Section, Table
-from analysis.report.study import Study
+from analysis.report.assessment import Study
+from analysis.report.elements import Section, Table
 
 
 def provenance(study: Study) -> Section:

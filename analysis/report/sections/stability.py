@@ -5,16 +5,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.report.content import Figure, Section, Table
-from analysis.report.drawing import INK, looks, sheet
-from analysis.report.study import Study
+from analysis.report.assessment import Study
+from analysis.report.elements import Figure, Section, Table
+from analysis.report.figures import INK, looks, sheet
 from analysis.stats import Comparison, Pairs, Verdict
 from analysis.stats.comparison import finding_of
-from analysis.stats.family import Finding, corrected
+from analysis.stats.holm import Finding, corrected
 from analysis.stats.intervals import Estimate
 from analysis.stats.pairs import FloatArray
 from analysis.stats.stability import SpreadTest, collapse_p_value, roughness_test, spread_test
-from analysis.stats.verdict import LOG_RATIO, Claim, number, ratio_text
+from analysis.stats.text import number, ratio_text
+from analysis.stats.verdict import LOG_RATIO, Claim
 from lit_klrb import schema
 
 # Two replicates have no spread to compare once their median is taken.

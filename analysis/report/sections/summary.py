@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from analysis.report.content import Card, Finding, Section
-from analysis.report.study import Study
+from analysis.report.assessment import Study
+from analysis.report.elements import Card, Finding, Section
 from analysis.stats import Comparison, Verdict
-from analysis.stats.verdict import count, interval_text, probability, share_interval_text, signed
+from analysis.stats.text import count, interval_text, probability, share_interval_text, signed
 
 GLOSSARY = (
     ("KL", "how far a trained policy has moved from its reference, in nats per completion"),

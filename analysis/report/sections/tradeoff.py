@@ -6,13 +6,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from analysis.report.content import Figure, Section, Table
-from analysis.report.drawing import FAINT, INK, MANY, Look, legend_lines, looks, sheet
-from analysis.report.study import Study
-from analysis.runs import Run, Sweep
+from analysis.report.assessment import Study
+from analysis.report.elements import Figure, Section, Table
+from analysis.report.figures import FAINT, INK, MANY, Look, legend_lines, looks, sheet
+from analysis.results.sweep import Run, Sweep
 from analysis.stats.frontier import nondominated
 from analysis.stats.pairs import BoolArray, FloatArray
-from analysis.stats.verdict import number
+from analysis.stats.text import number
 from lit_klrb import schema
 
 NORMAL_95 = 1.959963984540054

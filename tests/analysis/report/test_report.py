@@ -8,18 +8,20 @@ import numpy as np
 import pytest
 from synthetic import cell, fail, publish, result, studies, write_sweep
 
-from analysis.loading import load_sweep
-from analysis.report import build, drawing, verify
+from analysis.report import figures
+from analysis.report.assessment import load_study
+from analysis.report.build import build
 from analysis.report.sections import attainment, evidence, execution, outcomes, summary
 from analysis.report.sections.tradeoff import landmarks
-from analysis.report.study import load_study
+from analysis.report.verify import verify
+from analysis.results.load import load_sweep
 from analysis.stats.attainment import hypervolume
 from analysis.stats.bias import value_bias
 from lit_klrb.errors import ConfigurationError
 
 # The package's attributes of these names are the functions.
 certificates = import_module("analysis.report.sections.certificates")
-estimation = import_module("analysis.report.sections.estimation")
+estimation = import_module("analysis.report.sections.kl_values")
 
 FIVE = (
     "MonteCarlo",
@@ -80,7 +82,7 @@ def few_simulated_sweeps():
 @pytest.fixture
 def undrawn(monkeypatch):
     """Empty drawings: to render them takes most of a page's time."""
-    monkeypatch.setattr(drawing.Canvas, "savefig", lambda canvas, file, **_: file.write("<svg/>"))
+    monkeypatch.setattr(figures.Canvas, "savefig", lambda canvas, file, **_: file.write("<svg/>"))
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from designs import draw_pairs, pairs_of
 
-from analysis.stats.many import max_t_p_values, objective_max_t
+from analysis.stats.max_t import max_t_p_values, objective_max_t
 from analysis.stats.objective import objective
 from analysis.stats.sequential import objective_evidence, swap_e_process
 

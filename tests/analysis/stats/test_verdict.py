@@ -5,7 +5,7 @@ from designs import draw_pairs, pairs_of
 from analysis.stats import Claim, Decision, Outcome, Rules, Verdict, compare
 from analysis.stats.intervals import Estimate
 from analysis.stats.swaps import SwapTest
-from analysis.stats.verdict import number, signed
+from analysis.stats.text import number, signed
 
 PRIMARY = Claim("T4", "J", "higher J", "lower J", primary=True)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.sweep import DamagedFileError, Store, files, read_result
+from analysis.results import files
+from analysis.sweep import DamagedFileError, Store, read_result
 
 ID = "a" * 64
 RESULT = {"schema": 1, "id": ID, "cell": {"stage": "sft"}, "state": "done", "final": {"reward": 0.25}}

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from analysis.sweep import warm
-from analysis.sweep.launcher import WARM
+from analysis.sweep.launchers.local import WARM
 
 GRID = {"beta": {0: 0.1}, "replicates": 1}
 

@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import RayError
 
 from analysis.sweep.job import FAILED, Job
-from analysis.sweep.launcher import LocalLauncher
+from analysis.sweep.launchers.local import LocalLauncher
 
 POLL_SECONDS = 3600.0
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from analysis.stats.noise import NoiseMoment, compare_noise
+from analysis.stats.gradient_noise import NoiseMoment, compare_noise
 from analysis.stats.verdict import Outcome
 
 NAMES = ("MonteCarlo", "RaoBlackwell")

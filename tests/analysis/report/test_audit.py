@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from analysis.audit import points_needed, read_points, sign_p
 from analysis.cli import main
+from analysis.report.audit import points_needed, read_points, sign_p
 from analysis.stats.frontier import nondominated
 
 

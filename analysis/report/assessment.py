@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.loading import load_sweep
-from analysis.runs import Sweep, match
+from analysis.results.load import load_sweep
+from analysis.results.sweep import Sweep
 from analysis.stats import Comparison, Rules, compare
+from analysis.stats.matching import match
 
 
 @dataclass(frozen=True, eq=False)

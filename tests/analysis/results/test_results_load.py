@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from synthetic import BETAS, cell, digest, fail, publish, result, write_sweep
 
-from analysis.loading import load_sweep
-from analysis.runs import match
+from analysis.results.load import load_sweep
+from analysis.stats.matching import match
 from lit_klrb.errors import ConfigurationError
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.stats.family import Finding, corrected
-from analysis.stats.gradients import GradientVariance, compare_gradient_variance
+from analysis.stats.gradient_variance import GradientVariance, compare_gradient_variance
+from analysis.stats.holm import Finding, corrected
 from analysis.stats.pairs import FloatArray
 from analysis.stats.verdict import LOG_RATIO, Claim, Verdict
 

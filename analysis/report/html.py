@@ -6,8 +6,8 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from analysis.report.content import Section
-from analysis.report.study import Study
+from analysis.report.assessment import Study
+from analysis.report.elements import Section
 
 
 def render(study: Study, sections: Sequence[Section]) -> str:

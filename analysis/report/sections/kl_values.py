@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from analysis.report.content import Figure, Section, Table
-from analysis.report.drawing import INK, looks, sheet
-from analysis.report.study import Study
+from analysis.report.assessment import Study
+from analysis.report.elements import Figure, Section, Table
+from analysis.report.figures import INK, looks, sheet
 from analysis.stats.bias import BiasOutcome, BiasVerdict
-from analysis.stats.estimation import REFERENCE, EstimatorSpread, corrected_biases, estimator_spreads
-from analysis.stats.verdict import number, ratio_text
+from analysis.stats.kl_values import REFERENCE, EstimatorSpread, corrected_biases, estimator_spreads
+from analysis.stats.text import number, ratio_text
 from lit_klrb import schema
 
 # What the values are called where they are explained.

@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from analysis.design import PRIMARY_CLAIMS, Plan
-from analysis.loading import load_sweep
-from analysis.runs import match
+from analysis.results.load import load_sweep
+from analysis.stats.matching import match
 from analysis.stats.power import STANDARD, Scenario, rejection_rates, replicates_needed, scenario_of
-from analysis.stats.verdict import number
+from analysis.stats.text import number
 from lit_klrb.errors import ConfigurationError
 
 SWEEPS = 1_000

@@ -8,7 +8,11 @@ from generators import draw_gradients
 from scipy import stats
 
 from analysis.stats.bias import BiasOutcome, gradient_bias, reference_bias, tail_index, value_bias
-from analysis.stats.gradients import compare_gradient_variance, disjoint_differences, squared_distances
+from analysis.stats.gradient_variance import (
+    compare_gradient_variance,
+    disjoint_differences,
+    squared_distances,
+)
 
 
 def pair(batches, seed=0, dimension=5):

@@ -8,7 +8,7 @@ from synthetic import write_sweep
 
 from analysis.cli import main
 from analysis.design import read_plan
-from analysis.power import power
+from analysis.report.power import power
 from analysis.stats.power import STANDARD, rejection_rates
 from lit_klrb.errors import ConfigurationError
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import rfc8785
 
-from analysis.runs import Cell, Curve, Failure, Plan, Run, Sweep
+from analysis.results.sweep import Cell, Curve, Failure, Plan, Run, Sweep
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
 

@@ -11,7 +11,7 @@ from scipy import stats
 
 from analysis.stats.frontier import nondominated
 from analysis.stats.pairs import BoolArray, FloatArray
-from analysis.stats.verdict import count, number, probability
+from analysis.stats.text import count, number, probability
 from lit_klrb.errors import ConfigurationError
 
 COLUMNS = ("method", "kl", "reward")

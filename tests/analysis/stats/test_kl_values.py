@@ -5,7 +5,7 @@ import pytest
 from statsmodels.stats.multitest import multipletests
 
 from analysis.stats.bias import BiasOutcome
-from analysis.stats.estimation import corrected_biases, estimator_spreads
+from analysis.stats.kl_values import corrected_biases, estimator_spreads
 
 
 @pytest.fixture

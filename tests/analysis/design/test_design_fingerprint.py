@@ -5,7 +5,14 @@ from copy import deepcopy
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from analysis.design.identity import NON_SEMANTIC, digest, environment, read_config, semantic, with_contents
+from analysis.design.fingerprint import (
+    NON_SEMANTIC,
+    digest,
+    environment,
+    read_config,
+    semantic,
+    with_contents,
+)
 from lit_klrb.errors import ConfigurationError
 
 KEYS = st.text("abcdef_", min_size=1, max_size=6)
@@ -193,7 +200,7 @@ def test_versions_and_threads_matter(monkeypatch):
     one = environment("lit_klrb", threads=1)
     assert {"code", "python", "torch", "lightning", "transformers", "threads"} <= set(one)
     assert digest({**one, "threads": 2}) != digest(one)
-    monkeypatch.setattr("analysis.design.identity.version", lambda name: "0" if name == "torch" else "1")
+    monkeypatch.setattr("analysis.design.fingerprint.version", lambda name: "0" if name == "torch" else "1")
     assert environment("lit_klrb.schema", threads=2)["torch"] == "0"
     assert environment("lit_klrb.schema", threads=2)["threads"] == 2
 

@@ -1,0 +1,83 @@
+"""How numbers, intervals and p-values are written in sentences and tables."""
+
+import math
+from dataclasses import replace
+
+from analysis.stats.frontier import Share
+from analysis.stats.intervals import Interval
+from analysis.stats.swaps import SwapTest
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number for reading: `digits` significant digits, a true minus sign, a dash for none.
+
+    Example:
+        >>> number(-0.012345), number(1234.5), number(float("nan"))
+        ('−0.0123', '1230', '–')
+    """
+    if value is None or math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if abs(value) < 1e-12:  # what rounding leaves of a zero
+        return "0"
+    places = digits - 1 - math.floor(math.log10(abs(value)))
+    if -4 < places <= digits + 4:
+        text = f"{round(value, places):.{max(0, places)}f}"
+    else:
+        text = f"{value:.{digits - 1}e}"
+    return text.replace("-", "−")
+
+
+def signed(value: float) -> str:
+    """`number` with its sign written out."""
+    return f"+{number(value)}" if value >= 1e-12 else number(value)
+
+
+def count(amount: int, noun: str) -> str:
+    """An amount with its noun in the right form."""
+    ending = "" if amount == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{amount} {noun}{ending}"
+
+
+def probability(p_value: float) -> str:
+    """`p = ...` with two significant digits, kept on one line."""
+    return f"p\u00a0=\u00a0{number(p_value, 2)}"
+
+
+def interval_text(interval: Interval | None) -> str:
+    """The interval with its level, or why there is none."""
+    if interval is None:
+        return "no interval: too few replicates"
+    return f"{interval.level:.0%} CI {number(interval.low)} to {number(interval.high)}"
+
+
+def ratio_text(interval: Interval | None) -> str:
+    """The interval of a log ratio, as one of the ratio."""
+    if interval is None:
+        return interval_text(None)
+    return interval_text(replace(interval, low=math.exp(interval.low), high=math.exp(interval.high)))
+
+
+def evidence_text(test: SwapTest, alpha: float = 0.05) -> str:
+    """The p-value with how it was found; random swaps near `alpha` show their own error."""
+    if test.exact:
+        return f"exact swap {probability(test.p_value)}"
+    error = math.sqrt(test.p_value * (1 - test.p_value) / test.resamples)
+    near = alpha / 2 <= test.p_value <= 2 * alpha
+    spread = f" ± {number(error, 1)}" if near else ""
+    return f"swap {probability(test.p_value)}{spread} from {test.resamples:,} random swaps"
+
+
+def share_text(share: Share) -> str:
+    """A share as k/n (x%) with its interval; never a bare percentage."""
+    if not share.total:
+        return "0/0 (no run on the frontier)"
+    return f"{share.count}/{share.total} ({share.value:.0%}, {share_interval_text(share)})"
+
+
+def share_interval_text(share: Share) -> str:
+    """The interval of a share in percent, or why there is none."""
+    if share.interval is None:
+        return interval_text(None)
+    return f"{share.interval.level:.0%} CI {share.interval.low:.0%} to {share.interval.high:.0%}"
