@@ -169,7 +169,7 @@ def check_upstream(settings: dict[str, Any]) -> None:
         ConfigurationError: Naming the key, the path, and the command that makes it if a config beside the
             default ones does.
     """
-    paths = [(key, path) for key in PATHS for path in _paths(settings.get(key))]
+    paths = [(key, path) for key in PATHS for path in paths_of(settings.get(key))]
     for key, path in paths:
         if not path.endswith(".ckpt") or Path(path).exists():
             continue
@@ -178,7 +178,7 @@ def check_upstream(settings: dict[str, Any]) -> None:
         raise ConfigurationError(f"{path} does not exist; {how}", key=key)
 
 
-def _paths(value: str | dict[str, float] | None) -> list[str]:
+def paths_of(value: str | dict[str, float] | None) -> list[str]:
     """The paths a setting names: one, none, or several with their weights."""
     return [] if value is None else [value] if isinstance(value, str) else list(value)
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from lit_klrb.errors import ConfigurationError
 
 COMMANDS = ("fit", "validate", "test", "predict", "explain", "export")
+# Asked by other programs, not by people: it reads standard input.
+CHECK = "check"
 
 
 def export(argv: Sequence[str]) -> int:
@@ -33,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
-        if not argv or argv[0] not in (*COMMANDS, "-h", "--help"):
+        if not argv or argv[0] not in (*COMMANDS, CHECK, "-h", "--help"):
             given = f"{argv[0]} is no command" if argv else "a command is missing"
             raise ConfigurationError(f"{given}; one of {', '.join(COMMANDS)} expected, --help explains them")
         if argv[:1] == ["export"]:
@@ -42,6 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from lit_klrb.cli.explain import main as explain
 
             return explain(argv[1:])
+        if argv == [CHECK]:
+            from lit_klrb.cli.check import main as check
+
+            return check()
         from lit_klrb.cli.lightning import main as run
 
         return run(argv)

@@ -1,0 +1,91 @@
+"""`check` answers for each command line what `fit` would do with it, and leaves nothing behind."""
+
+import inspect
+import io
+import json
+
+import pytest
+
+from lit_klrb.cli.check import EVALUATION
+from lit_klrb.cli.main import main
+from lit_klrb.data.modules import PromptDataModule
+from lit_klrb.modules import RLOOModule
+
+UNBIASED = ["--kl.estimator", "MonteCarlo"]
+
+
+@pytest.fixture
+def ask(chain, tmp_path, monkeypatch, capsys):
+    """Answers to tiny RLOO runs with further arguments."""
+
+    def asked(*extras):
+        requests = [chain.commands.argv("fit", "rloo", *extra, run=tmp_path / "run") for extra in extras]
+        monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(requests)))
+        capsys.readouterr()
+        assert main(["check"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return asked
+
+
+def test_what_would_be_optimised_and_evaluated(ask, tmp_path):
+    right, wrong = ask(
+        [*UNBIASED, "--model.temperature", "0.7"],
+        ["--kl.estimator", "K3Loss", "--kl.estimator.allow_biased", "true"],
+    )
+    assert right["module"] == "RLOOModule"
+    assert right["estimator"]["name"] == "MonteCarlo"
+    assert right["estimator"]["biased"] is False
+    assert wrong["estimator"]["biased"] is True
+    assert "KL(reference || policy)" in wrong["estimator"]["optimises"]
+    differing = [key for key, value in right["evaluation"].items() if wrong["evaluation"][key] != value]
+    assert differing == ["model.init_args.temperature"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_mistake_is_one_line_and_the_others_are_answered(ask):
+    mistakes = {
+        "K3Loss is not trained with unless allow_biased": ["--kl.estimator", "K3Loss"],
+        "kl.estimator: Nonsense is no known class": ["--kl.estimator", "Nonsense"],
+        "unknown key model.init_args.nonsense": ["--model.nonsense", "1"],
+        "init_args.batch_size: must be at least 1, got 0": ["--data.batch_size", "0"],
+        "policy_path: /no/where does not exist": ["--model.policy_path", "/no/where"],
+        "policy_path: /no/where.ckpt does not exist": ["--model.policy_path", "/no/where.ckpt"],
+        "source: /no/where does not exist": ["--data.source", "/no/where"],
+        "source: nowhere.jsonl does not exist": ["--data.source", "nowhere.jsonl"],
+        "reward_path: cannot import math:nope": ["--model.reward_path", "math:nope"],
+    }
+    answers = ask(*mistakes.values(), UNBIASED)
+    for message, answer in zip(mistakes, answers, strict=False):
+        assert message in answer["error"]
+        assert "\n" not in answer["error"]
+    assert "error" not in answers[-1]
+
+
+def test_a_module_without_a_kl_term_has_no_estimator(chain, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps([chain.commands.argv("fit", "sft")])))
+    assert main(["check"]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)
+    assert answer["estimator"] is None
+
+
+def test_every_argument_is_of_the_evaluation_or_of_training_alone():
+    training = {
+        *("completions_per_prompt", "policy_path", "lora", "learning_rate", "weight_decay", "adam_epsilon"),
+        *("schedule", "warmup_steps", "gradient_checkpointing", "compile_backend", "seed"),
+        *("inner_epochs", "mini_batches", "missing_eos_penalty", "rollout_backend", "vllm_options"),
+        *("batch_size", "train_size"),
+    }
+    mros = [cls for kind in (RLOOModule, PromptDataModule) for cls in kind.__mro__]
+    ours = [cls for cls in mros if cls.__module__.startswith("lit_klrb.")]
+    known = {name for cls in ours for name in inspect.signature(cls).parameters} - {"kwargs"}
+    evaluation = {key for keys in EVALUATION.values() for key in keys}
+    assert known == training | evaluation
+    assert not training & evaluation
+
+
+@pytest.mark.parametrize("text", ["", "{", "7", "[[1]]", "[7]"])
+def test_what_is_no_list_of_command_lines_is_refused(monkeypatch, capsys, text):
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    assert main(["check"]) == 2
+    assert "a JSON list of command lines is expected" in capsys.readouterr().err
