@@ -94,7 +94,7 @@ def gradients(policy_path: str, reference_path: str, beta: float, batches: int) 
         found = []
         for kind in KINDS:
             weights = kind().weights(stats, rollout.mask, rewards, beta=beta, group_size=4)
-            loss = scorer.loss(rollout, states, kind().linear_loss(rollout.mask, weights, beta=beta))
+            loss = scorer.loss(rollout, states, weights)
             found.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)]))
         yield found
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.estimators import LossWeights
 from lit_klrb.modules.rloo import Experience, RLOOModule
 from lit_klrb.studies.rollouts import RolloutCallback
 
@@ -75,7 +76,7 @@ def prompt_gradients(module: RLOOModule, group_size: int) -> tuple[Tensor, Tenso
         torch.zeros(3, sum(p.numel() for p in parameters), device=module.device),
         torch.zeros(3, device=module.device),
     )
-    starts = range(0, len(experience.weights), group_size)
+    starts = range(0, len(experience.rewards), group_size)
     for start in starts:
         rows = slice(start, start + group_size)
         losses = module.loss_of(without_kl.rows(rows), beta=0.0), module.loss_of(experience.rows(rows))
@@ -109,7 +110,7 @@ def summary(sums: Tensor, squares: Tensor, count: int) -> dict[str, float]:
 
 
 @torch.no_grad()
-def _weights_without_kl(module: RLOOModule, experience: Experience, group_size: int) -> Tensor:
+def _weights_without_kl(module: RLOOModule, experience: Experience, group_size: int) -> LossWeights:
     stats = module.scorer.stats(experience.rollout, experience.reference_states)
     return module.kl_estimator.weights(
         stats, experience.rollout.mask, experience.rewards, beta=0.0, group_size=group_size

@@ -11,7 +11,7 @@ import torch
 
 from lit_klrb import estimators
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators import KLEstimator, MonteCarlo, RaoBlackwell
+from lit_klrb.estimators import KLEstimator, LossWeights, MonteCarlo, RaoBlackwell
 from lit_klrb.functional import TokenStats, token_stats
 from lit_klrb.functional.enumeration import TabularLM, exact_kl, exact_kl_gradient
 
@@ -88,7 +88,12 @@ def _measure_at(estimator: KLEstimator, policy: TabularLM, reference: TabularLM)
     logits = policy.token_logits(tokens).requires_grad_()
     stats = token_stats(logits, reference.token_logits(tokens), tokens)
     alone = [slice(n, n + 1) for n in range(len(tokens))]
-    weights = torch.cat([estimator.weights(_rows(stats.detach(), n), mask[n]) for n in alone])
+    weights = LossWeights(
+        *map(
+            torch.cat,
+            zip(*(estimator.weights(_rows(stats.detach(), n), mask[n]) for n in alone), strict=True),
+        )
+    )
     # The loss averages over completions that all occur once: put each one's probability in place of 1 / N.
     loss = estimator.loss(stats, mask, weights) * len(tokens)
     gradient = torch.zeros_like(logits)

@@ -1,6 +1,6 @@
 """KL estimators: each a pair of a detached score weight and a differentiable term, all with one interface."""
 
-from .base import Explanation as Explanation, KLEstimator as KLEstimator, LinearLoss as LinearLoss
+from .base import Explanation as Explanation, KLEstimator as KLEstimator, LossWeights as LossWeights
 from .biased import (
     K1Loss as K1Loss,
     K2Loss as K2Loss,

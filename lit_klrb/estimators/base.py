@@ -1,6 +1,7 @@
 """What every KL estimator offers, and what it says about itself."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, get_args
 
@@ -33,19 +34,20 @@ class Explanation(NamedTuple):
     caution: str | None = None
 
 
-class LinearLoss(NamedTuple):
-    """A loss of the form sum over the mask of score_weights logprobs + kl_weights kl, divided by B.
+class LossWeights(NamedTuple):
+    """Detached weights of a loss: the masked sum of score * log p(y_t) + kl * l_t, divided by B.
 
     Args:
-        score_weights: Shape [B, T], 0 outside the mask.
-        kl_weights: Shape [B, T], 0 outside the mask.
-        clip_range: If not None, `score_weights` multiply the per-token ratio to the behaviour policy instead
-            of the log-probability, clipped as in PPO.
+        score: Weight of each token's log-probability, c_t, shape [B, T]; 0 outside the mask.
+        kl: Weight of the estimator's differentiable term l_t, shape [B, T]; 0 outside the mask.
     """
 
-    score_weights: Tensor
-    kl_weights: Tensor
-    clip_range: float | None
+    score: Tensor
+    kl: Tensor
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "LossWeights":
+        """The same change made to each tensor: rows selected, a device, a type."""
+        return LossWeights(*(change(field) for field in self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +104,8 @@ class KLEstimator(ABC):
         *,
         beta: float = 1.0,
         group_size: int = 1,
-    ) -> Tensor:
-        """Everything that couples sequences, computed once on the whole rollout: detached score weights.
+    ) -> LossWeights:
+        """The weights of the loss: everything that couples sequences, computed once on the whole rollout.
 
         Args:
             stats: Statistics of the rollout under the policy that generated it.
@@ -113,8 +115,9 @@ class KLEstimator(ABC):
             group_size: Completions per prompt.
 
         Returns:
-            Shape [B, T], 0 outside the mask, to be minimised: a reward enters with a minus sign. Under
-            "prefix" and "sequence" the completion's own KL is left to `loss`, which has to weigh it anew.
+            Weights of a loss to be minimised: rewards enter `score` with a minus sign. Under "prefix" and
+            "sequence" the completion's own KL is left out of `score`: `loss` adds it, under the importance
+            weights of the current policy.
 
         Raises:
             ConfigurationError: If the batch is not made of groups, or a baseline is to be had of one.
@@ -125,7 +128,7 @@ class KLEstimator(ABC):
         self,
         stats: TokenStats,
         mask: Tensor,
-        weights: Tensor,
+        weights: LossWeights,
         *,
         beta: float = 1.0,
         behaviour_logprobs: Tensor | None = None,
@@ -136,7 +139,7 @@ class KLEstimator(ABC):
             stats: Statistics under the current policy, differentiable.
             mask: Completion tokens, shape [B, T].
             weights: The rows of `weights(...)` for these sequences.
-            beta: As in `weights`.
+            beta: As in `weights`; read where the completion's own KL is weighted anew.
             behaviour_logprobs: Log-probabilities under the policy that generated, shape [B, T]; None where
                 that is the current policy. Constants: no gradient flows here.
 
@@ -144,9 +147,14 @@ class KLEstimator(ABC):
             Scalar. Gradients of micro-batches, weighted by their sizes, add up to that of the whole batch.
         """
 
-    @abstractmethod
-    def linear_loss(self, mask: Tensor, weights: Tensor, *, beta: float = 1.0) -> LinearLoss | None:
-        """The weights of the fused loss with the same gradient as `loss`, or None if there are none."""
+    @property
+    def is_fusable(self) -> bool:
+        """Whether `tiled_policy_loss` forms the same loss from the weights.
+
+        It does where l_t is the exact KL of the token and `weights` hold all there is to the score part: the
+        weight of the log-probability or, under "clip", of the clipped ratio.
+        """
+        return False
 
     def surrogate(
         self,

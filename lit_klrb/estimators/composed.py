@@ -8,7 +8,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators.base import KLEstimator, LinearLoss
+from lit_klrb.estimators.base import KLEstimator, LossWeights
 from lit_klrb.functional.credit import (
     Credit,
     ImportanceWeights,
@@ -82,61 +82,47 @@ class ComposedEstimator(KLEstimator):
         *,
         beta: float = 1.0,
         group_size: int = 1,
-    ) -> Tensor:
+    ) -> LossWeights:
         stats = stats.masked(mask)
         check_group_size(len(mask), group_size)
         own = self._credit(stats, importance_weights(torch.zeros_like(stats.logprobs), "none"))
-        weights = beta * (self._centred(own, group_size) - (own if self.weighs_own_kl_anew else 0))
+        score = beta * (self._centred(own, group_size) - (own if self.weighs_own_kl_anew else 0))
         if rewards is not None:
-            weights = weights - self._centred(rewards.to(weights.dtype), group_size)[:, None]
-        return torch.where(mask, weights, 0)
+            score = score - self._centred(rewards.to(score.dtype), group_size)[:, None]
+        score = torch.where(mask, score, 0)
+        kl_weight = 0.0 if self.recipe.pathwise is None else beta
+        return LossWeights(score, kl_weight * mask.to(score.dtype))
 
     @override
     def loss(
         self,
         stats: TokenStats,
         mask: Tensor,
-        weights: Tensor,
+        weights: LossWeights,
         *,
-        beta: float = 1.0,
+        beta: float | Tensor = 1.0,
         behaviour_logprobs: Tensor | None = None,
     ) -> Tensor:
-        return self.loss_at(stats, mask, weights, beta, behaviour_logprobs)
-
-    def loss_at(
-        self,
-        stats: TokenStats,
-        mask: Tensor,
-        weights: Tensor,
-        beta: float | Tensor,
-        behaviour_logprobs: Tensor | None,
-    ) -> Tensor:
-        """`loss` with a beta that may differ from token to token, shape [B, T]."""
         stats = stats.masked(mask)
-        weights = torch.where(mask, weights, 0)
+        score_weights, kl_weights = weights.map(lambda field: torch.where(mask, field, 0))
         log_ratio = log_ratio_to_behaviour(stats.logprobs, mask, behaviour_logprobs)
         scope = "none" if self.off_policy == "clip" else self.off_policy
         importance = importance_weights(log_ratio, scope)
         if self.weighs_own_kl_anew:
-            weights = importance.sequence * weights + beta * self._credit(stats, importance)
+            score_weights = importance.sequence * score_weights + beta * self._credit(stats, importance)
         if self.off_policy == "clip":
-            score = clipped_loss(log_ratio, weights, self.clip_range)
+            score = clipped_loss(log_ratio, score_weights, self.clip_range)
         else:
-            score = weighted_loss(stats.logprobs, weights)
+            score = weighted_loss(stats.logprobs, score_weights)
         if self.recipe.pathwise is None:
             return score
         pathwise = _per_token(stats, self.recipe.pathwise)
-        return score + weighted_loss(pathwise, beta * _importance_of(self.recipe.pathwise, importance))
+        return score + weighted_loss(pathwise, kl_weights * _importance_of(self.recipe.pathwise, importance))
 
+    @property
     @override
-    def linear_loss(self, mask: Tensor, weights: Tensor, *, beta: float = 1.0) -> LinearLoss | None:
-        if self.weighs_own_kl_anew or self.recipe.pathwise not in (None, "kl"):
-            return None
-        weights = torch.where(mask, weights, 0)
-        kl_weights = mask * (beta if self.recipe.pathwise else 0.0)
-        return LinearLoss(
-            weights, kl_weights.to(weights.dtype), self.clip_range if self.off_policy == "clip" else None
-        )
+    def is_fusable(self) -> bool:
+        return not self.weighs_own_kl_anew and self.recipe.pathwise in (None, "kl")
 
     def _credit(self, stats: TokenStats, importance: ImportanceWeights) -> Tensor:
         """The score weight c_t of each completion by itself, without a baseline."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_klrb.estimators.base import Explanation, KLEstimator, LinearLoss
+from lit_klrb.estimators.base import Explanation, KLEstimator, LossWeights
 from lit_klrb.estimators.unbiased import MonteCarlo, RaoBlackwell
 from lit_klrb.functional.logprobs import TokenStats
 
@@ -28,8 +28,7 @@ class RaoBlackwellControlVariate(KLEstimator):
     still correlated with it, and a negative c makes it a baseline for the reward. Each group's c is fitted
     on the other groups of the batch: see `cross_fitted_coefficients`.
 
-    `weights` are complex, so that c too survives any split of the rollout: the real part is the score weight,
-    the imaginary part, c, the weight of the differentiable KL.
+    c is the weight of the differentiable KL in `LossWeights`, and so survives any split of the rollout.
     """
 
     explanation: ClassVar[Explanation] = Explanation(
@@ -62,37 +61,41 @@ class RaoBlackwellControlVariate(KLEstimator):
         *,
         beta: float = 1.0,
         group_size: int = 1,
-    ) -> Tensor:
+    ) -> LossWeights:
         def at_zero_and_slope(arms: _Arms) -> tuple[Tensor, Tensor]:
-            monte_carlo, rao_blackwell = (arm.weights(stats, mask, group_size=group_size) for arm in arms)
+            monte_carlo, rao_blackwell = (
+                arm.weights(stats, mask, group_size=group_size).score for arm in arms
+            )
             at_zero = arms.monte_carlo.weights(stats, mask, rewards, beta=beta, group_size=group_size)
-            return at_zero, rao_blackwell - monte_carlo
+            return at_zero.score, rao_blackwell - monte_carlo
 
         on_policy = replace(self, off_policy="none")._arms
         coefficients = cross_fitted_coefficients(*at_zero_and_slope(on_policy), group_size)[:, None]
         at_zero, slope = at_zero_and_slope(self._arms)
-        return torch.complex(at_zero + coefficients * slope, coefficients * mask)
+        return LossWeights(at_zero + coefficients * slope, coefficients * mask)
 
     @override
     def loss(
         self,
         stats: TokenStats,
         mask: Tensor,
-        weights: Tensor,
+        weights: LossWeights,
         *,
         beta: float = 1.0,
         behaviour_logprobs: Tensor | None = None,
     ) -> Tensor:
-        score, c = weights.real, weights.imag
-        arms, nothing = self._arms, torch.zeros_like(score)
-        return arms.monte_carlo.loss_at(
-            stats, mask, score, beta - c, behaviour_logprobs
-        ) + arms.rao_blackwell.loss_at(stats, mask, nothing, c, behaviour_logprobs)
+        c, nothing = weights.kl, torch.zeros_like(weights.kl)
+        shares = (weights.score, beta - c), (nothing, c)
+        losses = [
+            arm.loss(stats, mask, LossWeights(score, c), beta=own, behaviour_logprobs=behaviour_logprobs)
+            for arm, (score, own) in zip(self._arms, shares, strict=True)
+        ]
+        return torch.stack(losses).sum()
 
+    @property
     @override
-    def linear_loss(self, mask: Tensor, weights: Tensor, *, beta: float = 1.0) -> LinearLoss | None:
-        linear = self._arms.monte_carlo.linear_loss(mask, weights.real)
-        return None if linear is None else linear._replace(kl_weights=torch.where(mask, weights.imag, 0))
+    def is_fusable(self) -> bool:
+        return self._arms.monte_carlo.is_fusable
 
     @property
     def _arms(self) -> _Arms:

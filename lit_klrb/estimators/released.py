@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_klrb.estimators.base import Explanation
+from lit_klrb.estimators.base import Explanation, LossWeights
 from lit_klrb.estimators.composed import ComposedEstimator, Recipe, Term, log_ratio_to_behaviour
 from lit_klrb.functional.logprobs import TokenStats
 from lit_klrb.functional.surrogate import clipped_loss
@@ -31,16 +31,16 @@ class ReleasedEstimator(ComposedEstimator):
         self,
         stats: TokenStats,
         mask: Tensor,
-        weights: Tensor,
+        weights: LossWeights,
         *,
-        beta: float = 1.0,
+        beta: float | Tensor = 1.0,
         behaviour_logprobs: Tensor | None = None,
     ) -> Tensor:
         if self.off_policy != "clip":
             return super().loss(stats, mask, weights, beta=beta, behaviour_logprobs=behaviour_logprobs)
         log_ratio = log_ratio_to_behaviour(stats.masked(mask).logprobs, mask, behaviour_logprobs).sum(-1)
-        # `weights` are the same at every token of a completion, and 0 outside the mask
-        coupled = torch.where(mask, weights, 0).sum(-1) / mask.sum(-1).clamp(min=1)
+        # The score weights are the same at every token of a completion, and 0 outside the mask
+        coupled = torch.where(mask, weights.score, 0).sum(-1) / mask.sum(-1).clamp(min=1)
         cost = coupled + beta * self.value(stats, mask)
         return clipped_loss(log_ratio, cost, self.clip_range)
 

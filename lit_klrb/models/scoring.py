@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lit_klrb.estimators import LinearLoss
+from lit_klrb.estimators import LossWeights
 from lit_klrb.functional import TokenStats, tiled_policy_loss, tiled_token_stats, token_stats
 from lit_klrb.functional.surrogate import clipped_loss, weighted_loss
 from lit_klrb.models.adapters import adapter_off
@@ -91,26 +91,32 @@ class Scorer:
         self,
         rollout: Rollout,
         reference_states: Tensor,
-        linear: LinearLoss,
+        weights: LossWeights,
         behaviour_logprobs: Tensor | None = None,
+        clip_range: float | None = None,
     ) -> Tensor:
-        """A loss whose weights are known, its gradients formed while the logits are there anyway.
+        """The loss of an estimator that is fusable, its gradients formed while the logits are there anyway.
 
         Args:
             rollout: B sequences with T completion positions.
             reference_states: What `reference_states` gave for them.
-            linear: The weights.
-            behaviour_logprobs: Log-probabilities under the policy that sampled, [B, T]; read under clipping.
+            weights: The rows of `KLEstimator.weights(...)` for these sequences.
+            behaviour_logprobs: Log-probabilities under the policy that sampled, [B, T]; None on-policy. Read
+                with `clip_range` only.
+            clip_range: Half-width of the range of the ratio to that policy, which then takes the place of
+                the log-probability; None does not clip.
         """
-        if linear.clip_range is None:
-            behaviour_logprobs = None
+        if clip_range is None or behaviour_logprobs is None:
+            clip_range = behaviour_logprobs = None
         if not self.tiled:
-            return self._loss_from_logits(rollout, reference_states, linear, behaviour_logprobs)
+            return self._loss_from_logits(rollout, reference_states, weights, behaviour_logprobs, clip_range)
         loss, _ = tiled_policy_loss(
             **self._tiled_arguments(rollout, reference_states),
             mask=rollout.mask,
-            **linear._asdict(),
+            score_weights=weights.score,
+            kl_weights=weights.kl,
             behaviour_logprobs=behaviour_logprobs,
+            clip_range=clip_range,
         )
         return loss
 
@@ -118,16 +124,17 @@ class Scorer:
         self,
         rollout: Rollout,
         reference_states: Tensor,
-        linear: LinearLoss,
+        weights: LossWeights,
         behaviour_logprobs: Tensor | None,
+        clip_range: float | None,
     ) -> Tensor:
         stats = self.stats(rollout, reference_states).masked(rollout.mask)
         assert stats.kl is not None
-        pathwise = weighted_loss(stats.kl, linear.kl_weights)
-        if linear.clip_range is None or behaviour_logprobs is None:
-            return pathwise + weighted_loss(stats.logprobs, linear.score_weights)
+        pathwise = weighted_loss(stats.kl, weights.kl)
+        if clip_range is None or behaviour_logprobs is None:
+            return pathwise + weighted_loss(stats.logprobs, weights.score)
         log_ratio = torch.where(rollout.mask, stats.logprobs - behaviour_logprobs, 0)
-        return pathwise + clipped_loss(log_ratio, linear.score_weights, linear.clip_range)
+        return pathwise + clipped_loss(log_ratio, weights.score, clip_range)
 
     def _tiled_arguments(self, rollout: Rollout, reference_states: Tensor) -> dict[str, Any]:
         policy, reference = self._parts

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lit_klrb.distributed import gather, stacked
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators import KLEstimator, RaoBlackwell
+from lit_klrb.estimators import KLEstimator, LossWeights, RaoBlackwell
 from lit_klrb.functional import TokenStats
 from lit_klrb.functional.statistics import clustered_mean
 from lit_klrb.models.generation import Rollout, generate_completions
@@ -27,7 +27,7 @@ class Experience(NamedTuple):
         reference_states: What the scorer keeps of the reference, [B, T, D].
         behaviour_logprobs: Log-probabilities the completions were drawn with, [B, T].
         rewards: What each completion is trained for, [B]: its reward, less the penalty if it has no end.
-        weights: The estimator's score weights, [B, T].
+        weights: The estimator's weights of the loss, [B, T].
         metrics: What is logged of it at each of its steps.
     """
 
@@ -35,13 +35,14 @@ class Experience(NamedTuple):
     reference_states: Tensor
     behaviour_logprobs: Tensor
     rewards: Tensor
-    weights: Tensor
+    weights: LossWeights
     metrics: dict[str, float]
 
     def rows(self, rows: slice) -> "Experience":
         """The same for some of the sequences."""
         tensors: dict[str, Any] = {k: v[rows] for k, v in self._asdict().items() if isinstance(v, Tensor)}
-        return self._replace(rollout=self.rollout.rows(rows), **tensors)
+        weights = self.weights.map(lambda field: field[rows])
+        return self._replace(rollout=self.rollout.rows(rows), weights=weights, **tensors)
 
 
 class RLOOModule(RegularisedModule):
@@ -126,7 +127,7 @@ class RLOOModule(RegularisedModule):
     def last_rollout(self) -> tuple[float, int]:
         """Mean KL in nats of the newest rollout, and how many completions it has, in all processes."""
         assert self.experience is not None
-        return self.experience.metrics["kl"], len(self.experience.weights) * self.trainer.world_size
+        return self.experience.metrics["kl"], len(self.experience.rewards) * self.trainer.world_size
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Sample and weigh a rollout where a new one is due; the loss of this step's share of it."""
@@ -147,14 +148,12 @@ class RLOOModule(RegularisedModule):
             beta: That the weights were made with; the run's by default.
         """
         rollout, reference_states, behaviour_logprobs, _, weights, _ = experience
-        beta = self.beta if beta is None else beta
-        linear = self.kl_estimator.linear_loss(rollout.mask, weights, beta=beta)
-        if linear is not None:
-            return self.scorer.loss(rollout, reference_states, linear, behaviour_logprobs)
+        estimator, beta = self.kl_estimator, self.beta if beta is None else beta
+        if estimator.is_fusable:
+            clip_range = estimator.clip_range if estimator.off_policy == "clip" else None
+            return self.scorer.loss(rollout, reference_states, weights, behaviour_logprobs, clip_range)
         stats = self.scorer.stats(rollout, reference_states)
-        return self.kl_estimator.loss(
-            stats, rollout.mask, weights, beta=beta, behaviour_logprobs=behaviour_logprobs
-        )
+        return estimator.loss(stats, rollout.mask, weights, beta=beta, behaviour_logprobs=behaviour_logprobs)
 
     @torch.no_grad()
     def collect(self, batch: dict[str, Tensor], number: int) -> Experience:
@@ -185,8 +184,8 @@ class RLOOModule(RegularisedModule):
 
     def _weigh(
         self, stats: TokenStats, mask: Tensor, rewards: Tensor, unfinished: Tensor
-    ) -> tuple[Tensor, dict[str, float]]:
-        """Score weights of this process's completions, and metrics, both from those of all processes."""
+    ) -> tuple[LossWeights, dict[str, float]]:
+        """Loss weights of this process's completions, and metrics, both from those of all processes."""
         group_size = self.sampling.completions_per_prompt
         count, width = mask.shape
         columns = rewards[:, None], unfinished[:, None]
@@ -204,11 +203,11 @@ class RLOOModule(RegularisedModule):
         metrics["length"] = mask.sum(1).float().mean().item()
         metrics["unfinished"] = unfinished.float().mean().item()
         first = self.global_rank * count
-        return weights[first : first + count, :width], metrics
+        return weights.map(lambda field: field[first : first + count, :width]), metrics
 
     def _share(self, experience: Experience, index: int) -> Experience:
         """The sequences of one of the equal parts a rollout is split into; no prompt's group is cut."""
-        count = len(experience.weights)
+        count = len(experience.rewards)
         groups = count // self.sampling.completions_per_prompt
         if groups % self._splits:
             raise ConfigurationError(
@@ -223,8 +222,9 @@ class RLOOModule(RegularisedModule):
         """Keep every process's rollout in use: after a stop within its steps it could not be drawn again."""
         super().on_save_checkpoint(checkpoint)
         if self.experience is not None:
-            rollout, *rest = self.experience
-            checkpoint[EXPERIENCE_KEY] = gather([tuple(rollout), *rest])
+            # Plain tuples: a checkpoint holds no class that reading it would have to import.
+            parts = [tuple(part) if isinstance(part, tuple) else part for part in self.experience]
+            checkpoint[EXPERIENCE_KEY] = gather(parts)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the rollout in use from the checkpoint."""
@@ -236,7 +236,12 @@ class RLOOModule(RegularisedModule):
                     f"ckpt_path: saved by {len(kept)} processes, and trainer.devices makes "
                     f"{self.trainer.world_size}; a run is resumed by as many as began it"
                 )
-            rollout, *rest = kept[self.global_rank]
-            parts: list[Any] = [part.to(self.device) if isinstance(part, Tensor) else part for part in rest]
-            rollout = Rollout(*(tensor.to(self.device) for tensor in rollout))
-            self.experience = Experience(rollout, *parts)
+            rollout, reference_states, behaviour_logprobs, rewards, weights, metrics = kept[self.global_rank]
+            self.experience = Experience(
+                Rollout(*(tensor.to(self.device) for tensor in rollout)),
+                reference_states.to(self.device),
+                behaviour_logprobs.to(self.device),
+                rewards.to(self.device),
+                LossWeights(*(tensor.to(self.device) for tensor in weights)),
+                metrics,
+            )

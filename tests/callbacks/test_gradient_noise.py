@@ -36,7 +36,7 @@ def test_moments_are_those_of_the_prompts_gradients(chain, tmp_path, monkeypatch
         found = original(module, group_size)
         parameters = list(module.policy.parameters())
         gradients = []
-        for start in range(0, len(module.experience.weights), group_size):
+        for start in range(0, len(module.experience.rewards), group_size):
             rows = module.experience.rows(slice(start, start + group_size))
             loss = module.loss_of(rows)
             gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)]))

@@ -15,5 +15,5 @@ class GradientKeeper(L.Callback):
         if trainer.is_global_zero:
             torch.save(gradients, folder / f"gradients_{step}.pt")
         if getattr(pl_module, "experience", None) is not None:
-            kept = pl_module.experience.rollout.completions, pl_module.experience.weights
+            kept = pl_module.experience.rollout.completions, torch.stack(pl_module.experience.weights[:2], -1)
             torch.save(kept, folder / f"rollout_{step}_{trainer.global_rank}.pt")

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_klrb.estimators import KLEstimator
+from lit_klrb.estimators import KLEstimator, LossWeights
 from lit_klrb.functional import TokenStats, token_stats
 from lit_klrb.functional.enumeration import TabularLM
 
@@ -146,7 +146,7 @@ def loss_in_parts(
     estimator: KLEstimator,
     stats: TokenStats,
     mask: Tensor,
-    weights: Tensor,
+    weights: LossWeights,
     beta: float,
     behaviour: Tensor | None,
     parts: list[slice],
@@ -155,7 +155,7 @@ def loss_in_parts(
         estimator.loss(
             TokenStats(*(field[part] for field in stats)),
             mask[part],
-            weights[part],
+            weights.map(lambda field, part=part: field[part]),
             beta=beta,
             behaviour_logprobs=None if behaviour is None else behaviour[part],
         )

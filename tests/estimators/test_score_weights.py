@@ -19,7 +19,7 @@ def test_score_weights_are_the_definitions_and_zero_outside_the_mask(name, basel
     mask = CASE.sequences[1][ROWS]
     stats = TokenStats(*(field[ROWS] for field in CASE.stats(CASE.policy.logits)))
     expected = score_weights(name, stats.logprobs - stats.ref_logprobs, stats.kl, mask, group_size, baseline)
-    weights = getattr(estimators, name)(baseline=baseline).weights(stats, mask, group_size=group_size)
+    weights = getattr(estimators, name)(baseline=baseline).weights(stats, mask, group_size=group_size).score
     assert torch.allclose(weights, expected, rtol=0, atol=1e-12)
     assert not weights[~mask].any()
 
@@ -30,9 +30,9 @@ def test_rewards_enter_with_a_minus_sign_and_a_baseline_of_their_own(name, basel
     mask = CASE.sequences[1][ROWS]
     stats = TokenStats(*(field[ROWS] for field in CASE.stats(CASE.policy.logits)))
     estimator, rewards = getattr(estimators, name)(baseline=baseline), CASE.rewards[ROWS]
-    weights = estimator.weights(stats, mask, rewards, beta=0.3, group_size=3)
+    weights = estimator.weights(stats, mask, rewards, beta=0.3, group_size=3).score
     for row in range(len(ROWS)):
         others = [other for other in range(row // 3 * 3, row // 3 * 3 + 3) if other != row]
         advantage = rewards[row] - (0 if baseline is None else rewards[others].mean())
-        alone = 0.3 * estimator.weights(stats, mask, group_size=3)[row]
+        alone = 0.3 * estimator.weights(stats, mask, group_size=3).score[row]
         assert torch.allclose(weights[row], torch.where(mask[row], alone - advantage, 0), rtol=0, atol=1e-12)

@@ -40,11 +40,10 @@ class Walk:
                 beta=BETA,
                 group_size=group_size,
             )
-            linear = estimator.linear_loss(mask, weights, beta=BETA)
             gradients.append(
                 sum(
                     torch.einsum("bt,btcv->cv", part, gradient[batch])
-                    for part, gradient in zip(linear[:2], self.gradients, strict=True)
+                    for part, gradient in zip(weights, self.gradients, strict=True)
                 )
                 / len(batch)
             )

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from lit_klrb.estimators import LinearLoss
+from lit_klrb.estimators import LossWeights
 from lit_klrb.functional import token_stats
 from lit_klrb.models.generation import Rollout
 from lit_klrb.models.heads import split_model
@@ -92,17 +92,17 @@ def test_the_loss_with_known_weights_is_that_of_the_statistics(kind, rollout, cl
     states = scorer.reference_states(rollout)
     generator = torch.Generator().manual_seed(1)
     score, kl, noise = (torch.randn(4, 5, generator=generator) for _ in range(3))
-    linear = LinearLoss(score * rollout.mask, kl * rollout.mask, clip_range)
+    weights = LossWeights(score * rollout.mask, kl * rollout.mask)
     stats = scorer.stats(rollout, states)
     behaviour = (stats.logprobs + 0.3 * noise).detach()
     masked = stats.masked(rollout.mask)
     if clip_range is None:
-        score_part = linear.score_weights * masked.logprobs
+        score_part = weights.score * masked.logprobs
     else:
         ratio = torch.where(rollout.mask, masked.logprobs - behaviour, 0).exp()
-        score_part = torch.maximum(linear.score_weights * ratio, linear.score_weights * ratio.clamp(0.8, 1.2))
-    expected = (score_part + linear.kl_weights * masked.kl).sum() / 4
-    loss = scorer.loss(rollout, states, linear, behaviour)
+        score_part = torch.maximum(weights.score * ratio, weights.score * ratio.clamp(0.8, 1.2))
+    expected = (score_part + weights.kl * masked.kl).sum() / 4
+    loss = scorer.loss(rollout, states, weights, behaviour, clip_range)
     assert loss.item() == pytest.approx(expected.item(), abs=1e-4)
     parameters = [p for p in policy.parameters() if p.requires_grad]
     ours, plain = (torch.autograd.grad(value, parameters, allow_unused=True) for value in (loss, expected))

@@ -80,8 +80,8 @@ def test_inner_epochs_use_one_rollout_and_mini_batches_share_it_out(chain, tmp_p
     module.training_step(batch, 4)
     assert module.experience is not first
     halves = [module._share(first, index) for index in (0, 1)]
-    assert [len(half.weights) for half in halves] == [6, 6]
-    assert torch.equal(torch.cat([half.weights for half in halves]), first.weights)
+    assert [len(half.rewards) for half in halves] == [6, 6]
+    assert torch.equal(torch.cat([half.weights.score for half in halves]), first.weights.score)
 
 
 def test_rollouts_are_addressed_by_seed_and_number(chain, tmp_path):
