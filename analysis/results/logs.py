@@ -1,0 +1,118 @@
+"""Reads logs of other software as rows: CSV, JSON lines, and the JSON that Hugging Face's trainers leave."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lit_klrb.errors import ConfigurationError
+
+# What a `trainer_state.json` calls its rows.
+HISTORY = "log_history"
+FORMATS = ".csv, .jsonl, or .json with a list of rows or a trainer's log_history"
+
+
+class Row(NamedTuple):
+    """One logged row.
+
+    Args:
+        place: Where it is, for messages: the file and its line, or its number among the rows.
+        values: Column -> value; empty ones are left out. Nested JSON has its keys joined by dots.
+    """
+
+    place: str
+    values: dict[str, Any]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a log.
+
+    Args:
+        path: A .csv file; a .jsonl file, as verl's `file` logger writes it; a .json file that holds a list of
+            rows or, as `trainer_state.json` does, has them under `log_history`.
+
+    Raises:
+        ConfigurationError: If the file cannot be read as what it is called, in one line with the place.
+    """
+    readers = {".csv": _csv_rows, ".jsonl": _json_lines, ".json": _json_rows}
+    reader = readers.get(path.suffix)
+    if reader is None:
+        raise ConfigurationError(
+            f"{path}: {path.suffix or 'no suffix'} is not allowed; {FORMATS} is expected"
+        )
+    if not path.is_file():
+        raise ConfigurationError(f"{path}: does not exist, or is not a file")
+    try:
+        text = path.read_bytes().decode("utf-8-sig")  # spreadsheets begin a CSV file with a byte order mark
+        rows = list(reader(path, text))
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: byte {error.start} is not UTF-8") from None
+    except RecursionError:
+        raise ConfigurationError(f"{path}: nested too deeply") from None
+    if not rows:
+        raise ConfigurationError(f"{path}: has no rows")
+    return rows
+
+
+def _csv_rows(path: Path, text: str) -> Iterator[Row]:
+    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
+    header: list[str] = []
+    try:
+        for fields in reader:
+            place, fields = f"{path}: line {reader.line_num}", [field.strip() for field in fields]
+            if not any(fields):
+                continue
+            if not header:
+                header = fields
+                _check_header(path, header)
+                continue
+            if len(fields) != len(header):
+                raise ConfigurationError(f"{place}: has {len(fields)} fields, the header {len(header)}")
+            yield Row(place, {name: field for name, field in zip(header, fields, strict=True) if field})
+    except csv.Error as error:
+        raise ConfigurationError(f"{path}: line {reader.line_num}: {error}") from None
+
+
+def _check_header(path: Path, header: list[str]) -> None:
+    repeated = sorted({name for name in header if header.count(name) > 1})
+    if repeated:
+        raise ConfigurationError(f"{path}: has the column {repeated[0]!r} more than once")
+
+
+def _json_lines(path: Path, text: str) -> Iterator[Row]:
+    lines = ((f"{path}: line {number}", line) for number, line in enumerate(text.split("\n"), 1))
+    return _rows_of((place, _parsed(place, line)) for place, line in lines if line.strip())
+
+
+def _json_rows(path: Path, text: str) -> Iterator[Row]:
+    content = _parsed(str(path), text)
+    rows = content.get(HISTORY) if isinstance(content, dict) else content
+    if not isinstance(rows, list):
+        raise ConfigurationError(f"{path}: a list of rows is expected, or one under {HISTORY}")
+    return _rows_of((f"{path}: row {number}", row) for number, row in enumerate(rows, 1))
+
+
+def _parsed(place: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{place}: is not JSON ({error})") from None
+
+
+def _rows_of(contents: Iterable[tuple[str, Any]]) -> Iterator[Row]:
+    for place, content in contents:
+        if not isinstance(content, dict):
+            raise ConfigurationError(f"{place}: a mapping of columns to values is expected")
+        yield Row(place, dict(_flat(content)))
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif value is not None and value != "":
+            yield f"{prefix}{key}", value

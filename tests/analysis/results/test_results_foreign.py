@@ -1,0 +1,122 @@
+"""Logs of other software become runs, and what cannot be read is one line with its place."""
+
+import json
+import math
+import os
+
+import pytest
+
+from analysis.results.foreign import collect
+from analysis.results.logs import read_rows
+from lit_klrb.errors import ConfigurationError
+
+COLUMNS = {"arm": "method", "beta": "beta", "replicate": "seed", "reward": "reward", "kl": "kl"}
+
+
+@pytest.fixture
+def write(tmp_path):
+    def written(text, name="log.csv"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return written
+
+
+def test_a_csv_with_blanks_after_commas_and_a_byte_order_mark(write):
+    rows = read_rows(write("\ufeffmethod, beta , seed, reward, kl\n\nmc, 0.1, 3, 1.5, 2\n rb,0.1,3,nan,2\n"))
+    assert [row.place.rpartition(": ")[2] for row in rows] == ["line 3", "line 4"]
+    mc, rb = collect(rows, COLUMNS)
+    assert (mc.arm, mc.beta, mc.replicate, mc.seed) == ("mc", 0.1, "3", 3)
+    assert mc.final == {"reward": 1.5, "kl": 2.0}
+    assert rb.final is None
+
+
+def test_of_a_curve_the_last_step_with_both_decides(write):
+    lines = [
+        {"step": 1, "data": {"critic/score/mean": 0.5, "actor/kl": 0.1}},
+        {"step": 3, "data": {"critic/score/mean": 0.9, "actor/kl": 0.3}},
+        {"step": 2, "data": {"critic/score/mean": 0.7, "actor/kl": 0.2}},
+        {"step": 4, "data": {"critic/score/mean": 1.1}},
+        {"step": 4, "data": {"timing_s/step": 9.0}},
+    ]
+    path = write("\n".join(map(json.dumps, lines)), "verl.jsonl")
+    columns = {"reward": "data.critic/score/mean", "kl": "data.actor/kl", "step": "step"}
+    (run,) = collect(read_rows(path), columns, {"arm": "grpo", "beta": 0.05, "replicate": "a"})
+    assert run.final == {"reward": 0.9, "kl": 0.3}
+    assert sorted(run.curves["reward"]) == [1, 2, 3, 4]
+    assert run.seed == collect(read_rows(path), columns, {"arm": "b", "beta": 1, "replicate": "a"})[0].seed
+
+
+def test_a_curve_that_ends_in_nan_has_diverged(write):
+    path = write('{"log_history": [{"step": 1, "reward": 1, "kl": 1}, {"step": 2, "reward": NaN}]}', "t.json")
+    columns = {"reward": "reward", "kl": "kl", "step": "step"}
+    (run,) = collect(read_rows(path), columns, {"arm": "a", "beta": 1, "replicate": 0})
+    assert run.final is None
+    assert math.isnan(run.curves["reward"][2])
+
+
+HEAD = "method,beta,seed,reward,kl\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            HEAD + "mc,0.1,0,1,1\nmc,0.1,0,2,1\n",
+            r"line 3: another reward of mc, beta 0.1.*line 2; name a col",
+        ),
+        (HEAD + "mc,0.1,0,high,1\n", r"line 2: reward is 'high'; a number"),
+        (HEAD + "mc,0.1,0,,1\nmc,0.1,1,1,1\n", r"line 2: has no reward; nan is expected"),
+        (HEAD + "mc,0.1,0,,\nmc,0.1,1,1,1\n", r"line 2: has no reward; nan is expected"),
+        (HEAD + "mc,-1,0,1,1\n", r"line 2: beta is '-1'"),
+        (HEAD + "mc,,0,1,1\nmc,1,0,1,1\n", r"line 2: has no beta \(beta\)"),
+        (HEAD + "mc,0.1,0,1\n", r"line 2: has 4 fields, the header 5"),
+        (
+            HEAD.replace("kl", "KL") + "mc,0.1,0,1,1\n",
+            r"columns.kl: 'kl' is in no row of .*log.csv; it has KL",
+        ),
+        ("kl,kl\n1,2\n", r"has the column 'kl' more than once"),
+        (HEAD, r"has no rows"),
+        (HEAD + '"mc,0.1,0,1,1\n', r"line 2: unexpected end of data"),
+    ],
+)
+def test_a_csv_that_cannot_be_used(write, text, message):
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        collect(read_rows(write(text)), COLUMNS)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.jsonl", '{"a": 1}\n{"a": ', r"a.jsonl: line 2: is not JSON"),
+        ("a.jsonl", "[1]\n", r"line 1: a mapping of columns"),
+        ("a.json", "{}", r"a list of rows is expected, or one under log_history"),
+        ("a.json", "[" * 100_000, r"nested too deeply|is not JSON"),
+        ("a.txt", "", r"a.txt: .txt is not allowed"),
+        ("a.csv", "caf\udce9", r"byte 3 is not UTF-8"),
+    ],
+)
+def test_a_file_that_is_not_what_it_is_called(tmp_path, name, text, message):
+    path = tmp_path / name
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ConfigurationError, match=message):
+        read_rows(path)
+
+
+def test_a_pipe_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "log.csv")
+    with pytest.raises(ConfigurationError, match="is not a file"):
+        read_rows(tmp_path / "log.csv")
+
+
+def test_two_rows_of_one_step_must_agree(write):
+    columns = COLUMNS | {"step": "step"}
+    head = "method,beta,seed,step,reward,kl\n"
+    same = collect(read_rows(write(head + "mc,1,0,5,1,1\nmc,1,0,5,1,1\n")), columns)
+    assert same[0].final == {"reward": 1.0, "kl": 1.0}
+    with pytest.raises(ConfigurationError, match="line 3: another kl of mc, beta 1, replicate 0"):
+        collect(read_rows(write(head + "mc,1,0,5,1,1\nmc,1,0,5,1,2\n")), columns)
+    with pytest.raises(ConfigurationError, match=r"line 2: step is '1.5'; an integer"):
+        collect(read_rows(write(head + "mc,1,0,1.5,1,1\n")), columns)
