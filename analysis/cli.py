@@ -234,7 +234,7 @@ def _tell(plan: Plan, cells: Sequence[Cell], store: Store, outcome: Outcome) -> 
         if state is State.FAILED:
             print(f"failed: {cell}; all it printed: {store.log(cell.id)}")
         elif state is State.BLOCKED:
-            print(f"blocked: {cell}; a cell it starts from has no checkpoint")
+            print(f"blocked: {cell}; {outcome.reasons[cell.id]}")
     for path in outcome.refused:
         published, refused = store.result(path.stem), read_result(path)
         assert published is not None

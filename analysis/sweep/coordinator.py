@@ -35,11 +35,13 @@ class Outcome:
 
     Args:
         states: Cell id -> state.
+        reasons: Cell id -> why it is blocked.
         ran: How many cells this sweep ran to a result.
         refused: Results that differ from the published result of the same cell.
     """
 
     states: dict[str, State]
+    reasons: dict[str, str] = field(default_factory=dict)
     ran: int = 0
     refused: list[Path] = field(default_factory=list)
 
@@ -102,6 +104,7 @@ class Coordinator:
         self._required = {need for cell in self._in(State.TODO) for need in cell.needs}
         self._attempts = dict.fromkeys(self._cells, 0)
         self._clock = Clock(cells, store)
+        self._reasons: dict[str, str] = {}
         self._ran = 0
 
     def run(self) -> Outcome:
@@ -113,11 +116,10 @@ class Coordinator:
                     self._ended(self._cells[cell_id], code)
         finally:
             self._launcher.stop()
-        for cell in self._in(State.TODO):
-            self._states[cell.id] = State.BLOCKED
+        self._block(self._in(State.TODO), "a cell it starts from has no checkpoint")
         self._store.tidy()
         refused = [path for cell_id in self._cells if (path := self._store.refused(cell_id))]
-        return Outcome(self._states, self._ran, refused)
+        return Outcome(self._states, self._reasons, self._ran, refused)
 
     def _in(self, *states: State) -> list[Cell]:
         return [cell for cell in self._cells.values() if self._states[cell.id] in states]
@@ -162,6 +164,20 @@ class Coordinator:
             reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
             # Wrong usage stays wrong: it is not repeated.
             self._failed(cell, f"{reason}\n{self._store.log_tail(cell.id)}", 1 if code == USAGE else ATTEMPTS)
+            if code == USAGE:
+                self._stop_kind(cell)
+
+    def _stop_kind(self, failed: Cell) -> None:
+        """Start no more cells of a kind whose first one was refused: each of them would be."""
+        kind = [cell for cell in self._cells.values() if _kind(cell) == _kind(failed)]
+        if not any(self._states[cell.id] in (State.DONE, State.DIVERGED) for cell in kind):
+            waiting = [cell for cell in kind if self._states[cell.id] is State.TODO]
+            self._block(waiting, f"it would end as {failed} did, with exit code {USAGE}")
+
+    def _block(self, cells: Sequence[Cell], reason: str) -> None:
+        for cell in cells:
+            self._states[cell.id] = State.BLOCKED
+            self._reasons[cell.id] = reason
 
     def _settle(self, cell: Cell) -> None:
         result = self._store.result(cell.id)
@@ -177,3 +193,8 @@ class Coordinator:
         given_up = self._attempts[cell.id] >= attempts
         self._states[cell.id] = State.FAILED if given_up else State.TODO
         self._progress.failed(cell, error, given_up)
+
+
+def _kind(cell: Cell) -> tuple[str, str | None]:
+    """Cells of one kind differ in beta and seed alone."""
+    return cell.stage, cell.point.estimator if cell.point else None

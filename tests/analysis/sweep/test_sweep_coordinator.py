@@ -112,14 +112,11 @@ def test_a_cell_taken_by_another_sweep_costs_no_attempt(run, cells, launcher):
         ([1, -9], 3, State.DONE),
         ([1, 1, 1], 3, State.FAILED),
         ([-9, 255, 75, 1], 4, State.FAILED),
-        ([2], 1, State.FAILED),
         (["refuse", "refuse"], 1, State.DONE),
         (["refuse", "refuse", "refuse"], 0, State.FAILED),
     ],
 )
-def test_attempts_are_limited_and_wrong_usage_is_not_repeated(
-    run, cells, store, launcher, codes, runs, state
-):
+def test_attempts_are_limited_(run, cells, store, launcher, codes, runs, state):
     launcher.script[cells[4].id] = codes
     outcome = run()
     assert outcome.states[cells[4].id] is state
@@ -127,6 +124,36 @@ def test_attempts_are_limited_and_wrong_usage_is_not_repeated(
     assert outcome.complete == (state is State.DONE)
     assert (store.failure(cells[4].id) is None) == (state is State.DONE)
     assert [*outcome.states.values()].count(State.DONE) == 10 - (state is State.FAILED)
+
+
+def test_wrong_usage_stops_its_kind_after_one_cell_and_the_others_go_on(run, cells, store, launcher):
+    mine, others = (
+        [c for c in cells[2:] if c.point.estimator == name] for name in ("MonteCarlo", "RaoBlackwell")
+    )
+    launcher.script[mine[0].id] = [2]
+    outcome = run()
+    assert outcome.states[mine[0].id] is State.FAILED
+    assert {outcome.states[cell.id] for cell in mine[1:]} == {State.BLOCKED}
+    assert [cell for cell in launcher.submitted if cell in mine] == mine[:1]
+    assert outcome.reasons[mine[3].id] == f"it would end as {mine[0]} did, with exit code 2"
+    assert {outcome.states[cell.id] for cell in others} == {State.DONE}
+    assert not outcome.complete
+    assert [store.failure(cell.id) is None for cell in mine] == [False, True, True, True]
+
+
+def test_wrong_usage_of_a_later_cell_stops_no_other(run, cells, launcher):
+    launcher.script[cells[4].id] = [2]
+    outcome = run()
+    assert outcome.states[cells[4].id] is State.FAILED
+    assert launcher.submitted.count(cells[4]) == 1
+    assert [*outcome.states.values()].count(State.DONE) == 9
+
+
+def test_wrong_usage_of_a_shared_stage_blocks_all_that_start_from_it(run, cells, launcher):
+    launcher.script[cells[1].id] = [2]
+    outcome = run()
+    assert launcher.submitted == cells[:2]
+    assert outcome.reasons[cells[5].id] == "a cell it starts from has no checkpoint"
 
 
 def test_a_job_that_died_after_publishing_has_succeeded(run, cells, store, launcher):
