@@ -11,41 +11,48 @@ UPDATE = "update"
 
 
 class RolloutThroughput(RolloutCallback):
-    """Logs, once for every rollout, completion tokens a second and the shares of its time.
+    """Logs completion tokens per second and the shares of the time, once per rollout.
 
-    `throughput/rollout_tokens_per_s` counts the sampled tokens against the time of sampling alone,
-    `throughput/update_tokens_per_s` the tokens that all optimizer steps on the rollout went over against
-    theirs. `throughput/share_*` are the parts of the whole: generate (sampling), statistics (what policy and
-    reference say of the completions), reward, and update (forward, backward, optimizer). Times are what
-    varies from run to run: with this monitor two runs' metrics are no longer equal to the byte.
+    `throughput/rollout_tokens_per_s` is the number of sampled tokens divided by the time of sampling,
+    `throughput/update_tokens_per_s` the number of tokens in all training steps on the rollout divided by the
+    time of these steps. `throughput/share_*` are shares of the whole time: generate (sampling), statistics
+    (policy and reference on the completions), reward, and update (forward, backward, optimizer). Times differ
+    from run to run, so with this monitor the metrics of two runs are no longer equal to the byte.
     """
 
-    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._steps = 0
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Start the module's stopwatch."""
-        super().setup(trainer, pl_module, stage)
         pl_module.stopwatch.running = True
-        self._seconds, self._steps = 0.0, 0
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Start the clock."""
+        """Start the clock; what the stopwatch counted since the last step was an evaluation's."""
+        pl_module.stopwatch.take()
         self._start = now()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Stop it; after the last step of a rollout, log."""
-        self._seconds += now() - self._start
+        """Stop the clock; after the last step of a rollout, log."""
+        step_seconds, stages = now() - self._start, pl_module.stopwatch.take()
+        stages[UPDATE] = step_seconds - sum(stages.values())
+        for stage, seconds in stages.items():
+            self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
         self._steps += 1
-        if (batch_idx + 1) % pl_module.steps_per_batch:
-            return
-        seconds = pl_module.stopwatch.take()
-        seconds[UPDATE] = self._seconds - sum(seconds.values())
-        tokens = int(pl_module.experience.rollout.mask.sum())
-        metrics = {f"share_{stage}": value / self._seconds for stage, value in seconds.items()}
-        if "generate" in seconds:  # not if the run was resumed in the middle of the rollout
-            metrics["rollout_tokens_per_s"] = tokens / seconds["generate"]
-        passes = self._steps / pl_module.steps_per_batch * pl_module.inner_epochs
-        metrics["update_tokens_per_s"] = tokens * passes / seconds[UPDATE]
+        if (batch_idx + 1) % pl_module.steps_per_batch == 0:
+            self._log(trainer, pl_module)
+            self._seconds, self._steps = {}, 0
+
+    def _log(self, trainer: L.Trainer, module: Any) -> None:
+        whole = sum(self._seconds.values())
+        tokens = int(module.experience.rollout.mask.sum())
+        metrics = {f"share_{stage}": seconds / whole for stage, seconds in self._seconds.items()}
+        if "generate" in self._seconds:  # not if the run was resumed between the steps of the rollout
+            metrics["rollout_tokens_per_s"] = tokens / self._seconds["generate"]
+        passes = self._steps / module.steps_per_batch * module.inner_epochs
+        metrics["update_tokens_per_s"] = tokens * passes / self._seconds[UPDATE]
         for logger in trainer.loggers:
             logger.log_metrics({f"throughput/{k}": v for k, v in metrics.items()}, trainer.global_step - 1)
-        self._seconds, self._steps = 0.0, 0

@@ -138,7 +138,7 @@ class DPOModule(RegularisedModule):
         batch = {key: value.to(self.device) for key, value in batch.items()}
         seed = derive_seed(self.seed, "pairs", number)
         with self.reading_reference() as reference:
-            rollout = self.generate(reference, batch, self.sampling, seed)
+            rollout = self.generate(reference, batch, self.sampling, seed=seed)
             return tuple(tensor.cpu() for tensor in (*rollout, self._logprob(reference, rollout)))
 
     def _ref_logprobs(self, pairs: Sequence[PreferencePair]) -> Tensor:

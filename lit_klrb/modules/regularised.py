@@ -18,6 +18,7 @@ from lit_klrb.models.adapters import adapter_off, has_adapter
 from lit_klrb.models.generation import Rollout, Sampling, generate_completions
 from lit_klrb.models.scoring import Scorer
 from lit_klrb.modules.base import PolicyModule
+from lit_klrb.modules.stopwatch import Stopwatch
 from lit_klrb.rewards import RewardOutput, load_reward
 from lit_klrb.seeding import derive_seed
 
@@ -99,6 +100,7 @@ class RegularisedModule(PolicyModule, ABC):
         self.sampling = Sampling(completions_per_prompt, max_new_tokens, temperature)
         self.evaluation_sampling = Sampling(evaluation_completions, max_new_tokens, temperature)
         self.stop_at_eos, self.evaluation_seed = stop_at_eos, evaluation_seed
+        self.stopwatch = Stopwatch()
         self._evaluated: list[dict[str, Tensor]] = []
 
     def configure_model(self) -> None:
@@ -150,21 +152,30 @@ class RegularisedModule(PolicyModule, ABC):
         model: PreTrainedModel,
         batch: dict[str, Tensor],
         sampling: Sampling,
+        *,
         seed: int,
         rows_before: int = 0,
         backend: Callable[..., Rollout] = generate_completions,
     ) -> Rollout:
         """Completions of a batch of prompts by policy or reference; see `generate_completions`."""
-        return backend(
-            model,
-            batch["tokens"],
-            batch["attention_mask"],
-            sampling,
-            seed=seed,
-            eos_token_id=self.tokenizer.eos_token_id if self.stop_at_eos else None,
-            pad_token_id=self.tokenizer.pad_token_id,
-            rows_before=rows_before,
-        )
+        with self.stopwatch("generate"):
+            return backend(
+                model,
+                batch["tokens"],
+                batch["attention_mask"],
+                sampling,
+                seed=seed,
+                eos_token_id=self.tokenizer.eos_token_id if self.stop_at_eos else None,
+                pad_token_id=self.tokenizer.pad_token_id,
+                rows_before=rows_before,
+            )
+
+    @torch.no_grad()
+    def score(self, rollout: Rollout) -> tuple[Tensor, TokenStats]:
+        """What the scorer keeps of the reference, [B, T, D], and the statistics of every token, [B, T]."""
+        with self.stopwatch("statistics"):
+            reference_states = self.scorer.reference_states(rollout)
+            return reference_states, self.scorer.stats(rollout, reference_states)
 
     def texts(self, rollout: Rollout) -> list[str]:
         """Prompt and completion of each sequence as one text."""
@@ -173,7 +184,8 @@ class RegularisedModule(PolicyModule, ABC):
 
     def rewards(self, rollout: Rollout) -> Tensor:
         """The reward of each sequence, [B]."""
-        return self.reward(self.texts(rollout)).to(rollout.tokens.device)
+        with self.stopwatch("reward"):
+            return self.reward(self.texts(rollout)).to(rollout.tokens.device)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Evaluation]:
         """The common evaluation of one batch of prompts; callbacks get the whole of it."""
@@ -204,8 +216,8 @@ class RegularisedModule(PolicyModule, ABC):
 
     def _evaluate(self, batch: dict[str, Tensor], batch_idx: int) -> Evaluation:
         seed = derive_seed(self.evaluation_seed, "evaluation", batch_idx)
-        rollout = self.generate(self.policy, batch, self.evaluation_sampling, seed)
-        stats = self.scorer.stats(rollout, self.scorer.reference_states(rollout))
+        rollout = self.generate(self.policy, batch, self.evaluation_sampling, seed=seed)
+        _, stats = self.score(rollout)
         count = self.evaluation_sampling.completions_per_prompt
         return Evaluation(rollout, stats, self.rewards(rollout), count)
 

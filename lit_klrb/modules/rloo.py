@@ -1,67 +1,43 @@
-"""REINFORCE with a leave-one-out baseline, on a KL leash whose estimator is plugged in."""
+"""RLOO: REINFORCE with a leave-one-out baseline, under a KL penalty whose estimator is plugged in."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
-from lit_klrb.distributed import gather, stacked
+from lit_klrb.distributed import gather, gather_rollout, gather_rows, own_rows
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators import KLEstimator, LossWeights, RaoBlackwell
+from lit_klrb.estimators import KLEstimator
 from lit_klrb.functional import TokenStats
 from lit_klrb.functional.statistics import clustered_mean
 from lit_klrb.models.generation import Rollout, generate_completions
 from lit_klrb.models.vllm import VLLMBackend
-from lit_klrb.modules.regularised import RegularisedModule
-from lit_klrb.modules.stopwatch import Stopwatch
+from lit_klrb.modules.experience import Experience
+from lit_klrb.modules.regularised import Evaluation, RegularisedModule
 from lit_klrb.seeding import derive_seed
 
 EXPERIENCE_KEY = "experience"
-
-
-class Experience(NamedTuple):
-    """A rollout and what was computed on the whole of it, before any split: detached, prompt-major.
-
-    Args:
-        rollout: B sequences with T completion positions.
-        reference_states: What the scorer keeps of the reference, [B, T, D].
-        behaviour_logprobs: Log-probabilities the completions were drawn with, [B, T].
-        rewards: What each completion is trained for, [B]: its reward, less the penalty if it has no end.
-        weights: The estimator's weights of the loss, [B, T].
-        metrics: What is logged of it at each of its steps.
-    """
-
-    rollout: Rollout
-    reference_states: Tensor
-    behaviour_logprobs: Tensor
-    rewards: Tensor
-    weights: LossWeights
-    metrics: dict[str, float]
-
-    def rows(self, rows: slice) -> "Experience":
-        """The same for some of the sequences."""
-        tensors: dict[str, Any] = {k: v[rows] for k, v in self._asdict().items() if isinstance(v, Tensor)}
-        weights = self.weights.map(lambda field: field[rows])
-        return self._replace(rollout=self.rollout.rows(rows), weights=weights, **tensors)
 
 
 class RLOOModule(RegularisedModule):
     """Maximises E[reward] − beta · KL(policy‖reference) on completions the policy samples itself.
 
     One rollout serves inner_epochs · mini_batches optimizer steps. Everything that couples sequences (the
-    leave-one-out baseline, fitted coefficients) is computed once, on the whole rollout; the estimator that
-    does so, and beta, are plugged in by `KLEstimatorCallback` (the keys under kl).
+    leave-one-out baseline, fitted coefficients) is computed once, on the whole rollout. `KLEstimatorCallback`
+    (the keys under kl) plugs in the estimator that does so, and beta.
 
     Args:
         inner_epochs: Passes over each rollout; after the first step the completions are off-policy, see
             `off_policy` of the estimator.
-        mini_batches: Optimizer steps a pass; must divide the prompts of a batch.
-        missing_eos_penalty: Taken from the reward of a completion that max_new_tokens cut off, in training
-            alone; what is logged as reward is without it, and `train/unfinished` the share of these.
-        rollout_backend: What samples in training. vllm (to be installed apart) is for large models on GPUs;
+        mini_batches: Optimizer steps per pass; must divide the prompts of a batch.
+        missing_eos_penalty: Subtracted in training from the reward of a completion that max_new_tokens cut
+            off; the logged reward is without it. `train/unfinished` is the share of these completions.
+        rollout_backend: What samples in training. vllm (installed separately) is for large models on GPUs;
             its draws are not repeated bit for bit.
         vllm_options: Arguments of `vllm.LLM`, such as {gpu_memory_utilization: 0.4}.
         kwargs: See `RegularisedModule`.
+
+    Reference: Kool et al. (2019), "Buy 4 REINFORCE samples, get a baseline for free!"; Ahmadian et al.
+    (2024), arXiv:2402.14740.
     """
 
     uses_kl_estimator = True
@@ -88,18 +64,16 @@ class RLOOModule(RegularisedModule):
         for name, value in (("inner_epochs", inner_epochs), ("mini_batches", mini_batches)):
             if value < 1:
                 raise ConfigurationError(f"must be at least 1, got {value}", key=name)
-        if self.sampling.completions_per_prompt < 2:
+        if self.group_size < 2:
             raise ConfigurationError(
-                "must be at least 2 for the leave-one-out baseline, "
-                f"got {self.sampling.completions_per_prompt}",
+                f"must be at least 2 for the leave-one-out baseline, got {self.group_size}",
                 key="completions_per_prompt",
             )
         self.save_hyperparameters()
         self.inner_epochs, self.mini_batches = inner_epochs, mini_batches
         self.missing_eos_penalty = missing_eos_penalty
         self.backend = VLLMBackend(vllm_options) if rollout_backend == "vllm" else generate_completions
-        self.stopwatch = Stopwatch()
-        # The rollout in use; kept by checkpoints.
+        # The rollout in use; checkpoints keep it.
         self.experience: Experience | None = None
 
     def setup(self, stage: str) -> None:
@@ -115,133 +89,127 @@ class RLOOModule(RegularisedModule):
             )
 
     @property
-    def steps_per_batch(self) -> int:
-        """Training steps that one rollout serves."""
-        return self.inner_epochs * self._splits
+    def group_size(self) -> int:
+        """K, the number of completions of each prompt."""
+        return self.sampling.completions_per_prompt
 
     @property
-    def _splits(self) -> int:
+    def parts(self) -> int:
+        """Equal parts that a rollout is split into, one for each training step of a pass."""
         return self.mini_batches * self.trainer.accumulate_grad_batches
 
     @property
-    def last_rollout(self) -> tuple[float, int]:
-        """Mean KL in nats of the newest rollout, and how many completions it has, in all processes."""
-        assert self.experience is not None
-        return self.experience.metrics["kl"], len(self.experience.rewards) * self.trainer.world_size
+    def steps_per_batch(self) -> int:
+        """Training steps that one rollout serves."""
+        return self.inner_epochs * self.parts
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """Sample and weigh a rollout where a new one is due; the loss of this step's share of it."""
+        """The loss of one step of gradient descent on beta KL(p || q) - E[r(x, y)].
+
+        x is a prompt, y a completion of it, p the policy, q the reference. Completions are new every
+        `steps_per_batch` steps; each of these steps is on one part of them.
+        """
         number, step = divmod(batch_idx, self.steps_per_batch)
         if step == 0:
-            self.experience = self.collect(batch, number)
+            rollout = self.sample(batch, number)  # y ~ p(. | x), K completions of each prompt x
+            reference_states, stats = self.score(rollout)  # log p, log q and KL_t of every token
+            rewards = self.rewards(rollout)  # r(x, y)
+            training_rewards = self.training_rewards(rollout, rewards)  # less a penalty if y does not end
+            # beta * credited KL - (r - mean of the other K - 1), on the completions of all processes
+            gathered = gather_rollout(stats, rollout.mask, training_rewards)
+            weights = self.kl_estimator.weights(*gathered, beta=self.beta, group_size=self.group_size)
+            weights = weights.map(lambda rows: own_rows(rows, like=rollout.mask))
+            metrics = self.rollout_metrics(rollout, stats, rewards)
+            self.experience = Experience(
+                rollout, reference_states, stats.logprobs, training_rewards, weights, metrics
+            )
         assert self.experience is not None
-        loss = self.loss_of(self._share(self.experience, step % self._splits))
-        self.log_metrics("train", self.experience.metrics, batch_size=len(batch["tokens"]))
-        self.log_metrics("train", {"loss": loss.detach()}, batch_size=len(batch["tokens"]))
+        # sum_t weights_t log p_t + kl_weights_t KL_t
+        loss = self.policy_loss(self.experience.part(step % self.parts, self.parts))
+        metrics = {**self.experience.metrics, "loss": loss.item()}
+        self.log_metrics("train", metrics, batch_size=len(batch["tokens"]))
         return loss
 
-    def loss_of(self, experience: Experience, beta: float | None = None) -> Tensor:
-        """The estimator's loss, through the fused operation where that can express it.
+    def sample(self, batch: dict[str, Tensor], number: int) -> Rollout:
+        """Completions of the prompts by the policy.
 
         Args:
-            experience: Sequences and their weights.
-            beta: That the weights were made with; the run's by default.
+            batch: P prompts.
+            number: Which rollout of the run this is; the seed of its draws depends on it.
+
+        Raises:
+            ConfigurationError: If the prompts cannot be split into `parts`: no prompt's completions are.
         """
-        rollout, reference_states, behaviour_logprobs, _, weights, _ = experience
-        estimator, beta = self.kl_estimator, self.beta if beta is None else beta
-        if estimator.is_fusable:
-            clip_range = estimator.clip_range if estimator.off_policy == "clip" else None
-            return self.scorer.loss(rollout, reference_states, weights, behaviour_logprobs, clip_range)
-        stats = self.scorer.stats(rollout, reference_states)
-        return estimator.loss(stats, rollout.mask, weights, beta=beta, behaviour_logprobs=behaviour_logprobs)
-
-    @torch.no_grad()
-    def collect(self, batch: dict[str, Tensor], number: int) -> Experience:
-        """Sample completions of the prompts, score them, and let the estimator weigh them as a whole.
-
-        The whole is what all processes sampled; each keeps its own.
-
-        Args:
-            batch: Prompts.
-            number: Which rollout of the run this is: the address of its draws.
-        """
-        seed, group_size = derive_seed(self.seed, "completions", number), self.sampling.completions_per_prompt
-        with self.stopwatch("generate"):
-            before = self.global_rank * len(batch["tokens"]) * group_size
-            rollout = self.generate(self.policy, batch, self.sampling, seed, before, self.backend)
-        with self.stopwatch("statistics"):
-            reference_states = self.scorer.reference_states(rollout)
-            stats = self.scorer.stats(rollout, reference_states)
-        with self.stopwatch("reward"):
-            rewards = self.rewards(rollout)
-        unfinished = ~((rollout.completions == self.tokenizer.eos_token_id) & rollout.mask).any(1)
-        weights, metrics = self._weigh(stats, rollout.mask, rewards, unfinished)
-        rewards = self._trained_for(rewards, unfinished)
-        return Experience(rollout, reference_states, stats.logprobs, rewards, weights, metrics)
-
-    def _trained_for(self, rewards: Tensor, unfinished: Tensor) -> Tensor:
-        return rewards - self.missing_eos_penalty * unfinished
-
-    def _weigh(
-        self, stats: TokenStats, mask: Tensor, rewards: Tensor, unfinished: Tensor
-    ) -> tuple[LossWeights, dict[str, float]]:
-        """Loss weights of this process's completions, and metrics, both from those of all processes."""
-        group_size = self.sampling.completions_per_prompt
-        count, width = mask.shape
-        columns = rewards[:, None], unfinished[:, None]
-        parts = gather([tensor.cpu() for tensor in (*stats, mask, *columns) if tensor is not None])
-        *fields, mask, rewards, unfinished = (
-            stacked(part).to(self.device) for part in zip(*parts, strict=True)
-        )
-        stats, rewards, unfinished = TokenStats(*fields), rewards[:, 0], unfinished[:, 0]
-        trained_for = self._trained_for(rewards, unfinished)
-        weights = self.kl_estimator.weights(stats, mask, trained_for, beta=self.beta, group_size=group_size)
-        metrics: dict[str, float] = {}
-        for name, values in (("reward", rewards), ("kl", RaoBlackwell().value(stats, mask))):
-            mean, error = clustered_mean(values.view(-1, group_size))
-            metrics |= {name: mean.item(), f"{name}_se": error.item()}
-        metrics["length"] = mask.sum(1).float().mean().item()
-        metrics["unfinished"] = unfinished.float().mean().item()
-        first = self.global_rank * count
-        return weights.map(lambda field: field[first : first + count, :width]), metrics
-
-    def _share(self, experience: Experience, index: int) -> Experience:
-        """The sequences of one of the equal parts a rollout is split into; no prompt's group is cut."""
-        count = len(experience.rewards)
-        groups = count // self.sampling.completions_per_prompt
-        if groups % self._splits:
+        prompts = len(batch["tokens"])
+        if prompts % self.parts:
             raise ConfigurationError(
-                f"{groups} prompts cannot be split evenly into mini_batches={self.mini_batches} × "
+                f"{prompts} prompts cannot be split evenly into mini_batches={self.mini_batches} × "
                 f"trainer.accumulate_grad_batches={self.trainer.accumulate_grad_batches} parts",
                 key="batch_size",
             )
-        size = count // self._splits
-        return experience.rows(slice(index * size, (index + 1) * size))
+        return self.generate(
+            self.policy,
+            batch,
+            self.sampling,
+            seed=derive_seed(self.seed, "completions", number),
+            rows_before=self.global_rank * prompts * self.group_size,
+            backend=self.backend,
+        )
+
+    def training_rewards(self, rollout: Rollout, rewards: Tensor) -> Tensor:
+        """What each completion is trained for, [B]: its reward, less a penalty if it has no end."""
+        return rewards - self.missing_eos_penalty * self.unfinished(rollout)
+
+    def unfinished(self, rollout: Rollout) -> Tensor:
+        """Whether max_new_tokens cut a completion off before its EOS, bool [B]."""
+        return ~((rollout.completions == self.tokenizer.eos_token_id) & rollout.mask).any(1)
+
+    def policy_loss(self, experience: Experience) -> Tensor:
+        """The estimator's loss on some sequences, averaged over them.
+
+        Its gradients are formed while the logits exist, if the estimator's loss is of that form.
+        """
+        rollout, states, behaviour_logprobs, _, weights, _ = experience
+        estimator = self.kl_estimator
+        if estimator.is_fusable:
+            clip_range = estimator.clip_range if estimator.off_policy == "clip" else None
+            return self.scorer.loss(rollout, states, weights, behaviour_logprobs, clip_range)
+        stats = self.scorer.stats(rollout, states)
+        return estimator.loss(
+            stats, rollout.mask, weights, beta=self.beta, behaviour_logprobs=behaviour_logprobs
+        )
+
+    def rollout_metrics(self, rollout: Rollout, stats: TokenStats, rewards: Tensor) -> dict[str, float]:
+        """Means over the completions of all processes, those of reward and KL with their standard errors."""
+        metrics: dict[str, float] = {}
+        summary = Evaluation(rollout, stats, rewards, self.group_size).summary()
+        for name in ("reward", "kl"):
+            mean, error = clustered_mean(gather_rows(summary[name]))
+            metrics |= {name: mean.item(), f"{name}_se": error.item()}
+        for name, values in (("length", summary["length"]), ("unfinished", self.unfinished(rollout).float())):
+            metrics[name] = gather_rows(values).mean().item()
+        return metrics
+
+    @property
+    def last_rollout(self) -> tuple[float, int]:
+        """Mean KL in nats of the newest rollout, and its number of completions, over all processes."""
+        assert self.experience is not None
+        return self.experience.metrics["kl"], len(self.experience.rewards) * self.trainer.world_size
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep every process's rollout in use: after a stop within its steps it could not be drawn again."""
+        """Keep the rollout of every process: after a stop between its steps it cannot be sampled again."""
         super().on_save_checkpoint(checkpoint)
         if self.experience is not None:
-            # Plain tuples: a checkpoint holds no class that reading it would have to import.
-            parts = [tuple(part) if isinstance(part, tuple) else part for part in self.experience]
-            checkpoint[EXPERIENCE_KEY] = gather(parts)
+            checkpoint[EXPERIENCE_KEY] = gather(self.experience.state())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take the rollout in use from the checkpoint."""
+        """Take this process's rollout from the checkpoint."""
         super().on_load_checkpoint(checkpoint)
         if EXPERIENCE_KEY in checkpoint:
-            kept = checkpoint[EXPERIENCE_KEY]
-            if self._trainer is not None and len(kept) != self.trainer.world_size:
+            states = checkpoint[EXPERIENCE_KEY]
+            if self._trainer is not None and len(states) != self.trainer.world_size:
                 raise ConfigurationError(
-                    f"ckpt_path: saved by {len(kept)} processes, and trainer.devices makes "
+                    f"ckpt_path: saved by {len(states)} processes, and trainer.devices makes "
                     f"{self.trainer.world_size}; a run is resumed by as many as began it"
                 )
-            rollout, reference_states, behaviour_logprobs, rewards, weights, metrics = kept[self.global_rank]
-            self.experience = Experience(
-                Rollout(*(tensor.to(self.device) for tensor in rollout)),
-                reference_states.to(self.device),
-                behaviour_logprobs.to(self.device),
-                rewards.to(self.device),
-                LossWeights(*(tensor.to(self.device) for tensor in weights)),
-                metrics,
-            )
+            self.experience = Experience.from_state(states[self.global_rank], self.device)

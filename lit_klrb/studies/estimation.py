@@ -68,9 +68,11 @@ class EstimationStudy(PolicyStudy):
         rollouts, parts = [], []
         for first in range(0, prompts, _AT_ONCE):
             some = {name: value[first : first + _AT_ONCE] for name, value in batch.items()}
-            rollout = module.generate(module.policy, some, sampling, seed, first * completions)
+            rollout = module.generate(
+                module.policy, some, sampling, seed=seed, rows_before=first * completions
+            )
             rollouts.append(rollout)
-            parts.append(module.scorer.stats(rollout, module.scorer.reference_states(rollout)))
+            parts.append(module.score(rollout)[1])
         stats = TokenStats(*(stacked(part) for part in zip(*parts, strict=True)))
         mask = stacked([rollout.mask for rollout in rollouts])
         tokens = stacked([rollout.completions for rollout in rollouts])

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators import KLEstimator, MonteCarlo, NoKL, RaoBlackwell, RaoBlackwellControlVariate
+from lit_klrb.estimators import KLEstimator, MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate
 from lit_klrb.modules.rloo import RLOOModule
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.base import Batch, PolicyStudy, rounded
+from lit_klrb.studies.gradients import REWARD_ALONE, policy_gradient
 
 # Parameters whose inner products are formed at once, in float64.
 _BLOCK = 1 << 16
@@ -74,22 +75,15 @@ class GradientNoiseStudy(PolicyStudy):
 
     def _gradients(self, module: RLOOModule, batch: Batch, index: int) -> Tensor:
         """Gradients on one batch: the reward's, then each estimator's, [1 + E, parameters]."""
-        group_size = module.sampling.completions_per_prompt
-        rollout = module.generate(
-            module.policy, batch, module.sampling, derive_seed(module.seed, self.name, index)
-        )
-        parameters = [p for p in module.policy.parameters() if p.requires_grad]
-        reference_states = module.scorer.reference_states(rollout)
-        rewards, found = module.rewards(rollout), []
-        for estimator in (NoKL(), *self.estimators):
-            stats = module.scorer.stats(rollout, reference_states)
-            loss = estimator.objective(stats, rollout.mask, rewards, beta=module.beta, group_size=group_size)
-            found.append(
-                torch.nn.utils.parameters_to_vector(
-                    torch.autograd.grad(loss, parameters, materialize_grads=True)
-                )
-            )
-        return torch.stack(found)
+        seed, group_size = derive_seed(module.seed, self.name, index), module.sampling.completions_per_prompt
+        rollout = module.generate(module.policy, batch, module.sampling, seed=seed)
+        rewards = module.training_rewards(rollout, module.rewards(rollout))
+        stats = module.scorer.stats(rollout, module.scorer.reference_states(rollout))
+        gradients = []
+        for estimator in (REWARD_ALONE, *self.estimators):
+            weights = estimator.weights(stats, rollout.mask, rewards, beta=module.beta, group_size=group_size)
+            gradients.append(policy_gradient(module, estimator, stats, rollout.mask, weights))
+        return torch.stack(gradients)
 
 
 def gram(gradients: Tensor) -> Tensor:

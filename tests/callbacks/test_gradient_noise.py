@@ -4,10 +4,20 @@ import csv
 
 import pytest
 import torch
+from single_steps import attached
 
+from lit_klrb import estimators
 from lit_klrb.callbacks import GradientNoiseMonitor, gradient_noise
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.models.scoring import completion_logprobs
+from lit_klrb.studies.gradients import noise_and_signal
 
+# Every estimator, those refused for training included: the reward's gradient has no part in what they do.
+ESTIMATORS = sorted(
+    name
+    for name, kind in vars(estimators).items()
+    if isinstance(kind, type) and issubclass(kind, estimators.KLEstimator) and hasattr(kind, "explanation")
+)
 MONITOR = ["--trainer.callbacks+=GradientNoiseMonitor", "--trainer.callbacks.every_n_rollouts", "2"]
 
 
@@ -32,13 +42,13 @@ def test_moments_are_those_of_the_prompts_gradients(chain, tmp_path, monkeypatch
     seen = []
     original = gradient_noise.prompt_gradients
 
-    def looked(module, group_size):
-        found = original(module, group_size)
+    def looked(module):
+        found = original(module)
         parameters = list(module.policy.parameters())
         gradients = []
-        for start in range(0, len(module.experience.rewards), group_size):
-            rows = module.experience.rows(slice(start, start + group_size))
-            loss = module.loss_of(rows)
+        for start in range(0, len(module.experience.rewards), module.group_size):
+            rows = module.experience.rows(slice(start, start + module.group_size))
+            loss = module.policy_loss(rows)
             gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)]))
         whole = torch.cat([p.grad.flatten() for p in parameters])
         seen.append((found, torch.stack(gradients), whole))
@@ -54,12 +64,38 @@ def test_moments_are_those_of_the_prompts_gradients(chain, tmp_path, monkeypatch
         assert torch.allclose(sums[0] + sums[1], sums[2], atol=1e-5)
         assert squares[2].item() == pytest.approx(gradients.square().sum().item(), rel=1e-4)
         expected = gradients.T.double().cov().trace().item() / count
-        assert gradient_noise.summary(sums, squares, count)["noise_total"] == pytest.approx(
-            expected, rel=1e-3
-        )
+        assert noise_and_signal(sums, squares, count)["noise_total"] == pytest.approx(expected, rel=1e-3)
 
 
-def test_without_a_leash_the_kl_has_no_gradient(chain, tmp_path):
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_the_rewards_noise_is_the_same_whichever_estimator_is_plugged_in(chain, tmp_path, name):
+    module, batch = attached(chain, tmp_path, getattr(estimators, name)(), missing_eos_penalty=0.5)
+    module.training_step(batch, 0)
+    sums, squares, count = gradient_noise.prompt_gradients(module)
+    expected = plain_reward_gradients(module)
+    assert torch.allclose(sums[0], expected.sum(0), atol=1e-4 * expected.abs().max())
+    assert squares[0].item() == pytest.approx(expected.square().sum().item(), rel=1e-4)
+    noise = noise_and_signal(sums, squares, count)["noise_reward"]
+    assert noise == pytest.approx(expected.double().T.cov().trace().item() / count, rel=1e-3)
+
+
+def plain_reward_gradients(module):
+    """REINFORCE with the mean of the other completions' rewards for a baseline, prompt by prompt."""
+    rollout, rewards = module.experience.rollout, module.experience.rewards
+    logprobs = completion_logprobs(module.policy, rollout, module.sampling.temperature)
+    total = torch.where(rollout.mask, logprobs, 0).sum(1)
+    gradients = []
+    for rows in torch.arange(len(rewards)).view(-1, module.group_size):
+        loss = 0
+        for row in rows:
+            others = rows[rows != row]
+            loss = loss - (rewards[row] - rewards[others].mean()) * total[row] / len(rows)
+        gradient = torch.autograd.grad(loss, list(module.policy.parameters()), retain_graph=True)
+        gradients.append(torch.cat([part.flatten() for part in gradient]))
+    return torch.stack(gradients)
+
+
+def test_at_beta_0_the_kl_has_no_gradient(chain, tmp_path):
     assert chain.run("fit", "rloo", *MONITOR, "--kl.beta", "0", run=tmp_path) == 0
     assert logged(tmp_path, "train/gradient_noise_kl")[0] == pytest.approx(0, abs=1e-12)
 

@@ -64,7 +64,8 @@ def test_the_ratio_is_one_at_the_first_inner_step_whatever_the_dropout(chain, tm
         if isinstance(part, torch.nn.Dropout):
             part.p = 0.5
     module.on_train_start()
-    experience = module.collect(batch, 0)
+    module.training_step(batch, 0)
+    experience = module.experience
     stats = module.scorer.stats(experience.rollout, experience.reference_states)
     assert torch.equal(stats.logprobs.detach(), experience.behaviour_logprobs)
 
@@ -79,14 +80,17 @@ def test_inner_epochs_use_one_rollout_and_mini_batches_share_it_out(chain, tmp_p
         assert module.experience is first
     module.training_step(batch, 4)
     assert module.experience is not first
-    halves = [module._share(first, index) for index in (0, 1)]
+    halves = [first.part(index, 2) for index in (0, 1)]
     assert [len(half.rewards) for half in halves] == [6, 6]
     assert torch.equal(torch.cat([half.weights.score for half in halves]), first.weights.score)
 
 
 def test_rollouts_are_addressed_by_seed_and_number(chain, tmp_path):
     module, batch = attached(chain, tmp_path, estimators.MonteCarlo(), seed=5)
-    tokens = [module.collect(batch, number).rollout.tokens for number in (0, 0, 1)]
+    tokens = []
+    for number in (0, 0, 1):
+        module.training_step(batch, number)
+        tokens.append(module.experience.rollout.tokens)
     assert torch.equal(tokens[0], tokens[1])
     assert tokens[0].shape != tokens[2].shape or not torch.equal(tokens[0], tokens[2])
 

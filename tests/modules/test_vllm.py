@@ -82,8 +82,8 @@ def test_completions_follow_the_prompts_and_end_with_their_eos(chain, tmp_path, 
     module, batch = attached(chain, tmp_path, RaoBlackwell())
     sampling = Sampling(400, 3, temperature=0.7)
     batch = {name: value[:1] for name, value in batch.items()}
-    ours = module.generate(module.policy, batch, sampling, 0)
-    theirs = module.generate(module.policy, batch, sampling, 0, backend=VLLMBackend())
+    ours = module.generate(module.policy, batch, sampling, seed=0)
+    theirs = module.generate(module.policy, batch, sampling, seed=0, backend=VLLMBackend())
     eos = module.tokenizer.eos_token_id
     for rollout in (ours, theirs):
         assert torch.equal(rollout.tokens[:, : batch["tokens"].shape[1]], batch["tokens"].expand(400, -1))
@@ -96,7 +96,7 @@ def test_completions_follow_the_prompts_and_end_with_their_eos(chain, tmp_path, 
     ]
     pooled = (shares[0] + shares[1]) / 2
     assert ((shares[0] - shares[1]).abs() <= 5 * (pooled * 2 / 400).sqrt() + 1e-6).all()
-    again = module.generate(module.policy, batch, sampling, 0, backend=VLLMBackend())
+    again = module.generate(module.policy, batch, sampling, seed=0, backend=VLLMBackend())
     assert torch.equal(again.tokens, theirs.tokens)
 
 

@@ -102,9 +102,7 @@ def gradient_of(module, batch, study, index):
     """By way of a training step, on the study's draws."""
     draws = derive_seed(module.seed, study.name, index)
     generate = module.generate
-    module.generate = lambda policy, prompts, sampling, seed, *rest: generate(
-        policy, prompts, sampling, draws, *rest
-    )
+    module.generate = lambda *args, **options: generate(*args, **{**options, "seed": draws})
     module.zero_grad()
     module.training_step(batch, 0).backward()
     module.generate = generate

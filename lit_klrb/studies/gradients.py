@@ -1,0 +1,63 @@
+"""The gradients of reward, KL and objective, and their noise: one definition for the study and the monitor.
+
+The gradient of the objective is that of the estimator's loss. The gradient of the reward is that of `NoKL`,
+whichever estimator is used: another estimator at beta 0 may still fit coefficients, which then act as a
+baseline of the reward. The gradient of the KL is the difference of the two.
+"""
+
+import torch
+from torch import Tensor
+
+from lit_klrb.estimators import KLEstimator, LossWeights, NoKL
+from lit_klrb.functional import TokenStats
+from lit_klrb.modules.rloo import RLOOModule
+
+TERMS = ("reward", "kl", "total")
+# The estimator whose gradient is the reward's.
+REWARD_ALONE = NoKL()
+
+
+def policy_gradient(
+    module: RLOOModule, estimator: KLEstimator, stats: TokenStats, mask: Tensor, weights: LossWeights
+) -> Tensor:
+    """Gradient of an estimator's loss in the trained parameters, [parameters].
+
+    Args:
+        module: The policy and beta.
+        estimator: Whose loss.
+        stats: Statistics of B sequences under the policy, differentiable; their graph is kept.
+        mask: Completion tokens, [B, T].
+        weights: The estimator's weights of these sequences.
+    """
+    parameters = [parameter for parameter in module.policy.parameters() if parameter.requires_grad]
+    loss = estimator.loss(stats, mask, weights, beta=module.beta)
+    gradients = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
+    return torch.nn.utils.parameters_to_vector(gradients)
+
+
+def noise_and_signal(sums: Tensor, squares: Tensor, count: int) -> dict[str, float]:
+    """Noise and signal-to-noise ratio of each term, and the KL's share of the noise.
+
+    A step takes the mean of `count` independent gradients g. Its noise is the trace of its covariance,
+    tr Cov(g) / count; its signal is the squared length of its expectation, estimated without bias.
+
+    Args:
+        sums: Sums of the gradients of reward, KL and objective, [3, parameters].
+        squares: Sums of their squared lengths, [3].
+        count: Number of gradients, such as one per prompt.
+
+    Returns:
+        `noise_*` and `snr_*` for each of `TERMS`; `kl_share`, the KL's part of noise_reward + noise_kl.
+
+    Example:
+        >>> gradients = torch.tensor([[3.0, 1.0], [1.0, 1.0]])      # two prompts, the same for all terms
+        >>> values = noise_and_signal(gradients.sum(0).expand(3, 2), gradients.square().sum().expand(3), 2)
+        >>> values["noise_total"], values["snr_total"], values["kl_share"]
+        (1.0, 4.0, 0.5)
+    """
+    mean_squares = (sums / count).square().sum(1).cpu()
+    noise = (squares.cpu() / count - mean_squares) / (count - 1)
+    snr = (mean_squares - noise) / noise
+    values = {f"noise_{term}": value.item() for term, value in zip(TERMS, noise, strict=True)}
+    values |= {f"snr_{term}": value.item() for term, value in zip(TERMS, snr, strict=True)}
+    return values | {"kl_share": (noise[1] / (noise[0] + noise[1])).item()}
