@@ -39,7 +39,9 @@ def known_classes(key: str) -> dict[str, type]:
         subclasses: list[type] = todo.pop().__subclasses__()
         todo += subclasses
         found |= {
-            c.__name__: c for c in subclasses if c.__module__.startswith("lit_klrb.") and _is_complete(c)
+            c.__name__: c
+            for c in subclasses
+            if c.__module__.startswith("lit_klrb.") and not inspect.isabstract(c)
         }
     return dict(sorted(found.items()))
 
@@ -92,13 +94,6 @@ def located(error: ConfigurationError) -> str:
         if error.key in parameters_of(section):
             return f"{section}.init_args.{error}"
     return str(error)
-
-
-def _is_complete(known: type) -> bool:
-    # An estimator that is one explains itself; those that do not are made to be inherited from.
-    return not inspect.isabstract(known) and (
-        not issubclass(known, KLEstimator) or hasattr(known, "explanation")
-    )
 
 
 def _joined(*parts: str) -> str:

@@ -10,7 +10,9 @@ from .biased import (
     RaoBlackwellLoss as RaoBlackwellLoss,
     RaoBlackwellReward as RaoBlackwellReward,
 )
+from .composed import ComposedEstimator as ComposedEstimator
 from .control_variate import RaoBlackwellControlVariate as RaoBlackwellControlVariate
+from .recipe import Recipe as Recipe, Term as Term
 from .released import ReleasedMonteCarlo as ReleasedMonteCarlo, ReleasedRaoBlackwell as ReleasedRaoBlackwell
 from .unbiased import (
     MonteCarlo as MonteCarlo,

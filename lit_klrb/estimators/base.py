@@ -8,29 +8,24 @@ from typing import ClassVar, Literal, NamedTuple, get_args
 from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.functional.baselines import leave_one_out_baseline
 from lit_klrb.functional.logprobs import TokenStats
 
 Baseline = Literal["leave_one_out"]
-OffPolicy = Literal["none", "prefix", "sequence", "clip"]
+OffPolicy = Literal["none", "token", "prefix", "sequence", "clip"]
 
 
 class Explanation(NamedTuple):
-    """What an estimator computes and is good for, in words.
+    """What `python -m lit_klrb explain` says of an estimator beyond what it derives and measures.
 
     Args:
-        formula: Score weight c_t and pathwise term l_t of g = sum_t [c_t grad log p_t + grad l_t].
         optimises: What the gradient estimates in expectation, on-policy.
-        cost: What it needs beyond the log-probabilities of the policy.
         used_by: Where else it is found.
-        refusal: Why it is not trained with, and what to use instead; None for one that is right.
         caution: What to know before relying on it.
     """
 
-    formula: str
     optimises: str
-    cost: str
     used_by: str
-    refusal: str | None = None
     caution: str | None = None
 
 
@@ -52,7 +47,11 @@ class LossWeights(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class KLEstimator(ABC):
-    """An estimate of KL(policy || reference), and of the gradient of what is trained with it.
+    """Owns the whole weight of each token's score: credit of the KL, RLOO's baseline, off-policy correction.
+
+    `weights` turns a rollout and its rewards into the weights of a loss; `loss` is that loss, whose gradient
+    estimates minus that of E[reward] - beta KL(policy || reference). A subclass implements `value`,
+    `weights` and `loss`; `ComposedEstimator` implements them from a recipe.
 
     Shapes: B sequences, prompt-major (the `group_size` completions of a prompt are adjacent rows), T
     completion positions. `mask` [B, T] is true on completion tokens, EOS included; what `stats` hold outside
@@ -61,35 +60,47 @@ class KLEstimator(ABC):
     Args:
         baseline: "leave_one_out" subtracts from each score weight and reward the mean over the other
             completions of the prompt, position by position; null subtracts nothing.
-        off_policy: What happens when the policy has moved since it generated. "none": nothing, biased after
-            the first inner step, in the score part and in the KL. "prefix": every term under the importance
-            weight of the tokens it depends on; "sequence": every term under that of the whole completion,
-            with more variance; both unbiased for whatever the estimator estimates on-policy. "clip": PPO's
-            clipped ratio in the score part, stale score weights, KL term unweighted; biased towards the
-            policy that generated.
+        off_policy: The correction once the policy has moved away from the one that generated. "none": no
+            correction, biased after the first optimizer step of a rollout. "token": every token's term is
+            multiplied by that token's own ratio, p(y_t) / p_old(y_t); biased, as the ratios of earlier tokens
+            are left out. "prefix": every term is multiplied by the ratio of the tokens it depends on;
+            "sequence": by that of the whole completion, with more variance; both unbiased for whatever the
+            estimator estimates on-policy. "clip": PPO's clipped ratio in the score part, with the score
+            weights of the rollout and the KL term unweighted; biased towards the policy that generated.
         clip_range: Half-width of the ratio's range under "clip".
+        allow_biased: Train even though the gradient is known to be biased: with an estimator of another
+            objective, or with several optimizer steps per rollout and no correction.
     """
 
-    explanation: ClassVar[Explanation]
+    explanation: ClassVar[Explanation | None] = None
+    refusal: ClassVar[str | None] = None  # why it is not trained with, and what to use instead
 
     baseline: Baseline | None = "leave_one_out"
     off_policy: OffPolicy = "none"
     clip_range: float = 0.2
+    allow_biased: bool = False
 
     def __post_init__(self) -> None:
         if self.baseline not in (*get_args(Baseline), None):
-            raise ConfigurationError(f"baseline is {self.baseline!r}; 'leave_one_out' or None expected")
+            raise ConfigurationError(
+                f"must be 'leave_one_out' or None, got {self.baseline!r}", key="baseline"
+            )
         if self.off_policy not in get_args(OffPolicy):
             raise ConfigurationError(
-                f"off_policy is {self.off_policy!r}; one of {get_args(OffPolicy)} expected"
+                f"must be one of {', '.join(get_args(OffPolicy))}, got {self.off_policy!r}", key="off_policy"
             )
         if not self.clip_range > 0:
-            raise ConfigurationError(f"clip_range is {self.clip_range}; a number > 0 expected")
+            raise ConfigurationError(f"must be positive, got {self.clip_range}", key="clip_range")
 
     @property
-    @abstractmethod
-    def needs_kl(self) -> bool:
-        """Whether `stats.kl` may not be None."""
+    def formula(self) -> str | None:
+        """Score weight c_t and pathwise term l_t of g = sum_t [c_t grad log p(y_t) + grad l_t], in words."""
+        return None
+
+    @property
+    def cost(self) -> str | None:
+        """What it needs beyond the log-probabilities of the policy, in words."""
+        return None
 
     @abstractmethod
     def value(self, stats: TokenStats, mask: Tensor) -> Tensor:
@@ -115,12 +126,13 @@ class KLEstimator(ABC):
             group_size: Completions per prompt.
 
         Returns:
-            Weights of a loss to be minimised: rewards enter `score` with a minus sign. Under "prefix" and
-            "sequence" the completion's own KL is left out of `score`: `loss` adds it, under the importance
-            weights of the current policy.
+            Weights of a loss to be minimised: rewards enter `score` with a minus sign. Under "token",
+            "prefix" and "sequence" the completion's own KL is left out of `score`: `loss` adds it, under the
+            importance weights of the current policy.
 
         Raises:
-            ConfigurationError: If the batch is not made of groups, or a baseline is to be had of one.
+            ConfigurationError: If the batch does not consist of groups, or the groups of a leave-one-out
+                baseline have one completion.
         """
 
     @abstractmethod
@@ -139,7 +151,7 @@ class KLEstimator(ABC):
             stats: Statistics under the current policy, differentiable.
             mask: Completion tokens, shape [B, T].
             weights: The rows of `weights(...)` for these sequences.
-            beta: As in `weights`; read where the completion's own KL is weighted anew.
+            beta: As in `weights`; read where the completion's own KL is credited in the loss.
             behaviour_logprobs: Log-probabilities under the policy that generated, shape [B, T]; None where
                 that is the current policy. Constants: no gradient flows here.
 
@@ -155,6 +167,15 @@ class KLEstimator(ABC):
         weight of the log-probability or, under "clip", of the clipped ratio.
         """
         return False
+
+    @property
+    def credits_own_kl_in_loss(self) -> bool:
+        """Whether a completion's own KL is credited in `loss`, under the current policy, not in `weights`."""
+        return self.off_policy in ("token", "prefix", "sequence")
+
+    def centred(self, values: Tensor, group_size: int) -> Tensor:
+        """Values [B] or [B, T] minus their baseline."""
+        return values if self.baseline is None else values - leave_one_out_baseline(values, group_size)
 
     def surrogate(
         self,
@@ -182,14 +203,26 @@ class KLEstimator(ABC):
         weights = self.weights(stats, mask, rewards, beta=beta, group_size=group_size)
         return self.loss(stats, mask, weights, beta=beta, behaviour_logprobs=behaviour_logprobs)
 
-    def check_trainable(self) -> None:
-        """Refuse to train with an estimator whose gradient is not the KL's; its methods stay open to study.
+    def check_trainable(self, optimizer_steps: int = 1) -> None:
+        """Refuse to train where the gradient is known to be biased; the methods stay open to study.
+
+        Args:
+            optimizer_steps: Optimizer steps that are made with each rollout.
 
         Raises:
-            ConfigurationError: With the reason, for a known-wrong estimator without `allow_biased`.
+            ConfigurationError: With the reason, unless `allow_biased`.
         """
-        if self.explanation.refusal is not None:
+        if self.allow_biased:
+            return
+        name = type(self).__name__
+        if self.refusal is not None:
             raise ConfigurationError(
-                f"{type(self).__name__} is not trained with unless allow_biased is true:"
-                f" {self.explanation.refusal}"
+                f"{name} is not trained with unless allow_biased is true: {self.refusal}"
+            )
+        if self.off_policy == "none" and optimizer_steps > 1:
+            raise ConfigurationError(
+                f"must not be none with {optimizer_steps} optimizer steps per rollout unless allow_biased is "
+                f"true, as {name}'s gradient is biased from the second on: use prefix or sequence (unbiased) "
+                "or clip (PPO's, biased but bounded)",
+                key="off_policy",
             )

@@ -1,7 +1,8 @@
-"""Estimators put together from a value, whom it is credited to, a baseline and an off-policy correction."""
+"""Estimators put together from a recipe, a baseline and an off-policy correction."""
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,68 +10,52 @@ from typing_extensions import override
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators.base import KLEstimator, LossWeights
-from lit_klrb.functional.credit import (
-    Credit,
-    ImportanceWeights,
-    assign_credit,
-    check_group_size,
-    importance_weights,
-    leave_one_out_baseline,
-)
-from lit_klrb.functional.kl import kl_k1_per_token, kl_k2_per_token, kl_k3_increments, kl_k3_per_token
+from lit_klrb.estimators.recipe import TOKEN_VALUES, Recipe
+from lit_klrb.functional.baselines import check_group_size
+from lit_klrb.functional.credit import ImportanceWeights, assign_credit, importance_weights
 from lit_klrb.functional.logprobs import TokenStats
 from lit_klrb.functional.surrogate import clipped_loss, weighted_loss
-
-# "kl" is known before its token is drawn; the others depend on the token.
-ValueName = Literal["k1", "k2", "k3", "k3_sequence", "kl"]
-
-
-class Term(NamedTuple):
-    """One summand of the score weight: a value, the tokens it is credited to, a sign."""
-
-    value: ValueName
-    credit: Credit
-    sign: float = 1.0
-
-
-class Recipe(NamedTuple):
-    """What an estimator is made of.
-
-    Args:
-        value: The per-token KL value that is reported.
-        score: The summands of the score weight c_t; none for a score weight of 0.
-        pathwise: The differentiable value l_t, or None.
-    """
-
-    value: ValueName | None
-    score: tuple[Term, ...] = ()
-    pathwise: ValueName | None = None
-
-    @property
-    def needs_kl(self) -> bool:
-        """Whether the KL over the vocabulary occurs."""
-        return "kl" in (self.value, self.pathwise, *(term.value for term in self.score))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComposedEstimator(KLEstimator):
-    """An estimator that is its `recipe`."""
+    """An estimator that is its `recipe`; make one of your own by naming another.
 
-    recipe: ClassVar[Recipe]
+    Example:
+        >>> from lit_klrb.estimators import ComposedEstimator, Recipe, Term
+        >>> class OwnToken(ComposedEstimator):
+        ...     recipe = Recipe(value="k1", score=(Term("k1", "own"),))
+        >>> OwnToken().formula
+        'c_t = r_t, l_t = 0'
+    """
+
+    @property
+    @abstractmethod
+    def recipe(self) -> Recipe:
+        """What it is made of; a subclass gives it as a plain attribute of the class."""
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.recipe, Recipe):
+            raise ConfigurationError(f"{type(self).__name__}.recipe must be a Recipe, got {self.recipe!r}")
 
     @property
     @override
-    def needs_kl(self) -> bool:
-        return self.recipe.needs_kl
+    def formula(self) -> str:
+        return self.recipe.formula
 
     @property
-    def weighs_own_kl_anew(self) -> bool:
-        """Whether the completion's own KL is credited in `loss`, at the current policy, not in `weights`."""
-        return self.off_policy in ("prefix", "sequence")
+    @override
+    def cost(self) -> str:
+        return self.recipe.cost
 
     @override
     def value(self, stats: TokenStats, mask: Tensor) -> Tensor:
-        return _per_token(stats.masked(mask), self.recipe.value).sum(-1)
+        stats = stats.masked(mask)
+        if self.recipe.value is None:
+            return torch.zeros_like(stats.logprobs[:, 0])
+        return TOKEN_VALUES[self.recipe.value].of(stats).sum(-1)
 
     @override
     @torch.no_grad()
@@ -85,13 +70,12 @@ class ComposedEstimator(KLEstimator):
     ) -> LossWeights:
         stats = stats.masked(mask)
         check_group_size(len(mask), group_size)
-        own = self._credit(stats, importance_weights(torch.zeros_like(stats.logprobs), "none"))
-        score = beta * (self._centred(own, group_size) - (own if self.weighs_own_kl_anew else 0))
+        own = on_policy_credit(self.recipe, stats)
+        score = beta * (self.centred(own, group_size) - (own if self.credits_own_kl_in_loss else 0))
         if rewards is not None:
-            score = score - self._centred(rewards.to(score.dtype), group_size)[:, None]
-        score = torch.where(mask, score, 0)
+            score = score - self.centred(rewards.to(score.dtype), group_size)[:, None]
         kl_weight = 0.0 if self.recipe.pathwise is None else beta
-        return LossWeights(score, kl_weight * mask.to(score.dtype))
+        return LossWeights(torch.where(mask, score, 0), kl_weight * mask.to(score.dtype))
 
     @override
     def loss(
@@ -100,66 +84,89 @@ class ComposedEstimator(KLEstimator):
         mask: Tensor,
         weights: LossWeights,
         *,
-        beta: float | Tensor = 1.0,
+        beta: float = 1.0,
         behaviour_logprobs: Tensor | None = None,
     ) -> Tensor:
-        stats = stats.masked(mask)
-        score_weights, kl_weights = weights.map(lambda field: torch.where(mask, field, 0))
-        log_ratio = log_ratio_to_behaviour(stats.logprobs, mask, behaviour_logprobs)
-        scope = "none" if self.off_policy == "clip" else self.off_policy
-        importance = importance_weights(log_ratio, scope)
-        if self.weighs_own_kl_anew:
-            score_weights = importance.sequence * score_weights + beta * self._credit(stats, importance)
-        if self.off_policy == "clip":
-            score = clipped_loss(log_ratio, score_weights, self.clip_range)
-        else:
-            score = weighted_loss(stats.logprobs, score_weights)
-        if self.recipe.pathwise is None:
-            return score
-        pathwise = _per_token(stats, self.recipe.pathwise)
-        return score + weighted_loss(pathwise, kl_weights * _importance_of(self.recipe.pathwise, importance))
+        weight = beta if self.recipe.pathwise is None else weights.kl
+        return weighted_recipes_loss(
+            self, stats, mask, weights.score, [(self.recipe, weight)], behaviour_logprobs
+        )
 
     @property
     @override
     def is_fusable(self) -> bool:
-        return not self.weighs_own_kl_anew and self.recipe.pathwise in (None, "kl")
-
-    def _credit(self, stats: TokenStats, importance: ImportanceWeights) -> Tensor:
-        """The score weight c_t of each completion by itself, without a baseline."""
-        total = torch.zeros_like(stats.logprobs)
-        for value, credit, sign in self.recipe.score:
-            own = _importance_of(value, importance)
-            total = total + sign * assign_credit(_per_token(stats, value), credit, importance.through, own)
-        return total
-
-    def _centred(self, values: Tensor, group_size: int) -> Tensor:
-        return values if self.baseline is None else values - leave_one_out_baseline(values, group_size)
+        return not self.credits_own_kl_in_loss and self.recipe.pathwise in (None, "kl")
 
 
-def _per_token(stats: TokenStats, value: ValueName | None) -> Tensor:
-    logprobs, ref_logprobs = stats.logprobs, stats.ref_logprobs
-    match value:
-        case None:
-            return torch.zeros_like(logprobs)
-        case "k1":
-            return kl_k1_per_token(logprobs, ref_logprobs)
-        case "k2":
-            return kl_k2_per_token(logprobs, ref_logprobs)
-        case "k3":
-            return kl_k3_per_token(logprobs, ref_logprobs)
-        case "k3_sequence":
-            return kl_k3_increments(logprobs - ref_logprobs)
-        case "kl":
-            if stats.kl is None:
-                raise ConfigurationError("stats.kl is None; this estimator needs the KL of every token")
-            return stats.kl
+def on_policy_credit(recipe: Recipe, stats: TokenStats) -> Tensor:
+    """The score weight c_t of each completion by itself, without a baseline or a correction, [B, T]."""
+    return _credit(recipe, stats, importance_weights(torch.zeros_like(stats.logprobs), "none"))
 
 
-def _importance_of(value: ValueName, importance: ImportanceWeights) -> Tensor:
-    return importance.before if value == "kl" else importance.through
+def weighted_recipes_loss(
+    estimator: KLEstimator,
+    stats: TokenStats,
+    mask: Tensor,
+    score_weights: Tensor,
+    recipes: Sequence[tuple[Recipe, float | Tensor]],
+    behaviour_logprobs: Tensor | None,
+) -> Tensor:
+    """The loss of a weighted sum of recipes, under the estimator's off-policy correction.
+
+    Args:
+        estimator: Says which correction.
+        stats: Statistics under the current policy, differentiable.
+        mask: Completion tokens, shape [B, T].
+        score_weights: What `weights` put in `LossWeights.score`, shape [B, T].
+        recipes: Each with its weight, a number or shape [B, T].
+        behaviour_logprobs: See `KLEstimator.loss`.
+    """
+    stats = stats.masked(mask)
+    score_weights = torch.where(mask, score_weights, 0)
+    weights = [
+        torch.where(mask, torch.as_tensor(weight, dtype=score_weights.dtype), 0) for _, weight in recipes
+    ]
+    log_ratio = log_ratio_to_behaviour(stats.logprobs, mask, behaviour_logprobs)
+    scope = "none" if estimator.off_policy == "clip" else estimator.off_policy
+    importance = importance_weights(log_ratio, scope)
+    if estimator.credits_own_kl_in_loss:
+        score_weights = importance.sequence * score_weights
+        for (recipe, _), weight in zip(recipes, weights, strict=True):
+            credited = _credit(recipe, stats, importance, estimator.off_policy == "token")
+            score_weights = score_weights + weight * credited
+    if estimator.off_policy == "clip":
+        loss = clipped_loss(log_ratio, score_weights, estimator.clip_range)
+    else:
+        loss = weighted_loss(stats.logprobs, score_weights)
+    for (recipe, _), weight in zip(recipes, weights, strict=True):
+        if recipe.pathwise is not None:
+            pathwise = TOKEN_VALUES[recipe.pathwise].of(stats)
+            loss = loss + weighted_loss(pathwise, weight * _importance_of(recipe.pathwise, importance))
+    return loss
 
 
 def log_ratio_to_behaviour(logprobs: Tensor, mask: Tensor, behaviour_logprobs: Tensor | None) -> Tensor:
     """Current minus behaviour log-probability, 0 outside the mask; 0 with the same gradient on-policy."""
     behaviour = logprobs if behaviour_logprobs is None else torch.where(mask, behaviour_logprobs, 0)
     return logprobs - behaviour.detach()
+
+
+def _credit(
+    recipe: Recipe, stats: TokenStats, importance: ImportanceWeights, by_token: bool = False
+) -> Tensor:
+    """The score weight c_t of each completion by itself, [B, T], each value under its importance weight.
+
+    `by_token`: all that is credited to a token, later values included, under that token's ratio alone.
+    """
+    if by_token:
+        return importance.through * on_policy_credit(recipe, stats)
+    total = torch.zeros_like(stats.logprobs)
+    for term in recipe.score:
+        values = TOKEN_VALUES[term.value].of(stats)
+        own = _importance_of(term.value, importance)
+        total = total + term.factor * assign_credit(values, term.credit, importance.through, own)
+    return total
+
+
+def _importance_of(value: str, importance: ImportanceWeights) -> Tensor:
+    return importance.before if TOKEN_VALUES[value].known_before else importance.through

@@ -1,13 +1,14 @@
 """The combination of `MonteCarlo` and `RaoBlackwell` that the other groups of the rollout ask for."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from lit_klrb.estimators.base import Explanation, KLEstimator, LossWeights
+from lit_klrb.estimators.composed import weighted_recipes_loss
 from lit_klrb.estimators.unbiased import MonteCarlo, RaoBlackwell
 from lit_klrb.functional.logprobs import TokenStats
 
@@ -31,10 +32,8 @@ class RaoBlackwellControlVariate(KLEstimator):
     c is the weight of the differentiable KL in `LossWeights`, and so survives any split of the rollout.
     """
 
-    explanation: ClassVar[Explanation] = Explanation(
-        formula="c_t = (1 - c) sum_s r_s + c sum_{s>t} KL_s, l_t = c KL_t, c fitted on other groups",
+    explanation = Explanation(
         optimises="the gradient of KL(policy || reference), exactly",
-        cost="both models' logits over the vocabulary",
         used_by="nowhere else",
         caution=(
             "made for the whole gradient of E[reward] - beta KL; c is 0, which is MonteCarlo, with fewer than"
@@ -44,8 +43,13 @@ class RaoBlackwellControlVariate(KLEstimator):
 
     @property
     @override
-    def needs_kl(self) -> bool:
-        return True
+    def formula(self) -> str:
+        return "c_t = (1 - c) sum_s r_s + c sum_{s>t} KL_s, l_t = c KL_t, c fitted on other groups"
+
+    @property
+    @override
+    def cost(self) -> str | None:
+        return self._arms.rao_blackwell.cost
 
     @override
     def value(self, stats: TokenStats, mask: Tensor) -> Tensor:
@@ -84,18 +88,13 @@ class RaoBlackwellControlVariate(KLEstimator):
         beta: float = 1.0,
         behaviour_logprobs: Tensor | None = None,
     ) -> Tensor:
-        c, nothing = weights.kl, torch.zeros_like(weights.kl)
-        shares = (weights.score, beta - c), (nothing, c)
-        losses = [
-            arm.loss(stats, mask, LossWeights(score, c), beta=own, behaviour_logprobs=behaviour_logprobs)
-            for arm, (score, own) in zip(self._arms, shares, strict=True)
-        ]
-        return torch.stack(losses).sum()
+        recipes = [(MonteCarlo.recipe, beta - weights.kl), (RaoBlackwell.recipe, weights.kl)]
+        return weighted_recipes_loss(self, stats, mask, weights.score, recipes, behaviour_logprobs)
 
     @property
     @override
     def is_fusable(self) -> bool:
-        return self._arms.monte_carlo.is_fusable
+        return not self.credits_own_kl_in_loss
 
     @property
     def _arms(self) -> _Arms:

@@ -1,14 +1,15 @@
 """What the released code of arXiv:2504.10637 (rycolab/kl-rb) trains with, for faithful replication."""
 
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from lit_klrb.estimators.base import Explanation, LossWeights
-from lit_klrb.estimators.composed import ComposedEstimator, Recipe, Term, log_ratio_to_behaviour
+from lit_klrb.estimators.composed import ComposedEstimator, log_ratio_to_behaviour
+from lit_klrb.estimators.recipe import Recipe, Term
 from lit_klrb.functional.logprobs import TokenStats
 from lit_klrb.functional.surrogate import clipped_loss
 
@@ -23,7 +24,7 @@ class ReleasedEstimator(ComposedEstimator):
 
     @property
     @override
-    def weighs_own_kl_anew(self) -> bool:
+    def credits_own_kl_in_loss(self) -> bool:
         return self.off_policy != "none"
 
     @override
@@ -33,7 +34,7 @@ class ReleasedEstimator(ComposedEstimator):
         mask: Tensor,
         weights: LossWeights,
         *,
-        beta: float | Tensor = 1.0,
+        beta: float = 1.0,
         behaviour_logprobs: Tensor | None = None,
     ) -> Tensor:
         if self.off_policy != "clip":
@@ -50,11 +51,9 @@ class ReleasedEstimator(ComposedEstimator):
 class ReleasedMonteCarlo(ReleasedEstimator):
     """`MonteCarlo` plus the gradient of the log ratio itself, whose mean is zero and whose noise is not."""
 
-    recipe: ClassVar[Recipe] = Recipe(value="k1", score=(Term("k1", "whole"),), pathwise="k1")
-    explanation: ClassVar[Explanation] = Explanation(
-        formula="c_t = sum_s r_s, l_t = r_t",
+    recipe = Recipe(value="k1", score=(Term("k1", "whole"),), pathwise="k1")
+    explanation = Explanation(
         optimises="the gradient of KL(policy || reference), exactly, plus the zero-mean noise grad log p(y)",
-        cost="the reference's log-probability of the sampled tokens",
         used_by="rycolab/kl-rb (its MC arm)",
         caution="up to 20 times the variance of MonteCarlo at a small KL",
     )
@@ -65,11 +64,9 @@ class ReleasedMonteCarlo(ReleasedEstimator):
 class ReleasedRaoBlackwell(ReleasedEstimator):
     """`RaoBlackwellSequence`, but for the clipping: that of whole sequences, with the KL term left live."""
 
-    recipe: ClassVar[Recipe] = Recipe(value="kl", score=(Term("kl", "whole"),), pathwise="kl")
-    explanation: ClassVar[Explanation] = Explanation(
-        formula="c_t = sum_s KL_s, l_t = KL_t",
+    recipe = Recipe(value="kl", score=(Term("kl", "whole"),), pathwise="kl")
+    explanation = Explanation(
         optimises="the gradient of KL(policy || reference), exactly",
-        cost="both models' logits over the vocabulary",
         used_by="rycolab/kl-rb (its RB arm)",
         caution="1 to 9 times the variance of RaoBlackwell",
     )

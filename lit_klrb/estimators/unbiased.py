@@ -4,14 +4,13 @@ Notation: r_t = log p(y_t) - log q(y_t) (the log ratio), KL_t = KL(p || q) over 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 from lit_klrb.estimators.base import Explanation
-from lit_klrb.estimators.composed import ComposedEstimator, Recipe, Term
+from lit_klrb.estimators.composed import ComposedEstimator
+from lit_klrb.estimators.recipe import Recipe, Term
 
 _EXACT = "the gradient of KL(policy || reference), exactly"
-_VOCABULARY = "both models' logits over the vocabulary"
-_TOKENS = "the reference's log-probability of the sampled tokens"
 
 
 @final
@@ -24,11 +23,9 @@ class MonteCarlo(ComposedEstimator):
     Reference: Ahmadian et al. (2024), "Back to basics: revisiting REINFORCE style optimization".
     """
 
-    recipe: ClassVar[Recipe] = Recipe(value="k1", score=(Term("k1", "whole"),))
-    explanation: ClassVar[Explanation] = Explanation(
-        formula="c_t = sum_s r_s, l_t = 0",
+    recipe = Recipe(value="k1", score=(Term("k1", "whole"),))
+    explanation = Explanation(
         optimises=_EXACT,
-        cost=_TOKENS,
         used_by="TRL RLOO, verl RLOO",
         caution=(
             "noisy far from the optimum of E[reward] - beta KL; near it, its noise cancels the reward's and"
@@ -45,11 +42,9 @@ class MonteCarloRewardToGo(ComposedEstimator):
     That is PPO's penalty on every token's own reward, -beta r_t, and returns that sum what is still to come.
     """
 
-    recipe: ClassVar[Recipe] = Recipe(value="k1", score=(Term("k1", "from_here"),))
-    explanation: ClassVar[Explanation] = Explanation(
-        formula="c_t = sum_{s>=t} r_s, l_t = 0",
+    recipe = Recipe(value="k1", score=(Term("k1", "from_here"),))
+    explanation = Explanation(
         optimises=_EXACT,
-        cost=_TOKENS,
         used_by="OpenRLHF",
     )
 
@@ -63,11 +58,9 @@ class RaoBlackwell(ComposedEstimator):
     models", arXiv:2504.10637, Theorem 4.
     """
 
-    recipe: ClassVar[Recipe] = Recipe(value="kl", score=(Term("kl", "after"),), pathwise="kl")
-    explanation: ClassVar[Explanation] = Explanation(
-        formula="c_t = sum_{s>t} KL_s, l_t = KL_t",
+    recipe = Recipe(value="kl", score=(Term("kl", "after"),), pathwise="kl")
+    explanation = Explanation(
         optimises=_EXACT,
-        cost=_VOCABULARY,
         used_by="nowhere else in this prefix form",
         caution=(
             "given the prefix, no step varies more than MonteCarlo's; the sum over a sequence can."
@@ -83,11 +76,9 @@ class RaoBlackwell(ComposedEstimator):
 class RaoBlackwellSequence(ComposedEstimator):
     """The exact per-token KL, summed over the whole sequence: c_t = sum over all s of KL_s, l_t = KL_t."""
 
-    recipe: ClassVar[Recipe] = Recipe(value="kl", score=(Term("kl", "whole"),), pathwise="kl")
-    explanation: ClassVar[Explanation] = Explanation(
-        formula="c_t = sum_s KL_s, l_t = KL_t",
+    recipe = Recipe(value="kl", score=(Term("kl", "whole"),), pathwise="kl")
+    explanation = Explanation(
         optimises=_EXACT,
-        cost=_VOCABULARY,
         used_by="the objective of arXiv:2504.10637, differentiated as a whole",
         caution="noisier than RaoBlackwell: tokens answer for the KL before them, which they cannot change",
     )
@@ -101,13 +92,9 @@ class RaoBlackwellLite(ComposedEstimator):
     E[(r_t - KL_t) grad log p_t | prefix] is the gradient of KL_t, so that values of the KL suffice.
     """
 
-    recipe: ClassVar[Recipe] = Recipe(
-        value="kl", score=(Term("k1", "own"), Term("kl", "own", -1.0), Term("kl", "after"))
-    )
-    explanation: ClassVar[Explanation] = Explanation(
-        formula="c_t = (r_t - KL_t) + sum_{s>t} KL_s, l_t = 0",
+    recipe = Recipe(value="kl", score=(Term("k1", "own"), Term("kl", "own", -1.0), Term("kl", "after")))
+    explanation = Explanation(
         optimises=_EXACT,
-        cost="both models' logits over the vocabulary, no gradient through them",
         used_by="nowhere else",
     )
 
@@ -117,10 +104,8 @@ class RaoBlackwellLite(ComposedEstimator):
 class NoKL(ComposedEstimator):
     """No KL term: the null object. Rewards keep their baseline and off-policy correction."""
 
-    recipe: ClassVar[Recipe] = Recipe(value=None)
-    explanation: ClassVar[Explanation] = Explanation(
-        formula="c_t = 0, l_t = 0",
+    recipe = Recipe(value=None)
+    explanation = Explanation(
         optimises="nothing: the KL does not enter",
-        cost="none",
         used_by="runs without a reference",
     )

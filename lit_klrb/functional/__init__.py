@@ -1,18 +1,22 @@
 """The ground floor: tensors in, tensors out; torch and nothing else."""
 
+from .baselines import leave_one_out_baseline as leave_one_out_baseline
 from .credit import (
     ImportanceWeights as ImportanceWeights,
     assign_credit as assign_credit,
     importance_weights as importance_weights,
-    leave_one_out_baseline as leave_one_out_baseline,
     reward_to_go as reward_to_go,
 )
 from .kl import (
+    cross_fitted_control_variate as cross_fitted_control_variate,
+    fit_control_variate as fit_control_variate,
+    horvitz_thompson as horvitz_thompson,
     kl_control_variate as kl_control_variate,
     kl_k1_per_token as kl_k1_per_token,
     kl_k2_per_token as kl_k2_per_token,
     kl_k3_increments as kl_k3_increments,
     kl_k3_per_token as kl_k3_per_token,
+    kl_values as kl_values,
 )
 from .logprobs import TokenStats as TokenStats, token_stats as token_stats
 from .statistics import clustered_mean as clustered_mean
@@ -23,10 +27,4 @@ from .surrogate import (
 from .tiled import (
     tiled_policy_loss as tiled_policy_loss,
     tiled_token_stats as tiled_token_stats,
-)
-from .values import (
-    cross_fitted_control_variate as cross_fitted_control_variate,
-    fit_control_variate as fit_control_variate,
-    horvitz_thompson as horvitz_thompson,
-    kl_values as kl_values,
 )

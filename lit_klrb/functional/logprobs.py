@@ -30,16 +30,17 @@ class TokenStats(NamedTuple):
 
     def detach(self) -> "TokenStats":
         """The same numbers without their graph."""
-        return self._map(Tensor.detach)
+        return self.map(Tensor.detach)
 
     def masked(self, mask: Tensor) -> "TokenStats":
         """Zero outside the mask, whatever was there, in float32 or better; gradients stay inside the mask."""
-        return self._map(lambda field: torch.where(mask, full_precision(field), 0))
+        return self.map(lambda field: torch.where(mask, full_precision(field), 0))
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> "TokenStats":
-        kl = None if self.kl is None else change(self.kl)
-        entropy = None if self.entropy is None else change(self.entropy)
-        return TokenStats(change(self.logprobs), change(self.ref_logprobs), kl, entropy)
+    def map(self, change: Callable[[Tensor], Tensor]) -> "TokenStats":
+        """The same change made to each field that is there: rows selected, a device, a type."""
+        logprobs, ref_logprobs, *optional = self
+        changed = (None if field is None else change(field) for field in optional)
+        return TokenStats(change(logprobs), change(ref_logprobs), *changed)
 
 
 def token_stats(logits: Tensor, ref_logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> TokenStats:

@@ -1,0 +1,129 @@
+"""What an estimator's value and gradient are in expectation, measured by enumerating small models."""
+
+import operator
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_klrb.estimators.base import KLEstimator, LossWeights
+from lit_klrb.estimators.unbiased import MonteCarlo, RaoBlackwell
+from lit_klrb.functional.enumeration import TabularLM, exact_kl, exact_kl_gradient
+from lit_klrb.functional.logprobs import token_stats
+
+KL_LEVELS = (0.01, 0.3, 3.0)
+
+
+class Measurement(NamedTuple):
+    """An estimator at one distance between policy and reference.
+
+    Args:
+        kl: The exact KL(policy || reference), in nats per sequence.
+        mean_value: The expectation of the estimator's value, in nats per sequence.
+        cosine: Between the expected gradient and the true one; None if the former vanishes.
+        norm_ratio: Length of the expected gradient over that of the true one.
+    """
+
+    kl: float
+    mean_value: float
+    cosine: float | None
+    norm_ratio: float
+
+
+def measure(estimator: KLEstimator) -> list[Measurement]:
+    """Value and gradient of one completion without a baseline, in expectation, at `KL_LEVELS`.
+
+    The models are Markov chains over three tokens and EOS, of at most four tokens: parameters are shared
+    between prefixes, so that early tokens change later KLs.
+    """
+    generator = torch.Generator().manual_seed(0)
+    table, direction = torch.randn(2, 3, 4, dtype=torch.float64, generator=generator)
+    reference = TabularLM(table, max_length=4)
+    policies = (_at_distance(reference, direction, level) for level in KL_LEVELS)
+    return [_measure_at(replace(estimator, baseline=None), policy, reference) for policy in policies]
+
+
+def _at_distance(reference: TabularLM, direction: Tensor, kl: float) -> TabularLM:
+    """The policy at the given KL from the reference along a line of logits, by bisection."""
+    low, high = 0.0, 20.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        policy = TabularLM(reference.logits + middle * direction, reference.max_length)
+        low, high = (middle, high) if exact_kl(policy, reference) < kl else (low, middle)
+    return policy
+
+
+def _measure_at(estimator: KLEstimator, policy: TabularLM, reference: TabularLM) -> Measurement:
+    tokens, mask = policy.sequences()
+    probabilities = policy.logprobs(tokens, mask).exp()
+    logits = policy.token_logits(tokens).requires_grad_()
+    stats = token_stats(logits, reference.token_logits(tokens), tokens)
+    # A rollout of one completion each: nothing is learnt from the others.
+    rows = [slice(n, n + 1) for n in range(len(tokens))]
+    single = [estimator.weights(stats.detach().map(operator.itemgetter(row)), mask[row]) for row in rows]
+    weights = LossWeights(*map(torch.cat, zip(*single, strict=True)))
+    # The loss averages over completions that all occur once: put each one's probability in place of 1 / N.
+    loss = estimator.loss(stats, mask, weights) * len(tokens)
+    gradient = torch.zeros_like(logits)
+    if loss.requires_grad:
+        (gradient,) = torch.autograd.grad(loss, logits)
+    gradient = gradient * probabilities[:, None, None]
+    leaf = policy.logits.clone().requires_grad_()
+    per_token = TabularLM(leaf, policy.max_length).token_logits(tokens)
+    (expected,) = torch.autograd.grad(per_token, leaf, gradient)
+
+    true = exact_kl_gradient(policy, reference)
+    ratio = (expected.norm() / true.norm()).item()
+    vanishes = ratio < 1e-9
+    return Measurement(
+        kl=exact_kl(policy, reference).item(),
+        mean_value=(probabilities @ estimator.value(stats.detach(), mask)).item(),
+        cosine=None if vanishes else (expected * true).sum().item() / (expected.norm() * true.norm()).item(),
+        norm_ratio=0.0 if vanishes else ratio,
+    )
+
+
+class Counterexample(NamedTuple):
+    """Two models for which Rao-Blackwellisation adds variance to the KL of a sequence.
+
+    Args:
+        sequences: The completions.
+        probabilities: Under the policy.
+        monte_carlo: The value of `MonteCarlo` for each.
+        rao_blackwell: The value of `RaoBlackwell` for each.
+        variances: Of the two values, in this order.
+    """
+
+    sequences: list[str]
+    probabilities: list[float]
+    monte_carlo: list[float]
+    rao_blackwell: list[float]
+    variances: tuple[float, float]
+
+
+def counterexample() -> Counterexample:
+    """Tokens a (ends the sequence) and b: the KLs of later tokens undo the log ratio of the first.
+
+    p(a) = p(b) = 1/2 and q(a) = 0.3, q(b) = 0.7; after b the policy is certain of a second b, to which the
+    reference gives 3/7. The log ratio is log(5/3) for both sequences.
+    """
+    rows = torch.tensor([[[0.5, 0.5], [0.0, 1.0]], [[0.3, 0.7], [4 / 7, 3 / 7]]], dtype=torch.float64)
+    policy, reference = (TabularLM(table.log(), max_length=2) for table in rows)
+    tokens, mask = policy.sequences()
+    stats = token_stats(policy.token_logits(tokens), reference.token_logits(tokens), tokens)
+    probabilities = policy.logprobs(tokens, mask).exp()
+    produced = probabilities > 0
+    values = [kind().value(stats, mask)[produced] for kind in (MonteCarlo, RaoBlackwell)]
+    probabilities = probabilities[produced]
+    variances = [probabilities @ (value - probabilities @ value) ** 2 for value in values]
+    return Counterexample(
+        sequences=[
+            "".join("ab"[token] for token in row[keep])
+            for row, keep in zip(tokens[produced], mask[produced], strict=True)
+        ],
+        probabilities=probabilities.tolist(),
+        monte_carlo=values[0].tolist(),
+        rao_blackwell=values[1].tolist(),
+        variances=(variances[0].item(), variances[1].item()),
+    )

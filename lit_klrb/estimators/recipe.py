@@ -1,0 +1,147 @@
+"""What an estimator is made of: per-token values, whom they are credited to, and what is differentiated."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, get_args
+
+from torch import Tensor
+
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.functional.credit import Credit
+from lit_klrb.functional.kl import kl_k1_per_token, kl_k2_per_token, kl_k3_increments, kl_k3_per_token
+from lit_klrb.functional.logprobs import TokenStats
+
+
+class TokenValue(NamedTuple):
+    """A per-token value.
+
+    Args:
+        of: From statistics that are 0 outside the mask to the value, [B, T].
+        known_before: Whether it is known before its token is drawn, being an expectation over the vocabulary:
+            its importance weight is then that of the tokens before it.
+        symbol: How formulas write it; {0} is the position.
+    """
+
+    of: Callable[[TokenStats], Tensor]
+    known_before: bool
+    symbol: str
+
+
+def _exact_kl(stats: TokenStats) -> Tensor:
+    if stats.kl is None:
+        raise ConfigurationError("stats.kl is None; this estimator needs the exact KL of every token")
+    return stats.kl
+
+
+# Every value that a recipe may name. r_t is the log ratio log p(y_t) - log q(y_t).
+TOKEN_VALUES = {
+    "k1": TokenValue(lambda stats: kl_k1_per_token(stats.logprobs, stats.ref_logprobs), False, "r_{0}"),
+    "k2": TokenValue(lambda stats: kl_k2_per_token(stats.logprobs, stats.ref_logprobs), False, "r_{0}^2 / 2"),
+    "k3": TokenValue(lambda stats: kl_k3_per_token(stats.logprobs, stats.ref_logprobs), False, "k3(r_{0})"),
+    "k3_sequence": TokenValue(
+        lambda stats: kl_k3_increments(stats.logprobs - stats.ref_logprobs),
+        False,
+        "k3(sum_{{s<={0}}} r_s) - k3(sum_{{s<{0}}} r_s)",
+    ),
+    "kl": TokenValue(_exact_kl, True, "KL_{0}"),
+}
+NOTATION = (
+    "r_t = log p(y_t) - log q(y_t), KL_t = KL(p || q) at t over the vocabulary, k3(r) = r + exp(-r) - 1"
+)
+
+_SUMS = {"whole": "sum_s {0}", "from_here": "sum_{{s>=t}} {0}", "after": "sum_{{s>t}} {0}", "own": "{0}"}
+
+
+@dataclass(frozen=True)
+class Term:
+    """One summand of the score weight c_t.
+
+    Args:
+        value: A name of `TOKEN_VALUES`.
+        credit: The positions s whose values are summed at t: "whole" (all), "from_here" (s >= t), "after"
+            (s > t), "own" (s = t).
+        factor: What the sum is multiplied by.
+
+    Raises:
+        ConfigurationError: If there is no such value or credit.
+    """
+
+    value: str
+    credit: Credit
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_value("Term.value", self.value)
+        if self.credit not in get_args(Credit):
+            raise ConfigurationError(
+                f"must be one of {', '.join(get_args(Credit))}, got {self.credit!r}", key="Term.credit"
+            )
+
+    @property
+    def formula(self) -> str:
+        """The summand, with its sign.
+
+        Example:
+            >>> Term("kl", "after", factor=-1).formula
+            '-sum_{s>t} KL_s'
+        """
+        index = "t" if self.credit == "own" else "s"
+        factor = {1.0: "", -1.0: "-"}.get(self.factor, f"{self.factor:g} ")
+        return factor + _SUMS[self.credit].format(TOKEN_VALUES[self.value].symbol.format(index))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What an estimator is made of: g = sum_t [c_t grad log p(y_t) + grad l_t].
+
+    Args:
+        value: The per-token KL value that is reported; None reports 0.
+        score: The summands of the score weight c_t; none for a weight of 0.
+        pathwise: The value that is differentiated, l_t; None for 0.
+
+    Raises:
+        ConfigurationError: If there is no such value.
+
+    Example:
+        >>> Recipe(value="kl", score=(Term("kl", "after"),), pathwise="kl").formula
+        'c_t = sum_{s>t} KL_s, l_t = KL_t'
+    """
+
+    value: str | None
+    score: tuple[Term, ...] = ()
+    pathwise: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("value", "pathwise"):
+            if getattr(self, name) is not None:
+                _check_value(f"Recipe.{name}", getattr(self, name))
+        if not isinstance(self.score, tuple) or not all(isinstance(term, Term) for term in self.score):
+            raise ConfigurationError(f"must be a tuple of Terms, got {self.score!r}", key="Recipe.score")
+
+    @property
+    def formula(self) -> str:
+        """Score weight and pathwise term; see `NOTATION`."""
+        score = " + ".join(term.formula for term in self.score).replace("+ -", "- ") or "0"
+        pathwise = "0" if self.pathwise is None else TOKEN_VALUES[self.pathwise].symbol.format("t")
+        return f"c_t = {score}, l_t = {pathwise}"
+
+    @property
+    def cost(self) -> str:
+        """What it needs beyond the log-probabilities of the policy."""
+        undifferentiated = [self.value, *(term.value for term in self.score)]
+        if _over_vocabulary(self.pathwise):
+            return "both models' logits over the vocabulary"
+        if any(map(_over_vocabulary, undifferentiated)):
+            return "both models' logits over the vocabulary, no gradient through them"
+        if any([self.pathwise, *undifferentiated]):
+            return "the reference's log-probability of the sampled tokens"
+        return "none"
+
+
+def _over_vocabulary(value: str | None) -> bool:
+    return value is not None and TOKEN_VALUES[value].known_before
+
+
+def _check_value(key: str, value: str) -> None:
+    if value not in TOKEN_VALUES:
+        raise ConfigurationError(f"must be one of {', '.join(TOKEN_VALUES)}, got {value!r}", key=key)
