@@ -1,4 +1,38 @@
-"""The one exception a user's input can cause."""
+"""The one exception a user's input can cause, and text of unknown origin made fit to print."""
+
+import unicodedata
+
+# Join letters in Persian, in Indic scripts and in emoji, and do nothing else.
+JOINERS = "\u200c\u200d"
+
+
+def printable(text: str, keep: str = "") -> str:
+    r"""A text with everything that would steer a terminal or reorder a line shown as an escape.
+
+    Args:
+        text: Any text.
+        keep: Characters to leave as they are, such as a newline.
+
+    Example:
+        >>> print(printable("good\x1b[2J film\n"))
+        good\x1b[2J film\n
+    """
+    return "".join(c if _is_printable(c) or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
+def error_line(message: object) -> str:
+    r"""What the command line prints of an error: one line, whatever the message quotes.
+
+    Example:
+        >>> error_line("no file two\nlines\x07.ckpt")
+        'error: no file two lines\\x07.ckpt'
+    """
+    return f"error: {printable(' '.join(str(message).splitlines()))}"
+
+
+def _is_printable(character: str) -> bool:
+    category = unicodedata.category(character)
+    return character in JOINERS or not (category[0] == "C" or category in ("Zl", "Zp"))
 
 
 class ConfigurationError(ValueError):

@@ -1,13 +1,15 @@
 """What the common evaluation shows beyond its means: every KL value side by side, KL by position, texts."""
 
+import csv
 import io
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from lit_klrb.distributed import stacked
@@ -15,28 +17,32 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional import TokenStats, clustered_mean, kl_values
 from lit_klrb.modules.regularised import Evaluation, RegularisedModule
 from lit_klrb.run.files import csv_text, write_atomically
+from lit_klrb.run.tables import text_table
 
 
 class EvaluationMonitor(L.Callback):
-    """Looks at the completions of every evaluation, and writes what it finds into the run directory.
+    """Reads the completions of every evaluation, in `fit`, `validate` and `test`.
 
-    A file belongs to one evaluation and is replaced when a resumed run repeats it.
+    Files go to the run directory and are named by the step, or `validate` and `test` where those commands
+    evaluate a checkpoint. A resumed run replaces those of the evaluations that it repeats.
     """
 
     def __init__(self) -> None:
         self._evaluations: list[Evaluation] = []
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuse a module whose evaluation has no completions.
+        """Refuse a module or a command without an evaluation of completions.
 
         Raises:
-            ConfigurationError: Naming both.
+            ConfigurationError: Naming the monitor, and the module or the command.
         """
+        name = f"trainer.callbacks: {type(self).__name__}"
         if not isinstance(pl_module, RegularisedModule):
             raise ConfigurationError(
-                f"trainer.callbacks: {type(self).__name__} looks at completions, and the evaluation of "
-                f"{type(pl_module).__name__} has none"
+                f"{name} reads completions, and the evaluation of {type(pl_module).__name__} has none"
             )
+        if stage == "predict":
+            raise ConfigurationError(f"{name} reads evaluations, and predict makes none")
 
     def on_validation_batch_end(
         self,
@@ -51,20 +57,48 @@ class EvaluationMonitor(L.Callback):
         self._evaluations.append(outputs["evaluation"])
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Look at all of them."""
+        """Report on all batches."""
+        self._report(trainer, pl_module, "val")
+
+    def on_test_batch_end(self, *arguments: Any) -> None:
+        """As in validation."""
+        self.on_validation_batch_end(*arguments)
+
+    def on_test_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """As in validation."""
+        self._report(trainer, pl_module, "test")
+
+    def _report(self, trainer: L.Trainer, pl_module: RegularisedModule, stage: str) -> None:
         evaluations, self._evaluations = self._evaluations, []
         if evaluations:
-            self.look(trainer, pl_module, evaluations)
+            self.report(trainer, pl_module, evaluations, stage)
 
-    def look(self, trainer: L.Trainer, pl_module: RegularisedModule, evaluations: list[Evaluation]) -> None:
-        """What the monitor does with the batches of one evaluation."""
+    def report(
+        self, trainer: L.Trainer, pl_module: RegularisedModule, evaluations: list[Evaluation], stage: str
+    ) -> None:
+        """What the monitor does with the batches of one evaluation.
+
+        Args:
+            trainer: What ran the evaluation.
+            pl_module: The module that was evaluated.
+            evaluations: Its batches.
+            stage: "val" or "test", the prefix of metrics.
+        """
         raise NotImplementedError
 
     def write(self, trainer: L.Trainer, folder: str, suffix: str, text: str) -> None:
         """Write the file of this evaluation, in a folder of the run directory; one process does."""
         if trainer.is_global_zero:
-            name = f"step_{trainer.global_step:06d}.{suffix}"
+            name = f"{moment(trainer)}.{suffix}"
             write_atomically(Path(trainer.default_root_dir) / folder / name, text)
+
+
+def moment(trainer: L.Trainer) -> str:
+    """The step of an evaluation that belongs to a run, or the command that evaluates a checkpoint."""
+    fn = trainer.state.fn
+    if fn is None or fn == TrainerFn.FITTING or trainer.global_step:
+        return f"step_{trainer.global_step:06d}"
+    return fn.value
 
 
 class KLMonitor(EvaluationMonitor):
@@ -81,7 +115,9 @@ class KLMonitor(EvaluationMonitor):
         super().__init__()
         self.alpha = alpha
 
-    def look(self, trainer: L.Trainer, pl_module: RegularisedModule, evaluations: list[Evaluation]) -> None:
+    def report(
+        self, trainer: L.Trainer, pl_module: RegularisedModule, evaluations: list[Evaluation], stage: str
+    ) -> None:
         """Log the values, write the positions."""
         stats, mask, completions = together(evaluations)
         group_size = evaluations[0].completions_per_prompt
@@ -91,7 +127,7 @@ class KLMonitor(EvaluationMonitor):
             mean, error = clustered_mean(value)
             metrics |= {f"kl_{name}": mean.item(), f"kl_{name}_se": error.item()}
         metrics["kl_rb_per_token"] = metrics["kl_rb"] / mask.sum(1).float().mean().item()
-        pl_module.log_evaluation("val", metrics)
+        pl_module.log_evaluation(stage, metrics)
         assert stats.kl is not None
         means, errors, counts = by_position(stats.kl, mask, group_size)
         rows = zip(range(len(means)), means.tolist(), errors.tolist(), counts.tolist(), strict=True)
@@ -100,12 +136,12 @@ class KLMonitor(EvaluationMonitor):
 
 
 class CompletionTable(EvaluationMonitor):
-    """Shows the first completions of each evaluation beside those of the first, with their rewards.
+    """Shows completions of each evaluation beside those of the first evaluation, with their rewards.
 
     They are printed, and written to completions/step_N.csv and, as a page, step_N.html.
 
     Args:
-        rows: How many.
+        rows: How many prompts are shown, with one completion each.
     """
 
     def __init__(self, rows: int = 5) -> None:
@@ -113,35 +149,44 @@ class CompletionTable(EvaluationMonitor):
         if rows < 1:
             raise ConfigurationError(f"CompletionTable: rows must be at least 1, got {rows}")
         self.rows = rows
-        self._first: list[tuple[str, float]] = []
+        self._first: dict[str, list[list[Any]]] = {}
 
-    def look(self, trainer: L.Trainer, pl_module: RegularisedModule, evaluations: list[Evaluation]) -> None:
+    def report(
+        self, trainer: L.Trainer, pl_module: RegularisedModule, evaluations: list[Evaluation], stage: str
+    ) -> None:
         """Print and write the table."""
         evaluation = evaluations[0]
-        every = evaluation.completions_per_prompt  # one completion a prompt
+        every = evaluation.completions_per_prompt  # one completion per prompt
         texts = pl_module.texts(evaluation.rollout)[::every][: self.rows]
-        now = list(zip(texts, evaluation.rewards[::every].tolist(), strict=False))
-        self._first = self._first or now
-        step = trainer.global_step
-        table = Table("at the start", "reward", f"at step {step}", "reward", show_lines=True)
-        for before, after in zip(self._first, now, strict=True):
-            table.add_row(before[0], f"{before[1]:.2f}", after[0], f"{after[1]:.2f}")
-        page = Console(record=True, width=160, file=io.StringIO())
-        page.print(table)
-        self.write(trainer, "completions", "html", page.export_html())
-        rows = [[*before, *after] for before, after in zip(self._first, now, strict=True)]
-        text = csv_text(["text_at_start", "reward_at_start", "text", "reward"], rows)
-        self.write(trainer, "completions", "csv", text)
+        now = [list(row) for row in zip(texts, evaluation.rewards[::every].tolist(), strict=False)]
+        first = self._first.setdefault(stage, now)
+        rows = [[*before, *after] for before, after in zip(first, now, strict=False)]
+        header = ("first evaluation", "reward", moment(trainer), "reward")
+        self.write(trainer, "completions", "html", completion_page(header, rows))
+        columns = ["text_at_start", "reward_at_start", "text", "reward"]
+        self.write(trainer, "completions", "csv", csv_text(columns, rows, csv.QUOTE_NONNUMERIC))
         if trainer.is_global_zero:
-            Console().print(table)
+            Console().print(text_table(header, rows))
 
     def state_dict(self) -> dict[str, Any]:
-        """The first evaluation's completions."""
-        return {"first": [list(row) for row in self._first]}
+        """The completions of the first evaluation, by stage."""
+        return {"first": self._first}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take them from a checkpoint."""
-        self._first = [(text, reward) for text, reward in state_dict["first"]]
+        self._first = state_dict["first"]
+
+
+def completion_page(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table as an HTML page of its own.
+
+    Args:
+        header: Names of the columns.
+        rows: Cells.
+    """
+    page = Console(record=True, width=160, file=io.StringIO())
+    page.print(text_table(header, rows))
+    return page.export_html()
 
 
 def together(evaluations: list[Evaluation]) -> tuple[TokenStats, Tensor, Tensor]:
@@ -155,7 +200,7 @@ def by_position(values: Tensor, mask: Tensor, group_size: int) -> tuple[Tensor, 
     """Means at each position over the completions that reach it.
 
     Args:
-        values: One number a token, [B, T]; completions of a prompt are adjacent.
+        values: One number per token, [B, T]; completions of a prompt are adjacent.
         mask: Completion tokens, [B, T].
         group_size: Completions of each prompt.
 

@@ -1,15 +1,15 @@
 """Predictions as a file to work with and a table to look at."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 from rich.console import Console
-from rich.table import Table
 
+from lit_klrb.errors import printable
 from lit_klrb.run.files import write_atomically
+from lit_klrb.run.tables import text_table
 
 SHOWN = 10
 
@@ -44,13 +44,6 @@ class PredictionWriter(L.Callback):
         path = self.directory / "predictions.jsonl"
         write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self._rows))
         console = Console()
-        console.print(prediction_table(self._rows[:SHOWN]))
-        console.print(f"{len(self._rows)} rows in {path}", soft_wrap=True)
-
-
-def prediction_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Rows as a table, numbers to three significant digits."""
-    table = Table(*rows[0], show_lines=True)
-    for row in rows:
-        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()))
-    return table
+        if self._rows:
+            console.print(text_table(list(self._rows[0]), [list(row.values()) for row in self._rows[:SHOWN]]))
+        print(printable(f"{len(self._rows)} rows in {path}"))

@@ -28,18 +28,15 @@ from lit_klrb.callbacks import (
     RunRecorder,
 )
 from lit_klrb.cli.parsing import OneLineParser, located, one_line
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, error_line
+from lit_klrb.models.loading import silence
 from lit_klrb.run.directory import set_aside
 from lit_klrb.run.loggers import default_loggers
 
-DESCRIPTION = """Fine-tune language models on a KL leash. The chain, on an embedded world of film reviews:
-python -m lit_klrb fit --config configs/demo/sft.yaml (the reference), then dpo.yaml (the warm start), then
-rloo.yaml, where --kl.estimator and --kl.beta say how the leash is estimated and how tight it is."""
-EPILOGUE = """Beside the trainer's commands: explain [ESTIMATOR] tells what each KL estimator computes and
-what its gradient really optimises; export makes a folder of a checkpoint that transformers loads."""
-
 # Where a module says what it starts from.
 PATHS = ("policy_path", "reference_path", "classifier_path", "tokenizer_path", "reward_path")
+# Of these, what a checkpoint given by ckpt_path has in itself.
+INITIAL = ("policy_path", "classifier_path", "tokenizer_path")
 
 
 class LitCLI(LightningCLI):
@@ -53,12 +50,7 @@ class LitCLI(LightningCLI):
             subclass_mode_data=True,
             save_config_callback=None,
             parser_class=OneLineParser,
-            parser_kwargs={
-                "parser_mode": "omegaconf",
-                "prog": "python -m lit_klrb",
-                "description": DESCRIPTION,
-                "epilog": EPILOGUE,
-            },
+            parser_kwargs={"parser_mode": "omegaconf", "prog": "python -m lit_klrb"},
             seed_everything_default=0,
             auto_configure_optimizers=False,
             args=list(args),
@@ -112,7 +104,15 @@ class LitCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Refuse missing checkpoints before anything is built, naming the command that makes them."""
-        check_upstream(self.config[self.config.subcommand].model.init_args.as_dict())
+        config = self.config[self.config.subcommand]
+        settings = config.model.init_args.as_dict()
+        unused = () if config.get("ckpt_path") is None else INITIAL
+        check_upstream({key: value for key, value in settings.items() if key not in unused})
+
+    def instantiate_classes(self) -> None:
+        """Tell the module which checkpoint it is restored from, before it builds its model."""
+        super().instantiate_classes()
+        self.model.ckpt_path = self._get(self.config_init, "ckpt_path")
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Add what every run has: its loggers, its record, its predictions."""
@@ -197,6 +197,7 @@ def quiet() -> None:
     """Silence what is no news to the user: hardware banners, and hints against choices made on purpose."""
     # Lightning calls methods of jsonargparse by their older names.
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+    silence()
     for package in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(package).setLevel(logging.WARNING)
     for hint in (
@@ -223,13 +224,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         LitCLI(argv)
     except DivergedError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(error_line(error), file=sys.stderr)
         return 1
     except Exception as error:
         cause = configuration_error(error)
         if cause is None:
             raise
-        print(f"error: {located(cause)}", file=sys.stderr)
+        print(error_line(located(cause)), file=sys.stderr)
         return 2
     return 0
 

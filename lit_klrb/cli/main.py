@@ -1,27 +1,36 @@
-"""Dispatch of the commands, so that `explain` and `export` do not wait for Lightning's import."""
+"""Dispatch of the commands, so that `explain`, `export` and `--help` do not wait for Lightning's import."""
 
-import argparse
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from lit_klrb.errors import ConfigurationError
+from lit_klrb import __version__
+from lit_klrb.errors import ConfigurationError, error_line
 
-COMMANDS = ("fit", "validate", "test", "predict", "explain", "export")
+COMMANDS = {
+    "fit": "train, and leave a run directory",
+    "validate": "evaluate a checkpoint on the validation prompts",
+    "test": "evaluate a checkpoint on the test prompts",
+    "predict": "write the completions of a checkpoint to predictions.jsonl",
+    "explain": "say what a KL estimator computes and what its gradient optimises",
+    "export": "turn a checkpoint into a folder that transformers loads",
+}
 # Asked by other programs, not by people: it reads standard input.
 CHECK = "check"
+HELP = f"""usage: python -m lit_klrb COMMAND [--help] ...
 
+Fine-tune language models under a KL penalty whose estimates and gradients are right.
 
-def export(argv: Sequence[str]) -> int:
-    """`export --ckpt_path FILE --output_dir DIR`."""
-    parser = argparse.ArgumentParser("python -m lit_klrb export", description=export.__doc__)
-    parser.add_argument("--ckpt_path", required=True, metavar="FILE", help="a checkpoint written by fit")
-    parser.add_argument("--output_dir", required=True, metavar="DIR", help="the folder to write")
-    arguments = parser.parse_args(argv)
-    from lit_klrb.models.loading import export_checkpoint
+commands:
+{chr(10).join(f"  {name:<10}{does}" for name, does in COMMANDS.items())}
 
-    export_checkpoint(arguments.ckpt_path, arguments.output_dir)
-    print(arguments.output_dir)
-    return 0
+The chain, on an embedded world of film reviews:
+  python -m lit_klrb fit --config configs/demo/sft.yaml   the reference
+  python -m lit_klrb fit --config configs/demo/dpo.yaml   the warm start
+  python -m lit_klrb fit --config configs/demo/rloo.yaml  RLOO; --kl.estimator and --kl.beta set the penalty
+
+exit codes: 0 done, 2 wrong usage or configuration, 1 anything else
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,24 +42,44 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 2 wrong usage or configuration (one line says what), 1 anything else.
     """
-    argv = list(sys.argv[1:] if argv is None else argv)
+    command, *rest = (sys.argv[1:] if argv is None else argv) or [""]
     try:
-        if not argv or argv[0] not in (*COMMANDS, CHECK, "-h", "--help"):
-            given = f"{argv[0]} is no command" if argv else "a command is missing"
+        if command in ("-h", "--help"):
+            return printing(lambda: print(HELP, end=""))
+        if command == "--version":
+            return printing(lambda: print(f"lit_klrb {__version__}"))
+        if command not in (*COMMANDS, CHECK):
+            given = f"unknown command {command}" if command else "a command is missing"
             raise ConfigurationError(f"{given}; one of {', '.join(COMMANDS)} expected, --help explains them")
-        if argv[:1] == ["export"]:
-            return export(argv[1:])
-        if argv[:1] == ["explain"]:
+        if command == "export":
+            from lit_klrb.cli.export import main as export
+
+            return printing(lambda: export(rest))
+        if command == "explain":
             from lit_klrb.cli.explain import main as explain
 
-            return explain(argv[1:])
-        if argv == [CHECK]:
+            return printing(lambda: explain(rest))
+        if command == CHECK and not rest:
             from lit_klrb.cli.check import main as check
 
             return check()
         from lit_klrb.cli.lightning import main as run
 
-        return run(argv)
+        return run([command, *rest])
     except ConfigurationError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(error_line(error), file=sys.stderr)
         return 2
+
+
+def printing(command: Callable[[], int | None]) -> int:
+    """Run a command whose work is what it prints: a reader that stops early (`| head`) ends it quietly."""
+    try:
+        try:
+            code = command()
+        finally:  # after --help too, which exits
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more when it exits, and would complain then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code or 0

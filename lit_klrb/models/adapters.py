@@ -12,6 +12,8 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.seeding import forked_rng
 
 ADAPTER = "default"
+# Arguments of LoraConfig that make peft import a module of any name.
+IMPORTED = {"megatron_config", "megatron_core"}
 
 
 def add_adapter(model: PreTrainedModel, settings: dict[str, Any], seed: int) -> PreTrainedModel:
@@ -30,6 +32,8 @@ def add_adapter(model: PreTrainedModel, settings: dict[str, Any], seed: int) -> 
         raise ConfigurationError(
             f"{settings}: the policy has an adapter already, which is trained on; leave lora out", key="lora"
         )
+    if modules := sorted(settings.keys() & IMPORTED):
+        raise ConfigurationError(f"{modules[0]} makes peft import a module; leave it out", key="lora")
     try:
         from peft import LoraConfig
     except ImportError:

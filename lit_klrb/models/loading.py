@@ -1,59 +1,53 @@
 """Policies, references, classifiers and tokenizers, from a hub id, a folder or a Lightning checkpoint.
 
-A checkpoint written by this package is self-contained: beside the weights it carries the model's
-configuration and the tokenizer's files, so that it can be loaded, exported or trained on from anywhere.
+None of them brings code: what is loaded is weights, settings and text; see `docs/security.md`.
 """
 
-import json
-import tempfile
-from collections.abc import Collection
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.models.adapters import add_adapter, has_adapter, merged
+from lit_klrb.models.checkpoints import (
+    ADAPTER_KEY as ADAPTER_KEY,
+    TOKENIZER_KEY as TOKENIZER_KEY,
+    model_from_checkpoint as model_from_checkpoint,
+    read_checkpoint as read_checkpoint,
+)
+from lit_klrb.models.roles import (
+    CLASSIFIER as CLASSIFIER,
+    POLICY as POLICY,
+    Role as Role,
+    brief,
+    config_dict as config_dict,
+    model_from_config,
+)
+from lit_klrb.models.tokenizers import (
+    check_same_vocabulary as check_same_vocabulary,
+    tokenizer_files as tokenizer_files,
+    tokenizer_from_files as tokenizer_from_files,
+    tokenizer_from_folder,
+)
 from lit_klrb.seeding import derive_seed, forked_rng
 
 Module = TypeVar("Module", bound=nn.Module)
 
-TOKENIZER_KEY, ADAPTER_KEY = "tokenizer_files", "adapter"
 GRAMMAR = "grammar"
+# How transformers calls the heads of its sequence classifiers.
+CLASSIFIER_HEADS = ("score.", "classifier.", "classification_head.")
 
 
-class Role(NamedTuple):
-    """What a model is for: the attribute of a module that holds it, its class, its architectures."""
-
-    name: str
-    auto_class: Any
-    architectures: Collection[str]
-
-    @property
-    def config_key(self) -> str:
-        """Where a checkpoint keeps the model's configuration, and a module takes a fresh one's."""
-        return f"{self.name}_config"
-
-
-POLICY = Role("policy", AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-CLASSIFIER = Role(
-    "classifier", AutoModelForSequenceClassification, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
-)
+def silence() -> None:
+    """Keep transformers from printing reports and progress of its own: what is wrong comes as an error."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
 def is_checkpoint(path: str) -> bool:
@@ -69,83 +63,81 @@ def looks_local(path: str) -> bool:
 
 
 def check_exists(key: str, path: str) -> None:
-    """Refuse a local path that is not there; hub ids pass.
+    """Refuse a local path that is neither a file nor a folder; hub ids pass.
 
     Raises:
         ConfigurationError: With the configuration key and the path.
     """
-    if looks_local(path) and not Path(path).expanduser().exists():
+    if not looks_local(path):
+        return
+    place = Path(path).expanduser()
+    if not place.exists():
         raise ConfigurationError(f"{path} does not exist", key=key)
+    if not place.is_file() and (is_checkpoint(path) or not place.is_dir()):
+        raise ConfigurationError(f"{path} is not a file", key=key)
+    if place.is_dir() and (odd := [p for p in place.iterdir() if not (p.is_file() or p.is_dir())]):
+        raise ConfigurationError(f"{path} holds {odd[0].name}, which is neither a file nor a folder", key=key)
 
 
-def read_checkpoint(path: str, role: Role = POLICY) -> dict[str, Any]:
-    """A Lightning checkpoint's content, on the CPU and without running any pickled code.
+@contextmanager
+def reading(key: str, path: str) -> Iterator[str]:
+    """Whatever goes wrong with a file inside the block is a mistake in the argument that names it.
 
-    Raises:
-        ConfigurationError: If it cannot be read, or holds no model for the role.
-    """
-    try:
-        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # bytes that are no checkpoint raise whatever they are taken for
-        raise ConfigurationError(f"{path} is no checkpoint: {_first_line(error)}") from None
-    if role.config_key not in checkpoint:
-        raise ConfigurationError(f"{path} holds no {role.name}: no lit_klrb module that has one wrote it")
-    return checkpoint
+    Args:
+        key: The argument.
+        path: Its value.
 
-
-def model_from_config(config: dict[str, Any], role: Role = POLICY) -> PreTrainedModel:
-    """A model with fresh weights, from its configuration as a plain dictionary.
+    Yields:
+        The hub id, or the path with `~` expanded.
 
     Raises:
-        ConfigurationError: If `model_type` is missing or unknown, or a setting does not suit it.
+        ConfigurationError: With key, path and the reason.
     """
-    settings = dict(config)
-    key = role.config_key
-    kind = settings.pop("model_type", None)
-    if kind not in role.architectures:
-        raise ConfigurationError(
-            f"model_type is {kind!r}; the name of an architecture expected, such as gpt2 or llama", key=key
-        )
+    check_exists(key, path)
     try:
-        return role.auto_class.from_config(AutoConfig.for_model(kind, **settings))
-    except (StrictDataclassError, TypeError, ValueError) as error:
-        raise ConfigurationError(" ".join(str(error).split()), key=key) from None
-
-
-def model_from_checkpoint(checkpoint: dict[str, Any], role: Role = POLICY) -> PreTrainedModel:
-    """The model a checkpoint holds, weights included."""
-    with forked_rng(0):  # fresh weights are drawn only to be overwritten
-        model = model_from_config(checkpoint[role.config_key], role)
-        if checkpoint.get(ADAPTER_KEY) is not None:
-            add_adapter(model, checkpoint[ADAPTER_KEY], seed=0)
-    prefix = f"{role.name}."
-    weights = {
-        key.removeprefix(prefix): value
-        for key, value in checkpoint["state_dict"].items()
-        if key.startswith(prefix)
-    }
-    model.load_state_dict(weights)
-    return model
+        yield str(Path(path).expanduser())
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}", key=key) from error
+    except Exception as error:  # damaged files raise whatever they are taken for
+        raise ConfigurationError(f"cannot load {path}: {brief(error)}", key=key) from error
 
 
 def load_model(key: str, path: str, role: Role = POLICY) -> PreTrainedModel:
     """A model from a hub id, an exported folder or a Lightning checkpoint.
 
     Args:
-        key: The configuration key that named it, for the error message.
+        key: The argument that named it, for the error message.
         path: Hub id, folder, or `.ckpt` file.
-        role: What it is for.
+        role: What it is used for.
 
     Raises:
-        ConfigurationError: If it is not there, or cannot play the role.
+        ConfigurationError: If it is not there, or not a whole model for the role.
     """
-    check_exists(key, path)
-    if is_checkpoint(path):
-        return model_from_checkpoint(read_checkpoint(path, role), role)
-    try:
-        return role.auto_class.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot load {path}: {_first_line(error)}", key=key) from None
+    with reading(key, path) as place:
+        if is_checkpoint(path):
+            return model_from_checkpoint(read_checkpoint(place, role), role)
+        return _model_from_folder(place, role)
+
+
+def _model_from_folder(path: str, role: Role) -> PreTrainedModel:
+    """The model of a folder or a hub id, every weight from there: none is left at a random value."""
+    if find_adapter_config_file(path) is not None:
+        raise ConfigurationError("this is an adapter; merge it into its model first")
+    model, found = role.auto_class.from_pretrained(
+        path, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True
+    )
+    if missing := sorted(found["missing_keys"]):
+        raise ConfigurationError(f"not a {role.name}: it has no weights for {', '.join(missing[:3])}")
+    if mismatched := sorted(found["mismatched_keys"]):
+        name, given, expected = mismatched[0]
+        raise ConfigurationError(
+            f"the weight {name} has the shape {list(given)}; its configuration makes it {list(expected)}"
+        )
+    # A language model's head may be tied to its embedding: then a classifier's weights leave none missing.
+    heads = sorted(name for name in found["unexpected_keys"] if name.startswith(CLASSIFIER_HEADS))
+    if heads:
+        raise ConfigurationError(f"not a {role.name}: it has the weights of a classifier, {heads[0]}")
+    return model
 
 
 def load_tokenizer(key: str, path: str, role: Role = POLICY) -> PreTrainedTokenizerBase:
@@ -154,44 +146,44 @@ def load_tokenizer(key: str, path: str, role: Role = POLICY) -> PreTrainedTokeni
     A tokenizer without a padding token pads with its end-of-sequence token: masks, not ids, say what is
     padding here.
 
+    Args:
+        key: The argument that named it, for the error message.
+        path: "grammar", hub id, folder, or `.ckpt` file.
+        role: What the model of a checkpoint is used for.
+
     Raises:
-        ConfigurationError: If it is not there.
+        ConfigurationError: If it is not there, or cannot be kept in a checkpoint.
     """
     if path == GRAMMAR:
         return grammar_tokenizer()
-    check_exists(key, path)
-    if is_checkpoint(path):
-        return tokenizer_from_files(read_checkpoint(path, role)[TOKENIZER_KEY])
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"cannot load a tokenizer from {path}: {_first_line(error)}", key=key
-        ) from None
+    with reading(key, path) as place:
+        if is_checkpoint(path):
+            return tokenizer_from_files(read_checkpoint(place, role).get(TOKENIZER_KEY))
+        tokenizer = tokenizer_from_folder(place)
+        tokenizer_files(tokenizer)  # refused now rather than when the first checkpoint is due
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
     return tokenizer
 
 
-def tokenizer_files(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    """The text files `save_pretrained` writes, by name."""
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save_pretrained(folder)
-        return {file.name: file.read_text("utf-8") for file in sorted(Path(folder).iterdir())}
+def load_checkpoint(
+    key: str, path: str, role: Role = POLICY
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model and tokenizer of a Lightning checkpoint.
 
+    Args:
+        key: The argument that named it, for the error message.
+        path: The `.ckpt` file.
+        role: What its model is used for.
 
-def tokenizer_from_files(files: dict[str, str]) -> PreTrainedTokenizerBase:
-    """The inverse of `tokenizer_files`."""
-    with tempfile.TemporaryDirectory() as folder:
-        for name, text in files.items():
-            (Path(folder) / name).write_text(text, "utf-8")
-        return AutoTokenizer.from_pretrained(folder)
-
-
-def config_dict(model: PreTrainedModel) -> dict[str, Any]:
-    """The model's configuration as plain numbers and strings, fit for a checkpoint."""
-    return json.loads(model.config.to_json_string(use_diff=False))
+    Raises:
+        ConfigurationError: If it is not there, or does not hold both.
+    """
+    with reading(key, path) as place:
+        checkpoint = read_checkpoint(place, role)
+        model = model_from_checkpoint(checkpoint, role)
+        return model, tokenizer_from_files(checkpoint.get(TOKENIZER_KEY))
 
 
 def check_one_given(role: Role, config: dict[str, Any] | None, path: str | None) -> None:
@@ -216,7 +208,7 @@ def fresh_model(
         config: `model_type` and whatever else differs from that type's defaults.
         tokenizer: Gives `vocab_size`, `eos_token_id` and `pad_token_id`.
         seed: Decides the weights, whatever was drawn before.
-        role: What it is for.
+        role: What it is used for.
     """
     ids = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
     settings = {**config, **ids, "pad_token_id": tokenizer.pad_token_id, "vocab_size": len(tokenizer)}
@@ -227,20 +219,3 @@ def fresh_model(
 def freeze(model: Module) -> Module:
     """Switch off dropout and gradients: a reference is read, never trained."""
     return model.eval().requires_grad_(False)
-
-
-def export_checkpoint(ckpt_path: str, output_dir: str) -> None:
-    """Write the policy of a checkpoint as a folder `transformers` loads by itself, an adapter merged into it.
-
-    Raises:
-        ConfigurationError: If the checkpoint is missing or holds no policy.
-    """
-    check_exists("ckpt_path", ckpt_path)
-    checkpoint = read_checkpoint(ckpt_path)
-    model = model_from_checkpoint(checkpoint)
-    (merged(model) if has_adapter(model) else model).save_pretrained(output_dir)
-    tokenizer_from_files(checkpoint[TOKENIZER_KEY]).save_pretrained(output_dir)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

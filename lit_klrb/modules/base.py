@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import lightning as L
@@ -49,6 +48,10 @@ class TrainedModule(L.LightningModule, ABC):
     uses_dropout = False
     # Whether the loss has a KL term for an estimator to be plugged into.
     uses_kl_estimator = False
+
+    # The checkpoint that the trainer is about to restore, set by the command line: Lightning itself tells a
+    # module only after `configure_model`.
+    ckpt_path: str | None = None
 
     tokenizer: PreTrainedTokenizerBase
 
@@ -129,12 +132,12 @@ class TrainedModule(L.LightningModule, ABC):
         """Build the model, unless a checkpoint brings it: the one to go on from, or one loaded before."""
         if self._trainer is None or hasattr(self, self.role.name):
             return
-        path = self.trainer.ckpt_path
-        if path is not None and Path(path).is_file():
-            self._take(loading.read_checkpoint(str(path), self.role))
+        if self.ckpt_path is not None:
+            model, self.tokenizer = loading.load_checkpoint("ckpt_path", self.ckpt_path, self.role)
         else:
             model, self.tokenizer = self.build()
-            setattr(self, self.role.name, self.prepared(model))
+            model = self.prepared(model)
+        setattr(self, self.role.name, model)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what makes the checkpoint stand alone."""
@@ -145,11 +148,8 @@ class TrainedModule(L.LightningModule, ABC):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take model and tokenizer from the checkpoint where no trainer had them built."""
         if not hasattr(self, self.role.name):
-            self._take(checkpoint)
-
-    def _take(self, checkpoint: dict[str, Any]) -> None:
-        setattr(self, self.role.name, loading.model_from_checkpoint(checkpoint, self.role))
-        self.tokenizer = loading.tokenizer_from_files(checkpoint[loading.TOKENIZER_KEY])
+            setattr(self, self.role.name, loading.model_from_checkpoint(checkpoint, self.role))
+            self.tokenizer = loading.tokenizer_from_files(checkpoint.get(loading.TOKENIZER_KEY))
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The trained state: the frozen reference is left out."""

@@ -135,6 +135,8 @@ class RegularisedModule(PolicyModule, ABC):
                 f"the policy one of {sizes[0]}; a KL between them needs one vocabulary",
                 key="reference_path",
             )
+        words = [t.get_vocab() for t in (self.tokenizer, loading.load_tokenizer("reference_path", path))]
+        loading.check_same_vocabulary("reference_path", path, *words)
 
     def reading_reference(self) -> AbstractContextManager[PreTrainedModel]:
         """The reference, for as long as the block lasts."""

@@ -5,7 +5,7 @@ import io
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -19,15 +19,23 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     partial.replace(path)
 
 
-def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def csv_text(
+    header: Sequence[str], rows: Iterable[Sequence[Any]], quoting: Literal[0, 1, 2, 3] = csv.QUOTE_MINIMAL
+) -> str:
     r"""A table in the csv format.
+
+    Args:
+        header: Names of the columns.
+        rows: Cells.
+        quoting: What is quoted, see the module csv. Text of unknown origin needs `QUOTE_NONNUMERIC`: before
+            Python 3.13 a carriage return is no reason to quote a cell, and then ends its row.
 
     Example:
         >>> csv_text(["a", "b"], [[1, "x, y"]])
         'a,b\n1,"x, y"\n'
     """
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    writer = csv.writer(text, lineterminator="\n", quoting=quoting)
     writer.writerow(header)
     writer.writerows(rows)
     return text.getvalue()

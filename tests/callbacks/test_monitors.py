@@ -72,7 +72,7 @@ def test_completions_before_and_after(monitored):
     assert [row["text"] for row in first] == [row["text_at_start"] for row in last]
     assert [row["reward"] for row in first] == [row["reward_at_start"] for row in last]
     page = (monitored / "completions" / "step_000006.html").read_text()
-    assert "at step 6" in page
+    assert "step_000006" in page
 
 
 def test_a_resumed_run_remembers_the_start(chain, monitored, tmp_path):
@@ -86,9 +86,26 @@ def test_a_resumed_run_remembers_the_start(chain, monitored, tmp_path):
 
 def test_a_module_without_completions_is_refused(chain, tmp_path, capsys):
     assert chain.run("fit", "sft", "--trainer.callbacks+=KLMonitor", run=tmp_path) == 2
-    assert "KLMonitor looks at completions, and the evaluation of SFTModule has none" in (
+    assert "KLMonitor reads completions, and the evaluation of SFTModule has none" in (
         capsys.readouterr().err
     )
+
+
+def test_a_test_is_monitored_as_a_validation_is(chain, tmp_path, capsys):
+    ckpt = ["--ckpt_path", chain.checkpoint("rloo")]
+    assert chain.run("test", "rloo", *MONITORS, *ckpt, run=tmp_path) == 0
+    assert "test/kl_rb_per_token" in capsys.readouterr().out
+    table = rows_of(tmp_path / "completions" / "test.csv")
+    assert [row["text_at_start"] for row in table] == [row["text"] for row in table]
+    assert len(table) == 3
+    # Never the name of a step of the run, whose directory may be the same.
+    assert {path.stem for path in tmp_path.rglob("*.*")} == {"test"}
+
+
+def test_a_prediction_is_not_monitored(chain, tmp_path, capsys):
+    ckpt = ["--ckpt_path", chain.checkpoint("rloo")]
+    assert chain.run("predict", "rloo", "--trainer.callbacks+=KLMonitor", *ckpt, run=tmp_path) == 2
+    assert "KLMonitor reads evaluations, and predict makes none" in capsys.readouterr().err
 
 
 def test_a_table_has_rows():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from lit_klrb.cli.export import export_checkpoint
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
@@ -32,7 +33,7 @@ def test_a_model_and_its_tokenizer_come_back_from_a_checkpoint_and_from_an_expor
     tokenizer = loading.load_tokenizer("key", "grammar")
     model = loading.fresh_model(config, tokenizer, seed=1)
     path = checkpoint_of(model, tokenizer, tmp_path / "last.ckpt")
-    loading.export_checkpoint(path, str(tmp_path / "folder"))
+    export_checkpoint(path, str(tmp_path / "folder"))
     for place in (path, str(tmp_path / "folder")):
         again, its_tokenizer = loading.load_model("key", place), loading.load_tokenizer("key", place)
         assert torch.equal(logits_of(again, its_tokenizer), logits_of(model, tokenizer))
@@ -85,7 +86,7 @@ def test_hub_ids_are_told_from_places_on_this_machine(tmp_path, monkeypatch):
 def test_bytes_that_are_no_checkpoint(tmp_path, content):
     path = tmp_path / "last.ckpt"
     path.write_bytes(content)
-    with pytest.raises(ConfigurationError, match=f"^{path} is no checkpoint: .*$"):
+    with pytest.raises(ConfigurationError, match=f"^key: {path}: (not a checkpoint|damaged)"):
         loading.load_model("key", str(path))
 
 
@@ -97,7 +98,7 @@ def test_a_checkpoint_of_something_else(tmp_path):
 
 def test_a_folder_without_a_model(tmp_path):
     for load in (loading.load_model, loading.load_tokenizer):
-        with pytest.raises(ConfigurationError, match=f"^key: cannot load .*{tmp_path}.*$"):
+        with pytest.raises(ConfigurationError, match=f"^key: .*{tmp_path}"):
             load("key", str(tmp_path))
 
 

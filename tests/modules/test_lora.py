@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from lit_klrb.cli.export import export_checkpoint
 from lit_klrb.models import loading
 from lit_klrb.models.adapters import adapter_off, adapter_settings
 
@@ -75,7 +76,7 @@ def test_a_run_with_an_adapter_resumes_bit_for_bit(chain, dpo, tmp_path):
 
 
 def test_an_export_has_the_adapter_merged(dpo, tmp_path):
-    loading.export_checkpoint(checkpoint(dpo), str(tmp_path))
+    export_checkpoint(checkpoint(dpo), str(tmp_path))
     plain = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert adapter_settings(plain) is None
     trained, tokens = policy(checkpoint(dpo)), torch.arange(12)[None]

@@ -1,0 +1,110 @@
+"""What a Lightning checkpoint of this package holds, read without trusting whoever made the file.
+
+A checkpoint is self-contained: beside the weights it carries the model's configuration and the tokenizer's
+files, so that it can be loaded, exported or trained on from anywhere. Reading one runs no code and writes no
+file; see `docs/security.md`.
+"""
+
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.models.adapters import add_adapter
+from lit_klrb.models.roles import POLICY, Role, brief, model_from_config, without_code
+from lit_klrb.seeding import forked_rng
+
+TOKENIZER_KEY, ADAPTER_KEY = "tokenizer_files", "adapter"
+
+
+def read_checkpoint(path: str, role: Role = POLICY) -> dict[str, Any]:
+    """A Lightning checkpoint's content, on the CPU and without running any pickled code.
+
+    Raises:
+        ConfigurationError: If it cannot be read, or holds no model for the role.
+    """
+    try:
+        _check_size(Path(path))
+        checkpoint: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except zipfile.BadZipFile as error:
+        raise ConfigurationError("not a checkpoint, or one that is cut off") from error
+    except pickle.UnpicklingError as error:
+        raise ConfigurationError(
+            "damaged, or made of Python objects: loading those could run code"
+        ) from error
+    except Exception as error:  # damaged bytes raise whatever they are taken for
+        raise ConfigurationError(f"not a checkpoint: {brief(error)}") from error
+    if not isinstance(checkpoint, dict) or role.config_key not in checkpoint:
+        raise ConfigurationError(f"holds no {role.name}: no lit_klrb module that has one wrote it")
+    return checkpoint
+
+
+def model_from_checkpoint(checkpoint: dict[str, Any], role: Role = POLICY) -> PreTrainedModel:
+    """The model a checkpoint holds, weights included.
+
+    Raises:
+        ConfigurationError: If configuration, adapter and weights do not make one model.
+    """
+    config, weights = _by_name(checkpoint, role.config_key), _weights(checkpoint, role)
+    adapter = None if checkpoint.get(ADAPTER_KEY) is None else _by_name(checkpoint, ADAPTER_KEY)
+
+    def build() -> PreTrainedModel:
+        model = model_from_config(without_code(config), role)
+        return model if adapter is None else add_adapter(model, adapter, seed=0)
+
+    with torch.device("meta"):  # shapes first: a configuration can ask for any amount of memory
+        _check_weights(weights, build().state_dict())
+    with forked_rng(0):  # fresh weights are drawn only to be overwritten
+        model = build()
+    model.load_state_dict(weights)
+    return model
+
+
+def _check_size(path: Path) -> None:
+    """Refuse an archive that unpacks to more than its size: torch stores every entry once and as it is."""
+    with zipfile.ZipFile(path) as archive:
+        if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
+            raise ValueError("it would unpack to more than its size")
+
+
+def _by_name(checkpoint: dict[str, Any], key: str) -> dict[str, Any]:
+    """An entry that is a dictionary with names for keys."""
+    entry = checkpoint.get(key)
+    if not isinstance(entry, dict) or not all(isinstance(name, str) for name in entry):
+        raise ConfigurationError(f"{key} is {type(entry).__name__}; a dictionary with names as keys expected")
+    return entry
+
+
+def _weights(checkpoint: dict[str, Any], role: Role) -> dict[str, Tensor]:
+    """The model's own part of the state dict, names without the role's prefix."""
+    prefix = f"{role.name}."
+    state = _by_name(checkpoint, "state_dict")
+    weights = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    for name, value in weights.items():
+        if not _is_stored_whole(value):
+            raise ConfigurationError(f"the weight {name} is not a tensor that is stored whole")
+    return weights
+
+
+def _is_stored_whole(value: Any) -> bool:
+    """Whether a weight takes no more memory than its file: a view may repeat a few numbers without end."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_meta:
+        return False
+    return value.nbytes <= value.untyped_storage().nbytes()
+
+
+def _check_weights(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    for name in sorted(weights.keys() ^ expected.keys()):
+        problem = "is missing" if name in expected else "belongs to no layer of its configuration"
+        raise ConfigurationError(f"the weight {name} {problem}")
+    for name, value in expected.items():
+        if weights[name].shape != value.shape:
+            raise ConfigurationError(
+                f"the weight {name} has the shape {list(weights[name].shape)}; "
+                f"its configuration makes it {list(value.shape)}"
+            )

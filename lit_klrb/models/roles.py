@@ -1,0 +1,91 @@
+"""What a model is used for, and models with fresh weights from a plain configuration."""
+
+import json
+import textwrap
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+)
+
+from lit_klrb.errors import ConfigurationError
+
+# Entries of a model's configuration that name code: modules beside the weights, kernels on the hub.
+CODE_KEYS = frozenset({"auto_map", "custom_pipelines", "attn_implementation", "experts_implementation"})
+
+
+class Role(NamedTuple):
+    """What a model is used for: the attribute of a module that holds it, its class, its architectures."""
+
+    name: str
+    auto_class: Any
+    architectures: Collection[str]
+
+    @property
+    def config_key(self) -> str:
+        """Where a checkpoint keeps the model's configuration, and a module takes a fresh one's."""
+        return f"{self.name}_config"
+
+
+POLICY = Role("policy", AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+CLASSIFIER = Role(
+    "classifier", AutoModelForSequenceClassification, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+)
+
+
+def model_from_config(config: dict[str, Any], role: Role = POLICY) -> PreTrainedModel:
+    """A model with fresh weights, from its configuration as a plain dictionary.
+
+    Args:
+        config: `model_type`, and what differs from the defaults of that type.
+        role: What the model is used for.
+
+    Raises:
+        ConfigurationError: If `model_type` is missing or unknown, or a setting does not suit it.
+    """
+    settings = dict(config)
+    key = role.config_key
+    kind = settings.pop("model_type", None)
+    if kind not in role.architectures:
+        raise ConfigurationError(
+            f"model_type is {kind!r}; the name of an architecture expected, such as gpt2 or llama", key=key
+        )
+    try:
+        return role.auto_class.from_config(AutoConfig.for_model(kind, **settings), trust_remote_code=False)
+    except Exception as error:  # a wrong setting raises whatever the architecture makes of it
+        raise ConfigurationError(brief(error), key=key) from error
+
+
+def config_dict(model: PreTrainedModel) -> dict[str, Any]:
+    """The model's configuration as plain numbers and strings, fit for a checkpoint."""
+    return without_code(json.loads(model.config.to_json_string(use_diff=False)))
+
+
+def without_code(config: Any) -> Any:
+    """A configuration without the entries that name code, at any depth.
+
+    Example:
+        >>> without_code({"model_type": "gpt2", "auto_map": {"AutoConfig": "theirs.Config"}})
+        {'model_type': 'gpt2'}
+    """
+    if isinstance(config, dict):
+        return {key: without_code(value) for key, value in config.items() if key not in CODE_KEYS}
+    return [without_code(value) for value in config] if isinstance(config, list) else config
+
+
+def brief(error: Exception) -> str:
+    r"""What a library says of a file, in one line of at most 200 characters.
+
+    Example:
+        >>> brief(ValueError("no such file:\n  config.json")), brief(KeyError())
+        ('no such file: config.json', 'KeyError')
+    """
+    return textwrap.shorten(str(error), 200, placeholder=" ...") or type(error).__name__

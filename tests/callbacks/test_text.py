@@ -1,0 +1,131 @@
+"""Text is data: whatever a completion says, it is shown and stored, and does nothing."""
+
+import csv
+import io
+import json
+import unicodedata
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import example, given, settings, strategies as st
+from rich.console import Console
+
+from lit_klrb.callbacks import CompletionTable, PredictionWriter
+from lit_klrb.callbacks.monitors import completion_page
+from lit_klrb.errors import ConfigurationError, error_line, printable
+from lit_klrb.run.files import csv_text
+from lit_klrb.run.tables import text_table
+
+HOSTILE = [
+    "good [/i] film",
+    "[bold red]x[/]",
+    "[link=file:///etc/passwd]x[/link]",
+    ":smile: :warning:",
+    "\x1b[2J\x1b]0;title\x07",
+    "\x9b31m\x7f\x00",
+    "\u202egnirts\u2066",
+    "<script>alert(1)</script>&amp;\"'",
+    "]]><!--",
+    "=HYPERLINK(1)",
+    'a\rb\r\nc\nd,"e"',
+    "\u2028line\u2029",
+    "\u200dzwj",
+    "\ud800",
+    "",
+]
+TEXTS = st.text(max_size=60) | st.sampled_from(HOSTILE) | st.lists(st.sampled_from(HOSTILE)).map("".join)
+fast = settings(max_examples=150, deadline=None)
+
+
+def hostile(test):
+    for text in HOSTILE:
+        test = example(text)(test)
+    return fast(given(TEXTS)(test))
+
+
+def steers(text):
+    return any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in "\u202e\u2066" for c in text)
+
+
+class Page(HTMLParser):
+    """Names of the tags of a page, and the text of its body."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.text = set(), ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        assert not any(name.startswith("on") for name, _ in attrs)
+
+    def handle_comment(self, data):
+        pytest.fail(f"a comment: {data}")
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@hostile
+def test_in_a_terminal(text):
+    out = io.StringIO()
+    Console(file=out, width=2000, force_terminal=True, color_system="truecolor").print(
+        text_table([text], [[text, 0.5]])
+    )
+    shown = out.getvalue().replace("\x1b[1m", "").replace("\x1b[0m", "")  # the header's own style
+    assert not steers(shown.replace("\n", ""))
+    for line in printable(text, keep="\n").expandtabs(8).split("\n"):
+        assert line.strip() in shown
+
+
+@hostile
+def test_in_a_csv_file(text):
+    rows = [["first", "reward"], [text, 0.5], [text * 2, -1.0]]
+    written = csv_text(rows[0], rows[1:], csv.QUOTE_NONNUMERIC)
+    assert list(csv.reader(io.StringIO(written, newline=""), quoting=csv.QUOTE_NONNUMERIC)) == rows
+
+
+@hostile
+def test_on_a_page(text):
+    blank, page = Page(completion_page(["text"], [[""]])), Page(completion_page(["text"], [[text]]))
+    assert page.tags <= blank.tags | {"span"}
+    for line in printable(text, keep="\n").split("\n"):
+        # Lines are wrapped at the width of the page, by words where there are any.
+        assert "".join(line.split()) in "".join(page.text.replace("│", "").split())
+
+
+@hostile
+def test_in_an_error(text):
+    line = error_line(ConfigurationError(f"the text {text} is wrong", key="reward_path"))
+    assert line.startswith("error: reward_path: the text ")
+    assert not steers(line)
+
+
+class Module:
+    """Completions that say one thing."""
+
+    def __init__(self, text):
+        self.text = text
+
+    def texts(self, rollout):
+        return [self.text] * 4
+
+
+@pytest.mark.parametrize("text", [text for text in HOSTILE if text != "\ud800"], ids=ascii)
+def test_a_run_goes_on_whatever_a_completion_says(tmp_path, capsys, text):
+    trainer = SimpleNamespace(
+        global_step=3, state=SimpleNamespace(fn=None), is_global_zero=True, default_root_dir=str(tmp_path)
+    )
+    evaluation = SimpleNamespace(completions_per_prompt=2, rollout=None, rewards=torch.ones(4))
+    CompletionTable().report(trainer, Module(text), [evaluation], "val")
+    with (tmp_path / "completions" / "step_000003.csv").open(newline="") as file:
+        assert [row["text"] for row in csv.DictReader(file)] == [text, text]
+    writer = PredictionWriter(tmp_path)
+    writer.on_predict_batch_end(trainer, None, [{"text": text, "reward": 1.0}], None, 0)
+    writer.on_predict_end(trainer, None)
+    (line,) = (tmp_path / "predictions.jsonl").read_text("utf-8").split("\n")[:-1]
+    assert json.loads(line) == {"text": text, "reward": 1.0}
+    assert not steers(capsys.readouterr().out.replace("\n", ""))

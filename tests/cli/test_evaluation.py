@@ -1,0 +1,77 @@
+"""`validate`, `test` and `predict` take model and tokenizer from the checkpoint they are given."""
+
+import json
+
+import pytest
+
+from lit_klrb.models import loading
+
+BPE = ["--model.vocab_size", "280"]
+
+
+@pytest.fixture(scope="module")
+def bpe(chain, tmp_path_factory):
+    """A reference with a tokenizer of its own."""
+    run = tmp_path_factory.mktemp("bpe")
+    assert chain.run("fit", "sft", *BPE, run=run) == 0
+    return run
+
+
+@pytest.mark.parametrize("settings", [BPE, []], ids=["the run's settings", "others"])
+def test_a_tokenizer_of_its_own(chain, bpe, tmp_path, capsys, settings):
+    ckpt = ["--ckpt_path", str(bpe / "checkpoints" / "last.ckpt")]
+    final = json.loads((bpe / "summary.json").read_text())["final"]
+    assert chain.run("validate", "sft", *settings, *ckpt, run=tmp_path) == 0
+    assert f"{final['loss']:.5f}" in capsys.readouterr().out
+    assert chain.run("test", "sft", *settings, *ckpt, run=tmp_path) == 0
+    assert chain.run("predict", "sft", *settings, *ckpt, run=tmp_path) == 0
+    rows = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
+    assert all(" the " in row["text"] or row["text"][0].isupper() for row in rows)
+
+
+def test_what_the_policy_started_from_may_be_gone(chain, tmp_path, capsys):
+    ckpt = ["--ckpt_path", chain.checkpoint("rloo")]
+    assert chain.run("validate", "rloo", *ckpt, run=tmp_path) == 0
+    here = capsys.readouterr().out
+    gone = ["--model.policy_path", str(tmp_path / "gone.ckpt")]
+    assert chain.run("validate", "rloo", *ckpt, *gone, run=tmp_path) == 0
+    assert capsys.readouterr().out == here
+
+
+def test_a_checkpoint_of_another_kind_of_module(chain, tmp_path, capsys):
+    assert chain.run("validate", "rloo", "--ckpt_path", chain.checkpoint("reward"), run=tmp_path) == 2
+    assert f"ckpt_path: {chain.checkpoint('reward')}: holds no policy" in capsys.readouterr().err
+
+
+def test_a_reference_with_other_words(chain, tmp_path, capsys):
+    """Of the same size, so that nothing but the words tells them apart."""
+    model, tokenizer = loading.load_checkpoint("key", chain.checkpoint("sft"))
+    model.save_pretrained(tmp_path / "other")
+    tokenizer.save_pretrained(tmp_path / "other")
+    path = tmp_path / "other" / "tokenizer.json"
+    content = json.loads(path.read_text())
+    words = content["model"]["vocab"]
+    first, second = (next(word for word, index in words.items() if index == n) for n in (10, 11))
+    words[first], words[second] = 11, 10
+    path.write_text(json.dumps(content))
+    assert chain.run("fit", "rloo", "--model.reference_path", str(path.parent), run=tmp_path / "run") == 2
+    assert "reads other tokens than the policy: id 10 is" in capsys.readouterr().err
+
+
+def test_a_language_model_as_reward(chain, tmp_path, capsys):
+    model, tokenizer = loading.load_checkpoint("key", chain.checkpoint("sft"))
+    model.save_pretrained(tmp_path / "lm")
+    tokenizer.save_pretrained(tmp_path / "lm")
+    assert chain.run("fit", "rloo", "--model.reward_path", str(tmp_path / "lm"), run=tmp_path / "run") == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    where = f"error: model.init_args.reward_path: {tmp_path}/lm: "
+    assert line == f"{where}not a classifier: it has no weights for score.weight"
+
+
+@pytest.mark.parametrize("command", ["validate", "test", "predict"])
+@pytest.mark.parametrize("callback", ["EstimationStudy", "RolloutThroughput"])
+def test_what_measures_training_is_refused(chain, tmp_path, capsys, command, callback):
+    extra = ["--ckpt_path", chain.checkpoint("rloo"), f"--trainer.callbacks+={callback}"]
+    assert chain.run(command, "rloo", *extra, run=tmp_path) == 2
+    line = f"error: trainer.callbacks: {callback} measures training, and this command does not train; use fit"
+    assert capsys.readouterr().err.strip().splitlines() == [line]

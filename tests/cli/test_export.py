@@ -1,0 +1,103 @@
+"""`export` writes a folder at once and whole, and replaces nothing but an earlier export."""
+
+import os
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from lit_klrb.cli import export as exporting
+from lit_klrb.cli.main import main
+
+
+def export(chain, target, stage="sft"):
+    return main(["export", "--ckpt_path", chain.checkpoint(stage), "--output_dir", str(target)])
+
+
+def one_line_of(capsys):
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_file_in_its_place_is_kept(chain, tmp_path, capsys):
+    target = tmp_path / "thesis"
+    target.write_text("mine")
+    assert export(chain, target) == 2
+    assert one_line_of(capsys) == f"error: output_dir: {target} is a file; name a folder to be made"
+    assert contents(tmp_path) == {Path("thesis"): b"mine"}
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", "model.safetensors", ".git"])
+def test_a_folder_that_is_not_an_export_is_kept(chain, tmp_path, capsys, name):
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / name).write_text("mine")
+    assert export(chain, tmp_path / "project") == 2
+    line = f"error: output_dir: {tmp_path}/project holds {name} and is not an earlier export; name a folder"
+    assert one_line_of(capsys).startswith(line)
+    assert contents(tmp_path) == {Path("project", name): b"mine"}
+
+
+def test_one_file_more_keeps_an_export_too(chain, tmp_path, capsys):
+    assert export(chain, tmp_path / "policy") == 0
+    (tmp_path / "policy" / "notes.md").write_text("mine")
+    before = contents(tmp_path)
+    assert export(chain, tmp_path / "policy", "dpo") == 2
+    assert "holds notes.md and is not an earlier export" in one_line_of(capsys)
+    assert contents(tmp_path) == before
+
+
+def test_the_current_directory_is_not_replaced(chain, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert export(chain, ".") == 2
+    assert one_line_of(capsys).endswith(f"{tmp_path} is the current directory; name a folder to be made")
+
+
+def test_new_empty_linked_and_earlier_folders(chain, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "behind")
+    for name in ("empty", "deep/new", "link"):
+        assert export(chain, tmp_path / name) == 0
+    first = contents(tmp_path / "empty")
+    assert first == contents(tmp_path / "deep" / "new") == contents(tmp_path / "behind")
+    assert (tmp_path / "link").is_symlink()
+    assert export(chain, tmp_path / "empty", "dpo") == 0
+    assert first.keys() == contents(tmp_path / "empty").keys()
+    assert first[Path("model.safetensors")] != contents(tmp_path / "empty")[Path("model.safetensors")]
+    assert {path.name for path in tmp_path.iterdir()} == {"empty", "deep", "link", "behind"}
+    # Others may read it as far as the user's own files can be read.
+    assert (tmp_path / "empty").stat().st_mode == (tmp_path / "deep").stat().st_mode
+    AutoModelForCausalLM.from_pretrained(tmp_path / "link")
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_write_that_fails_leaves_what_was_there(chain, tmp_path, capsys, monkeypatch, earlier):
+    if earlier:
+        assert export(chain, tmp_path / "policy") == 0
+    before = contents(tmp_path)
+
+    def full(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(exporting, "move_into_place", full)
+    capsys.readouterr()
+    assert export(chain, tmp_path / "policy", "dpo") == 2
+    assert one_line_of(capsys) == (
+        f"error: output_dir: cannot write {tmp_path}/policy: [Errno 28] No space left on device"
+    )
+    assert contents(tmp_path) == before
+
+
+def test_a_folder_that_cannot_be_made(chain, capsys):
+    assert export(chain, "/proc/policy") == 2
+    assert one_line_of(capsys).startswith("error: output_dir: cannot write /proc/policy: ")
+
+
+def test_a_checkpoint_without_a_policy(chain, tmp_path, capsys):
+    assert export(chain, tmp_path / "reward", "reward") == 2
+    assert "holds no policy" in one_line_of(capsys)
+    assert os.listdir(tmp_path) == []

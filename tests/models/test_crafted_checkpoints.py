@@ -1,0 +1,273 @@
+"""A checkpoint made to do harm: nothing in it runs, nothing is written outside, and one line says why."""
+
+import builtins
+import json
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from lit_klrb.cli.export import export_checkpoint
+from lit_klrb.data.tokenizer import grammar_tokenizer
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.models import loading, tokenizers
+from lit_klrb.modules import SFTModule
+
+TINY = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 16}
+EMBEDDING = "policy.transformer.wte.weight"
+
+
+class Touch:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (Path(self.path),)
+
+
+@pytest.fixture(scope="module")
+def content():
+    tokenizer = grammar_tokenizer()
+    model = loading.fresh_model(TINY, tokenizer, seed=1)
+    return {
+        loading.POLICY.config_key: loading.config_dict(model),
+        "state_dict": {f"policy.{key}": value for key, value in model.state_dict().items()},
+        loading.TOKENIZER_KEY: loading.tokenizer_files(tokenizer),
+        "hyper_parameters": {"policy_config": TINY},
+        "pytorch-lightning_version": "2.6.6",
+    }
+
+
+@pytest.fixture(autouse=True)
+def never_asked(monkeypatch):
+    """A question whether to run a stranger's code has a wrong answer: none may be asked."""
+    monkeypatch.setattr(builtins, "input", lambda *_: pytest.fail("asked whether to run code"))
+
+
+def written(content, path, **changes):
+    torch.save({**content, **changes}, path)
+    return str(path)
+
+
+def error_of(path, tmp_path):
+    """What both readers of a checkpoint say, and that neither leaves anything behind."""
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(ConfigurationError) as refused:
+        export_checkpoint(path, str(tmp_path / "out"))
+    with pytest.raises(ConfigurationError, match=r"^policy_path: "):
+        loading.load_checkpoint("policy_path", path)
+    assert set(tmp_path.rglob("*")) == before
+    message = str(refused.value)
+    assert message.startswith(f"ckpt_path: {path}: ")
+    assert message.isprintable()
+    return message.removeprefix(f"ckpt_path: {path}: ")
+
+
+NAMES = ["/abs/evil.py", "../evil.py", "..", ".", "", "a/tokenizer.json", "./vocab.txt", "evil.py", "x\0y", 3]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=repr)
+def test_a_tokenizer_writes_files_of_known_names_only(content, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    if isinstance(name, str) and name.startswith("/"):
+        name = str(tmp_path / "evil.py")
+    files = {**content[loading.TOKENIZER_KEY], name: "print('run')"}
+    path = written(content, tmp_path / "a.ckpt", **{loading.TOKENIZER_KEY: files})
+    assert error_of(path, tmp_path).startswith(f"{name!r} is not a file that a tokenizer in a checkpoint may")
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.text(max_size=40) | st.lists(st.sampled_from(["..", "/", "tokenizer.json", "\\", "~"])).map("".join)
+)
+def test_no_other_name_gets_as_far_as_the_disk(name):
+    if name not in tokenizers.FILES:
+        with pytest.raises(ConfigurationError, match="is not a file that a tokenizer"):
+            loading.tokenizer_from_files({"tokenizer.json": "{}", name: ""})
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (None, "the tokenizer is NoneType; files by name expected"),
+        (["tokenizer.json"], "the tokenizer is list; files by name expected"),
+        ({"vocab.txt": 3}, "vocab.txt of the tokenizer is int; text expected"),
+        ({"vocab.txt": "x" * 1001}, "vocab.txt of the tokenizer has 1001 characters; at most 1000 are read"),
+        ({"tokenizer.json": "{"}, "its tokenizer cannot be loaded: "),
+        ({"tokenizer.json": "[" * 900}, "its tokenizer cannot be loaded: "),
+        ({"tokenizer_config.json": '{"tokenizer_class": "\ud800"}'}, "its tokenizer cannot be loaded: "),
+    ],
+)
+def test_a_tokenizer_is_text_of_bounded_size(content, tmp_path, monkeypatch, files, message):
+    monkeypatch.setattr(tokenizers, "LARGEST_FILE", 1000)
+    path = written(content, tmp_path / "a.ckpt", **{loading.TOKENIZER_KEY: files})
+    assert error_of(path, tmp_path).startswith(message)
+
+
+def test_a_tokenizer_that_brings_code_is_not_run(content, tmp_path, monkeypatch):
+    """Its class is taken from transformers where there is one, and refused without a question otherwise."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "evil.py").write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch()")
+    files = content[loading.TOKENIZER_KEY]
+    config = {**json.loads(files["tokenizer_config.json"]), "auto_map": {"AutoTokenizer": ["evil.T", None]}}
+    for kind, fine in ((config["tokenizer_class"], True), ("Theirs", False)):
+        changed = {**files, "tokenizer_config.json": json.dumps({**config, "tokenizer_class": kind})}
+        path = written(content, tmp_path / "a.ckpt", **{loading.TOKENIZER_KEY: changed})
+        if fine:
+            export_checkpoint(path, str(tmp_path / "fine"))
+            assert "auto_map" not in (tmp_path / "fine" / "tokenizer_config.json").read_text()
+        else:
+            assert "its tokenizer cannot be loaded: " in error_of(path, tmp_path)
+    assert "evil" not in sys.modules
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_chat_template_is_kept_and_not_rendered(content, tmp_path):
+    """As text it can say what it likes: nothing here renders it."""
+    template = "{% for x in range(10**9) %}{% endfor %}{{ cycler.__init__.__globals__.os.system('false') }}"
+    tokenizer = grammar_tokenizer()
+    tokenizer.chat_template = {"default": template, "other": "{{ 1 }}"}
+    files = loading.tokenizer_files(tokenizer)
+    path = written(content, tmp_path / "a.ckpt", **{loading.TOKENIZER_KEY: files})
+    export_checkpoint(path, str(tmp_path / "out"))
+    kept = loading.load_tokenizer("key", str(tmp_path / "out"))
+    assert kept.chat_template == {"default": template, "other": "{{ 1 }}"}
+
+
+def test_a_configuration_that_names_code_brings_none(content, tmp_path):
+    config = {
+        **content[loading.POLICY.config_key],
+        "auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"},
+        "custom_pipelines": {"text-generation": {"impl": "evil.P"}},
+        "attn_implementation": "stranger/kernel",
+        "task_specific_params": {"deep": [{"auto_map": "evil"}]},
+    }
+    path = written(content, tmp_path / "a.ckpt", **{loading.POLICY.config_key: config})
+    export_checkpoint(path, str(tmp_path / "out"))
+    exported = (tmp_path / "out" / "config.json").read_text()
+    assert "task_specific_params" in exported
+    assert not any(word in exported for word in ("auto_map", "evil", "stranger", "custom_pipelines"))
+    assert "auto_map" not in loading.config_dict(loading.load_model("key", path))
+
+
+@pytest.mark.parametrize("place", ["state_dict", "policy_config", "tokenizer_files", "elsewhere"])
+def test_no_pickled_code_runs(content, tmp_path, place):
+    path = written(content, tmp_path / "a.ckpt", **{place: Touch(tmp_path / "ran")})
+    assert error_of(path, tmp_path).startswith("damaged, or made of Python objects: loading those could run")
+
+
+def test_nor_where_the_environment_asks_for_it(content, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    path = written(content, tmp_path / "a.ckpt", elsewhere=Touch(tmp_path / "ran"))
+    assert error_of(path, tmp_path).startswith("damaged, or made of Python objects")
+
+
+@pytest.mark.parametrize(
+    "hyper_parameters",
+    [
+        {"_instantiator": "os.system", "policy_config": TINY},
+        {"_instantiator": "lightning.pytorch.cli.instantiate_module", "_class_path": "evil.Module"},
+    ],
+)
+def test_hyper_parameters_name_no_code(content, tmp_path, monkeypatch, hyper_parameters):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
+    path = written(content, tmp_path / "a.ckpt", hyper_parameters=hyper_parameters)
+    with pytest.raises(ValueError, match="blocked to prevent arbitrary code execution"):
+        SFTModule.load_from_checkpoint(path)
+    export_checkpoint(path, str(tmp_path / "out"))  # does not read them
+    assert "evil" not in sys.modules
+
+
+WHOLE = "the weight transformer.wte.weight is not a tensor that is stored whole"
+
+
+def without(state, name):
+    return {key: value for key, value in state.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: None, "state_dict is NoneType; a dictionary with names as keys expected"),
+        (lambda state: {0: torch.zeros(1)}, "state_dict is dict; a dictionary with names as keys expected"),
+        (lambda state: without(state, EMBEDDING), "the weight transformer.wte.weight is missing"),
+        (lambda state: {**state, "policy.x": torch.zeros(1)}, "the weight x belongs to no layer of its"),
+        (
+            lambda state: {**state, EMBEDDING: torch.zeros(2, 2)},
+            "the weight transformer.wte.weight has the shape [2, 2]; its configuration makes it [239, 8]",
+        ),
+        (lambda state: {**state, EMBEDDING: "x"}, WHOLE),
+        (
+            lambda state: {**state, EMBEDDING: state[EMBEDDING].to_sparse()},
+            "the weight transformer.wte.weight",
+        ),
+        (
+            lambda state: {**state, EMBEDDING: torch.zeros(()).expand(239, 8)},
+            "the weight transformer.wte.weight",
+        ),
+    ],
+)
+def test_weights_that_are_not_the_models(content, tmp_path, change, message):
+    path = written(content, tmp_path / "a.ckpt", state_dict=change(content["state_dict"]))
+    assert error_of(path, tmp_path).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("gpt2", "policy_config is str; a dictionary with names as keys expected"),
+        (
+            {"model_type": "os.system"},
+            "policy_config: model_type is 'os.system'; the name of",
+        ),
+        # As much as asked for would be four petabytes: shapes are compared before any memory is taken.
+        (
+            {**TINY, "n_positions": 10**14, "vocab_size": 239},
+            "the weight transformer.wpe.weight has",
+        ),
+    ],
+)
+def test_configurations_that_are_not_the_models(content, tmp_path, config, message):
+    path = written(content, tmp_path / "a.ckpt", **{loading.POLICY.config_key: config})
+    assert error_of(path, tmp_path).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "message"),
+    [
+        ("x", "adapter is str; a dictionary with names as keys expected"),
+        (
+            {"r": 2, "megatron_config": {}, "megatron_core": "evil"},
+            "lora: megatron_config makes peft import",
+        ),
+        ({"r": "two"}, "lora: "),
+    ],
+)
+def test_adapters_that_are_none(content, tmp_path, adapter, message):
+    path = written(content, tmp_path / "a.ckpt", **{loading.ADAPTER_KEY: adapter})
+    assert error_of(path, tmp_path).startswith(message)
+
+
+def test_an_archive_that_unpacks_to_more_than_its_size(content, tmp_path):
+    path = Path(written(content, tmp_path / "whole.ckpt", ballast=torch.zeros(10**6)))
+    bomb = tmp_path / "bomb.ckpt"
+    with zipfile.ZipFile(path) as whole, zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in whole.namelist():
+            packed.writestr(name, whole.read(name))
+    loading.load_checkpoint("key", str(path))
+    assert error_of(str(bomb), tmp_path) == "not a checkpoint: it would unpack to more than its size"
+
+
+def test_every_cut_of_a_checkpoint_is_refused(content, tmp_path):
+    whole = Path(written(content, tmp_path / "whole.ckpt")).read_bytes()
+    cut = tmp_path / "cut.ckpt"
+    for size in (0, 1, 100, len(whole) // 2, len(whole) - 1):
+        cut.write_bytes(whole[:size])
+        assert error_of(str(cut), tmp_path) == "not a checkpoint, or one that is cut off"

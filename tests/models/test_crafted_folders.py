@@ -1,0 +1,172 @@
+"""Folders from elsewhere: no code of theirs runs, and no weight of the model is left to chance."""
+
+import builtins
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lit_klrb.data.tokenizer import grammar_tokenizer
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.models import loading
+from lit_klrb.rewards import load_reward
+
+TINY = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 16}
+LAYER = "transformer.h.0.mlp.c_fc.weight"
+
+
+class Touch:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (Path(self.path),)
+
+
+def saved(folder, role):
+    loading.fresh_model(TINY, grammar_tokenizer(), seed=1, role=role).save_pretrained(folder)
+    grammar_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return saved(tmp_path_factory.mktemp("policy"), loading.POLICY)
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    return saved(tmp_path_factory.mktemp("classifier"), loading.CLASSIFIER)
+
+
+@pytest.fixture
+def folder(policy, tmp_path):
+    return shutil.copytree(policy, tmp_path / "copy")
+
+
+@pytest.fixture(autouse=True)
+def never_asked(monkeypatch):
+    """A question whether to run a stranger's code has a wrong answer: none may be asked."""
+    monkeypatch.setattr(builtins, "input", lambda *_: pytest.fail("asked whether to run code"))
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_language_model_is_no_reward(policy, classifier):
+    """Its head would be drawn at random, and training would go on."""
+    assert load_reward(str(classifier))(["What a film!"]).isfinite().all()
+    with pytest.raises(
+        ConfigurationError, match=f"^reward_path: {policy}: not a classifier: it has no weights"
+    ):
+        load_reward(str(policy))
+
+
+def test_a_classifier_is_no_policy(classifier):
+    """Its language model's head is tied to the embedding, so that no weight is missing."""
+    message = f"^policy_path: {classifier}: not a policy: it has the weights of a classifier, score.weight$"
+    with pytest.raises(ConfigurationError, match=message):
+        loading.load_model("policy_path", str(classifier))
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({LAYER: None}, f"not a policy: it has no weights for {LAYER}"),
+        ({LAYER: torch.zeros(3, 3)}, rf"the weight {LAYER} has the shape \[3, 3\]; its .* \[8, 32\]"),
+    ],
+    ids=["missing", "mismatched"],
+)
+def test_weights_that_are_not_there(folder, weights, message):
+    changed = {**load_file(folder / "model.safetensors"), **weights}
+    kept = {name: value for name, value in changed.items() if value is not None}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigurationError, match=f"^policy_path: {folder}: {message}$"):
+        loading.load_model("policy_path", str(folder))
+
+
+def test_weights_cut_off(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ConfigurationError, match=f"^policy_path: cannot load {folder}: "):
+        loading.load_model("policy_path", str(folder))
+
+
+def test_pickled_weights_are_read_as_tensors_only(folder):
+    (folder / "model.safetensors").unlink()
+    torch.save({"transformer.wte.weight": Touch(folder / "ran")}, folder / "pytorch_model.bin")
+    with pytest.raises(ConfigurationError, match=f"^policy_path: cannot load {folder}: "):
+        loading.load_model("policy_path", str(folder))
+    assert not (folder / "ran").exists()
+
+
+def test_code_beside_the_weights_is_not_run(folder, monkeypatch):
+    (folder / "evil.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(folder)
+    edit(folder / "config.json", auto_map={"AutoModelForCausalLM": "evil.M", "AutoConfig": "evil.C"})
+    edit(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.T", None]})
+    # The architecture is one that transformers has, so its own class is taken.
+    model, tokenizer = loading.load_model("key", str(folder)), loading.load_tokenizer("key", str(folder))
+    assert "auto_map" not in loading.config_dict(model)
+    assert "auto_map" not in loading.tokenizer_files(tokenizer)["tokenizer_config.json"]
+    edit(folder / "config.json", model_type="theirs")
+    edit(folder / "tokenizer_config.json", tokenizer_class="Theirs")
+    for load in (loading.load_model, loading.load_tokenizer):
+        with pytest.raises(ConfigurationError, match=f"^key: .*{folder}"):
+            load("key", str(folder))
+    assert "evil" not in sys.modules
+
+
+def test_an_adapter_is_no_model(folder):
+    """Loading it would fetch the model that it names, from anywhere."""
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "stranger/model"}')
+    with pytest.raises(ConfigurationError, match="this is an adapter; merge it into its model first"):
+        loading.load_model("policy_path", str(folder))
+
+
+class Binary:
+    """A tokenizer with a model that is not text."""
+
+    def save_pretrained(self, folder, **_):
+        (Path(folder) / "spiece.model").write_bytes(b"\xff")
+
+
+def test_a_tokenizer_that_no_checkpoint_can_carry_is_refused_before_training(folder, monkeypatch):
+    monkeypatch.setattr(loading, "tokenizer_from_folder", lambda _: Binary())
+    with pytest.raises(ConfigurationError, match=f"^policy_path: {folder}: 'spiece.model' is not a file"):
+        loading.load_tokenizer("policy_path", str(folder))
+
+
+def test_a_pipe_is_not_waited_for(folder, tmp_path):
+    os.mkfifo(tmp_path / "last.ckpt")
+    (folder / "config.json").unlink()
+    os.mkfifo(folder / "config.json")
+    for place, message in (
+        (tmp_path / "last.ckpt", "is not a file"),
+        (folder, "holds config.json, which is neither a file nor a folder"),
+    ):
+        for load in (loading.load_model, loading.load_tokenizer):
+            with pytest.raises(ConfigurationError, match=f"^key: {place} {message}$"):
+                load("key", str(place))
+
+
+def test_two_vocabularies_of_one_size_and_other_words():
+    words = grammar_tokenizer().get_vocab()
+    check = loading.check_same_vocabulary
+    check("reference_path", "x", words, dict(words))
+    check("reference_path", "x", {**words, "<extra>": len(words)}, {**words, "<other>": len(words) + 1})
+    first, second = (next(word for word, index in words.items() if index == n) for n in (10, 11))
+    swapped = {**words, first: 11, second: 10}
+    message = (
+        f"^reference_path: x reads other tokens than the policy: id 10 is '{second}' there and '{first}' in"
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        check("reference_path", "x", words, swapped)
