@@ -2,170 +2,84 @@
 
 import argparse
 import difflib
+import importlib
+import inspect
 import json
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
-
-import torch
 
 from lit_klrb import estimators
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators import KLEstimator, LossWeights, MonteCarlo, RaoBlackwell
-from lit_klrb.functional import TokenStats, token_stats
-from lit_klrb.functional.enumeration import TabularLM, exact_kl, exact_kl_gradient
-
-KL_LEVELS = (0.01, 0.3, 3.0)
-
-
-class Measurement(NamedTuple):
-    """An estimator at one distance between policy and reference, by enumeration.
-
-    Args:
-        kl: The exact KL(policy || reference), in nats per sequence.
-        mean_value: The expectation of the estimator's value, in nats per sequence.
-        cosine: Between the expected gradient and the true one; None if the former vanishes.
-        norm_ratio: Length of the expected gradient over that of the true one.
-    """
-
-    kl: float
-    mean_value: float
-    cosine: float | None
-    norm_ratio: float
+from lit_klrb.estimators import KLEstimator, RaoBlackwell
+from lit_klrb.estimators.measurement import counterexample, measure
+from lit_klrb.estimators.recipe import NOTATION
 
 
 def estimator_classes() -> dict[str, type[KLEstimator]]:
-    """Every estimator by name: the right ones first, then those refused for training."""
+    """This package's estimators by name: those that train, then those refused for training."""
     found = {
         name: value
         for name, value in vars(estimators).items()
-        if isinstance(value, type) and issubclass(value, KLEstimator) and hasattr(value, "explanation")
+        if isinstance(value, type) and issubclass(value, KLEstimator) and not inspect.isabstract(value)
     }
-    return dict(sorted(found.items(), key=lambda item: item[1].explanation.refusal is not None))
+    return dict(sorted(found.items(), key=lambda item: (item[1].refusal is not None, item[0])))
 
 
-def find_estimator(name: str) -> type[KLEstimator]:
-    """The class called `name`.
+def find_estimator(name: str) -> KLEstimator:
+    """The estimator called `name`, with its default settings.
+
+    Args:
+        name: A class of `lit_klrb.estimators`, or the import path package.module.Class of one's own.
 
     Raises:
-        ConfigurationError: If there is none, with the nearest name and the list of all.
+        ConfigurationError: If there is none, or it cannot be made.
     """
+    found = _import(name) if "." in name else _of_this_package(name)
+    if not isinstance(found, type) or not issubclass(found, KLEstimator):
+        raise ConfigurationError(f"{name} is not a subclass of lit_klrb.estimators.KLEstimator")
+    try:
+        return found()
+    except (TypeError, ConfigurationError) as error:
+        raise ConfigurationError(f"{name} cannot be made without arguments: {error}") from error
+
+
+def _of_this_package(name: str) -> object:
     classes = estimator_classes()
     if name in classes:
         return classes[name]
     folded = {known.lower(): known for known in classes}
     nearest = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
-    hint = f"; did you mean {folded[nearest[0]]}?" if nearest else ";"
-    raise ConfigurationError(f"estimator is {name!r}{hint} one of {', '.join(classes)} expected")
-
-
-def measure(estimator: type[KLEstimator]) -> list[Measurement]:
-    """Value and gradient of one completion without a baseline, in expectation, at `KL_LEVELS`.
-
-    The models are Markov chains over three tokens and EOS, of at most four tokens: parameters are shared
-    between prefixes, so that early tokens change later KLs.
-    """
-    generator = torch.Generator().manual_seed(0)
-    table, direction = torch.randn(2, 3, 4, dtype=torch.float64, generator=generator)
-    reference = TabularLM(table, max_length=4)
-    policies = (_at_distance(reference, direction, level) for level in KL_LEVELS)
-    return [_measure_at(estimator(baseline=None), policy, reference) for policy in policies]
-
-
-def _at_distance(reference: TabularLM, direction: torch.Tensor, kl: float) -> TabularLM:
-    """The policy at the given KL from the reference along a line of logits, by bisection."""
-    low, high = 0.0, 20.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        policy = TabularLM(reference.logits + middle * direction, reference.max_length)
-        low, high = (middle, high) if exact_kl(policy, reference) < kl else (low, middle)
-    return policy
-
-
-def _measure_at(estimator: KLEstimator, policy: TabularLM, reference: TabularLM) -> Measurement:
-    tokens, mask = policy.sequences()
-    probabilities = policy.logprobs(tokens, mask).exp()
-    logits = policy.token_logits(tokens).requires_grad_()
-    stats = token_stats(logits, reference.token_logits(tokens), tokens)
-    alone = [slice(n, n + 1) for n in range(len(tokens))]
-    weights = LossWeights(
-        *map(
-            torch.cat,
-            zip(*(estimator.weights(_rows(stats.detach(), n), mask[n]) for n in alone), strict=True),
-        )
-    )
-    # The loss averages over completions that all occur once: put each one's probability in place of 1 / N.
-    loss = estimator.loss(stats, mask, weights) * len(tokens)
-    gradient = torch.zeros_like(logits)
-    if loss.requires_grad:
-        (gradient,) = torch.autograd.grad(loss, logits)
-    gradient = gradient * probabilities[:, None, None]
-    leaf = policy.logits.clone().requires_grad_()
-    per_token = TabularLM(leaf, policy.max_length).token_logits(tokens)
-    (expected,) = torch.autograd.grad(per_token, leaf, gradient)
-
-    true = exact_kl_gradient(policy, reference)
-    ratio = (expected.norm() / true.norm()).item()
-    vanishes = ratio < 1e-9
-    return Measurement(
-        kl=exact_kl(policy, reference).item(),
-        mean_value=(probabilities @ estimator.value(stats.detach(), mask)).item(),
-        cosine=None if vanishes else (expected * true).sum().item() / (expected.norm() * true.norm()).item(),
-        norm_ratio=0.0 if vanishes else ratio,
+    hint = f" (did you mean {folded[nearest[0]]}?)" if nearest else ""
+    raise ConfigurationError(
+        f"unknown estimator {name!r}{hint}; known: {', '.join(classes)}, "
+        "or package.module.Class for one of your own"
     )
 
 
-def _rows(stats: TokenStats, rows: slice) -> TokenStats:
-    return TokenStats(*(field[rows] for field in stats if field is not None))
+def _import(path: str) -> object:
+    module_name, _, name = path.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever a user's file raises
+        raise ConfigurationError(
+            f"{path}: importing {module_name!r} failed: {type(error).__name__}: {error}"
+        ) from error
+    if not hasattr(module, name):
+        raise ConfigurationError(f"{path}: module {module_name} has no {name!r}")
+    return getattr(module, name)
 
 
-class Counterexample(NamedTuple):
-    """Two models for which Rao-Blackwellisation adds variance to the KL of a sequence.
-
-    Args:
-        sequences: The completions.
-        probabilities: Under the policy.
-        monte_carlo: The value of `MonteCarlo` for each.
-        rao_blackwell: The value of `RaoBlackwell` for each.
-        variances: Of the two values, in this order.
-    """
-
-    sequences: list[str]
-    probabilities: list[float]
-    monte_carlo: list[float]
-    rao_blackwell: list[float]
-    variances: tuple[float, float]
-
-
-def counterexample() -> Counterexample:
-    """Tokens a (ends the sequence) and b: the KLs of later tokens undo the log ratio of the first.
-
-    p(a) = p(b) = 1/2 and q(a) = 0.3, q(b) = 0.7; after b the policy is certain of a second b, to which the
-    reference gives 3/7. The log ratio is log(5/3) for both sequences.
-    """
-    rows = torch.tensor([[[0.5, 0.5], [0.0, 1.0]], [[0.3, 0.7], [4 / 7, 3 / 7]]], dtype=torch.float64)
-    policy, reference = (TabularLM(table.log(), max_length=2) for table in rows)
-    tokens, mask = policy.sequences()
-    stats = token_stats(policy.token_logits(tokens), reference.token_logits(tokens), tokens)
-    probabilities = policy.logprobs(tokens, mask).exp()
-    produced = probabilities > 0
-    values = [kind().value(stats, mask)[produced] for kind in (MonteCarlo, RaoBlackwell)]
-    probabilities = probabilities[produced]
-    variances = [probabilities @ (value - probabilities @ value) ** 2 for value in values]
-    return Counterexample(
-        sequences=[
-            "".join("ab"[token] for token in row[keep])
-            for row, keep in zip(tokens[produced], mask[produced], strict=True)
-        ],
-        probabilities=probabilities.tolist(),
-        monte_carlo=values[0].tolist(),
-        rao_blackwell=values[1].tolist(),
-        variances=(variances[0].item(), variances[1].item()),
-    )
-
-
-def _describe(name: str, estimator: type[KLEstimator]) -> dict[str, object]:
-    return {"name": name, **estimator.explanation._asdict()}
+def _describe(name: str, estimator: KLEstimator) -> dict[str, str | None]:
+    about = estimator.explanation
+    return {
+        "name": name,
+        "formula": estimator.formula,
+        "optimises": about and about.optimises,
+        "cost": estimator.cost,
+        "used_by": about and about.used_by,
+        "refusal": estimator.refusal,
+        "caution": about and about.caution,
+    }
 
 
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -181,29 +95,35 @@ def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     Console().print(text_table(header, rows))
 
 
+def _overview() -> list[dict[str, str | None]]:
+    return [_describe(name, kind()) for name, kind in estimator_classes().items()]
+
+
 def _print_overview() -> None:
+    columns = ("name", "formula", "optimises", "cost", "used_by")
     rows = []
-    for name, estimator in estimator_classes().items():
-        about = estimator.explanation
-        training = "yes" if about.refusal is None else f"refused: {about.refusal}"
-        rows.append((name, about.formula, about.optimises, about.cost, about.used_by, training))
+    for about in _overview():
+        training = "yes" if about["refusal"] is None else f"refused: {about['refusal']}"
+        rows.append([*(about[column] or "" for column in columns), training])
     _print_table(("estimator", "computes", "its gradient optimises", "cost", "used by", "training"), rows)
 
 
-def _print_page(name: str, estimator: type[KLEstimator]) -> None:
-    about = estimator.explanation
-    lines = {
-        "computes": about.formula,
-        "optimises": about.optimises,
-        "cost": about.cost,
-        "used by": about.used_by,
-        "caution": about.caution,
-        "refused for training": about.refusal,
+def _print_page(name: str, estimator: KLEstimator) -> None:
+    about = _describe(name, estimator)
+    documentation = (type(estimator).__doc__ or "").strip()
+    print(f"{name}: {documentation.splitlines()[0]}\n" if documentation else f"{name}\n")
+    labels = {
+        "formula": "computes",
+        "optimises": "optimises",
+        "cost": "cost",
+        "used_by": "used by",
+        "caution": "caution",
+        "refusal": "refused for training",
     }
-    print(f"{name}: {(estimator.__doc__ or '').strip().splitlines()[0]}\n")
-    for key, text in lines.items():
-        if text is not None:
-            print(f"{key}: {text}")
+    for key, label in labels.items():
+        if about[key] is not None:
+            print(f"{label}: {about[key]}")
+    print(f"where {NOTATION}; g = sum_t [c_t grad log p(y_t) + grad l_t]")
     print("\nIts expectation for an enumerated model, against the exact KL and its gradient:")
     _print_table(
         ("KL", "mean value", "cosine of gradients", "ratio of norms"),
@@ -217,7 +137,7 @@ def _print_page(name: str, estimator: type[KLEstimator]) -> None:
             for m in measure(estimator)
         ],
     )
-    if estimator is RaoBlackwell:
+    if isinstance(estimator, RaoBlackwell):
         _print_counterexample()
 
 
@@ -244,13 +164,16 @@ def main(argv: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser("python -m lit_klrb explain", description=__doc__)
     parser.add_argument(
-        "estimator", nargs="?", metavar="ESTIMATOR", help="a class name; none for the table of all"
+        "estimator",
+        nargs="?",
+        metavar="ESTIMATOR",
+        help="a class name, or package.module.Class of your own; none for the table of all",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args(argv)
     if arguments.estimator is None:
         if arguments.json:
-            print(json.dumps([_describe(*item) for item in estimator_classes().items()], indent=2))
+            print(json.dumps(_overview(), indent=2))
         else:
             _print_overview()
         return 0
@@ -258,9 +181,9 @@ def main(argv: Sequence[str]) -> int:
     if not arguments.json:
         _print_page(arguments.estimator, estimator)
         return 0
-    page = _describe(arguments.estimator, estimator)
+    page: dict[str, object] = {**_describe(arguments.estimator, estimator)}
     page["measured"] = [measurement._asdict() for measurement in measure(estimator)]
-    if estimator is RaoBlackwell:
+    if isinstance(estimator, RaoBlackwell):
         page["counterexample"] = counterexample()._asdict()
     print(json.dumps(page, indent=2))
     return 0

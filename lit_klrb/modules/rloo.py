@@ -77,16 +77,19 @@ class RLOOModule(RegularisedModule):
         self.experience: Experience | None = None
 
     def setup(self, stage: str) -> None:
-        """Refuse to train without an estimator.
+        """Refuse to train without an estimator, or with one whose gradient would be biased.
 
         Raises:
-            ConfigurationError: If none was plugged in.
+            ConfigurationError: If none was plugged in, or it has no correction for later optimizer steps.
         """
         super().setup(stage)
-        if stage == "fit" and not hasattr(self, "kl_estimator"):
+        if stage != "fit":
+            return
+        if not hasattr(self, "kl_estimator"):
             raise ConfigurationError(
                 f"{type(self).__name__} needs a KLEstimatorCallback among the trainer's callbacks"
             )
+        self.kl_estimator.check_trainable(optimizer_steps=self.inner_epochs * self.mini_batches)
 
     @property
     def group_size(self) -> int:

@@ -10,8 +10,7 @@ import torch
 from lit_klrb import schema
 from lit_klrb.distributed import stacked
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.functional import TokenStats, kl_values
-from lit_klrb.functional.values import horvitz_thompson
+from lit_klrb.functional import TokenStats, horvitz_thompson, kl_values
 from lit_klrb.modules.rloo import RLOOModule
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.base import PolicyStudy, rounded

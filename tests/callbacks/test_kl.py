@@ -48,3 +48,12 @@ def test_a_module_without_a_kl_term_is_left_alone():
     bystander = SimpleNamespace(uses_kl_estimator=False)
     KLEstimatorCallback(MonteCarlo(), 0.3).on_train_batch_start(None, bystander, {}, 0)
     assert not hasattr(bystander, "beta")
+
+
+def test_several_steps_per_rollout_without_a_correction_need_the_users_word(chain, tmp_path, capsys):
+    uncorrected = ["--model.inner_epochs", "2", "--kl.estimator.off_policy", "none"]
+    assert chain.run("fit", "rloo", *uncorrected, run=tmp_path) == 2
+    error = capsys.readouterr().err
+    assert "kl.estimator.init_args.off_policy: must not be none with 2 optimizer steps per rollout" in error
+    word = ["--kl.estimator.allow_biased", "true", "--trainer.max_steps", "2"]
+    assert chain.run("fit", "rloo", *uncorrected, *word, run=tmp_path) == 0

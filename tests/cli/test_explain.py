@@ -7,12 +7,15 @@ import pytest
 import torch
 
 from lit_klrb.cli import explain
+from lit_klrb.cli.main import main as command_line
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.estimators import Explanation
+from lit_klrb.estimators.measurement import KL_LEVELS, measure
 from lit_klrb.functional.enumeration import TabularLM, exact_kl
 
 CLASSES = explain.estimator_classes()
-RIGHT = [name for name, kind in CLASSES.items() if kind.explanation.refusal is None and name != "NoKL"]
-WRONG = [name for name, kind in CLASSES.items() if kind.explanation.refusal is not None]
+RIGHT = [name for name, kind in CLASSES.items() if kind.refusal is None and name != "NoKL"]
+WRONG = [name for name, kind in CLASSES.items() if kind.refusal is not None]
 
 
 def output_of(capsys, *argv):
@@ -40,13 +43,20 @@ def test_a_terminal_gets_a_boxed_table(capsys, monkeypatch):
 
 def test_json_holds_what_the_classes_say(capsys):
     table = json.loads(output_of(capsys, "--json"))
-    assert [entry.pop("name") for entry in table] == list(CLASSES)
-    assert table == [kind.explanation._asdict() for kind in CLASSES.values()]
+    assert [entry["name"] for entry in table] == list(CLASSES)
+    for entry, kind in zip(table, CLASSES.values(), strict=True):
+        assert entry["refusal"] == kind.refusal
+        assert (entry["formula"], entry["cost"]) == (kind().formula, kind().cost)
+        assert {key: entry[key] for key in Explanation._fields} == kind.explanation._asdict()
+
+
+def test_those_that_train_come_first():
+    assert list(CLASSES) == [*sorted([*RIGHT, "NoKL"]), *sorted(WRONG)]
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_estimators_have_the_true_gradient_at_every_level(name):
-    for level, measured in zip(explain.KL_LEVELS, explain.measure(CLASSES[name]), strict=True):
+    for level, measured in zip(KL_LEVELS, measure(CLASSES[name]()), strict=True):
         assert measured.kl == pytest.approx(level, rel=1e-9)
         assert measured.mean_value == pytest.approx(level, rel=1e-9)
         assert measured.cosine == pytest.approx(1, abs=1e-9)
@@ -55,12 +65,12 @@ def test_right_estimators_have_the_true_gradient_at_every_level(name):
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_estimators_miss_the_true_gradient(name):
-    far = explain.measure(CLASSES[name])[-1]
+    far = measure(CLASSES[name]())[-1]
     assert far.cosine is None or far.cosine < 0.99 or abs(far.norm_ratio - 1) > 0.05
 
 
 def test_a_vanishing_gradient_has_no_direction():
-    assert {(m.cosine, m.norm_ratio) for m in explain.measure(CLASSES["K1Loss"])} == {(None, 0.0)}
+    assert {(m.cosine, m.norm_ratio) for m in measure(CLASSES["K1Loss"]())} == {(None, 0.0)}
 
 
 def test_the_sequence_level_k3_loss_follows_the_reverse_kl():
@@ -72,10 +82,10 @@ def test_the_sequence_level_k3_loss_follows_the_reverse_kl():
         middle = (low + high) / 2
         leaf = (table + middle * direction).requires_grad_()
         forward = exact_kl(TabularLM(leaf, 4), reference)
-        low, high = (middle, high) if forward < explain.KL_LEVELS[-1] else (low, middle)
+        low, high = (middle, high) if forward < KL_LEVELS[-1] else (low, middle)
     (true,) = torch.autograd.grad(forward, leaf)
     (reverse,) = torch.autograd.grad(exact_kl(reference, TabularLM(leaf, 4)), leaf)
-    measured = explain.measure(CLASSES["K3LossSequence"])[-1]
+    measured = measure(CLASSES["K3LossSequence"]())[-1]
     assert measured.cosine == pytest.approx(
         torch.nn.functional.cosine_similarity(true.flatten(), reverse.flatten(), 0).item(), abs=1e-6
     )
@@ -96,14 +106,13 @@ def test_the_page_of_rao_blackwell_has_the_counterexample(capsys):
 
 def test_a_page_says_why_training_is_refused(capsys):
     text = output_of(capsys, "K3Reward")
-    about = CLASSES["K3Reward"].explanation
-    assert f"refused for training: {about.refusal}" in text
-    assert f"used by: {about.used_by}" in text
-    assert len(text.split("ratio of norms\n")[1].splitlines()) == len(explain.KL_LEVELS)
+    assert f"refused for training: {CLASSES['K3Reward'].refusal}" in text
+    assert f"used by: {CLASSES['K3Reward'].explanation.used_by}" in text
+    assert len(text.split("ratio of norms\n")[1].splitlines()) == len(KL_LEVELS)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
-    with pytest.raises(ConfigurationError, match=r"'raoblackwel'; did you mean RaoBlackwell\?"):
+    with pytest.raises(ConfigurationError, match=r"'raoblackwel' \(did you mean RaoBlackwell\?\)"):
         explain.main(["raoblackwel"])
     with pytest.raises(ConfigurationError) as raised:
         explain.main(["zzz"])
@@ -118,3 +127,79 @@ def test_it_starts_without_lightning_or_transformers():
         "assert not {'lightning', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
+
+
+OWN = """
+from lit_klrb.estimators import ComposedEstimator, Recipe, Term
+
+
+class OwnToken(ComposedEstimator):
+    \"\"\"The log ratio of each token, credited to it alone.\"\"\"
+
+    recipe = Recipe(value="k1", score=(Term("k1", "own"),))
+
+
+class NoRecipe(ComposedEstimator):
+    pass
+
+
+class WrongRecipe(ComposedEstimator):
+    recipe = "k1"
+
+
+NotAnEstimator = dict
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    """A user's file outside the package."""
+    (tmp_path / "own_estimators.py").write_text(OWN)
+    (tmp_path / "own_mistake.py").write_text(
+        "from lit_klrb.estimators import Recipe, Term\nRecipe('k1', (Term('k4', 'own'),))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for name in ("own_estimators", "own_mistake"):
+        sys.modules.pop(name, None)
+
+
+def test_an_estimator_of_ones_own_has_a_page(own_module, capsys):
+    text = output_of(capsys, "own_estimators.OwnToken")
+    assert text.startswith("own_estimators.OwnToken: The log ratio of each token, credited to it alone.\n")
+    assert "computes: c_t = r_t, l_t = 0\n" in text
+    assert "cost: the reference's log-probability of the sampled tokens\n" in text
+    page = json.loads(output_of(capsys, "own_estimators.OwnToken", "--json"))
+    # In expectation the gradient of K2Loss: the token-level part of the true one.
+    for own, k2_loss in zip(page["measured"], measure(CLASSES["K2Loss"]()), strict=True):
+        assert (own["cosine"], own["norm_ratio"]) == pytest.approx((k2_loss.cosine, k2_loss.norm_ratio))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("own_estimators.Missing", "module own_estimators has no 'Missing'"),
+        ("own_estimators.NotAnEstimator", "not a subclass of lit_klrb.estimators.KLEstimator"),
+        ("own_estimators.NoRecipe", "abstract"),
+        ("own_estimators.WrongRecipe", "WrongRecipe.recipe must be a Recipe, got 'k1'"),
+        ("own_mistake.Any", "Term.value: must be one of k1, k2, k3, k3_sequence, kl, got 'k4'"),
+        ("no_such_file.Any", "importing 'no_such_file' failed: ModuleNotFoundError"),
+        ("lit_klrb.estimators.ComposedEstimator", "abstract"),
+    ],
+)
+def test_a_mistake_in_an_estimator_of_ones_own_is_one_line(own_module, path, message, capsys):
+    assert command_line(["explain", path]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_it_trains_by_its_import_path(own_module, chain, tmp_path, capsys):
+    assert chain.run("fit", "rloo", "--kl.estimator", "own_estimators.OwnToken", run=tmp_path / "run") == 0
+    assert "class_path: own_estimators.OwnToken" in (tmp_path / "run" / "config.yaml").read_text()
+    capsys.readouterr()
+    for wrong in ("own_estimators.WrongRecipe", "own_mistake.Any", "own_estimators.NoRecipe"):
+        assert chain.run("fit", "rloo", "--kl.estimator", wrong, run=tmp_path / "other") == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert wrong.rpartition(".")[2] in error or "own_mistake" in error

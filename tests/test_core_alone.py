@@ -1,0 +1,57 @@
+"""`lit_klrb.functional` and `lit_klrb.estimators` where nothing but torch is installed."""
+
+import re
+import subprocess
+import venv
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+PROGRAM = """
+import doctest, importlib.util, pkgutil, sys
+import lit_klrb.estimators, lit_klrb.functional
+
+for name in ("numpy", "lightning", "transformers", "scipy", "rich"):
+    assert importlib.util.find_spec(name) is None, name
+
+for room in (lit_klrb.functional, lit_klrb.estimators):
+    for module in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
+        importlib.import_module(module.name)
+example = doctest.DocTestParser().get_doctest(sys.stdin.read(), {}, "README.md", "README.md", 0)
+assert len(example.examples) > 5
+sys.exit(doctest.DocTestRunner().run(example).failed)
+"""
+
+
+def with_dependencies(name, found):
+    """The installed distribution called `name` and those it declares to need, extras aside."""
+    if name not in found:
+        found[name] = distribution(name)
+        for requirement in map(Requirement, found[name].requires or []):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                with_dependencies(requirement.name, found)
+    return found.values()
+
+
+@pytest.fixture(scope="module")
+def torch_alone(tmp_path_factory):
+    """Python with torch and what it needs, and this package without its dependencies."""
+    environment = tmp_path_factory.mktemp("torch_alone")
+    venv.create(environment, with_pip=False)
+    (site_packages,) = environment.glob("lib/python*/site-packages")
+    for found in with_dependencies("torch", {}):
+        for name in {path.parts[0] for path in found.files if path.parts[0] not in ("..", "__pycache__")}:
+            (site_packages / name).symlink_to(found.locate_file(name))
+    (site_packages / "lit_klrb").symlink_to(ROOT / "lit_klrb")
+    return environment / "bin" / "python"
+
+
+def test_everything_imports_and_the_readme_example_runs(torch_alone):
+    example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)[1]
+    # -I: no PYTHONPATH, no user site, not this directory
+    command = [torch_alone, "-I", "-c", PROGRAM]
+    done = subprocess.run(command, input=example, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
