@@ -23,7 +23,7 @@ LINKS = [
 EXAMPLES = {
     page: "\n".join(blocks)
     for page, text in TEXTS.items()
-    if (blocks := re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    if (blocks := re.findall(r"```python\n(>>>.*?)```", text, re.DOTALL))
 }
 
 

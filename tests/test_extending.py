@@ -1,0 +1,41 @@
+"""Every example of docs/extending.md works as it stands."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from lit_klrb.cli.main import main
+
+PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text("utf-8")
+FILES = {match[1]: match[0] for match in re.finditer(r"# (my_\w+\.py)\n.*?(?=```)", PAGE, re.DOTALL)}
+COMMANDS = [
+    line.removeprefix("python -m lit_klrb ")
+    for line in re.findall(r"^python -m lit_klrb .*$", PAGE, re.MULTILINE)
+]
+
+
+@pytest.fixture(autouse=True)
+def extensions(tmp_path, monkeypatch):
+    """The page's files, importable for as long as a test runs."""
+    for name, content in FILES.items():
+        (tmp_path / name).write_text(content, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for name in FILES:
+        sys.modules.pop(Path(name).stem, None)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_commands_run(chain, tmp_path, capsys, command):
+    kind, *arguments = shlex.split(command)
+    if kind == "explain":
+        assert main([kind, *arguments]) == 0
+        assert "c_t = r_t + sum_{s>t} KL_s" in capsys.readouterr().out
+        return
+    assert arguments[:2] == ["--config", "configs/demo/rloo.yaml"]
+    assert chain.run("fit", "rloo", *arguments[2:], run=tmp_path / "run") == 0
+    if "LengthStudy" in command:
+        assert (tmp_path / "run" / "studies" / "length.json").exists()
