@@ -53,6 +53,12 @@ def stacked(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([pad(part, (0, width - part.shape[1])) for part in parts])
 
 
+def stacked_stats(parts: Sequence[TokenStats]) -> TokenStats:
+    """Statistics of all parts; a field that the first part lacks is None."""
+    fields: list[Any] = [None if field[0] is None else stacked(field) for field in zip(*parts, strict=True)]
+    return TokenStats(*fields)
+
+
 def gather_rows(tensor: Tensor) -> Tensor:
     """The rows of all processes, those of rank 0 first.
 

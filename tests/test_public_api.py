@@ -49,7 +49,14 @@ def test_every_estimator_has_the_methods(name):
 
 
 def test_the_functional_names():
-    assert functional.TokenStats._fields == ("logprobs", "ref_logprobs", "kl", "entropy")
+    assert functional.TokenStats._fields == (
+        "logprobs",
+        "ref_logprobs",
+        "kl",
+        "entropy",
+        "value",
+        "expected_value",
+    )
     for name in ("token_stats", "tiled_token_stats", "tiled_policy_loss"):
         assert callable(getattr(functional, name))
     for name in ("TabularLM", "exact_kl", "exact_kl_gradient", "optimal_policy"):

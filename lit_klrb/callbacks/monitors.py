@@ -12,7 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from rich.console import Console
 from torch import Tensor
 
-from lit_klrb.distributed import stacked
+from lit_klrb.distributed import stacked, stacked_stats
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional import TokenStats, clustered_mean, kl_values
 from lit_klrb.modules.regularised import Evaluation, RegularisedModule
@@ -191,7 +191,7 @@ def completion_page(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str
 
 def together(evaluations: list[Evaluation]) -> tuple[TokenStats, Tensor, Tensor]:
     """Statistics, mask and completions of all batches as one, [B, longest completion]."""
-    stats = TokenStats(*(stacked(parts) for parts in zip(*(e.stats for e in evaluations), strict=True)))
+    stats = stacked_stats([evaluation.stats for evaluation in evaluations])
     mask = stacked([evaluation.rollout.mask for evaluation in evaluations])
     return stats, mask, stacked([evaluation.rollout.completions for evaluation in evaluations])
 

@@ -30,19 +30,22 @@ class Explanation(NamedTuple):
 
 
 class LossWeights(NamedTuple):
-    """Detached weights of a loss: the masked sum of score * log p(y_t) + kl * l_t, divided by B.
+    """Detached weights of a loss: the masked sum of score log p(y_t) + kl l_t + value E_t, divided by B.
 
     Args:
         score: Weight of each token's log-probability, c_t, shape [B, T]; 0 outside the mask.
-        kl: Weight of the estimator's differentiable term l_t, shape [B, T]; 0 outside the mask.
+        kl: Weight of the estimator's differentiable KL term l_t, shape [B, T]; 0 outside the mask.
+        value: Weight of the expected token value E_t, shape [B, T]; None without token values.
     """
 
     score: Tensor
     kl: Tensor
+    value: Tensor | None = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "LossWeights":
-        """The same change made to each tensor: rows selected, a device, a type."""
-        return LossWeights(*(change(field) for field in self))
+        """The same change made to each field that is there: rows selected, a device, a type."""
+        value = None if self.value is None else change(self.value)
+        return LossWeights(change(self.score), change(self.kl), value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_klrb.estimators.base import KLEstimator, LossWeights
+from lit_klrb.estimators.base import KLEstimator
 from lit_klrb.estimators.unbiased import MonteCarlo, RaoBlackwell
 from lit_klrb.functional.enumeration import TabularLM, exact_kl, exact_kl_gradient
 from lit_klrb.functional.logprobs import token_stats
@@ -55,23 +55,18 @@ def _at_distance(reference: TabularLM, direction: Tensor, kl: float) -> TabularL
 
 
 def _measure_at(estimator: KLEstimator, policy: TabularLM, reference: TabularLM) -> Measurement:
-    tokens, mask = policy.sequences()
-    probabilities = policy.logprobs(tokens, mask).exp()
-    logits = policy.token_logits(tokens).requires_grad_()
-    stats = token_stats(logits, reference.token_logits(tokens), tokens)
-    # A rollout of one completion each: nothing is learnt from the others.
-    rows = [slice(n, n + 1) for n in range(len(tokens))]
-    single = [estimator.weights(stats.detach().map(operator.itemgetter(row)), mask[row]) for row in rows]
-    weights = LossWeights(*map(torch.cat, zip(*single, strict=True)))
-    # The loss averages over completions that all occur once: put each one's probability in place of 1 / N.
-    loss = estimator.loss(stats, mask, weights) * len(tokens)
-    gradient = torch.zeros_like(logits)
-    if loss.requires_grad:
-        (gradient,) = torch.autograd.grad(loss, logits)
-    gradient = gradient * probabilities[:, None, None]
     leaf = policy.logits.clone().requires_grad_()
-    per_token = TabularLM(leaf, policy.max_length).token_logits(tokens)
-    (expected,) = torch.autograd.grad(per_token, leaf, gradient)
+    tokens, mask = policy.sequences()
+    logits = TabularLM(leaf, policy.max_length).token_logits(tokens)
+    stats = token_stats(logits, reference.token_logits(tokens), tokens)
+    probabilities = policy.logprobs(tokens, mask).exp()
+    total = torch.zeros_like(probabilities[0])
+    for n, probability in enumerate(probabilities):
+        row = slice(n, n + 1)  # a rollout of one completion
+        own = stats.map(operator.itemgetter(row))
+        weights = estimator.weights(own.detach(), mask[row])
+        total = total + probability * estimator.loss(own, mask[row], weights)
+    (expected,) = torch.autograd.grad(total, leaf, materialize_grads=True)
 
     true = exact_kl_gradient(policy, reference)
     ratio = (expected.norm() / true.norm()).item()

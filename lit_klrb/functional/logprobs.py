@@ -21,12 +21,16 @@ class TokenStats(NamedTuple):
         ref_logprobs: log q(y_t | x, y_<t), shape [B, T].
         kl: KL(p(. | x, y_<t) || q(. | x, y_<t)) in nats, shape [B, T]; None where nobody needs it.
         entropy: Entropy of p(. | x, y_<t) in nats, shape [B, T]; None where nobody needs it.
+        value: a(y_t), the token value of the sampled token, shape [B, T]; None without token values.
+        expected_value: sum_v p(v | x, y_<t) a(v), shape [B, T]; None without token values.
     """
 
     logprobs: Tensor
     ref_logprobs: Tensor
     kl: Tensor | None = None
     entropy: Tensor | None = None
+    value: Tensor | None = None
+    expected_value: Tensor | None = None
 
     def detach(self) -> "TokenStats":
         """The same numbers without their graph."""
@@ -43,7 +47,13 @@ class TokenStats(NamedTuple):
         return TokenStats(change(logprobs), change(ref_logprobs), *changed)
 
 
-def token_stats(logits: Tensor, ref_logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> TokenStats:
+def token_stats(
+    logits: Tensor,
+    ref_logits: Tensor,
+    tokens: Tensor,
+    temperature: float = 1.0,
+    token_values: Tensor | None = None,
+) -> TokenStats:
     """Log-probabilities, KL and entropy of every token, over the full vocabulary.
 
     Computed in float32, or in float64 for float64 logits. The KL is summed as p (r + exp(-r) - 1) with r the
@@ -55,10 +65,11 @@ def token_stats(logits: Tensor, ref_logits: Tensor, tokens: Tensor, temperature:
         ref_logits: Reference logits, shape [B, T, V]; gradients flow here too if they are asked for.
         tokens: Sampled token ids, shape [B, T].
         temperature: The sampling temperature, by which both models' logits are divided.
+        token_values: A value a(v) of every token, in units of reward, shape [V]; a constant.
 
     Returns:
-        All four fields, shape [B, T]. Where the policy gives mass to a token that the reference excludes the
-        KL is +inf: a warning names that token.
+        All fields, shape [B, T], those of the token values only if these are given. Where the policy gives
+        mass to a token that the reference excludes the KL is +inf: a warning names that token.
 
     Raises:
         ConfigurationError: If the shapes do not fit or the temperature is not positive.
@@ -67,7 +78,7 @@ def token_stats(logits: Tensor, ref_logits: Tensor, tokens: Tensor, temperature:
         >>> coin = torch.tensor([[[0.7, 0.3]]]).log()
         >>> fair = torch.tensor([[[0.5, 0.5]]]).log()
         >>> stats = token_stats(coin, fair, torch.tensor([[0]]))
-        >>> [round(field.item(), 4) for field in stats]
+        >>> [round(field.item(), 4) for field in stats[:4]]
         [-0.3567, -0.6931, 0.0823, 0.6109]
     """
     if logits.shape != ref_logits.shape or logits.shape[:-1] != tokens.shape:
@@ -75,6 +86,7 @@ def token_stats(logits: Tensor, ref_logits: Tensor, tokens: Tensor, temperature:
         raise ConfigurationError(
             f"logits, ref_logits, tokens have shapes {shapes}; [B, T, V], [B, T, V], [B, T] expected"
         )
+    check_token_values(token_values, logits.shape[-1])
     if not temperature > 0:
         raise ConfigurationError(f"temperature is {temperature}; a number > 0 expected")
     policy, reference = (_log_softmax(values, temperature) for values in (logits, ref_logits))
@@ -85,12 +97,27 @@ def token_stats(logits: Tensor, ref_logits: Tensor, tokens: Tensor, temperature:
         warn_infinite_kl(int(outside.flatten(0, -2).any(0).nonzero()[0]))
     surprise = torch.where(probabilities > 0, policy, 0)
     index = tokens.unsqueeze(-1)
+    values = None if token_values is None else token_values.detach().to(policy.dtype)
     return TokenStats(
         logprobs=policy.gather(-1, index).squeeze(-1),
         ref_logprobs=reference.gather(-1, index).squeeze(-1),
         kl=kl,
         entropy=-(probabilities * surprise).sum(-1),
+        value=None if values is None else values[tokens],
+        expected_value=None if values is None else probabilities @ values,
     )
+
+
+def check_token_values(token_values: Tensor | None, vocabulary: int) -> None:
+    """Refuse token values that are not one number per token.
+
+    Raises:
+        ConfigurationError: If their shape is not [V].
+    """
+    if token_values is not None and token_values.shape != (vocabulary,):
+        raise ConfigurationError(
+            f"must have shape [{vocabulary}], got {list(token_values.shape)}", key="token_values"
+        )
 
 
 def warn_infinite_kl(token: int) -> None:

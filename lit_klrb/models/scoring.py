@@ -75,17 +75,21 @@ class Scorer:
                 return completion_logits(self.reference, rollout)
             return split.hidden_states(rollout)
 
-    def stats(self, rollout: Rollout, reference_states: Tensor) -> TokenStats:
+    def stats(
+        self, rollout: Rollout, reference_states: Tensor, token_values: Tensor | None = None
+    ) -> TokenStats:
         """Token statistics, differentiable in the policy.
 
         Args:
             rollout: B sequences with T completion positions.
             reference_states: What `reference_states` gave for them.
+            token_values: A value of every token, [V].
         """
         if not self.tiled:
             logits = completion_logits(self.policy, rollout)
-            return token_stats(logits, reference_states, rollout.completions, self.temperature)
-        return tiled_token_stats(**self._tiled_arguments(rollout, reference_states), mask=rollout.mask)
+            return token_stats(logits, reference_states, rollout.completions, self.temperature, token_values)
+        arguments = self._tiled_arguments(rollout, reference_states)
+        return tiled_token_stats(**arguments, mask=rollout.mask, token_values=token_values)
 
     def loss(
         self,
@@ -94,6 +98,7 @@ class Scorer:
         weights: LossWeights,
         behaviour_logprobs: Tensor | None = None,
         clip_range: float | None = None,
+        token_values: Tensor | None = None,
     ) -> Tensor:
         """The loss of an estimator that is fusable, its gradients formed while the logits are there anyway.
 
@@ -105,11 +110,13 @@ class Scorer:
                 with `clip_range` only.
             clip_range: Half-width of the range of the ratio to that policy, which then takes the place of
                 the log-probability; None does not clip.
+            token_values: Those that the weights were made with, [V]; None where there were none.
         """
         if clip_range is None or behaviour_logprobs is None:
             clip_range = behaviour_logprobs = None
         if not self.tiled:
-            return self._loss_from_logits(rollout, reference_states, weights, behaviour_logprobs, clip_range)
+            stats = self.stats(rollout, reference_states, token_values).masked(rollout.mask)
+            return _weighted_sum(stats, rollout.mask, weights, behaviour_logprobs, clip_range)
         loss, _ = tiled_policy_loss(
             **self._tiled_arguments(rollout, reference_states),
             mask=rollout.mask,
@@ -117,24 +124,10 @@ class Scorer:
             kl_weights=weights.kl,
             behaviour_logprobs=behaviour_logprobs,
             clip_range=clip_range,
+            token_values=token_values,
+            value_weights=weights.value,
         )
         return loss
-
-    def _loss_from_logits(
-        self,
-        rollout: Rollout,
-        reference_states: Tensor,
-        weights: LossWeights,
-        behaviour_logprobs: Tensor | None,
-        clip_range: float | None,
-    ) -> Tensor:
-        stats = self.stats(rollout, reference_states).masked(rollout.mask)
-        assert stats.kl is not None
-        pathwise = weighted_loss(stats.kl, weights.kl)
-        if clip_range is None or behaviour_logprobs is None:
-            return pathwise + weighted_loss(stats.logprobs, weights.score)
-        log_ratio = torch.where(rollout.mask, stats.logprobs - behaviour_logprobs, 0)
-        return pathwise + clipped_loss(log_ratio, weights.score, clip_range)
 
     def _tiled_arguments(self, rollout: Rollout, reference_states: Tensor) -> dict[str, Any]:
         policy, reference = self._parts
@@ -152,3 +145,21 @@ class Scorer:
             "tokens": rollout.completions,
             "temperature": self.temperature,
         }
+
+
+def _weighted_sum(
+    stats: TokenStats,
+    mask: Tensor,
+    weights: LossWeights,
+    behaviour_logprobs: Tensor | None,
+    clip_range: float | None,
+) -> Tensor:
+    """What `tiled_policy_loss` forms, from statistics that are 0 outside the mask."""
+    assert stats.kl is not None
+    loss = weighted_loss(stats.kl, weights.kl)
+    if weights.value is not None and stats.expected_value is not None:
+        loss = loss + weighted_loss(stats.expected_value, weights.value)
+    if clip_range is None or behaviour_logprobs is None:
+        return loss + weighted_loss(stats.logprobs, weights.score)
+    log_ratio = torch.where(mask, stats.logprobs - behaviour_logprobs, 0)
+    return loss + clipped_loss(log_ratio, weights.score, clip_range)

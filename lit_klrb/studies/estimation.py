@@ -8,9 +8,9 @@ import lightning as L
 import torch
 
 from lit_klrb import schema
-from lit_klrb.distributed import stacked
+from lit_klrb.distributed import stacked, stacked_stats
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.functional import TokenStats, horvitz_thompson, kl_values
+from lit_klrb.functional import horvitz_thompson, kl_values
 from lit_klrb.modules.rloo import RLOOModule
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.base import PolicyStudy, rounded
@@ -72,7 +72,7 @@ class EstimationStudy(PolicyStudy):
             )
             rollouts.append(rollout)
             parts.append(module.score(rollout)[1])
-        stats = TokenStats(*(stacked(part) for part in zip(*parts, strict=True)))
+        stats = stacked_stats(parts)
         mask = stacked([rollout.mask for rollout in rollouts])
         tokens = stacked([rollout.completions for rollout in rollouts])
         values = kl_values(stats, mask, tokens, group_size=completions)

@@ -88,8 +88,7 @@ class Case:
         mask = self.sequences[1][rows]
         current, generated = self.current[1].detach(), self.stats(self.behaviour.logits)
         batches = (
-            TokenStats(*(torch.where(mask, field[rows], junk) for field in stats))
-            for stats in (current, generated)
+            stats.map(lambda field: torch.where(mask, field[rows], junk)) for stats in (current, generated)
         )
         chances = (
             (torch.where(self.sequences[1], stats.logprobs, 0).sum(-1)[groups].sum(-1).exp() / size)
@@ -123,7 +122,7 @@ def expected_gradient(
         variation: What must not matter.
     """
     draws = case.draws(group_size, variation.junk)
-    leaf = TokenStats(*(field.detach().requires_grad_() for field in draws.current))
+    leaf = draws.current.map(lambda field: field.detach().requires_grad_())
     rewards = None if beta is None else case.rewards[draws.rows]
     behaviour = draws.generated.logprobs if off_policy else None
     if variation.parts != "one step":
@@ -153,7 +152,7 @@ def loss_in_parts(
 ) -> Tensor:
     losses = [
         estimator.loss(
-            TokenStats(*(field[part] for field in stats)),
+            stats.map(lambda field, part=part: field[part]),
             mask[part],
             weights.map(lambda field, part=part: field[part]),
             beta=beta,

@@ -11,7 +11,7 @@ BETA = 0.4
 
 
 def rows_of(stats, rows):
-    return TokenStats(*(field[rows] for field in stats))
+    return stats.map(lambda field: field[rows])
 
 
 def expected_batch_gradient(case, estimator, groups, group_size, *, beta=None, off_policy=False):
@@ -32,9 +32,9 @@ def expected_batch_gradient(case, estimator, groups, group_size, *, beta=None, o
         )
         for batch in batches
     ]
-    weights = LossWeights(*map(torch.cat, zip(*by_batch, strict=True)))
+    weights = LossWeights(*map(torch.cat, zip(*(part[:2] for part in by_batch), strict=True)))
     rows = batches.flatten()
-    leaf = TokenStats(*(field[rows].detach().requires_grad_() for field in current))
+    leaf = current.map(lambda field: field[rows].detach().requires_grad_())
     estimator.loss(
         leaf,
         mask[rows],
@@ -184,9 +184,9 @@ def test_micro_batches_and_padding_do_not_matter(off_policy):
     stats, mask, rewards = random_stats(5, 2, seed=4)
     estimator = RaoBlackwellControlVariate(off_policy=off_policy)
     whole = estimator.objective(stats, mask, rewards, beta=BETA, group_size=2)
-    junk = TokenStats(*(torch.where(mask, field, torch.nan) for field in stats))
+    junk = stats.map(lambda field: torch.where(mask, field, torch.nan))
     weights = estimator.weights(junk, mask, rewards, beta=BETA, group_size=2)
-    assert not any(field[~mask].any() for field in weights)
+    assert not any(field[~mask].any() for field in weights[:2])
     parts = [
         estimator.loss(
             rows_of(junk, rows), mask[rows], weights.map(lambda field, rows=rows: field[rows]), beta=BETA

@@ -9,7 +9,6 @@ from enumerated import Case
 
 from lit_klrb import estimators
 from lit_klrb.estimators import MonteCarlo, ReleasedMonteCarlo, ReleasedRaoBlackwell
-from lit_klrb.functional import TokenStats
 
 BETA, GROUP_SIZE, CLIP_RANGE = 0.4, 2, 0.2
 CASE = Case.random(contexts=2, vocab_size=3, max_length=4, seed=4)
@@ -17,7 +16,7 @@ ROWS = torch.tensor([0, 5, 20, 11, 3, 29])
 
 
 def rows_of(stats):
-    return TokenStats(*(field[ROWS] for field in stats))
+    return stats.map(lambda field: field[ROWS])
 
 
 def plain_loss(name, logits, off_policy):

@@ -6,7 +6,6 @@ from definitions import DEFINITIONS, score_weights
 from enumerated import Case
 
 from lit_klrb import estimators
-from lit_klrb.functional import TokenStats
 
 CASE = Case.random(contexts=2, vocab_size=3, max_length=4, seed=5)
 ROWS = torch.tensor([0, 7, 19, 30, 12, 4])
@@ -17,7 +16,7 @@ ROWS = torch.tensor([0, 7, 19, 30, 12, 4])
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_score_weights_are_the_definitions_and_zero_outside_the_mask(name, baseline, group_size):
     mask = CASE.sequences[1][ROWS]
-    stats = TokenStats(*(field[ROWS] for field in CASE.stats(CASE.policy.logits)))
+    stats = CASE.stats(CASE.policy.logits).map(lambda field: field[ROWS])
     expected = score_weights(name, stats.logprobs - stats.ref_logprobs, stats.kl, mask, group_size, baseline)
     weights = getattr(estimators, name)(baseline=baseline).weights(stats, mask, group_size=group_size).score
     assert torch.allclose(weights, expected, rtol=0, atol=1e-12)
@@ -28,7 +27,7 @@ def test_score_weights_are_the_definitions_and_zero_outside_the_mask(name, basel
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_rewards_enter_with_a_minus_sign_and_a_baseline_of_their_own(name, baseline):
     mask = CASE.sequences[1][ROWS]
-    stats = TokenStats(*(field[ROWS] for field in CASE.stats(CASE.policy.logits)))
+    stats = CASE.stats(CASE.policy.logits).map(lambda field: field[ROWS])
     estimator, rewards = getattr(estimators, name)(baseline=baseline), CASE.rewards[ROWS]
     weights = estimator.weights(stats, mask, rewards, beta=0.3, group_size=3).score
     for row in range(len(ROWS)):

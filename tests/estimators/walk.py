@@ -1,9 +1,11 @@
 """Total gradient variance of enumerable models on the way from the reference to the optimum."""
 
+from operator import itemgetter
+
 import torch
 from torch.nn.functional import one_hot
 
-from lit_klrb.functional import TokenStats, token_stats
+from lit_klrb.functional import token_stats
 from lit_klrb.functional.enumeration import TabularLM, exact_objective, num_prefixes
 
 BETA = 0.4
@@ -34,7 +36,7 @@ class Walk:
         for batch in batches:
             mask = self.mask[batch]
             weights = estimator.weights(
-                TokenStats(*(field[batch] for field in self.stats)),
+                self.stats.map(itemgetter(batch)),
                 mask,
                 self.rewards[batch],
                 beta=BETA,
@@ -43,7 +45,7 @@ class Walk:
             gradients.append(
                 sum(
                     torch.einsum("bt,btcv->cv", part, gradient[batch])
-                    for part, gradient in zip(weights, self.gradients, strict=True)
+                    for part, gradient in zip(weights[:2], self.gradients, strict=True)
                 )
                 / len(batch)
             )

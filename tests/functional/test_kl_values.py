@@ -103,7 +103,7 @@ def test_all_values_side_by_side(world):
     tables = [torch.randn(2, 3, dtype=torch.float64, generator=generator) for _ in range(2)]
     logits = [TabularLM(table, max_length=2).token_logits(tokens) for table in tables]
     stats = token_stats(*logits, tokens)
-    junk = TokenStats(*(torch.where(mask, field, torch.nan) for field in stats))
+    junk = stats.map(lambda field: torch.where(mask, field, torch.nan))
     values = kl_values(junk, mask, tokens, group_size=1, alpha=0.3)
     p = stats.masked(mask).logprobs.sum(-1).exp()
     for name in ("k1", "k3", "cv", "rb"):

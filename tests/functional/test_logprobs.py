@@ -30,7 +30,7 @@ def test_all_four_fields(temperature, dtype):
     logits, ref_logits = random(3, 5, 11, dtype=dtype), random(3, 5, 11, seed=1, dtype=dtype)
     tokens = torch.randint(11, (3, 5), generator=torch.Generator().manual_seed(2))
     stats = token_stats(logits, ref_logits, tokens, temperature)
-    for field, expected in zip(stats, plain(logits, ref_logits, tokens, temperature), strict=True):
+    for field, expected in zip(stats[:4], plain(logits, ref_logits, tokens, temperature), strict=True):
         assert field.dtype == dtype
         assert np.allclose(field.numpy(), expected, atol=1e-12 if dtype == torch.float64 else 1e-5)
 
@@ -48,7 +48,7 @@ def test_the_gradients_are_those_of_the_definitions():
     )
     ours, expected = (
         torch.autograd.grad(
-            sum((w * f).sum() for w, f in zip(weights, stats, strict=True)), (logits, ref_logits)
+            sum((w * f).sum() for w, f in zip(weights, stats[:4], strict=True)), (logits, ref_logits)
         )
         for stats in (token_stats(logits, ref_logits, tokens), slow)
     )
@@ -56,12 +56,30 @@ def test_the_gradients_are_those_of_the_definitions():
         assert torch.allclose(one, other, atol=1e-12)
 
 
+def test_token_values_and_their_expectation():
+    logits, ref_logits = (random(2, 3, 7, seed=s, dtype=torch.float64).requires_grad_() for s in (0, 1))
+    tokens = torch.randint(7, (2, 3), generator=torch.Generator().manual_seed(2))
+    values, weights = random(7, seed=4), random(2, 3, seed=3, dtype=torch.float64)
+    stats = token_stats(logits, ref_logits, tokens, 0.7, values)
+    assert torch.equal(stats.value, values.double()[tokens])
+    probabilities = (logits / 0.7).softmax(-1)
+    expected = (probabilities * values.double()).sum(-1)
+    assert torch.allclose(stats.expected_value, expected, atol=1e-12)
+    (ours,) = torch.autograd.grad((weights * stats.expected_value).sum(), logits)
+    with torch.no_grad():  # p_v (a_v - sum p a) / T
+        slope = probabilities * (values.double() - expected[..., None]) / 0.7
+    assert torch.allclose(ours, weights[..., None] * slope, atol=1e-12)
+    for wrong in (values[:-1], values[None]):
+        with pytest.raises(ConfigurationError, match=r"token_values: must have shape \[7\]"):
+            token_stats(logits, ref_logits, tokens, token_values=wrong)
+
+
 def test_half_precision_logits_are_read_in_float32_and_no_kl_is_negative():
     logits = random(4, 16, 500, dtype=torch.bfloat16)
     ref_logits = (logits.float() + random(4, 16, 500, seed=1, spread=1e-3)).to(torch.bfloat16)
     tokens = torch.zeros(4, 16, dtype=torch.long)
     stats = token_stats(logits, ref_logits, tokens)
-    assert all(field.dtype == torch.float32 for field in stats)
+    assert all(field.dtype == torch.float32 for field in stats[:4])
     assert (stats.kl >= 0).all()
     assert np.allclose(stats.kl.numpy(), plain(logits, ref_logits, tokens)[2], rtol=1e-3, atol=1e-9)
     naive = (logits.softmax(-1) * (logits.log_softmax(-1) - ref_logits.log_softmax(-1))).sum(-1)
@@ -76,7 +94,7 @@ def test_tokens_that_both_models_exclude_contribute_nothing():
         values[..., 4:] = -torch.inf
     leaf = logits.requires_grad_()
     stats = token_stats(leaf, ref_logits, tokens)
-    for field, expected in zip(stats, kept, strict=True):
+    for field, expected in zip(stats[:4], kept[:4], strict=True):
         assert torch.allclose(field, expected)
     (gradient,) = torch.autograd.grad(stats.kl.sum() + stats.entropy.sum(), leaf)
     assert gradient.isfinite().all()
@@ -103,7 +121,7 @@ def test_log_ratios_of_ninety_stay_finite(gap):
     leaf = logits.requires_grad_()
     stats = token_stats(leaf, torch.zeros(1, 1, 3), torch.tensor([[0]]))
     expected = plain(logits.detach(), torch.zeros(1, 1, 3), torch.tensor([[0]]))
-    assert [field.item() for field in stats] == pytest.approx(
+    assert [field.item() for field in stats[:4]] == pytest.approx(
         [float(e[0, 0]) for e in expected], rel=1e-5, abs=1e-6
     )
     mask = torch.ones(1, 1, dtype=torch.bool)
@@ -117,7 +135,7 @@ def test_a_large_vocabulary():
     logits, ref_logits = random(1, 2, 152_064), random(1, 2, 152_064, seed=1)
     tokens = torch.tensor([[0, 152_063]])
     for field, expected in zip(
-        token_stats(logits, ref_logits, tokens), plain(logits, ref_logits, tokens), strict=True
+        token_stats(logits, ref_logits, tokens)[:4], plain(logits, ref_logits, tokens), strict=True
     ):
         assert np.allclose(field.numpy(), expected, rtol=1e-5)
 

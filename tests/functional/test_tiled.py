@@ -55,12 +55,15 @@ def capped(logits: Tensor, softcap: float | None) -> Tensor:
     return logits if softcap is None else softcap * (logits / softcap).tanh()
 
 
-def plain_stats(case: Case, leaves, temperature=1.0, softcap=None, ref_softcap=None) -> TokenStats:
+def plain_stats(
+    case: Case, leaves, temperature=1.0, softcap=None, ref_softcap=None, token_values=None
+) -> TokenStats:
     """The same by definition: whole logits, `token_stats`, autograd."""
     hidden, weight, bias = leaves
     logits = hidden @ weight.T if bias is None else hidden @ weight.T + bias
     ref_logits = case.ref_hidden @ case.ref_weight.T + (0 if case.ref_bias is None else case.ref_bias)
-    return token_stats(capped(logits, softcap), capped(ref_logits, ref_softcap), case.tokens, temperature)
+    both = capped(logits, softcap), capped(ref_logits, ref_softcap)
+    return token_stats(*both, case.tokens, temperature, token_values)
 
 
 def tiled_stats(case: Case, leaves, **options) -> TokenStats:
@@ -94,12 +97,20 @@ def tiled_loss(case: Case, leaves, mask, score_weights, kl_weights, **options):
     )
 
 
+def present(stats: TokenStats) -> list[Tensor]:
+    return [field for field in stats if field is not None]
+
+
+def token_values(case: Case) -> Tensor:
+    return torch.linspace(-1, 2, len(case.weight), dtype=case.weight.dtype).square()
+
+
 def gradients(loss: Tensor, leaves) -> list[Tensor]:
     return list(torch.autograd.grad(loss, [leaf for leaf in leaves if leaf is not None]))
 
 
 def assert_close(got, expected, tolerance=1e-12) -> None:
-    got, expected = list(got), list(expected)
+    got, expected = present(got), present(expected)
     assert len(got) == len(expected)
     for left, right in zip(got, expected, strict=True):
         assert left.shape == right.shape
@@ -119,6 +130,8 @@ READINGS = {
     "policy_capped": {"logit_softcap": 1.5},
     "small_tiles": {"tile_size": 4},
     "one_row": {"tile_size": 1},
+    "token_values": {"token_values": token_values(make_case()), "tile_size": 4},
+    "token_values_capped": {"token_values": token_values(make_case()), "logit_softcap": 1.5},
 }
 
 
@@ -136,7 +149,7 @@ def test_statistics_and_gradients_are_those_of_whole_logits(reading, biased):
         case, leaves = case._replace(ref_bias=None), (*leaves[:2], None)
     got, expected = tiled_stats(case, leaves, **options), plain_stats(case, leaves, **plain_options(options))
     assert_close(got, expected)
-    for fields in ([0], [2], [3], [0, 2, 3]):
+    for fields in ([0], [2], [3], [0, 2, 3], *([[5], [0, 2, 3, 5]] if got.value is not None else [])):
         weights = [weights_like(case.tokens, seed) for seed in fields]
         losses = [
             sum((weight * stats[field]).sum() for field, weight in zip(fields, weights, strict=True))
@@ -171,10 +184,14 @@ def test_loss_is_the_composition_of_token_stats_and_autograd(reading, ratio):
     else:
         score_loss = (score_weights * score)[mask].sum()
     expected_loss = (score_loss + (kl_weights * expected.kl)[mask].sum()) / 3
+    if "token_values" in options:
+        options["value_weights"] = weights_like(case.tokens, 4)
+        value_loss = (options["value_weights"] * expected.expected_value)[mask].sum() / 3
+        expected_loss = expected_loss + value_loss
     loss, stats = tiled_loss(case, leaves, mask, score_weights, kl_weights, **options)
     assert_close([loss], [expected_loss])
     assert_close(stats, expected.masked(mask))
-    assert not any(field.requires_grad for field in stats)
+    assert not any(field.requires_grad for field in present(stats))
     assert_close(gradients(loss, leaves), gradients(expected_loss, leaves))
 
 
@@ -182,8 +199,9 @@ def test_gradients_pass_gradcheck():
     case = make_case(batch=2, length=2, size=3, vocabulary=9)
 
     def statistics(hidden, weight, bias):
-        stats = tiled_stats(case, (hidden, weight, bias), temperature=0.8, logit_softcap=4.0, tile_size=3)
-        return stats.logprobs, stats.kl, stats.entropy
+        options = {"temperature": 0.8, "logit_softcap": 4.0, "tile_size": 3}
+        stats = tiled_stats(case, (hidden, weight, bias), **options, token_values=token_values(case))
+        return stats.logprobs, stats.kl, stats.entropy, stats.expected_value
 
     assert torch.autograd.gradcheck(statistics, case.leaves())
 
@@ -192,10 +210,11 @@ def test_gradients_pass_gradcheck():
 def test_positions_outside_the_mask_influence_nothing(junk):
     case = make_case()
     mask = torch.arange(5) < torch.tensor([[5], [1], [3]])
-    weights = [weights_like(case.tokens, seed) for seed in (1, 2, 3)]
+    weights = [weights_like(case.tokens, seed) for seed in (1, 2, 3, 4)]
+    values = token_values(case)
     results = []
     for spoil in (False, True):
-        these, (score_weights, kl_weights, behaviour) = case, weights
+        these, (score_weights, kl_weights, behaviour, value_weights) = case, weights
         if spoil:
             outside = ~mask
             these = case._replace(
@@ -203,7 +222,9 @@ def test_positions_outside_the_mask_influence_nothing(junk):
                 ref_hidden=case.ref_hidden.masked_fill(outside[..., None], junk),
                 tokens=case.tokens.masked_fill(outside, -100),
             )
-            score_weights, kl_weights, behaviour = (w.masked_fill(outside, junk) for w in weights)
+            score_weights, kl_weights, behaviour, value_weights = (
+                w.masked_fill(outside, junk) for w in weights
+            )
         leaves = these.leaves()
         loss, stats = tiled_loss(
             these,
@@ -213,11 +234,15 @@ def test_positions_outside_the_mask_influence_nothing(junk):
             kl_weights,
             behaviour_logprobs=behaviour,
             clip_range=0.2,
+            token_values=values,
+            value_weights=value_weights,
         )
-        general = tiled_stats(these, leaves, mask=mask)
-        total = sum(field.sum() for field in general)
-        results.append([loss, *stats, *gradients(loss, leaves), *general, *gradients(total, leaves)])
-        assert (results[-1][5][~mask] == 0).all()
+        general = tiled_stats(these, leaves, mask=mask, token_values=values)
+        total = sum(field.sum() for field in present(general))
+        results.append(
+            [loss, *present(stats), *gradients(loss, leaves), *present(general), *gradients(total, leaves)]
+        )
+        assert all((field[~mask] == 0).all() for field in stats)
     for clean, spoilt in zip(*results, strict=True):
         assert torch.equal(clean, spoilt)
 
@@ -227,11 +252,11 @@ def test_an_all_masked_batch_has_zero_loss_and_zero_gradients():
     leaves = case.leaves()
     nothing = torch.zeros_like(case.tokens, dtype=torch.bool)
     loss, stats = tiled_loss(case, leaves, nothing, weights_like(case.tokens), weights_like(case.tokens))
-    total = sum(field.sum() for field in tiled_stats(case, leaves, mask=nothing))
+    total = sum(field.sum() for field in present(tiled_stats(case, leaves, mask=nothing)))
     for value in (loss, total):
         assert value == 0
         assert all((gradient == 0).all() for gradient in gradients(value, leaves))
-    assert all((field == 0).all() for field in stats)
+    assert all((field == 0).all() for field in present(stats))
 
 
 def test_one_token_completions():
@@ -356,7 +381,7 @@ def test_half_precision_weights_are_read_in_float32():
         (stats, gradients(loss, leaves)),
         (general, gradients((weights.float() * (general.logprobs + general.kl)).sum() / 4, leaves)),
     ):
-        assert all(field.dtype == torch.float32 for field in got)
+        assert all(field.dtype == torch.float32 for field in present(got))
         assert_close(got, exact, 2e-5)
         for gradient, true in zip(result, expected, strict=True):
             assert gradient.dtype == torch.bfloat16
@@ -375,7 +400,13 @@ def test_autocast_does_not_reach_the_products():
             loss, stats = tiled_loss(case, leaves, mask, weights, weights)
             general = tiled_stats(case, leaves)
             results.append(
-                [loss, *stats, *gradients(loss, leaves), *general, *gradients(general.kl.sum(), leaves)]
+                [
+                    loss,
+                    *present(stats),
+                    *gradients(loss, leaves),
+                    *present(general),
+                    *gradients(general.kl.sum(), leaves),
+                ]
             )
     for left, right in zip(*results, strict=True):
         assert torch.equal(left, right)
@@ -385,11 +416,13 @@ def test_a_vocabulary_of_152_thousand(monkeypatch):
     monkeypatch.undo()
     case = make_case(batch=1, length=3, size=2, vocabulary=151_936, dtype=torch.float32)
     leaves, exact_leaves = case.leaves(), tuple(leaf.detach().double().requires_grad_() for leaf in case[:3])
-    exact = plain_stats(Case(*map(in_double, case)), exact_leaves)
+    exact = plain_stats(Case(*map(in_double, case)), exact_leaves, token_values=token_values(case).double())
     mask, weights = torch.ones(1, 3, dtype=torch.bool), weights_like(case.tokens)
-    loss, stats = tiled_loss(case, leaves, mask, weights, weights)
+    valued = {"token_values": token_values(case), "value_weights": weights}
+    loss, stats = tiled_loss(case, leaves, mask, weights, weights, **valued)
     assert_close(stats, exact, 1e-5)
-    expected = gradients((weights * (exact.logprobs + exact.kl)).sum(), exact_leaves)
+    total = (weights * (exact.logprobs + exact.kl + exact.expected_value)).sum()
+    expected = gradients(total, exact_leaves)
     assert_close(gradients(loss, leaves), expected, 1e-5)
 
 
@@ -435,15 +468,27 @@ def test_nothing_as_large_as_the_logits_is_ever_made(operation, monkeypatch):
     largest = {}
     for tile_size in (4, 64):
         with Recorder() as record:
+            options = {"token_values": token_values(case), "tile_size": tile_size}
             if operation == "stats":
-                sum(field.sum() for field in tiled_stats(case, leaves, tile_size=tile_size)).backward()
+                total = sum(field.sum() for field in present(tiled_stats(case, leaves, **options)))
             else:
-                tiled_loss(case, leaves, mask, weights, weights, tile_size=tile_size)[0].backward()
+                total, _ = tiled_loss(case, leaves, mask, weights, weights, value_weights=weights, **options)
+            total.backward()
         largest[tile_size] = record.largest
     if operation == "stats":
-        assert largest == {64: 64 * 64, 4: 64 * 6 * 7}  # a block; sums of 7 blocks
+        assert largest == {64: 64 * 64, 4: 64 * 7 * 7}  # a block; sums of 7 blocks
     else:
         assert largest == {64: 64 * 401, 4: 4 * 401}  # a tile
+
+
+def test_token_values_and_their_weights_come_together():
+    case = make_case()
+    weights = weights_like(case.tokens)
+    for options in ({"token_values": token_values(case)}, {"value_weights": weights}):
+        with pytest.raises(ConfigurationError, match="value_weights: must be given together with"):
+            tiled_loss(case, case.leaves(), case.tokens >= 0, weights, weights, **options)
+    with pytest.raises(ConfigurationError, match=r"token_values: must have shape \[23\], got \[22\]"):
+        tiled_stats(case, case.leaves(), token_values=token_values(case)[1:])
 
 
 def test_matrix_products_made():
@@ -551,10 +596,13 @@ def test_passes_over_a_few_rows_at_a_time_give_the_same(monkeypatch):
     results = []
     for cached in (2**20, 3 * len(case.weight)):  # whole tiles; three rows
         monkeypatch.setattr(blocks, "_CACHED", cached)
-        loss, stats = tiled_loss(case, leaves, mask, weights, weights)
-        general = tiled_stats(case, leaves)
-        total = (weights * (general.logprobs + general.kl + general.entropy)).sum()
-        results.append([loss, *stats, *gradients(loss, leaves), *general, *gradients(total, leaves)])
+        valued = {"token_values": token_values(case)}
+        loss, stats = tiled_loss(case, leaves, mask, weights, weights, **valued, value_weights=weights)
+        general = tiled_stats(case, leaves, **valued)
+        total = (weights * (general.logprobs + general.kl + general.entropy + general.expected_value)).sum()
+        results.append(
+            [loss, *present(stats), *gradients(loss, leaves), *present(general), *gradients(total, leaves)]
+        )
     assert_close(*results)
 
 
@@ -569,10 +617,22 @@ def test_compiled_blocks_give_the_same(monkeypatch):
         monkeypatch.setenv("LIT_KLRB_COMPILE", setting)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # inductor's own
-            loss, stats = tiled_loss(case, leaves, mask, weights, weights, tile_size=4)
-            general = tiled_stats(case, leaves, temperature=0.7)
-            total = (weights * (general.logprobs + general.kl + general.entropy)).sum()
-            results.append([loss, *stats, *gradients(loss, leaves), *general, *gradients(total, leaves)])
+            valued = {"token_values": token_values(case)}
+            options = {**valued, "value_weights": weights, "tile_size": 4}
+            loss, stats = tiled_loss(case, leaves, mask, weights, weights, **options)
+            general = tiled_stats(case, leaves, temperature=0.7, **valued)
+            total = (
+                weights * (general.logprobs + general.kl + general.entropy + general.expected_value)
+            ).sum()
+            results.append(
+                [
+                    loss,
+                    *present(stats),
+                    *gradients(loss, leaves),
+                    *present(general),
+                    *gradients(total, leaves),
+                ]
+            )
     assert_close(*results)
 
 
@@ -595,7 +655,7 @@ def test_calls_that_share_their_memory_do_not_disturb_each_other(monkeypatch):
             ref_bias=case[5],
         )
         loss.backward()
-        return [*stats, *(leaf.grad for leaf in leaves)]
+        return [*present(stats), *(leaf.grad for leaf in leaves)]
 
     with torch.inference_mode():
         tiled_token_stats(*large[:2], *large[3:5], large.tokens)

@@ -78,22 +78,24 @@ def test_statistics_and_gradients_equal_those_of_the_logits(kind, rollout):
         gradient = torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
         results.append((masked, gradient))
     (ours, gradient), (plain, expected) = results
-    for name, field in ours._asdict().items():
-        assert torch.allclose(field, getattr(plain, name), atol=1e-4), name
+    for name in ("logprobs", "ref_logprobs", "kl", "entropy"):
+        assert torch.allclose(getattr(ours, name), getattr(plain, name), atol=1e-4), name
     assert torch.allclose(gradient, expected, atol=1e-3 * expected.abs().max().item())
     assert ours.kl.max() > 0.1
 
 
+@pytest.mark.parametrize("valued", [False, True])
 @pytest.mark.parametrize("clip_range", [None, 0.2])
 @pytest.mark.parametrize("kind", ["gpt2", "granite"])
-def test_the_loss_with_known_weights_is_that_of_the_statistics(kind, rollout, clip_range):
+def test_the_loss_with_known_weights_is_that_of_the_statistics(kind, rollout, clip_range, valued):
     policy = make(kind, 0)
     scorer = Scorer(policy, make(kind, 1), temperature=1.0)
     states = scorer.reference_states(rollout)
     generator = torch.Generator().manual_seed(1)
     score, kl, noise = (torch.randn(4, 5, generator=generator) for _ in range(3))
-    weights = LossWeights(score * rollout.mask, kl * rollout.mask)
-    stats = scorer.stats(rollout, states)
+    weights = LossWeights(score * rollout.mask, kl * rollout.mask, score * kl if valued else None)
+    values = torch.linspace(-1, 1, 50) if valued else None
+    stats = scorer.stats(rollout, states, values)
     behaviour = (stats.logprobs + 0.3 * noise).detach()
     masked = stats.masked(rollout.mask)
     if clip_range is None:
@@ -102,7 +104,9 @@ def test_the_loss_with_known_weights_is_that_of_the_statistics(kind, rollout, cl
         ratio = torch.where(rollout.mask, masked.logprobs - behaviour, 0).exp()
         score_part = torch.maximum(weights.score * ratio, weights.score * ratio.clamp(0.8, 1.2))
     expected = (score_part + weights.kl * masked.kl).sum() / 4
-    loss = scorer.loss(rollout, states, weights, behaviour, clip_range)
+    if valued:
+        expected = expected + (weights.value * masked.expected_value).sum() / 4
+    loss = scorer.loss(rollout, states, weights, behaviour, clip_range, values)
     assert loss.item() == pytest.approx(expected.item(), abs=1e-4)
     parameters = [p for p in policy.parameters() if p.requires_grad]
     ours, plain = (torch.autograd.grad(value, parameters, allow_unused=True) for value in (loss, expected))

@@ -73,33 +73,46 @@ def block_sums(logits: Tensor, ref_logits: Tensor, masses: Tensor) -> Tensor:
     return torch.stack([top[:, 0], ref_top[:, 0], mass, ref_mass, cross, spread], 1)
 
 
-def block_gradient(products: Tensor, masses: Tensor, coefficients: Tensor) -> None:
-    """Overwrite the products exp(v) (w - v) with the gradient exp(v) (a + b (w - v)).
+def block_gradient(
+    products: Tensor, masses: Tensor, coefficients: Tensor, values: Tensor | None = None
+) -> None:
+    """Overwrite the products exp(v) (w - v) with the gradient exp(v) (a + b (w - v) + c x).
 
     Args:
         products: exp(v) (w - v), [N, block].
         masses: exp(v), [N, block].
-        coefficients: a and b, [N, 2].
+        coefficients: a and b, and c where there are token values, [N, 2] or [N, 3].
+        values: Token values x, [N, block].
     """
-    constant, slope = coefficients.unsqueeze(-1).unbind(1)
+    constant, slope, *by_value = coefficients.unsqueeze(-1).unbind(1)
+    if values is not None:
+        constant = torch.addcmul(constant, by_value[0], values)
     products.mul_(slope).addcmul_(masses, constant)
 
 
 def block_recomputed_gradient(
-    logits: Tensor, ref_logits: Tensor, masses: Tensor, normalisers: Tensor, coefficients: Tensor
+    logits: Tensor,
+    ref_logits: Tensor,
+    masses: Tensor,
+    normalisers: Tensor,
+    coefficients: Tensor,
+    values: Tensor | None = None,
 ) -> None:
-    """Overwrite the reference's logits with the gradient p (a + b (log q - log p) + c log p).
+    """Overwrite the reference's logits with the gradient p (a + b (log q - log p) + c log p + d x).
 
     Args:
         logits: Policy, [N, block]; p is their softmax. Overwritten with nothing of use.
         ref_logits: Reference, [N, block]; q is their softmax.
         masses: Overwritten with p, [N, block].
         normalisers: Of policy and reference, [N, 2].
-        coefficients: a, b and c, [N, 3].
+        coefficients: a, b and c, and d where there are token values, [N, 3] or [N, 4].
+        values: Token values x, [N, block].
     """
     logits = _scratch(logits)
     normaliser, ref_normaliser = normalisers.unsqueeze(-1).unbind(1)
-    constant, slope, surprise = coefficients.unsqueeze(-1).unbind(1)
+    constant, slope, surprise, *by_value = coefficients.unsqueeze(-1).unbind(1)
+    if values is not None:
+        constant = torch.addcmul(constant, by_value[0], values)
     _exponentiate(logits.sub_(normaliser), ref_logits.sub_(ref_normaliser), masses)
     finite_(ref_logits).mul_(slope).addcmul_(logits, surprise)
     ref_logits.add_(constant).mul_(masses)
@@ -204,15 +217,17 @@ class RowStats(NamedTuple):
     ref_normaliser: Tensor
     kl: Tensor
     entropy: Tensor
+    expected_value: Tensor | None
 
     @staticmethod
     def of(sums: Tensor) -> "RowStats":
-        """Combine what `block_sums` returned for every block, stacked, [blocks, N, 6]."""
-        top, ref_top, mass, ref_mass, cross, spread = sums.double().unbind(2)
+        """Combine what `Problem.sums` returned for every block, stacked, [blocks, N, 6 or 7]."""
+        top, ref_top, mass, ref_mass, cross, spread, *valued = sums.double().unbind(2)
         normaliser = (top + mass.log()).logsumexp(0)
         ref_normaliser = (ref_top + ref_mass.log()).logsumexp(0)
         share = (top - normaliser).exp()
         log_ratio = (share * (mass * (top - ref_top) - cross)).sum(0)
         kl = log_ratio - (normaliser - ref_normaliser)
         entropy = normaliser - (share * (mass * top + spread)).sum(0)
-        return RowStats(normaliser, ref_normaliser, kl.clamp_(min=0), entropy.clamp_(min=0))
+        expected_value = (share * valued[0]).sum(0) if valued else None
+        return RowStats(normaliser, ref_normaliser, kl.clamp_(min=0), entropy.clamp_(min=0), expected_value)

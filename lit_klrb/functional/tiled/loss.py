@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional.logprobs import TokenStats
 from lit_klrb.functional.surrogate import clipped_loss, weighted_loss
-from lit_klrb.functional.tiled.blocks import Buffers, RowStats, block_gradient, block_sums, finite_, fused
+from lit_klrb.functional.tiled.blocks import Buffers, RowStats, block_gradient, finite_, fused
 from lit_klrb.functional.tiled.head import HeadGradients
 from lit_klrb.functional.tiled.problem import (
     Pair,
@@ -41,11 +41,15 @@ def tiled_policy_loss(
     clip_range: float | None = None,
     logit_softcap: float | None = None,
     ref_logit_softcap: float | None = None,
+    token_values: Tensor | None = None,
+    value_weights: Tensor | None = None,
 ) -> tuple[Tensor, TokenStats]:
     """Sum over masked tokens of `score_weights · s + kl_weights · kl`, divided by B.
 
+    With token values the sum has a third term, `value_weights · expected_value`.
+
     s is the log-probability or, given those of the behaviour policy, the ratio to it, clipped in PPO's way
-    within `clip_range`. Both weights are constants: that is what allows the gradients of hidden states,
+    within `clip_range`. All weights are constants: that is what allows the gradients of hidden states,
     weight and bias to be formed a tile at a time in the forward pass, with four matrix products and without
     ever holding [B, T, V] logits. A backward pass scales and hands them over, so there can be only one.
 
@@ -67,14 +71,18 @@ def tiled_policy_loss(
         clip_range: Half-width of the range of the ratio around 1, see `clipped_loss`.
         logit_softcap: Soft cap of the policy's logits.
         ref_logit_softcap: Soft cap of the reference's logits.
+        token_values: A value a(v) of every token, in units of reward, shape [V]; a constant.
+        value_weights: Weights of the expected token value sum_v p(v) a(v), shape [B, T].
 
     Returns:
-        The loss, a scalar, and all four statistics, detached, [B, T], 0 outside the mask. Where the policy
-        gives mass to a token that the reference excludes the KL is +inf: a warning names that token.
+        The loss, a scalar, and all statistics, detached, [B, T], 0 outside the mask; those of the token
+        values only if these are given. Where the policy gives mass to a token that the reference excludes the
+        KL is +inf: a warning names that token.
 
     Raises:
         ConfigurationError: If the shapes do not fit, if temperature, tile size, clip range or a soft cap is
-            not positive, or if there is a clip range but no behaviour policy.
+            not positive, if there is a clip range but no behaviour policy, or if only one of token values and
+            their weights is given.
 
     Example:
         >>> hidden, tokens, ones = torch.ones(1, 1, 1), torch.tensor([[0]]), torch.ones(1, 1)
@@ -88,6 +96,7 @@ def tiled_policy_loss(
     positions = {
         "score_weights": score_weights,
         "kl_weights": kl_weights,
+        "value_weights": value_weights,
         "behaviour_logprobs": behaviour_logprobs,
     }
     for name, values in positions.items():
@@ -95,13 +104,16 @@ def tiled_policy_loss(
     check_positive(clip_range=clip_range)
     if clip_range is not None and behaviour_logprobs is None:
         raise ConfigurationError(f"clip_range is {clip_range}; None expected without behaviour_logprobs")
+    if (token_values is None) != (value_weights is None):
+        raise ConfigurationError("must be given together with token_values", key="value_weights")
     policy = Pair(hidden, weight, bias, logit_softcap)
     reference = Pair(ref_hidden, ref_weight, ref_bias, ref_logit_softcap)
-    problem = Problem.of(policy, reference, tokens, mask, temperature, tile_size)
+    problem = Problem.of(policy, reference, tokens, mask, temperature, tile_size, token_values)
     behaviour = None if behaviour_logprobs is None else rows_of(behaviour_logprobs, mask)
     objective = _Objective(
         rows_of(score_weights.detach(), mask) / len(tokens),
         rows_of(kl_weights.detach(), mask) / len(tokens),
+        None if value_weights is None else rows_of(value_weights.detach(), mask) / len(tokens),
         behaviour,
         math.inf if clip_range is None else clip_range,
     )
@@ -118,6 +130,7 @@ class _Objective(NamedTuple):
 
     score_weights: Tensor
     kl_weights: Tensor
+    value_weights: Tensor | None
     behaviour_logprobs: Tensor | None
     clip_range: float
 
@@ -173,34 +186,44 @@ def _tile(
     problem: Problem, objective: _Objective, rows: slice, gradients: HeadGradients, buffers: Buffers
 ) -> tuple[Tensor, ...]:
     """Loss and statistics of a tile, whose logits are made once, used in both directions and dropped."""
-    sums_of = fused(block_sums, problem.inputs.device)
     blocks = problem.policy.blocks()
-    block_stats = torch.stack([sums_of(*problem.logits(rows, block, buffers)) for block in blocks])
+    block_stats = torch.stack([problem.sums(rows, block, buffers) for block in blocks])
     stats = RowStats.of(block_stats)
     fields = problem.fields(stats, rows)
     loss, score = objective.score(fields[0], rows)
     kl_weights = objective.kl_weights[rows].to(score.dtype)
+    loss = loss + weighted(kl_weights, fields[2]).sum()
+    value_weights = None
+    if objective.value_weights is not None:
+        value_weights = objective.value_weights[rows].to(score.dtype)
+        loss = loss + (value_weights * fields[5]).sum()
     if gradients.wanted:
         if bool((stats.kl == torch.inf).any()):
             for block in blocks:
                 finite_(buffers.block(len(score), block)[1])
-        coefficients = _coefficients(block_stats, stats, score, kl_weights)
+        coefficients = _coefficients(block_stats, stats, score, kl_weights, value_weights)
         _add_gradients(problem, block_stats[..., 0], coefficients, gradients, rows, buffers)
         gradients.add_tokens(score, problem.tokens[rows], rows)
-    return loss + weighted(kl_weights, fields[2]).sum(), *fields
+    return loss, *fields
 
 
-def _coefficients(block_stats: Tensor, stats: RowStats, score: Tensor, kl_weights: Tensor) -> Tensor:
-    """What `block_gradient` takes for every block, [blocks, N, 2].
+def _coefficients(
+    block_stats: Tensor, stats: RowStats, score: Tensor, kl_weights: Tensor, value_weights: Tensor | None
+) -> Tensor:
+    """What `block_gradient` takes for every block, [blocks, N, 2], or 3 with token values a.
 
-    The gradient of the logits but for the sampled token's own, kl_weight p (log p - log q - KL) - score p, in
-    terms of what `block_sums` left: p = factor exp(v), log p - log q = shift - (w - v).
+    The gradient of the logits but for the sampled token's own is, with E the expected value,
+    kl_weight p (log p - log q - KL) + value_weight p (a - E) - score p, here in terms of what `block_sums`
+    left: p = factor exp(v), log p - log q = shift - (w - v).
     """
     log_factor = block_stats[..., 0] - stats.normaliser
     shift = log_factor - (block_stats[..., 1] - stats.ref_normaliser)
     constant = kl_weights * shift - weighted(kl_weights, stats.kl) - score
-    factor = log_factor.exp()
-    return torch.stack([factor * constant, -factor * kl_weights], -1).to(block_stats.dtype)
+    factor, by_value = log_factor.exp(), []
+    if value_weights is not None and stats.expected_value is not None:
+        constant = constant - value_weights * stats.expected_value
+        by_value = [factor * value_weights]
+    return torch.stack([factor * constant, -factor * kl_weights, *by_value], -1).to(block_stats.dtype)
 
 
 def _add_gradients(
@@ -216,7 +239,7 @@ def _add_gradients(
     gradient_of = fused(block_gradient, tops.device)
     for index, block in enumerate(policy.blocks()):
         _, gradient, masses = buffers.block(rows.stop - rows.start, block)
-        gradient_of(gradient, masses, coefficients[index])
+        gradient_of(gradient, masses, coefficients[index], *problem.values_of(rows, block))
         if policy.cap is not None:
             logits = masses.log_().add_(tops[index].unsqueeze(1)).clamp_(min=-policy.cap)
             gradient = policy.through_cap(gradient, logits)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.functional.logprobs import warn_infinite_kl
-from lit_klrb.functional.tiled.blocks import Buffers, RowStats
+from lit_klrb.functional.logprobs import check_token_values, warn_infinite_kl
+from lit_klrb.functional.tiled.blocks import Buffers, RowStats, block_sums, fused
 from lit_klrb.functional.tiled.head import Head
 
 # Fewer rows make the products with the head's 154 MB (GPT-2) slower, more only take memory.
@@ -33,6 +33,7 @@ class Problem(NamedTuple):
     ref_inputs: Tensor
     tokens: Tensor
     tile_size: int
+    token_values: Tensor | None
 
     @staticmethod
     def of(
@@ -42,6 +43,7 @@ class Problem(NamedTuple):
         mask: Tensor | None,
         temperature: float,
         tile_size: int | None,
+        token_values: Tensor | None,
     ) -> "Problem":
         """The problem that an operation's arguments pose, checked.
 
@@ -50,6 +52,7 @@ class Problem(NamedTuple):
         """
         check_positive(temperature=temperature, tile_size=tile_size)
         check_shape("mask", mask, tuple(tokens.shape))
+        check_token_values(token_values, len(policy.weight))
         for prefix, pair in (("", policy), ("ref_", reference)):
             check_positive(**{f"{prefix}logit_softcap": pair.softcap})
             check_shape(f"{prefix}hidden", pair.hidden, (*tokens.shape, pair.weight.shape[-1]))
@@ -58,7 +61,9 @@ class Problem(NamedTuple):
         head, ref_head = (Head.of(p.weight, p.bias, temperature, p.softcap) for p in (policy, reference))
         inputs = head.inputs(rows_of(policy.hidden, mask))
         ref_inputs = ref_head.inputs(rows_of(reference.hidden, mask)).to(inputs.dtype)
-        return Problem(head, ref_head, inputs, ref_inputs, rows_of(tokens, mask), tile_size or _TILE_SIZE)
+        values = None if token_values is None else token_values.detach().to(inputs)
+        rows = rows_of(tokens, mask)
+        return Problem(head, ref_head, inputs, ref_inputs, rows, tile_size or _TILE_SIZE, values)
 
     def tiles(self) -> Iterator[slice]:
         """The rows, a tile at a time; one empty tile if there are none."""
@@ -82,12 +87,32 @@ class Problem(NamedTuple):
             head.logits(inputs[rows], buffers.precise(head.weight[block]), block, out)
         return logits, ref_logits, masses
 
-    def fields(self, stats: RowStats, rows: slice) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def sums(self, rows: slice, block: slice, buffers: Buffers) -> Tensor:
+        """What `block_sums` leaves and returns for a tile and a block; with token values [rows, 7].
+
+        The seventh sum is that of exp(v) a(v), a the token values.
+        """
+        logits, ref_logits, masses = self.logits(rows, block, buffers)
+        sums = fused(block_sums, self.inputs.device)(logits, ref_logits, masses)
+        if self.token_values is None:
+            return sums
+        return torch.cat([sums, (masses @ self.token_values[block]).unsqueeze(1)], 1)
+
+    def values_of(self, rows: slice, block: slice) -> list[Tensor]:
+        """The token values as the gradient's body takes them, [rows, block] in no memory of their own."""
+        if self.token_values is None:
+            return []
+        return [self.token_values[block].expand(rows.stop - rows.start, -1)]
+
+    def fields(self, stats: RowStats, rows: slice) -> tuple[Tensor, ...]:
         """The fields of `TokenStats` for a tile, [rows], in the precision of the inputs."""
         tokens, dtype = self.tokens[rows], self.inputs.dtype
         logprobs = self.policy.token_logits(self.inputs[rows], tokens) - stats.normaliser
         ref_logprobs = self.reference.token_logits(self.ref_inputs[rows], tokens) - stats.ref_normaliser
-        return logprobs.to(dtype), ref_logprobs.to(dtype), stats.kl.to(dtype), stats.entropy.to(dtype)
+        fields = [logprobs, ref_logprobs, stats.kl, stats.entropy]
+        if self.token_values is not None and stats.expected_value is not None:
+            fields += [self.token_values[tokens], stats.expected_value]
+        return tuple(field.to(dtype) for field in fields)
 
     def warn_infinite(self, kl: Tensor) -> None:
         """If a row's KL is infinite, name a token that the policy gives mass to and the reference none."""

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lit_klrb.functional.logprobs import TokenStats
-from lit_klrb.functional.tiled.blocks import RowStats, block_recomputed_gradient, block_sums, fused
+from lit_klrb.functional.tiled.blocks import RowStats, block_recomputed_gradient, fused
 from lit_klrb.functional.tiled.head import HeadGradients
 from lit_klrb.functional.tiled.problem import Pair, Problem, positions_of, rows_of, weighted
 
@@ -26,6 +26,7 @@ def tiled_token_stats(
     mask: Tensor | None = None,
     logit_softcap: float | None = None,
     ref_logit_softcap: float | None = None,
+    token_values: Tensor | None = None,
 ) -> TokenStats:
     """`token_stats` of logits that are never held: the same numbers and gradients from hidden states.
 
@@ -48,10 +49,11 @@ def tiled_token_stats(
             whatever it holds, and is 0 in the result. None computes everything.
         logit_softcap: Soft cap of the policy's logits.
         ref_logit_softcap: Soft cap of the reference's logits.
+        token_values: A value a(v) of every token, in units of reward, shape [V]; a constant.
 
     Returns:
-        All four fields, shape [B, T]. Where the policy gives mass to a token that the reference excludes the
-        KL is +inf: a warning names that token.
+        All fields, shape [B, T], those of the token values only if these are given. Where the policy gives
+        mass to a token that the reference excludes the KL is +inf: a warning names that token.
 
     Raises:
         ConfigurationError: If the shapes do not fit, or temperature, tile size or a soft cap is not positive.
@@ -59,12 +61,13 @@ def tiled_token_stats(
     Example:
         >>> hidden, tokens = torch.ones(1, 1, 1), torch.tensor([[0]])
         >>> coin, fair = torch.tensor([[0.7], [0.3]]).log(), torch.tensor([[0.5], [0.5]]).log()
-        >>> [round(field.item(), 4) for field in tiled_token_stats(hidden, coin, hidden, fair, tokens)]
+        >>> stats = tiled_token_stats(hidden, coin, hidden, fair, tokens)
+        >>> [round(field.item(), 4) for field in stats[:4]]
         [-0.3567, -0.6931, 0.0823, 0.6109]
     """
     policy = Pair(hidden, weight, bias, logit_softcap)
     reference = Pair(ref_hidden, ref_weight, ref_bias, ref_logit_softcap)
-    problem = Problem.of(policy, reference, tokens, mask, temperature, tile_size)
+    problem = Problem.of(policy, reference, tokens, mask, temperature, tile_size, token_values)
     fields = _TiledTokenStats.apply(  # type: ignore[no-untyped-call]
         rows_of(hidden, mask), weight, bias, problem
     )
@@ -82,53 +85,55 @@ class _TiledTokenStats(torch.autograd.Function):
         problem.warn_infinite(stats.kl)
         ctx.save_for_backward(hidden, weight, bias)  # so that backward refuses tensors changed since
         ctx.problem, ctx.stats = problem, stats
-        ctx.mark_non_differentiable(fields[1])
+        ctx.mark_non_differentiable(*fields[1:5:3])  # the reference's log-probability, the token's value
         return fields
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         hidden, *_ = ctx.saved_tensors
-        score, _, kl, entropy = upstream
+        score, _, kl, entropy, *valued = upstream
         with torch.autocast(hidden.device.type, enabled=False):
-            gradients = _backward(ctx.problem, ctx.stats, (score, kl, entropy), ctx.needs_input_grad[:3])
+            upstream = score, kl, entropy, *valued[1:]
+            gradients = _backward(ctx.problem, ctx.stats, upstream, ctx.needs_input_grad[:3])
         return *gradients.finish(hidden.dtype), None
 
 
 def _row_stats(problem: Problem) -> RowStats:
     """One sweep over the heads: each block of columns serves all tiles of rows."""
-    sums_of = fused(block_sums, problem.inputs.device)
     buffers, sums = problem.buffers(keep=False), []
     for block in problem.policy.blocks():
-        tiles = [sums_of(*problem.logits(rows, block, buffers)) for rows in problem.tiles()]
-        sums.append(torch.cat(tiles))
+        sums.append(torch.cat([problem.sums(rows, block, buffers) for rows in problem.tiles()]))
     return RowStats.of(torch.stack(sums))
 
 
 def _backward(
     problem: Problem,
     stats: RowStats,
-    upstream: tuple[Tensor, Tensor, Tensor],
+    upstream: tuple[Tensor, ...],
     wanted: tuple[bool, bool, bool],
 ) -> HeadGradients:
     """The other sweep, which makes the logits again.
 
-    With p, q the softmaxes the gradients of a row's logits are, for its three statistics,
-    score (onehot - p),   kl p (log p - log q - KL),   -entropy p (log p + H).
+    With p, q the softmaxes and a the token values the gradients of a row's logits are, for its statistics,
+    score (onehot - p),   kl p (log p - log q - KL),   -entropy p (log p + H),   value p (a - sum p a).
     """
     gradient_of = fused(block_recomputed_gradient, problem.inputs.device)
     policy, dtype = problem.policy, problem.inputs.dtype
     gradients = HeadGradients(policy, problem.inputs, wanted)
-    score, kl, entropy = upstream
+    score, kl, entropy, *value = upstream
     constant = -score - weighted(kl, stats.kl) - weighted(entropy, stats.entropy)
-    coefficients = torch.stack([constant.to(dtype), -kl, -entropy], 1)
+    if stats.expected_value is not None:
+        constant = constant - value[0] * stats.expected_value
+    coefficients = torch.stack([constant.to(dtype), -kl, -entropy, *value], 1)
     normalisers = torch.stack([stats.normaliser, stats.ref_normaliser], 1).to(dtype)
     buffers = problem.buffers(keep=False)
     for block in policy.blocks():
         for rows in problem.tiles():
             logits, gradient, masses = problem.logits(rows, block, buffers)
             capped = None if policy.cap is None else logits.clone()
-            gradient_of(logits, gradient, masses, normalisers[rows], coefficients[rows])
+            values = problem.values_of(rows, block)
+            gradient_of(logits, gradient, masses, normalisers[rows], coefficients[rows], *values)
             if capped is not None:
                 gradient = policy.through_cap(gradient, capped)
             gradients.add(gradient, buffers.precise(policy.weight[block]), rows, block)
