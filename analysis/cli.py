@@ -11,11 +11,13 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from analysis.design import Cell, Plan, expand, read_plan, smallest_p
+from analysis.design import expand, read_plan, smallest_p
+from analysis.results import Cell, DamagedFileError, Plan
+from analysis.results.locked import LockedPlan
+from analysis.results.records import read_result
 from analysis.sweep import (
     Clock,
     Coordinator,
-    DamagedFileError,
     Launcher,
     LocalLauncher,
     Outcome,
@@ -24,13 +26,14 @@ from analysis.sweep import (
     Store,
     duration,
     lock,
-    read_result,
     survey,
 )
 from lit_klrb.errors import ConfigurationError
 
 # Taken for a cell of a stage of which none has finished.
 ASSUMED_SECONDS = 60.0
+# Exit code of `verify` where all that was compared agrees.
+NOT_ALL_COMPARED = 3
 
 _DESCRIPTION = """\
 Plans, runs and reads sweeps over {estimator x beta x replicate}.
@@ -42,7 +45,8 @@ Plans, runs and reads sweeps over {estimator x beta x replicate}.
   python -m analysis verify runs/demo                          recompute every number of the report
   python -m analysis audit  --share 7/9                        what a published share of a frontier supports
 
-Exit codes: 0 done; 2 wrong usage or configuration; 1 anything else.
+Exit codes: 0 done; 2 wrong usage or configuration; 3 a report agrees as far as it could be compared;
+1 anything else.
 """
 
 
@@ -136,19 +140,19 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _open(arguments: argparse.Namespace) -> tuple[Plan, list[Cell], Store, int]:
-    """Read the plan, lock it in its directory, and tell what changed since it was locked."""
+def _open(arguments: argparse.Namespace, *, record: bool) -> tuple[Plan, list[Cell], Store, int]:
+    """Read the plan, lock it in its directory, and print what changed since it was locked."""
     plan = read_plan(arguments.config)
     expansion = expand(plan)
     store = Store(Path(plan.directory).absolute())
-    for change in lock(plan, expansion, store):
+    for change in lock(plan, expansion, store.directory, record=record):
         print(f"{plan.name}: changed since the plan was locked: {change}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return plan, expansion.cells, store, arguments.workers or max(1, cores // plan.threads)
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    plan, cells, store, workers = _open(arguments)
+    plan, cells, store, workers = _open(arguments, record=False)
     states = survey(cells, store)
     for cell in cells:
         print(f"{cell.id[:12]}  {states[cell.id].value:8}  seed {cell.seed:<10}  {cell}")
@@ -197,7 +201,7 @@ def _attainable(plan: Plan) -> list[str]:
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
-    plan, cells, store, workers = _open(arguments)
+    plan, cells, store, workers = _open(arguments, record=True)
     launcher = _launcher(arguments, plan, workers)
     # `kill` and Ctrl-C end a sweep in the same way.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -260,6 +264,33 @@ def _audit(arguments: argparse.Namespace) -> int:
 def _verify(arguments: argparse.Namespace) -> int:
     from analysis.report.verify import verify
 
-    differences = verify(arguments.report)
-    print("\n".join(differences) or "every number agrees with the published results")
-    return 1 if differences else 0
+    found = verify(arguments.report)
+    sweep, locked = found.sweep, found.sweep.locked
+    print(f"data: {sweep.directory}, {len(sweep.runs)} results")
+    print(f"plan: {_plan_state(locked)}")
+    for problem in sweep.problems:
+        print(f"problem: {_printable(problem.text)}")
+    for line in found.differences:
+        print(f"differs: {_printable(line)}")
+    for line in found.not_compared:
+        print(f"not compared: {_printable(line)}")
+    if found.differences:
+        return 1
+    if found.not_compared:
+        print("everything that was compared agrees with the results")
+        return NOT_ALL_COMPARED
+    print("every number agrees with the results")
+    return 0
+
+
+def _plan_state(locked: LockedPlan | None) -> str:
+    if locked is None:
+        return "none"
+    state = "recomputed" if locked.recomputed else "does NOT recompute"
+    changed = "; changed after results" if locked.changed_after_results else ""
+    return f"{locked.hash}, {state}{changed}"
+
+
+def _printable(text: str) -> str:
+    """Text from a file for a terminal: control characters, which could rewrite it, are spelled out."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

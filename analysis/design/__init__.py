@@ -1,5 +1,5 @@
-"""The plan of a sweep, its cells and their seeds; what the design can show. Reads files, writes none."""
+"""From a plan file to the cells of a sweep, their ids and seeds; what a design can show. Writes no files."""
 
-from analysis.design.cells import Cell as Cell, Expansion as Expansion, Point as Point, expand as expand
-from analysis.design.plan import PRIMARY_CLAIMS as PRIMARY_CLAIMS, Plan as Plan, read_plan as read_plan
+from analysis.design.cells import Expansion as Expansion, expand as expand
+from analysis.design.plan import read_plan as read_plan
 from analysis.design.power import smallest_p as smallest_p

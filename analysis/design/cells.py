@@ -1,66 +1,18 @@
 """From a plan to its cells: the runs of a sweep, each with an id that says what its result depends on."""
 
 import hashlib
-from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis.design.fingerprint import digest, environment, read_config, semantic, with_contents
-from analysis.design.plan import Plan
+from analysis.design.fingerprint import environment, read_config, semantic, with_contents
+from analysis.results import Cell, Plan, Point, layout
+from analysis.results.checksum import digest
 from lit_klrb import schema
 
 # Stands for the sweep's directory in the arguments of a cell: a result must not depend on where it was made.
 RUNS = "{runs}"
-
-
-class Point(NamedTuple):
-    """Where a cell of the last stage stands in the grid."""
-
-    estimator: str
-    beta: float
-    beta_index: int
-    replicate: int
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run.
-
-    Args:
-        id: SHA-256 of everything its result depends on.
-        stage: The stage of the plan.
-        point: Its estimator, beta and replicate; None outside the grid.
-        seed: Its seed, shared by all estimators at the same beta and replicate.
-        needs: Ids of the cells whose checkpoints it starts from.
-        argv: Arguments of its command, paths relative to `RUNS`.
-        config: Content of the configuration file it runs.
-    """
-
-    id: str
-    stage: str
-    point: Point | None
-    seed: int
-    needs: tuple[str, ...]
-    argv: tuple[str, ...]
-    config: dict[str, Any]
-
-    def __str__(self) -> str:
-        if self.point is None:
-            return self.stage
-        return f"{self.stage} {self.point.estimator} beta={self.point.beta} #{self.point.replicate}"
-
-    def record(self) -> dict[str, Any]:
-        """What a published result says about its cell."""
-        return {
-            "stage": self.stage,
-            **dict.fromkeys(Point._fields),
-            **(self.point._asdict() if self.point else {}),
-            "seed": self.seed,
-            "needs": list(self.needs),
-            "argv": list(self.argv),
-        }
 
 
 class Expansion(NamedTuple):
@@ -74,13 +26,13 @@ def cell_seed(root: int, stage: str, *address: int) -> int:
     """The seed of a cell, from where it stands in the plan and never from its estimator.
 
     Runs that differ only in the estimator share their random numbers: they are matched pairs, and pairs at
-    different betas or replicates are independent. The stage enters by its name and beta by its level id, so
-    neither a new stage nor a new level moves another cell's seed.
+    different betas or replicates are independent. The stage enters by its name and beta by its index, so
+    neither a new stage nor a new beta moves another cell's seed.
 
     Args:
         root: The plan's root seed.
         stage: The stage's name.
-        address: Beta level id and replicate; nothing for a cell outside the grid.
+        address: Index of beta and replicate; nothing for a cell outside the grid.
 
     Returns:
         A seed in [0, 2**32), as `--seed_everything` takes.
@@ -142,10 +94,10 @@ def _cell(
     inputs = {key: ids[source] for key, source in plan.stages[name].inputs.items()}
     cell_id = digest({**identity, "overrides": overrides, "inputs": inputs})
     arguments = {
-        "config": f"{RUNS}/cells/{cell_id}/stage.yaml",
+        "config": f"{RUNS}/{layout.CELLS}/{cell_id}/{layout.STAGE}",
         **overrides,
-        "trainer.default_root_dir": f"{RUNS}/cells/{cell_id}",
-        **{key: f"{RUNS}/cells/{source}/{schema.CHECKPOINT}" for key, source in inputs.items()},
+        "trainer.default_root_dir": f"{RUNS}/{layout.CELLS}/{cell_id}",
+        **{key: f"{RUNS}/{layout.CELLS}/{source}/{schema.CHECKPOINT}" for key, source in inputs.items()},
     }
     return Cell(
         id=cell_id,

@@ -18,11 +18,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import rfc8785
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from analysis.results.checksum import digest
 from lit_klrb.errors import ConfigurationError
 
 # Keys of a stage's configuration that cannot change a result. All others count, known or not.
@@ -39,21 +39,6 @@ NON_SEMANTIC = (
 _INPUTS = re.compile(r".*_path|source|preferences")
 # Packages whose version can change a float.
 NUMERICS = ("torch", "lightning", "transformers", "tokenizers", "numpy")
-
-
-def digest(content: object) -> str:
-    """SHA-256, in hex, of the RFC 8785 canonical JSON of `content`.
-
-    Raises:
-        ValueError: If `content` holds NaN, an infinity, an integer beyond 2**53, or a key that is no string.
-
-    Example:
-        >>> digest({"b": 1, "a": 0.10}) == digest({"a": 1e-1, "b": 1.0})
-        True
-        >>> digest({"a": 0.1}) == digest({"a": "0.1"})
-        False
-    """
-    return hashlib.sha256(rfc8785.dumps(content)).hexdigest()  # type: ignore[arg-type]  # checked at run time
 
 
 def read_config(path: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,14 +126,14 @@ def environment(module: str, threads: int) -> dict[str, str | int]:
         threads: Threads a cell computes with; their number can change the order of a sum.
     """
     versions = {name: version(name) for name in NUMERICS}
-    return {"code": _code_hash(module), "python": _python_minor(), "threads": threads, **versions}
+    return {"code": code_hash(module), "python": _python_minor(), "threads": threads, **versions}
 
 
 def _python_minor() -> str:
     return ".".join(platform.python_version_tuple()[:2])
 
 
-def _code_hash(module: str) -> str:
+def code_hash(module: str) -> str:
     """Hash of what the sources of `module` do: comments, layout and docstrings do not count."""
     spec = find_spec(module)
     if spec is None or spec.origin is None:

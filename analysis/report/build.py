@@ -1,20 +1,39 @@
 """Writes the report: the page, and its numbers beside it."""
 
+import functools
+import hashlib
 import json
 import math
 import os
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from analysis.report.assessment import load_study
+from analysis.design.fingerprint import code_hash
+from analysis.report.assessment import Assessment, load_assessment
 from analysis.report.html import render
+from analysis.report.numbers import summary_numbers
 from analysis.report.sections import SECTIONS
+from analysis.results import files
+from analysis.results.layout import NUMBERS, NUMBERS_SCHEMA, REPORT
+from lit_klrb.errors import ConfigurationError
 
-HTML = "report.html"
-NUMBERS = "results.json"
 # What can move the last digit of a number or a coordinate of a drawing.
 _ENGINES = ("numpy", "scipy", "statsmodels", "moocore", "matplotlib")
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report before it is written.
+
+    Attributes:
+        page: The HTML page.
+        numbers: The content of `results.json`.
+    """
+
+    page: bytes
+    numbers: dict[str, Any]
 
 
 def build(runs_dir: Path, output: Path | None = None) -> Path:
@@ -28,28 +47,57 @@ def build(runs_dir: Path, output: Path | None = None) -> Path:
         The path of the page.
 
     Raises:
-        ConfigurationError: If the directory holds no results, or the plan cannot be read.
+        ConfigurationError: If the directory holds no results, or the page cannot be written where it should.
+        DamagedFileError: If the plan cannot be read.
     """
-    output = runs_dir / HTML if output is None else output
-    html, numbers = compose(runs_dir, output.parent)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(html, encoding="utf-8")
-    (output.parent / NUMBERS).write_text(numbers, encoding="utf-8")
+    output = runs_dir / REPORT if output is None else output
+    numbers = output.parent / NUMBERS
+    for path in (output, numbers):
+        _check_target(path)
+    report = compose(load_assessment(runs_dir), output)
+    files.replace(output, report.page)
+    files.replace(numbers, json.dumps(report.numbers, indent=1, ensure_ascii=False).encode() + b"\n")
     return output
 
 
-def compose(runs_dir: Path, folder: Path) -> tuple[str, str]:
-    """The page and the text of `results.json` for a report in `folder`."""
-    study = load_study(runs_dir)
-    sections = [section for builder in SECTIONS if (section := builder(study)) is not None]
-    numbers = {
-        "schema": 1,
-        "runs": os.path.relpath(runs_dir, folder),
-        "plan": study.sweep.plan.digest,
-        "engines": {name: version(name) for name in _ENGINES},
-        "sections": {section.name: section.numbers for section in sections},
-    }
-    return render(study, sections), json.dumps(_plain(numbers), indent=1, ensure_ascii=False) + "\n"
+def _check_target(path: Path) -> None:
+    """Refuse to write over anything but an ordinary file: not through a link, not over a device."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise ConfigurationError(f"{path} is a link or not a file; a report is written to a file of its own")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise ConfigurationError(f"{path} cannot be written: {folder} is not a directory that can be written")
+
+
+def compose(assessment: Assessment, output: Path) -> Report:
+    """The report of a sweep, for a page at `output`."""
+    sections = [section for builder in SECTIONS if (section := builder(assessment)) is not None]
+    page = render(assessment, sections).encode()
+    return Report(
+        page,
+        _plain(
+            {
+                "schema": NUMBERS_SCHEMA,
+                "runs": os.path.relpath(assessment.sweep.directory, output.parent),
+                "page": {"name": output.name, "sha256": hashlib.sha256(page).hexdigest()},
+                "code": code_version(),
+                "engines": engines(),
+                **summary_numbers(assessment),
+                "sections": {section.name: section.numbers for section in sections},
+            }
+        ),
+    )
+
+
+@functools.cache  # the sources do not change under a running process
+def code_version() -> dict[str, str]:
+    """The version of the code that makes a report: its number, and the hash of its sources."""
+    return {"version": version("lit-klrb"), "sources": code_hash("analysis")}
+
+
+def engines() -> dict[str, str]:
+    """Versions of the libraries that compute and draw."""
+    return {name: version(name) for name in _ENGINES}
 
 
 def _plain(value: Any) -> Any:

@@ -6,14 +6,14 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from analysis.report.assessment import Study
+from analysis.report.assessment import Assessment
 from analysis.report.elements import Section
 
 
-def render(study: Study, sections: Sequence[Section]) -> str:
+def render(assessment: Assessment, sections: Sequence[Section]) -> str:
     """The report as HTML."""
-    plan = study.sweep.plan
-    others = [name for name in plan.estimators if name != plan.control]
+    plan = assessment.sweep.plan
+    others = [name for name in plan.grid.estimator if name != plan.primary.control]
     environment = Environment(
         loader=PackageLoader("analysis.report"),
         autoescape=True,
@@ -24,9 +24,9 @@ def render(study: Study, sections: Sequence[Section]) -> str:
     environment.filters["data_uri"] = data_uri
     css, _, _ = environment.loader.get_source(environment, "report.css")  # type: ignore[union-attr]
     return environment.get_template("report.html.j2").render(
-        title=_title(plan.control, others),
+        title=_title(plan.primary.control, others),
         kicker=f"Sweep report: {plan.name}",
-        complete=study.complete,
+        withheld=assessment.withheld,
         sections=sections,
         css=Markup(css),  # the package's own file
         footer="One file, no script, nothing loaded from elsewhere.",

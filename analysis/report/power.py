@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from analysis.design import PRIMARY_CLAIMS, Plan
+from analysis.results import Plan
 from analysis.results.load import load_sweep
+from analysis.results.plan import PRIMARY_OUTCOMES
 from analysis.stats.matching import match
 from analysis.stats.power import STANDARD, Scenario, rejection_rates, replicates_needed, scenario_of
 from analysis.stats.text import number
@@ -38,13 +39,13 @@ def power(plan: Plan, pilot: Path | None) -> list[str]:
 
 
 def _rates(plan: Plan, scenario: Scenario) -> Iterator[str]:
-    size = rejection_rates(scenario, PRIMARY_CLAIMS, alpha=plan.level, sweeps=SWEEPS)
-    told = ", ".join(f"{key} {size[key].value:.3f} ± {size[key].error:.3f}" for key in PRIMARY_CLAIMS)
+    size = rejection_rates(scenario, PRIMARY_OUTCOMES, alpha=plan.level, sweeps=SWEEPS)
+    told = ", ".join(f"{key} {size[key].value:.3f} ± {size[key].error:.3f}" for key in PRIMARY_OUTCOMES)
     yield f"  no difference: rejects {told}"
     for lift in LIFTS:
-        found = rejection_rates(scenario, PRIMARY_CLAIMS, lift=lift, alpha=plan.level, sweeps=SWEEPS)
-        told = ", ".join(f"{key} {found[key].value:.2f}" for key in PRIMARY_CLAIMS)
-        enough = replicates_needed(scenario, PRIMARY_CLAIMS[0], lift, alpha=plan.level)
+        found = rejection_rates(scenario, PRIMARY_OUTCOMES, lift=lift, alpha=plan.level, sweeps=SWEEPS)
+        told = ", ".join(f"{key} {found[key].value:.2f}" for key in PRIMARY_OUTCOMES)
+        enough = replicates_needed(scenario, PRIMARY_OUTCOMES[0], lift, alpha=plan.level)
         needed = f"{enough} replicates" if enough else "more than 56 replicates"
         yield f"  {number(lift * scenario.reward_sd)} more reward: finds it with {told}; 80% needs {needed}"
 

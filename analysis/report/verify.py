@@ -1,48 +1,193 @@
-"""Recomputes a written report and says where it differs from what the results give."""
+"""Recomputes a written report and says where it differs from what the results give.
 
+What can be compared depends on what wrote the report. The same code with the same libraries gives the same
+bytes. Under other versions of the libraries drawings may differ, and under other code so may statistics and
+words: then the plan, the results and each run's outcome are compared, and the rest is named as not compared.
+"""
+
+import hashlib
 import json
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from analysis.report.build import HTML, NUMBERS, compose
+from analysis.report.assessment import load_assessment
+from analysis.report.build import code_version, compose, engines
+from analysis.results.files import DamagedFileError, read_bytes, read_json
+from analysis.results.layout import NUMBERS, NUMBERS_SCHEMA, PLAN, PLAN_SCHEMA, REPORT
+from analysis.results.load import load_sweep
+from analysis.results.sweep import Sweep
+from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
 
 _DRAWING = re.compile(r'src="data:image/svg\+xml,[^"]*"')
+# Said of the whole document, and compared or reported each in its own way.
+_APART = ("engines", "code", "page")
 
 
-def verify(path: Path) -> list[str]:
+@dataclass
+class Verification:
+    """What a report and its results say of each other.
+
+    Attributes:
+        sweep: The results.
+        differences: Where they differ, one line each; a plan that does not have its hash is one.
+        not_compared: What could not be compared, and why.
+    """
+
+    sweep: Sweep
+    differences: list[str] = field(default_factory=list)
+    not_compared: list[str] = field(default_factory=list)
+
+
+def verify(path: Path) -> Verification:
     """Recompute a report from the results it was made from.
 
     Args:
         path: The page, its `results.json`, or the directory they are in.
 
-    Returns:
-        One line for each difference; empty if page and numbers are what the results give. Numbers may differ
-        by 1e-9 of themselves, and drawings are compared only under the versions that made them.
-
     Raises:
         ConfigurationError: If there is no report at `path`.
+        DamagedFileError: If the report or the plan cannot be read.
     """
     folder = path if path.is_dir() else path.parent
-    page = path if path.suffix == ".html" else folder / HTML
-    if not page.exists() or not (folder / NUMBERS).exists():
+    if not (folder / NUMBERS).exists():
         raise ConfigurationError(f"{path}: a report with {NUMBERS} beside it is expected; write one first")
-    written = json.loads((folder / NUMBERS).read_text("utf-8"))
-    html, numbers = compose(folder / written["runs"], folder)
-    expected = json.loads(numbers)
-    found = [f"{NUMBERS}: {line}" for line in _differences(written, expected)]
-    same_engines = written.get("engines") == expected["engines"]
-    return found + _page_differences(page, html, drawings=same_engines)
+    written = _read_numbers(folder / NUMBERS)
+    page = path if path.suffix == ".html" else folder / _page_name(written)
+    if not page.exists():
+        raise ConfigurationError(f"{page}: there is no such page; write one first")
+    runs = folder / written["runs"]
+    if written.get("code") == code_version():
+        found = _recompute(written, runs, page)
+    else:
+        found = _compare_facts(written, runs)
+    _check_plan(found)
+    recorded = _at(written, "page", "sha256")
+    if recorded is None:
+        found.not_compared.append(f"{page.name}: {NUMBERS} does not record the page it was written with")
+    elif hashlib.sha256(read_bytes(page)).hexdigest() != recorded:
+        found.differences.append(f"{page.name}: is not the page that {NUMBERS} was written with")
+    return found
+
+
+def _read_numbers(path: Path) -> dict[str, Any]:
+    written = read_json(path)
+    if not isinstance(written, dict) or written.get("schema") not in (1, NUMBERS_SCHEMA):
+        raise DamagedFileError(f"{path}: not the numbers of a report that this version reads")
+    if not isinstance(written.get("runs"), str):
+        raise DamagedFileError(f"{path}: does not name the directory of its sweep")
+    return written
+
+
+def _page_name(written: dict[str, Any]) -> str:
+    name = _at(written, "page", "name")
+    return Path(name).name if isinstance(name, str) else REPORT
+
+
+def _check_plan(found: Verification) -> None:
+    locked = found.sweep.locked
+    if locked is None:
+        found.not_compared.append(f"{PLAN}: there is none; the design was inferred from the results")
+    elif not locked.recomputed:
+        found.differences.append(f"{PLAN}: does not have the hash that it is locked with, {locked.hash}")
+    elif locked.schema != PLAN_SCHEMA:
+        found.not_compared.append(
+            f"{PLAN}: locked by an earlier version (schema {locked.schema}), whose hash covers neither its "
+            "cells nor its history"
+        )
+
+
+def _recompute(written: dict[str, Any], runs: Path, page: Path) -> Verification:
+    """Compare everything: the code that wrote the report is this code."""
+    assessment = load_assessment(runs)
+    report = compose(assessment, page)
+    expected = json.loads(json.dumps(report.numbers))
+    found = Verification(assessment.sweep)
+    found.differences += [f"{NUMBERS}: {line}" for line in _differences(written, expected)]
+    drawings = written.get("engines") == engines()
+    if not drawings:
+        found.not_compared.append(
+            f"{page.name}: its drawings, which were made under {_versions(written.get('engines'))}"
+        )
+    raw = read_bytes(page)
+    lines = raw.decode(errors="replace").splitlines()
+    changed = _page_differences(page.name, lines, report.page.decode().splitlines(), drawings)
+    if drawings and raw != report.page and not changed:
+        changed = [f"{page.name}: its bytes are not those that the results give"]
+    found.differences += changed
+    return found
+
+
+def _versions(written: Any) -> str:
+    """The libraries whose version differs."""
+    if not isinstance(written, dict):
+        return "unknown versions"
+    now = engines()
+    other = [name for name in now if written.get(name) != now[name]]
+    return ", ".join(f"{name} {written.get(name)} (here {now[name]})" for name in other)
+
+
+def _compare_facts(written: dict[str, Any], runs: Path) -> Verification:
+    """Compare what does not depend on the code: the plan, the results, and each run's outcome."""
+    sweep = load_sweep(runs)
+    found = Verification(sweep)
+    found.not_compared.append(
+        f"statistics, words and drawings: the report was written by {_code(written.get('code'))}, this is "
+        f"{_code(code_version())}; the plan, the results and each run's outcome were compared"
+    )
+    found.differences += [f"{NUMBERS}: {line}" for line in _differences(_said(written), _facts(sweep))]
+    return found
+
+
+def _code(code: Any) -> str:
+    if not isinstance(code, dict):
+        return "a version that did not record itself"
+    return f"version {code.get('version')} ({str(code.get('sources'))[:12]})"
+
+
+def _facts(sweep: Sweep) -> dict[str, Any]:
+    return {
+        "plan.hash": sweep.locked and sweep.locked.hash,
+        "provenance.results": {run.cell.id: run.checksum for run in sweep.runs},
+        "tradeoff.runs": {
+            run.cell.id: {key: run.outcome(key) for key in (schema.REWARD, schema.KL)}
+            for run in sweep.grid.values()
+            if not run.diverged
+        },
+    }
+
+
+def _said(written: dict[str, Any]) -> dict[str, Any]:
+    """The same as `_facts`, from the numbers of a report."""
+    plan = written.get("plan")
+    runs = _at(written, "sections", "tradeoff", "runs")
+    outcomes = {
+        name: {key: _at(run, key) for key in (schema.REWARD, schema.KL)}
+        for name, run in (runs if isinstance(runs, dict) else {}).items()
+    }
+    return {
+        "plan.hash": plan if isinstance(plan, str) else _at(plan, "hash"),
+        "provenance.results": _at(written, "sections", "provenance", "results"),
+        "tradeoff.runs": outcomes,
+    }
+
+
+def _at(value: Any, *keys: str) -> Any:
+    """What a document has at a path of keys, or None."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
 def _differences(written: Any, expected: Any, place: str = "") -> Iterator[str]:
-    """Leaves in which two JSON documents differ, but for rounding and the engines' versions."""
+    """Leaves in which two JSON documents differ, but for rounding."""
     if isinstance(written, dict) and isinstance(expected, dict):
         for key in dict.fromkeys((*written, *expected)):
-            if key != "engines":
+            if place or key not in _APART:
                 yield from _differences(
                     written.get(key), expected.get(key), f"{place}.{key}" if place else key
                 )
@@ -50,7 +195,8 @@ def _differences(written: Any, expected: Any, place: str = "") -> Iterator[str]:
         for index, pair in enumerate(zip(written, expected, strict=True)):
             yield from _differences(*pair, f"{place}[{index}]")
     elif not _equal(written, expected):
-        yield f"{place}: {json.dumps(written)} is written, the results give {json.dumps(expected)}"
+        ours, theirs = (_short(json.dumps(value)) for value in (written, expected))
+        yield f"{place}: {ours} is written, the results give {theirs}"
 
 
 def _equal(written: Any, expected: Any) -> bool:
@@ -59,18 +205,17 @@ def _equal(written: Any, expected: Any) -> bool:
     return bool(written == expected)
 
 
-def _page_differences(page: Path, html: str, *, drawings: bool) -> list[str]:
-    written, expected = page.read_text("utf-8").splitlines(), html.splitlines()
+def _page_differences(name: str, written: list[str], expected: list[str], drawings: bool) -> list[str]:
     if not drawings:
         written, expected = ([_DRAWING.sub("", line) for line in lines] for lines in (written, expected))
     if len(written) != len(expected):
-        return [f"{page.name}: {len(written)} lines are written, the results give {len(expected)}"]
+        return [f"{name}: {len(written)} lines are written, the results give {len(expected)}"]
     return [
-        f"{page.name}: line {number}: {_short(ours)} is written, the results give {_short(theirs)}"
+        f"{name}: line {number}: {_short(repr(ours))} is written, the results give {_short(repr(theirs))}"
         for number, (ours, theirs) in enumerate(zip(written, expected, strict=True), start=1)
         if ours != theirs
     ]
 
 
-def _short(line: str, width: int = 120) -> str:
-    return repr(line if len(line) <= width else f"{line[:width]}…")
+def _short(text: str, width: int = 120) -> str:
+    return text if len(text) <= width else f"{text[:width]}…"

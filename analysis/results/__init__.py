@@ -1,1 +1,8 @@
-"""The files of a sweep: their names, schema and checksum, how they are written and read."""
+"""The files of a sweep: their names, schema and checksum, how they are written, read and checked.
+
+Everything else knows a sweep's directory through this package alone. `load.load_sweep` reads one whole.
+"""
+
+from analysis.results.cell import Cell as Cell, Point as Point
+from analysis.results.files import DamagedFileError as DamagedFileError
+from analysis.results.plan import Grid as Grid, Plan as Plan, Primary as Primary, Stage as Stage

@@ -1,192 +1,185 @@
-"""Reads a sweep's directory: published results, failures and the locked plan, checked before use.
+"""Reads the directory of a sweep: every file is checked before it is used, and what fails is named."""
 
-RUNS/plan.json               the locked plan
-RUNS/results/<id>.json       one finished cell, immutable, with a checksum
-RUNS/failed/<id>.json        one cell that the machinery could not run
-"""
-
-import hashlib
-import json
-import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import numpy as np
-import rfc8785
-
-from analysis.results.sweep import Cell, Curve, Failure, Plan, Run, Sweep
-from lit_klrb import schema
+from analysis.results import layout
+from analysis.results.cell import Cell
+from analysis.results.files import DamagedFileError
+from analysis.results.locked import LockedPlan
+from analysis.results.plan import Grid, Plan, Primary, Stage
+from analysis.results.records import Failure, Run, read_failure, read_run
+from analysis.results.sweep import Problem, Sweep
 from lit_klrb.errors import ConfigurationError
 
-RESULT_SCHEMA = 1
 Record = TypeVar("Record", Run, Failure)
 
 
 def load_sweep(directory: Path) -> Sweep:
-    """Read a run directory; files that fail a check are left out and named in `problems`.
+    """Read a sweep. What fails a check is left out and named in `problems`.
 
     Args:
         directory: The sweep's directory, with a `results` folder.
 
     Raises:
         ConfigurationError: If there is no result to read.
+        DamagedFileError: If there is a plan that cannot be read.
     """
-    paths = sorted((directory / "results").glob("*.json"))
+    paths = layout.result_paths(directory)
     if not paths:
         raise ConfigurationError(f"{directory}: no results/*.json; the directory of a sweep is expected")
-    runs, problems = _read_all(paths, _read_run)
-    failures, failure_problems = _read_all(sorted((directory / "failed").glob("*.json")), _read_failure)
-    plan = _read_plan(directory / "plan.json", [run.cell for run in runs])
-    runs, duplicates = _drop_duplicates(runs, plan)
-    order = {point: i for i, point in enumerate(plan.points)}
+    runs, problems = _read_all(paths, read_run)
+    failures, failure_problems = _read_all(layout.failure_paths(directory), read_failure)
+    problems += failure_problems
+    if os.path.lexists(directory / layout.PLAN):
+        locked = LockedPlan.read(directory / layout.PLAN)
+        plan = locked.plan
+        problems += _plan_problems(locked)
+        runs, failures, unplanned = _planned(runs, failures, locked)
+        problems += unplanned
+    else:
+        locked, plan = None, _inferred_plan(directory, [run.cell for run in runs])
+        runs, unclear = _without_duplicates(runs, plan)
+        problems += unclear
+    runs, unmatched = _matched(runs, plan)
+    problems += unmatched
+    order = {place: i for i, place in enumerate(plan.places)}
     published = {run.cell.id for run in runs}
     return Sweep(
         directory,
         plan,
-        tuple(sorted(runs, key=lambda run: (order.get(run.cell.point or ("", 0, 0), -1), run.cell.id))),
+        locked,
+        tuple(sorted(runs, key=lambda run: (order.get(run.cell.place or ("", 0, 0), -1), run.cell.id))),
         tuple(failure for failure in failures if failure.cell.id not in published),
-        tuple(problems + failure_problems + duplicates),
+        problems,
     )
 
 
-def checksum(content: Mapping[str, Any]) -> str:
-    """SHA-256 of the RFC 8785 canonical JSON of everything but the checksum itself."""
-    return hashlib.sha256(rfc8785.dumps({k: v for k, v in content.items() if k != "checksum"})).hexdigest()
-
-
-def _read_all(paths: Sequence[Path], read: Callable[[Path], Record]) -> tuple[list[Record], list[str]]:
+def _read_all(paths: Sequence[Path], read: Callable[[Path], Record]) -> tuple[list[Record], list[Problem]]:
     found: list[Record] = []
-    problems: list[str] = []
+    problems: list[Problem] = []
     for path in paths:
         try:
             found.append(read(path))
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            rfc8785.CanonicalizationError,
-        ) as error:
-            problems.append(f"{path.parent.name}/{path.name}: {type(error).__name__}: {error}")
+        except DamagedFileError as error:
+            # The message starts with the path; within the directory the end of it is enough.
+            problems.append(Problem(str(error).replace(str(path), _name(path), 1)))
+        except OSError as error:
+            problems.append(Problem(f"{_name(path)}: {error.strerror}"))
     return found, problems
 
 
-def _read_run(path: Path) -> Run:
-    content = json.loads(path.read_text())
-    if content["schema"] != RESULT_SCHEMA:
-        raise ValueError(f"schema {content['schema']!r}, expected {RESULT_SCHEMA}")
-    if content["checksum"] != checksum(content):
-        raise ValueError(
-            "the content does not match its checksum: the file was changed after it was published"
+def _name(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}"
+
+
+def _plan_problems(locked: LockedPlan) -> list[Problem]:
+    """Whether the plan is what was locked, and its cells are those of its grid."""
+    found = []
+    if not locked.recomputed:
+        found.append(
+            f"{layout.PLAN}: does not have the hash {locked.hash[:12]} that it is locked with; it was edited "
+            "after it was locked"
         )
-    cell = _cell(content, path)
-    final = {key: _number(value) for key, value in (content.get("final") or {}).items()}
-    finite = all(math.isfinite(final.get(key, math.nan)) for key in (schema.REWARD, schema.KL))
-    if content["state"] not in (schema.DONE, schema.DIVERGED):
-        raise ValueError(f"state {content['state']!r}, expected {schema.DONE!r} or {schema.DIVERGED!r}")
-    curves = {
-        key: Curve(
-            np.array([_number(x) for x in curve["step"]]), np.array([_number(x) for x in curve["value"]])
-        )
-        for key, curve in (content.get("curves") or {}).items()
-    }
-    return Run(
-        cell,
-        content["state"] == schema.DIVERGED or (cell.point is not None and not finite),
-        final,
-        curves,
-        {str(key): str(value) for key, value in (content.get("versions") or {}).items()},
-        content["checksum"],
-        content.get("studies") or {},
-    )
+    grid, plan = [cell.point for cell in locked.cells.values() if cell.point is not None], locked.plan
+    if sorted(point.place for point in grid) != sorted(plan.places):
+        found.append(f"{layout.PLAN}: its cells are not those of its grid")
+    else:
+        alien = [point for point in grid if point.beta != plan.grid.beta[point.beta_index]]
+        found += [f"{layout.PLAN}: a cell has beta {point.beta:g}, not its grid's" for point in alien[:1]]
+    return [Problem(text, serious=True) for text in found]
 
 
-def _read_failure(path: Path) -> Failure:
-    content = json.loads(path.read_text())
-    return Failure(
-        _cell(content, path), int(content.get("attempts", 1)), str(content.get("error", "unknown"))
-    )
+def _planned(
+    runs: list[Run], failures: list[Failure], locked: LockedPlan
+) -> tuple[list[Run], list[Failure], list[Problem]]:
+    """What the plan has, and a problem for each record that it does not have, or has otherwise."""
+    kept, problems = [], []
+    for run in runs:
+        reason = _difference(run.cell, locked)
+        if reason is None:
+            kept.append(run)
+        else:
+            problems.append(Problem(f"{layout.RESULTS}/{run.cell.id}.json: {reason}", serious=True))
+    known = [failure for failure in failures if _difference(failure.cell, locked) is None]
+    problems += [
+        Problem(f"{layout.FAILED}/{failure.cell.id}.json: {_difference(failure.cell, locked)}")
+        for failure in failures
+        if failure not in known
+    ]
+    return kept, known, problems
 
 
-def _cell(content: Mapping[str, Any], path: Path) -> Cell:
-    if content["id"] != path.stem:
-        raise ValueError(f"holds the cell {content['id']!r}")
-    cell = content["cell"]
-    return Cell(
-        content["id"],
-        cell["stage"],
-        cell.get("estimator"),
-        cell.get("beta"),
-        cell.get("beta_index"),
-        cell.get("replicate"),
-        cell.get("seed"),
-        tuple(cell.get("needs") or ()),
-    )
+def _difference(cell: Cell, locked: LockedPlan) -> str | None:
+    """Why a record is not the plan's; None if it is."""
+    planned = locked.cells.get(cell.id)
+    if planned is None:
+        return "its id is not in the plan"
+    ours, theirs = cell.record(), planned.record()
+    for key, value in ours.items():
+        if value != theirs[key]:
+            return f"its {key} is {value!r}, the plan has {theirs[key]!r}"
+    return None
 
 
-def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)
+def _matched(runs: list[Run], plan: Plan) -> tuple[list[Run], list[Problem]]:
+    """The runs whose beta is the plan's and whose pair has one seed, and a problem for each other one."""
+    groups: dict[tuple[int, int], list[Run]] = defaultdict(list)
+    out: dict[str, str] = {}
+    for run in runs:
+        point = run.cell.point
+        if point is not None:
+            groups[point.beta_index, point.replicate].append(run)
+            beta = plan.grid.beta.get(point.beta_index)
+            if beta != point.beta:
+                out[run.cell.id] = f"its beta is {point.beta:g}, expected {beta}"
+            if not 0 <= point.replicate < plan.grid.replicates:
+                out[run.cell.id] = f"there is no replicate {point.replicate}"
+    for (index, replicate), group in groups.items():
+        seeds = sorted({run.cell.seed for run in group})
+        if len(seeds) > 1:
+            text = f"the runs of beta index {index}, replicate {replicate} have different seeds: {seeds}"
+            out |= {run.cell.id: text for run in group}
+    problems = [
+        Problem(f"{layout.RESULTS}/{name}.json: {reason}", serious=True) for name, reason in out.items()
+    ]
+    return [run for run in runs if run.cell.id not in out], problems
 
 
-def _read_plan(path: Path, cells: Iterable[Cell]) -> Plan:
-    if not path.exists():
-        return _inferred_plan(cells)
-    try:
-        content = json.loads(path.read_text())
-        body = content["content"]["plan"]
-        grid, primary = body["grid"], body.get("primary", {})
-        estimators = tuple(grid["estimator"])
-        return Plan(
-            name=body.get("name", path.parent.name),
-            setting=body.get("setting", ""),
-            estimators=estimators,
-            betas={int(level): float(beta) for level, beta in grid["beta"].items()},
-            replicates=int(grid["replicates"]),
-            control=primary.get("control", _default_control(estimators)),
-            alpha=float(primary.get("alpha", 0.05)),
-            margins=dict(primary.get("margins", {})),
-            cuts=tuple(primary.get("kl_cuts", ())),
-            corner=tuple(primary.get("corner", ())) or None,
-            sequential=bool(primary.get("sequential", False)),
-            ids=frozenset(cell["id"] for cell in content["cells"]),
-            digest=content["hash"],
-            history=tuple(content.get("history", ())),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"{path}: not a locked plan ({type(error).__name__}: {error})") from None
-
-
-def _inferred_plan(cells: Iterable[Cell]) -> Plan:
-    grid = [cell for cell in cells if cell.point is not None]
-    estimators = tuple(sorted({str(cell.estimator) for cell in grid}))
+def _inferred_plan(directory: Path, cells: Iterable[Cell]) -> Plan:
+    """The smallest plan that has all cells of a grid."""
+    points = [cell.point for cell in cells if cell.point is not None]
+    estimators = sorted({point.estimator for point in points})
+    # Of several betas with one index the most frequent: the others are problems.
+    weights: dict[int, Counter[float]] = defaultdict(Counter)
+    for point in points:
+        weights[point.beta_index][point.beta] += 1
+    betas = {index: weights[index].most_common(1)[0][0] for index in sorted(weights)}
+    # A replicate beyond the number of runs is not one of a sweep, whatever a file says.
+    replicates = min(1 + max((point.replicate for point in points), default=-1), len(points))
     return Plan(
         name="sweep without a plan",
-        estimators=estimators,
-        betas={int(c.level or 0): float(c.beta or 0.0) for c in sorted(grid, key=lambda c: c.level or 0)},
-        replicates=1 + max((int(cell.replicate or 0) for cell in grid), default=-1),
-        control=_default_control(estimators),
+        directory=str(directory),
+        stages={cell.stage: Stage("") for cell in cells},
+        grid=Grid(estimators, betas, replicates),
+        primary=Primary("MonteCarlo" if "MonteCarlo" in estimators else next(iter(estimators), "")),
     )
 
 
-def _default_control(estimators: Sequence[str]) -> str:
-    return "MonteCarlo" if "MonteCarlo" in estimators else next(iter(estimators), "")
-
-
-def _drop_duplicates(runs: list[Run], plan: Plan) -> tuple[list[Run], list[str]]:
-    """Keep one result for each point: the planned one. Any other choice is selection: none is kept."""
-    groups: dict[Any, list[Run]] = defaultdict(list)
+def _without_duplicates(runs: list[Run], plan: Plan) -> tuple[list[Run], list[Problem]]:
+    """The runs that are the only one of their place. To choose among several would be selection."""
+    groups: dict[tuple[str, int, int] | str, list[Run]] = defaultdict(list)
     for run in runs:
-        groups[run.cell.point or run.cell.stage].append(run)
+        groups[run.cell.place or run.cell.stage].append(run)
     kept, problems = [], []
     for group in groups.values():
-        planned = [run for run in group if run.cell.id in plan.ids]
-        chosen = group if len(group) == 1 else planned
-        if len(chosen) == 1:
-            kept.append(chosen[0])
-            continue
-        names = ", ".join(f"results/{run.cell.id}.json" for run in group)
-        problems.append(f"{names}: {len(group)} results for {group[0].cell} and no plan says which counts")
+        if len(group) == 1:
+            kept += group
+        else:
+            names = ", ".join(f"{layout.RESULTS}/{run.cell.id}.json" for run in group)
+            text = f"{names}: {len(group)} results for {group[0].cell} and no plan says which counts"
+            problems.append(Problem(text, serious=True))
     return kept, problems

@@ -15,10 +15,14 @@ from analysis.stats.swaps import SwapTest, swap_test
 from analysis.stats.verdict import Claim, Decision, Verdict
 
 OBJECTIVE = Claim(
-    "T4", "J = reward − β·KL", "higher J = reward − β·KL", "lower J = reward − β·KL", primary=True
+    "objective", "J = reward − β·KL", "higher J = reward − β·KL", "lower J = reward − β·KL", primary=True
 )
 MATCHED_KL = Claim(
-    "T5", "reward at matched KL", "more reward at matched KL", "less reward at matched KL", primary=True
+    "matched_kl",
+    "reward at matched KL",
+    "more reward at matched KL",
+    "less reward at matched KL",
+    primary=True,
 )
 _SHARE_CAVEAT = (
     "A larger share also comes from a larger spread between runs; it does not make an estimator better."
@@ -93,7 +97,7 @@ def mean_of(contrast: Contrast, pairs: Pairs) -> Estimate:
     """The weighted mean of a contrast, with the standard error its design allows."""
     if pairs.blocked:
         return clustered_mean(contrast.values, contrast.weights, pairs.replicate)
-    return stratified_mean(contrast.values, contrast.weights, pairs.level)
+    return stratified_mean(contrast.values, contrast.weights, pairs.beta_index)
 
 
 def compare(designs: Sequence[Pairs], rules: Rules) -> tuple[Comparison, ...]:
@@ -104,8 +108,8 @@ def compare(designs: Sequence[Pairs], rules: Rules) -> tuple[Comparison, ...]:
         rules: Level, margins and cuts fixed in advance.
 
     Returns:
-        One comparison for each design. T4 and T5 of all of them form one Holm family, the secondary tests
-        another.
+        One comparison for each design. The primary outcomes of all of them form one Holm family, the
+        secondary tests another.
     """
     primary = corrected([f for pairs in designs for f in _primary(pairs, rules)], rules.alpha)
     secondary = corrected([f for pairs in designs for f in _secondary(pairs, rules)], rules.alpha)
@@ -113,7 +117,7 @@ def compare(designs: Sequence[Pairs], rules: Rules) -> tuple[Comparison, ...]:
     return tuple(
         Comparison(
             pairs,
-            Decision(*primary[2 * i : 2 * i + 2]),
+            Decision(primary[2 * i], primary[2 * i + 1]),
             tuple(secondary[per_design * i : per_design * (i + 1)]),
         )
         for i, pairs in enumerate(designs)
@@ -148,11 +152,11 @@ def _secondary(pairs: Pairs, rules: Rules) -> list[Finding]:
         contrast = Contrast(values * scale, np.ones(len(pairs)), unit, ranked=False)
         return finding_of(claim, pairs, mean_of(contrast, pairs), unit, swap_test(values, pairs.unit))
 
-    levels = len(pairs) / max(1, pairs.replicates)  # contributions to T2 add up within a replicate
+    betas = len(pairs) / max(1, pairs.replicates)  # contributions to T2 add up within a replicate
     return [
         share(POOLED_SHARE),
         *(share(_cut_claim(cut), cut) for cut in rules.cuts),
-        mean(REPLICATE_SHARE, frontier.replicate_share_contributions(pairs), "of the share", levels),
+        mean(REPLICATE_SHARE, frontier.replicate_share_contributions(pairs), "of the share", betas),
         mean(NET_DOMINANCE, frontier.net_dominance_contributions(pairs), "net probability"),
         mean(MATCHED_DOMINANCE, frontier.matched_dominance_contributions(pairs), "net probability"),
     ]

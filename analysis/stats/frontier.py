@@ -96,7 +96,7 @@ def pooled_share(pairs: Pairs, cut: float = np.inf, *, resamples: int = 1_000, s
     """
     member = pooled_frontier(pairs, cut)
     groups = pairs.replicate if pairs.blocked else np.arange(len(pairs))
-    strata = np.zeros_like(pairs.level) if pairs.blocked else pairs.level
+    strata = np.zeros_like(pairs.beta_index) if pairs.blocked else pairs.beta_index
     # one index vector for each stratum, over the groups it may draw from
     choices = [np.unique(groups[strata == stratum]) for stratum in np.unique(strata)]
     interval = None
@@ -152,8 +152,8 @@ def net_dominance_contributions(pairs: Pairs) -> FloatArray:
     """
     contributions = np.zeros(len(pairs))
     kl, reward = pairs.worst_filled()
-    for level in pairs.levels:
-        rows = pairs.level == level
+    for index in pairs.beta_indices:
+        rows = pairs.beta_index == index
         scores = dominance(kl[rows].ravel(), reward[rows].ravel()).sum(axis=1).reshape(-1, 2)
         contributions[rows] = (scores[:, 0] - scores[:, 1]) / (2 * rows.sum())
     return contributions

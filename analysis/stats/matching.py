@@ -14,13 +14,14 @@ def match(sweep: Sweep, treatment: str, control: str) -> Pairs:
     replicates are): a seed's luck would count once for each beta.
     """
     grid, rows = sweep.grid, []
-    for level in sweep.plan.betas:
-        for replicate in range(sweep.plan.replicates):
-            ours, theirs = grid.get((treatment, level, replicate)), grid.get((control, level, replicate))
+    betas = sweep.plan.grid.beta
+    for index in betas:
+        for replicate in range(sweep.plan.grid.replicates):
+            ours, theirs = grid.get((treatment, index, replicate)), grid.get((control, index, replicate))
             if ours and theirs:
-                rows.append((level, replicate, ours, theirs))
-    seeds = [{ours.cell.seed, theirs.cell.seed} - {None} for _, _, ours, theirs in rows]
-    shared = sum(map(len, seeds)) > len(set().union(*seeds))
+                rows.append((index, replicate, ours, theirs))
+    seeds = {ours.cell.seed for _, _, ours, _ in rows}
+    shared = len(seeds) < len(rows)
     replicates = np.array([row[1] for row in rows], dtype=np.int64)
 
     def outcomes(key: str) -> FloatArray:
@@ -30,7 +31,7 @@ def match(sweep: Sweep, treatment: str, control: str) -> Pairs:
     return Pairs(
         treatment,
         control,
-        np.array([sweep.plan.betas[row[0]] for row in rows], dtype=np.float64),
+        np.array([betas[row[0]] for row in rows], dtype=np.float64),
         np.array([row[0] for row in rows], dtype=np.int64),
         replicates,
         replicates if shared else np.arange(len(rows)),

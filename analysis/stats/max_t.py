@@ -77,14 +77,14 @@ def objective_max_t(designs: Sequence[Pairs]) -> FloatArray | None:
     first = designs[0]
     if any(
         one.diverged.any()
-        or not np.array_equal(one.level, first.level)
+        or not np.array_equal(one.beta_index, first.beta_index)
         or not np.array_equal(one.replicate, first.replicate)
         for one in designs
     ):
         return None
     values = np.column_stack([objective(first)[:, 1], *(objective(one)[:, 0] for one in designs)])
-    for level in first.levels:
-        rows = first.level == level
+    for index in first.beta_indices:
+        rows = first.beta_index == index
         values[rows] /= values[rows].std() or 1.0
     sums = np.stack([unit_sums(column, first.unit) for column in values.T], axis=1)
     return max_t_p_values(sums, np.ones(len(sums)))[1:]

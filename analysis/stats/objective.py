@@ -1,4 +1,4 @@
-"""What both estimators optimise: J = reward - beta * KL (T4), and reward at matched KL (T5)."""
+"""What both estimators optimise: J = reward - beta * KL, and reward at matched KL."""
 
 from dataclasses import dataclass
 
@@ -36,7 +36,7 @@ def objective(pairs: Pairs) -> FloatArray:
 
 
 def objective_contrast(pairs: Pairs) -> Contrast:
-    """T4: the mean difference in J, each KL weight weighted by 1 / SD of J over all its runs.
+    """The mean difference in J, each KL weight weighted by 1 / SD of J over all its runs.
 
     The SD is taken over the runs of both estimators together and does not change under swaps, so the swap
     test of this mean is the test of the studentised statistic, and estimate and test agree in sign.
@@ -51,15 +51,15 @@ def objective_contrast(pairs: Pairs) -> Contrast:
     if pairs.diverged.any():
         return _ranked(pairs, values)
     weights = np.zeros(len(pairs))
-    for level in pairs.levels:
-        rows = pairs.level == level
+    for index in pairs.beta_indices:
+        rows = pairs.beta_index == index
         spread = values[rows].std()
         weights[rows] = 1 / spread if spread > 0 else 0.0
     return Contrast(values[:, 0] - values[:, 1], weights, "reward units", ranked=False)
 
 
 def matched_kl_contrast(pairs: Pairs) -> Contrast:
-    """T5: the mean difference in reward left after one curve in sqrt(KL), fitted to all runs together.
+    """The mean difference in reward left after one curve in sqrt(KL), fitted to all runs together.
 
     The curve ignores labels, so it does not change under swaps and the test stays exact.
     """
@@ -95,8 +95,8 @@ def _ranked(pairs: Pairs, values: FloatArray) -> Contrast:
     """Ranks within each KL weight, scaled to (0, 1); diverged runs share the lowest."""
     filled = np.where(pairs.diverged, -np.inf, values)
     ranks = np.zeros_like(filled)
-    for level in pairs.levels:
-        rows = pairs.level == level
+    for index in pairs.beta_indices:
+        rows = pairs.beta_index == index
         ranks[rows] = (stats.rankdata(filled[rows], axis=None).reshape(-1, 2) - 0.5) / (2 * rows.sum())
     return Contrast(
         ranks[:, 0] - ranks[:, 1], np.ones(len(pairs)), "rank among the runs of its beta (0 to 1)", True

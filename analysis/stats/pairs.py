@@ -21,7 +21,7 @@ class Pairs:
         treatment: Name of the estimator under study.
         control: Name of the estimator it is compared with.
         beta: KL weight of each pair, shape [P].
-        level: Index of the KL weight, shape [P]; equal levels have equal `beta`.
+        beta_index: Index of the KL weight, shape [P]; equal ones have equal `beta`.
         replicate: Replicate of each pair, shape [P].
         unit: What may be swapped on its own, shape [P]: pairs of one unit are swapped together.
         kl: KL(policy || reference) in nats, shape [P, 2].
@@ -34,7 +34,7 @@ class Pairs:
     treatment: str
     control: str
     beta: FloatArray
-    level: IntArray
+    beta_index: IntArray
     replicate: IntArray
     unit: IntArray
     kl: FloatArray
@@ -42,7 +42,7 @@ class Pairs:
 
     def __post_init__(self) -> None:
         size = len(self.beta)
-        for name in ("level", "replicate", "unit"):
+        for name in ("beta_index", "replicate", "unit"):
             if getattr(self, name).shape != (size,):
                 raise ValueError(f"{name} must have shape [{size}], got {getattr(self, name).shape}")
         for name in ("kl", "reward"):
@@ -58,9 +58,9 @@ class Pairs:
         return ~(np.isfinite(self.kl) & np.isfinite(self.reward))
 
     @property
-    def levels(self) -> IntArray:
+    def beta_indices(self) -> IntArray:
         """The distinct KL weights' indices, ascending."""
-        return np.unique(self.level)
+        return np.unique(self.beta_index)
 
     @property
     def replicates(self) -> int:
@@ -79,7 +79,7 @@ class Pairs:
 
     def subset(self, mask: BoolArray) -> "Pairs":
         """The pairs where `mask` [P] is true."""
-        names = ("beta", "level", "replicate", "unit", "kl", "reward")
+        names = ("beta", "beta_index", "replicate", "unit", "kl", "reward")
         return replace(self, **{name: getattr(self, name)[mask] for name in names})
 
     def swapped(self, mask: BoolArray) -> "Pairs":

@@ -20,8 +20,8 @@ CONTRIBUTIONS: dict[str, Callable[[Pairs], FloatArray]] = {
     "T1": frontier.share_contributions,
     "T2": frontier.replicate_share_contributions,
     "T3": frontier.net_dominance_contributions,
-    "T4": lambda pairs: objective_contrast(pairs).contributions,
-    "T5": lambda pairs: matched_kl_contrast(pairs).contributions,
+    "objective": lambda pairs: objective_contrast(pairs).contributions,
+    "matched_kl": lambda pairs: matched_kl_contrast(pairs).contributions,
     "T6": frontier.matched_dominance_contributions,
 }
 """The tests that are sums of swap contributions, by their key."""
@@ -61,20 +61,20 @@ class Scenario:
             lift: Added to the treatment's reward, in `reward_sd`.
             spread: Factor on the control's noise.
         """
-        levels = len(self.betas)
-        level, replicate = np.divmod(np.arange(levels * self.replicates), self.replicates)
-        common = rng.normal(size=(2, len(level), 1))
+        betas = len(self.betas)
+        beta_index, replicate = np.divmod(np.arange(betas * self.replicates), self.replicates)
+        common = rng.normal(size=(2, len(beta_index), 1))
         noise = math.sqrt(self.correlation) * common
-        noise = noise + math.sqrt(1 - self.correlation) * rng.normal(size=(2, len(level), 2))
+        noise = noise + math.sqrt(1 - self.correlation) * rng.normal(size=(2, len(beta_index), 2))
         noise *= np.array([1.0, spread])
         shared = self.cluster * rng.normal(size=self.replicates)[replicate]
-        kl = np.exp(np.array(self.log_kl)[level, None] + self.log_kl_sd * noise[0])
+        kl = np.exp(np.array(self.log_kl)[beta_index, None] + self.log_kl_sd * noise[0])
         reward = np.polynomial.polynomial.polyval(np.sqrt(kl), np.array(self.curve))
         reward = reward + self.reward_sd * noise[1]
         reward[:, 0] += self.reward_sd * (lift + shared)
-        unit = replicate if self.blocked else np.arange(len(level))
-        beta = np.array(self.betas)[level]
-        return Pairs("treatment", "control", beta, level, replicate, unit, kl, reward)
+        unit = replicate if self.blocked else np.arange(len(beta_index))
+        beta = np.array(self.betas)[beta_index]
+        return Pairs("treatment", "control", beta, beta_index, replicate, unit, kl, reward)
 
 
 STANDARD = Scenario(
@@ -95,15 +95,15 @@ def scenario_of(pairs: Pairs) -> Scenario | None:
     as noise.
     """
     pairs = pairs.subset(np.asarray(~pairs.diverged.any(axis=1) & (pairs.kl > 0).all(axis=1)))
-    sizes = [int((pairs.level == level).sum()) for level in pairs.levels]
+    sizes = [int((pairs.beta_index == index).sum()) for index in pairs.beta_indices]
     if not sizes or min(sizes) < 2:
         return None
     free = len(pairs) - len(sizes)
     log_kl, residuals = np.log(pairs.kl), matched_kl_residuals(pairs)
-    means = [float(log_kl[pairs.level == level].mean()) for level in pairs.levels]
+    means = [float(log_kl[pairs.beta_index == index].mean()) for index in pairs.beta_indices]
     for values in (log_kl, residuals):
-        for level in pairs.levels:
-            values[pairs.level == level] -= values[pairs.level == level].mean(axis=0)
+        for index in pairs.beta_indices:
+            values[pairs.beta_index == index] -= values[pairs.beta_index == index].mean(axis=0)
     products = residuals.T @ residuals / free
     variance = float(np.trace(products)) / 2
     cluster = 0.0
@@ -112,7 +112,7 @@ def scenario_of(pairs: Pairs) -> Scenario | None:
         excess = sums.var(ddof=1) - 2 * (variance - products[0, 1]) / len(sizes)
         cluster = math.sqrt(max(0.0, float(excess)) / variance)
     return Scenario(
-        betas=tuple(float(pairs.beta[pairs.level == level][0]) for level in pairs.levels),
+        betas=tuple(float(pairs.beta[pairs.beta_index == index][0]) for index in pairs.beta_indices),
         log_kl=tuple(means),
         replicates=max(sizes),
         curve=tuple(float(c) for c in reward_curve(pairs.kl, pairs.reward)),
@@ -139,7 +139,7 @@ class Rate:
 
 def rejection_rates(
     scenario: Scenario,
-    tests: Iterable[str] = ("T4", "T5"),
+    tests: Iterable[str] = ("objective", "matched_kl"),
     *,
     lift: float = 0.0,
     spread: float = 1.0,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.stats.objective import objective
-from analysis.stats.pairs import FloatArray, Pairs
+from analysis.stats.pairs import FloatArray, IntArray, Pairs
 from analysis.stats.swaps import unit_sums
 
 _BETS = np.linspace(0.1, 0.9, 9)
@@ -29,13 +29,18 @@ def swap_e_process(differences: FloatArray) -> FloatArray:
         >>> swap_e_process(np.array([1.0, 1.0, 1.0])).round(2).tolist()
         [1.0, 1.08, 1.24]
     """
+    return np.asarray(_wealth(differences).mean(axis=0))
+
+
+def _wealth(differences: FloatArray) -> FloatArray:
+    """What those own who bet on positive differences, and on negative ones, after each pair; shape [2, N]."""
     sizes = np.abs(differences)
     weights = np.array(
         [size / max(size, 2 * np.median(sizes[: i + 1])) if size > 0 else 0.0 for i, size in enumerate(sizes)]
     )
-    bets = np.concatenate([_BETS, -_BETS])
-    factors = 1 + bets[:, None] * (weights * np.sign(differences))
-    return np.asarray(np.exp(np.cumsum(np.log(factors), axis=1)).mean(axis=0))
+    bets = np.stack([_BETS, -_BETS])
+    factors = 1 + bets[:, :, None] * (weights * np.sign(differences))
+    return np.asarray(np.exp(np.cumsum(np.log(factors), axis=-1)).mean(axis=1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,31 +48,54 @@ class Evidence:
     """What the pairs say about J = reward - beta * KL, one after another.
 
     Attributes:
-        differences: Treatment minus control in J, of what is swapped on its own: pairs in the order
-            replicate, beta, or whole replicates; shape [N].
-        values: The e-process after each, shape [N].
+        differences: Treatment minus control in J, of what is swapped on its own: pairs in their order, or
+            whole replicates; shape [N].
+        threshold: What the e-process must reach.
+        unit: What one difference is of.
     """
 
     differences: FloatArray
-    values: FloatArray
+    threshold: float
+    unit: str = "matched pair"
 
-    def crossing(self, threshold: float) -> int | None:
-        """After how many the evidence first reached a threshold; None if it has not."""
-        reached = np.flatnonzero(self.values >= threshold)
+    @property
+    def values(self) -> FloatArray:
+        """The e-process after each, shape [N]."""
+        return swap_e_process(self.differences)
+
+    @property
+    def crossing(self) -> int | None:
+        """After how many the threshold was first reached; None if it has not been."""
+        reached = np.flatnonzero(self.values >= self.threshold)
         return int(reached[0]) + 1 if len(reached) else None
 
+    @property
+    def favours_treatment(self) -> bool:
+        """Whether those who bet on the treatment own more: at the crossing, or else by now."""
+        seen = self.crossing or len(self.differences)
+        for_it, against_it = _wealth(self.differences)[:, seen - 1]
+        return bool(for_it > against_it)
 
-def objective_evidence(pairs: Pairs) -> Evidence:
+
+def objective_evidence(pairs: Pairs, threshold: float, added: IntArray | None = None) -> Evidence:
     """The e-process of the differences in J, in the order in which a sweep runs its pairs.
 
     Where one run of a pair diverged the other is better, by as much as any pair before.
+
+    Args:
+        pairs: The matched pairs.
+        threshold: What the e-process must reach: comparisons / alpha.
+        added: In which version of the plan each pair was added, shape [P]. What was added after a look comes
+            after what was looked at, whatever its beta and replicate.
     """
-    ordered = np.lexsort((pairs.level, pairs.replicate))
+    added = np.zeros(len(pairs), dtype=np.int64) if added is None else added
+    ordered = np.lexsort((pairs.beta_index, pairs.replicate, added))
     values = objective(pairs)[ordered]
     gone = pairs.diverged[ordered]
     differences = np.where(gone.any(axis=1), 0.0, values[:, 0] - values[:, 1])
     for i in np.flatnonzero(gone[:, 0] != gone[:, 1]):
         largest = np.abs(differences[:i]).max(initial=0.0)
         differences[i] = (largest or 1.0) * (1 if gone[i, 1] else -1)
-    sums = unit_sums(differences, pairs.unit[ordered]) if pairs.blocked else differences
-    return Evidence(sums, swap_e_process(sums))
+    if pairs.blocked:
+        return Evidence(unit_sums(differences, pairs.unit[ordered]), threshold, "replicate")
+    return Evidence(differences, threshold)

@@ -35,7 +35,7 @@ class SpreadTest:
 
 
 def spread_test(
-    values: FloatArray, levels: IntArray, units: IntArray, *, resamples: int = RESAMPLES
+    values: FloatArray, beta_index: IntArray, units: IntArray, *, resamples: int = RESAMPLES
 ) -> SpreadTest:
     """Compare the spread between replicates over all steps (D1) and on average (D2).
 
@@ -46,7 +46,7 @@ def spread_test(
     Args:
         values: Outcome of each pair's treatment and control at each step, shape [P, 2, T]; several metrics
             may be put after one another. Finite.
-        levels: Index of the KL weight of each pair, shape [P].
+        beta_index: Index of the KL weight of each pair, shape [P].
         units: Pairs with equal entries are swapped together, shape [P].
         resamples: Random swaps when enumeration would need more.
 
@@ -56,7 +56,7 @@ def spread_test(
     if not np.isfinite(values).all():
         raise ValueError("values must be finite: leave out pairs with a diverged run and count those instead")
     names, place = np.unique(units, return_inverse=True)
-    sizes = _absolute_residuals(values, levels)
+    sizes = _absolute_residuals(values, beta_index)
     total = sizes.sum(axis=(0, 1))
     sizes, total = sizes[..., total > 0], total[total > 0]
     leaning = np.stack([(sizes[units == name, 1] - sizes[units == name, 0]).sum(axis=0) for name in names])
@@ -72,7 +72,7 @@ def spread_test(
 
     observed = curve(np.ones(len(names)))
     draws = np.random.default_rng(0).choice((-1.0, 1.0), size=(2_000, len(names)))
-    left_out = np.array([_mean_without(values, levels, place != i) for i in range(len(names))])
+    left_out = np.array([_mean_without(values, beta_index, place != i) for i in range(len(names))])
     return SpreadTest(
         observed,
         float(np.quantile(largest(draws), 0.95)),
@@ -82,30 +82,30 @@ def spread_test(
     )
 
 
-def roughness_contributions(values: FloatArray, levels: IntArray) -> FloatArray:
+def roughness_contributions(values: FloatArray, beta_index: IntArray) -> FloatArray:
     """D3: log mean squared increment around the estimator's mean curve, control minus treatment.
 
     Roughness within a run is another claim than spread between runs, and is named so.
 
     Args:
         values: Outcome of each pair's treatment and control at each step, shape [P, 2, T].
-        levels: Index of the KL weight of each pair, shape [P].
+        beta_index: Index of the KL weight of each pair, shape [P].
 
     Returns:
         Swap contributions, shape [P]: above 0 the treatment's run is the smoother one.
     """
     centred = values.copy()
-    for level in np.unique(levels):
-        rows = levels == level
+    for index in np.unique(beta_index):
+        rows = beta_index == index
         centred[rows] -= values[rows].mean(axis=0)
     squared = (np.diff(centred, axis=-1) ** 2).mean(axis=-1)
     logs = np.log(np.maximum(squared, np.finfo(float).tiny))
     return np.asarray(logs[:, 1] - logs[:, 0])
 
 
-def roughness_test(values: FloatArray, levels: IntArray, units: IntArray) -> tuple[Estimate, SwapTest]:
+def roughness_test(values: FloatArray, beta_index: IntArray, units: IntArray) -> tuple[Estimate, SwapTest]:
     """Mean of `roughness_contributions` over pairs, and its swap test."""
-    contributions = roughness_contributions(values, levels)
+    contributions = roughness_contributions(values, beta_index)
     error = float(contributions.std(ddof=1) / np.sqrt(len(contributions))) if len(contributions) > 1 else 0.0
     estimate = Estimate(float(contributions.mean()), error, len(contributions) - 1.0)
     return estimate, swap_test(contributions, units)
@@ -127,10 +127,10 @@ def collapse_p_value(treatment: int, control: int) -> float:
     return float(mcnemar([[0, treatment], [control, 0]], exact=True).pvalue)
 
 
-def _absolute_residuals(values: FloatArray, levels: IntArray) -> FloatArray:
+def _absolute_residuals(values: FloatArray, beta_index: IntArray) -> FloatArray:
     residuals = values.copy()
-    for level in np.unique(levels):
-        rows = levels == level
+    for index in np.unique(beta_index):
+        rows = beta_index == index
         residuals[rows] -= np.median(values[rows], axis=0)
     return np.abs(residuals)
 
@@ -141,10 +141,10 @@ def _log_ratio(leaning: FloatArray, total: FloatArray) -> FloatArray:
     return np.asarray(np.log(np.maximum(total + leaning, floor)) - np.log(np.maximum(total - leaning, floor)))
 
 
-def _mean_without(values: FloatArray, levels: IntArray, kept: np.ndarray) -> float:
+def _mean_without(values: FloatArray, beta_index: IntArray, kept: np.ndarray) -> float:
     if not kept.any():
         return np.nan
-    sizes = _absolute_residuals(values[kept], levels[kept])
+    sizes = _absolute_residuals(values[kept], beta_index[kept])
     total = sizes.sum(axis=(0, 1))
     leaning = (sizes[:, 1] - sizes[:, 0]).sum(axis=0)
     ratios = _log_ratio(leaning[total > 0], total[total > 0])

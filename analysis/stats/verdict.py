@@ -11,6 +11,7 @@ from enum import Enum
 
 from analysis.stats.frontier import Share
 from analysis.stats.intervals import Estimate, Interval
+from analysis.stats.sequential import Evidence
 from analysis.stats.swaps import SwapTest
 from analysis.stats.text import (
     count,
@@ -36,13 +37,18 @@ class Outcome(Enum):
     INCONCLUSIVE = "inconclusive"
     CANNOT_REJECT = "cannot reject at this design"
 
+    @property
+    def key(self) -> str:
+        """Its name in `results.json`."""
+        return self.name.lower()
+
 
 @dataclass(frozen=True)
 class Claim:
     """What one test is about, in the words its verdicts may use.
 
     Attributes:
-        key: Short name, such as "T4".
+        key: Short name, such as "objective".
         subject: The quantity compared, treatment minus control.
         favourable: The treatment "has ..." if the test rejects in its favour.
         unfavourable: The same against it.
@@ -179,7 +185,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Decision:
-    """Better or worse: what the two primary outcomes together allow.
+    """Better or worse: what the primary outcomes allow, or the e-process where the design was not fixed.
+
+    Attributes:
+        objective: The verdict on J.
+        matched: The verdict on the reward at matched KL.
+        evidence: The e-process of J, if it decides in place of the two.
+        not_fixed: Why it does, as the end of a sentence: "the design is sequential".
 
     Raises:
         ValueError: If a verdict is not about a primary claim.
@@ -187,15 +199,21 @@ class Decision:
 
     objective: Verdict
     matched: Verdict
+    evidence: Evidence | None = None
+    not_fixed: str = ""
 
     def __post_init__(self) -> None:
         for verdict in (self.objective, self.matched):
             if not verdict.claim.primary:
-                raise ValueError(f"{verdict.claim.key} cannot decide: only primary claims (T4, T5) can")
+                raise ValueError(f"{verdict.claim.key} cannot decide: only primary outcomes can")
 
     @property
     def outcome(self) -> Outcome:
         """Better if a primary outcome says so and the other does not contradict it."""
+        if self.evidence is not None:
+            if self.evidence.crossing is None:
+                return Outcome.INCONCLUSIVE
+            return Outcome.BETTER if self.evidence.favours_treatment else Outcome.WORSE
         found = {self.objective.outcome, self.matched.outcome}
         if {Outcome.BETTER, Outcome.WORSE} <= found:
             return Outcome.INCONCLUSIVE
@@ -208,6 +226,8 @@ class Decision:
     def headline(self) -> str:
         """The conclusion in one short sentence."""
         treatment, control = self.objective.treatment, self.objective.control
+        if self.evidence is not None:
+            return self._by_evidence(self.evidence)
         match self.outcome:
             case Outcome.BETTER | Outcome.WORSE:
                 return f"{treatment} is {self.outcome.value} than {control} on the primary outcomes."
@@ -218,3 +238,22 @@ class Decision:
         if {self.objective.outcome, self.matched.outcome} == {Outcome.BETTER, Outcome.WORSE}:
             return f"The two primary outcomes contradict each other on {treatment} against {control}."
         return f"Inconclusive: these runs do not show whether {treatment} is better or worse than {control}."
+
+    @property
+    def decided_by(self) -> str:
+        """What the conclusion rests on, for `results.json`."""
+        return "swap_test" if self.evidence is None else "e_process"
+
+    def _by_evidence(self, evidence: Evidence) -> str:
+        treatment, control = self.objective.treatment, self.objective.control
+        how = f"decided by the e-process of J, because {self.not_fixed}"
+        if evidence.crossing is None:
+            last = number(float(evidence.values[-1])) if len(evidence.values) else "1"
+            return (
+                f"Inconclusive on {treatment} against {control}: E = {last}, and "
+                f"{number(evidence.threshold)} is needed ({how})."
+            )
+        return (
+            f"{treatment} is {self.outcome.value} than {control}: E reached {number(evidence.threshold)} at "
+            f"{evidence.unit} {evidence.crossing} ({how})."
+        )

@@ -11,8 +11,4 @@ from analysis.sweep.launchers import Launcher as Launcher
 from analysis.sweep.launchers.local import LocalLauncher as LocalLauncher
 from analysis.sweep.lock import lock as lock
 from analysis.sweep.progress import Progress as Progress, duration as duration
-from analysis.sweep.store import (
-    DamagedFileError as DamagedFileError,
-    Store as Store,
-    read_result as read_result,
-)
+from analysis.sweep.store import Store as Store

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from analysis.design import Cell, Plan
+from analysis.results import Cell, DamagedFileError, Plan
 from analysis.sweep.eta import Clock
 from analysis.sweep.job import BUSY, USAGE, Job
 from analysis.sweep.launchers import Launcher
 from analysis.sweep.progress import Progress
-from analysis.sweep.store import DamagedFileError, Store
+from analysis.sweep.store import Store
 from lit_klrb import schema
 
 # An attempt without a result is repeated: disks fill up and processes get killed. A divergence is a result.

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from statistics import mean
 
-from analysis.design import Cell
+from analysis.results import Cell
 from analysis.sweep.store import Store
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from analysis.design import Cell
-from analysis.sweep.store import RESULT_SCHEMA
+from analysis.results import Cell
+from analysis.results.layout import RESULT_SCHEMA
 from lit_klrb import schema
 
 # What counts as a curve; other columns, such as speed, differ from run to run and are no result.

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from analysis.design.cells import RUNS, Cell
-from analysis.results import files
+from analysis.design.cells import RUNS
+from analysis.results import Cell, files, layout
 from analysis.sweep.harvest import harvest, read_summary
 from analysis.sweep.store import Store
 from lit_klrb import schema
@@ -61,7 +61,7 @@ def _run(job: Job, store: Store) -> int:
     # A half-written directory is thrown away and the cell starts afresh. To resume inside a cell instead,
     # keep the directory where it holds a checkpoint, and give the command that checkpoint.
     workdir = store.clear(cell.id)
-    OmegaConf.save(OmegaConf.create(cell.config), workdir / "stage.yaml")
+    OmegaConf.save(OmegaConf.create(cell.config), workdir / layout.STAGE)
     argv = [argument.replace(RUNS, str(job.directory)) for argument in cell.argv]
     _redirect_output(store.log(cell.id))
     print("$ python -m", job.module, shlex.join(argv))

@@ -6,7 +6,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn
 
-from analysis.design import Cell
+from analysis.results import Cell
 from lit_klrb import schema
 
 

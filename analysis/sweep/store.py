@@ -1,10 +1,4 @@
-"""The directory of a sweep: what has been found out, and who is working on what.
-
-RUNS/plan.json            the locked plan and its history
-RUNS/results/<id>.json    published results: immutable, checksum inside; the only truth
-RUNS/refused/<id>.json    a second result of the same cell that differs from the published one
-RUNS/failed/<id>.json     cells that ended without a result, with the end of their log
-RUNS/cells/<id>/          working directories: log.txt, seconds, and what the run itself writes
+"""The directory of a sweep while it runs: what is published, and who is working on what.
 
 Why there is no database. That a cell has one result is decided by the file system alone: `os.link` gives a
 name to a complete file and fails if the name exists, so whatever runs twice, in whatever order it is killed,
@@ -16,8 +10,6 @@ hand out the cells.
 """
 
 import fcntl
-import hashlib
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -25,17 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import rfc8785
-
-from analysis.design.fingerprint import digest
-from analysis.results import files
+from analysis.results import files, layout
+from analysis.results.files import read_json
+from analysis.results.records import encode_failure, encode_result, read_result
 from lit_klrb import schema
-
-RESULT_SCHEMA = 1
-
-
-class DamagedFileError(Exception):
-    """A file that does not match its checksum or its name: edited, torn, or misplaced."""
 
 
 class Store:
@@ -47,11 +32,11 @@ class Store:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.results = directory / "results"
+        self.results = directory / layout.RESULTS
 
     def workdir(self, cell_id: str) -> Path:
         """The working directory of a cell."""
-        return self.directory / "cells" / cell_id
+        return layout.workdir(self.directory, cell_id)
 
     def is_settled(self, cell_id: str, needs_checkpoint: bool) -> bool:
         """Whether nothing is left to run for a cell.
@@ -68,7 +53,7 @@ class Store:
 
     def count(self) -> int:
         """How many results are published."""
-        return sum(1 for _ in self.results.glob("*.json"))
+        return len(layout.result_paths(self.directory))
 
     def result(self, cell_id: str) -> dict[str, Any] | None:
         """The published result of a cell, checked; None if it has none.
@@ -77,12 +62,7 @@ class Store:
             DamagedFileError: If the file is not what was published.
         """
         path = self._result(cell_id)
-        if not path.exists():
-            return None
-        content = read_result(path)
-        if content["id"] != cell_id:
-            raise DamagedFileError(f"{path}: holds the result of another cell, {content['id']}")
-        return content
+        return read_result(path) if path.exists() else None
 
     def publish(self, result: dict[str, Any]) -> bool:
         """Publish the result of a cell unless it has one; a second, different one is kept under refused/.
@@ -95,16 +75,16 @@ class Store:
             something it depends on is not in its id, or its computation is not deterministic.
         """
         path = self._result(result["id"])
-        content = rfc8785.dumps({**result, "checksum": digest(result)})
+        content = encode_result(result)
         if files.publish(path, content) or path.read_bytes() == content:
             self._failure(result["id"]).unlink(missing_ok=True)
             return True
-        files.replace(self.directory / "refused" / path.name, content)
+        files.replace(layout.refused_path(self.directory, result["id"]), content)
         return False
 
     def refused(self, cell_id: str) -> Path | None:
         """Where a second, different result of the cell is kept, if there was one."""
-        path = self.directory / "refused" / f"{cell_id}.json"
+        path = layout.refused_path(self.directory, cell_id)
         return path if path.exists() else None
 
     def failure(self, cell_id: str) -> dict[str, Any] | None:
@@ -112,14 +92,13 @@ class Store:
         path = self._failure(cell_id)
         if self._result(cell_id).exists() or not path.exists():
             return None
-        content: dict[str, Any] = json.loads(path.read_bytes())
+        content: dict[str, Any] = read_json(path)
         return content
 
     def record_failure(self, cell_id: str, cell: dict[str, Any], error: str) -> None:
         """Note that an attempt at a cell ended without a result."""
         attempts = 1 + (self.failure(cell_id) or {"attempts": 0})["attempts"]
-        record = {"id": cell_id, "cell": cell, "attempts": attempts, "error": error}
-        files.replace(self._failure(cell_id), json.dumps(record, indent=1).encode())
+        files.replace(self._failure(cell_id), encode_failure(cell_id, cell, attempts, error))
 
     @contextmanager
     def claim(self, cell_id: str) -> Iterator[bool]:
@@ -152,7 +131,7 @@ class Store:
 
     def log(self, cell_id: str) -> Path:
         """The file with all that the cell's newest attempt printed."""
-        return self.workdir(cell_id) / "log.txt"
+        return self.workdir(cell_id) / layout.LOG
 
     def log_tail(self, cell_id: str, lines: int = 10) -> str:
         """The last lines that the cell's newest attempt printed."""
@@ -162,7 +141,7 @@ class Store:
 
     def seconds(self, cell_id: str) -> Path:
         """The file with the seconds the cell took; no part of its result, which is the same each time."""
-        return self.workdir(cell_id) / "seconds"
+        return self.workdir(cell_id) / layout.SECONDS
 
     def link(self, name: str, cell_id: str) -> None:
         """Let DIRECTORY/name lead to the run directory of a cell, unless something else is there."""
@@ -175,7 +154,7 @@ class Store:
 
     def tidy(self) -> None:
         """Remove what publications that were killed left: temporary files, failures since made good."""
-        for record in (self.directory / "failed").glob("*.json"):
+        for record in layout.failure_paths(self.directory):
             if self._result(record.stem).exists():
                 record.unlink(missing_ok=True)
         for path in self.results.glob(f".*{files.TEMPORARY}"):
@@ -184,10 +163,10 @@ class Store:
                     path.unlink(missing_ok=True)
 
     def _result(self, cell_id: str) -> Path:
-        return self.results / f"{cell_id}.json"
+        return layout.result_path(self.directory, cell_id)
 
     def _failure(self, cell_id: str) -> Path:
-        return self.directory / "failed" / f"{cell_id}.json"
+        return layout.failure_path(self.directory, cell_id)
 
 
 def _try_lock(descriptor: int) -> bool:
@@ -196,24 +175,3 @@ def _try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def read_result(path: Path) -> dict[str, Any]:
-    """Read a published result and check it against its checksum.
-
-    Raises:
-        DamagedFileError: If the file is not what was published.
-    """
-    raw = path.read_bytes()
-    try:
-        content = json.loads(raw)
-        # The file is canonical JSON, and so is what is left without this member: no need to format it again.
-        rest = raw.replace(b'"checksum":"%s",' % content["checksum"].encode(), b"", 1)
-        intact = hashlib.sha256(rest).hexdigest() == content["checksum"]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        intact = False
-    if not intact:
-        raise DamagedFileError(f"{path}: does not match its checksum; it was changed after it was published")
-    if content["schema"] != RESULT_SCHEMA:
-        raise DamagedFileError(f"{path}: has schema {content['schema']}; this version reads {RESULT_SCHEMA}")
-    return dict(content)

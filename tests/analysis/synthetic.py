@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import rfc8785
 
+from analysis.results import Cell, Grid, Plan, Primary, Stage
+from analysis.results.locked import lock_document
+
 ESTIMATORS = ("MonteCarlo", "RaoBlackwell")
 BETAS = {0: 0.05, 1: 0.1, 2: 0.2}
 
@@ -74,6 +77,8 @@ def write_sweep(
     seed_of: Callable[[int, int], int] | None = None,
     primary: Mapping[str, Any] | None = None,
     plan: bool = True,
+    setting: str = "",
+    studied: bool = False,
 ) -> Path:
     """A sweep's directory; `edit` may change a result or withhold it by returning None."""
     rng = np.random.default_rng(0)
@@ -87,6 +92,8 @@ def write_sweep(
         },
     )
     made = [reference, start]
+    if studied:
+        made.append({**result(cell("study"), {"reward": 0.7, "kl": 0.5}), "studies": studies()})
     for replicate in range(replicates):
         for level, beta in betas.items():
             luck = rng.normal()
@@ -102,7 +109,7 @@ def write_sweep(
                 }
                 made.append(result(where, final, curves=curves))
     if plan:
-        write_plan(runs, made, estimators, betas, replicates, primary)
+        write_plan(runs, made, estimators, betas, replicates, primary, setting)
     for content in made:
         place = content["cell"]
         point = (place["estimator"], place["beta_index"], place["replicate"])
@@ -112,35 +119,35 @@ def write_sweep(
     return runs
 
 
-def write_plan(runs: Path, made, estimators, betas, replicates: int, primary) -> None:
-    content = {
-        "plan": {
-            "name": "synthetic",
-            "grid": {
-                "estimator": list(estimators),
-                "beta": {str(level): beta for level, beta in betas.items()},
-                "replicates": replicates,
-            },
-            "primary": {"control": estimators[0], "outcome": "objective", "alpha": 0.05, **(primary or {})},
-        }
-    }
-    locked = {
-        "schema": 1,
-        "hash": digest(content),
-        "content": content,
-        "cells": [{"id": one["id"], **one["cell"]} for one in made],
-        "history": [{"hash": digest(content), "published": 0, "changes": []}],
-    }
+def write_plan(runs: Path, made, estimators, betas, replicates, primary, setting="") -> None:
+    chosen = {"control": estimators[0], **(primary or {})}
+    stages = {name: Stage("") for name in ("sft", "dpo", "study", "rloo")}
+    plan = Plan(
+        "synthetic", "", stages, Grid(list(estimators), betas, replicates), Primary(**chosen), setting=setting
+    )
+    cells = [Cell.of_record(one["id"], one["cell"]) for one in made]
     runs.mkdir(parents=True, exist_ok=True)
-    (runs / "plan.json").write_text(json.dumps(locked))
+    (runs / "plan.json").write_bytes(lock_document(plan, {"plan": plan.record()}, cells))
 
 
-def fail(runs: Path, where: Mapping[str, Any], error: str = "Traceback\nOSError: disk full") -> None:
-    folder = runs / "failed"
-    folder.mkdir(parents=True, exist_ok=True)
-    name = digest(dict(where))
-    record = {"id": name, "cell": dict(where), "attempts": 3, "error": error}
-    (folder / f"{name}.json").write_text(json.dumps(record))
+def edit_plan(runs: Path, edit: Callable[[dict], None], *, rehash: bool = True) -> None:
+    """Change plan.json by hand, with or without computing its hash anew."""
+    document = json.loads((runs / "plan.json").read_text())
+    edit(document)
+    if rehash:
+        document["hash"] = digest({key: value for key, value in document.items() if key != "hash"})
+    (runs / "plan.json").write_text(json.dumps(document))
+
+
+def fail(runs: Path, place: tuple[str, int, int], error: str = "Traceback\nOSError: disk full") -> None:
+    """Record that a planned cell of the grid failed."""
+    keys = ("estimator", "beta_index", "replicate")
+    cells = json.loads((runs / "plan.json").read_text())["cells"]
+    (where,) = (dict(cell) for cell in cells if tuple(cell[key] for key in keys) == place)
+    name = where.pop("id")
+    (runs / "failed").mkdir(exist_ok=True)
+    record = {"id": name, "cell": where, "attempts": 3, "error": error}
+    (runs / "failed" / f"{name}.json").write_text(json.dumps(record))
 
 
 def studies(batches: int = 8, prompts: int = 6) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from analysis.report.assessment import Study
+from analysis.report.assessment import Assessment
 from analysis.report.elements import Section
 from analysis.report.sections.attainment import attainment
 from analysis.report.sections.certificates import certificates
@@ -17,7 +17,7 @@ from analysis.report.sections.stability import stability
 from analysis.report.sections.summary import summary
 from analysis.report.sections.tradeoff import tradeoff
 
-SECTIONS: tuple[Callable[[Study], Section | None], ...] = (
+SECTIONS: tuple[Callable[[Assessment], Section | None], ...] = (
     summary,
     execution,
     tradeoff,

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from analysis.report.assessment import Study
+from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import sheet
 from analysis.stats import Pairs
@@ -18,21 +18,24 @@ from analysis.stats.verdict import Claim
 _CELLS = 24
 
 
-def attainment(study: Study) -> Section | None:
+def attainment(assessment: Assessment) -> Section | None:
     """Hypervolume replicate by replicate, and the map of differences in attainment."""
-    corner = _corner(study)
-    if corner is None or not study.complete:
+    corner = _corner(assessment)
+    if corner is None or assessment.withheld:
         return None
-    pairs = {comparison.pairs.treatment: comparison.pairs for comparison in study.comparisons}
-    verdicts = corrected([_finding(one, corner) for one in pairs.values()], study.sweep.plan.alpha)
-    control = study.sweep.plan.control
+    pairs = {comparison.pairs.treatment: comparison.pairs for comparison in assessment.comparisons}
+    verdicts = corrected(
+        [_finding(one, corner) for one in pairs.values()], assessment.sweep.plan.primary.alpha
+    )
+    control = assessment.sweep.plan.primary.control
     beyond = {name: outside(one, corner) for name, one in pairs.items()}
     return Section(
         "attainment",
         "What the runs attain together",
         paragraphs=[
             "Hypervolume (T7) is the area, on log KL and reward, that the runs of one replicate "
-            f"dominate up to a corner: KL {number(corner[0])}, reward {number(corner[1])}, {_origin(study)}",
+            f"dominate up to a corner: KL {number(corner[0])}, reward {number(corner[1])}, "
+            f"{_origin(assessment)}",
             *(verdict.sentence for verdict in verdicts),
         ],
         figures=[_figure(name, one, control) for name, one in pairs.items()],
@@ -49,18 +52,19 @@ def attainment(study: Study) -> Section | None:
     )
 
 
-def _corner(study: Study) -> Reference | None:
+def _corner(assessment: Assessment) -> Reference | None:
     """The planned one, else the worst KL and reward of any run; None where no area can be had."""
-    runs = [run for run in study.sweep.grid.values() if not run.diverged]
+    runs = [run for run in assessment.sweep.grid.values() if not run.diverged]
     kl, reward = ([run.outcome(key) for run in runs] for key in ("kl", "reward"))
     if not runs or min(kl) <= 0:
         return None
-    return study.sweep.plan.corner or (max(kl), min(reward))
+    corner = assessment.sweep.plan.primary.corner
+    return (corner[0], corner[1]) if corner else (max(kl), min(reward))
 
 
-def _origin(study: Study) -> str:
+def _origin(assessment: Assessment) -> str:
     """Where the corner comes from, and what that means."""
-    if study.sweep.plan.corner is not None:
+    if assessment.sweep.plan.primary.corner:
         return "as planned; runs beyond it add nothing."
     return (
         "the worst of any run in this sweep. The corner was not fixed in advance: the exact test stays "

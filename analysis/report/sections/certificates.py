@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from analysis.design import PRIMARY_CLAIMS
-from analysis.report.assessment import Study
+from analysis.report.assessment import Assessment
 from analysis.report.elements import Section, Table
+from analysis.results.plan import PRIMARY_OUTCOMES
 from analysis.stats.power import CONTRIBUTIONS, Rate, Scenario, rejection_rates, scenario_of
 from analysis.stats.text import number
 
@@ -12,19 +12,19 @@ from analysis.stats.text import number
 _PAIRS, _FEWEST, _MOST = 24_000, 250, 1_000
 # True advantage in reward, in units of its spread between replicates -> the tests that are run: all of them
 # where there is none, which measures their size, else the ones that decide.
-LIFTS: dict[float, Sequence[str]] = {0.0: [*CONTRIBUTIONS], 0.5: PRIMARY_CLAIMS, 1.0: PRIMARY_CLAIMS}
+LIFTS: dict[float, Sequence[str]] = {0.0: [*CONTRIBUTIONS], 0.5: PRIMARY_OUTCOMES, 1.0: PRIMARY_OUTCOMES}
 
 
-def certificates(study: Study) -> Section | None:
+def certificates(assessment: Assessment) -> Section | None:
     """How often each test rejects where there is nothing, and where there is something."""
     found = {
         comparison.pairs.treatment: scenario
-        for comparison in study.comparisons
+        for comparison in assessment.comparisons
         if (scenario := scenario_of(comparison.pairs)) is not None
     }
-    if not study.complete or not found:
+    if assessment.withheld or not found:
         return None
-    alpha = study.sweep.plan.alpha
+    alpha = assessment.sweep.plan.primary.alpha
     rates = {
         name: [
             rejection_rates(scenario, tests, lift=lift, alpha=alpha, sweeps=_sweeps(scenario))

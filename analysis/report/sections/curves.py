@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from analysis.report.assessment import Study
+from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import MANY, legend_lines, looks, sheet
-from analysis.results.sweep import Curve, Run
+from analysis.results.records import Curve, Run
 from analysis.stats.pairs import FloatArray
 from analysis.stats.text import number
 from lit_klrb import schema
@@ -22,10 +22,12 @@ NAMES = {"train": "Training", "val": "Validation"}
 _POINTS = 400
 
 
-def training_curves(study: Study) -> Section | None:
+def training_curves(assessment: Assessment) -> Section | None:
     """One figure for training and one for validation, a row for each β."""
     figures = [
-        figure for source, where in SOURCES.items() if (figure := _figure(study, source, where)) is not None
+        figure
+        for source, where in SOURCES.items()
+        if (figure := _figure(assessment, source, where)) is not None
     ]
     if not figures:
         return None
@@ -43,23 +45,25 @@ def training_curves(study: Study) -> Section | None:
                 for metric in METRICS
                 if (curve := run.curves.get(f"{source}/{metric}")) is not None and len(curve.value)
             }
-            for run in study.sweep.grid.values()
+            for run in assessment.sweep.grid.values()
         },
     )
 
 
-def _figure(study: Study, source: str, where: str) -> Figure | None:
+def _figure(assessment: Assessment, source: str, where: str) -> Figure | None:
     runs = [
-        run for run in study.sweep.grid.values() if any(_curve(run, source, metric) for metric in METRICS)
+        run
+        for run in assessment.sweep.grid.values()
+        if any(_curve(run, source, metric) for metric in METRICS)
     ]
     if not runs:
         return None
     name = NAMES[source]
     return Figure(
-        _draw(study, runs, source),
+        _draw(assessment, runs, source),
         f"{name} curves of reward and KL against the training step for {len(runs)} runs, one row for each β.",
         f"{name}: reward and KL {where}. One line is one run; colour and dashes name the estimator.",
-        _table(study, runs, source),
+        _table(assessment, runs, source),
     )
 
 
@@ -68,11 +72,11 @@ def _curve(run: Run, source: str, metric: str) -> Curve | None:
     return curve if curve is not None and len(curve.step) else None
 
 
-def _table(study: Study, runs: Sequence[Run], source: str) -> Table:
+def _table(assessment: Assessment, runs: Sequence[Run], source: str) -> Table:
     rows = []
-    for level, beta in study.sweep.plan.betas.items():
-        for name in study.sweep.plan.estimators:
-            mine = [run for run in runs if run.cell.level == level and run.cell.estimator == name]
+    for index, beta in assessment.sweep.plan.grid.beta.items():
+        for name in assessment.sweep.plan.grid.estimator:
+            mine = [run for run in runs if run.point.beta_index == index and run.point.estimator == name]
             for metric, label in METRICS.items():
                 curves = [curve for run in mine if (curve := _curve(run, source, metric)) is not None]
                 if curves:
@@ -105,21 +109,21 @@ def _sd(values: FloatArray) -> str:
     return number(float(values.std(ddof=1)), 2) if len(values) > 1 else "–"
 
 
-def _draw(study: Study, runs: Sequence[Run], source: str) -> str:
-    plan = study.sweep.plan
-    styles = looks(plan.estimators, plan.control)
-    with sheet(0.7 + 1.55 * len(plan.betas)) as drawn:
+def _draw(assessment: Assessment, runs: Sequence[Run], source: str) -> str:
+    plan = assessment.sweep.plan
+    styles = looks(plan.grid.estimator, plan.primary.control)
+    with sheet(0.7 + 1.55 * len(plan.grid.beta)) as drawn:
         panels = drawn.canvas.subplots(
-            len(plan.betas), len(METRICS), sharex=True, sharey="col", squeeze=False
+            len(plan.grid.beta), len(METRICS), sharex=True, sharey="col", squeeze=False
         )
-        for row, (level, beta) in zip(panels, plan.betas.items(), strict=True):
+        for row, (index, beta) in zip(panels, plan.grid.beta.items(), strict=True):
             for axes, (metric, label) in zip(row, METRICS.items(), strict=True):
                 axes.set_title(f"β = {beta:g}: {label}", loc="left", fontsize=8)
                 axes.tick_params(labelsize=7.5)
                 for run in runs:
                     curve = _curve(run, source, metric)
-                    if run.cell.level == level and curve is not None:
-                        look = styles[str(run.cell.estimator)]
+                    if run.point.beta_index == index and curve is not None:
+                        look = styles[run.point.estimator]
                         thin = slice(None, None, 1 + len(curve.step) // _POINTS)
                         axes.plot(
                             curve.step[thin],

@@ -4,80 +4,84 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from analysis.report.assessment import Study
+from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import INK, legend_lines, looks, sheet
-from analysis.stats.sequential import Evidence, objective_evidence
+from analysis.stats.sequential import Evidence
 from analysis.stats.text import number
 
 
-def evidence(study: Study) -> Section | None:
+def evidence(assessment: Assessment) -> Section | None:
     """The e-process of J for each comparison, whether the sweep is complete or not."""
-    plan = study.sweep.plan
-    if not plan.sequential or not study.comparisons:
+    found = {
+        one.pairs.treatment: one.decision.evidence
+        for one in assessment.comparisons
+        if one.decision.evidence is not None
+    }
+    if not found or assessment.sweep.invalid:
         return None
-    found = {one.pairs.treatment: objective_evidence(one.pairs) for one in study.comparisons}
-    threshold = len(found) / plan.alpha
-    unit = "replicate" if study.comparisons[0].pairs.blocked else "matched pair"
+    plan, first = assessment.sweep.plan, next(iter(found.values()))
+    threshold, unit = first.threshold, first.unit
+    because = assessment.comparisons[0].decision.not_fixed
     return Section(
         "evidence",
         f"Evidence {unit} by {unit}",
         paragraphs=[
-            f"E is what a bettor owns who starts with 1 and bets, before each {unit}, on which estimator "
-            "has the higher J = reward − β·KL: if the labels mean nothing no strategy gains, and the chance "
-            f"that E ever reaches {number(threshold)} is at most {plan.alpha:g} for all comparisons together "
-            f"({len(found)} / {plan.alpha:g}, Bonferroni). That holds however often one looks and whenever "
-            "one stops; a design fixed in advance with its swap test needs fewer runs.",
-            *(_sentence(name, plan.control, one, threshold, unit) for name, one in found.items()),
+            f"This decides, because {because}. E is what a bettor owns who starts with 1 and bets, before "
+            f"each {unit}, on which estimator has the higher J = reward − β·KL: if the labels mean nothing "
+            f"no strategy gains, and the chance that E ever reaches {number(threshold)} for any comparison "
+            f"is at most {plan.primary.alpha:g} (Bonferroni). That holds however often one looks and "
+            "whenever one stops; a design fixed in advance with its swap test needs fewer runs.",
+            *(_sentence(name, plan.primary.control, one) for name, one in found.items()),
         ],
-        figures=[_figure(study, found, threshold, unit)],
+        figures=[_figure(assessment, found, threshold, unit)],
         numbers={
-            name: {"e": one.values.tolist(), "threshold": threshold, "crossing": one.crossing(threshold)}
+            name: {"e": one.values.tolist(), "threshold": threshold, "crossing": one.crossing}
             for name, one in found.items()
         },
     )
 
 
-def _sentence(name: str, control: str, found: Evidence, threshold: float, unit: str) -> str:
+def _sentence(name: str, control: str, found: Evidence) -> str:
+    threshold, unit = found.threshold, found.unit
     seen, last = len(found.values), float(found.values[-1])
-    crossing = found.crossing(threshold)
+    crossing = found.crossing
     ahead = int((found.differences > 0).sum())
     counts = f"{name} has the higher J in {ahead} of {seen} {unit}s"
     if crossing is None:
         return f"{name}: inconclusive so far, E = {number(last)} after {seen} {unit}s; {counts}."
-    direction = "higher" if found.differences[:crossing].sum() > 0 else "lower"
+    direction = "higher" if found.favours_treatment else "lower"
     return (
         f"{name} has a {direction} J than {control}: E reached {number(threshold)} at {unit} {crossing} and "
         f"is {number(last)} after {seen}; {counts}."
     )
 
 
-def _figure(study: Study, found: Mapping[str, Evidence], threshold: float, unit: str) -> Figure:
+def _figure(assessment: Assessment, found: Mapping[str, Evidence], threshold: float, unit: str) -> Figure:
     rows = [
-        (name, str(len(one.values)), number(one.values[-1]), number(one.values.max()), _when(one, threshold))
+        (name, str(len(one.values)), number(one.values[-1]), number(one.values.max()), _when(one))
         for name, one in found.items()
     ]
     return Figure(
-        _draw(study, found, threshold, unit),
+        _draw(assessment, found, threshold, unit),
         f"E against the number of {unit}s, one line for each estimator, with the threshold.",
         f"One step is one {unit}, in the order of replicates and β. The dotted line is the threshold "
         f"{number(threshold)}; at 1 nothing speaks for either.",
         Table(
-            f"E of each comparison with {study.sweep.plan.control}; n counts {unit}s.",
+            f"E of each comparison with {assessment.sweep.plan.primary.control}; n counts {unit}s.",
             ("Estimator", "n", "E", "Largest E", f"Reached {number(threshold)} at"),
             rows,
         ),
     )
 
 
-def _when(found: Evidence, threshold: float) -> str:
-    crossing = found.crossing(threshold)
-    return "–" if crossing is None else str(crossing)
+def _when(found: Evidence) -> str:
+    return "–" if found.crossing is None else str(found.crossing)
 
 
-def _draw(study: Study, found: Mapping[str, Evidence], threshold: float, unit: str) -> str:
-    plan = study.sweep.plan
-    styles = looks(plan.estimators, plan.control)
+def _draw(assessment: Assessment, found: Mapping[str, Evidence], threshold: float, unit: str) -> str:
+    plan = assessment.sweep.plan
+    styles = looks(plan.grid.estimator, plan.primary.control)
     with sheet(2.6) as drawn:
         axes = drawn.canvas.subplots()
         for name, one in found.items():

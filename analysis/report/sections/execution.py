@@ -2,15 +2,15 @@
 
 from collections import Counter
 
-from analysis.report.assessment import Study
+from analysis.report.assessment import Assessment
 from analysis.report.elements import Section, Table
 from analysis.results.sweep import Sweep
 from analysis.stats.text import count
 
 
-def execution(study: Study) -> Section:
+def execution(assessment: Assessment) -> Section:
     """What was planned, what ran, and every cell that has no ordinary result."""
-    sweep = study.sweep
+    sweep = assessment.sweep
     counts = _counts(sweep)
     total = Counter[str]()
     for row in counts.values():
@@ -35,7 +35,9 @@ def execution(study: Study) -> Section:
     if sweep.problems:
         tables.append(
             Table(
-                "Files that were left out.", ("File and reason",), [(problem,) for problem in sweep.problems]
+                "Files that were left out.",
+                ("File and reason",),
+                [(problem.text,) for problem in sweep.problems],
             )
         )
     return Section(
@@ -45,37 +47,42 @@ def execution(study: Study) -> Section:
         tables=tables,
         numbers={
             "counts": {name: dict(row) for name, row in counts.items()},
-            "problems": list(sweep.problems),
+            "problems": [problem.text for problem in sweep.problems],
         },
     )
 
 
 def _counts(sweep: Sweep) -> dict[str, Counter[str]]:
-    counts = {name: Counter[str]() for name in sweep.plan.estimators}
-    for estimator, _, _ in sweep.plan.points:
+    counts = {name: Counter[str]() for name in sweep.plan.grid.estimator}
+    for estimator, _, _ in sweep.plan.places:
         counts[estimator]["planned"] += 1
     for estimator, _, _ in sweep.missing:
         counts[estimator]["not run"] += 1
     for (estimator, _, _), run in sweep.grid.items():
         counts.setdefault(estimator, Counter())["diverged" if run.diverged else "finished"] += 1
     for failure in sweep.failures:
-        counts.setdefault(failure.cell.estimator or failure.cell.stage, Counter())["failed"] += 1
+        point = failure.cell.point
+        counts.setdefault(point.estimator if point else failure.cell.stage, Counter())["failed"] += 1
     return counts
 
 
 def _troubled(sweep: Sweep) -> list[tuple[str, str, str]]:
     rows = [
-        (str(run.cell), "diverged", "its training or final evaluation is not finite")
+        (run.cell.title, "diverged", "its training or final evaluation is not finite")
         for run in sweep.runs
         if run.diverged
     ]
     rows += [
-        (str(failure.cell), "failed", f"{count(failure.attempts, 'attempt')}: {_last_line(failure.error)}")
+        (failure.cell.title, "failed", f"{count(failure.attempts, 'attempt')}: {_last_line(failure.error)}")
         for failure in sweep.failures
     ]
     rows += [
-        (f"{estimator}, β = {sweep.plan.betas[level]:g}, replicate {replicate}", "not run", "no result yet")
-        for estimator, level, replicate in sweep.missing
+        (
+            f"{estimator}, β = {sweep.plan.grid.beta[index]:g}, replicate {replicate}",
+            "not run",
+            "no result yet",
+        )
+        for estimator, index, replicate in sweep.missing
     ]
     return rows
 
@@ -86,12 +93,12 @@ def _last_line(text: str, width: int = 200) -> str:
 
 
 def _lock_text(sweep: Sweep) -> str:
-    plan = sweep.plan
-    if plan.digest is None:
+    locked = sweep.locked
+    if locked is None:
         return "No plan.json: the design was inferred from the results, and nothing was fixed in advance."
-    text = f"Plan {plan.name}, locked with hash {plan.digest[:12]}."
-    changes = [change for version in plan.history[1:] for change in version.get("changes", [])]
+    text = f"Plan {sweep.plan.name}, locked with hash {locked.hash[:12]}."
+    changes = [change for version in locked.history[1:] for change in version.changes]
     if not changes:
         return f"{text} It was not changed since."
-    seen = max(version.get("published", 0) for version in plan.history[1:])
+    seen = max(version.published for version in locked.history[1:])
     return f"{text} Changed after up to {count(seen, 'result')} could have been seen: {'; '.join(changes)}."

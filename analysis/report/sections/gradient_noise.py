@@ -1,37 +1,37 @@
 """Fig. 5: the variance of gradients under each estimator over the control's, at moments of training."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from analysis.report.assessment import Study
+from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import INK, legend_lines, looks, sheet
+from analysis.results.artifacts import GradientStudy
 from analysis.stats.gradient_noise import TERMS, NoiseFinding, NoiseMoment, compare_noise
 from analysis.stats.text import number, ratio_text
-from lit_klrb import schema
 
 
-def gradient_noise(study: Study) -> Section | None:
+def gradient_noise(assessment: Assessment) -> Section | None:
     """Variance ratios with verdicts, from the artifact of `GradientNoiseStudy`."""
-    found = study.sweep.study(schema.GRADIENT_NOISE)
+    found = assessment.sweep.study(GradientStudy)
     if found is None:
         return None
     run, artifact = found
-    names, plan = artifact["estimators"], study.sweep.plan
-    control = plan.control if plan.control in names else names[0]
-    moments = [_moment(moment, names) for moment in artifact["moments"]]
-    findings = compare_noise(moments, control, plan.alpha)
-    pooled = artifact["prompts"] * artifact["moments"][0]["completions"]
+    names, plan = artifact.estimators, assessment.sweep.plan
+    control = plan.primary.control if plan.primary.control in names else names[0]
+    moments = [NoiseMoment(one.step, one.gram, names) for one in artifact.snapshots]
+    findings = compare_noise(moments, control, plan.primary.alpha)
+    pooled = artifact.prompts * artifact.snapshots[0].completions
     return Section(
         "gradient_noise",
         "Noise of the gradients",
         paragraphs=[
-            f"tr Cov of the gradient of a batch of {artifact['prompts']} prompts with {pooled} completions, "
-            f"over {artifact['batches']} batches of other prompts and completions; all estimators saw "
-            f"the same. The policy is that of one run ({run.cell}) at the steps named, β = "
-            f"{artifact['moments'][0]['beta']:g}. The KL's gradient is what an estimator adds to the "
+            f"tr Cov of the gradient of a batch of {artifact.prompts} prompts with {pooled} completions, "
+            f"over {artifact.batches} batches of other prompts and completions; all estimators saw "
+            f"the same. The policy is that of one run ({run.cell.title}) at the steps named, β = "
+            f"{artifact.snapshots[0].beta:g}. The KL's gradient is what an estimator adds to the "
             "reward's; the whole gradient is what a step uses: a ratio for the one does not carry over to "
             "the other.",
             *(finding.verdict.sentence for finding in findings if finding.term == "total"),
@@ -41,14 +41,6 @@ def gradient_noise(study: Study) -> Section | None:
         numbers={"findings": [_numbers(finding) for finding in findings]},
         exploratory=True,
     )
-
-
-def _moment(moment: Mapping[str, Any], names: Sequence[str]) -> NoiseMoment:
-    side = len(moment["gram"])
-    gram = np.zeros((side, side))
-    for index, row in enumerate(moment["gram"]):
-        gram[index, : index + 1] = gram[: index + 1, index] = row
-    return NoiseMoment(moment["step"], gram, names)
 
 
 def _numbers(finding: NoiseFinding) -> dict[str, Any]:

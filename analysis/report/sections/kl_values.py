@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from analysis.report.assessment import Study
+from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import INK, looks, sheet
+from analysis.results.artifacts import ValueSnapshot, ValueStudy
 from analysis.stats.bias import BiasOutcome, BiasVerdict
 from analysis.stats.kl_values import REFERENCE, EstimatorSpread, corrected_biases, estimator_spreads
 from analysis.stats.text import number, ratio_text
-from lit_klrb import schema
 
 # What the values are called where they are explained.
 NAMES = {
@@ -33,22 +33,23 @@ _WORDS = {
 Moments = dict[int, dict[str, EstimatorSpread]]
 
 
-def estimation(study: Study) -> Section | None:
+def estimation(assessment: Assessment) -> Section | None:
     """Mean, spread and bias of every value estimator, from the artifact of `EstimationStudy`."""
-    found = study.sweep.study(schema.ESTIMATION)
+    found = assessment.sweep.study(ValueStudy)
     if found is None:
         return None
     run, artifact = found
-    moments = corrected_biases({moment["step"]: _spreads(artifact, moment) for moment in artifact["moments"]})
-    sizes = artifact["group_sizes"]
-    counted = f"{artifact['completions']} completions of each of {artifact['prompts']} prompts"
+    moments = corrected_biases({one.step: _spreads(artifact, one) for one in artifact.snapshots})
+    sizes = artifact.group_sizes
+    counted = f"{artifact.completions} completions of each of {artifact.prompts} prompts"
     return Section(
         "estimation",
         "Estimating the KL",
         paragraphs=[
-            f"Every estimator saw the same {counted}, drawn from the policy of one run ({run.cell}) at the "
-            "steps named. Spread is the standard deviation of the estimate from M completions of a prompt, "
-            "the root of its mean variance over prompts. What is said here is said of this run's policy.",
+            f"Every estimator saw the same {counted}, drawn from the policy of one run ({run.cell.title}) at "
+            "the steps named. Spread is the standard deviation of the estimate from M completions of a "
+            "prompt, the root of its mean variance over prompts. What is said here is said of this run's "
+            "policy.",
             f"The bias is measured against {NAMES[REFERENCE]}, whose mean is the KL, on the same "
             "completions; equivalence and bias are tested at 5%, corrected over all "
             "estimators and steps (Holm), and “inconclusive” is not “unbiased”. Nothing is concluded from "
@@ -56,18 +57,15 @@ def estimation(study: Study) -> Section | None:
             "their mean what it is may be too rare to be among them.",
         ],
         figures=[_spread_figure(moments, sizes), _prompt_figure(moments)],
-        tables=[_table(step, spreads, sizes, artifact["prompts"]) for step, spreads in moments.items()],
+        tables=[_table(step, spreads, sizes, artifact.prompts) for step, spreads in moments.items()],
         numbers={str(step): _numbers(spreads) for step, spreads in moments.items()},
         exploratory=True,
     )
 
 
-def _spreads(artifact: Mapping[str, Any], moment: Mapping[str, Any]) -> dict[str, EstimatorSpread]:
+def _spreads(artifact: ValueStudy, snapshot: ValueSnapshot) -> dict[str, EstimatorSpread]:
     return estimator_spreads(
-        {name: np.array(values) for name, values in moment["values"].items()},
-        {int(size): np.array(values) for size, values in moment["horvitz_thompson"].items()},
-        artifact["group_sizes"],
-        tolerance=TOLERANCE,
+        snapshot.values, snapshot.horvitz_thompson, artifact.group_sizes, tolerance=TOLERANCE
     )
 
 

@@ -2,13 +2,13 @@
 
 from collections import defaultdict
 
-from analysis.report.assessment import Study
+from analysis.report.assessment import Assessment
 from analysis.report.elements import Section, Table
 
 
-def provenance(study: Study) -> Section:
+def provenance(assessment: Assessment) -> Section:
     """Versions that made the runs, and each cell's seed, id and checksum."""
-    sweep = study.sweep
+    sweep = assessment.sweep
     versions: dict[str, set[str]] = defaultdict(set)
     for run in sweep.runs:
         for package, version in run.versions.items():
@@ -37,7 +37,7 @@ def provenance(study: Study) -> Section:
                 ("Cell", "Seed", "State", "Id", "Checksum"),
                 [
                     (
-                        str(run.cell),
+                        run.cell.title,
                         str(run.cell.seed),
                         "diverged" if run.diverged else "done",
                         run.cell.id[:12],

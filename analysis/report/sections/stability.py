@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.report.assessment import Study
+from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import INK, looks, sheet
 from analysis.stats import Comparison, Pairs, Verdict
@@ -33,17 +33,17 @@ class _Spread:
     test: SpreadTest
 
 
-def stability(study: Study) -> Section | None:
+def stability(assessment: Assessment) -> Section | None:
     """Spread between replicates over training (D1, D2), roughness within runs (D3), and collapses."""
     spreads = [
         spread
-        for comparison in study.comparisons
+        for comparison in assessment.comparisons
         for metric in (schema.REWARD, schema.KL)
-        if (spread := _spread(study, comparison.pairs, metric)) is not None
+        if (spread := _spread(assessment, comparison.pairs, metric)) is not None
     ]
-    if not spreads or not study.complete:
+    if not spreads or assessment.withheld:
         return None
-    verdicts = corrected([_finding(spread) for spread in spreads], study.sweep.plan.alpha)
+    verdicts = corrected([_finding(spread) for spread in spreads], assessment.sweep.plan.primary.alpha)
     return Section(
         "stability",
         "Stability of training",
@@ -54,8 +54,8 @@ def stability(study: Study) -> Section | None:
             "nothing.",
             *(verdict.sentence for verdict in verdicts),
         ],
-        figures=[_figure(study, spreads)],
-        tables=[_table(spreads, verdicts), _collapses(study.comparisons)],
+        figures=[_figure(assessment, spreads)],
+        tables=[_table(spreads, verdicts), _collapses(assessment.comparisons)],
         numbers={
             f"{spread.pairs.treatment}, {spread.metric}": {
                 "log_ratio": verdict.estimate.value,
@@ -69,17 +69,17 @@ def stability(study: Study) -> Section | None:
     )
 
 
-def _spread(study: Study, pairs: Pairs, metric: str) -> _Spread | None:
+def _spread(assessment: Assessment, pairs: Pairs, metric: str) -> _Spread | None:
     pairs = pairs.subset(np.asarray(~pairs.diverged.any(axis=1)))
     if pairs.replicates < _FEWEST:
         return None
-    grid = study.sweep.grid
+    grid = assessment.sweep.grid
     curves = [
         [
-            grid[name, int(level), int(replicate)].curves.get(f"train/{metric}")
+            grid[name, int(index), int(replicate)].curves.get(f"train/{metric}")
             for name in (pairs.treatment, pairs.control)
         ]
-        for level, replicate in zip(pairs.level, pairs.replicate, strict=True)
+        for index, replicate in zip(pairs.beta_index, pairs.replicate, strict=True)
     ]
     found = [curve for pair in curves for curve in pair if curve is not None and len(curve.step)]
     if len(found) < 2 * len(pairs):
@@ -93,12 +93,12 @@ def _spread(study: Study, pairs: Pairs, metric: str) -> _Spread | None:
     if metric == schema.KL:
         allowed &= (values > 0).all(axis=(0, 1))
         values = np.log(np.where(allowed, values, 1.0))
-    ranges = [np.ptp(values[pairs.level == level], axis=0) for level in pairs.levels]
+    ranges = [np.ptp(values[pairs.beta_index == index], axis=0) for index in pairs.beta_indices]
     allowed &= np.any(ranges, axis=(0, 1))
     values, steps = values[..., allowed], steps[allowed]
     if len(steps) < 2:
         return None
-    return _Spread(metric, pairs, steps, values, spread_test(values, pairs.level, pairs.unit))
+    return _Spread(metric, pairs, steps, values, spread_test(values, pairs.beta_index, pairs.unit))
 
 
 def _finding(spread: _Spread) -> Finding:
@@ -138,7 +138,7 @@ def _table(spreads: Sequence[_Spread], verdicts: Sequence[Verdict]) -> Table:
 
 
 def _row(spread: _Spread, verdict: Verdict) -> tuple[str, ...]:
-    roughness, test = roughness_test(spread.values, spread.pairs.level, spread.pairs.unit)
+    roughness, test = roughness_test(spread.values, spread.pairs.beta_index, spread.pairs.unit)
     return (
         verdict.treatment,
         "reward" if spread.metric == schema.REWARD else "log KL",
@@ -167,10 +167,10 @@ def _collapses(comparisons: Sequence[Comparison]) -> Table:
     )
 
 
-def _figure(study: Study, spreads: Sequence[_Spread]) -> Figure:
-    control = study.sweep.plan.control
+def _figure(assessment: Assessment, spreads: Sequence[_Spread]) -> Figure:
+    control = assessment.sweep.plan.primary.control
     return Figure(
-        _draw(study, spreads),
+        _draw(assessment, spreads),
         f"Curves of the log ratio of {control}'s spread between replicates over each estimator's, at each "
         "training step, with the band that relabelled data stay in.",
         f"Above 0 the estimator's replicates are closer together than {control}'s. The band holds the whole "
@@ -193,8 +193,8 @@ def _figure(study: Study, spreads: Sequence[_Spread]) -> Figure:
     )
 
 
-def _draw(study: Study, spreads: Sequence[_Spread]) -> str:
-    styles = looks(study.sweep.plan.estimators, study.sweep.plan.control)
+def _draw(assessment: Assessment, spreads: Sequence[_Spread]) -> str:
+    styles = looks(assessment.sweep.plan.grid.estimator, assessment.sweep.plan.primary.control)
     names = list(dict.fromkeys(spread.pairs.treatment for spread in spreads))
     metrics = list(dict.fromkeys(spread.metric for spread in spreads))
     with sheet(0.5 + 1.3 * len(names)) as drawn:

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from analysis.report.assessment import Study
+from analysis.report.assessment import Assessment
 from analysis.report.elements import Card, Finding, Section
-from analysis.stats import Comparison, Verdict
+from analysis.stats import Comparison, Decision, Verdict
 from analysis.stats.text import count, interval_text, probability, share_interval_text, signed
 
 GLOSSARY = (
@@ -26,26 +26,22 @@ GLOSSARY = (
 )
 
 
-def summary(study: Study) -> Section:
-    """One finding for each comparison, or why there is none yet."""
-    sweep = study.sweep
-    if not study.complete:
-        waiting = len(sweep.missing)
-        text = (
-            f"There is no verdict: {waiting} of {len(sweep.plan.points)} planned runs have no result yet. "
-            f"What follows shows what is there; {_looking(study)}"
-            if waiting
-            else "There is no verdict: no two runs form a matched pair."
-        )
+def summary(assessment: Assessment) -> Section:
+    """One finding for each comparison, or why there is none."""
+    if assessment.withheld:
         return Section(
-            "verdict", "No verdict yet", paragraphs=[text], glossary=GLOSSARY, numbers={"complete": False}
+            "verdict",
+            "No verdict",
+            paragraphs=_why_not(assessment),
+            glossary=GLOSSARY,
+            numbers={"complete": assessment.complete, "withheld": assessment.withheld},
         )
-    comparisons = study.comparisons
+    comparisons = assessment.comparisons
     return Section(
         "verdict",
         "What this sweep says",
         findings=[_finding(comparison) for comparison in comparisons],
-        paragraphs=[_design(study), *_conditions(study)],
+        paragraphs=[_design(assessment), *_conditions(assessment)],
         glossary=GLOSSARY,
         numbers={
             "complete": True,
@@ -55,8 +51,24 @@ def summary(study: Study) -> Section:
     )
 
 
-def _looking(study: Study) -> str:
-    if study.sweep.plan.sequential:
+def _why_not(assessment: Assessment) -> list[str]:
+    sweep, waiting = assessment.sweep, len(assessment.sweep.missing)
+    if sweep.invalid:
+        return [
+            "There is no verdict: what is in the directory is not what the plan says. Until it is put "
+            "right no number of this page supports a conclusion.",
+            *sweep.invalid,
+        ]
+    if waiting:
+        return [
+            f"There is no verdict: {waiting} of {len(sweep.plan.places)} planned runs have no result yet. "
+            f"What follows shows what is there; {_looking(assessment)}"
+        ]
+    return [f"There is no verdict: {assessment.withheld}."]
+
+
+def _looking(assessment: Assessment) -> str:
+    if assessment.sweep.plan.primary.sequential:
         return "the evidence pair by pair is valid at any look, nothing else here is."
     return "looking at it must not decide when the sweep stops."
 
@@ -90,8 +102,18 @@ def _finding(comparison: Comparison) -> Finding:
             _card("Difference in reward at matched KL", decision.matched),
             _share_card(comparison),
         ],
-        [decision.objective.sentence, decision.matched.sentence, share.sentence],
+        [*_caveat(decision), decision.objective.sentence, decision.matched.sentence, share.sentence],
     )
+
+
+def _caveat(decision: Decision) -> list[str]:
+    """What a reader must know of the p-values below a headline that does not rest on them."""
+    if decision.evidence is None:
+        return []
+    return [
+        "Exploratory: the following p-values and intervals are those of a design fixed in advance, but "
+        f"{decision.not_fixed}."
+    ]
 
 
 def _card(name: str, verdict: Verdict) -> Card:
@@ -107,34 +129,36 @@ def _share_card(comparison: Comparison) -> Card:
     return Card(name, value, f"{share_interval_text(share)}; describes, does not decide")
 
 
-def _design(study: Study) -> str:
-    plan, grid = study.sweep.plan, study.sweep.grid
+def _design(assessment: Assessment) -> str:
+    plan, grid = assessment.sweep.plan, assessment.sweep.grid
     diverged = sum(run.diverged for run in grid.values())
-    pairs = study.comparisons[0].pairs
+    pairs = assessment.comparisons[0].pairs
     swaps = "whole replicates, because seeds are shared across β" if pairs.blocked else "single pairs"
     return (
-        f"Design: {count(len(plan.estimators), 'estimator')} × {len(plan.betas)} values of β × "
-        f"{count(plan.replicates, 'replicate')} = {len(plan.points)} runs, {len(grid)} with a result, "
+        f"Design: {count(len(plan.grid.estimator), 'estimator')} × {len(plan.grid.beta)} values of β × "
+        f"{count(plan.grid.replicates, 'replicate')} = {len(plan.places)} runs, {len(grid)} with a result, "
         f"{diverged} of them diverged. n counts replicates. The exact tests swap the estimators' labels "
         f"within {swaps}; their null hypothesis is that the two estimators' outcomes are exchangeable. "
         "Intervals are for one comparison at a time; p-values are corrected for all of them (Holm)."
     )
 
 
-def _conditions(study: Study) -> list[str]:
+def _conditions(assessment: Assessment) -> list[str]:
     texts = []
-    if study.sweep.plan.setting:
-        texts.append(f"The setting: {study.sweep.plan.setting} What is said here is said of it and no other.")
-    if study.sweep.warm_starts == 1:
+    if assessment.sweep.plan.setting:
+        texts.append(
+            f"The setting: {assessment.sweep.plan.setting} What is said here is said of it and no other."
+        )
+    if assessment.sweep.warm_starts == 1:
         texts.append(
             "All runs share one warm start and one reference: every statement here is conditional on them, "
             "and says nothing about other checkpoints."
         )
-    if any(c.decision.objective.unit != "reward units" for c in study.comparisons):
+    if any(c.decision.objective.unit != "reward units" for c in assessment.comparisons):
         texts.append(
             "Some runs diverged. They count as worst, so J and the reward at matched KL are compared by rank "
             "within each β instead of by value."
         )
-    if study.sweep.plan.digest is None:
+    if assessment.sweep.locked is None:
         texts.append("There is no locked plan: the design was inferred from the results themselves.")
     return texts

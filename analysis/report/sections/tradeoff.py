@@ -6,10 +6,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from analysis.report.assessment import Study
+from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import FAINT, INK, MANY, Look, legend_lines, looks, sheet
-from analysis.results.sweep import Run, Sweep
+from analysis.results.records import Run
+from analysis.results.sweep import Sweep
 from analysis.stats.frontier import nondominated
 from analysis.stats.pairs import BoolArray, FloatArray
 from analysis.stats.text import number
@@ -18,9 +19,9 @@ from lit_klrb import schema
 NORMAL_95 = 1.959963984540054
 
 
-def tradeoff(study: Study) -> Section | None:
+def tradeoff(assessment: Assessment) -> Section | None:
     """All runs with the frontier, matched pairs joined, per-run evaluation intervals and landmarks."""
-    runs = [run for run in study.sweep.grid.values() if not run.diverged]
+    runs = [run for run in assessment.sweep.grid.values() if not run.diverged]
     if not runs:
         return None
     on = _frontier(runs)
@@ -29,7 +30,7 @@ def tradeoff(study: Study) -> Section | None:
         ("Estimator", "β", "Replicate", "KL (nats)", "± 95%", "Reward", "± 95%", "On the frontier"),
         [_row(run, member) for run, member in zip(runs, on, strict=True)],
     )
-    svg = _draw(study, runs, on)
+    svg = _draw(assessment, runs, on)
     return Section(
         "tradeoff",
         "Reward against KL",
@@ -41,7 +42,7 @@ def tradeoff(study: Study) -> Section | None:
             Figure(
                 svg,
                 f"Scatter plot of reward against KL for {len(runs)} runs of "
-                f"{', '.join(study.sweep.plan.estimators)}; {int(on.sum())} of them are on the frontier.",
+                f"{', '.join(assessment.sweep.plan.grid.estimator)}; {int(on.sum())} are on the frontier.",
                 "One mark is one run (one estimator, β and replicate). Grey lines join matched pairs: same "
                 "β, same seed, other estimator. Crosses are 95% intervals of each run's evaluation, over "
                 "prompts; they do not show the spread between replicates. The dashed steps are the frontier "
@@ -68,11 +69,11 @@ def _frontier(runs: list[Run]) -> BoolArray:
 
 
 def _row(run: Run, member: bool) -> tuple[str, ...]:
-    cell = run.cell
+    point = run.point
     return (
-        str(cell.estimator),
-        f"{cell.beta:g}",
-        str(cell.replicate),
+        point.estimator,
+        f"{point.beta:g}",
+        str(point.replicate),
         number(run.outcome(schema.KL)),
         number(NORMAL_95 * run.outcome(schema.KL_SE), 2),
         number(run.outcome(schema.REWARD)),
@@ -81,24 +82,24 @@ def _row(run: Run, member: bool) -> tuple[str, ...]:
     )
 
 
-def _draw(study: Study, runs: list[Run], on: BoolArray) -> str:
-    plan = study.sweep.plan
-    styles = looks(plan.estimators, plan.control)
+def _draw(assessment: Assessment, runs: list[Run], on: BoolArray) -> str:
+    plan = assessment.sweep.plan
+    styles = looks(plan.grid.estimator, plan.primary.control)
     kl = np.array([run.outcome(schema.KL) for run in runs])
     reward = np.array([run.outcome(schema.REWARD) for run in runs])
     with sheet(4.2) as drawn:
         axes = drawn.canvas.subplots()
-        for comparison in study.comparisons:
+        for comparison in assessment.comparisons:
             joined = comparison.pairs.kl.T, comparison.pairs.reward.T
             axes.plot(*joined, color=FAINT, linewidth=0.7, zorder=1, rasterized=len(runs) > MANY)
         order = np.lexsort((reward[on], kl[on]))
         steps = (kl[on][order], reward[on][order])
         axes.step(*steps, where="post", color=INK, linestyle=(0, (2, 2)), linewidth=1, zorder=2)
         for name, look in styles.items():
-            mine = np.array([run.cell.estimator == name for run in runs])
-            members = [run for run in runs if run.cell.estimator == name]
+            mine = np.array([run.point.estimator == name for run in runs])
+            members = [run for run in runs if run.point.estimator == name]
             _draw_runs(axes, members, kl[mine], reward[mine], look, rasterized=len(runs) > MANY)
-        marks = _draw_landmarks(axes, study.sweep)
+        marks = _draw_landmarks(axes, assessment.sweep)
         _label_betas(axes, runs, kl, reward)
         axes.set_xlabel("KL to the reference (nats per completion)")
         axes.set_ylabel("Mean reward")
@@ -132,10 +133,10 @@ def _draw_runs(
 
 
 def _label_betas(axes: Axes, runs: list[Run], kl: FloatArray, reward: FloatArray) -> None:
-    for beta in sorted({run.cell.beta or 0.0 for run in runs}):
-        mine = np.array([run.cell.beta == beta for run in runs])
+    for beta in sorted({run.point.beta for run in runs}):
+        mine = np.array([run.point.beta == beta for run in runs])
         lowest = reward[mine] - NORMAL_95 * np.nan_to_num(
-            [run.outcome(schema.REWARD_SE) for run in runs if run.cell.beta == beta]
+            [run.outcome(schema.REWARD_SE) for run in runs if run.point.beta == beta]
         )
         axes.annotate(
             f"β = {beta:g}",

@@ -5,8 +5,9 @@ import itertools
 import pytest
 import yaml
 
-from analysis.design import Plan, expand, read_plan, smallest_p
+from analysis.design import expand, read_plan, smallest_p
 from analysis.design.cells import cell_seed
+from analysis.results import Plan
 from lit_klrb.errors import ConfigurationError
 
 PLAN = """
@@ -66,7 +67,7 @@ def test_a_plan_is_read_with_its_defaults(plan):
             "replicates: two",
             "grid.replicates: Value 'two' of type 'str' could not be converted",
         ),
-        ("replicates: 2", "replicates: 0", "grid.replicates: 0 is not allowed; integers >= 1"),
+        ("replicates: 2", "replicates: 0", "grid.replicates: 0 is not allowed; integers from 1 to 250000"),
         (
             "replicates: 2",
             "replicate: 2",
@@ -80,12 +81,12 @@ def test_a_plan_is_read_with_its_defaults(plan):
         (
             "{0: 0.1, 1: 0.3}",
             "[0.1, 0.3]",
-            "grid.beta: a list is not allowed, .* lasting id: {0: 0.1, 1: 0.3}",
+            "grid.beta: a list is not allowed, .* lasting index: {0: 0.1, 1: 0.3}",
         ),
         ("{0: 0.1, 1: 0.3}", "{0: -0.1}", "grid.beta.0: -0.1 is not allowed; finite numbers >= 0"),
         ("{0: 0.1, 1: 0.3}", "{0: .nan}", "grid.beta.0: nan is not allowed"),
-        ("{0: 0.1, 1: 0.3}", "{-1: 0.1}", "grid.beta: -1 is not allowed; level ids are integers >= 0"),
-        ("{0: 0.1, 1: 0.3}", "{}", "grid.beta: {} is not allowed; at least one level"),
+        ("{0: 0.1, 1: 0.3}", "{-1: 0.1}", "grid.beta: -1 is not allowed; indices are integers >= 0"),
+        ("{0: 0.1, 1: 0.3}", "{}", "grid.beta: {} is not allowed; at least one weight"),
         ("[MonteCarlo, RaoBlackwell]", "[MonteCarlo, MonteCarlo]", "grid.estimator: .* different names"),
         ("[MonteCarlo, RaoBlackwell]", "MonteCarlo", "grid.estimator: Invalid value assigned"),
         (
@@ -97,12 +98,12 @@ def test_a_plan_is_read_with_its_defaults(plan):
         (
             "control: MonteCarlo",
             "control: MonteCarlo, margins: {T1: 1}",
-            "primary.margins: 'T1' .* one of: T4, T5",
+            "primary.margins: 'T1' .* one of: objective, matched_kl",
         ),
         (
             "control: MonteCarlo",
-            "control: MonteCarlo, margins: {T4: 0}",
-            "primary.margins.T4: 0.0 is not allowed",
+            "control: MonteCarlo, margins: {objective: 0}",
+            "primary.margins.objective: 0.0 is not allowed",
         ),
         ("control: MonteCarlo", "control: MonteCarlo, kl_cuts: [-5]", "primary.kl_cuts: -5.0 is not allowed"),
         ("control: MonteCarlo", "control: MonteCarlo, corner: [5]", r"primary.corner: \[5.0\] is not"),

@@ -41,11 +41,14 @@ def test_power_is_that_of_the_planned_design_at_holms_first_step(plan):
         log_kl=tuple(STANDARD.log_kl[i] for i in (0, 2, 5)),
         replicates=8,
     )
-    expected = rejection_rates(design, ("T4", "T5"), lift=0.5, alpha=0.025)
+    expected = rejection_rates(design, ("objective", "matched_kl"), lift=0.5, alpha=0.025)
     lines = power(plan, None)
     assert "assumed, no pilot" in lines[0]
     assert "3 betas x 8 replicates; level 0.025" in lines[0]
-    assert f"0.0500 more reward: finds it with T4 {expected['T4'].value:.2f}, T5" in lines[3]
+    assert (
+        f"0.0500 more reward: finds it with objective {expected['objective'].value:.2f}, matched_kl"
+        in lines[3]
+    )
     assert "replicates" in lines[3].partition("80% needs")[2]
 
 

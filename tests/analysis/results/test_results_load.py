@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from synthetic import BETAS, cell, digest, fail, publish, result, write_sweep
 
+from analysis.results import DamagedFileError
 from analysis.results.load import load_sweep
 from analysis.stats.matching import match
 from lit_klrb.errors import ConfigurationError
@@ -15,11 +16,11 @@ def test_a_sweep_is_read_whole(tmp_path):
     assert not sweep.problems
     assert not sweep.missing
     assert [run.cell.stage for run in sweep.landmarks] in (["sft", "dpo"], ["dpo", "sft"])
-    assert sweep.plan.control == "MonteCarlo"
-    assert dict(sweep.plan.betas) == BETAS
+    assert sweep.plan.primary.control == "MonteCarlo"
+    assert sweep.plan.grid.beta == BETAS
     assert sweep.warm_starts == 1
     run = sweep.grid["RaoBlackwell", 1, 0]
-    assert run.cell.beta == 0.1
+    assert run.point.beta == 0.1
     assert len(run.curves["train/kl"].step) == 20
 
 
@@ -27,7 +28,7 @@ def test_pairs_hold_the_two_runs_of_each_point(tmp_path):
     sweep = load_sweep(write_sweep(tmp_path, replicates=2))
     pairs = match(sweep, "RaoBlackwell", "MonteCarlo")
     for row in range(len(pairs)):
-        level, replicate = int(pairs.level[row]), int(pairs.replicate[row])
+        level, replicate = int(pairs.beta_index[row]), int(pairs.replicate[row])
         assert pairs.reward[row].tolist() == [
             sweep.grid[name, level, replicate].final["reward"] for name in ("RaoBlackwell", "MonteCarlo")
         ]
@@ -49,8 +50,8 @@ def test_a_changed_digit_is_found_and_named(tmp_path):
     content["cell"]["seed"] += 1
     path.write_text(json.dumps(content))
     (problem,) = load_sweep(tmp_path).problems
-    assert path.name in problem
-    assert "checksum" in problem
+    assert path.name in problem.text
+    assert "checksum" in problem.text
 
 
 @pytest.mark.parametrize(
@@ -58,8 +59,8 @@ def test_a_changed_digit_is_found_and_named(tmp_path):
     [
         ({"schema": 2}, "schema 2"),
         ({"state": "running"}, "state 'running'"),
-        ({"id": "0" * 64}, "holds the cell"),
-        ({"cell": None}, "TypeError"),
+        ({"id": "0" * 64}, "holds the result of another cell"),
+        ({"cell": None}, "not a result"),
     ],
 )
 def test_files_that_break_the_format_are_left_out_and_named(tmp_path, change, reason):
@@ -70,15 +71,15 @@ def test_files_that_break_the_format_are_left_out_and_named(tmp_path, change, re
     if stored != path:
         stored.replace(path)
     (problem,) = load_sweep(tmp_path).problems
-    assert path.name in problem
-    assert reason in problem
+    assert path.name in problem.text
+    assert reason in problem.text
 
 
 def test_a_torn_file_is_a_problem_not_a_crash(tmp_path):
     write_sweep(tmp_path, replicates=1)
     path = sorted((tmp_path / "results").glob("*.json"))[0]
     path.write_bytes(path.read_bytes()[:50])
-    assert path.name in load_sweep(tmp_path).problems[0]
+    assert path.name in load_sweep(tmp_path).problems[0].text
 
 
 def test_a_final_that_is_not_finite_counts_as_diverged(tmp_path):
@@ -96,10 +97,10 @@ def test_a_final_that_is_not_finite_counts_as_diverged(tmp_path):
 def test_failures_are_kept_apart_from_what_was_not_run(tmp_path):
     lost = {("RaoBlackwell", 0, 0), ("RaoBlackwell", 1, 0)}
     write_sweep(tmp_path, replicates=2, edit=lambda point, made: None if point in lost else made)
-    fail(tmp_path, cell("rloo", ("RaoBlackwell", 0, 0)))
+    fail(tmp_path, ("RaoBlackwell", 0, 0))
     sweep = load_sweep(tmp_path)
     assert sweep.missing == [("RaoBlackwell", 1, 0)]
-    assert [str(failure.cell) for failure in sweep.failures] == ["RaoBlackwell, β = 0.05, replicate 0"]
+    assert [failure.cell.title for failure in sweep.failures] == ["RaoBlackwell, β = 0.05, replicate 0"]
     assert len(match(sweep, "RaoBlackwell", "MonteCarlo")) == 4
 
 
@@ -112,19 +113,19 @@ def test_of_duplicates_only_the_planned_one_counts(tmp_path):
     (tmp_path / "plan.json").unlink()
     sweep = load_sweep(tmp_path)
     assert ("MonteCarlo", 0, 0) not in sweep.grid
-    assert digest(other["cell"]) in sweep.problems[0]
+    assert digest(other["cell"]) in sweep.problems[0].text
     assert sweep.missing == [("MonteCarlo", 0, 0)]
 
 
 def test_without_a_plan_the_design_is_inferred(tmp_path):
-    plan = load_sweep(write_sweep(tmp_path, replicates=3, plan=False)).plan
-    assert (plan.replicates, dict(plan.betas), plan.digest) == (3, BETAS, None)
+    sweep = load_sweep(write_sweep(tmp_path, replicates=3, plan=False))
+    assert (sweep.plan.grid.replicates, sweep.plan.grid.beta, sweep.locked) == (3, BETAS, None)
 
 
-def test_no_results_and_no_plan_are_the_users_errors(tmp_path):
+def test_no_results_are_the_users_error_and_another_plan_is_named(tmp_path):
     with pytest.raises(ConfigurationError, match="no results"):
         load_sweep(tmp_path)
     write_sweep(tmp_path, replicates=1)
     (tmp_path / "plan.json").write_text("{}")
-    with pytest.raises(ConfigurationError, match="not a locked plan"):
+    with pytest.raises(DamagedFileError, match="not a locked plan"):
         load_sweep(tmp_path)

@@ -22,11 +22,11 @@ def draw_pairs(
     `correlation`: of the two runs of a pair; `cluster`: SD, in run SDs, of a replicate's effect on the
     difference, shared by its betas.
     """
-    levels = len(betas)
-    level = np.repeat(np.arange(levels), replicates)
-    replicate = np.tile(np.arange(replicates), levels)
-    beta = np.asarray(betas)[level]
-    size = (2, levels * replicates)
+    count = len(betas)
+    beta_index = np.repeat(np.arange(count), replicates)
+    replicate = np.tile(np.arange(replicates), count)
+    beta = np.asarray(betas)[beta_index]
+    size = (2, count * replicates)
 
     def noise():
         common, own = rng.normal(size=(*size, 1)), rng.normal(size=(*size, 2))
@@ -40,14 +40,14 @@ def draw_pairs(
     reward = np.sqrt(kl) + 0.1 * reward_noise
     reward[:, 0] += 0.1 * lift
     unit = replicate if blocked else np.arange(len(beta))
-    return Pairs("RaoBlackwell", "MonteCarlo", beta, level, replicate, unit, kl, reward)
+    return Pairs("RaoBlackwell", "MonteCarlo", beta, beta_index, replicate, unit, kl, reward)
 
 
-def pairs_of(kl, reward, *, level=None, replicate=None, unit=None) -> Pairs:
+def pairs_of(kl, reward, *, beta_index=None, replicate=None, unit=None) -> Pairs:
     """Pairs from plain lists; by default one beta and a replicate each."""
     kl, reward = np.array(kl, dtype=float), np.array(reward, dtype=float)
     size = len(kl)
-    level = np.zeros(size, int) if level is None else np.array(level)
+    beta_index = np.zeros(size, int) if beta_index is None else np.array(beta_index)
     replicate = np.arange(size) if replicate is None else np.array(replicate)
     unit = np.arange(size) if unit is None else np.array(unit)
-    return Pairs("A", "B", 0.1 * (1 + level.astype(float)), level, replicate, unit, kl, reward)
+    return Pairs("A", "B", 0.1 * (1 + beta_index.astype(float)), beta_index, replicate, unit, kl, reward)

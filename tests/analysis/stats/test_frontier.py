@@ -23,8 +23,8 @@ def plain_net_dominance(pairs):
     """T3 as its definition says: all treatment-control pairs at each beta, over replicates."""
     kl, reward = pairs.worst_filled()
     total, count = 0, 0
-    for level in pairs.levels:
-        rows = np.flatnonzero(pairs.level == level)
+    for index in pairs.beta_indices:
+        rows = np.flatnonzero(pairs.beta_index == index)
         for i in rows:
             for j in rows:
                 ours, theirs = (kl[i, 0], reward[i, 0]), (kl[j, 1], reward[j, 1])
@@ -56,7 +56,7 @@ def test_every_contribution_changes_its_sign_under_its_own_swap_and_no_other(see
     pairs = draw_pairs(rng)
     kl = pairs.kl.round(1)
     kl[rng.integers(len(pairs)), rng.integers(2)] = np.nan
-    pairs = pairs_of(kl, pairs.reward.round(1), level=pairs.level, replicate=pairs.replicate)
+    pairs = pairs_of(kl, pairs.reward.round(1), beta_index=pairs.beta_index, replicate=pairs.replicate)
     mask = rng.random(len(pairs)) < 0.5
     for contributions in (
         frontier.share_contributions,
@@ -88,7 +88,7 @@ def test_net_dominance_is_its_double_sum(seed):
     pairs = draw_pairs(np.random.default_rng(seed), lift=1.0)
     kl = pairs.kl.copy()
     kl[0, 0] = kl[1, 1] = np.nan
-    pairs = pairs_of(kl, pairs.reward, level=pairs.level, replicate=pairs.replicate)
+    pairs = pairs_of(kl, pairs.reward, beta_index=pairs.beta_index, replicate=pairs.replicate)
     mean = frontier.net_dominance_contributions(pairs).mean()
     assert mean == pytest.approx(plain_net_dominance(pairs), abs=1e-12)
 

@@ -27,15 +27,15 @@ def test_a_swap_turns_one_difference_and_leaves_the_weights(contrast_of, diverge
 
 
 def test_objective_by_hand():
-    pairs = pairs_of([[2, 4], [1, 3]], [[1, 1.5], [2, 2]], level=[0, 1])
+    pairs = pairs_of([[2, 4], [1, 3]], [[1, 1.5], [2, 2]], beta_index=[0, 1])
     assert objective(pairs).tolist() == [[0.8, 1.1], [1.8, 1.4]]
     contrast = objective_contrast(pairs)
     np.testing.assert_allclose(contrast.values, [-0.3, 0.4])
     np.testing.assert_allclose(contrast.weights, [1 / 0.15, 1 / 0.2])
 
 
-def test_levels_without_any_spread_get_no_weight():
-    contrast = objective_contrast(pairs_of([[1, 1], [1, 2]], [[1, 1], [1, 1]], level=[0, 1]))
+def test_betas_without_any_spread_get_no_weight():
+    contrast = objective_contrast(pairs_of([[1, 1], [1, 2]], [[1, 1], [1, 1]], beta_index=[0, 1]))
     assert contrast.weights[0] == 0 < contrast.weights[1]
 
 

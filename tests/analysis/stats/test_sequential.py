@@ -26,26 +26,43 @@ def test_the_e_process_is_a_fair_game_and_its_chance_to_reach_twenty_is_below_a_
 def test_pairs_count_in_the_order_they_are_run_and_blocks_as_one():
     pairs = draw_pairs(np.random.default_rng(0), replicates=3, betas=(0.1, 0.3))
     differences = objective(pairs)[:, 0] - objective(pairs)[:, 1]
-    order = sorted(range(6), key=lambda i: (pairs.replicate[i], pairs.level[i]))
-    found = objective_evidence(pairs)
+    order = sorted(range(6), key=lambda i: (pairs.replicate[i], pairs.beta_index[i]))
+    found = objective_evidence(pairs, 20.0)
     assert np.array_equal(found.differences, differences[order])
     assert np.array_equal(found.values, swap_e_process(differences[order]))
     blocked = draw_pairs(np.random.default_rng(0), replicates=3, betas=(0.1, 0.3), blocked=True)
     expected = [differences[pairs.replicate == replicate].sum() for replicate in range(3)]
-    assert np.allclose(objective_evidence(blocked).differences, expected)
+    assert np.allclose(objective_evidence(blocked, 20.0).differences, expected)
 
 
 def test_a_diverged_run_loses_by_as_much_as_any_pair_before_and_two_lose_nothing():
     reward = [[1.0, 0.5], [np.nan, 1.0], [np.nan, np.nan], [2.0, np.nan]]
-    found = objective_evidence(pairs_of(np.ones((4, 2)), reward))
+    found = objective_evidence(pairs_of(np.ones((4, 2)), reward), 20.0)
     assert found.differences.tolist() == [0.5, -0.5, 0.0, 0.5]
     assert np.isfinite(found.values).all()
 
 
 def test_a_crossing_is_the_first():
-    found = objective_evidence(pairs_of(np.ones((9, 2)), [[1.0, 0.0]] * 9))
-    assert found.crossing(2.0) == int(np.argmax(found.values >= 2)) + 1
-    assert found.crossing(1e9) is None
+    for sign in (1.0, -1.0):
+        pairs = pairs_of(np.ones((9, 2)), [[sign, 0.0]] * 9)
+        found = objective_evidence(pairs, 2.0)
+        assert found.crossing == int(np.argmax(found.values >= 2)) + 1
+        assert found.favours_treatment == (sign > 0)
+        assert objective_evidence(pairs, 1e9).crossing is None
+
+
+def test_one_large_loss_after_many_wins_does_not_turn_the_evidence():
+    found = objective_evidence(pairs_of(np.ones((12, 2)), [[1.0, 0.0]] * 11 + [[-99.0, 0.0]]), 2.0)
+    assert found.differences.sum() < 0
+    assert found.favours_treatment
+
+
+def test_what_was_added_after_a_look_comes_after_what_was_looked_at():
+    pairs = draw_pairs(np.random.default_rng(0), replicates=2, betas=(0.1, 0.3))
+    added = np.array([0, 1, 0, 1])  # the second replicate came later
+    found = objective_evidence(pairs, 20.0, 1 - added)
+    differences = objective(pairs)[:, 0] - objective(pairs)[:, 1]
+    assert np.array_equal(found.differences, differences[[1, 3, 0, 2]])
 
 
 @pytest.mark.parametrize("control", [0, 2])
@@ -71,14 +88,14 @@ def test_max_t_is_full_enumeration_over_the_labels_of_every_set(control):
 
 def test_one_treatment_at_once_is_its_swap_test_and_several_share_the_scale_of_all():
     rng = np.random.default_rng(1)
-    level = np.array([0, 0, 0, 1, 1])
-    scale = np.where(level == 0, 1.0, 9.0)[:, None]
+    beta_index = np.array([0, 0, 0, 1, 1])
+    scale = np.where(beta_index == 0, 1.0, 9.0)[:, None]
     kl, reward = rng.uniform(1, 2, size=(5, 3)), scale * rng.normal(size=(5, 3))
-    first, second = (pairs_of(kl[:, [i, 0]], reward[:, [i, 0]], level=level) for i in (1, 2))
+    first, second = (pairs_of(kl[:, [i, 0]], reward[:, [i, 0]], beta_index=beta_index) for i in (1, 2))
     alone = objective_max_t([first])
 
     def scaled(values):
-        spread = np.array([values[level == one].std() for one in level])
+        spread = np.array([values[beta_index == one].std() for one in beta_index])
         return values / spread[:, None]
 
     values = scaled(objective(first))
@@ -88,5 +105,7 @@ def test_one_treatment_at_once_is_its_swap_test_and_several_share_the_scale_of_a
     columns = np.column_stack([objective(first)[:, ::-1], objective(second)[:, 0]])
     expected = max_t_p_values(scaled(columns), np.ones(5))[1:]
     assert objective_max_t([first, second]) == pytest.approx(expected)
-    lost = pairs_of(kl[:, [2, 0]], np.where(np.eye(5, 2) > 0, np.nan, reward[:, [2, 0]]), level=level)
+    lost = pairs_of(
+        kl[:, [2, 0]], np.where(np.eye(5, 2) > 0, np.nan, reward[:, [2, 0]]), beta_index=beta_index
+    )
     assert objective_max_t([first, lost]) is None

@@ -14,11 +14,11 @@ from analysis.stats.stability import collapse_p_value, roughness_test, spread_te
 SIGNS = np.array(list(itertools.product((1, -1), repeat=6)))
 
 
-def spread_by_hand(values, levels, signs):
+def spread_by_hand(values, beta_index, signs):
     """Mean and largest log ratio of summed absolute residuals, for one labelling of the pairs."""
     residuals = values.copy()
-    for level in np.unique(levels):
-        residuals[levels == level] -= np.median(values[levels == level], axis=0)
+    for index in np.unique(beta_index):
+        residuals[beta_index == index] -= np.median(values[beta_index == index], axis=0)
     sizes = np.abs(residuals)
     sizes = np.where((signs == 1)[:, None, None], sizes, sizes[:, ::-1])
     curve = np.log(sizes[:, 1].sum(0)) - np.log(sizes[:, 0].sum(0))
@@ -27,10 +27,10 @@ def spread_by_hand(values, levels, signs):
 
 def test_the_spread_tests_equal_full_enumeration():
     values = draw_curves(np.random.default_rng(0), 6, ratio=3.0, steps=12)
-    levels = np.array([0, 0, 0, 1, 1, 1])
-    found = spread_test(values, levels, np.arange(6))
-    by_hand = np.array([spread_by_hand(values, levels, signs) for signs in SIGNS])
-    observed = spread_by_hand(values, levels, np.ones(6))
+    beta_index = np.array([0, 0, 0, 1, 1, 1])
+    found = spread_test(values, beta_index, np.arange(6))
+    by_hand = np.array([spread_by_hand(values, beta_index, signs) for signs in SIGNS])
+    observed = spread_by_hand(values, beta_index, np.ones(6))
     assert found.mean.value == pytest.approx(observed[0])
     assert found.integrated.p_value == pytest.approx(
         (np.abs(by_hand[:, 0]) >= abs(observed[0]) - 1e-9).mean()
@@ -50,9 +50,9 @@ def test_roughness_is_another_claim():
 @pytest.mark.parametrize("noise", ["gaussian", "t5", "scale"])
 def test_equal_spreads_are_rejected_at_the_level(noise):
     rng, runs = np.random.default_rng(2), 200
-    levels, units = np.zeros(8, dtype=int), np.arange(8)
+    beta_index, units = np.zeros(8, dtype=int), np.arange(8)
     hits = sum(
-        spread_test(draw_curves(rng, 8, noise=noise, steps=20), levels, units).integrated.p_value <= 0.05
+        spread_test(draw_curves(rng, 8, noise=noise, steps=20), beta_index, units).integrated.p_value <= 0.05
         for _ in range(runs)
     )
     assert hits / runs < 0.05 + 3 * np.sqrt(0.05 * 0.95 / runs)

@@ -7,7 +7,7 @@ from analysis.stats.intervals import Estimate
 from analysis.stats.swaps import SwapTest
 from analysis.stats.text import number, signed
 
-PRIMARY = Claim("T4", "J", "higher J", "lower J", primary=True)
+PRIMARY = Claim("objective", "J", "higher J", "lower J", primary=True)
 
 
 def verdict(value=0.5, p=0.01, *, attainable=0.001, margin=None, claim=PRIMARY, error=0.1) -> Verdict:
@@ -118,7 +118,7 @@ def test_a_clear_lift_is_better_and_its_mirror_worse():
 
 def test_a_margin_allows_equivalence():
     pairs = draw_pairs(np.random.default_rng(0), replicates=10)
-    margins = {"T4": 1.0, "T5": 1.0}
+    margins = {"objective": 1.0, "matched_kl": 1.0}
     assert compare([pairs], Rules(margins=margins))[0].decision.outcome is Outcome.EQUIVALENT
     assert compare([pairs], Rules())[0].decision.outcome is Outcome.INCONCLUSIVE
 
@@ -144,7 +144,7 @@ def test_poor_designs_say_that_they_cannot_reject(pairs):
 def test_one_diverged_run_counts_as_worst_and_switches_to_ranks():
     pairs = draw_pairs(np.random.default_rng(0), replicates=6)
     pairs.kl[0, 1] = np.nan
-    made = compare([pairs], Rules(margins={"T4": 9.0}))[0]
+    made = compare([pairs], Rules(margins={"objective": 9.0}))[0]
     assert "rank" in made.decision.objective.unit
     assert made.decision.objective.margin is None
 

@@ -19,7 +19,8 @@ class Project:
 
     def __init__(self, directory):
         self.directory = directory
-        self.environment = os.environ | {"PYTHONPATH": str(HERE)}
+        paths = filter(None, (str(HERE), os.environ.get("PYTHONPATH")))
+        self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
     def write(self, name="plan", *, module="fake_job", rloo=None, sft=None, grid=None, **keys):
         """Write the plan `name`; its sweep's directory is called the same. Returns the plan's path."""

@@ -12,7 +12,8 @@ from rich.console import Console
 from sweep_project import Project, session, wait_until
 
 from analysis.cli import main
-from analysis.sweep import Progress, read_result
+from analysis.results.records import read_result
+from analysis.sweep import Progress
 
 MISBEHAVIOURS = ["crash", "usage", "no summary", "exit 75", "crash once", "diverge", "not a number"]
 

@@ -6,77 +6,173 @@ import pytest
 import yaml
 
 from analysis.design import expand, read_plan
-from analysis.sweep import DamagedFileError, Store, lock
+from analysis.results import DamagedFileError
+from analysis.results.checksum import digest
+from analysis.results.locked import LockedPlan, hash_of
+from analysis.sweep import lock
 from analysis.sweep.changes import changes
+from lit_klrb.errors import ConfigurationError
 
 
 @pytest.fixture
-def locked(project):
-    """Lock a plan in one directory: (changes, content of plan.json)."""
-    store = Store(project.directory / "runs")
+def runs(project):
+    return project.directory / "runs"
 
-    def locked(**keys):
+
+@pytest.fixture
+def locked(project, runs):
+    """Lock a plan in one directory: (changes, content of plan.json)."""
+
+    def locked(*, record=True, **keys):
         plan = read_plan(project.write(**keys))
-        altered = lock(plan, expand(plan), store)
-        return altered, json.loads((store.directory / "plan.json").read_text())
+        altered = lock(plan, expand(plan), runs, record=record)
+        return altered, json.loads((runs / "plan.json").read_text())
 
     return locked
 
 
-def test_the_plan_is_locked_with_its_cells(locked, cells):
+def begin(runs, results=0):
+    """What is there once cells have begun, some of which have a result."""
+    (runs / "cells" / "a").mkdir(parents=True)
+    (runs / "results").mkdir()
+    for index in range(results):
+        (runs / "results" / f"{index}.json").touch()
+
+
+def test_the_plan_is_locked_with_its_cells(locked, cells, runs):
     altered, document = locked()
     assert altered == []
     assert [cell["id"] for cell in document["cells"]] == [cell.id for cell in cells]
-    assert document["history"] == [{"hash": document["hash"], "published": 0, "changes": []}]
     assert document["content"]["plan"]["grid"]["beta"] == {"0": 0.1, "1": 0.2}
+    (version,) = document["history"]
+    assert version == {
+        "previous": None,
+        "published": 0,
+        "changes": [],
+        "plan": document["content"]["plan"],
+    }
+    assert document["hash"] == hash_of(document)
+    read = LockedPlan.read(runs / "plan.json")
+    assert read.recomputed
+    assert not read.changed_after_results
+    assert [*read.cells.values()] == cells
+    assert [*read.plan.stages] == ["sft", "dpo", "rloo"]
 
 
-def test_an_unchanged_plan_stays_byte_for_byte(locked, project):
+def test_an_unchanged_plan_stays_byte_for_byte(locked, runs):
     locked()
-    before = (project.directory / "runs" / "plan.json").read_bytes()
+    begin(runs, results=1)
+    before = (runs / "plan.json").read_bytes()
     # Where it is kept and how its YAML is written do not matter.
     assert locked(directory="elsewhere")[0] == []
-    assert (project.directory / "runs" / "plan.json").read_bytes() == before
+    assert (runs / "plan.json").read_bytes() == before
 
 
-def test_a_change_is_told_and_kept_with_what_could_have_been_seen(locked, project):
+def test_before_a_cell_has_begun_a_change_is_no_news(locked, runs):
     first = locked()[1]
-    (project.directory / "runs" / "results").mkdir()
-    (project.directory / "runs" / "results" / "a.json").touch()
+    altered, second = locked(grid={"replicates": 3})
+    assert altered == []
+    assert second["hash"] != first["hash"]
+    assert len(second["history"]) == 1
+    (runs / "plan.json").write_text("scribbled")
+    assert locked()[1] == first
+
+
+def test_a_change_is_told_and_kept_with_what_could_have_been_seen(locked, runs):
+    first = locked()[1]
+    begin(runs, results=1)
     told = [
-        "configs.rloo.seconds: 0 -> 1",
         "plan.grid.replicates: 2 -> 3",
         "plan.primary.alpha: 0.05 -> 0.01",
+        "configs.rloo.seconds: 0 -> 1",
     ]
     keys = {
         "rloo": {"seconds": 1},
         "primary": {"control": "MonteCarlo", "alpha": 0.01},
         "grid": {"replicates": 3},
     }
+    altered, unchanged = locked(record=False, **keys)
+    assert (altered, unchanged) == (told, first)
     altered, second = locked(**keys)
     assert altered == told
-    assert second["hash"] != first["hash"]
-    assert second["history"] == [*first["history"], {"hash": second["hash"], "published": 1, "changes": told}]
+    version = {
+        "previous": first["hash"],
+        "published": 1,
+        "changes": told,
+        "plan": second["content"]["plan"],
+    }
+    assert second["history"] == [*first["history"], version]
     # Going back is a change like any other.
     third = locked()[1]
-    assert third["hash"] == first["hash"]
-    assert len(third["history"]) == 3
+    assert third["content"] == first["content"]
+    assert len({document["hash"] for document in (first, second, third)}) == 3
+    read = LockedPlan.read(runs / "plan.json")
+    assert read.recomputed
+    assert read.changed_after_results
+    assert [plan.primary.alpha for plan in read.versions] == [0.05, 0.01, 0.05]
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        lambda text: text.replace('"alpha": 0.05', '"alpha": 0.5'),
-        lambda text: text.replace('"hash": "', '"hash": "0'),
-        lambda text: "{}",
-        lambda text: text[:-3],
-    ],
-)
-def test_a_locked_plan_edited_by_hand_is_refused(locked, project, edit):
+def test_a_change_before_any_result_was_published_changed_nothing_after_results(locked, runs):
     locked()
-    path = project.directory / "runs" / "plan.json"
-    path.write_text(edit(path.read_text()))
-    with pytest.raises(DamagedFileError, match=r"plan\.json: does not match its hash"):
+    begin(runs)
+    assert locked(grid={"replicates": 3})[0] == ["plan.grid.replicates: 2 -> 3"]
+    assert not LockedPlan.read(runs / "plan.json").changed_after_results
+
+
+def test_a_plan_that_is_locked_after_results_says_so(locked, runs):
+    locked()
+    begin(runs, results=2)
+    (runs / "plan.json").unlink()
+    assert locked()[1]["history"][0]["published"] == 2
+    assert LockedPlan.read(runs / "plan.json").changed_after_results
+
+
+EDITS = [
+    lambda text: text.replace('"alpha": 0.05', '"alpha": 0.5'),
+    lambda text: text.replace('"hash": "', '"hash": "0'),
+    lambda text: text.replace('"published": 1', '"published": 0'),
+    lambda text: text.replace('"replicate": 0', '"replicate": 1', 1),
+]
+
+
+@pytest.mark.parametrize("edit", [*EDITS, lambda text: "{}", lambda text: text[:-3]])
+def test_a_locked_plan_edited_by_hand_is_refused(locked, runs, edit):
+    locked()
+    begin(runs, results=1)
+    locked(grid={"replicates": 3})
+    path = runs / "plan.json"
+    edited = edit(path.read_text())
+    assert edited != path.read_text()
+    path.write_text(edited)
+    with pytest.raises(
+        DamagedFileError, match=r"plan\.json: (does not match its hash|not a locked|cannot be)"
+    ):
+        locked()
+
+
+def test_a_history_that_lost_a_version_does_not_recompute(locked, runs):
+    locked()
+    begin(runs, results=1)
+    document = locked(grid={"replicates": 3})[1]
+    for history in (document["history"][1:], document["history"][:1], [document["history"][1]] * 2):
+        (runs / "plan.json").write_text(json.dumps({**document, "history": history}))
+        assert not LockedPlan.read(runs / "plan.json").recomputed
+
+
+def test_a_plan_that_an_earlier_version_locked_is_read_but_not_continued(locked, runs):
+    document = locked()[1]
+    begin(runs)
+    content = document["content"]
+    content["plan"]["primary"]["margins"] = {"T4": 0.1, "T5": 0.2}
+    content["plan"]["stages"] = dict(sorted(content["plan"]["stages"].items()))
+    history = [{"hash": digest(content), "published": 0, "changes": []}]
+    old = {**document, "schema": 1, "hash": digest(content), "history": history}
+    (runs / "plan.json").write_text(json.dumps(old))
+    read = LockedPlan.read(runs / "plan.json")
+    assert read.recomputed
+    assert read.plan.primary.margins == {"objective": 0.1, "matched_kl": 0.2}
+    assert [*read.plan.stages] == ["sft", "dpo", "rloo"]
+    with pytest.raises(ConfigurationError, match=r"plan schema 1.* name another directory"):
         locked()
 
 

@@ -1,0 +1,110 @@
+"""The numbers of a report that programs read: `results.json` beside what its sections say."""
+
+from typing import Any
+
+import numpy as np
+
+from analysis.report.assessment import Assessment
+from analysis.results.records import Run
+from analysis.stats import Comparison, Verdict
+from analysis.stats.intervals import Estimate, Interval
+from analysis.stats.pairs import FloatArray
+from lit_klrb import schema
+
+NO_VERDICT = "no_verdict"
+
+
+def summary_numbers(assessment: Assessment) -> dict[str, Any]:
+    """What a program wants to know of a sweep: the plan, the problems, the verdicts, the arms, the start."""
+    sweep = assessment.sweep
+    locked = sweep.locked
+    return {
+        "plan": {
+            "hash": locked and locked.hash,
+            "schema": locked and locked.schema,
+            "recomputed": locked is not None and locked.recomputed,
+            "changed_after_results": locked is not None and locked.changed_after_results,
+        },
+        "problems": [problem.text for problem in sweep.problems],
+        "complete": assessment.complete,
+        "withheld": assessment.withheld,
+        "comparisons": [_comparison(one, decided=not assessment.withheld) for one in assessment.comparisons],
+        "arms": _arms(assessment),
+        "start": _start(assessment),
+    }
+
+
+def _comparison(comparison: Comparison, *, decided: bool) -> dict[str, Any]:
+    decision, pairs = comparison.decision, comparison.pairs
+    usable = np.isfinite(pairs.kl).all(axis=1) & (pairs.kl > 0).all(axis=1)
+    log_ratio = np.log(pairs.kl[usable, 0] / pairs.kl[usable, 1])
+    return {
+        "treatment": pairs.treatment,
+        "control": pairs.control,
+        "outcome": decision.outcome.key if decided else NO_VERDICT,
+        "decided_by": decision.decided_by if decided else None,
+        "objective": _verdict(decision.objective, decided=decided),
+        "matched_kl": _verdict(decision.matched, decided=decided),
+        "kl_ratio": float(np.exp(log_ratio.mean())) if usable.any() else None,
+    }
+
+
+def _verdict(verdict: Verdict, *, decided: bool) -> dict[str, Any]:
+    """An outcome's numbers; its p-values only where there may be a verdict."""
+    return {
+        "estimate": verdict.estimate.value,
+        "interval": _ends(verdict.interval),
+        "p": verdict.test.p_value if decided else None,
+        "p_adjusted": verdict.adjusted if decided else None,
+    }
+
+
+def _arms(assessment: Assessment) -> list[dict[str, Any]]:
+    """Reward, KL and J of each estimator at each beta: means with 95% intervals over replicates."""
+    sweep = assessment.sweep
+    arms = []
+    for name in sweep.plan.grid.estimator:
+        for index, beta in sweep.plan.grid.beta.items():
+            mine = [run for run in sweep.grid.values() if run.point.place[:2] == (name, index)]
+            runs = [run for run in mine if not run.diverged]
+            reward, kl = (np.array([run.outcome(key) for run in runs]) for key in (schema.REWARD, schema.KL))
+            arms.append(
+                {
+                    "label": name,
+                    "beta": beta,
+                    "n": len(runs),
+                    "diverged": len(mine) - len(runs),
+                    "reward": _mean(reward),
+                    "kl": _mean(kl),
+                    "objective": _mean(reward - beta * kl),
+                }
+            )
+    return arms
+
+
+def _mean(values: FloatArray) -> dict[str, Any]:
+    if not len(values):
+        return {"mean": None, "interval": None}
+    error = float(values.std(ddof=1)) / np.sqrt(len(values)) if len(values) > 1 else np.nan
+    estimate = Estimate(float(values.mean()), error, len(values) - 1.0)
+    return {"mean": estimate.value, "interval": _ends(estimate.interval())}
+
+
+def _ends(interval: Interval | None) -> list[float] | None:
+    return None if interval is None else [interval.low, interval.high]
+
+
+def _start(assessment: Assessment) -> dict[str, float | None]:
+    """Reward and KL where the runs of the grid start: their evaluation before the first step."""
+    found = {
+        key: [value for run in assessment.sweep.grid.values() if (value := _first(run, key)) is not None]
+        for key in (schema.REWARD, schema.KL)
+    }
+    return {key: float(np.mean(values)) if values else None for key, values in found.items()}
+
+
+def _first(run: Run, key: str) -> float | None:
+    curve = run.curves.get(f"val/{key}")
+    if curve is None or not len(curve.step) or curve.step[0] != 0 or np.isnan(curve.value[0]):
+        return None
+    return float(curve.value[0])

@@ -1,0 +1,144 @@
+"""What studies of a policy leave in a run's result, checked and as arrays."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_klrb import schema
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class ValueSnapshot:
+    """Values of the KL under each estimator at one point of training.
+
+    Attributes:
+        step: Optimizer steps done.
+        values: Estimator -> one value per completion, shape [P, N].
+        horvitz_thompson: M -> one value for each M completions, shape [P, N / M].
+    """
+
+    step: int
+    values: dict[str, FloatArray]
+    horvitz_thompson: dict[int, FloatArray]
+
+
+@dataclass(frozen=True, eq=False)
+class ValueStudy:
+    """The artifact of `EstimationStudy`: P prompts with N completions each, in groups of M."""
+
+    prompts: int
+    completions: int
+    group_sizes: list[int]
+    snapshots: list[ValueSnapshot]
+
+
+@dataclass(frozen=True, eq=False)
+class GradientSnapshot:
+    """Gradients at one point of training.
+
+    Attributes:
+        step: Optimizer steps done.
+        beta: The weight of the KL.
+        completions: Completions per prompt.
+        gram: Inner products of the gradients of B batches, shape [(1 + E) B, (1 + E) B]: the reward's, then
+            the whole objective's under each of E estimators.
+    """
+
+    step: int
+    beta: float
+    completions: int
+    gram: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class GradientStudy:
+    """The artifact of `GradientNoiseStudy`."""
+
+    estimators: list[str]
+    batches: int
+    prompts: int
+    snapshots: list[GradientSnapshot]
+
+
+def read_studies(artifacts: Mapping[str, Any]) -> tuple[ValueStudy | GradientStudy, ...]:
+    """The artifacts of a result; those of unknown studies are passed over.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: If an artifact is not what its study writes.
+    """
+    readers: dict[str, Callable[[Any], ValueStudy | GradientStudy]] = {
+        schema.ESTIMATION: _value_study,
+        schema.GRADIENT_NOISE: _gradient_study,
+    }
+    return tuple(readers[name](artifact) for name, artifact in artifacts.items() if name in readers)
+
+
+def _value_study(artifact: dict[str, Any]) -> ValueStudy:
+    prompts, completions = _count(artifact, "prompts", 2), _count(artifact, "completions", 2)
+    sizes = [int(size) for size in artifact["group_sizes"]]
+    if not sizes or any(size < 1 or completions % size for size in sizes):
+        raise ValueError(f"group_sizes {sizes} of {completions} completions")
+
+    def snapshot(content: dict[str, Any]) -> ValueSnapshot:
+        values = {
+            name: _array(value, (prompts, completions), name) for name, value in content["values"].items()
+        }
+        by_size = content["horvitz_thompson"]
+        if not {"k1", "rb"} <= values.keys():
+            raise ValueError("values lack k1 or rb")
+        return ValueSnapshot(
+            int(content["step"]),
+            values,
+            {size: _array(by_size[str(size)], (prompts, completions // size), "ht") for size in sizes},
+        )
+
+    snapshots = [snapshot(content) for content in artifact["moments"]]
+    _check_steps(snapshots)
+    if any(one.values.keys() != snapshots[0].values.keys() for one in snapshots):
+        raise ValueError("snapshots with different estimators")
+    return ValueStudy(prompts, completions, sizes, snapshots)
+
+
+def _gradient_study(artifact: dict[str, Any]) -> GradientStudy:
+    estimators, batches = [str(name) for name in artifact["estimators"]], _count(artifact, "batches", 4)
+    if not estimators or len(set(estimators)) < len(estimators):
+        raise ValueError(f"estimators {estimators}")
+    side = (1 + len(estimators)) * batches
+
+    def snapshot(content: dict[str, Any]) -> GradientSnapshot:
+        gram = np.zeros((side, side))
+        if len(content["gram"]) != side:
+            raise ValueError(f"a Gram matrix of {len(content['gram'])} rows, expected {side}")
+        for index, row in enumerate(content["gram"]):
+            gram[index, : index + 1] = gram[: index + 1, index] = _array(row, (index + 1,), "gram")
+        completions = _count(content, "completions", 1)
+        return GradientSnapshot(int(content["step"]), float(content["beta"]), completions, gram)
+
+    snapshots = [snapshot(content) for content in artifact["moments"]]
+    _check_steps(snapshots)
+    return GradientStudy(estimators, batches, _count(artifact, "prompts", 1), snapshots)
+
+
+def _count(content: Mapping[str, Any], key: str, least: int) -> int:
+    value = content[key]
+    if type(value) is not int or value < least:
+        raise ValueError(f"{key} is {value!r}, expected an integer >= {least}")
+    return value
+
+
+def _array(values: Any, shape: tuple[int, ...], name: str) -> FloatArray:
+    array = np.array(values, dtype=np.float64)
+    if array.shape != shape or not np.isfinite(array).all():
+        raise ValueError(f"{name} has shape {array.shape}, expected finite numbers of shape {shape}")
+    return array
+
+
+def _check_steps(snapshots: list[Any]) -> None:
+    steps = [one.step for one in snapshots]
+    if not steps or sorted(set(steps)) != steps:
+        raise ValueError(f"snapshots at steps {steps}, expected at least one, increasing")

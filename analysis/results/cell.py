@@ -1,0 +1,92 @@
+"""A cell: one run of a sweep, and where it stands in the plan."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+
+class Point(NamedTuple):
+    """Where a cell of the last stage stands in the grid."""
+
+    estimator: str
+    beta: float
+    beta_index: int
+    replicate: int
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """(estimator, beta index, replicate): what only one run of a sweep can have."""
+        return self.estimator, self.beta_index, self.replicate
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run.
+
+    Args:
+        id: SHA-256 of everything its result depends on.
+        stage: The stage of the plan.
+        point: Its estimator, beta and replicate; None outside the grid.
+        seed: Its seed, shared by all estimators at the same beta and replicate.
+        needs: Ids of the cells whose checkpoints it starts from.
+        argv: Arguments of its command, paths relative to the sweep's directory.
+        config: Content of the configuration file it runs; empty for a cell read from a file.
+    """
+
+    id: str
+    stage: str
+    point: Point | None
+    seed: int
+    needs: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
+    config: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        if self.point is None:
+            return self.stage
+        return f"{self.stage} {self.point.estimator} beta={self.point.beta} #{self.point.replicate}"
+
+    @property
+    def title(self) -> str:
+        """What a page calls it."""
+        if self.point is None:
+            return self.stage
+        return f"{self.point.estimator}, β = {self.point.beta:g}, replicate {self.point.replicate}"
+
+    @property
+    def place(self) -> tuple[str, int, int] | None:
+        """(estimator, beta index, replicate) of a cell of the grid."""
+        return None if self.point is None else self.point.place
+
+    def record(self) -> dict[str, Any]:
+        """What a published result says about its cell."""
+        return {
+            "stage": self.stage,
+            **dict.fromkeys(Point._fields),
+            **(self.point._asdict() if self.point else {}),
+            "seed": self.seed,
+            "needs": list(self.needs),
+            "argv": list(self.argv),
+        }
+
+    @classmethod
+    def of_record(cls, cell_id: str, record: Mapping[str, Any]) -> Self:
+        """The cell that `record` describes.
+
+        Raises:
+            ValueError: If it is not a record, naming the member.
+        """
+        expected = {"stage": str, "seed": int, "needs": list, "argv": list}
+        coordinates = {"estimator": str, "beta": float, "beta_index": int, "replicate": int}
+        in_grid = any(record.get(name) is not None for name in coordinates)
+        values: dict[str, Any] = {}
+        for name, kind in (expected | coordinates if in_grid else expected).items():
+            value = record.get(name)
+            # JSON has no way to tell 1.0 from 1.
+            value = float(value) if kind is float and type(value) is int else value
+            if type(value) is not kind:
+                raise ValueError(f"cell.{name} is {value!r}, expected {kind.__name__}")
+            values[name] = value
+        point = Point(*(values[name] for name in Point._fields)) if in_grid else None
+        needs, argv = (tuple(map(str, values[name])) for name in ("needs", "argv"))
+        return cls(cell_id, values["stage"], point, values["seed"], needs, argv)

@@ -1,0 +1,63 @@
+"""What the files of a sweep are called.
+
+RUNS/plan.json            the locked plan and its history
+RUNS/results/<id>.json    published results: immutable, checksum inside; the only truth
+RUNS/refused/<id>.json    a second result of the same cell that differs from the published one
+RUNS/failed/<id>.json     cells that ended without a result, with the end of their log
+RUNS/cells/<id>/          working directories: stage.yaml, log.txt, seconds, and what the run itself writes
+RUNS/report.html          the report
+RUNS/results.json         its numbers
+"""
+
+from pathlib import Path
+
+PLAN = "plan.json"
+RESULTS = "results"
+REFUSED = "refused"
+FAILED = "failed"
+CELLS = "cells"
+STAGE = "stage.yaml"
+LOG = "log.txt"
+SECONDS = "seconds"
+REPORT = "report.html"
+NUMBERS = "results.json"
+
+# Numbers of the formats. A reader refuses those that it does not know.
+RESULT_SCHEMA = 1
+PLAN_SCHEMA = 2
+NUMBERS_SCHEMA = 2
+
+
+def result_path(directory: Path, cell_id: str) -> Path:
+    """Where the published result of a cell is."""
+    return directory / RESULTS / f"{cell_id}.json"
+
+
+def result_paths(directory: Path) -> list[Path]:
+    """All published results, in the order of their ids."""
+    return sorted((directory / RESULTS).glob("*.json"))
+
+
+def failure_path(directory: Path, cell_id: str) -> Path:
+    """Where it is recorded that a cell ended without a result."""
+    return directory / FAILED / f"{cell_id}.json"
+
+
+def failure_paths(directory: Path) -> list[Path]:
+    """All records of cells that ended without a result."""
+    return sorted((directory / FAILED).glob("*.json"))
+
+
+def refused_path(directory: Path, cell_id: str) -> Path:
+    """Where a second, different result of a cell is kept."""
+    return directory / REFUSED / f"{cell_id}.json"
+
+
+def workdir(directory: Path, cell_id: str) -> Path:
+    """The working directory of a cell."""
+    return directory / CELLS / cell_id
+
+
+def has_begun(directory: Path) -> bool:
+    """Whether a cell of the sweep was ever started: from then on a changed plan is a change."""
+    return any(next((directory / name).glob("*"), None) for name in (RESULTS, FAILED, CELLS))

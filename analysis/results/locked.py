@@ -1,0 +1,171 @@
+"""The locked plan: what was decided before the results, and every change made since.
+
+`hash` covers all the rest of the file: the content (plan, configurations, code and versions), the cells it
+expands to, and the history, which names the hash of each earlier version. A file of schema 1, which earlier
+versions wrote, has a hash of its content only.
+
+A hash shows a careless or partial edit, not one by somebody who computes it anew: compare it with one that
+was published elsewhere, such as in a commit.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from analysis.results.cell import Cell
+from analysis.results.checksum import digest
+from analysis.results.files import DamagedFileError, read_json
+from analysis.results.layout import PLAN_SCHEMA
+from analysis.results.plan import Plan
+
+# The keys of margins in plans of schema 1.
+_RENAMED = {"T4": "objective", "T5": "matched_kl"}
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of a plan.
+
+    Attributes:
+        published: How many results of the sweep there were when it was locked: what could have been seen.
+        changes: What it changed, one line per key.
+        plan: The plan; None for an earlier version in a file of schema 1, which does not keep it.
+    """
+
+    published: int
+    changes: tuple[str, ...]
+    plan: Plan | None
+
+
+@dataclass(frozen=True)
+class LockedPlan:
+    """A plan as it stands in the directory of its sweep.
+
+    Attributes:
+        schema: Number of the file's format.
+        hash: The hash it is locked with.
+        recomputed: Whether the file has that hash.
+        plan: The plan.
+        cells: Id -> cell.
+        history: Its versions, oldest first; the last is the plan.
+        document: The whole file.
+    """
+
+    schema: int
+    hash: str
+    recomputed: bool
+    plan: Plan
+    cells: Mapping[str, Cell]
+    history: tuple[Version, ...]
+    document: Mapping[str, Any]
+
+    @property
+    def changed_after_results(self) -> bool:
+        """Whether any version was locked when results could have been seen."""
+        return any(version.published > 0 for version in self.history)
+
+    @property
+    def versions(self) -> list[Plan]:
+        """Every version of the plan that the file keeps, oldest first."""
+        return [version.plan for version in self.history if version.plan is not None]
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a locked plan. One that does not have its hash is read all the same: see `recomputed`.
+
+        Raises:
+            DamagedFileError: If the file is not a locked plan.
+        """
+        document = read_json(path)
+        try:
+            return cls._of(document, path)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise DamagedFileError(f"{path}: not a locked plan ({type(error).__name__}: {error})") from None
+
+    @classmethod
+    def _of(cls, document: dict[str, Any], path: Path) -> Self:
+        schema, directory = document["schema"], str(path.parent)
+        if schema not in (1, PLAN_SCHEMA):
+            raise ValueError(f"schema {schema!r}; this version reads 1 and {PLAN_SCHEMA}")
+        cells = [Cell.of_record(cell["id"], cell) for cell in document["cells"]]
+        record = document["content"]["plan"]
+        plan = Plan.of_record(record if schema > 1 else _updated(record, cells), directory)
+        *earlier, last = document["history"]
+        history = [
+            _version(version, Plan.of_record(version["plan"], directory) if schema > 1 else None)
+            for version in earlier
+        ]
+        history.append(_version(last, plan))
+        return cls(
+            schema,
+            str(document["hash"]),
+            _recomputes(document),
+            plan,
+            {cell.id: cell for cell in cells},
+            tuple(history),
+            document,
+        )
+
+
+def _updated(record: Mapping[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:
+    """The record of a plan of schema 1, whose stages were sorted by name, as one of today."""
+    primary = record["primary"]
+    margins = {_RENAMED.get(key, key): margin for key, margin in primary["margins"].items()}
+    stages = {name: record["stages"][name] for name in dict.fromkeys(cell.stage for cell in cells)}
+    return {**record, "stages": stages, "primary": {**primary, "margins": margins}}
+
+
+def _version(version: Mapping[str, Any], plan: Plan | None) -> Version:
+    return Version(int(version["published"]), tuple(map(str, version["changes"])), plan)
+
+
+def _recomputes(document: Mapping[str, Any]) -> bool:
+    try:
+        if document["schema"] == 1:
+            return bool(digest(document["content"]) == document["hash"] == document["history"][-1]["hash"])
+        same_plan = document["history"][-1]["plan"] == document["content"]["plan"]
+        return bool(same_plan and hash_of(document) == document["hash"])
+    except ValueError:
+        return False
+
+
+def hash_of(document: Mapping[str, Any]) -> str:
+    """The hash of a locked plan: of everything in the file but the hash itself."""
+    return digest({key: value for key, value in document.items() if key != "hash"})
+
+
+def lock_document(
+    plan: Plan,
+    content: Mapping[str, Any],
+    cells: Sequence[Cell],
+    *,
+    before: LockedPlan | None = None,
+    published: int = 0,
+    changes: Sequence[str] = (),
+) -> bytes:
+    """The file of a locked plan.
+
+    Args:
+        plan: The plan.
+        content: The plan's record and everything else that was hashed into the ids of its cells.
+        cells: The cells it expands to.
+        before: The version it replaces, if there was one that counts.
+        published: How many results there are.
+        changes: What differs from the version before, one line per key.
+    """
+    version = {
+        "previous": before and before.hash,
+        "published": published,
+        "changes": list(changes),
+        "plan": plan.record(),
+    }
+    document: dict[str, Any] = {
+        "schema": PLAN_SCHEMA,
+        "content": dict(content),
+        "cells": [{"id": cell.id, **cell.record()} for cell in cells],
+        "history": [*(before.document["history"] if before else ()), version],
+    }
+    document = json.loads(json.dumps(document))
+    return json.dumps({"hash": hash_of(document), **document}, indent=1).encode() + b"\n"

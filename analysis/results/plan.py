@@ -1,0 +1,220 @@
+"""The plan of a sweep: stages, grid, seeds, and the comparison that decides, fixed before any result."""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from lit_klrb.errors import ConfigurationError
+
+# The outcomes that decide, corrected together: J = reward - beta * KL, and the reward at matched KL.
+PRIMARY_OUTCOMES = ("objective", "matched_kl")
+# Runs of a grid: who asks for more has mistaken a key.
+_MOST_RUNS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of the chain. All stages but the last are a single cell, shared by those that start from it.
+
+    Args:
+        config: The configuration file given to `fit`.
+        inputs: Dotted configuration key -> the earlier stage whose checkpoint it receives.
+        overrides: Dotted configuration key -> the value it takes instead of the file's.
+    """
+
+    config: str
+    inputs: dict[str, str] = field(default_factory=dict)
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The design of the last stage: every estimator at every beta in every replicate.
+
+    Args:
+        estimator: Names given to `--kl.estimator`.
+        beta: Index -> weight of the KL. Seeds follow the index: a new weight takes a new one, and the
+            others keep their seeds.
+        replicates: Matched runs at each beta.
+    """
+
+    estimator: list[str]
+    beta: dict[int, float]
+    replicates: int
+
+
+@dataclass(frozen=True)
+class Primary:
+    """The comparison that decides: by J = reward - beta * KL, and by the reward at matched KL.
+
+    Args:
+        control: The estimator the others are compared with.
+        alpha: Two-sided level of the family of these tests.
+        margins: "objective" or "matched_kl" -> difference in reward within which the estimators count as
+            equivalent.
+        kl_cuts: Bounds on the KL below which the frontier share is also counted.
+        corner: KL and reward that hypervolume is measured from, worse than any run to be expected; by default
+            the worst of the sweep's own runs, with which its size does not carry over to other sweeps.
+        sequential: Whether evidence is weighed pair by pair, so that replicates may be added until it
+            suffices; costs power.
+    """
+
+    control: str
+    alpha: float = 0.05
+    margins: dict[str, float] = field(default_factory=dict)
+    kl_cuts: list[float] = field(default_factory=list)
+    corner: list[float] = field(default_factory=list)
+    sequential: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A sweep: stages in the order they depend on each other, and the grid of the last.
+
+    Args:
+        name: What progress lines and the report call it.
+        directory: Where the locked plan, the results and the working directories are kept.
+        stages: Stage name -> stage; a stage may start from those above it.
+        grid: The cells of the last stage.
+        primary: The comparison that decides.
+        root_seed: The root of every seed.
+        threads: Threads each cell computes with.
+        module: The package whose `fit` command runs a cell.
+        setting: What is trained on what, in a sentence: the report says beside its verdict what it is about.
+    """
+
+    name: str
+    directory: str
+    stages: dict[str, Stage]
+    grid: Grid
+    primary: Primary
+    root_seed: int = 0
+    threads: int = 1
+    module: str = "lit_klrb"
+    setting: str = ""
+
+    @property
+    def pairs(self) -> int:
+        """Matched pairs of an estimator with the control: one per beta and replicate."""
+        return len(self.grid.beta) * self.grid.replicates
+
+    @property
+    def comparisons(self) -> list[str]:
+        """The estimators that are compared with the control."""
+        return [name for name in self.grid.estimator if name != self.primary.control]
+
+    @property
+    def tests(self) -> int:
+        """Tests in the family that decides."""
+        return len(PRIMARY_OUTCOMES) * len(self.comparisons)
+
+    @property
+    def level(self) -> float:
+        """Holm's first step: what the family's smallest p must not exceed for anything to be rejected."""
+        return self.primary.alpha / max(1, self.tests)
+
+    @property
+    def places(self) -> list[tuple[str, int, int]]:
+        """(estimator, beta index, replicate) of every planned run of the grid."""
+        grid = self.grid
+        return [(e, b, r) for e in grid.estimator for b in grid.beta for r in range(grid.replicates)]
+
+    @property
+    def starting_points(self) -> list[str]:
+        """The stages that every run of the grid starts from, directly or through others."""
+        *_, last = self.stages
+        found: set[str] = set()
+        for name in reversed(self.stages):
+            if name == last or name in found:
+                found |= set(self.stages[name].inputs.values())
+        return [name for name in self.stages if name in found]
+
+    def record(self) -> dict[str, Any]:
+        """What the locked plan says of the design: all but where it is kept, which may change."""
+        design = asdict(self)
+        del design["directory"]
+        design["grid"]["beta"] = {str(index): beta for index, beta in self.grid.beta.items()}
+        return design
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any], directory: str) -> "Plan":
+        """The plan that `record` holds.
+
+        Raises:
+            ValueError, TypeError, KeyError, AttributeError: If it is not the record of a plan.
+        """
+        grid = record["grid"]
+        plan = cls(
+            **{
+                **record,
+                "directory": directory,
+                "stages": {name: Stage(**stage) for name, stage in record["stages"].items()},
+                "grid": Grid(
+                    [str(name) for name in grid["estimator"]],
+                    {int(index): float(beta) for index, beta in grid["beta"].items()},
+                    grid["replicates"],
+                ),
+                "primary": Primary(**record["primary"]),
+            }
+        )
+        plan.check()
+        return plan
+
+    def check(self) -> None:
+        """Check what types alone do not say.
+
+        Raises:
+            ConfigurationError: If a value is not allowed; one line naming key and value.
+        """
+        self._check_stages()
+        self._check_grid()
+        self._check_primary()
+        _require(self.threads >= 1, "threads", self.threads, "integers >= 1")
+        _require(self.root_seed >= 0, "root_seed", self.root_seed, "integers >= 0")
+
+    def _check_stages(self) -> None:
+        _require(bool(self.stages), "stages", self.stages, "at least one stage is expected")
+        earlier: list[str] = []
+        for name, stage in self.stages.items():
+            for key, source in stage.inputs.items():
+                above = f"a stage above: {', '.join(earlier) or 'there is none'}"
+                _require(source in earlier, f"stages.{name}.inputs.{key}", source, above)
+            for key, value in stage.overrides.items():
+                taken = f"stages.{name}.inputs already gives it a stage's checkpoint"
+                _require(key not in stage.inputs, f"stages.{name}.overrides.{key}", value, taken)
+            earlier.append(name)
+
+    def _check_grid(self) -> None:
+        names, betas, replicates = self.grid.estimator, self.grid.beta, self.grid.replicates
+        _require(len(set(names)) == len(names) > 0, "grid.estimator", names, "different names")
+        _require(bool(betas), "grid.beta", betas, "at least one weight is expected")
+        for index, beta in betas.items():
+            _require(index >= 0, "grid.beta", index, "indices are integers >= 0")
+            _require(math.isfinite(beta) and beta >= 0, f"grid.beta.{index}", beta, "finite numbers >= 0")
+        most = _MOST_RUNS // (len(names) * len(betas))
+        allowed = f"integers from 1 to {most} (a million runs)"
+        _require(type(replicates) is int and 1 <= replicates <= most, "grid.replicates", replicates, allowed)
+
+    def _check_primary(self) -> None:
+        primary = self.primary
+        _one_of("primary.control", primary.control, self.grid.estimator)
+        _require(0 < primary.alpha < 1, "primary.alpha", primary.alpha, "numbers between 0 and 1")
+        for outcome, margin in primary.margins.items():
+            _one_of("primary.margins", outcome, PRIMARY_OUTCOMES)
+            allowed = "finite numbers > 0"
+            _require(math.isfinite(margin) and margin > 0, f"primary.margins.{outcome}", margin, allowed)
+        for cut in primary.kl_cuts:
+            _require(math.isfinite(cut) and cut > 0, "primary.kl_cuts", cut, "finite numbers > 0")
+        corner = primary.corner
+        possible = len(corner) == 2 and all(map(math.isfinite, corner)) and corner[0] > 0
+        _require(not corner or possible, "primary.corner", corner, "a positive KL and a reward, or nothing")
+
+
+def _require(holds: bool, key: str, value: object, allowed: str) -> None:
+    if not holds:
+        raise ConfigurationError(f"{value!r} is not allowed; {allowed}", key=key)
+
+
+def _one_of(key: str, value: str, allowed: Collection[str]) -> None:
+    _require(value in allowed, key, value, f"one of: {', '.join(allowed)}")

@@ -1,0 +1,176 @@
+"""The records of single cells: published results, and failures."""
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.results.artifacts import GradientStudy, ValueStudy, read_studies
+from analysis.results.cell import Cell, Point
+from analysis.results.checksum import canonical, digest
+from analysis.results.files import DamagedFileError, parse_json, read_bytes, read_json
+from analysis.results.layout import RESULT_SCHEMA
+from lit_klrb import schema
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """A metric logged during training: values [T] at increasing steps [T], diverged values as `nan`."""
+
+    step: FloatArray
+    value: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One published result. Its outcome is `nan` if it diverged, whatever else the file says.
+
+    Attributes:
+        cell: The cell.
+        diverged: Whether it diverged.
+        final: Metric -> value at the final evaluation.
+        curves: Metric -> what was logged during training.
+        versions: Package -> version that made it.
+        checksum: The checksum of the file.
+        studies: What studies of it have found.
+    """
+
+    cell: Cell
+    diverged: bool
+    final: dict[str, float]
+    curves: dict[str, Curve]
+    versions: dict[str, str]
+    checksum: str
+    studies: tuple[ValueStudy | GradientStudy, ...] = ()
+
+    @property
+    def point(self) -> Point:
+        """Where a run of the grid stands.
+
+        Raises:
+            ValueError: If it is outside the grid.
+        """
+        if self.cell.point is None:
+            raise ValueError(f"{self.cell} is outside the grid")
+        return self.cell.point
+
+    def outcome(self, key: str) -> float:
+        """A final metric; `nan` if absent or if the run diverged."""
+        return math.nan if self.diverged else self.final.get(key, math.nan)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A cell lost to the machinery, not to training: its matched pair is dropped."""
+
+    cell: Cell
+    attempts: int
+    error: str
+
+
+def encode_result(result: dict[str, Any]) -> bytes:
+    """The bytes of a published result: canonical JSON with its checksum inside.
+
+    Args:
+        result: The result without its checksum.
+    """
+    return canonical({**result, "checksum": digest(result)})
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Read a published result and check it against its checksum and its name.
+
+    Raises:
+        DamagedFileError: If the file is not what was published.
+    """
+    raw = read_bytes(path)
+    content = parse_json(path, raw)
+    try:
+        # The file is canonical JSON, and so is what is left without this member: no need to format it again.
+        rest = raw.replace(b'"checksum":"%s",' % content["checksum"].encode(), b"", 1)
+        intact = hashlib.sha256(rest).hexdigest() == content["checksum"]
+    except (KeyError, TypeError, AttributeError):
+        intact = False
+    if not intact:
+        raise DamagedFileError(f"{path}: does not match its checksum; it was changed after it was published")
+    if content.get("schema") != RESULT_SCHEMA:
+        raise DamagedFileError(
+            f"{path}: has schema {content.get('schema')!r}; this version reads {RESULT_SCHEMA}"
+        )
+    if content.get("id") != path.stem:
+        raise DamagedFileError(f"{path}: holds the result of another cell, {content.get('id')!r}")
+    return dict(content)
+
+
+def read_run(path: Path) -> Run:
+    """Read a published result as the statistics need it.
+
+    Raises:
+        DamagedFileError: If the file is not what was published, or not a result.
+    """
+    content = read_result(path)
+    try:
+        return _run(content)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedFileError(f"{path}: not a result ({type(error).__name__}: {error})") from None
+
+
+def _run(content: dict[str, Any]) -> Run:
+    cell = Cell.of_record(content["id"], content["cell"])
+    if content["state"] not in (schema.DONE, schema.DIVERGED):
+        raise ValueError(f"state {content['state']!r}, expected {schema.DONE!r} or {schema.DIVERGED!r}")
+    final = {key: _number(value) for key, value in content["final"].items()}
+    finite = all(math.isfinite(final.get(key, math.nan)) for key in (schema.REWARD, schema.KL))
+    return Run(
+        cell,
+        content["state"] == schema.DIVERGED or (cell.point is not None and not finite),
+        final,
+        {key: _curve(curve) for key, curve in content["curves"].items()},
+        {str(key): str(value) for key, value in content["versions"].items()},
+        content["checksum"],
+        read_studies(content.get("studies", {})),
+    )
+
+
+def _number(value: Any) -> float:
+    """A number of a result, which is finite, or `nan` for the null that stands for one that was not."""
+    number = math.nan if value is None else float(value)
+    if math.isinf(number):
+        raise ValueError(f"{value!r} is not a number")
+    return number
+
+
+def _curve(curve: dict[str, list[Any]]) -> Curve:
+    step, value = (np.array([_number(x) for x in curve[name]]) for name in ("step", "value"))
+    if len(step) != len(value) or not (np.diff(step) > 0).all():
+        raise ValueError("a curve has as many values as steps, and its steps increase")
+    return Curve(step, value)
+
+
+def encode_failure(cell_id: str, cell: dict[str, Any], attempts: int, error: str) -> bytes:
+    """The bytes that record that a cell ended without a result."""
+    record = {"id": cell_id, "cell": cell, "attempts": attempts, "error": error}
+    return json.dumps(record, indent=1).encode()
+
+
+def read_failure(path: Path) -> Failure:
+    """Read the record of a cell that ended without a result.
+
+    Raises:
+        DamagedFileError: If it is not such a record.
+    """
+    content = read_json(path)
+    try:
+        if content["id"] != path.stem:
+            raise ValueError(f"holds the cell {content['id']!r}")
+        cell = Cell.of_record(content["id"], content["cell"])
+        return Failure(cell, int(content["attempts"]), str(content["error"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedFileError(f"{path}: not a record ({type(error).__name__}: {error})") from None
