@@ -52,6 +52,6 @@ class Experience(NamedTuple):
             reference_states.to(device),
             behaviour_logprobs.to(device),
             rewards.to(device),
-            LossWeights(*(tensor.to(device) for tensor in weights)),
+            LossWeights(*weights).map(lambda field: field.to(device)),
             metrics,
         )
