@@ -13,6 +13,10 @@ TEMPORARY = ".tmp"
 LARGEST = 2**28
 
 
+# What content of the wrong shape raises where it is taken apart.
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)
+
+
 class DamagedFileError(Exception):
     """A file that is not what was written: edited, torn, misplaced, or made by something else."""
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from analysis.results.cell import Cell
 from analysis.results.checksum import digest
-from analysis.results.files import DamagedFileError, read_json
+from analysis.results.files import MALFORMED, DamagedFileError, read_json
 from analysis.results.layout import PLAN_SCHEMA
 from analysis.results.plan import Plan
 
@@ -81,7 +81,7 @@ class LockedPlan:
         document = read_json(path)
         try:
             return cls._of(document, path)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        except MALFORMED as error:
             raise DamagedFileError(f"{path}: not a locked plan ({type(error).__name__}: {error})") from None
 
     @classmethod

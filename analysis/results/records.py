@@ -13,7 +13,7 @@ import numpy.typing as npt
 from analysis.results.artifacts import GradientStudy, ValueStudy, read_studies
 from analysis.results.cell import Cell, Point
 from analysis.results.checksum import canonical, digest
-from analysis.results.files import DamagedFileError, parse_json, read_bytes, read_json
+from analysis.results.files import MALFORMED, DamagedFileError, parse_json, read_bytes, read_json
 from analysis.results.layout import RESULT_SCHEMA
 from lit_klrb import schema
 
@@ -118,7 +118,7 @@ def read_run(path: Path) -> Run:
     content = read_result(path)
     try:
         return _run(content)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except MALFORMED as error:
         raise DamagedFileError(f"{path}: not a result ({type(error).__name__}: {error})") from None
 
 
@@ -172,5 +172,5 @@ def read_failure(path: Path) -> Failure:
             raise ValueError(f"holds the cell {content['id']!r}")
         cell = Cell.of_record(content["id"], content["cell"])
         return Failure(cell, int(content["attempts"]), str(content["error"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except MALFORMED as error:
         raise DamagedFileError(f"{path}: not a record ({type(error).__name__}: {error})") from None

@@ -1,4 +1,4 @@
-"""What a set of runs attains: hypervolume (T7) and the empirical attainment function (T8).
+"""What a set of runs attains: hypervolume (T7) and the empirical attainment function.
 
 moocore does the geometry, behind a guard: it would let a nan run evict real ones, and says nothing of points
 outside the reference.
@@ -116,42 +116,6 @@ def _labelled_differences(
 
     volumes = np.array([volume(columns) for columns in labels])
     return np.asarray(volumes - volumes[::-1])
-
-
-@dataclass(frozen=True, eq=False)
-class AttainmentDifference:
-    """T8: where the two estimators' attainment differs.
-
-    Attributes:
-        kl: Grid of KL, the distinct values of all runs, shape [K].
-        reward: Grid of rewards, likewise, shape [R].
-        difference: P(treatment attains) - P(control attains) over replicates, shape [K, R]: attaining
-            (kl, reward) is having a run with no more KL and no less reward.
-        test: Swap test of the largest absolute difference, by whole replicates.
-    """
-
-    kl: FloatArray
-    reward: FloatArray
-    difference: FloatArray
-    test: SwapTest
-
-
-def attainment_difference(pairs: Pairs, *, resamples: int = RESAMPLES) -> AttainmentDifference:
-    """The difference of the empirical attainment functions, and the test of its largest value.
-
-    It locates a difference and decides nothing: its power is the lowest of all tests here.
-    """
-    kept = np.isfinite(pairs.kl) & np.isfinite(pairs.reward)
-    kl_grid, reward_grid = np.unique(pairs.kl[kept]), np.unique(pairs.reward[kept])
-    maps = _by_replicate(pairs, kl_grid, reward_grid)
-    stacked = maps.reshape(len(maps), -1)
-    distinct = np.unique(stacked, axis=1)
-
-    def largest(signs: FloatArray) -> FloatArray:
-        return np.asarray(np.abs(signs @ distinct).max(axis=-1, initial=0.0))
-
-    test = sign_flip_test(len(maps), largest, alternative="greater", resamples=resamples)
-    return AttainmentDifference(kl_grid, reward_grid, maps.mean(axis=0), test)
 
 
 def attainment_on(pairs: Pairs, kl_grid: FloatArray, reward_grid: FloatArray) -> FloatArray:

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from analysis.stats import frontier
+from analysis.stats.contrast import Contrast
 from analysis.stats.holm import Finding, corrected
 from analysis.stats.intervals import Estimate, clustered_mean, stratified_mean
-from analysis.stats.objective import Contrast, matched_kl_contrast, objective_contrast
+from analysis.stats.matched_kl import matched_kl_contrast
+from analysis.stats.objective import objective_contrast
 from analysis.stats.pairs import FloatArray, Pairs
 from analysis.stats.swaps import SwapTest, swap_test
 from analysis.stats.verdict import Claim, Decision, Verdict

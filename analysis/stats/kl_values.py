@@ -77,7 +77,6 @@ def estimator_spreads(
             else reference_bias(
                 groups[largest].ravel(),
                 by_size[REFERENCE][largest].ravel(),
-                paired=True,
                 tolerance=tolerance,
             ),
             np.sqrt(within[name][min(sizes)] * min(sizes)),

@@ -7,12 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.stats import frontier
-from analysis.stats.objective import (
-    matched_kl_contrast,
-    matched_kl_residuals,
-    objective_contrast,
-    reward_curve,
-)
+from analysis.stats.matched_kl import matched_kl_contrast, matched_kl_residuals, reward_curve
+from analysis.stats.objective import objective_contrast
 from analysis.stats.pairs import FloatArray, Pairs
 from analysis.stats.swaps import Alternative, unit_sums
 

@@ -12,9 +12,11 @@ from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import INK, MANY, Look, legend_lines, looks, sheet
 from analysis.stats import Comparison, Pairs, Verdict
 from analysis.stats.comparison import mean_of
+from analysis.stats.contrast import Contrast
 from analysis.stats.intervals import Estimate
+from analysis.stats.matched_kl import matched_kl_contrast
 from analysis.stats.max_t import objective_max_t
-from analysis.stats.objective import Contrast, matched_kl_contrast, objective_contrast
+from analysis.stats.objective import objective_contrast
 from analysis.stats.text import number, share_text, signed
 
 CONTRASTS = {"J = reward − β·KL": objective_contrast, "Reward at matched KL": matched_kl_contrast}

@@ -11,6 +11,8 @@ from analysis.report.assessment import load_assessment
 from analysis.report.build import build
 from analysis.report.numbers import summary_numbers
 from analysis.report.sections.summary import summary
+from analysis.results import DamagedFileError
+from analysis.results.load import load_sweep
 
 DESIGN = {"replicates": 5, "lift": {"RaoBlackwell": 0.6}}
 
@@ -344,6 +346,43 @@ def test_a_damaged_plan_is_one_line(tmp_path, capsys, damage):
     assert err.count("\n") == 1
 
 
+def set_primary(**values):
+    return lambda document: document["content"]["plan"]["primary"].update(values)
+
+
+def set_grid(**values):
+    return lambda document: document["content"]["plan"]["grid"].update(values)
+
+
+MALFORMED = [
+    lambda document: document.update(schema={}),
+    lambda document: document.update(history=[]),
+    lambda document: document.update(history="ab"),
+    lambda document: document.update(cells={"a": 1}),
+    lambda document: document["cells"][0].update(id=[3]),
+    lambda document: document["content"]["plan"].update(more=1),
+    lambda document: document["content"]["plan"].update(stages=[1]),
+    lambda document: document["history"].insert(0, {**document["history"][0], "plan": 3}),
+    set_grid(replicates=10**12),
+    set_grid(replicates=True),
+    set_grid(estimator="MonteCarlo"),
+    set_grid(beta={"x": 0.1}),
+    set_primary(alpha="x"),
+    set_primary(margins=[1]),
+    set_primary(kl_cuts=[10**400]),
+    set_primary(corner="ab"),
+]
+
+
+@pytest.mark.parametrize("edit", MALFORMED)
+def test_a_plan_of_the_wrong_shape_is_one_line(tmp_path, edit):
+    write_sweep(tmp_path, replicates=1, betas={0: 0.1})
+    edit_plan(tmp_path, edit, rehash=False)
+    with pytest.raises(DamagedFileError, match="not a locked plan") as caught:
+        load_sweep(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_result_is_named_and_nothing_is_concluded(tmp_path, damage):
     write_sweep(tmp_path, replicates=1)
@@ -370,6 +409,7 @@ def test_a_link_to_a_result_is_read(tmp_path):
         {"final": []},
         {"final": {"reward": "x", "kl": 1.0}},
         {"final": {"reward": True, "kl": [1]}},
+        {"final": {"reward": 1.0, "kl": "1e999"}},
         {"curves": {"train/kl": {"step": [0, 0], "value": [1, 2]}}},
         {"curves": {"train/kl": {"step": [0, 1], "value": [1]}}},
         {"curves": {"train/kl": {"step": [0, 1], "value": [[1], [2]]}}},
@@ -388,9 +428,8 @@ def test_a_result_of_the_wrong_shape_is_named(tmp_path, change):
     write_sweep(tmp_path, replicates=1)
     content = grid_results(tmp_path)["RaoBlackwell", 0, 0]
     publish(tmp_path / "results", {**content, **change})
-    told = numbers(tmp_path)
-    (problem,) = told["problems"]
-    assert problem.startswith(f"results/{content['id']}.json: ")
+    (problem,) = load_sweep(tmp_path).problems
+    assert problem.text.startswith(f"results/{content['id']}.json: ")
 
 
 @pytest.mark.parametrize("name", ["report.html", "results.json"])

@@ -15,7 +15,7 @@ from analysis.report.sections.tradeoff import landmarks
 from analysis.report.verify import verify
 from analysis.results.load import load_sweep
 from analysis.stats.attainment import hypervolume
-from analysis.stats.bias import value_bias
+from analysis.stats.bias import reference_bias
 
 # The package's attributes of these names are the functions.
 certificates = import_module("analysis.report.sections.certificates")
@@ -273,7 +273,7 @@ def test_studies_have_sections_of_their_own(better, tmp_path, undrawn):
 
 def test_a_heavy_tail_is_named_beside_the_bias():
     draws = np.random.default_rng(0).lognormal(sigma=[[0.1], [6.0]], size=(2, 1000))
-    light, heavy = (estimation._bias(value_bias(values, 1.0))[-1] for values in draws)
+    light, heavy = (estimation._bias(reference_bias(values, np.ones(1000)))[-1] for values in draws)
     assert heavy.startswith("inconclusive (heavy tail, index ")
     assert "tail" not in light
 

@@ -3,13 +3,8 @@ import pytest
 from designs import draw_pairs, pairs_of
 
 from analysis.stats.intervals import Estimate, clustered_mean, stratified_mean
-from analysis.stats.objective import (
-    matched_kl_contrast,
-    matched_kl_residuals,
-    objective,
-    objective_contrast,
-    reward_curve,
-)
+from analysis.stats.matched_kl import matched_kl_contrast, matched_kl_residuals, reward_curve
+from analysis.stats.objective import objective, objective_contrast
 
 
 @pytest.mark.parametrize("contrast_of", [objective_contrast, matched_kl_contrast])

@@ -8,7 +8,7 @@ from designs import draw_pairs, pairs_of
 from generators import draw_curves
 from scipy.stats import binomtest
 
-from analysis.stats.attainment import attainment_difference, hypervolume, hypervolume_test, outside
+from analysis.stats.attainment import attainment_on, hypervolume, hypervolume_test, outside
 from analysis.stats.stability import collapse_p_value, roughness_test, spread_test
 
 SIGNS = np.array(list(itertools.product((1, -1), repeat=6)))
@@ -137,7 +137,8 @@ def test_runs_beyond_the_corner_are_counted():
 
 def test_the_attainment_difference_is_that_of_its_definition():
     pairs = draw_pairs(np.random.default_rng(6), replicates=4, betas=(0.1, 0.3))
-    found = attainment_difference(pairs)
+    kl_grid, reward_grid = np.unique(pairs.kl), np.unique(pairs.reward)
+    found = attainment_on(pairs, kl_grid, reward_grid)
 
     def chance(side, kl, reward):
         runs = [
@@ -149,6 +150,6 @@ def test_the_attainment_difference_is_that_of_its_definition():
         ]
         return np.mean(runs)
 
-    for i, kl in enumerate(found.kl):
-        for j, reward in enumerate(found.reward):
-            assert found.difference[i, j] == pytest.approx(chance(0, kl, reward) - chance(1, kl, reward))
+    for i, kl in enumerate(kl_grid):
+        for j, reward in enumerate(reward_grid):
+            assert found[i, j] == pytest.approx(chance(0, kl, reward) - chance(1, kl, reward))

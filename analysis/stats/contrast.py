@@ -1,0 +1,42 @@
+"""Differences between matched runs in one outcome."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from analysis.stats.pairs import FloatArray, Pairs
+
+
+@dataclass(frozen=True, eq=False)
+class Contrast:
+    """Differences treatment - control of one outcome, with the weights under which they are averaged.
+
+    Attributes:
+        values: Difference of each pair, shape [P].
+        weights: Weight of each pair in the mean, constant within a KL weight, shape [P].
+        unit: Unit of `values`.
+        ranked: Whether ranks within each KL weight replaced values because a run diverged.
+    """
+
+    values: FloatArray
+    weights: FloatArray
+    unit: str
+    ranked: bool
+
+    @property
+    def contributions(self) -> FloatArray:
+        """What each pair adds to the statistic of the swap test, shape [P]."""
+        return self.values * self.weights
+
+
+def ranked(pairs: Pairs, values: FloatArray) -> Contrast:
+    """Ranks within each KL weight, scaled to (0, 1); diverged runs share the lowest."""
+    filled = np.where(pairs.diverged, -np.inf, values)
+    ranks = np.zeros_like(filled)
+    for index in pairs.beta_indices:
+        rows = pairs.beta_index == index
+        ranks[rows] = (stats.rankdata(filled[rows], axis=None).reshape(-1, 2) - 0.5) / (2 * rows.sum())
+    return Contrast(
+        ranks[:, 0] - ranks[:, 1], np.ones(len(pairs)), "rank among the runs of its beta (0 to 1)", True
+    )
