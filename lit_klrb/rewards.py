@@ -42,6 +42,14 @@ class GrammarReward:
         return torch.tensor([self.grammar.clipped_log_odds(text) for text in texts])
 
 
+class NoReward:
+    """Zero for every text: for objectives that are a KL alone."""
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """Zeros, float32 [B]."""
+        return torch.zeros(len(texts))
+
+
 class FunctionReward:
     """Any function from a list of texts to a list of numbers, checked.
 

@@ -1,18 +1,19 @@
 """Noise and signal of the gradients of reward, KL and objective, from the prompts of a rollout."""
 
-from typing import Any
+from typing import Any, final
 
 import lightning as L
 import torch
 from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.modules.rloo import RLOOModule
+from lit_klrb.modules.rloo import OnPolicyModule
 from lit_klrb.studies.gradients import REWARD_ALONE, TERMS, noise_and_signal, policy_gradient
-from lit_klrb.studies.rollouts import RolloutCallback
+from lit_klrb.studies.rollouts import require_rollouts
 
 
-class GradientNoiseMonitor(RolloutCallback):
+@final
+class GradientNoiseMonitor(L.Callback):
     """Logs the noise and the signal of the gradients of reward, KL and objective.
 
     Each prompt of a rollout gives an independent gradient g, and a step takes the mean over P prompts. Logged
@@ -36,6 +37,10 @@ class GradientNoiseMonitor(RolloutCallback):
         self.every_n_rollouts = every_n_rollouts
         self._due = False
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Refuse a module without rollouts, and a command that does not train."""
+        require_rollouts(self, trainer, pl_module, stage)
+
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Note whether this is the first step on a rollout to be measured."""
         number, step = divmod(batch_idx, pl_module.steps_per_batch)
@@ -54,7 +59,7 @@ class GradientNoiseMonitor(RolloutCallback):
             logger.log_metrics({f"train/gradient_{k}": v for k, v in values.items()}, trainer.global_step)
 
 
-def prompt_gradients(module: RLOOModule) -> tuple[Tensor, Tensor, int]:
+def prompt_gradients(module: OnPolicyModule) -> tuple[Tensor, Tensor, int]:
     """Moments of the gradients of the prompts in this process's rollout.
 
     Args:

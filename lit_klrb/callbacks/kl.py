@@ -1,6 +1,6 @@
 """The plug: one KL estimator and its weight, installed into the module that trains with them."""
 
-from typing import Any
+from typing import Any, final
 
 import lightning as L
 
@@ -11,6 +11,7 @@ from lit_klrb.estimators import KLEstimator
 MAX_ERROR = 0.2
 
 
+@final
 class KLEstimatorCallback(L.Callback):
     """Gives `RLOOModule` its KL estimator and the weight of the KL.
 

@@ -2,9 +2,10 @@
 
 import csv
 import io
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import lightning as L
 import torch
@@ -20,7 +21,7 @@ from lit_klrb.run.files import csv_text, write_atomically
 from lit_klrb.run.tables import text_table
 
 
-class EvaluationMonitor(L.Callback):
+class EvaluationMonitor(L.Callback, ABC):
     """Reads the completions of every evaluation, in `fit`, `validate` and `test`.
 
     Files go to the run directory and are named by the step, or `validate` and `test` where those commands
@@ -73,6 +74,7 @@ class EvaluationMonitor(L.Callback):
         if evaluations:
             self.report(trainer, pl_module, evaluations, stage)
 
+    @abstractmethod
     def report(
         self, trainer: L.Trainer, pl_module: RegularisedModule, evaluations: list[Evaluation], stage: str
     ) -> None:
@@ -84,7 +86,6 @@ class EvaluationMonitor(L.Callback):
             evaluations: Its batches.
             stage: "val" or "test", the prefix of metrics.
         """
-        raise NotImplementedError
 
     def write(self, trainer: L.Trainer, folder: str, suffix: str, text: str) -> None:
         """Write the file of this evaluation, in a folder of the run directory; one process does."""
@@ -101,6 +102,7 @@ def moment(trainer: L.Trainer) -> str:
     return fn.value
 
 
+@final
 class KLMonitor(EvaluationMonitor):
     """Logs every value of KL(policy‖reference) side by side, each with its standard error, in nats.
 
@@ -135,6 +137,7 @@ class KLMonitor(EvaluationMonitor):
         self.write(trainer, "kl_by_position", "csv", text)
 
 
+@final
 class CompletionTable(EvaluationMonitor):
     """Shows completions of each evaluation beside those of the first evaluation, with their rewards.
 

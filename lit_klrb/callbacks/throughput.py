@@ -1,16 +1,17 @@
 """How fast a run is, and where its time goes."""
 
-from typing import Any
+from typing import Any, final
 
 import lightning as L
 
 from lit_klrb.modules.stopwatch import now
-from lit_klrb.studies.rollouts import RolloutCallback
+from lit_klrb.studies.rollouts import require_rollouts
 
 UPDATE = "update"
 
 
-class RolloutThroughput(RolloutCallback):
+@final
+class RolloutThroughput(L.Callback):
     """Logs completion tokens per second and the shares of the time, once per rollout.
 
     `throughput/rollout_tokens_per_s` is the number of sampled tokens divided by the time of sampling,
@@ -23,6 +24,10 @@ class RolloutThroughput(RolloutCallback):
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
         self._steps = 0
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Refuse a module without rollouts, and a command that does not train."""
+        require_rollouts(self, trainer, pl_module, stage)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Start the module's stopwatch."""

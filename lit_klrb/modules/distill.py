@@ -1,48 +1,51 @@
 """On-policy distillation: a student learns a teacher on the student's own completions."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, final
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
-from lit_klrb.models.generation import Rollout
-from lit_klrb.modules.rloo import RLOOModule
+from lit_klrb.modules.rloo import OnPolicyModule
+from lit_klrb.rewards import NoReward, Reward
 
 
-class DistillModule(RLOOModule):
-    """Minimises KL(student‖teacher), with the estimators that hold a policy on its leash.
+@final
+@dataclass(kw_only=True, eq=False, repr=False)
+class DistillModule(OnPolicyModule):
+    """Minimises KL(student‖teacher) on completions of the student, with any KL estimator.
 
-    It is RLOO without a reward: the policy is the student, the reference the teacher; beta only scales the
-    gradient. Token-level losses (`RaoBlackwellLoss` with allow_biased) leave out how earlier tokens change
-    later KLs; the others do not.
+    It is RLOO without a reward: the policy is the student, the reference (`reference_path`) the teacher, and
+    beta only scales the gradient. Token-level losses (`RaoBlackwellLoss` with allow_biased) ignore how
+    earlier tokens change later KLs; unbiased estimators do not.
 
     Args:
-        policy_config: Builds a fresh student: `model_type` and what differs from its defaults; it reads the
-            teacher's tokens. Give this or policy_path.
-        kwargs: See `RLOOModule`; reference_path is the teacher, reward_path is not read.
+        policy_config: Configuration of a student with new weights: `model_type` and what differs from its
+            defaults. It uses the teacher's tokenizer. Give this or policy_path.
+
+    Raises:
+        ConfigurationError: If there is no teacher, or not exactly one of policy_config and policy_path.
 
     Reference: Tang, Munos (2025), arXiv:2506.09477, Section 5.3.
     """
 
-    def __init__(self, *, policy_config: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        loading.check_one_given(loading.POLICY, policy_config, self.policy_path)
+    policy_config: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        loading.check_one_given(loading.POLICY, self.policy_config, self.policy_path)
         if self.reference_path is None:
             raise ConfigurationError("is None; name the teacher", key="reference_path")
-        self.save_hyperparameters()
-        self.policy_config = policy_config
 
-    def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """The student as it is, or with fresh weights drawn from the run's seed."""
-        if self.policy_config is None:
-            return super().build()
-        assert self.reference_path is not None
+    def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """The student of policy_path, or one with new weights drawn from the seed."""
+        if self.policy_config is None or self.reference_path is None:
+            return self.load_policy()
         tokenizer = loading.load_tokenizer("reference_path", self.reference_path)
         return loading.fresh_model(self.policy_config, tokenizer, self.seed), tokenizer
 
-    def rewards(self, rollout: Rollout) -> Tensor:
-        """None: zero for each sequence, [B]."""
-        return torch.zeros(len(rollout.tokens), device=rollout.tokens.device)
+    def load_reward(self, device: torch.device) -> Reward:
+        """None: zero for every text."""
+        return NoReward()

@@ -1,12 +1,13 @@
 """Direct preference optimisation: the warm start that RLOO continues from."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar, final
 
 import torch
 from rich.progress import track
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.data.batches import pad
 from lit_klrb.data.preferences import Preference, PreferencePair, collate_pairs
@@ -15,7 +16,7 @@ from lit_klrb.functional.preference import PreferenceLoss, check_preference_loss
 from lit_klrb.models.generation import Rollout
 from lit_klrb.models.loading import tokenizer_files
 from lit_klrb.models.scoring import completion_logprobs
-from lit_klrb.modules.regularised import RegularisedModule
+from lit_klrb.modules.regularised import RewardedModule
 from lit_klrb.run.cache import cached, weights_digest
 from lit_klrb.seeding import derive_seed
 
@@ -24,7 +25,9 @@ T = TypeVar("T")
 CHUNK = 128
 
 
-class DPOModule(RegularisedModule):
+@final
+@dataclass(kw_only=True, eq=False, repr=False)
+class DPOModule(RewardedModule):
     """Raises preferred completions above rejected ones, relative to the reference.
 
     The pairs are the reference's own: of the completions of each prompt, the one with the largest reward
@@ -34,27 +37,26 @@ class DPOModule(RegularisedModule):
     starts as the reference unless policy_path says otherwise.
 
     Args:
-        beta: Inverse scale of the implicit reward beta · log(policy/reference); larger keeps closer.
-        loss: Which loss of the implicit rewards, see `preference_loss`.
-        label_smoothing: Share of preferences supposed to be wrong, for the losses sigmoid and robust.
-        length_normalised: Divide each log ratio by its completion's tokens, so that length earns nothing.
-        kwargs: See `RegularisedModule`.
+        beta: Inverse scale of the implicit reward beta · log(policy/reference); larger keeps the policy
+            closer to the reference.
+        loss: Which loss of the implicit rewards: see `preference_loss`.
+        label_smoothing: Assumed share of wrong preferences, for the losses sigmoid and robust.
+        length_normalised: Divide each log ratio by the number of tokens of its completion, so that length
+            earns nothing.
     """
 
-    def __init__(
-        self,
-        *,
-        beta: float = 0.1,
-        loss: PreferenceLoss = "sigmoid",
-        label_smoothing: float = 0.0,
-        length_normalised: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        check_preference_loss(loss, beta, label_smoothing)
-        self.save_hyperparameters()
-        self.beta, self.loss, self.label_smoothing = beta, loss, label_smoothing
-        self.length_normalised = length_normalised
+    beta: float = 0.1
+    loss: PreferenceLoss = "sigmoid"
+    label_smoothing: float = 0.0
+    length_normalised: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_preference_loss(self.loss, self.beta, self.label_smoothing)
+
+    def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """The policy of policy_path, or the reference."""
+        return self.load_policy()
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """The DPO loss of a batch of pairs, chosen completions before rejected ones."""

@@ -1,8 +1,9 @@
 """What DPO, RLOO and distillation share: a frozen reference, a reward, and the common evaluation."""
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -19,16 +20,17 @@ from lit_klrb.models.generation import Rollout, Sampling, generate_completions
 from lit_klrb.models.scoring import Scorer
 from lit_klrb.modules.base import PolicyModule
 from lit_klrb.modules.stopwatch import Stopwatch
-from lit_klrb.rewards import RewardOutput, load_reward
+from lit_klrb.rewards import Reward, RewardOutput, load_reward
+from lit_klrb.run.lightning_internals import trainer_of
 from lit_klrb.seeding import derive_seed
 
 
 class Evaluation(NamedTuple):
-    """One batch of the common evaluation.
+    """Completions with their statistics and rewards.
 
     Args:
         rollout: Completions of P prompts, K each, prompt-major.
-        stats: What policy and reference say of them, [P·K, T].
+        stats: Their token statistics under policy and reference, [P·K, T].
         rewards: Their rewards, [P·K].
         completions_per_prompt: K.
     """
@@ -49,64 +51,63 @@ class Evaluation(NamedTuple):
         return {name: v.float().view(-1, self.completions_per_prompt) for name, v in columns.items()}
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class RegularisedModule(PolicyModule, ABC):
-    """A policy kept near a frozen reference, and scored on completions that it samples itself.
+    """A policy that is kept close to a frozen reference and evaluated on its own completions.
 
-    Every module here is validated and tested in the same way, whatever it trains with: fresh completions of
-    the same prompts from the same seeds, their reward, and their KL by the Rao-Blackwell estimate.
+    The evaluation is common to all subclasses, whatever they train with: new completions of the same prompts
+    from the same seeds, their reward, and the Rao-Blackwell estimate of their KL to the reference.
 
     Args:
-        reference_path: The frozen reference: a hub id, an exported folder or a checkpoint; None means the
-            policy with its adapter off, which takes no memory of its own.
-        reward_path: The reward: "grammar" (the embedded world's exact log odds of a positive review), a
-            classifier (a hub id, a folder or a checkpoint of RewardModule), or "package.module:function",
-            from a list of texts to a list of numbers. Several of these with their weights are summed:
-            {"grammar": 1.0, "my_rewards:shortness": 0.1}.
-        reward_label: Which label of a classifier is rewarded; by default the second of two, the positive one.
-        reward_output: The log odds of that label, or its logit.
+        reference_path: The frozen reference: a hub id, an exported folder or a checkpoint. None means the
+            policy with its adapter off, which takes no extra memory.
         completions_per_prompt: Completions of each training prompt.
-        max_new_tokens: Tokens after which a completion is cut off.
+        max_new_tokens: Longest completion, in tokens.
         stop_at_eos: Whether the end-of-sequence token ends a completion; if not, all have max_new_tokens.
-        temperature: Divides both models' logits, in sampling and in every log-probability.
+        temperature: Divides the logits of both models, in sampling and in every log-probability.
         evaluation_completions: Completions of each evaluation prompt.
-        evaluation_seed: Decides the completions drawn in evaluation; the same for runs to be compared.
-        kwargs: See `PolicyModule`.
+        evaluation_seed: Seed of the completions drawn in evaluation; the same for runs to be compared.
     """
 
-    reference: PreTrainedModel
+    reference_path: str | None = None
+    completions_per_prompt: int = 2
+    max_new_tokens: int = 48
+    stop_at_eos: bool = True
+    temperature: float = 1.0
+    evaluation_completions: int = 2
+    evaluation_seed: int = 0
 
-    def __init__(
-        self,
-        *,
-        reference_path: str | None = None,
-        reward_path: str | dict[str, float] = loading.GRAMMAR,
-        reward_label: str | None = None,
-        reward_output: RewardOutput = "log_odds",
-        completions_per_prompt: int = 2,
-        max_new_tokens: int = 48,
-        stop_at_eos: bool = True,
-        temperature: float = 1.0,
-        evaluation_completions: int = 2,
-        evaluation_seed: int = 0,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.reference_path, self.reward_path = reference_path, reward_path
-        self.reward_label, self.reward_output = reward_label, reward_output
-        if evaluation_completions < 1:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.reference: PreTrainedModel
+        self.scorer: Scorer
+        self.reward: Reward
+        if self.evaluation_completions < 1:
             raise ConfigurationError(
-                f"must be at least 1, got {evaluation_completions}", key="evaluation_completions"
+                f"must be at least 1, got {self.evaluation_completions}", key="evaluation_completions"
             )
-        self.sampling = Sampling(completions_per_prompt, max_new_tokens, temperature)
-        self.evaluation_sampling = Sampling(evaluation_completions, max_new_tokens, temperature)
-        self.stop_at_eos, self.evaluation_seed = stop_at_eos, evaluation_seed
+        self.sampling = Sampling(
+            completions_per_prompt=self.completions_per_prompt,
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+        )
+        self.evaluation_sampling = Sampling(
+            completions_per_prompt=self.evaluation_completions,
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+        )
         self.stopwatch = Stopwatch()
         self._evaluated: list[dict[str, Tensor]] = []
 
+    @abstractmethod
+    def load_reward(self, device: torch.device) -> Reward:
+        """The reward of whole texts, on a device."""
+
     def configure_model(self) -> None:
-        """Load reference and reward beside the policy; policy and reference must read the same tokens."""
+        """Build the policy, and load reference and reward."""
         super().configure_model()
-        if self._trainer is None or hasattr(self, "scorer"):
+        trainer = trainer_of(self)
+        if trainer is None or hasattr(self, "scorer"):
             return
         if self.reference_path is not None:
             self._load_reference(self.reference_path)
@@ -116,14 +117,12 @@ class RegularisedModule(PolicyModule, ABC):
                 "reference, or train an adapter (lora)",
                 key="reference_path",
             )
-        self.reward = load_reward(
-            self.reward_path, self.reward_label, self.reward_output, self.trainer.strategy.root_device
-        )
+        self.reward = self.load_reward(trainer.strategy.root_device)
         reference = self.policy if self.reference_path is None else self.reference
-        self.scorer = Scorer(self.policy, reference, self.sampling.temperature)
+        self.scorer = Scorer(self.policy, reference, self.temperature)
         if not self.scorer.tiled:
             self.print(
-                "policy or reference is not a backbone with a linear head: both are read through logits"
+                "policy or reference is not a backbone with a linear head: full logits are computed for both"
             )
 
     def _load_reference(self, path: str) -> None:
@@ -138,16 +137,20 @@ class RegularisedModule(PolicyModule, ABC):
         words = [t.get_vocab() for t in (self.tokenizer, loading.load_tokenizer("reference_path", path))]
         loading.check_same_vocabulary("reference_path", path, *words)
 
-    def reading_reference(self) -> AbstractContextManager[PreTrainedModel]:
-        """The reference, for as long as the block lasts."""
-        return adapter_off(self.policy) if self.reference_path is None else nullcontext(self.reference)
+    def load_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """Policy and tokenizer of `policy_path`, or those of the reference.
 
-    def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """Policy and tokenizer of policy_path, or the reference's."""
+        Raises:
+            ConfigurationError: If neither is given or it cannot be loaded.
+        """
         key, path = "policy_path", self.policy_path or self.reference_path
         if path is None:
             raise ConfigurationError("this and reference_path are both None; give one or both", key=key)
         return loading.load_model(key, path), loading.load_tokenizer(key, path)
+
+    def reading_reference(self) -> AbstractContextManager[PreTrainedModel]:
+        """A context that gives the reference: its own model, or the policy with its adapter off."""
+        return adapter_off(self.policy) if self.reference_path is None else nullcontext(self.reference)
 
     def generate(
         self,
@@ -174,7 +177,7 @@ class RegularisedModule(PolicyModule, ABC):
 
     @torch.no_grad()
     def score(self, rollout: Rollout) -> tuple[Tensor, TokenStats]:
-        """What the scorer keeps of the reference, [B, T, D], and the statistics of every token, [B, T]."""
+        """The reference's states that the scorer keeps, [B, T, D], and the token statistics, [B, T]."""
         with self.stopwatch("statistics"):
             reference_states = self.scorer.reference_states(rollout)
             return reference_states, self.scorer.stats(rollout, reference_states)
@@ -190,7 +193,7 @@ class RegularisedModule(PolicyModule, ABC):
             return self.reward(self.texts(rollout)).to(rollout.tokens.device)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Evaluation]:
-        """The common evaluation of one batch of prompts; callbacks get the whole of it."""
+        """The common evaluation on one batch of prompts; callbacks get its completions."""
         evaluation = self._evaluate(batch, batch_idx)
         self._evaluated.append(evaluation.summary())
         return {"evaluation": evaluation}
@@ -200,15 +203,15 @@ class RegularisedModule(PolicyModule, ABC):
         self._log_evaluation("val")
 
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Evaluation]:
-        """As in validation, on the test prompts."""
+        """The common evaluation on one batch of test prompts."""
         return self.validation_step(batch, batch_idx)
 
     def on_test_epoch_end(self) -> None:
-        """As in validation."""
+        """Log means with standard errors clustered by prompt."""
         self._log_evaluation("test")
 
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> list[dict[str, Any]]:
-        """Each completion as text, with what the evaluation measures of it."""
+        """Each completion as text, with its reward, KL and length."""
         evaluation = self._evaluate(batch, batch_idx)
         columns = {
             "text": self.texts(evaluation.rollout),
@@ -220,8 +223,7 @@ class RegularisedModule(PolicyModule, ABC):
         seed = derive_seed(self.evaluation_seed, "evaluation", batch_idx)
         rollout = self.generate(self.policy, batch, self.evaluation_sampling, seed=seed)
         _, stats = self.score(rollout)
-        count = self.evaluation_sampling.completions_per_prompt
-        return Evaluation(rollout, stats, self.rewards(rollout), count)
+        return Evaluation(rollout, stats, self.rewards(rollout), self.evaluation_completions)
 
     def _log_evaluation(self, stage: str) -> None:
         metrics: dict[str, float] = {}
@@ -232,5 +234,27 @@ class RegularisedModule(PolicyModule, ABC):
         self.log_evaluation(stage, metrics)
         self.print(
             f"step {self.global_step}: reward {metrics['reward']:.3f} ± {metrics['reward_se']:.3f}, "
-            f"KL(policy‖reference) {metrics['kl']:.4f} ± {metrics['kl_se']:.4f} nats a sequence"
+            f"KL(policy‖reference) {metrics['kl']:.4f} ± {metrics['kl_se']:.4f} nats per sequence"
         )
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class RewardedModule(RegularisedModule, ABC):
+    """A regularised policy that learns from a reward of whole texts.
+
+    Args:
+        reward_path: The reward: "grammar" (the embedded world's exact log odds of a positive review), a
+            classifier (a hub id, a folder or a checkpoint of RewardModule), or "package.module:function",
+            from a list of texts to a list of numbers. Several of these with their weights are summed:
+            {"grammar": 1.0, "my_rewards:shortness": 0.1}.
+        reward_label: Rewarded label of a classifier; by default the second of two, the positive one.
+        reward_output: The log odds of that label, or its logit.
+    """
+
+    reward_path: str | dict[str, float] = loading.GRAMMAR
+    reward_label: str | None = None
+    reward_output: RewardOutput = "log_odds"
+
+    def load_reward(self, device: torch.device) -> Reward:
+        """The reward that `reward_path` names."""
+        return load_reward(self.reward_path, self.reward_label, self.reward_output, device)

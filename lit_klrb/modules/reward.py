@@ -1,6 +1,7 @@
 """A reward model: a classifier of texts, trained on labelled reviews."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -15,40 +16,38 @@ from lit_klrb.seeding import derive_seed, forked_rng
 LABELS = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
 
 
+@final
+@dataclass(kw_only=True, eq=False, repr=False)
 class RewardModule(TrainedModule):
-    """Maximum likelihood of the label given the text, from fresh weights or from a given classifier.
+    """Maximum likelihood of the label given the text, from new weights or from a given classifier.
 
     Its checkpoint is a `reward_path` for DPO and RLOO: the reward is the log odds of the label "positive".
 
     Args:
-        classifier_config: Builds a fresh model: `model_type` and what differs from its defaults; vocabulary
-            and special tokens come from the tokenizer. Give this or classifier_path.
+        classifier_config: Configuration of a model with new weights: `model_type` and what differs from its
+            defaults; vocabulary and special tokens come from the tokenizer. Give this or classifier_path.
         classifier_path: The classifier to start from: a hub id, an exported folder or a checkpoint.
-        tokenizer_path: The fresh model's tokenizer: "grammar", a hub id, a folder or a policy's checkpoint.
-        kwargs: See `TrainedModule`.
+        tokenizer_path: Tokenizer of the new model: "grammar", a hub id, a folder or a policy's checkpoint.
+
+    Raises:
+        ConfigurationError: If not exactly one of classifier_config and classifier_path is given.
     """
 
     role = loading.CLASSIFIER
     uses_dropout = True
-    classifier: PreTrainedModel
 
-    def __init__(
-        self,
-        *,
-        classifier_config: dict[str, Any] | None = None,
-        classifier_path: str | None = None,
-        tokenizer_path: str = loading.GRAMMAR,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        loading.check_one_given(self.role, classifier_config, classifier_path)
-        self.save_hyperparameters()
-        self.classifier_config, self.classifier_path = classifier_config, classifier_path
-        self.tokenizer_path = tokenizer_path
+    classifier_config: dict[str, Any] | None = None
+    classifier_path: str | None = None
+    tokenizer_path: str = loading.GRAMMAR
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.classifier: PreTrainedModel
+        loading.check_one_given(self.role, self.classifier_config, self.classifier_path)
         self._evaluated: list[Tensor] = []
 
     def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """The given classifier, or one with fresh weights drawn from the run's seed."""
+        """The classifier of classifier_path, or one with new weights drawn from the seed."""
         if self.classifier_path is not None:
             source = "classifier_path", self.classifier_path, self.role
             return loading.load_model(*source), loading.load_tokenizer(*source)
@@ -67,7 +66,7 @@ class RewardModule(TrainedModule):
         return loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """Keep each text's nats and whether it was right; means are taken once, at the end."""
+        """Keep the nats of each text and whether its label was predicted; means are taken at the end."""
         logits, labels = self._logits(batch), batch["labels"]
         nats = cross_entropy(logits, labels, reduction="none")
         self._evaluated.append(torch.stack([nats, (logits.argmax(1) == labels).float()]))
@@ -77,11 +76,11 @@ class RewardModule(TrainedModule):
         self._log_evaluation("val")
 
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """As in validation."""
+        """Keep the nats of each test text and whether its label was predicted."""
         self.validation_step(batch, batch_idx)
 
     def on_test_epoch_end(self) -> None:
-        """As in validation."""
+        """Log cross-entropy and accuracy on the test split, each with its standard error."""
         self._log_evaluation("test")
 
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> list[dict[str, Any]]:
@@ -101,10 +100,10 @@ class RewardModule(TrainedModule):
         return logits.float()
 
     def _log_evaluation(self, stage: str) -> None:
-        nats, right = torch.cat(self._evaluated, 1)
+        nats, correct = torch.cat(self._evaluated, 1)
         self._evaluated.clear()
         metrics: dict[str, float] = {}
-        for name, values in (("loss", nats), ("accuracy", right)):
+        for name, values in (("loss", nats), ("accuracy", correct)):
             mean, error = clustered_mean(values[:, None])
             metrics |= {name: mean.item(), f"{name}_se": error.item()}
         self.log_evaluation(stage, metrics)

@@ -1,8 +1,12 @@
 """RLOO: REINFORCE with a leave-one-out baseline, under a KL penalty whose estimator is plugged in."""
 
-from typing import Any, Literal
+from abc import ABC
+from dataclasses import dataclass
+from typing import Any, Literal, final
 
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.distributed import gather, gather_rollout, gather_rows, own_rows
 from lit_klrb.errors import ConfigurationError
@@ -12,67 +16,60 @@ from lit_klrb.functional.statistics import clustered_mean
 from lit_klrb.models.generation import Rollout, generate_completions
 from lit_klrb.models.vllm import VLLMBackend
 from lit_klrb.modules.experience import Experience
-from lit_klrb.modules.regularised import Evaluation, RegularisedModule
+from lit_klrb.modules.regularised import Evaluation, RegularisedModule, RewardedModule
+from lit_klrb.run.lightning_internals import trainer_of
 from lit_klrb.seeding import derive_seed
 
 EXPERIENCE_KEY = "experience"
 
 
-class RLOOModule(RegularisedModule):
-    """Maximises E[reward] − beta · KL(policy‖reference) on completions the policy samples itself.
+@dataclass(kw_only=True, eq=False, repr=False)
+class OnPolicyModule(RegularisedModule, ABC):
+    """Trains the policy on completions that it samples itself, by RLOO.
 
     One rollout serves inner_epochs · mini_batches optimizer steps. Everything that couples sequences (the
     leave-one-out baseline, fitted coefficients) is computed once, on the whole rollout. `KLEstimatorCallback`
     (the keys under kl) plugs in the estimator that does so, and beta.
 
     Args:
-        inner_epochs: Passes over each rollout; after the first step the completions are off-policy, see
+        inner_epochs: Passes over each rollout. After the first step the completions are off-policy: see
             `off_policy` of the estimator.
-        mini_batches: Optimizer steps per pass; must divide the prompts of a batch.
+        mini_batches: Optimizer steps per pass; must divide the number of prompts per batch.
         missing_eos_penalty: Subtracted in training from the reward of a completion that max_new_tokens cut
             off; the logged reward is without it. `train/unfinished` is the share of these completions.
         rollout_backend: What samples in training. vllm (installed separately) is for large models on GPUs;
             its draws are not repeated bit for bit.
         vllm_options: Arguments of `vllm.LLM`, such as {gpu_memory_utilization: 0.4}.
-        kwargs: See `RegularisedModule`.
-
-    Reference: Kool et al. (2019), "Buy 4 REINFORCE samples, get a baseline for free!"; Ahmadian et al.
-    (2024), arXiv:2402.14740.
     """
 
     uses_kl_estimator = True
-    kl_estimator: KLEstimator
-    beta: float
 
-    def __init__(
-        self,
-        *,
-        inner_epochs: int = 1,
-        mini_batches: int = 1,
-        missing_eos_penalty: float = 0.0,
-        rollout_backend: Literal["transformers", "vllm"] = "transformers",
-        vllm_options: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        if not missing_eos_penalty >= 0 or (missing_eos_penalty and not self.stop_at_eos):
+    inner_epochs: int = 1
+    mini_batches: int = 1
+    missing_eos_penalty: float = 0.0
+    rollout_backend: Literal["transformers", "vllm"] = "transformers"
+    vllm_options: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.kl_estimator: KLEstimator
+        self.beta: float
+        if not self.missing_eos_penalty >= 0 or (self.missing_eos_penalty and not self.stop_at_eos):
             raise ConfigurationError(
                 "must be 0 or larger, and 0 unless stop_at_eos, got "
-                f"{missing_eos_penalty} with stop_at_eos={self.stop_at_eos}",
+                f"{self.missing_eos_penalty} with stop_at_eos={self.stop_at_eos}",
                 key="missing_eos_penalty",
             )
-        for name, value in (("inner_epochs", inner_epochs), ("mini_batches", mini_batches)):
-            if value < 1:
-                raise ConfigurationError(f"must be at least 1, got {value}", key=name)
+        for name in ("inner_epochs", "mini_batches"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"must be at least 1, got {getattr(self, name)}", key=name)
         if self.group_size < 2:
             raise ConfigurationError(
                 f"must be at least 2 for the leave-one-out baseline, got {self.group_size}",
                 key="completions_per_prompt",
             )
-        self.save_hyperparameters()
-        self.inner_epochs, self.mini_batches = inner_epochs, mini_batches
-        self.missing_eos_penalty = missing_eos_penalty
-        self.backend = VLLMBackend(vllm_options) if rollout_backend == "vllm" else generate_completions
+        vllm = self.rollout_backend == "vllm"
+        self.backend = VLLMBackend(self.vllm_options) if vllm else generate_completions
         # The rollout in use; checkpoints keep it.
         self.experience: Experience | None = None
 
@@ -94,7 +91,7 @@ class RLOOModule(RegularisedModule):
     @property
     def group_size(self) -> int:
         """K, the number of completions of each prompt."""
-        return self.sampling.completions_per_prompt
+        return self.completions_per_prompt
 
     @property
     def parts(self) -> int:
@@ -206,13 +203,32 @@ class RLOOModule(RegularisedModule):
             checkpoint[EXPERIENCE_KEY] = gather(self.experience.state())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take this process's rollout from the checkpoint."""
+        """Take this process's rollout from the checkpoint, to resume training on it.
+
+        Raises:
+            ConfigurationError: If the run was begun by another number of processes.
+        """
         super().on_load_checkpoint(checkpoint)
-        if EXPERIENCE_KEY in checkpoint:
-            states = checkpoint[EXPERIENCE_KEY]
-            if self._trainer is not None and len(states) != self.trainer.world_size:
-                raise ConfigurationError(
-                    f"ckpt_path: saved by {len(states)} processes, and trainer.devices makes "
-                    f"{self.trainer.world_size}; a run is resumed by as many as began it"
-                )
-            self.experience = Experience.from_state(states[self.global_rank], self.device)
+        trainer, states = trainer_of(self), checkpoint.get(EXPERIENCE_KEY)
+        if trainer is None or trainer.state.fn != TrainerFn.FITTING or states is None:
+            return
+        if len(states) != trainer.world_size:
+            raise ConfigurationError(
+                f"ckpt_path: saved by {len(states)} processes, and trainer.devices makes "
+                f"{trainer.world_size}; a run is resumed by as many as began it"
+            )
+        self.experience = Experience.from_state(states[self.global_rank], self.device)
+
+
+@final
+@dataclass(kw_only=True, eq=False, repr=False)
+class RLOOModule(RewardedModule, OnPolicyModule):
+    """Maximises E[reward] − beta · KL(policy‖reference) on completions the policy samples itself.
+
+    Reference: Kool et al. (2019), "Buy 4 REINFORCE samples, get a baseline for free!"; Ahmadian et al.
+    (2024), arXiv:2402.14740.
+    """
+
+    def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """The policy of policy_path, or the reference."""
+        return self.load_policy()

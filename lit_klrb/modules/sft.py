@@ -1,12 +1,14 @@
-"""Supervised training of a language model: the reference everything else is measured against."""
+"""Supervised training of a language model: the reference of all later stages."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from lit_klrb.data.interfaces import Corpus
 from lit_klrb.data.tokenizer import train_bpe
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
@@ -14,81 +16,86 @@ from lit_klrb.modules.base import PolicyModule
 from lit_klrb.seeding import derive_seed, forked_rng
 
 
+@final
+@dataclass(kw_only=True, eq=False, repr=False)
 class SFTModule(PolicyModule):
-    """Maximum likelihood on whole texts, from fresh weights or from a given policy.
+    """Maximum likelihood on whole texts, from new weights or from a given policy.
 
     Args:
-        policy_config: Builds a fresh model: `model_type` and what differs from its defaults; vocabulary and
-            special tokens come from the tokenizer. Give this or policy_path.
-        tokenizer_path: The fresh model's tokenizer: "grammar", a hub id, a folder or a checkpoint.
-        vocab_size: Trains a byte-level BPE tokenizer of so many tokens on the training reviews instead.
-        kwargs: See `PolicyModule`.
+        policy_config: Configuration of a model with new weights: `model_type` and what differs from its
+            defaults; vocabulary and special tokens come from the tokenizer. Give this or policy_path.
+        tokenizer_path: Tokenizer of the new model: "grammar", a hub id, a folder or a checkpoint.
+        vocab_size: Train a byte-level BPE tokenizer with this many tokens on the training reviews instead.
+
+    Raises:
+        ConfigurationError: If not exactly one of policy_config and policy_path is given.
     """
 
     uses_dropout = True
 
-    def __init__(
-        self,
-        *,
-        policy_config: dict[str, Any] | None = None,
-        tokenizer_path: str = loading.GRAMMAR,
-        vocab_size: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        loading.check_one_given(loading.POLICY, policy_config, self.policy_path)
-        self.save_hyperparameters()
-        self.policy_config, self.tokenizer_path, self.vocab_size = policy_config, tokenizer_path, vocab_size
+    policy_config: dict[str, Any] | None = None
+    tokenizer_path: str = loading.GRAMMAR
+    vocab_size: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        loading.check_one_given(loading.POLICY, self.policy_config, self.policy_path)
         self._evaluated: list[Tensor] = []
 
-    def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """The given policy, or one with fresh weights drawn from the run's seed."""
+    def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """The policy of policy_path, or one with new weights drawn from the seed."""
         if self.policy_path is not None:
             key = "policy_path"
             return loading.load_model(key, self.policy_path), loading.load_tokenizer(key, self.policy_path)
         assert self.policy_config is not None
-        tokenizer = self._fresh_tokenizer()
+        tokenizer = self._new_tokenizer()
         return loading.fresh_model(self.policy_config, tokenizer, self.seed), tokenizer
 
-    def _fresh_tokenizer(self) -> PreTrainedTokenizerBase:
+    def _new_tokenizer(self) -> PreTrainedTokenizerBase:
         if self.vocab_size is None:
             return loading.load_tokenizer("tokenizer_path", self.tokenizer_path)
-        reviews = self.trainer.datamodule.reviews.get("train")  # type: ignore[attr-defined]
+        reviews = self.corpus.reviews.get("train") if self.corpus is not None else None
         if reviews is None:
             raise ConfigurationError(
-                f"{self.vocab_size} trains a tokenizer, which only fit does; name the checkpoint that has "
-                "it by ckpt_path",
+                f"{self.vocab_size} trains a tokenizer on reviews, which needs fit and a data module of "
+                "reviews; to evaluate, name the checkpoint that has the tokenizer by ckpt_path",
                 key="vocab_size",
             )
         return train_bpe((review.text for review in reviews), self.vocab_size)
+
+    @property
+    def corpus(self) -> Corpus | None:
+        """The trainer's data module, if it has reviews."""
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        return data if isinstance(data, Corpus) else None
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Mean cross-entropy over the batch's tokens, in nats."""
         with forked_rng(derive_seed(self.seed, "dropout", batch_idx, self.global_rank), self.device):
             nats, count = self._cross_entropy(batch)
-        # Texts differ in length, so processes do in tokens; gradients are averaged over processes.
+        # Processes have different numbers of tokens, and their gradients are averaged.
         loss = nats / self.trainer.strategy.reduce(count.float(), reduce_op="mean")
         self.log_metrics("train", {"loss": loss.detach()}, batch_size=int(count))
         return loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """Add up nats and tokens; means are taken once, at the end."""
+        """Add up nats and tokens; the mean is taken once, at the end."""
         self._evaluated.append(torch.stack(self._cross_entropy(batch)))
 
     def on_validation_epoch_end(self) -> None:
-        """Log the cross-entropy, and how far above the source's own entropy it is where that is known."""
+        """Log the cross-entropy, and its excess over the entropy of the source where that is known."""
         self._log_evaluation("val")
 
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """As in validation."""
+        """Add up nats and tokens of a test batch."""
         self.validation_step(batch, batch_idx)
 
     def on_test_epoch_end(self) -> None:
-        """As in validation."""
+        """Log the cross-entropy on the test split."""
         self._log_evaluation("test")
 
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> list[dict[str, Any]]:
-        """Each text with its cross-entropy in nats a token, most useful for finding what the model lacks."""
+        """Each text with its cross-entropy in nats per token."""
         nats, mask = self._token_nats(batch)
         texts = self.tokenizer.batch_decode(batch["tokens"], skip_special_tokens=True)
         means = nats.sum(1) / mask.sum(1)
@@ -101,7 +108,7 @@ class SFTModule(PolicyModule):
         self._evaluated.clear()
         loss = nats / count
         metrics = {"loss": loss, "perplexity": loss.exp()}
-        optimum = self.trainer.datamodule.entropy_per_token  # type: ignore[attr-defined]
+        optimum = self.corpus.entropy_per_token() if self.corpus is not None else None
         if optimum is not None:
             metrics["excess"] = loss / optimum - 1
         self.log_evaluation(stage, {name: value.item() for name, value in metrics.items()})
@@ -111,7 +118,7 @@ class SFTModule(PolicyModule):
         return nats.sum(), mask.sum()
 
     def _token_nats(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """−log p of every token given those before it, [B, N−1], and the mask of real ones."""
+        """−log p of every token given those before it, [B, N−1], and the mask of real tokens."""
         tokens, mask = batch["tokens"], batch["attention_mask"]
         logits = self.policy(
             input_ids=tokens[:, :-1], attention_mask=mask[:, :-1].long(), use_cache=False

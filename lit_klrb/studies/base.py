@@ -12,15 +12,15 @@ from torch import Tensor
 
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.modules.rloo import RLOOModule
+from lit_klrb.modules.rloo import OnPolicyModule
 from lit_klrb.run.files import write_atomically
 from lit_klrb.seeding import derive_seed
-from lit_klrb.studies.rollouts import RolloutCallback
+from lit_klrb.studies.rollouts import require_rollouts
 
 Batch = dict[str, Tensor]
 
 
-class PolicyStudy(RolloutCallback, ABC):
+class PolicyStudy(L.Callback, ABC):
     """Measures the policy at moments of a run of `RLOOModule`, on completions of its own.
 
     The training is not touched: prompts and completions have seeds of their own. RUN/studies/NAME.json holds
@@ -38,13 +38,17 @@ class PolicyStudy(RolloutCallback, ABC):
         self.at = sorted(at)
         self._due: list[int] = []
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Refuse a module without rollouts, and a command that does not train."""
+        require_rollouts(self, trainer, pl_module, stage)
+
     @property
     @abstractmethod
     def design(self) -> dict[str, Any]:
         """What all moments share, as it stands in the artifact."""
 
     @abstractmethod
-    def measure(self, trainer: L.Trainer, module: RLOOModule) -> dict[str, Any]:
+    def measure(self, trainer: L.Trainer, module: OnPolicyModule) -> dict[str, Any]:
         """What is seen now, for the artifact."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -62,7 +66,7 @@ class PolicyStudy(RolloutCallback, ABC):
         if self._due and self._due[0] == trainer.global_step:
             self._look(trainer, pl_module)
 
-    def _look(self, trainer: L.Trainer, module: RLOOModule) -> None:
+    def _look(self, trainer: L.Trainer, module: OnPolicyModule) -> None:
         step = self._due.pop(0)
         module.print(f"step {step}: study of {self.name.replace('_', ' ')}")
         with torch.enable_grad():
@@ -74,7 +78,7 @@ class PolicyStudy(RolloutCallback, ABC):
         moments = [*(earlier for earlier in before if earlier["step"] < step), moment]
         write_atomically(path, json.dumps({"schema": 1, **self.design, "moments": moments}) + "\n")
 
-    def prompts(self, trainer: L.Trainer, module: RLOOModule, batches: int, size: int) -> list[Batch]:
+    def prompts(self, trainer: L.Trainer, module: OnPolicyModule, batches: int, size: int) -> list[Batch]:
         """Batches of training prompts, none of them twice; the same at every moment.
 
         Args:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, final
 
 import lightning as L
 import torch
@@ -11,7 +11,7 @@ from lit_klrb import schema
 from lit_klrb.distributed import stacked, stacked_stats
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional import horvitz_thompson, kl_values
-from lit_klrb.modules.rloo import RLOOModule
+from lit_klrb.modules.rloo import OnPolicyModule
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.base import PolicyStudy, rounded
 
@@ -19,6 +19,7 @@ from lit_klrb.studies.base import PolicyStudy, rounded
 _AT_ONCE = 4
 
 
+@final
 class EstimationStudy(PolicyStudy):
     """Draws many completions of some prompts and records every estimate of their KL, in nats a completion.
 
@@ -58,7 +59,7 @@ class EstimationStudy(PolicyStudy):
         return {"prompts": prompts, "completions": completions, "group_sizes": self.group_sizes}
 
     @torch.no_grad()
-    def measure(self, trainer: L.Trainer, module: RLOOModule) -> dict[str, Any]:
+    def measure(self, trainer: L.Trainer, module: OnPolicyModule) -> dict[str, Any]:
         """Values of each estimator, [P, completions], and those of Horvitz and Thompson by group size."""
         prompts, completions = self.sizes
         sampling = replace(module.sampling, completions_per_prompt=completions)

@@ -1,7 +1,7 @@
 """How noisy the gradients of the KL, the reward and the objective are under different estimators."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 import lightning as L
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import KLEstimator, MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate
-from lit_klrb.modules.rloo import RLOOModule
+from lit_klrb.modules.rloo import OnPolicyModule
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.base import Batch, PolicyStudy, rounded
 from lit_klrb.studies.gradients import REWARD_ALONE, policy_gradient
@@ -19,6 +19,7 @@ from lit_klrb.studies.gradients import REWARD_ALONE, policy_gradient
 _BLOCK = 1 << 16
 
 
+@final
 class GradientNoiseStudy(PolicyStudy):
     """Takes the gradient of independent batches under several estimators, and records their inner products.
 
@@ -63,7 +64,7 @@ class GradientNoiseStudy(PolicyStudy):
             "prompts": self.prompts_per_batch,
         }
 
-    def measure(self, trainer: L.Trainer, module: RLOOModule) -> dict[str, Any]:
+    def measure(self, trainer: L.Trainer, module: OnPolicyModule) -> dict[str, Any]:
         """beta, and the lower triangle of the Gram matrix, row by row."""
         prompts = self.prompts(trainer, module, self.batches, self.prompts_per_batch)
         by_batch = [self._gradients(module, batch, index) for index, batch in enumerate(prompts)]
@@ -73,7 +74,7 @@ class GradientNoiseStudy(PolicyStudy):
         completions = module.sampling.completions_per_prompt
         return {"beta": module.beta, "completions": completions, "gram": triangle}
 
-    def _gradients(self, module: RLOOModule, batch: Batch, index: int) -> Tensor:
+    def _gradients(self, module: OnPolicyModule, batch: Batch, index: int) -> Tensor:
         """Gradients on one batch: the reward's, then each estimator's, [1 + E, parameters]."""
         seed, group_size = derive_seed(module.seed, self.name, index), module.sampling.completions_per_prompt
         rollout = module.generate(module.policy, batch, module.sampling, seed=seed)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_klrb.estimators import KLEstimator, LossWeights, NoKL
 from lit_klrb.functional import TokenStats
-from lit_klrb.modules.rloo import RLOOModule
+from lit_klrb.modules.rloo import OnPolicyModule
 
 TERMS = ("reward", "kl", "total")
 # The estimator whose gradient is the reward's.
@@ -18,7 +18,7 @@ REWARD_ALONE = NoKL()
 
 
 def policy_gradient(
-    module: RLOOModule, estimator: KLEstimator, stats: TokenStats, mask: Tensor, weights: LossWeights
+    module: OnPolicyModule, estimator: KLEstimator, stats: TokenStats, mask: Tensor, weights: LossWeights
 ) -> Tensor:
     """Gradient of an estimator's loss in the trained parameters, [parameters].
 

@@ -1,30 +1,25 @@
-"""What callbacks that look at rollouts share."""
+"""What callbacks that measure the training on rollouts share."""
 
 import lightning as L
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.modules.rloo import RLOOModule
+from lit_klrb.modules.rloo import OnPolicyModule
 
 
-class RolloutCallback(L.Callback):
-    """A callback for the training of `RLOOModule` alone."""
+def require_rollouts(callback: L.Callback, trainer: L.Trainer, module: L.LightningModule, stage: str) -> None:
+    """Refuse a module without rollouts, and a command that does not train.
 
-    _fits = False
+    Args:
+        callback: Whose `setup` this is.
+        trainer: The trainer.
+        module: The module that the trainer runs.
+        stage: "fit", "validate", "test" or "predict".
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuse a module without rollouts, and a command that does not train.
-
-        Raises:
-            ConfigurationError: Naming the callback, and the module or the command.
-        """
-        if not isinstance(pl_module, RLOOModule):
-            raise ConfigurationError(
-                f"trainer.callbacks: {type(self).__name__} looks at rollouts, and {type(pl_module).__name__} "
-                "makes none"
-            )
-        self._fits = self._fits or stage == "fit"  # a fit ends with an evaluation
-        if not self._fits:
-            raise ConfigurationError(
-                f"trainer.callbacks: {type(self).__name__} measures training, and this command does not "
-                "train; use fit"
-            )
+    Raises:
+        ConfigurationError: Naming the callback, and the module or the command.
+    """
+    name = f"trainer.callbacks: {type(callback).__name__}"
+    if not isinstance(module, OnPolicyModule):
+        raise ConfigurationError(f"{name} measures rollouts, and {type(module).__name__} has none")
+    if stage != "fit" and not trainer.global_step:  # a fit ends with an evaluation
+        raise ConfigurationError(f"{name} measures training, and this command does not train; use fit")

@@ -45,7 +45,7 @@ WRONG = [
     (["--model.temperature", "0"], "model.init_args.temperature: must be positive, got 0.0"),
     (["--model.max_new_tokens", "100"], "exceeds the policy's context length, 64"),
     (["--model.weight_decay", "-1"], "model.init_args.weight_decay: must be 0 or larger, got -1.0"),
-    (["--trainer.limit_train_batches", "2"], "trainer.limit_train_batches=2 would train on the same batches"),
+    (["--trainer.limit_train_batches", "2"], "trainer.limit_train_batches=2 would repeat the same batches"),
     (["--model.learning_rate", "fast"], "model.init_args.learning_rate: 'fast' is not of type float"),
     (["--model.learning_rate", "0"], "model.init_args.learning_rate: must be positive, got 0.0"),
     (["--model.schedule", "zigzag"], "model.init_args.schedule: 'zigzag' is not one of 'constant', 'linear'"),

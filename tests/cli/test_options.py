@@ -146,13 +146,15 @@ def test_no_constructor_argument_is_left_out_above():
         "kl": [KLEstimatorCallback],
         "kl.estimator": classes(estimators, estimators.KLEstimator),
     }
-    # Seeds follow --seed_everything; test_preferences.py trains on a file of pairs that it writes,
-    # test_vllm_backend.py with a stand-in for vLLM.
+    # Seeds follow --seed_everything. In tests/modules, test_preferences.py trains on a file of pairs that it
+    # writes, test_vllm.py with a stand-in for vLLM, test_lora.py an adapter; test_precision.py has the two
+    # options that change how a gradient is computed and not what it is.
     wanted = {"seed_everything"}
-    elsewhere = {"data.preferences", "model.rollout_backend", "model.vllm_options"}
+    elsewhere = {"data.preferences", "model.rollout_backend", "model.vllm_options", "model.lora"}
+    elsewhere |= {"model.gradient_checkpointing", "model.compile_backend"}
     for key, owned in owners.items():
         names = {name for owner in owned for name in inspect.signature(owner).parameters}
-        wanted |= {f"{key}.{name}" for name in names - {"kwargs", "seed"}}
+        wanted |= {f"{key}.{name}" for name in names - {"seed"}}
     changed = {
         word.removeprefix("--")
         for extra in [*(extra for _, extra in TRAINING), *LEARNED, *EVALUATION]

@@ -62,9 +62,9 @@ def test_training_without_an_estimator_is_refused_and_evaluation_is_not(chain, t
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_steps": -1, "max_epochs": 1}, "trainer.max_steps must say when to end, got -1"),
-        ({"limit_train_batches": 2}, "trainer.limit_train_batches=2 would train on the same batches again"),
-        ({"overfit_batches": 0.5}, "trainer.limit_train_batches=0.5 would train"),
+        ({"max_steps": -1, "max_epochs": 1}, "trainer.max_steps must be set, got -1"),
+        ({"limit_train_batches": 2}, "trainer.limit_train_batches=2 would repeat the same batches"),
+        ({"overfit_batches": 0.5}, "trainer.limit_train_batches=0.5 would repeat"),
     ],
 )
 def test_endless_data_need_an_end_in_steps(tmp_path, settings, message):

@@ -105,6 +105,18 @@ def test_a_checkpoint_holds_the_policy_and_never_the_reference(chain):
         assert torch.equal(value, saved["state_dict"][key])
 
 
+def test_any_number_of_processes_evaluates_a_checkpoint_and_as_many_as_before_resume_it(
+    chain, tmp_path, capsys
+):
+    saved = torch.load(chain.checkpoint("rloo"), weights_only=True)
+    saved["experience"] *= 2
+    path = str(tmp_path / "two.ckpt")
+    torch.save(saved, path)
+    assert chain.run("validate", "rloo", "--ckpt_path", path, run=tmp_path / "run") == 0
+    assert chain.run("fit", "rloo", "--ckpt_path", path, run=tmp_path / "run") == 2
+    assert "ckpt_path: saved by 2 processes" in capsys.readouterr().err
+
+
 def test_a_renamed_weight_in_a_checkpoint_is_an_error(chain, tmp_path):
     saved = torch.load(chain.checkpoint("rloo"), weights_only=True)
     key = next(iter(saved["state_dict"]))

@@ -1,0 +1,141 @@
+"""What the data modules share: a corpus, and batches that are a function of (seed, step)."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import lightning as L
+from torch.utils.data import DataLoader
+
+from lit_klrb.data.batches import Batch
+from lit_klrb.data.corpora import load_reviews
+from lit_klrb.data.grammar import Review
+from lit_klrb.data.interfaces import Learner, RepeatsBatches
+from lit_klrb.data.samplers import StepBatchSampler
+from lit_klrb.errors import ConfigurationError
+
+SPLITS = {
+    "fit": ("train", "validation"),
+    "validate": ("validation",),
+    "test": ("test",),
+    "predict": ("test",),
+}
+
+
+# Settings are dataclass fields, as those of the modules.
+@dataclass(kw_only=True, eq=False, repr=False)
+class CorpusDataModule(L.LightningDataModule, ABC):
+    """A corpus of reviews as endless training batches and finite evaluation batches.
+
+    Every training batch is a function of (seed, step): a resumed run reads the batches it would have read.
+
+    Args:
+        source: "grammar" for the embedded world, a hub id, a folder, or a .parquet or .jsonl file with the
+            columns text and label.
+        batch_size: Examples per training batch.
+        train_size: Reviews to train on; 0 takes all there are.
+        eval_size: Reviews to validate and to test on.
+        eval_batch_size: Examples per evaluation batch.
+        seed: Seed of the order of the training data; set by --seed_everything.
+
+    Raises:
+        ConfigurationError: If a number is out of range.
+    """
+
+    source: str = "grammar"
+    batch_size: int
+    train_size: int
+    eval_size: int
+    eval_batch_size: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        check_at_least(1, batch_size=self.batch_size, eval_batch_size=self.eval_batch_size)
+        check_at_least(0, train_size=self.train_size)
+        check_at_least(1, eval_size=self.eval_size)
+        self.sizes = {"train": self.train_size, "validation": self.eval_size, "test": self.eval_size}
+        self.reviews: dict[str, Sequence[Review]] = {}
+
+    @abstractmethod
+    def examples(self, split: str) -> Sequence[Any]:
+        """The examples that batches of the split are made of."""
+
+    @abstractmethod
+    def collate(self, split: str, examples: Sequence[Any]) -> Batch:
+        """One batch of the split's examples."""
+
+    @property
+    def learner(self) -> Learner:
+        """The module that the trainer runs.
+
+        Raises:
+            ConfigurationError: If it has no tokenizer and no model.
+        """
+        module = self._module
+        if not isinstance(module, Learner):
+            raise ConfigurationError(
+                f"{type(self).__name__} needs a module with a tokenizer and a trained model, "
+                f"got {type(module).__name__}"
+            )
+        return module
+
+    @property
+    def _module(self) -> L.LightningModule:
+        assert self.trainer is not None
+        return self.trainer.lightning_module
+
+    def setup(self, stage: str) -> None:
+        """Load the splits of the stage."""
+        for split in SPLITS[stage]:
+            self.reviews[split] = load_reviews(self.source, split, size=self.sizes[split])
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Endless batches, beginning with that of the current step."""
+        assert self.trainer is not None
+        examples: Any = self.examples("train")
+        module = self._module
+        sampler = StepBatchSampler(
+            size=len(examples),
+            batch_size=self.batch_size,
+            seed=self.seed,
+            start=self.trainer.global_step * self.trainer.accumulate_grad_batches,
+            repeat=module.steps_per_batch if isinstance(module, RepeatsBatches) else 1,
+            rank=self.trainer.global_rank,
+            world_size=self.trainer.world_size,
+        )
+        return DataLoader(examples, batch_sampler=sampler, collate_fn=partial(self.collate, "train"))
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """The validation split, in order."""
+        return self._evaluation_loader("validation")
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        """The test split, in order."""
+        return self._evaluation_loader("test")
+
+    def predict_dataloader(self) -> DataLoader[Any]:
+        """The test split, in order."""
+        return self._evaluation_loader("test")
+
+    def _evaluation_loader(self, split: str) -> DataLoader[Any]:
+        examples: Any = self.examples(split)
+        return DataLoader(examples, batch_size=self.eval_batch_size, collate_fn=partial(self.collate, split))
+
+
+def check_at_least(least: int, **values: int) -> None:
+    """Refuse a number that is too small.
+
+    Raises:
+        ConfigurationError: Naming the argument.
+
+    Example:
+        >>> check_at_least(1, batch_size=0)
+        Traceback (most recent call last):
+        lit_klrb.errors.ConfigurationError: batch_size: must be at least 1, got 0
+    """
+    for name, value in values.items():
+        if value < least:
+            raise ConfigurationError(f"must be at least {least}, got {value}", key=name)

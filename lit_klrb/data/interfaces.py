@@ -1,0 +1,58 @@
+"""What data modules and the modules they feed ask of each other: the only way they know one another.
+
+Texts come before tokens: a module may train its tokenizer on the reviews of a data module (`Corpus`), which
+then encodes them with it (`Learner`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from lit_klrb.data.grammar import Review
+from lit_klrb.data.preferences import Preference, PreferencePair
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """A module that is trained on the batches of a data module."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the texts."""
+
+    @property
+    def trained(self) -> PreTrainedModel:
+        """The model that reads the batches."""
+
+
+@runtime_checkable
+class RepeatsBatches(Protocol):
+    """A module that needs the same batch for several training steps in a row."""
+
+    @property
+    def steps_per_batch(self) -> int:
+        """How many."""
+
+
+@runtime_checkable
+class PairMaker(Protocol):
+    """A module that turns prompts, or preferences as texts, into preference pairs."""
+
+    def preference_pairs(self, prompts: Sequence[list[int]]) -> list[PreferencePair]:
+        """Pairs of sampled completions."""
+
+    def given_pairs(self, preferences: Sequence[Preference]) -> list[PreferencePair]:
+        """Pairs of given completions."""
+
+
+@runtime_checkable
+class Corpus(Protocol):
+    """A data module of whole reviews."""
+
+    @property
+    def reviews(self) -> Mapping[str, Sequence[Review]]:
+        """The reviews of each split that is loaded."""
+
+    def entropy_per_token(self) -> float | None:
+        """The lowest cross-entropy that any model can reach, in nats per token; None if it is unknown."""

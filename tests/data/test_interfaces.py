@@ -1,0 +1,53 @@
+"""Modules and data modules that do not fit are told apart, in one line."""
+
+import pytest
+from single_steps import attached
+
+from lit_klrb.data.interfaces import Corpus, Learner, PairMaker, RepeatsBatches
+from lit_klrb.data.modules import PreferenceDataModule, PromptDataModule, ReviewDataModule
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.estimators import RaoBlackwell
+from lit_klrb.modules import DPOModule
+
+
+def test_what_each_side_offers(chain, tmp_path):
+    module, _ = attached(chain, tmp_path, RaoBlackwell())
+    assert isinstance(module, Learner)
+    assert isinstance(module, RepeatsBatches)
+    assert not isinstance(module, PairMaker)
+    pair_maker = DPOModule(reference_path="x")
+    assert isinstance(pair_maker, PairMaker)
+    assert not isinstance(pair_maker, RepeatsBatches)
+    assert isinstance(ReviewDataModule(), Corpus)
+    assert not isinstance(PromptDataModule(), Corpus)
+
+
+def test_pairs_need_a_module_that_makes_them(chain, tmp_path):
+    module, _ = attached(chain, tmp_path, RaoBlackwell())
+    data = PreferenceDataModule(train_size=4, eval_size=4)
+    data.trainer = module.trainer
+    data.setup("fit")
+    with pytest.raises(
+        ConfigurationError, match=r"makes preference pairs, such as DPOModule, got RLOOModule"
+    ):
+        data.train_dataloader()
+    assert len(data.val_dataloader()) == 1
+
+
+def test_tokens_need_a_module_with_a_tokenizer(chain, tmp_path):
+    module, _ = attached(chain, tmp_path, RaoBlackwell())
+    data = PromptDataModule(train_size=4, eval_size=4)
+    data.trainer = module.trainer
+    data.setup("fit")
+    del module.tokenizer
+    with pytest.raises(
+        ConfigurationError, match="needs a module with a tokenizer and a trained model, got RLOO"
+    ):
+        data.train_dataloader()
+
+
+def test_a_tokenizer_is_trained_on_reviews_only(chain, tmp_path, capsys):
+    data = ["--data", "PromptDataModule", "--data.train_size", "8", "--data.eval_size", "4"]
+    argv = ["--model.vocab_size", "300", *data]
+    assert chain.run("fit", "sft", *argv, run=tmp_path) == 2
+    assert "model.init_args.vocab_size: 300 trains a tokenizer on reviews" in capsys.readouterr().err
