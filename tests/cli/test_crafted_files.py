@@ -1,0 +1,134 @@
+"""Crafted files through every argument that takes one: exit 2, one line, and nothing happens."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_klrb.cli.main import main
+from lit_klrb.run.cache import cached
+
+
+class Touch:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (Path(self.path),)
+
+
+def crafted(source, path, **changes):
+    content = torch.load(source, weights_only=True)
+    torch.save({**content, **changes}, path)
+    return str(path)
+
+
+def reaches(chain, tmp_path, make):
+    """Each command that reads a checkpoint of others, with one that `make` has changed."""
+    policy = make(chain.checkpoint("sft"), tmp_path / "policy.ckpt")
+    classifier = make(chain.checkpoint("reward"), tmp_path / "classifier.ckpt")
+    export = ["export", "--ckpt_path", policy, "--output_dir", str(tmp_path / "out")]
+    run = tmp_path / "run"
+    return {
+        "export": lambda: main(export),
+        "policy_path": lambda: chain.run("fit", "rloo", "--model.policy_path", policy, run=run),
+        "reference_path": lambda: chain.run("fit", "rloo", "--model.reference_path", policy, run=run),
+        "tokenizer_path": lambda: chain.run("fit", "sft", "--model.tokenizer_path", policy, run=run),
+        "reward_path": lambda: chain.run("fit", "rloo", "--model.reward_path", classifier, run=run),
+        "classifier_path": lambda: chain.run(
+            "fit",
+            "reward",
+            *("--model.classifier_config", "null", "--model.classifier_path", classifier),
+            run=run,
+        ),
+        "ckpt_path": lambda: chain.run("validate", "sft", "--ckpt_path", policy, run=run),
+    }
+
+
+REACHES = [
+    *("export", "policy_path", "reference_path", "tokenizer_path"),
+    *("reward_path", "classifier_path", "ckpt_path"),
+]
+
+
+@pytest.mark.parametrize("reach", REACHES)
+def test_a_tokenizer_that_climbs_out_of_its_folder(chain, tmp_path, monkeypatch, capsys, reach):
+    inside = tmp_path / "temporary" / "deep"
+    inside.mkdir(parents=True)
+
+    def make(source, path):
+        files = torch.load(source, weights_only=True)["tokenizer_files"]
+        return crafted(source, path, tokenizer_files={**files, "../evil.py": "print('run')"})
+
+    command = reaches(chain, tmp_path, make)[reach]
+    monkeypatch.setattr(tempfile, "tempdir", str(inside))
+    assert command() == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "'../evil.py' is not a file that a tokenizer in a checkpoint may consist of" in line
+    assert not list(tmp_path.rglob("evil.py"))
+    assert not list(inside.rglob("*"))
+
+
+@pytest.mark.parametrize("reach", REACHES)
+def test_a_checkpoint_made_of_python_objects(chain, tmp_path, capsys, reach):
+    def make(source, path):
+        return crafted(source, path, elsewhere=Touch(tmp_path / "ran"))
+
+    assert reaches(chain, tmp_path, make)[reach]() == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "damaged, or made of Python objects: loading those could run code" in line
+    assert not (tmp_path / "ran").exists()
+
+
+def test_hyper_parameters_are_not_instantiated(chain, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
+    changed = {"_class_path": "evil.Module", "_instantiator": "evil.make"}
+    path = crafted(chain.checkpoint("sft"), tmp_path / "a.ckpt", hyper_parameters=changed)
+    assert chain.run("validate", "sft", "--ckpt_path", path, run=tmp_path / "run") == 0
+    assert "evil" not in sys.modules
+
+
+def test_a_cache_holds_no_code(tmp_path, monkeypatch):
+    """A file that is not tensors, numbers and text is made again."""
+    monkeypatch.setenv("LIT_KLRB_CACHE", str(tmp_path))
+    assert cached("numbers", {"of": 3}, lambda: [1, 2, 3]) == [1, 2, 3]
+    (path,) = tmp_path.glob("numbers-*.pt")
+    torch.save(Touch(tmp_path / "ran"), path)
+    assert cached("numbers", {"of": 3}, lambda: [4]) == [4]
+    assert not (tmp_path / "ran").exists()
+
+
+PROGRAM = """
+seed_everything: 0
+model: {class_path: theirs.Module}
+data: {class_path: lit_klrb.data.modules.PromptDataModule}
+"""
+
+
+@pytest.mark.parametrize("how", ["class_path", "reward_path"])
+def test_a_configuration_is_a_program(chain, tmp_path, monkeypatch, how):
+    """It names what is imported and called, so it is to be read before it is run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # as `python -m` does with the current directory
+    (tmp_path / "theirs.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
+    monkeypatch.delitem(sys.modules, "theirs", raising=False)
+    if how == "class_path":
+        (tmp_path / "config.yaml").write_text(PROGRAM)
+        assert main(["fit", "--config", "config.yaml"]) == 2
+    else:
+        assert chain.run("fit", "rloo", "--model.reward_path", "theirs:reward", run=tmp_path / "run") == 2
+    assert (tmp_path / "ran").exists()
+
+
+def test_data_are_rows_of_text(chain, tmp_path, capsys):
+    """No column of anything else is read, whatever a file says of its types."""
+    source = tmp_path / "train.jsonl"
+    source.write_text(json.dumps({"text": {"path": "/etc/passwd", "bytes": None}, "label": 1}) + "\n")
+    assert chain.run("fit", "sft", "--data.source", str(source), run=tmp_path / "run") == 2
+    assert "has the text {" in capsys.readouterr().err
