@@ -1,7 +1,8 @@
 """Rewards: a number for each text, from the embedded world, a classifier or any Python function."""
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
@@ -51,29 +52,60 @@ class NoReward:
 
 
 class FunctionReward:
-    """Any function from a list of texts to a list of numbers, checked.
+    """Any function from a list of texts to numbers, checked.
 
     Args:
         name: What to call it in an error.
-        function: Returns one number a text.
+        function: Returns one number per text: a sequence, an array, a tensor or a generator of them.
 
     Raises:
-        ConfigurationError: When called, if the count is wrong or a score is not finite: with the text.
+        ConfigurationError: If it is not a function; when called, if it returns anything else than one finite
+            number per text.
     """
 
-    def __init__(self, name: str, function: Callable[[Sequence[str]], Sequence[float]]) -> None:
+    def __init__(self, name: str, function: Callable[[Sequence[str]], Iterable[float]]) -> None:
+        if isinstance(function, type) or not callable(function):
+            kind = "a class" if isinstance(function, type) else brief(function)
+            raise ConfigurationError(f"{name} is {kind}; a function of a list of texts expected", key=KEY)
         self.name, self.function = name, function
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """The function's scores, float32 [B]."""
-        scores = torch.as_tensor(self.function(texts), dtype=torch.float32)
-        if scores.shape != (len(texts),):
+        given = self.function(texts)
+        scores = as_numbers(given)
+        if scores is None or scores.shape != (len(texts),):
             raise ConfigurationError(
-                f"{self.name} must return {len(texts)} numbers for {len(texts)} texts, "
-                f"got shape {tuple(scores.shape)}",
+                f"{self.name} must return {len(texts)} numbers for {len(texts)} texts, got {brief(given)}",
                 key=KEY,
             )
         return finite(self.name, texts, scores)
+
+
+def as_numbers(values: Any) -> Tensor | None:
+    """Real numbers in whatever holds them as a float32 tensor; None if they are none.
+
+    Example:
+        >>> as_numbers(n / 2 for n in range(3)), as_numbers("good"), as_numbers(["1.5"])
+        (tensor([0.0000, 0.5000, 1.0000]), None, None)
+    """
+    if isinstance(values, (str, bytes, Mapping)):
+        return None
+    if isinstance(values, Iterator):
+        values = list(values)
+    try:
+        numbers = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return None if numbers.is_complex() else numbers.detach().float()
+
+
+def brief(value: Any, length: int = 60) -> str:
+    """What a value is, in a line: the shape of a tensor, how many elements another one has, or all of it."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    shown = repr(value)
+    shown = shown if len(shown) <= length else f"{shown[:length]}..."
+    return f"{len(value)} elements, {shown}" if isinstance(value, (list, tuple)) else shown
 
 
 class ClassifierReward:
@@ -196,15 +228,37 @@ def load_reward(
         ConfigurationError: If there is no such reward.
     """
     if not isinstance(path, str):
+        check_weights(path)
         return WeightedReward([(load_reward(p, label, output, device), w) for p, w in path.items()])
     if path == loading.GRAMMAR:
         return GrammarReward()
     module, colon, name = path.partition(":")
     if colon and not loading.is_checkpoint(path):
-        try:
-            return FunctionReward(path, getattr(importlib.import_module(module), name))
-        except (ImportError, AttributeError) as error:
-            raise ConfigurationError(f"cannot import {path}: {error}", key=KEY) from None
+        return FunctionReward(path, import_function(path, module, name))
     source = KEY, path, loading.CLASSIFIER
     classifier = loading.load_model(*source).to(device)  # type: ignore[arg-type]
     return ClassifierReward(path, classifier, loading.load_tokenizer(*source), label, output)
+
+
+def check_weights(weights: Mapping[str, float]) -> None:
+    """Refuse a weighted sum of nothing, or with weights that are not finite.
+
+    Raises:
+        ConfigurationError: With the weights.
+    """
+    if not weights or not all(math.isfinite(weight) for weight in weights.values()):
+        raise ConfigurationError(f"{dict(weights)} must name rewards, each with a finite weight", key=KEY)
+
+
+def import_function(path: str, module: str, name: str) -> Any:
+    """What `module:name` names.
+
+    Raises:
+        ConfigurationError: If there is no such thing, or importing its module fails.
+    """
+    try:
+        return getattr(importlib.import_module(module), name)
+    except Exception as error:  # the module is the user's: anything may go wrong in it
+        missing = isinstance(error, (ImportError, AttributeError))
+        reason = str(error) if missing else f"{type(error).__name__}: {error}"
+        raise ConfigurationError(f"cannot import {path}: {' '.join(reason.split())}", key=KEY) from error

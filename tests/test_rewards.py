@@ -36,7 +36,7 @@ def test_a_score_that_is_no_number_ends_with_its_text(score):
 
 
 def test_one_score_a_text():
-    with pytest.raises(ConfigurationError, match="mine must return 2 numbers for 2 texts, got shape"):
+    with pytest.raises(ConfigurationError, match="mine must return 2 numbers for 2 texts, got 1 elements"):
         FunctionReward("mine", lambda texts: [1.0])(["a", "b"])
 
 

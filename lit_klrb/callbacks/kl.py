@@ -1,5 +1,6 @@
 """The plug: one KL estimator and its weight, installed into the module that trains with them."""
 
+import math
 from typing import Any, final
 
 import lightning as L
@@ -43,11 +44,11 @@ class KLEstimatorCallback(L.Callback):
         horizon: int = 10_000,
     ) -> None:
         for name, value in (("beta", beta), ("final_beta", final_beta)):
-            if value is not None and not value >= 0:
-                raise ConfigurationError(f"kl.{name} must be 0 or larger, got {value}")
+            if value is not None and not 0 <= value < math.inf:
+                raise ConfigurationError(f"kl.{name} must be finite and 0 or larger, got {value}")
         for name, value in (("target_kl", target_kl), ("horizon", horizon)):
-            if value is not None and not value > 0:
-                raise ConfigurationError(f"kl.{name} must be positive, got {value}")
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigurationError(f"kl.{name} must be positive and finite, got {value}")
         if final_beta is not None and target_kl is not None:
             raise ConfigurationError(
                 f"kl.target_kl={target_kl} and kl.final_beta={final_beta} both move beta: give one of them"

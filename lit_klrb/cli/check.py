@@ -15,9 +15,9 @@ from typing import Any
 import lightning as L
 
 from lit_klrb import rewards
-from lit_klrb.cli.lightning import PATHS, LitCLI, configuration_error, paths_of, quiet
-from lit_klrb.cli.parsing import located
-from lit_klrb.data.corpora import FORMATS
+from lit_klrb.cli.lightning import PATHS, LitCLI, paths_of, quiet
+from lit_klrb.cli.mistakes import EndedError
+from lit_klrb.data.tables import READERS
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.loading import check_exists, is_checkpoint
 
@@ -37,11 +37,6 @@ DATA = ("source", "preferences")
 
 class CheckCLI(LitCLI):
     """Builds what `fit` would train, and stops there."""
-
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        """`fit` alone: each further one costs its own parser."""
-        return {"fit": LitCLI.subcommands()["fit"]}
 
     def before_instantiate_classes(self) -> None:
         """Refuse what is missing on this machine, folders and data included."""
@@ -71,8 +66,8 @@ class CheckCLI(LitCLI):
             about = estimator.explanation
             found["estimator"] = {
                 "name": type(estimator).__name__,
-                "optimises": about.optimises,
-                "biased": about.refusal is not None,
+                "optimises": None if about is None else about.optimises,
+                "biased": estimator.refusal is not None,
             }
         found["evaluation"] = {
             f"{section}.init_args.{key}": self.arguments(section)[key]
@@ -91,7 +86,7 @@ def check_input(key: str, path: str) -> None:
     """
     if key == rewards.KEY and ":" in path and not is_checkpoint(path):
         rewards.load_reward(path)
-    elif Path(path).suffix in FORMATS and not Path(path).expanduser().exists():
+    elif Path(path).suffix in READERS and not Path(path).expanduser().exists():
         raise ConfigurationError(f"{path} does not exist", key=key)
     else:
         check_exists(key, path)
@@ -109,10 +104,9 @@ def check(argv: Sequence[str]) -> dict[str, Any]:
     """
     try:
         return CheckCLI(argv).answer()
+    except EndedError as ended:
+        return {"error": ended.line}
     except Exception as error:
-        cause = configuration_error(error)
-        if cause is not None:
-            return {"error": located(cause)}
         return {"error": " ".join(f"{type(error).__name__}: {error}".split())}
 
 

@@ -1,6 +1,5 @@
 """`python -m lit_klrb explain`: what each KL estimator computes and what its gradient really optimises."""
 
-import argparse
 import difflib
 import importlib
 import inspect
@@ -9,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from lit_klrb import estimators
+from lit_klrb.cli.arguments import Arguments
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import KLEstimator, RaoBlackwell
 from lit_klrb.estimators.measurement import counterexample, measure
@@ -162,7 +162,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         ConfigurationError: If there is no such estimator.
     """
-    parser = argparse.ArgumentParser("python -m lit_klrb explain", description=__doc__)
+    parser = Arguments("python -m lit_klrb explain", description=__doc__)
     parser.add_argument(
         "estimator",
         nargs="?",

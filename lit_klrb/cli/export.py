@@ -1,12 +1,12 @@
 """`python -m lit_klrb export`: a checkpoint as a folder that `transformers` loads by itself."""
 
-import argparse
 import os
 import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from lit_klrb.cli.arguments import Arguments
 from lit_klrb.errors import ConfigurationError
 
 # What an export consists of. A folder with anything else in it is never replaced.
@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
     Args:
         argv: The command line after `export`.
     """
-    parser = argparse.ArgumentParser("python -m lit_klrb export", description=__doc__)
+    parser = Arguments("python -m lit_klrb export", description=__doc__)
     parser.add_argument("--ckpt_path", required=True, metavar="FILE", help="a checkpoint written by fit")
     parser.add_argument("--output_dir", required=True, metavar="DIR", help="the folder to write")
     arguments = parser.parse_args(argv)

@@ -11,6 +11,8 @@ from typing import Any
 
 import lightning as L
 import torch
+from jsonargparse import Namespace
+from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
@@ -27,11 +29,13 @@ from lit_klrb.callbacks import (
     RunProgressBar,
     RunRecorder,
 )
-from lit_klrb.cli.parsing import OneLineParser, located, one_line
+from lit_klrb.cli.mistakes import EndedError, ending_of, flattened
+from lit_klrb.cli.parsing import OneLineParser, one_line
 from lit_klrb.errors import ConfigurationError, error_line
 from lit_klrb.models.loading import silence
 from lit_klrb.run.directory import set_aside
 from lit_klrb.run.loggers import default_loggers
+from lit_klrb.run.options import check_training_options
 
 # Where a module says what it starts from.
 PATHS = ("policy_path", "reference_path", "classifier_path", "tokenizer_path", "reward_path")
@@ -39,22 +43,44 @@ PATHS = ("policy_path", "reference_path", "classifier_path", "tokenizer_path", "
 INITIAL = ("policy_path", "classifier_path", "tokenizer_path")
 
 
+# NumPy's generator takes no larger seeds.
+MAX_SEED = 2**32
+
+
 class LitCLI(LightningCLI):
     """Modules and data by class name, one run directory, the KL plug-in under `kl`."""
 
     def __init__(self, args: Sequence[str]) -> None:
-        super().__init__(
-            model_class=L.LightningModule,
-            datamodule_class=L.LightningDataModule,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            save_config_callback=None,
-            parser_class=OneLineParser,
-            parser_kwargs={"parser_mode": "omegaconf", "prog": "python -m lit_klrb"},
-            seed_everything_default=0,
-            auto_configure_optimizers=False,
-            args=list(args),
-        )
+        self._command = args[0] if args else ""
+        self.config: Any = None
+        try:
+            super().__init__(
+                model_class=L.LightningModule,
+                datamodule_class=L.LightningDataModule,
+                subclass_mode_model=True,
+                subclass_mode_data=True,
+                save_config_callback=None,
+                parser_class=OneLineParser,
+                parser_kwargs={"parser_mode": "omegaconf", "prog": "python -m lit_klrb"},
+                seed_everything_default=0,
+                auto_configure_optimizers=False,
+                args=list(args),
+            )
+        except Exception as error:
+            ending = ending_of(error, self.settings)
+            if ending is None:
+                raise
+            raise EndedError(*ending) from error
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """The command that is run: each further one costs its own parser."""
+        every = LightningCLI.subcommands()
+        return {self._command: every[self._command]} if self._command in every else every
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The configuration's values by dotted key; empty as long as it is not parsed."""
+        return {} if self.config is None else flattened(self.config[self.config.subcommand].as_dict())
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """The KL plug-in, the checkpoint's rhythm, and one seed for everything."""
@@ -102,10 +128,19 @@ class LitCLI(LightningCLI):
         if self.config.subcommand == "fit":
             check_same_settings(path, config.model)
 
+    def _set_seed(self) -> None:
+        """Lightning's own, for seeds that all random generators take."""
+        seed = self.config[self.config.subcommand].seed_everything
+        if not isinstance(seed, bool) and not 0 <= seed < MAX_SEED:
+            raise ConfigurationError(f"seed_everything: must be from 0 to {MAX_SEED - 1}, got {seed}")
+        super()._set_seed()
+
     def before_instantiate_classes(self) -> None:
-        """Refuse missing checkpoints before anything is built, naming the command that makes them."""
+        """Refuse what would train nothing, and missing checkpoints, before anything is built."""
         config = self.config[self.config.subcommand]
-        settings = config.model.init_args.as_dict()
+        if self.config.subcommand == "fit" and not config.trainer.fast_dev_run:
+            check_training_options(config.trainer.as_dict())
+        settings = config.model.get("init_args", Namespace()).as_dict()
         unused = () if config.get("ckpt_path") is None else INITIAL
         check_upstream({key: value for key, value in settings.items() if key not in unused})
 
@@ -117,6 +152,7 @@ class LitCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Add what every run has: its loggers, its record, its predictions."""
         config = self._get(self.config_init, "trainer")
+        check_accelerator(config.accelerator)
         root = Path(config.default_root_dir)
         if self.subcommand == "fit" and not config.fast_dev_run:
             self._begin(root)
@@ -143,6 +179,22 @@ class LitCLI(LightningCLI):
         """Write the run's summary."""
         self.recorder.conclude(
             self.trainer, lambda: self.trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
+        )
+
+
+def check_accelerator(name: Any) -> None:
+    """Refuse an accelerator that this machine does not have.
+
+    Raises:
+        ConfigurationError: With those it has.
+    """
+    known = AcceleratorRegistry.items()
+    available = ["auto", *sorted(name for name, entry in known if entry["accelerator"].is_available())]
+    if {"cuda", "mps"} & {*available}:
+        available.append("gpu")
+    if isinstance(name, str) and name not in available:
+        raise ConfigurationError(
+            f"{name!r} is not there; this machine has {', '.join(available)}", key="accelerator"
         )
 
 
@@ -226,17 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DivergedError as error:
         print(error_line(error), file=sys.stderr)
         return 1
-    except Exception as error:
-        cause = configuration_error(error)
-        if cause is None:
-            raise
-        print(error_line(located(cause)), file=sys.stderr)
-        return 2
+    except EndedError as ended:
+        print(error_line(ended.line), file=sys.stderr)
+        return ended.code
     return 0
-
-
-def configuration_error(error: BaseException | None) -> ConfigurationError | None:
-    """The error of ours among the causes of an error: the parser wraps what a constructor raises."""
-    while error is not None and not isinstance(error, ConfigurationError):
-        error = error.__cause__
-    return error

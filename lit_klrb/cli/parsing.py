@@ -3,16 +3,27 @@
 import difflib
 import inspect
 import re
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.cli import LightningArgumentParser
 
+from lit_klrb.cli.config_files import check_config_file
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import KLEstimator
 
 # Keys whose value is a class, and what the classes they accept descend from.
 CLASS_KEYS = {"model": L.LightningModule, "data": L.LightningDataModule, "kl.estimator": KLEstimator}
+# What jsonargparse says of a value that names no class, or none that the key accepts.
+NO_CLASS = (
+    r"Expected a dot import path string: (?P<name>.+)",
+    r"Import path (?P<name>\S+ )?does not correspond to a subclass",
+    r"Expected an instantiatable class, but (?P<name>\S+ )?(?P<reason>is abstract)",
+    r"(?P<reason>No module named (?P<name>.+))",
+    r"(?P<reason>module '[\w.]+' has no attribute (?P<name>.+))",
+    r"Not a valid subclass of \w+\. Got value: (?P<name>.*)",
+)
 
 
 class OneLineParser(LightningArgumentParser):
@@ -25,6 +36,23 @@ class OneLineParser(LightningArgumentParser):
             ConfigurationError: Always.
         """
         raise ConfigurationError(message) from ex
+
+    def parse_path(self, path: Any, **kwargs: Any) -> Any:
+        """Parse a configuration file once it is known to be one; errors that name no key name the file.
+
+        Raises:
+            ConfigurationError: If it is none, or a value in it is not allowed.
+        """
+        check_config_file(Path(path))
+        try:
+            return super().parse_path(path, **kwargs)
+        except ConfigurationError as error:
+            reason = str(error)
+            if reason.startswith("Unexpected config"):
+                reason = "a mapping of keys to values is expected"
+            elif not reason.startswith(("Problems parsing config: ", "Key must be")):
+                raise
+            raise ConfigurationError(f"{path}: {reason.removeprefix('Problems parsing config: ')}") from None
 
     def known_keys(self) -> list[str]:
         """Every option by its dotted name."""
@@ -53,25 +81,99 @@ def one_line(message: str, known_keys: list[str]) -> str:
         message: The parser's message.
         known_keys: Keys to suggest where one is misspelt.
     """
-    if message.startswith("the following arguments are required"):
-        return "what to run is missing: name a configuration, for example --config configs/demo/sft.yaml"
-    if match := re.match(r"unrecognized arguments: --(\S+?)(?:[= ].*)?$", message, re.DOTALL):
-        return f"unknown key {match[1]}{_close(match[1], known_keys)}"
+    if match := re.match(r"the following arguments are required: (.*)", message):
+        return _missing(match[1].split(", "))
+    if match := re.match(r"argument .*\((\S+)\) --> (\S+): ", message):
+        return f"{match[2]}: follows from {match[1]}, which is the key to set"
+    if match := re.search(
+        r'(?:^Key|Parser key) "(\w+)(?:\.[^"]*)?"(?: not found in namespace|: *\s*Unable to load)', message
+    ):
+        return f"{match[1]}: a mapping of its options is expected"
+    if match := re.match(
+        r"unrecognized arguments: (\S+)|Subcommand '\w+' does not accept option '([^']+)'", message
+    ):
+        key = re.split("[= ]", (match[1] or match[2]).lstrip("-"))[0]
+        return _unknown(key, known_keys)
+    # A value may also be the path of a file with the value: nobody means that, and it hides the real reason.
+    message = re.sub(
+        r"\n- Expected a path but .*? either not accessible or invalid\n- ", " ", message, flags=re.DOTALL
+    )
     key, *inner = re.findall(r'Parser key "([^"]+)"', message) or [""]
     full_key = _joined(key, "init_args" if inner and key in CLASS_KEYS else "", *inner)
-    if match := re.search(r"(?:Option|Key|Group) '([^']+)' is not (?:accepted|expected)", message):
-        return f"unknown key {_joined(key, 'init_args', match[1])}{_close(match[1], parameters_of(key))}"
-    if key in CLASS_KEYS and (match := re.search(r"Expected a dot import path string: (\S+)", message)):
-        known = list(known_classes(key))
-        return f"{key}: {match[1]} is no known class{_close(match[1], known)}; known: {', '.join(known)}"
-    if match := re.search(r"Expected a typing\.Literal\[(.*?)\]\. Got value: (.*)", message):
-        return f"{full_key}: {match[2].strip()!r} is not one of {match[1]}"
-    optional = r"Subtypes: \[typing\.Literal\[(.*?)\], <class 'NoneType'>\].*?Given value: (.*?)$"
-    if match := re.search(optional, message, re.DOTALL | re.MULTILINE):
-        return f"{full_key}: {match[2].strip()!r} is not one of {match[1]}, null"
-    if match := re.search(r"Expected an? <class '(\w+)'>\. Got value: (.*)", message):
-        return f"{full_key}: {match[2].strip()!r} is not of type {match[1]}"
-    return " ".join(message.split())
+    unknown = re.search(r"(?:Option|Key|Group) '([^']+)' is not (?:accepted|expected)", message)
+    if unknown and not inner:
+        name = unknown[1].removeprefix("init_args.")
+        place = "" if key.endswith(f".{name}") else _joined(key, "init_args" if key in CLASS_KEYS else "")
+        return f"unknown key {_joined(place, name)}{_close(name, parameters_of(key) or known_keys)}"
+    if match := re.search(r"Given value: NestedArg\(key='([^']+)'", message) if not inner else None:
+        return f"unknown key {_joined(full_key, 'init_args', match[1])}{_close(match[1], parameters_of(key))}"
+    *_, innermost = re.split(r'Parser key "[^"]+":?', message)
+    return _no_class(full_key, innermost) or _wrong_type(full_key, innermost) or " ".join(message.split())
+
+
+def _unknown(key: str, known_keys: list[str]) -> str:
+    """What to say of a key that there is not: of its section, if there is no such section."""
+    section, sections = key.partition(".")[0], sorted({known.partition(".")[0] for known in known_keys})
+    if section not in sections:
+        return f"unknown key {section}{_close(section, sections)}"
+    return f"unknown key {key}{_close(key, known_keys)}"
+
+
+def _missing(keys: list[str]) -> str:
+    """What to say of required keys that are not given."""
+    known = [key.partition(".")[2] for key in keys if key.partition(".")[2] in CLASS_KEYS]
+    if len(known) != 1:
+        return "what to run is missing: name a configuration, for example --config configs/demo/sft.yaml"
+    return f"{known[0]}: a class is missing; known: {', '.join(known_classes(known[0]))}"
+
+
+def _no_class(key: str, message: str) -> str | None:
+    """The line for a value that should be a class; None if it is no matter of classes."""
+    for pattern in NO_CLASS:
+        match = re.search(pattern, message)
+        if match is None or (key not in CLASS_KEYS and "<class 'lightning" not in message):
+            continue
+        given = _given(message) or match["name"].strip(" '")
+        known = list(known_classes(key)) if key in CLASS_KEYS else []
+        listed = f"; known: {', '.join(known)}" if known else ""
+        reason = f" ({match['reason']})" if "reason" in match.groupdict() else ""
+        return f"{key}: unknown class {given}{reason}{_close(given, known)}{listed}"
+    return None
+
+
+def _wrong_type(key: str, message: str) -> str | None:
+    """The line for a value of a wrong type; None if the message does not tell one."""
+    if match := re.search(
+        r"Subtypes: \[(.*?)\]\n.*?Given value: (.*?)\s*$", message, re.DOTALL | re.MULTILINE
+    ):
+        types, value = _split(match[1]), match[2]
+    elif match := re.search(r"Expected an? (.*?)\. Got value: (.*)", message):
+        types, value = [match[1]], match[2]
+    elif match := re.search(r"Expected an? (<class '[\w.]+'>)", message):
+        types, value = [match[1]], ""
+    else:
+        return None
+    if key in CLASS_KEYS:
+        return f"{key}: {_shown(value)} is not the name of a class; known: {', '.join(known_classes(key))}"
+    allowed = [plain_type(name) for name in types]
+    if all(name.startswith("typing.Literal") or "NoneType" in name for name in types):
+        return f"{key}: {_shown(value)} is not one of {', '.join(allowed)}"
+    *others, last = allowed
+    return f"{key}: {_shown(value)} is not of type {', '.join(others)}{' or ' if others else ''}{last}"
+
+
+def plain_type(name: str) -> str:
+    """The name of a type in Python as a reader of configurations calls it.
+
+    Example:
+        >>> plain_type("<class 'int'>"), plain_type("typing.Literal['a']"), plain_type("dict[str, float]")
+        ('int', "'a'", 'mapping')
+    """
+    if match := re.fullmatch(r"typing\.Literal\[(.*)\]", name):
+        return match[1]
+    if match := re.fullmatch(r"<class '(?:.*\.)?(\w+)'>", name):
+        return {"NoneType": "null", "dict": "mapping", "Iterable": "list"}.get(match[1], match[1])
+    return "mapping" if "dict" in name.lower() else "list"
 
 
 def parameters_of(key: str) -> list[str]:
@@ -89,11 +191,30 @@ def located(error: ConfigurationError) -> str:
     Example:
         >>> located(ConfigurationError("must be positive, got 0", key="beta_of_nothing"))
         'beta_of_nothing: must be positive, got 0'
+        >>> located(ConfigurationError("must be at least 1, got 0", key="max_steps"))
+        'trainer.max_steps: must be at least 1, got 0'
     """
     for section in CLASS_KEYS:
         if error.key in parameters_of(section):
             return f"{section}.init_args.{error}"
-    return str(error)
+    return f"trainer.{error}" if error.key in inspect.signature(L.Trainer).parameters else str(error)
+
+
+def _split(types: str) -> list[str]:
+    """The types of a list, as Python prints them: commas within brackets do not part them."""
+    return [part.strip() for part in re.split(r",(?![^\[]*\])", types)]
+
+
+def _given(message: str) -> str | None:
+    found = re.search(r"Given value: (.*)", message)
+    return found[1] if found else None
+
+
+def _shown(value: str) -> str:
+    """A value as it was given: text in quotes, everything else as it is."""
+    value = " ".join(value.split())
+    plain = value[:1] in ("[", "{") or value in ("None", "True", "False")
+    return {"None": "null"}.get(value, value) if plain else repr(value)
 
 
 def _joined(*parts: str) -> str:

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 from torch.utils.data import DataLoader
@@ -43,6 +43,9 @@ class CorpusDataModule(L.LightningDataModule, ABC):
     Raises:
         ConfigurationError: If a number is out of range.
     """
+
+    # What the batches hold in training and in evaluation; a module says in `reads` what it needs.
+    contents: ClassVar[tuple[str, str]]
 
     source: str = "grammar"
     batch_size: int
@@ -88,9 +91,23 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         return self.trainer.lightning_module
 
     def setup(self, stage: str) -> None:
-        """Load the splits of the stage."""
+        """Load the splits of the stage.
+
+        Raises:
+            ConfigurationError: If the module reads other batches.
+        """
+        self._check_module(stage)
         for split in SPLITS[stage]:
             self.reviews[split] = load_reviews(self.source, split, size=self.sizes[split])
+
+    def _check_module(self, stage: str) -> None:
+        if self.trainer is None:
+            return
+        own, module = self.contents[stage != "fit"], type(self._module).__name__
+        reads = getattr(self._module, "reads", (None, None))[stage != "fit"]
+        if own != reads:
+            wanted = f"reads {reads}" if reads else "is not a module of lit_klrb"
+            raise ConfigurationError(f"data: {type(self).__name__} holds {own}, and {module} {wanted}")
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Endless batches, beginning with that of the current step."""

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from lit_klrb.data.grammar import Review, ReviewGrammar
+from lit_klrb.data.tables import READERS, read_rows
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.seeding import derive_seed
 
 GRAMMAR = "grammar"
 ALLOWED = "allowed: grammar, a hub id, a folder of .parquet or .jsonl files, or one such file"
 HELD_OUT = ("test", "validation")
-FORMATS = {".parquet": "parquet", ".jsonl": "json"}
 CARVED_SHARE = 20  # a held-out split that a source lacks is one in 20 of its train texts
 LABELS = {0: 0, 1: 1, -1: None, None: None}  # the hub marks an unknown label with -1
 
@@ -104,19 +104,21 @@ def open_splits(key: str, source: str) -> Mapping[str, Any]:
     Raises:
         ConfigurationError: If it cannot be read.
     """
-    import datasets  # slow, and the grammar does without
-
+    if not source:
+        raise ConfigurationError(f"'' is empty; {ALLOWED}", key=key)
     path = Path(source).expanduser()
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    files = [file for file in files if file.suffix in FORMATS]
-    try:
+    if path.is_dir() and path.suffix not in READERS:
+        files = sorted(file for file in path.iterdir() if file.suffix in READERS)
         if not files:
-            return datasets.load_dataset(source)
-        names = [file.stem for file in files] if path.is_dir() else ["train"]
-        return {
-            name: datasets.load_dataset(FORMATS[file.suffix], data_files=str(file), split="train")
-            for name, file in zip(names, files, strict=True)
-        }
+            raise ConfigurationError(f"{source} is a folder without {' or '.join(READERS)} files", key=key)
+        return {file.stem: read_rows(key, file) for file in files}
+    if path.suffix in READERS or path.exists() or source.startswith((".", "/", "~")):
+        return {"train": read_rows(key, path)}
+    import datasets  # slow, and only the hub needs it
+
+    datasets.disable_progress_bars()
+    try:
+        return datasets.load_dataset(source)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigurationError(f"{source} cannot be read ({reason}); {ALLOWED}", key=key) from None
@@ -128,11 +130,24 @@ def _clean_rows(source: str, rows: Any) -> list[Review]:
     texts = rows["text"][:]
     labels = rows["label"][:] if "label" in rows.column_names else [None] * len(texts)
     for text, label in zip(texts, labels, strict=True):
-        if not isinstance(text, str):
-            raise _source_error(source, f"has the text {text!r}; allowed: strings")
+        if not isinstance(text, str) or not _is_unicode(text):
+            raise _source_error(source, f"has the text {text!r}; allowed: strings of Unicode characters")
         if label not in list(LABELS):
             raise _source_error(source, f"has the label {label!r}; allowed: 1, 0, and -1 for unknown")
-    return [Review(clean_text(text), LABELS[label]) for text, label in zip(texts, labels, strict=True)]
+    reviews = [Review(clean_text(text), LABELS[label]) for text, label in zip(texts, labels, strict=True)]
+    kept = [review for review in reviews if review.text]
+    if len(kept) < len(reviews):
+        log.warning("%s: dropped %d empty reviews", source, len(reviews) - len(kept))
+    return kept
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text holds no half of a surrogate pair: JSON can name one, no tokenizer reads it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_split(source: str, split: str, allowed: Iterable[str]) -> None:

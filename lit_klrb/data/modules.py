@@ -57,6 +57,8 @@ class WholeReviews(CorpusDataModule, ABC):
 class ReviewDataModule(WholeReviews):
     """Whole reviews, end-of-sequence token appended, for language modelling."""
 
+    contents = ("reviews", "reviews")
+
     def entropy_per_token(self) -> float | None:
         """The lowest cross-entropy that any model can reach, in nats per token; None if it is unknown."""
         # The first token is read, not predicted: there is no beginning-of-sequence token.
@@ -78,6 +80,8 @@ class ReviewDataModule(WholeReviews):
 @dataclass(kw_only=True, eq=False, repr=False)
 class LabelledReviewDataModule(WholeReviews):
     """Whole reviews with their labels, for a classifier; reviews without a label are left out."""
+
+    contents = ("labelled reviews", "labelled reviews")
 
     def examples(self, split: str) -> list[Review]:
         """The labelled reviews."""
@@ -142,6 +146,8 @@ class ReviewBeginnings(CorpusDataModule, ABC):
 class PromptDataModule(ReviewBeginnings):
     """Prompts, the first few tokens of reviews, to train and to evaluate on."""
 
+    contents = ("prompts", "prompts")
+
     def examples(self, split: str) -> list[list[int]]:
         """Token ids of each prompt."""
         return self.prompts(split)
@@ -164,6 +170,8 @@ class PreferenceDataModule(ReviewBeginnings):
         preferences: A data set whose first train_size pairs to train on: a hub id, a folder, or a .parquet or
             .jsonl file with the columns prompt, chosen and rejected.
     """
+
+    contents = ("preferences", "prompts")
 
     preferences: str | None = None
 

@@ -54,7 +54,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """
     smallest = len(pre_tokenizers.ByteLevel.alphabet()) + len((PAD, EOS))
     if vocab_size < smallest:
-        raise ConfigurationError(f"vocab_size must be at least {smallest}, got {vocab_size}")
+        raise ConfigurationError(f"must be at least {smallest}, got {vocab_size}", key="vocab_size")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

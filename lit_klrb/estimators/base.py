@@ -1,5 +1,6 @@
 """What every KL estimator offers, and what it says about itself."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -92,8 +93,8 @@ class KLEstimator(ABC):
             raise ConfigurationError(
                 f"must be one of {', '.join(get_args(OffPolicy))}, got {self.off_policy!r}", key="off_policy"
             )
-        if not self.clip_range > 0:
-            raise ConfigurationError(f"must be positive, got {self.clip_range}", key="clip_range")
+        if not 0 < self.clip_range < math.inf:
+            raise ConfigurationError(f"must be positive and finite, got {self.clip_range}", key="clip_range")
 
     @property
     def formula(self) -> str | None:

@@ -1,5 +1,6 @@
 """Losses on pairs of completions of one prompt, one preferred to the other."""
 
+import math
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -38,12 +39,14 @@ def check_preference_loss(kind: str, beta: float, label_smoothing: float) -> Non
     """
     if kind not in get_args(PreferenceLoss):
         raise ConfigurationError(f"loss is {kind!r}; one of {get_args(PreferenceLoss)} expected")
-    if not beta > 0:
-        raise ConfigurationError(f"beta must be positive, got {beta}")
+    if not 0 < beta < math.inf:
+        raise ConfigurationError(f"must be positive and finite, got {beta}", key="beta")
     if not 0 <= label_smoothing < 0.5:
-        raise ConfigurationError(f"label_smoothing must be at least 0 and below 0.5, got {label_smoothing}")
+        raise ConfigurationError(
+            f"must be at least 0 and below 0.5, got {label_smoothing}", key="label_smoothing"
+        )
     if label_smoothing and kind not in _SMOOTHED:
-        raise ConfigurationError(f"label_smoothing must be 0 with {kind}, got {label_smoothing}")
+        raise ConfigurationError(f"must be 0 with {kind}, got {label_smoothing}", key="label_smoothing")
 
 
 def preference_loss(

@@ -1,5 +1,6 @@
 """Sampling completions: prompts in, a `Rollout` out."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,8 +33,8 @@ class Sampling:
     def __post_init__(self) -> None:
         """Check the ranges."""
         for name in ("completions_per_prompt", "max_new_tokens", "temperature"):
-            if not getattr(self, name) > 0:
-                raise ConfigurationError(f"must be positive, got {getattr(self, name)}", key=name)
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigurationError(f"must be positive and finite, got {getattr(self, name)}", key=name)
 
 
 class Rollout(NamedTuple):

@@ -1,5 +1,6 @@
 """What every module shares: a model, its tokenizer, its optimizer, and self-contained checkpoints."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
 from lit_klrb.models.adapters import adapter_settings, add_adapter
 from lit_klrb.run.lightning_internals import trainer_of
+from lit_klrb.run.options import RULES, check_training_options
 from lit_klrb.seeding import derive_seed
 
 REFERENCE_PREFIX = "reference."
@@ -55,6 +57,8 @@ class TrainedModule(L.LightningModule, ABC):
     uses_dropout: ClassVar[bool] = False
     # Whether the loss has a KL term that an estimator can be plugged into.
     uses_kl_estimator: ClassVar[bool] = False
+    # What its batches hold in training and in evaluation: `contents` of a data module.
+    reads: ClassVar[tuple[str, str]]
 
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
@@ -72,11 +76,15 @@ class TrainedModule(L.LightningModule, ABC):
         # a module only after `configure_model`.
         self.ckpt_path: str | None = None
         self.save_hyperparameters()
-        if not self.learning_rate > 0:
-            raise ConfigurationError(f"must be positive, got {self.learning_rate}", key="learning_rate")
+        if not 0 < self.learning_rate < math.inf:
+            raise ConfigurationError(
+                f"must be positive and finite, got {self.learning_rate}", key="learning_rate"
+            )
         for name in ("weight_decay", "adam_epsilon", "warmup_steps"):
-            if not getattr(self, name) >= 0:
-                raise ConfigurationError(f"must be 0 or larger, got {getattr(self, name)}", key=name)
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigurationError(
+                    f"must be finite and 0 or larger, got {getattr(self, name)}", key=name
+                )
         if self.compile_backend is not None:
             known = torch.compiler.list_backends(exclude_tags=())
             if self.compile_backend not in known:
@@ -99,23 +107,14 @@ class TrainedModule(L.LightningModule, ABC):
         return model
 
     def setup(self, stage: str) -> None:
-        """Refuse to train without an end, or in epochs: training data are endless.
+        """Refuse options of the trainer that endless data do not allow.
 
         Raises:
             ConfigurationError: Naming the trainer's argument.
         """
         check_strategy(self.trainer)
-        if stage != "fit" or self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
-        if self.trainer.max_steps < 0:
-            raise ConfigurationError(
-                f"trainer.max_steps must be set, got {self.trainer.max_steps}: training data are endless"
-            )
-        if self.trainer.limit_train_batches != 1.0:
-            raise ConfigurationError(
-                f"trainer.limit_train_batches={self.trainer.limit_train_batches} would repeat the same "
-                "batches: set trainer.max_steps instead"
-            )
+        if stage == "fit" and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            check_training_options({name: getattr(self.trainer, name, None) for name in RULES})
 
     def configure_model(self) -> None:
         """Build the model, unless it comes from a checkpoint: the one to resume, or one loaded before."""

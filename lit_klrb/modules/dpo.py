@@ -45,6 +45,8 @@ class DPOModule(RewardedModule):
             earns nothing.
     """
 
+    reads = ("preferences", "prompts")
+
     beta: float = 0.1
     loss: PreferenceLoss = "sigmoid"
     label_smoothing: float = 0.0
@@ -79,8 +81,14 @@ class DPOModule(RewardedModule):
         A prompt whose completions all have the same reward gives no pair.
 
         Raises:
-            ConfigurationError: If no prompt gives one.
+            ConfigurationError: If there is one completion of each prompt, or no prompt gives a pair.
         """
+        if self.sampling.completions_per_prompt < 2:
+            raise ConfigurationError(
+                "must be at least 2 for a pair, unless the data module's preferences give the pairs, got "
+                f"{self.sampling.completions_per_prompt}",
+                key="completions_per_prompt",
+            )
         starts = range(0, len(prompts), CHUNK)
         parts = [prompts[first : first + CHUNK] for first in starts]
         key = {"prompts": prompts, "sampling": asdict(self.sampling), "stop_at_eos": self.stop_at_eos}

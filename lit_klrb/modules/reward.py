@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional.statistics import clustered_mean
 from lit_klrb.models import loading
 from lit_klrb.modules.base import TrainedModule
@@ -35,6 +36,7 @@ class RewardModule(TrainedModule):
 
     role = loading.CLASSIFIER
     uses_dropout = True
+    reads = ("labelled reviews", "labelled reviews")
 
     classifier_config: dict[str, Any] | None = None
     classifier_path: str | None = None
@@ -44,6 +46,11 @@ class RewardModule(TrainedModule):
         super().__post_init__()
         self.classifier: PreTrainedModel
         loading.check_one_given(self.role, self.classifier_config, self.classifier_path)
+        fixed = sorted({*LABELS, "num_labels"} & {*(self.classifier_config or ())})
+        if fixed:
+            raise ConfigurationError(
+                f"{fixed[0]} is given by the data's two labels; leave it out", key="classifier_config"
+            )
         self._evaluated: list[Tensor] = []
 
     def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

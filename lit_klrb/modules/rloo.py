@@ -1,5 +1,6 @@
 """RLOO: REINFORCE with a leave-one-out baseline, under a KL penalty whose estimator is plugged in."""
 
+import math
 from abc import ABC
 from dataclasses import dataclass
 from typing import Any, Literal, final
@@ -43,6 +44,7 @@ class OnPolicyModule(RegularisedModule, ABC):
     """
 
     uses_kl_estimator = True
+    reads = ("prompts", "prompts")
 
     inner_epochs: int = 1
     mini_batches: int = 1
@@ -54,9 +56,10 @@ class OnPolicyModule(RegularisedModule, ABC):
         super().__post_init__()
         self.kl_estimator: KLEstimator
         self.beta: float
-        if not self.missing_eos_penalty >= 0 or (self.missing_eos_penalty and not self.stop_at_eos):
+        finite = 0 <= self.missing_eos_penalty < math.inf
+        if not finite or (self.missing_eos_penalty and not self.stop_at_eos):
             raise ConfigurationError(
-                "must be 0 or larger, and 0 unless stop_at_eos, got "
+                "must be finite and 0 or larger, and 0 unless stop_at_eos, got "
                 f"{self.missing_eos_penalty} with stop_at_eos={self.stop_at_eos}",
                 key="missing_eos_penalty",
             )
@@ -68,6 +71,8 @@ class OnPolicyModule(RegularisedModule, ABC):
                 f"must be at least 2 for the leave-one-out baseline, got {self.group_size}",
                 key="completions_per_prompt",
             )
+        if self.vllm_options is not None and self.rollout_backend != "vllm":
+            raise ConfigurationError(f"{self.vllm_options} needs rollout_backend: vllm", key="vllm_options")
         vllm = self.rollout_backend == "vllm"
         self.backend = VLLMBackend(self.vllm_options) if vllm else generate_completions
         # The rollout in use; checkpoints keep it.

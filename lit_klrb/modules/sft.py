@@ -32,6 +32,7 @@ class SFTModule(PolicyModule):
     """
 
     uses_dropout = True
+    reads = ("reviews", "reviews")
 
     policy_config: dict[str, Any] | None = None
     tokenizer_path: str = loading.GRAMMAR
@@ -40,6 +41,12 @@ class SFTModule(PolicyModule):
     def __post_init__(self) -> None:
         super().__post_init__()
         loading.check_one_given(loading.POLICY, self.policy_config, self.policy_path)
+        if self.vocab_size is not None and self.tokenizer_path != loading.GRAMMAR:
+            raise ConfigurationError(
+                f"{self.vocab_size} trains a tokenizer, and tokenizer_path={self.tokenizer_path} names one: "
+                "give one of them",
+                key="vocab_size",
+            )
         self._evaluated: list[Tensor] = []
 
     def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

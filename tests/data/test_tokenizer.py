@@ -62,7 +62,7 @@ def test_bpe_learns_from_its_corpus(bpe, texts):
 
 def test_bpe_must_hold_every_byte():
     assert len(train_bpe(["aa aa"], vocab_size=258)) == 258
-    with pytest.raises(ConfigurationError, match="vocab_size must be at least 258, got 257"):
+    with pytest.raises(ConfigurationError, match="vocab_size: must be at least 258, got 257"):
         train_bpe(["aa aa"], vocab_size=257)
 
 

@@ -162,5 +162,5 @@ def test_completions_that_reach_over_the_models_positions_are_refused(model):
 
 @pytest.mark.parametrize("name", ["completions_per_prompt", "max_new_tokens", "temperature"])
 def test_sampling_settings_are_positive(name):
-    with pytest.raises(ConfigurationError, match=f"{name}: must be positive, got 0"):
+    with pytest.raises(ConfigurationError, match=f"{name}: must be positive and finite, got 0"):
         Sampling(**{name: 0})

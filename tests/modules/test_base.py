@@ -42,7 +42,7 @@ def make_trainer(tmp_path, *callbacks, **settings):
 def test_a_module_loaded_from_a_checkpoint_is_evaluated_and_trained_on(chain, tmp_path, stage, kind, data):
     saved = torch.load(chain.checkpoint(stage), weights_only=True)["state_dict"]
     module = kind.load_from_checkpoint(chain.checkpoint(stage))
-    trainer = make_trainer(tmp_path, KLEstimatorCallback(RaoBlackwell(), 0.1))
+    trainer = make_trainer(tmp_path, KLEstimatorCallback(RaoBlackwell(off_policy="clip"), 0.1))
     metrics = trainer.validate(module, datamodule=data(**SIZES), verbose=False)
     assert all(torch.equal(value, saved[key]) for key, value in module.state_dict().items())
     again = trainer.validate(module, datamodule=data(**SIZES), verbose=False)
@@ -62,9 +62,15 @@ def test_training_without_an_estimator_is_refused_and_evaluation_is_not(chain, t
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_steps": -1, "max_epochs": 1}, "trainer.max_steps must be set, got -1"),
-        ({"limit_train_batches": 2}, "trainer.limit_train_batches=2 would repeat the same batches"),
-        ({"overfit_batches": 0.5}, "trainer.limit_train_batches=0.5 would repeat"),
+        (
+            {"max_steps": -1, "max_epochs": 1},
+            "max_steps: must be at least 1: training data are endless, got -1",
+        ),
+        ({"limit_train_batches": 2}, "limit_train_batches: must be null or 1.0, .*, got 2"),
+        ({"overfit_batches": 0.5}, "limit_train_batches: must be null or 1.0, .*, got 0.5"),
+        ({"limit_train_batches": 1}, "limit_train_batches: must be null or 1.0, .*, got 1"),
+        ({"gradient_clip_val": -1}, "gradient_clip_val: must be null, or finite and 0 or larger, got -1"),
+        ({"max_epochs": 3}, "max_epochs: must be null: .*, got 3"),
     ],
 )
 def test_endless_data_need_an_end_in_steps(tmp_path, settings, message):
@@ -75,5 +81,5 @@ def test_endless_data_need_an_end_in_steps(tmp_path, settings, message):
 
 @pytest.mark.parametrize("name", ["weight_decay", "adam_epsilon", "warmup_steps"])
 def test_settings_of_the_optimizer_are_checked(name):
-    with pytest.raises(ConfigurationError, match=f"{name}: must be 0 or larger, got -1"):
+    with pytest.raises(ConfigurationError, match=f"{name}: must be finite and 0 or larger, got -1"):
         SFTModule(policy_config={"model_type": "gpt2"}, **{name: -1})

@@ -1,0 +1,77 @@
+"""Configuration files, looked at before anything reads them: bytes that are none end in one line."""
+
+from pathlib import Path
+
+import yaml
+
+from lit_klrb.errors import ConfigurationError
+
+MAX_BYTES, MAX_DEPTH, MAX_NODES = 1_000_000, 50, 100_000
+
+
+def check_config_file(path: Path) -> None:
+    """Refuse what is no file of a configuration's size, shape and encoding.
+
+    Deep nesting would exhaust the stack of libraries written in C, aliases of aliases the memory, and a pipe
+    or a device would never end.
+
+    Raises:
+        ConfigurationError: Naming the file, and what is wrong with it.
+    """
+    if not path.exists():
+        raise ConfigurationError(f"{path} does not exist; the path of a configuration is expected")
+    if not path.is_file():
+        raise ConfigurationError(f"{path} is not a file; the path of a configuration is expected")
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ConfigurationError(
+                f"{path} has {path.stat().st_size} bytes; a configuration has at most {MAX_BYTES}"
+            )
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"{path} is not encoded in UTF-8 ({error.reason} at byte {error.start})"
+        ) from None
+    try:
+        _check_shape(text)
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{path} is no YAML: {_reason(error)}") from None
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path} {error}") from None
+
+
+def _check_shape(text: str) -> None:
+    """Refuse nesting and repetition beyond any configuration's.
+
+    Raises:
+        ConfigurationError: Saying what there is too much of.
+    """
+    sizes: dict[str, int] = {}  # of what anchors name, aliases written out
+    open_nodes: list[tuple[str | None, int]] = [(None, 0)]
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        anchor, size = getattr(event, "anchor", None), 1
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append((anchor, 1))
+            if len(open_nodes) > MAX_DEPTH:
+                raise ConfigurationError(f"is nested more than {MAX_DEPTH} levels deep")
+            continue
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, size = open_nodes.pop()
+        elif isinstance(event, yaml.AliasEvent):
+            anchor, size = None, sizes.get(event.anchor or "", 1)
+        elif not isinstance(event, yaml.ScalarEvent):
+            continue
+        if anchor is not None:
+            sizes[anchor] = size
+        parent, before = open_nodes.pop()
+        open_nodes.append((parent, before + size))
+        if before + size > MAX_NODES:
+            raise ConfigurationError(f"has more than {MAX_NODES} values, aliases written out")
+
+
+def _reason(error: yaml.YAMLError) -> str:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    return f"{where}{problem or ' '.join(str(error).split())}"

@@ -1,0 +1,216 @@
+"""What a user can mend of the exceptions that libraries raise, as one line; a bug keeps its traceback."""
+
+import errno
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from omegaconf.errors import OmegaConfBaseException
+
+import lit_klrb
+from lit_klrb.cli.parsing import located
+from lit_klrb.errors import ConfigurationError
+
+USAGE, FAILURE = 2, 1
+# What the machine lacks: the same command may work later, or elsewhere.
+EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
+PACKAGE = str(Path(lit_klrb.__file__).parent)
+
+
+class Ending(NamedTuple):
+    """How a command ends that cannot go on: one line and an exit code."""
+
+    line: str
+    code: int
+
+
+class EndedError(Exception):
+    """A command cannot go on, and this is no bug: what to print, and the exit code.
+
+    Args:
+        line: Says what is wrong.
+        code: 2 if the configuration is, 1 if the machine is.
+    """
+
+    def __init__(self, line: str, code: int) -> None:
+        super().__init__(line)
+        self.line, self.code = line, code
+
+
+def ending_of(error: BaseException, settings: Mapping[str, Any]) -> Ending | None:
+    """The line for an exception that is no bug of this package; None for one that is.
+
+    Args:
+        error: What was raised.
+        settings: The configuration's values by dotted key: the line names the one at fault.
+    """
+    causes = list(_causes(error))
+    for cause in causes:
+        if isinstance(cause, ConfigurationError):
+            return Ending(located(cause), USAGE)
+    building = _is_building(error)
+    for cause in reversed(causes):  # what a library wraps says more than its wrapping
+        if (line := _in_users_code(cause, settings)) is not None:
+            return Ending(line, USAGE)
+        if isinstance(cause, OSError) and (ending := _of_file(cause, settings)) is not None:
+            return ending
+        if isinstance(cause, OmegaConfBaseException):
+            key = f"{cause.full_key}: " if cause.full_key else ""
+            return Ending(key + first_line(cause), USAGE)
+        if isinstance(cause, MisconfigurationException) or (building and _is_refusal(cause)):
+            return Ending(_of_option(cause, settings), USAGE)
+        if _is_out_of_memory(cause):
+            return Ending(f"out of memory{_how_much(cause)}: smaller batches or models need less", FAILURE)
+    return None
+
+
+def flattened(config: Any, key: str = "") -> dict[str, Any]:
+    """The plain values of a nested configuration by dotted key.
+
+    Example:
+        >>> flattened({"a": {"b": [1, {"c": 2}]}})
+        {'a.b.0': 1, 'a.b.1.c': 2}
+    """
+    if isinstance(config, Mapping):
+        items = list(config.items())
+    elif isinstance(config, list):
+        items = list(enumerate(config))
+    else:
+        items = []
+    if not items:
+        return {key: config}
+    return {k: v for name, part in items for k, v in flattened(part, f"{key}.{name}".lstrip(".")).items()}
+
+
+def first_sentence(error: BaseException) -> str:
+    """The beginning of an exception's message, in one line; its class where it has none."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return re.split(r"(?<=[.!?])\s", text)[0].rstrip(".!")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message; its class where it has none."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
+
+
+def _in_users_code(error: BaseException, settings: Mapping[str, Any]) -> str | None:
+    """The line for an exception of code that the configuration names; None for anybody else's."""
+    if (
+        isinstance(error, SyntaxError)
+        and error.filename
+        and not _is_in(error.filename, (*LIBRARIES, PACKAGE))
+    ):
+        return f"{error.filename}, line {error.lineno}: {error.msg}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_in(f.filename, LIBRARIES)]
+    if not frames or _is_in(frames[-1].filename, (PACKAGE,)):
+        return None
+    own = [Path(f.filename) for f in frames if not _is_in(f.filename, (PACKAGE,))]
+    named = [key for path in own for key, value in settings.items() if _mentions(value, path.stem)]
+    if not named:
+        return None
+    text = " ".join(str(error).split())
+    place = f"{frames[-1].filename}, line {frames[-1].lineno}"
+    return f"{_without_index(named[0])}: {type(error).__name__}: {text} ({place})"
+
+
+def _mentions(value: Any, module: str) -> bool:
+    return isinstance(value, str) and re.search(rf"\b{re.escape(module)}\b[.:]", value) is not None
+
+
+def _without_index(key: str) -> str:
+    return re.sub(r"(\.\d+)?(\.class_path)?$", "", key)
+
+
+def _is_in(filename: str, folders: tuple[str, ...]) -> bool:
+    return filename.startswith("<") or any(Path(filename).is_relative_to(folder) for folder in folders)
+
+
+def _of_file(error: OSError, settings: Mapping[str, Any]) -> Ending | None:
+    """The line for a file that cannot be used; None if neither the user nor the machine is to blame."""
+    code = FAILURE if error.errno in EXHAUSTED else USAGE
+    reason = error.strerror or str(error)
+    if error.filename is None:
+        return Ending(reason, code) if code == FAILURE else None
+    filename = Path(str(error.filename))
+    keys = [
+        key
+        for key, value in settings.items()
+        if isinstance(value, str) and value and _related(Path(value), filename)
+    ]
+    if keys:
+        key = max(keys, key=lambda key: len(settings[key]))
+        where = "" if settings[key] == str(filename) else f"{filename}: "
+        return Ending(f"{key}: {settings[key]} cannot be used ({where}{reason})", code)
+    return Ending(f"{filename}: {reason}", code) if code == FAILURE else None
+
+
+def _related(path: Path, other: Path) -> bool:
+    """Whether one of two paths is the other, or lies in it."""
+    path, other = path.expanduser().absolute(), other.absolute()
+    return len(path.parts) > 1 and (other.is_relative_to(path) or path.is_relative_to(other))
+
+
+def _is_building(error: BaseException) -> bool:
+    """Whether the run was still being put together."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(frame.name in ("instantiate_classes", "_set_seed") for frame in frames)
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether Lightning, or what builds its classes, refuses an argument."""
+    frames = traceback.extract_tb(error.__traceback__)
+    in_library = bool(frames) and re.search(r"/(lightning|jsonargparse)/", frames[-1].filename) is not None
+    return in_library and isinstance(error, (ValueError, TypeError, ImportError, RuntimeError))
+
+
+def _of_option(error: BaseException, settings: Mapping[str, Any]) -> str:
+    """The message, after the option it speaks of: the first that it names, or whose value it does."""
+    text = " ".join(str(error).split())
+    places: dict[str, int] = {}
+    for key, value in settings.items():
+        name = key.rpartition(".")[2]
+        named = re.search(rf"\b{name}\b", text) if len(name) > 3 else None
+        word = re.escape(value) if isinstance(value, str) else ""
+        pattern = rf"(?<![\w.]){word}(?!\w)" if len(word) > 2 else f"['`]{word}['`]"
+        given = re.search(pattern, text) if word else None
+        if named or given:
+            places[key] = min(found.start() for found in (named, given) if found)
+    for frame in traceback.extract_tb(error.__traceback__):
+        places |= {key: 0 for key, value in settings.items() if _made_in(frame.filename, key, value)}
+    if not places:
+        return text
+    key = min(places, key=lambda key: (places[key], not key.startswith("trainer.")))
+    return f"{key}: {settings[key]!r} is refused: {first_sentence(error)}"
+
+
+def _made_in(filename: str, key: str, class_path: Any) -> bool:
+    """Whether a file is where the class is written that a key names."""
+    if not key.endswith("class_path") or not isinstance(class_path, str):
+        return False
+    module, _, name = class_path.rpartition(".")
+    made = getattr(sys.modules.get(module), name, None)
+    return getattr(sys.modules.get(getattr(made, "__module__", "")), "__file__", None) == filename
+
+
+def _how_much(error: BaseException) -> str:
+    found = re.search(r"ried to allocate ([\d.]+ \w+)", str(error))
+    return f", asked for {found[1]}" if found else ""
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    kinds = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return kinds or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))

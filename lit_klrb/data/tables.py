@@ -1,0 +1,81 @@
+"""Rows of .jsonl and .parquet files as columns; what is no such file is named, down to its line."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lit_klrb.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table with the part of the interface of `datasets.Dataset` that is needed here.
+
+    Args:
+        columns: Values by name, of one length; None where a row has no such value.
+    """
+
+    columns: dict[str, list[Any]]
+
+    @property
+    def column_names(self) -> list[str]:
+        """The columns' names."""
+        return list(self.columns)
+
+    def __getitem__(self, name: str) -> list[Any]:
+        return self.columns[name]
+
+    def __len__(self) -> int:
+        return max(map(len, self.columns.values()), default=0)
+
+
+def read_rows(key: str, path: Path) -> Rows:
+    """The rows of a file.
+
+    Args:
+        key: The argument that named it, for the error message.
+        path: A .jsonl or .parquet file.
+
+    Raises:
+        ConfigurationError: If it is none, or cannot be read.
+    """
+    if not path.exists():
+        raise ConfigurationError(f"{path} does not exist", key=key)
+    if path.suffix not in READERS or not path.is_file():
+        raise ConfigurationError(f"{path} is not a {' or '.join(READERS)} file", key=key)
+    try:
+        return READERS[path.suffix](path)
+    except UnicodeDecodeError as error:
+        reason = f"it is not encoded in UTF-8: {error.reason} at byte {error.start}"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+    raise ConfigurationError(f"{path} cannot be read ({reason})", key=key)
+
+
+def _read_jsonl(path: Path) -> Rows:
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_text("utf-8-sig").split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"line {number}: {error}") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"line {number}: a JSON object is expected, got {line[:50]}")
+        rows.append(row)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return Rows({name: [row.get(name) for row in rows] for name in names})
+
+
+def _read_parquet(path: Path) -> Rows:
+    from pyarrow import parquet  # slow, and few need it
+
+    return Rows(parquet.read_table(path).to_pydict())
+
+
+READERS: dict[str, Callable[[Path], Rows]] = {".parquet": _read_parquet, ".jsonl": _read_jsonl}

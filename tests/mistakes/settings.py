@@ -1,0 +1,141 @@
+"""Mistakes in settings: wrong types, values out of range, options that train nothing."""
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from re import escape
+
+from mistakes.driver import Mistake
+
+# What is of no type that a number's or a switch's key allows.
+NOT_INTEGERS = ("many", "1.5", "[1]")
+NOT_NUMBERS = ("much", "[1]", "")
+NOT_SWITCHES = ("maybe", "2")
+NOT_TEXTS = ("[1, 2]",)
+
+INTEGERS = [
+    (
+        "rloo",
+        "model.init_args",
+        "completions_per_prompt max_new_tokens evaluation_completions evaluation_seed",
+    ),
+    ("rloo", "model.init_args", "inner_epochs mini_batches warmup_steps"),
+    ("rloo", "data.init_args", "batch_size train_size eval_size eval_batch_size min_prompt_tokens"),
+    ("rloo", "data.init_args", "max_prompt_tokens"),
+    ("rloo", "kl", "horizon"),
+    ("rloo", "trainer", "max_steps num_nodes log_every_n_steps accumulate_grad_batches max_epochs min_steps"),
+    ("rloo", "trainer", "check_val_every_n_epoch num_sanity_val_steps"),
+    ("rloo", "checkpoint", "every_n_train_steps save_top_k"),
+    ("sft", "model.init_args", "vocab_size"),
+    ("sft", "data.init_args", "max_tokens"),
+]
+NUMBERS = [
+    ("rloo", "model.init_args", "learning_rate weight_decay adam_epsilon temperature missing_eos_penalty"),
+    ("rloo", "kl", "beta final_beta target_kl"),
+    ("rloo", "kl.estimator.init_args", "clip_range"),
+    ("rloo", "trainer", "gradient_clip_val limit_val_batches limit_train_batches"),
+    ("dpo", "model.init_args", "beta label_smoothing"),
+]
+SWITCHES = [
+    ("rloo", "model.init_args", "stop_at_eos gradient_checkpointing"),
+    ("rloo", "trainer", "enable_progress_bar detect_anomaly barebones"),
+    ("dpo", "model.init_args", "length_normalised"),
+]
+TEXTS = [
+    ("rloo", "model.init_args", "policy_path reference_path reward_label compile_backend"),
+    ("rloo", "data.init_args", "source"),
+]
+CHOICES = [
+    ("rloo", "model.init_args", "schedule reward_output rollout_backend"),
+    ("rloo", "kl.estimator.init_args", "baseline off_policy"),
+    ("dpo", "model.init_args", "loss"),
+    ("rloo", "trainer", "precision"),
+]
+# Numbers out of range, as YAML writes them.
+NOT_POSITIVE = ("0", "-1", ".nan", ".inf")
+NEGATIVE = ("-1", ".nan", ".inf")
+POSITIVE_NUMBERS = [
+    ("rloo", "model.init_args", "learning_rate temperature"),
+    ("rloo", "kl", "target_kl"),
+    ("rloo", "kl.estimator.init_args", "clip_range"),
+    ("dpo", "model.init_args", "beta"),
+]
+NUMBERS_FROM_ZERO = [
+    ("rloo", "model.init_args", "weight_decay adam_epsilon missing_eos_penalty"),
+    ("rloo", "kl", "beta final_beta"),
+    ("rloo", "trainer", "gradient_clip_val"),
+]
+POSITIVE_INTEGERS = [
+    ("rloo", "model.init_args", "completions_per_prompt max_new_tokens evaluation_completions"),
+    ("rloo", "model.init_args", "inner_epochs mini_batches"),
+    ("rloo", "data.init_args", "batch_size eval_size eval_batch_size min_prompt_tokens"),
+    ("rloo", "kl", "horizon"),
+    ("sft", "data.init_args", "max_tokens"),
+    ("sft", "model.init_args", "vocab_size"),
+    ("rloo", "trainer", "max_steps accumulate_grad_batches check_val_every_n_epoch"),
+]
+INTEGERS_FROM_ZERO = [
+    ("rloo", "model.init_args", "warmup_steps"),
+    ("rloo", "data.init_args", "train_size"),
+    ("rloo", "trainer", "log_every_n_steps"),
+]
+
+
+def _keys(table: list[tuple[str, str, str]]) -> Iterator[tuple[str, str, str]]:
+    """Stage, place and name of each key of a table."""
+    for stage, place, names in table:
+        for name in names.split():
+            yield stage, place, name
+
+
+def _option(place: str, name: str, value: str) -> list[str]:
+    return [f"--{place.removesuffix('.init_args')}.{name}={value}"]
+
+
+def wrong_types() -> Iterator[Mistake]:
+    """Every key with values of other types: its line names key and value."""
+    tables = (INTEGERS, NOT_INTEGERS), (NUMBERS, NOT_NUMBERS), (SWITCHES, NOT_SWITCHES), (TEXTS, NOT_TEXTS)
+    for table, values in tables:
+        for stage, place, name in _keys(table):
+            for value in values:
+                line = rf"^error: {escape(place)}\.{name}: .*{escape(value)}.* is not (of type|one of) "
+                yield Mistake(_option(place, name, value), line, stage)
+    for stage, place, name in _keys(CHOICES):
+        line = rf"^error: {escape(place)}\.{name}: 'x' is not one of "
+        yield Mistake(_option(place, name, "x"), line, stage)
+
+
+def out_of_range() -> Iterator[Mistake]:
+    """Every number with values that it may not have: its line names key, range and value."""
+    for table, values in (
+        (POSITIVE_NUMBERS, NOT_POSITIVE),
+        (NUMBERS_FROM_ZERO, NEGATIVE),
+        (POSITIVE_INTEGERS, ("0", "-1")),
+        (INTEGERS_FROM_ZERO, ("-1",)),
+    ):
+        for stage, place, name in _keys(table):
+            for value in values:
+                line = rf"^error: {escape(place)}\.{name}:? must .*{escape(value.lstrip('.'))}"
+                yield Mistake(_option(place, name, value), line, stage)
+
+
+def combinations() -> Iterator[Mistake]:
+    """Settings that are wrong together, and trainer options that are wrong here."""
+    for text, line, quick in read_table("settings.txt"):
+        stage, *argv = text
+        yield Mistake(argv, line, stage, quick=quick)
+
+
+def commands() -> Iterator[Mistake]:
+    """Whole command lines."""
+    for argv, line, quick in read_table("commands.txt"):
+        yield Mistake(argv, line, stage=None, quick=quick)
+
+
+def read_table(name: str) -> Iterator[tuple[list[str], str | None, bool]]:
+    """Rows `arguments => line`: arguments, what their line must match or None for `fine`, whether quick."""
+    for row in (Path(__file__).parent / name).read_text("utf-8").splitlines():
+        if row and not row.startswith("#"):
+            arguments, line = row.removeprefix("! ").split("=> ")
+            argv = shlex.split(arguments.replace("{", "'{").replace("}", "}'"))
+            yield argv, None if line == "fine" else line, row.startswith("! ")
