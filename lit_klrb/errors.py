@@ -1,5 +1,6 @@
 """The one exception a user's input can cause, and text of unknown origin made fit to print."""
 
+import textwrap
 import unicodedata
 
 # Join letters in Persian, in Indic scripts and in emoji, and do nothing else.
@@ -28,6 +29,16 @@ def error_line(message: object) -> str:
         'error: no file two lines\\x07.ckpt'
     """
     return f"error: {printable(' '.join(str(message).splitlines()))}"
+
+
+def brief(error: Exception) -> str:
+    r"""What a library says of a file, in one line of at most 200 characters.
+
+    Example:
+        >>> brief(ValueError("no such file:\n  config.json")), brief(KeyError())
+        ('no such file: config.json', 'KeyError')
+    """
+    return textwrap.shorten(str(error), 200, placeholder=" ...") or type(error).__name__
 
 
 def _is_printable(character: str) -> bool:

@@ -1,17 +1,29 @@
 """The run directory: what `lit_klrb` writes and `analysis` reads. Names only; imports nothing.
 
-RUN/config.yaml              the resolved configuration
-RUN/metrics/attempt_N.csv    one row a logged step; a resumed run starts a new file
-RUN/checkpoints/last.ckpt    the newest checkpoint (policy, optimizer, step; never the reference)
-RUN/studies/*.json           what studies of the policy at moments of the run have measured, if it had any
-RUN/summary.json             written last and atomically: how the run ended, and the final evaluation
+RUN/run.json                       the run's id; a directory without it is no run's
+RUN/config.yaml                    the resolved configuration
+RUN/metrics/attempt_N/metrics.csv  one row per logged step, appended; a resumed run starts a new file
+RUN/tensorboard/attempt_N/         the same for TensorBoard
+RUN/checkpoints/last.ckpt          the newest checkpoint (policy, optimizer, step; never the reference)
+RUN/checkpoints/previous.ckpt      the one before it
+RUN/studies/*.json                 what studies measured at snapshots of the run, if it had any
+RUN/summary.json                   written last and atomically: how the run ended, and the final evaluation
 """
 
+RUN = "run.json"
 CONFIG = "config.yaml"
 METRICS_DIR = "metrics"
+TENSORBOARD = "tensorboard"
 CHECKPOINT = "checkpoints/last.ckpt"
+PREVIOUS_CHECKPOINT = "checkpoints/previous.ckpt"
 STUDIES = "studies"
 SUMMARY = "summary.json"
+# All that a run writes for itself.
+OWN = (RUN, CONFIG, METRICS_DIR, TENSORBOARD, "checkpoints", STUDIES, SUMMARY)
+
+# A sweep's directory: published results by cell id, and the run directories of its cells.
+RESULTS = "results"
+CELLS = "cells"
 
 # Studies by name.
 ESTIMATION = "estimation"

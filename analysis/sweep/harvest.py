@@ -71,7 +71,10 @@ def curves(metrics: Path) -> dict[str, dict[str, list[Any]]]:
     stitched: dict[str, dict[int, float | None]] = {}
     for path in sorted(metrics.rglob("*.csv"), key=_attempt):
         with path.open(newline="") as file:
-            attempt = _read_curves(csv.DictReader(file))
+            text = file.read()
+        # A line without an end was torn when the machine stopped: what is left of a number is another number.
+        lines = text[: text.rfind("\n") + 1].splitlines(keepends=True)
+        attempt = _read_curves(csv.DictReader(lines))
         for name, points in attempt.items():
             first = min(points)
             before = {step: value for step, value in stitched.get(name, {}).items() if step < first}

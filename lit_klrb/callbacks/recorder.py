@@ -1,20 +1,24 @@
-"""What a run leaves behind: its configuration, its metrics, and how it ended."""
+"""What a run leaves behind: its configuration, its identity in each checkpoint, and how it ended."""
 
 import json
 import math
 import platform
 from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+import yaml
 from torch import Tensor
 
 import lit_klrb
 from lit_klrb import schema
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.run.checkpoints import digest
+from lit_klrb.run.directory import RunDirectory
 from lit_klrb.run.files import write_atomically
+from lit_klrb.run.same_run import RUN_KEY, record
 
 # Their releases can change a run's numbers.
 PACKAGES = ("torch", "lightning", "transformers", "tokenizers", "numpy")
@@ -31,19 +35,30 @@ def versions() -> dict[str, str]:
 
 
 class RunRecorder(L.Callback):
-    """Writes `summary.json` when a fit ends, and stops one that diverges.
+    """Writes `config.yaml` when a fit starts and `summary.json` when it ends; stops a run that diverges.
 
     A loss or a gradient that is not finite ends the run with the state "diverged": a result, recorded as
     such, never retried with other draws.
 
     Args:
         directory: The run directory.
+        config: The resolved configuration, as YAML.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: RunDirectory, config: str) -> None:
+        self.directory, self.config = directory, config
+        # Whether this attempt has left anything; what fails before that is a failed start.
+        self.begun = False
+        # What a configuration must agree with to resume the run.
+        self._record: dict[str, Any] = {}
         self._final: dict[str, float] = {}
         self._evaluated_at = -1
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write the configuration: what it asks for has been made by now."""
+        self._record = record(yaml.safe_load(self.config) or {})
+        if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            write_atomically(self.directory.path / schema.CONFIG, self.config)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -68,11 +83,35 @@ class RunRecorder(L.Callback):
     ) -> None:
         """Stop on a loss that is not finite."""
         self._check(trainer, "the loss", outputs["loss"])
+        self.begun = True
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keep the trained policy, whatever rhythm checkpoints are written in."""
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            trainer.save_checkpoint(self.directory / schema.CHECKPOINT)
+            trainer.save_checkpoint(self.directory.checkpoint)
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Add which run the checkpoint belongs to, and what a configuration must agree with to resume it."""
+        run = {"id": self.directory.run_id, "processes": trainer.world_size}
+        checkpoint[RUN_KEY] = {**run, **self._record}
+
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Refuse to resume in more or fewer processes: each trains on its share of a batch.
+
+        Raises:
+            ConfigurationError: Naming both numbers.
+        """
+        processes = checkpoint.get(RUN_KEY, {}).get("processes", trainer.world_size)
+        if trainer.state.fn == "fit" and processes != trainer.world_size:
+            raise ConfigurationError(
+                f"the run of ckpt_path has {processes} processes, not {trainer.world_size}; resume it with "
+                "as many",
+                key="trainer.devices",
+            )
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keep the newest evaluation."""
@@ -93,7 +132,9 @@ class RunRecorder(L.Callback):
             # An evaluation after n steps is logged beside the last of them, as Lightning does within a fit.
             trainer.fit_loop.epoch_loop._batches_that_stepped = max(0, trainer.global_step - 1)
             evaluate()
-        self._write(trainer, schema.DONE, self._final)
+        self._write(
+            trainer, schema.DONE, self._final, weights_sha256=digest(trainer.lightning_module.state_dict())
+        )
 
     def _check(self, trainer: L.Trainer, what: str, value: Tensor) -> None:
         if not math.isfinite(value.item()):
@@ -112,4 +153,5 @@ class RunRecorder(L.Callback):
         }
         if trainer.is_global_zero:
             text = json.dumps(summary, indent=2, sort_keys=True, allow_nan=False)
-            write_atomically(self.directory / schema.SUMMARY, text + "\n")
+            write_atomically(self.directory.path / schema.SUMMARY, text + "\n")
+        self.begun = True

@@ -1,8 +1,8 @@
 """`python -m lit_klrb`: LightningCLI with this project's defaults, and one clear line for wrong input."""
 
+import errno
 import logging
 import os
-import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
+import yaml
 from jsonargparse import Namespace
 from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.callbacks import Callback, ProgressBar
@@ -28,19 +28,26 @@ from lit_klrb.callbacks import (
     RunCheckpoint,
     RunProgressBar,
     RunRecorder,
+    StopBetweenSteps,
 )
 from lit_klrb.cli.mistakes import EndedError, ending_of, flattened
 from lit_klrb.cli.parsing import OneLineParser, one_line
+from lit_klrb.cli.upstream import INITIAL, check_upstream
 from lit_klrb.errors import ConfigurationError, error_line
 from lit_klrb.models.loading import silence
-from lit_klrb.run.directory import set_aside
-from lit_klrb.run.loggers import default_loggers
+from lit_klrb.run.checkpoints import CheckpointFiles
+from lit_klrb.run.directory import RunDirectory
+from lit_klrb.run.loggers import run_loggers
 from lit_klrb.run.options import check_training_options
+from lit_klrb.run.same_run import check_same_run, record, run_of
+from lit_klrb.run.stops import Stopped
 
-# Where a module says what it starts from.
-PATHS = ("policy_path", "reference_path", "classifier_path", "tokenizer_path", "reward_path")
-# Of these, what a checkpoint given by ckpt_path has in itself.
-INITIAL = ("policy_path", "classifier_path", "tokenizer_path")
+# Errors that say a disk, or one's share of it, is full.
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class DiskFullError(RuntimeError):
+    """A run could not write: one line with what is kept and how to go on."""
 
 
 # NumPy's generator takes no larger seeds.
@@ -51,6 +58,8 @@ class LitCLI(LightningCLI):
     """Modules and data by class name, one run directory, the KL plug-in under `kl`."""
 
     def __init__(self, args: Sequence[str]) -> None:
+        # The id of the run to resume; "" if its checkpoint has none.
+        self.resumed: str | None = None
         self._command = args[0] if args else ""
         self.config: Any = None
         try:
@@ -90,7 +99,6 @@ class LitCLI(LightningCLI):
             {
                 "kl.estimator": {"class_path": "lit_klrb.estimators.RaoBlackwell"},
                 "checkpoint.filename": Path(schema.CHECKPOINT).stem,
-                "checkpoint.every_n_train_steps": 100,
                 "checkpoint.enable_version_counter": False,
                 "trainer.default_root_dir": "runs/unnamed",
                 "trainer.log_every_n_steps": 1,
@@ -119,14 +127,20 @@ class LitCLI(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         """Lightning would let the checkpoint's settings win over the command line's; here they must agree."""
-        config = self.config[self.config.subcommand]
-        path = config.get("ckpt_path")
+        path = self.config[self.config.subcommand].get("ckpt_path")
         if path is None:
             return
         if not Path(path).is_file():
-            raise ConfigurationError(f"ckpt_path: {path} does not exist")
+            raise ConfigurationError(f"{path} does not exist", key="ckpt_path")
         if self.config.subcommand == "fit":
-            check_same_settings(path, config.model)
+            run = run_of(path)
+            check_same_run(path, run, record(yaml.safe_load(self._config_text())))
+            self.resumed = run["id"]
+
+    def _config_text(self) -> str:
+        """The resolved configuration, as YAML that `--config` takes."""
+        text: str = self._parser("fit").dump(self.config["fit"], skip_none=False)
+        return text
 
     def _set_seed(self) -> None:
         """Lightning's own, for seeds that all random generators take."""
@@ -150,30 +164,60 @@ class LitCLI(LightningCLI):
         self.model.ckpt_path = self._get(self.config_init, "ckpt_path")
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Add what every run has: its loggers, its record, its predictions."""
+        """Add what every run has: its record, its checkpoints, its answer to signals, its predictions."""
         config = self._get(self.config_init, "trainer")
         check_accelerator(config.accelerator)
-        root = Path(config.default_root_dir)
-        if self.subcommand == "fit" and not config.fast_dev_run:
-            self._begin(root)
-        if config.logger is None:
-            config.logger = default_loggers(root) if self.subcommand == "fit" else False
+        self.directory = RunDirectory(config.default_root_dir)
+        is_run = self.subcommand == "fit" and not config.fast_dev_run
+        self.recorder = RunRecorder(self.directory, self._config_text() if is_run else "")
         given = list(config.callbacks or [])
-        self.recorder = RunRecorder(root)
-        own: list[Callback] = [self.recorder, PredictionWriter(root)]
+        own: list[Callback] = [
+            self.recorder,
+            PredictionWriter(self.directory.path),
+            StopBetweenSteps(self.directory.checkpoint if is_run else None),
+        ]
         if config.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in given):
             own.append(RunProgressBar())
         config.callbacks = [*given, *own]
+        config.plugins = [*as_list(config.plugins), CheckpointFiles()]
+        # The run's own record is not among them: no choice of loggers removes it.
+        self.tensorboard = config.logger is not False
+        config.logger = [] if config.logger is True else as_list(config.logger)
         return super().instantiate_trainer(**kwargs)
 
+    def _run_subcommand(self, subcommand: str) -> None:
+        """A fit holds its directory; one that fails before its first step leaves it as it was."""
+        if subcommand != "fit" or self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            super()._run_subcommand(subcommand)
+            return
+        with self.directory:
+            try:
+                self._begin()
+                own = run_loggers(self.directory.path, self.tensorboard)
+                self.trainer.loggers = [*own, *self.trainer.loggers]
+                super()._run_subcommand(subcommand)
+            except BaseException as error:
+                way_on = self._way_on()
+                if not self.recorder.begun:
+                    self.directory.abandon()
+                if isinstance(error, OSError) and error.errno in DISK_FULL:
+                    line = f"{error.strerror}, in the run of {self.directory.path}; earlier files are whole"
+                    raise DiskFullError(f"{line}; {way_on}") from error
+                if isinstance(error, Stopped):
+                    error.add_note(way_on)
+                raise
+
     @rank_zero_only  # every process of a run starts with this command
-    def _begin(self, root: Path) -> None:
-        if self._get(self.config_init, "ckpt_path") is None:
-            set_aside(root)
-        root.mkdir(parents=True, exist_ok=True)
-        self._parser("fit").save(
-            self.config["fit"], root / schema.CONFIG, skip_none=False, overwrite=True, multifile=False
-        )
+    def _begin(self) -> None:
+        self.directory.begin(self.resumed)
+
+    def _way_on(self) -> str:
+        """How to go on with a run that ends early."""
+        if not self.recorder.begun and self.resumed is None:
+            return "nothing was trained yet"
+        if not self.directory.checkpoint.exists():
+            return "no checkpoint was due yet"
+        return f"to go on: {self.directory.resume_command}"
 
     def after_fit(self) -> None:
         """Write the run's summary."""
@@ -198,53 +242,6 @@ def check_accelerator(name: Any) -> None:
         )
 
 
-def check_same_settings(ckpt_path: str, model: Any) -> None:
-    """Resuming continues the very same run; anything else is a warm start.
-
-    Raises:
-        ConfigurationError: If the checkpoint was trained with other settings, naming the first that differs.
-    """
-    saved = torch.load(ckpt_path, map_location="cpu", weights_only=True).get("hyper_parameters", {})
-    wanted = {"_class_path": model.class_path, **model.init_args.as_dict()}
-    for key in sorted(saved.keys() & wanted.keys()):
-        if saved[key] != wanted[key]:
-            raise ConfigurationError(
-                f"ckpt_path: {ckpt_path} was trained with {key}={saved[key]}, not {wanted[key]}; ckpt_path "
-                "resumes the very same run, to start another from its policy use model.init_args.policy_path"
-            )
-
-
-def check_upstream(settings: dict[str, Any]) -> None:
-    """See that the checkpoints a module starts from are there.
-
-    Raises:
-        ConfigurationError: Naming the key, the path, and the command that makes it if a config beside the
-            default ones does.
-    """
-    paths = [(key, path) for key in PATHS for path in paths_of(settings.get(key))]
-    for key, path in paths:
-        if not path.endswith(".ckpt") or Path(path).exists():
-            continue
-        maker = config_that_makes(Path(path))
-        how = f"make it with: python -m lit_klrb fit --config {maker}" if maker else "name one that does"
-        raise ConfigurationError(f"{path} does not exist; {how}", key=key)
-
-
-def paths_of(value: str | dict[str, float] | None) -> list[str]:
-    """The paths a setting names: one, none, or several with their weights."""
-    return [] if value is None else [value] if isinstance(value, str) else list(value)
-
-
-def config_that_makes(checkpoint: Path) -> Path | None:
-    """The file under configs/ whose run directory the checkpoint lies in."""
-    pattern = re.compile(r"^\s*default_root_dir:\s*(\S+)", re.MULTILINE)
-    for config in sorted(Path("configs").rglob("*.yaml")):
-        found = pattern.search(config.read_text("utf-8"))
-        if found and Path(found[1]) / schema.CHECKPOINT == checkpoint:
-            return config
-    return None
-
-
 def quiet() -> None:
     """Silence what is no news to the user: hardware banners, and hints against choices made on purpose."""
     # Lightning calls methods of jsonargparse by their older names.
@@ -257,6 +254,7 @@ def quiet() -> None:
         ".*module\\(s\\) in eval mode.*",  # the reference, always; the policy where dropout is not wanted
         ".*dirpath has changed.*",  # a run directory may be moved, or its checkpoint evaluated elsewhere
         ".*exists and is not empty.*",  # a resumed run writes where it wrote before
+        ".*callbacks used to create the checkpoint.*",  # check_same_run says which may be left out
         ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",  # Lightning's own use of torch
     ):
         warnings.filterwarnings("ignore", hint)
@@ -275,10 +273,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     quiet()
     try:
         LitCLI(argv)
-    except DivergedError as error:
+    except (DivergedError, DiskFullError) as error:
         print(error_line(error), file=sys.stderr)
         return 1
     except EndedError as ended:
         print(error_line(ended.line), file=sys.stderr)
         return ended.code
     return 0
+
+
+def as_list(value: Any) -> list[Any]:
+    """None as no element, one element as a list of it."""
+    return [] if value is None or value is False else list(value) if isinstance(value, list) else [value]

@@ -1,11 +1,13 @@
 """Dispatch of the commands, so that `explain`, `export` and `--help` do not wait for Lightning's import."""
 
+import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
 
 from lit_klrb import __version__
 from lit_klrb.errors import ConfigurationError, error_line
+from lit_klrb.run.stops import Stopped, Stops
 
 COMMANDS = {
     "fit": "train, and leave a run directory",
@@ -14,6 +16,7 @@ COMMANDS = {
     "predict": "write the completions of a checkpoint to predictions.jsonl",
     "explain": "say what a KL estimator computes and what its gradient optimises",
     "export": "turn a checkpoint into a folder that transformers loads",
+    "clean": "empty the cache",
 }
 # Asked by other programs, not by people: it reads standard input.
 CHECK = "check"
@@ -29,7 +32,7 @@ The chain, on an embedded world of film reviews:
   python -m lit_klrb fit --config configs/demo/dpo.yaml   the warm start
   python -m lit_klrb fit --config configs/demo/rloo.yaml  RLOO; --kl.estimator and --kl.beta set the penalty
 
-exit codes: 0 done, 2 wrong usage or configuration, 1 anything else
+exit codes: 0 done, 2 wrong usage or configuration, 130 and 143 stopped by Ctrl-C or SIGTERM, 1 anything else
 """
 
 
@@ -40,35 +43,58 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The command line after the program's name.
 
     Returns:
-        The exit code: 0 done, 2 wrong usage or configuration (one line says what), 1 anything else.
+        The exit code: 0 done; 2 wrong usage or configuration (one line says what); 130 and 143 stopped by
+        Ctrl-C or SIGTERM; 1 anything else.
     """
     command, *rest = (sys.argv[1:] if argv is None else argv) or [""]
     try:
-        if command in ("-h", "--help"):
-            return printing(lambda: print(HELP, end=""))
-        if command == "--version":
-            return printing(lambda: print(f"lit_klrb {__version__}"))
-        if command not in (*COMMANDS, CHECK):
-            given = f"unknown command {command}" if command else "a command is missing"
-            raise ConfigurationError(f"{given}; one of {', '.join(COMMANDS)} expected, --help explains them")
-        if command == "export":
-            from lit_klrb.cli.export import main as export
-
-            return printing(lambda: export(rest))
-        if command == "explain":
-            from lit_klrb.cli.explain import main as explain
-
-            return printing(lambda: explain(rest))
-        if command == CHECK and not rest:
-            from lit_klrb.cli.check import main as check
-
-            return check()
-        from lit_klrb.cli.lightning import main as run
-
-        return run([command, *rest])
+        with Stops():
+            return _run(command, rest)
     except ConfigurationError as error:
         print(error_line(error), file=sys.stderr)
         return 2
+    except Stopped as stop:
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            return 0  # where one of several processes fails, Lightning kills the first
+        print("; ".join([str(stop), *getattr(stop, "__notes__", [])]), file=sys.stderr)
+        return stop.exit_code
+
+
+def _run(command: str, rest: list[str]) -> int:
+    if command in ("-h", "--help"):
+        return printing(lambda: print(HELP, end=""))
+    if command == "--version":
+        return printing(lambda: print(f"lit_klrb {__version__}"))
+    if command not in (*COMMANDS, CHECK):
+        given = f"unknown command {command}" if command else "a command is missing"
+        raise ConfigurationError(f"{given}; one of {', '.join(COMMANDS)} expected, --help explains them")
+    if command == "export":
+        from lit_klrb.cli.export import main as export
+
+        return printing(lambda: export(rest))
+    if command == "explain":
+        from lit_klrb.cli.explain import main as explain
+
+        return printing(lambda: explain(rest))
+    if command == "clean":
+        return clean(rest)
+    if command == CHECK and not rest:
+        from lit_klrb.cli.check import main as check
+
+        return check()
+    from lit_klrb.cli.lightning import main as run
+
+    return run([command, *rest])
+
+
+def clean(argv: Sequence[str]) -> int:
+    """`clean`: empty the cache."""
+    argparse.ArgumentParser("python -m lit_klrb clean", description=COMMANDS["clean"]).parse_args(argv)
+    from lit_klrb.run.cache import default_folder, trim
+
+    files, size = trim(0)
+    print(f"removed {files} files, {size / 1e6:.1f} MB, from {default_folder()}")
+    return 0
 
 
 def printing(command: Callable[[], int | None]) -> int:

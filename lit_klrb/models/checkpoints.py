@@ -5,8 +5,6 @@ files, so that it can be loaded, exported or trained on from anywhere. Reading o
 file; see `docs/security.md`.
 """
 
-import pickle
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,8 @@ from transformers import PreTrainedModel
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.adapters import add_adapter
-from lit_klrb.models.roles import POLICY, Role, brief, model_from_config, without_code
+from lit_klrb.models.roles import POLICY, Role, model_from_config, without_code
+from lit_klrb.run.checkpoints import read
 from lit_klrb.seeding import forked_rng
 
 TOKENIZER_KEY, ADAPTER_KEY = "tokenizer_files", "adapter"
@@ -28,18 +27,8 @@ def read_checkpoint(path: str, role: Role = POLICY) -> dict[str, Any]:
     Raises:
         ConfigurationError: If it cannot be read, or holds no model for the role.
     """
-    try:
-        _check_size(Path(path))
-        checkpoint: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except zipfile.BadZipFile as error:
-        raise ConfigurationError("not a checkpoint, or one that is cut off") from error
-    except pickle.UnpicklingError as error:
-        raise ConfigurationError(
-            "damaged, or made of Python objects: loading those could run code"
-        ) from error
-    except Exception as error:  # damaged bytes raise whatever they are taken for
-        raise ConfigurationError(f"not a checkpoint: {brief(error)}") from error
-    if not isinstance(checkpoint, dict) or role.config_key not in checkpoint:
+    checkpoint = read(Path(path))
+    if role.config_key not in checkpoint:
         raise ConfigurationError(f"holds no {role.name}: no lit_klrb module that has one wrote it")
     return checkpoint
 
@@ -63,13 +52,6 @@ def model_from_checkpoint(checkpoint: dict[str, Any], role: Role = POLICY) -> Pr
         model = build()
     model.load_state_dict(weights)
     return model
-
-
-def _check_size(path: Path) -> None:
-    """Refuse an archive that unpacks to more than its size: torch stores every entry once and as it is."""
-    with zipfile.ZipFile(path) as archive:
-        if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
-            raise ValueError("it would unpack to more than its size")
 
 
 def _by_name(checkpoint: dict[str, Any], key: str) -> dict[str, Any]:

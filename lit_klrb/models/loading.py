@@ -14,7 +14,7 @@ from transformers.utils import logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from lit_klrb.data.tokenizer import grammar_tokenizer
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, brief
 from lit_klrb.models.checkpoints import (
     ADAPTER_KEY as ADAPTER_KEY,
     TOKENIZER_KEY as TOKENIZER_KEY,
@@ -25,7 +25,6 @@ from lit_klrb.models.roles import (
     CLASSIFIER as CLASSIFIER,
     POLICY as POLICY,
     Role as Role,
-    brief,
     config_dict as config_dict,
     model_from_config,
 )

@@ -1,7 +1,6 @@
 """What a model is used for, and models with fresh weights from a plain configuration."""
 
 import json
-import textwrap
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, brief
 
 # Entries of a model's configuration that name code: modules beside the weights, kernels on the hub.
 CODE_KEYS = frozenset({"auto_map", "custom_pipelines", "attn_implementation", "experts_implementation"})
@@ -79,13 +78,3 @@ def without_code(config: Any) -> Any:
     if isinstance(config, dict):
         return {key: without_code(value) for key, value in config.items() if key not in CODE_KEYS}
     return [without_code(value) for value in config] if isinstance(config, list) else config
-
-
-def brief(error: Exception) -> str:
-    r"""What a library says of a file, in one line of at most 200 characters.
-
-    Example:
-        >>> brief(ValueError("no such file:\n  config.json")), brief(KeyError())
-        ('no such file: config.json', 'KeyError')
-    """
-    return textwrap.shorten(str(error), 200, placeholder=" ...") or type(error).__name__

@@ -6,8 +6,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from lit_klrb.errors import ConfigurationError
-from lit_klrb.models.roles import brief
+from lit_klrb.errors import ConfigurationError, brief
 
 # All that a tokenizer in a checkpoint can consist of. A name outside this list is never written to disk.
 FILES = frozenset(
@@ -31,7 +30,9 @@ def tokenizer_from_folder(path: str) -> PreTrainedTokenizerBase:
     except Exception as error:  # a damaged file raises whatever the tokenizer's class makes of it
         reason = brief(error).replace(path, "its folder")
         raise ConfigurationError(f"its tokenizer cannot be loaded: {reason}") from error
-    tokenizer.init_kwargs.pop("auto_map", None)  # names that code, and would be saved with the tokenizer
+    # What would be saved with the tokenizer: the name of that code, and how it was loaded this time.
+    for name in ("auto_map", "is_local", "local_files_only"):
+        tokenizer.init_kwargs.pop(name, None)
     return tokenizer
 
 
@@ -41,6 +42,9 @@ def tokenizer_files(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
     Raises:
         ConfigurationError: If it needs others than `FILES`, such as a binary SentencePiece model.
     """
+    if tokenizer.is_fast:  # it keeps how it cut and padded the last texts, and would save that
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder, save_jinja_files=False)
         files = sorted(Path(folder).iterdir())

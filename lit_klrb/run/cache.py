@@ -1,21 +1,31 @@
 """Results that take long to make and depend on nothing but their key, kept on disk."""
 
+from __future__ import annotations
+
+import contextlib
 import hashlib
 import io
 import json
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from transformers import PreTrainedModel
 
-from lit_klrb.run.files import write_atomically
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.run.checkpoints import digest, read
+from lit_klrb.run.files import PARTIAL, write_atomically
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 T = TypeVar("T")
 # To be raised whenever the same key would give another result.
-FORMAT = 1
+FORMAT = 2
+# Bytes above which the results that were not used for the longest time are removed.
+LIMIT = 2_000_000_000
 
 
 def default_folder() -> Path:
@@ -32,22 +42,52 @@ def cached(name: str, key: Any, make: Callable[[], T]) -> T:
         key: All that the result depends on, as plain numbers, strings, lists and dictionaries.
         make: Makes it, of tensors, numbers, strings, lists and tuples; again if its file cannot be read.
     """
-    digest = hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest()
-    path = default_folder() / f"{name}-{digest[:32]}.pt"
+    path = default_folder() / f"{name}-{_digest([FORMAT, key])[:32]}.pt"
     try:
-        found: T = torch.load(path, weights_only=True)
-    except Exception:  # not there, or torn by something else than us
+        found: T = read(path)["result"]
+        os.utime(path)
+    except (ConfigurationError, KeyError, OSError):  # not there, or damaged
         found = make()
         buffer = io.BytesIO()
-        torch.save(found, buffer)
-        write_atomically(path, buffer.getvalue())
+        torch.save({"result": found}, buffer)
+        with contextlib.suppress(OSError):  # a full disk costs time, not the run
+            write_atomically(path, buffer.getbuffer())
+            trim(LIMIT)
     return found
 
 
+def trim(limit: int) -> tuple[int, int]:
+    """Remove the results that were not used for the longest time until the rest fits.
+
+    Args:
+        limit: Bytes that may stay.
+
+    Returns:
+        How many files were removed, and their bytes.
+    """
+    files = sorted(_files(), key=lambda file: -file[1].st_mtime)
+    left, removed = limit, (0, 0)
+    for path, stat in files:
+        left -= stat.st_size
+        if left < 0:
+            path.unlink(missing_ok=True)
+            removed = removed[0] + 1, removed[1] + stat.st_size
+    return removed
+
+
 def weights_digest(model: PreTrainedModel) -> str:
-    """SHA-256 of a model's configuration, and of the names and bytes of all its weights."""
-    digest = hashlib.sha256(model.config.to_json_string(use_diff=False).encode())
-    for name, value in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    """A digest of a model's configuration, and of the names and bytes of all its weights."""
+    return _digest([model.config.to_json_string(use_diff=False), digest(model.state_dict())])
+
+
+def _files() -> Iterator[tuple[Path, os.stat_result]]:
+    """The cache's own files, with those that a kill left unfinished; what else is there is not ours."""
+    own = re.compile(rf"\.?[a-z_]+-[0-9a-f]{{32}}\.pt(\.\d+{re.escape(PARTIAL)})?")
+    for path in default_folder().glob("*"):
+        if own.fullmatch(path.name) and path.is_file():
+            with contextlib.suppress(OSError):  # another process has just removed it
+                yield path, path.stat()
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,29 +1,185 @@
-"""Run directories: nothing a run left is overwritten by the next one."""
+"""The run directory: whose it is, and that nothing a run left is lost to the next one."""
 
+import fcntl
+import json
+import os
+import re
+import secrets
+import shlex
+import shutil
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from lit_klrb import schema
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.run.files import remove_unfinished, write_atomically
+
+KEY = "trainer.default_root_dir"
+LOCK = ".lock"
 
 
-def set_aside(root: Path) -> Path | None:
-    """Make room for a new run: an earlier one in the same place is renamed, never overwritten.
+class RunDirectory:
+    """The directory of one run, held by one process at a time.
+
+    A directory is a run's if it has the file `run.json`, which holds the run's id. A new run renames an
+    earlier one and takes its place. A resumed run goes on in its own directory, or in a new one.
 
     Args:
-        root: The run directory.
-
-    Returns:
-        The earlier run's new place, `root` with the first free number appended; None if there was none.
+        path: The directory.
     """
-    if not any((root / name).exists() for name in (schema.CONFIG, schema.SUMMARY, schema.CHECKPOINT)):
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.run_id = ""
+        self._lock: int | None = None
+        # What a failed start takes back: the paths that are new, and the new place of the earlier run.
+        self._new: list[Path] = []
+        self._kept: Path | None = None
+
+    def __enter__(self) -> Self:
+        """Nothing is touched before `begin`."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release the directory."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def checkpoint(self) -> Path:
+        """The newest checkpoint."""
+        return self.path / schema.CHECKPOINT
+
+    @property
+    def resume_command(self) -> str:
+        """The command that goes on with the run."""
+        config, checkpoint = (shlex.quote(str(path)) for path in (self.path / schema.CONFIG, self.checkpoint))
+        return f"python -m lit_klrb fit --config {config} --ckpt_path {checkpoint}"
+
+    def begin(self, resumed: str | None = None) -> None:
+        """Take the directory, and make room in it for a new run.
+
+        Args:
+            resumed: The id of the run to resume; None for a new run.
+
+        Raises:
+            ConfigurationError: If another process writes to it, or if it is another run's, a published cell
+                of a sweep, or no run's and has files that a run would overwrite.
+        """
+        root = self.path.resolve()
+        _check_unpublished(root)
+        self._take(root)
+        found = run_id(root)
+        if found is not None and resumed is None:
+            self._set_aside(root)
+            found = None
+        if found is None:
+            _check_free(root)
+            self._new = self._new or [root / name for name in (*schema.OWN, LOCK)]
+            self.run_id = resumed or secrets.token_hex(8)
+            write_atomically(root / schema.RUN, json.dumps({"run": self.run_id}) + "\n")
+        elif found == resumed:
+            self.run_id = found
+            remove_unfinished(root)
+        else:
+            raise ConfigurationError(
+                f"{self.path} holds another run than ckpt_path's; resume a run in its own directory, or in a "
+                "new one",
+                key=KEY,
+            )
+
+    def abandon(self) -> None:
+        """Take back what `begin` did, for a start that failed before its first step."""
+        for path in self._new:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        if self._kept is not None:
+            self._kept.rename(self.path.resolve())
+            print(f"the earlier run is back in {self.path}")
+        self._new, self._kept = [], None
+
+    def _take(self, root: Path) -> None:
+        """Make the directory where it is not there, and lock it until `__exit__` or the process's end."""
+        busy = ConfigurationError(
+            f"another run is writing to {self.path}; wait for its end, or name another directory", key=KEY
+        )
+        try:
+            if not root.exists():
+                root.mkdir(parents=True)
+                self._new = [root]
+            lock = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise ConfigurationError(f"cannot write to {self.path}: {error.strerror}", key=KEY) from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise busy from None
+        except OSError:
+            pass  # a file system without locks
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = lock
+        # Between the two calls another process may have set the directory aside.
+        if not (root / LOCK).exists() or not os.path.samestat(os.fstat(lock), os.stat(root / LOCK)):
+            raise busy
+
+    def _set_aside(self, root: Path) -> None:
+        """Rename an earlier run, and make the directory anew."""
+        if Path.cwd().resolve().is_relative_to(root):
+            raise ConfigurationError(
+                f"{self.path} holds a run and is the directory you are in; start a new run from another "
+                "directory, or resume this one with --ckpt_path",
+                key=KEY,
+            )
+        number = 1
+        while (kept := root.with_name(f"{root.name}.{number}")).exists():
+            number += 1
+        root.rename(kept)
+        self._kept = kept
+        print(f"kept the earlier run as {kept if self.path.is_absolute() else os.path.relpath(kept)}")
+        self._take(root)
+
+
+def run_id(root: Path) -> str | None:
+    """The id of the run whose directory this is; None if it is no run's."""
+    try:
+        content = json.loads((root / schema.RUN).read_bytes())
+    except (OSError, ValueError):
         return None
-    number = 1
-    while (kept := root.with_name(f"{root.name}.{number}")).exists():
-        number += 1
-    root.rename(kept)
-    print(f"kept the earlier run as {kept}")
-    return kept
+    found = content.get("run") if isinstance(content, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def next_attempt(root: Path) -> int:
-    """How many attempts at this run have written metrics before."""
-    return len(list((root / schema.METRICS_DIR).glob("attempt_*")))
+    """The number of the next attempt at this run."""
+    names = (path.name for path in (root / schema.METRICS_DIR).glob("attempt_*"))
+    return 1 + max(
+        (int(found[1]) for name in names if (found := re.fullmatch(r"attempt_(\d+)", name))), default=-1
+    )
+
+
+def _check_unpublished(root: Path) -> None:
+    """A sweep runs a published cell again only after it has emptied the cell's directory."""
+    sweep = root.parent.parent
+    published = root.parent.name == schema.CELLS and (sweep / schema.RESULTS / f"{root.name}.json").exists()
+    if published and any((root / name).exists() for name in schema.OWN):
+        raise ConfigurationError(
+            f"{root} is a published cell of the sweep in {sweep}; name another one", key=KEY
+        )
+
+
+def _check_free(root: Path) -> None:
+    """A directory that is no run's may hold anything but what a run would overwrite."""
+    taken = [name for name in schema.OWN if (root / name).exists()]
+    if taken:
+        raise ConfigurationError(
+            f"{root} has {', '.join(taken)} and is no run's directory: no {schema.RUN}; name another one",
+            key=KEY,
+        )

@@ -1,4 +1,4 @@
-"""Files that a kill never leaves half written."""
+"""Files that a kill, or a full disk, never leaves half written."""
 
 import csv
 import io
@@ -7,16 +7,49 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+# How the name of an unfinished file ends; it begins with a dot and the name of the file it is written for.
+PARTIAL = ".partial"
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace the file at once: a reader, or a kill, sees the old content or the new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with partial.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
+
+def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
+    """Replace the file at once: a reader, a kill or a power cut sees the old content or the new."""
+    partial = write_beside(path, content)
     partial.replace(path)
+    sync_folder(path.parent)
+
+
+def write_beside(path: Path, content: str | bytes | memoryview) -> Path:
+    """Write the content to disk in an unfinished file beside `path`, on the same file system.
+
+    Returns:
+        The unfinished file, to be renamed to `path`. It is removed where writing fails.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    try:
+        with partial.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    return partial
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the unfinished files that killed processes left in a folder, however deep."""
+    for partial in folder.rglob(f".*{PARTIAL}"):
+        partial.unlink(missing_ok=True)
 
 
 def csv_text(

@@ -1,50 +1,82 @@
-"""The loggers of a run: CSV and TensorBoard, each attempt at it in files of its own."""
+"""The record of a run: its metrics as CSV, each attempt at it in files of its own."""
 
+import csv
+import os
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from lightning.fabric.loggers.logger import rank_zero_experiment
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
 
 from lit_klrb import schema
 from lit_klrb.run.directory import next_attempt
 from lit_klrb.run.files import csv_text, write_atomically
 
 
-class MetricsWriter(ExperimentWriter):
-    """Replaces the file at once. Lightning's own appends to it, and empties it where a new metric appears."""
+class MetricsLogger(Logger):
+    """Appends each row to metrics.csv.
 
-    def __init__(self, log_dir: str) -> None:
-        super().__init__(log_dir)
-        self._rows: list[dict[str, Any]] = []
+    A power cut leaves at most a torn last line; readers drop a line without an end. Where a new metric
+    appears, the file is replaced by one with another column; that happens in the first few rows.
 
-    def save(self) -> None:
-        """Write every row there is."""
-        if self.metrics:
-            self._rows += self.metrics
-            self.metrics = []
-            keys = sorted(set().union(*self._rows))
-            rows = ([row.get(key) for key in keys] for row in self._rows)
-            write_atomically(Path(self.metrics_file_path), csv_text(keys, rows))
+    Args:
+        folder: Where metrics.csv is written; a new one for each attempt at a run.
+    """
 
-
-class MetricsLogger(CSVLogger):
-    """Lightning's CSV logger, safe from kills."""
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.path = folder / "metrics.csv"
+        self._columns: list[str] = []
 
     @property
-    @rank_zero_experiment
-    def experiment(self) -> MetricsWriter:
-        """The writer."""
-        if not isinstance(self._experiment, MetricsWriter):
-            self._experiment = MetricsWriter(self.log_dir)
-        return self._experiment
+    def name(self) -> str:
+        """The folder of all attempts."""
+        return self.path.parent.parent.name
+
+    @property
+    def version(self) -> str:
+        """The attempt."""
+        return self.path.parent.name
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: the configuration is in config.yaml."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Append a row."""
+        row = {**metrics, schema.STEP: step}
+        if not row.keys() <= set(self._columns):
+            self._widen(sorted({*row, *self._columns}))
+        with self.path.open("a", newline="") as file:
+            csv.DictWriter(file, self._columns, lineterminator="\n").writerow(row)
+
+    @rank_zero_only
+    def sync(self) -> None:
+        """Wait until every row is on disk."""
+        if self._columns:
+            with self.path.open("rb") as file:
+                os.fsync(file.fileno())
+
+    def _widen(self, columns: list[str]) -> None:
+        rows: list[dict[str, str]] = []
+        if self._columns:
+            with self.path.open(newline="") as file:
+                rows = list(csv.DictReader(file))
+        write_atomically(self.path, csv_text(columns, ([row.get(name) for name in columns] for row in rows)))
+        self._columns = columns
 
 
-def default_loggers(root: Path) -> list[Any]:
-    """CSV and TensorBoard; each attempt at a run has files of its own, so that resuming loses none."""
+def run_loggers(root: Path, tensorboard: bool = True) -> list[Logger]:
+    """The record that every run has, and TensorBoard.
+
+    Args:
+        root: The run directory.
+        tensorboard: Whether to log to TensorBoard too.
+    """
     attempt = f"attempt_{next_attempt(root)}"
-    return [
-        MetricsLogger(root, name=schema.METRICS_DIR, version=attempt, flush_logs_every_n_steps=20),
-        TensorBoardLogger(root, name="tensorboard", version=attempt),
-    ]
+    loggers: list[Logger] = [MetricsLogger(root / schema.METRICS_DIR / attempt)]
+    if tensorboard:
+        loggers.append(TensorBoardLogger(root, name=schema.TENSORBOARD, version=attempt))
+    return loggers

@@ -1,0 +1,161 @@
+"""Resuming goes on with the very same run: which settings may differ from its own, and which may not."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.run.checkpoints import read
+
+# Keys that may differ, with all keys below them, and why. Every other key must agree.
+MAY_DIFFER = {
+    "ckpt_path": "says what is resumed",
+    "weights_only": "how the checkpoint is read",
+    "checkpoint": "when and where checkpoints are written; training does not depend on it",
+    "trainer.default_root_dir": "the run's own directory, which may have been moved, or a new one",
+    "trainer.logger": "beside the run's own record",
+    "trainer.log_every_n_steps": "how much of the training is logged",
+    "trainer.enable_autolog_hparams": "what is logged",
+    "trainer.enable_progress_bar": "what is shown",
+    "trainer.enable_model_summary": "what is shown",
+    "trainer.profiler": "what is measured",
+    "trainer.max_time": "when to stop; the run can be resumed",
+    "trainer.accelerator": "the same draws; sums are rounded otherwise",
+    "trainer.devices": "as long as there are as many processes",
+    "trainer.num_nodes": "as long as there are as many processes",
+    "trainer.strategy": "as long as there are as many processes",
+    "trainer.callbacks": "those of lit_klrb.callbacks, which observe; all others must agree",
+    "trainer.max_steps": "more, where nothing depends on how many there are",
+}
+OBSERVERS = "lit_klrb.callbacks."
+STUDIES = "lit_klrb.studies."
+
+# Where a checkpoint says which run it belongs to.
+RUN_KEY = "run"
+# Keys of files and folders that a resumed run still reads: their content counts, not their place.
+READ_AGAIN = ("reference_path", "reward_path", "source", "preferences")
+
+Settings = dict[str, Any]
+
+
+def record(settings: Settings) -> Settings:
+    """What a checkpoint keeps to tell later whether a configuration means the same run.
+
+    Args:
+        settings: The whole configuration, as plain dictionaries.
+    """
+    contents = {
+        key: _content(Path(value))
+        for key, value in leaves(settings)
+        if key.endswith(READ_AGAIN) and isinstance(value, str) and Path(value).exists()
+    }
+    return {"settings": settings, "contents": contents}
+
+
+def run_of(path: str) -> Settings:
+    """The id and the `record` of the run that a checkpoint belongs to.
+
+    A checkpoint that was saved without them, by a trainer of one's own, has its module's arguments at least.
+
+    Raises:
+        ConfigurationError: If it is damaged, or no checkpoint.
+    """
+    try:
+        checkpoint = read(Path(path), mmap=True)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}", key="ckpt_path") from error
+    if RUN_KEY in checkpoint:
+        run: Settings = checkpoint[RUN_KEY]
+        return run
+    arguments = dict(checkpoint.get("hyper_parameters", {}))
+    model = {"class_path": arguments.pop("_class_path", None), "init_args": arguments}
+    return {"id": "", "settings": {"model": model}, "contents": {}}
+
+
+def check_same_run(path: str, saved: Settings, wanted: Settings) -> None:
+    """Refuse to resume a run with other settings than those it began with.
+
+    Args:
+        path: The checkpoint.
+        saved: The `record` of its run.
+        wanted: The `record` of the configuration now.
+
+    Raises:
+        ConfigurationError: Naming the first key that differs, both values, and the way out.
+    """
+    old, new = dict(leaves(saved["settings"])), dict(leaves(wanted["settings"]))
+    way_out = (
+        "--ckpt_path resumes the very same run; to start another from its policy use "
+        f"--model.init_args.policy_path {path}"
+    )
+    # A key that only one of them has belongs to another version, or to a class that differs.
+    for key in (key for key in old if key in new):
+        contents = saved["contents"].get(key), wanted["contents"].get(key)
+        if None not in contents:
+            if contents[0] != contents[1]:
+                raise ConfigurationError(
+                    f"{new[key]} has changed since the run of {path} began; {way_out}", key=key
+                )
+        elif old[key] != new[key] and (reason := _objection(key, old, new)) is not None:
+            raise ConfigurationError(
+                f"{path} was trained with {old[key]}, not {new[key]}{reason}; {way_out}", key=key
+            )
+
+
+def leaves(settings: Settings) -> Iterator[tuple[str, Any]]:
+    """Every setting by its dotted key; a dictionary that is the value of an argument is one setting.
+
+    Example:
+        >>> model = {"class_path": "SFTModule", "init_args": {"policy_config": {"n_layer": 2}}}
+        >>> list(leaves({"model": model}))
+        [('model.class_path', 'SFTModule'), ('model.init_args.policy_config', {'n_layer': 2})]
+    """
+    for section, content in settings.items():
+        for key, value in content.items() if isinstance(content, dict) else ():
+            if key == "init_args":
+                yield from ((f"{section}.{key}.{name}", argument) for name, argument in value.items())
+            elif isinstance(value, dict) and "class_path" in value:
+                yield from leaves({f"{section}.{key}": value})
+            else:
+                yield f"{section}.{key}", value
+        if not isinstance(content, dict):
+            yield section, content
+
+
+def _content(path: Path) -> str:
+    """SHA-256 of a file, or of the names and files of a folder."""
+    if path.is_file():
+        with path.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+    result = hashlib.sha256()
+    for file in sorted(file for file in path.rglob("*") if file.is_file()):
+        result.update(f"{file.relative_to(path)}\0{_content(file)}\0".encode())
+    return result.hexdigest()
+
+
+def _objection(key: str, old: Settings, new: Settings) -> str | None:
+    """Why a key may not differ, as the end of a sentence; None if it may."""
+    if key == "trainer.max_steps":
+        return _objection_to_steps(old, new)
+    if key == "trainer.callbacks":
+        return "" if _acting(old[key]) != _acting(new[key]) else None
+    may = any(key == allowed or key.startswith(allowed + ".") for allowed in MAY_DIFFER)
+    return None if may else ""
+
+
+def _acting(callbacks: list[Settings] | None) -> list[Settings]:
+    """The callbacks that may do more than observe."""
+    return [c for c in callbacks or [] if not c["class_path"].startswith(OBSERVERS)]
+
+
+def _objection_to_steps(old: Settings, new: Settings) -> str | None:
+    if new["trainer.max_steps"] < old["trainer.max_steps"]:
+        return " (there may be more steps, not fewer)"
+    if old.get("model.init_args.schedule", "constant") != "constant":
+        return " (the learning rate's schedule depends on it)"
+    if old.get("kl.final_beta") is not None:
+        return " (kl.final_beta depends on it)"
+    if any(c["class_path"].startswith(STUDIES) for c in old.get("trainer.callbacks") or []):
+        return " (the snapshots of a study depend on it)"
+    return None

@@ -1,0 +1,135 @@
+"""Ctrl-C and SIGTERM: a checkpoint, the command that resumes, the exit code, and nothing lost."""
+
+import os
+import signal
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from runs import assert_same_run, resume_command, signals_heard  # noqa: F401
+
+from lit_klrb.cli import lightning as cli
+from lit_klrb.cli.main import main
+
+pytestmark = pytest.mark.usefixtures("signals_heard")
+CTRL_C, SIGTERM = signal.SIGINT, signal.SIGTERM
+
+
+class Signal(Callback):
+    """Sends a signal to this very process from a hook, the n-th time it is called."""
+
+    def __init__(self, number, hook, count):
+        self.number, self.left = number, count
+        setattr(self, hook, self.send)
+
+    def send(self, *_, **__):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.fixture
+def signalled(chain, monkeypatch):
+    """Runs a command that gets a signal from a hook; the exit code."""
+
+    def run(number, hook, count, *arguments, **keywords):
+        original = cli.LitCLI.instantiate_trainer
+
+        def with_signal(self, **kwargs):
+            trainer = original(self, **kwargs)
+            trainer.callbacks.insert(0, Signal(number, hook, count))
+            return trainer
+
+        with monkeypatch.context() as patched:
+            patched.setattr(cli.LitCLI, "instantiate_trainer", with_signal)
+            return chain.run(*arguments, **keywords)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("stage", "number"),
+    [("sft", SIGTERM), ("reward", CTRL_C), ("dpo", CTRL_C), ("rloo", SIGTERM), ("distill", SIGTERM)],
+)
+def test_a_signal_saves_and_the_printed_command_goes_on(chain, signalled, tmp_path, capsys, stage, number):
+    run = tmp_path / "a run"  # with a blank: the command must be quoted
+    assert signalled(number, "on_after_backward", 3, "fit", stage, run=run) == 128 + number
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("stopped by")]
+    assert line.startswith(f"stopped by {'SIGTERM' if number == SIGTERM else 'Ctrl-C'}; to go on: ")
+    saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    assert saved["global_step"] == 3
+    assert not (run / "summary.json").exists()
+    assert main(resume_command(line)) == 0
+    expected = chain.root / stage
+    if not expected.exists():
+        expected = tmp_path / "whole"
+        assert chain.run("fit", stage, run=expected) == 0
+    assert_same_run(expected, run)
+
+
+@pytest.mark.parametrize(
+    ("hook", "count", "step"),
+    [
+        ("on_train_batch_start", 1, 0),
+        ("on_train_batch_end", 6, 6),
+        ("on_validation_batch_start", 2, 3),
+        ("on_train_end", 1, 6),
+    ],
+)
+def test_at_whatever_moment_it_comes(chain, signalled, tmp_path, capsys, hook, count, step):
+    """The second validation is the one after three steps; the first is before any."""
+    code = signalled(SIGTERM, hook, count, "fit", "rloo", run=tmp_path / "run")
+    assert code == 143
+    printed = capsys.readouterr().err
+    if step == 0:
+        assert "stopped by SIGTERM; nothing was trained yet" in printed
+        assert not (tmp_path / "run").exists()
+        return
+    saved = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert saved["global_step"] == step
+    assert main(resume_command(printed)) == 0
+    assert_same_run(chain.root / "rloo", tmp_path / "run")
+
+
+def test_within_an_optimizer_step_it_waits(chain, signalled, tmp_path, capsys):
+    parts = ["--trainer.max_steps", "4", "--trainer.accumulate_grad_batches", "2"]
+    assert chain.run("fit", "rloo", *parts, run=tmp_path / "whole") == 0
+    code = signalled(SIGTERM, "on_train_batch_end", 5, "fit", "rloo", *parts, run=tmp_path / "run")
+    assert code == 143
+    assert main(resume_command(capsys.readouterr().err)) == 0
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.parametrize("hook", ["setup", "on_sanity_check_start"])
+def test_before_the_first_step_there_is_nothing_to_save(signalled, tmp_path, capsys, hook):
+    code = signalled(CTRL_C, hook, 1, "fit", "sft", run=tmp_path / "run")
+    assert code == 130
+    assert "stopped by Ctrl-C; nothing was trained yet" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_resumed_run_stopped_before_its_first_step_can_be_resumed_again(chain, signalled, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert signalled(SIGTERM, "on_after_backward", 3, "fit", "rloo", run=run) == 143
+    resume = ["--ckpt_path", str(run / "checkpoints" / "last.ckpt")]
+    for hook in ("on_fit_start", "on_train_batch_start"):
+        capsys.readouterr()
+        assert signalled(SIGTERM, hook, 1, "fit", "rloo", *resume, run=run) == 143
+    assert main(resume_command(capsys.readouterr().err)) == 0
+    assert_same_run(chain.root / "rloo", run)
+
+
+def test_evaluations_stop_at_once(chain, signalled, tmp_path, capsys):
+    extra = ["--ckpt_path", chain.checkpoint("rloo")]
+    for command, hook in (("validate", "on_validation_batch_start"), ("predict", "on_predict_batch_start")):
+        code = signalled(CTRL_C, hook, 1, command, "rloo", *extra, run=tmp_path / "run")
+        assert code == 130
+        assert capsys.readouterr().err == "stopped by Ctrl-C\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_saves_nothing(signalled, tmp_path, capsys):
+    extra = ["--trainer.fast_dev_run", "3"]
+    code = signalled(SIGTERM, "on_after_backward", 1, "fit", "rloo", *extra, run=tmp_path / "run")
+    assert code == 143
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,90 @@
+"""The first Ctrl-C or SIGTERM stops in order, the second one at once; what was ignored stays ignored."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from lit_klrb.run.stops import Stopped, Stops
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+
+
+@pytest.fixture(autouse=True)
+def heard():
+    """The tests may run in the background of a shell, which makes its children ignore Ctrl-C."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in CODES}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def exit_code_of(action):
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    try:
+        action()
+    finally:
+        os._exit(7)
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_the_first_one_is_raised_where_the_program_is(number):
+    with pytest.raises(Stopped, match=f"stopped by {NAMES[number]}") as stopped, Stops():
+        os.kill(os.getpid(), number)
+    assert stopped.value.exit_code == CODES[number]
+    assert not isinstance(stopped.value, Exception)
+    assert signal.getsignal(number) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_or_only_noted(number, capfd):
+    with Stops(later=True) as stops:
+        assert stops.asked is None
+        os.kill(os.getpid(), number)
+        assert stops.asked == number
+    assert "once more to stop at once" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("second", CODES)
+def test_the_second_one_ends_the_process(second):
+    def twice():
+        with Stops(later=True):
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), second)
+
+    assert exit_code_of(twice) == CODES[second]
+
+
+def test_what_was_ignored_stays_ignored():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with Stops():
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        with pytest.raises(Stopped):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_an_inner_block_answers_in_place_of_the_outer():
+    with Stops() as outer:
+        with Stops(later=True) as inner:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert (inner.asked, outer.asked) == (signal.SIGTERM, None)
+        with pytest.raises(Stopped):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_other_threads_than_the_main_one_do_without():
+    def listen():
+        with Stops() as stops:
+            found.append(stops.asked)
+
+    found = []
+    thread = threading.Thread(target=listen)
+    thread.start()
+    thread.join()
+    assert found == [None]
