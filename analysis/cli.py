@@ -5,14 +5,16 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from rich.console import Console
 
 from analysis.design import expand, read_plan, smallest_p
+from analysis.design.imported import import_runs
 from analysis.results import Cell, DamagedFileError, Plan
+from analysis.results.arm import Arm
 from analysis.results.locked import LockedPlan
 from analysis.results.records import read_result
 from analysis.sweep import (
@@ -20,6 +22,7 @@ from analysis.sweep import (
     Coordinator,
     Launcher,
     LocalLauncher,
+    Locked,
     Outcome,
     Progress,
     State,
@@ -36,7 +39,7 @@ ASSUMED_SECONDS = 60.0
 NOT_ALL_COMPARED = 3
 
 _DESCRIPTION = """\
-Plans, runs and reads sweeps over {estimator x beta x replicate}.
+Plans, runs and reads sweeps over {arm x beta x replicate}.
 
   python -m analysis plan   --config configs/demo/sweep.yaml   what would run, how long, what it could show
                             --pilot runs/demo                  with the spreads of a sweep that is there
@@ -128,6 +131,14 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument("--share", metavar="K/N", help="K of N frontier points, where that is all there is")
     audit.add_argument("--control", metavar="METHOD", help="what the other methods are compared with")
 
+    imported = commands.add_parser("import", help="runs of other software as a sweep that report reads")
+    imported.set_defaults(run=_import)
+    imported.add_argument(
+        "source", type=Path, metavar="FILE", help="a log (.csv, .jsonl, .json) or a folder of logs"
+    )
+    imported.add_argument("--config", required=True, type=Path, metavar="MAPPING", help="what columns mean")
+    imported.add_argument("--output", required=True, type=Path, metavar="DIR", help="the directory to write")
+
     verify = commands.add_parser("verify", help="recompute every number of a report from its results")
     verify.set_defaults(run=_verify)
     verify.add_argument("report", type=Path, metavar="REPORT_OR_DIR", help="a report, or its directory")
@@ -140,19 +151,20 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _open(arguments: argparse.Namespace, *, record: bool) -> tuple[Plan, list[Cell], Store, int]:
+def _open(arguments: argparse.Namespace, *, record: bool) -> tuple[Plan, list[Cell], Store, int, Locked]:
     """Read the plan, lock it in its directory, and print what changed since it was locked."""
     plan = read_plan(arguments.config)
     expansion = expand(plan)
     store = Store(Path(plan.directory).absolute())
-    for change in lock(plan, expansion, store.directory, record=record):
+    locked = lock(plan, expansion, store.directory, record=record)
+    for change in locked.changes:
         print(f"{plan.name}: changed since the plan was locked: {change}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return plan, expansion.cells, store, arguments.workers or max(1, cores // plan.threads)
+    return plan, expansion.cells, store, arguments.workers or max(1, cores // plan.threads), locked
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    plan, cells, store, workers = _open(arguments, record=False)
+    plan, cells, store, workers, locked = _open(arguments, record=False)
     states = survey(cells, store)
     for cell in cells:
         print(f"{cell.id[:12]}  {states[cell.id].value:8}  seed {cell.seed:<10}  {cell}")
@@ -160,7 +172,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     print(f"\n{plan.name}: {len(cells)} cells, {len(todo)} to run, in {plan.directory}")
     if todo:
         print("\n".join(_time(todo, Clock(cells, store), workers)))
-    print("\n".join(_attainable(plan)))
+    print("\n".join([*_arms(locked.arms), *_attainable(plan)]))
     if plan.comparisons:
         # Statistics are slow to load, and no other use of this module needs them.
         from analysis.report.power import power
@@ -180,11 +192,20 @@ def _time(todo: Sequence[Cell], clock: Clock, workers: int) -> list[str]:
     return [*lines, f"  about {duration(left)} with {workers} at a time"]
 
 
+def _arms(arms: Mapping[str, Arm]) -> Iterator[str]:
+    """What each arm optimises, and where its evaluation differs from the control's."""
+    yield "arms:"
+    for label, arm in arms.items():
+        yield f"  {label}: {arm}"
+        for key, (own, control) in arm.evaluation.items():
+            yield f"    evaluated with {key} = {own}, the control with {control}: not the same outcome"
+
+
 def _attainable(plan: Plan) -> list[str]:
     """What the design can show at all."""
     grid, primary, others = plan.grid, plan.primary, plan.comparisons
     if not others:
-        return [f"nothing is compared: {primary.control} is the only estimator"]
+        return [f"nothing is compared: {primary.control} is the only arm"]
     least = smallest_p(plan.pairs)
     verdict = "can reject" if least <= plan.level else "CANNOT reject, whatever the results"
     shared = plan.starting_points
@@ -201,7 +222,7 @@ def _attainable(plan: Plan) -> list[str]:
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
-    plan, cells, store, workers = _open(arguments, record=True)
+    plan, cells, store, workers, _ = _open(arguments, record=True)
     launcher = _launcher(arguments, plan, workers)
     # `kill` and Ctrl-C end a sweep in the same way.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -258,6 +279,11 @@ def _audit(arguments: argparse.Namespace) -> int:
     from analysis.report.audit import audit
 
     print("\n".join(audit(arguments.points, arguments.share, arguments.control)))
+    return 0
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    print(import_runs(arguments.source, arguments.config, arguments.output))
     return 0
 
 

@@ -29,12 +29,12 @@ ROOMS = [
     "lit_klrb.__main__",
 ]
 ANALYSIS_ROOMS = [
-    "analysis",  # a docstring, nothing else
     "analysis.results",  # a sweep's files: layout, schema, checksum, read, write
     "analysis.design",  # from a plan file to cells
     "analysis.sweep",  # runs them
     "analysis.stats",  # tests and verdicts
     "analysis.report",  # the page
+    "analysis",  # what a notebook imports
     "analysis.cli",
     "analysis.__main__",
 ]

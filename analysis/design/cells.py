@@ -1,6 +1,7 @@
 """From a plan to its cells: the runs of a sweep, each with an id that says what its result depends on."""
 
 import hashlib
+import json
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 from analysis.design.fingerprint import environment, read_config, semantic, with_contents
 from analysis.results import Cell, Plan, Point, layout
 from analysis.results.checksum import digest
+from analysis.results.plan import BETA, SEED
 from lit_klrb import schema
 
 # Stands for the sweep's directory in the arguments of a cell: a result must not depend on where it was made.
@@ -23,9 +25,9 @@ class Expansion(NamedTuple):
 
 
 def cell_seed(root: int, stage: str, *address: int) -> int:
-    """The seed of a cell, from where it stands in the plan and never from its estimator.
+    """The seed of a cell, from where it stands in the plan and never from its arm.
 
-    Runs that differ only in the estimator share their random numbers: they are matched pairs, and pairs at
+    Runs that differ only in the arm share their random numbers: they are matched pairs, and pairs at
     different betas or replicates are independent. The stage enters by its name and beta by its index, so
     neither a new stage nor a new beta moves another cell's seed.
 
@@ -48,9 +50,8 @@ def cell_seed(root: int, stage: str, *address: int) -> int:
 def expand(plan: Plan) -> Expansion:
     """All cells of a plan: the shared stages first, then the grid.
 
-    The grid is ordered replicate by replicate, and within one beta by beta with the estimators next to each
-    other: a sweep stopped early has complete matched pairs, and drift of the machine meets all estimators
-    alike.
+    The grid is ordered replicate by replicate, and within one beta by beta with the arms next to each other:
+    a sweep stopped early has complete matched pairs, and drift of the machine meets all arms alike.
 
     Raises:
         ConfigurationError: If a stage's configuration cannot be read.
@@ -71,9 +72,9 @@ def expand(plan: Plan) -> Expansion:
     for stage in shared:
         add(stage, None)
         ids[stage] = cells[-1].id
-    grid = product(range(plan.grid.replicates), plan.grid.beta.items(), plan.grid.estimator)
-    for replicate, (index, beta), estimator in grid:
-        add(last, Point(estimator, beta, index, replicate))
+    grid = product(range(plan.grid.replicates), plan.grid.beta.items(), plan.grid.arms)
+    for replicate, (index, beta), arm in grid:
+        add(last, Point(arm, beta, index, replicate))
     return Expansion(cells, {"configs": hashed, "environment": surroundings})
 
 
@@ -85,17 +86,16 @@ def _cell(
     ids: dict[str, str],
     identity: dict[str, Any],
 ) -> Cell:
-    overrides: dict[str, str | int | float] = {}
-    if point is None:
-        overrides["seed_everything"] = cell_seed(plan.root_seed, name)
-    else:
-        overrides["seed_everything"] = cell_seed(plan.root_seed, name, point.beta_index, point.replicate)
-        overrides |= {"kl.estimator": point.estimator, "kl.beta": point.beta}
+    address = () if point is None else (point.beta_index, point.replicate)
+    seed = cell_seed(plan.root_seed, name, *address)
+    overrides = {} if point is None else plan.grid.arms[point.arm]
+    changed = {SEED: seed, **overrides, **({} if point is None else {BETA: point.beta})}
     inputs = {key: ids[source] for key, source in plan.stages[name].inputs.items()}
-    cell_id = digest({**identity, "overrides": overrides, "inputs": inputs})
+    # What an arm is called is no part of what it does.
+    cell_id = digest({**identity, "overrides": with_contents(changed), "inputs": inputs})
     arguments = {
         "config": f"{RUNS}/{layout.CELLS}/{cell_id}/{layout.STAGE}",
-        **overrides,
+        **changed,
         "trainer.default_root_dir": f"{RUNS}/{layout.CELLS}/{cell_id}",
         **{key: f"{RUNS}/{layout.CELLS}/{source}/{schema.CHECKPOINT}" for key, source in inputs.items()},
     }
@@ -103,8 +103,14 @@ def _cell(
         id=cell_id,
         stage=name,
         point=point,
-        seed=int(overrides["seed_everything"]),
+        seed=seed,
         needs=tuple(dict.fromkeys(inputs.values())),
-        argv=("fit", *(str(part) for item in arguments.items() for part in (f"--{item[0]}", item[1]))),
+        argv=("fit", *(part for key, value in arguments.items() for part in (f"--{key}", _argument(value)))),
+        overrides=overrides,
         config=config,
     )
+
+
+def _argument(value: Any) -> str:
+    """A value as the command line takes it, which reads YAML: JSON is YAML."""
+    return value if isinstance(value, str) else json.dumps(value)

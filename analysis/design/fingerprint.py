@@ -97,7 +97,7 @@ def with_contents(config: Mapping[str, Any]) -> dict[str, Any]:
     def replaced(key: str, value: Any) -> Any:
         if isinstance(value, Mapping):
             return with_contents(value)
-        named = isinstance(value, str) and _INPUTS.fullmatch(key) is not None
+        named = isinstance(value, str) and _INPUTS.fullmatch(key.rpartition(".")[2]) is not None
         return {"sha256": _content_hash(Path(value))} if named and Path(value).exists() else value
 
     return {key: replaced(key, value) for key, value in config.items()}

@@ -1,13 +1,18 @@
 """Reads a plan file: YAML in, a checked `Plan` out."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from analysis.results import Plan
+from analysis.results.plan import arms_of_estimators
 from lit_klrb.errors import ConfigurationError
+
+Checked = TypeVar("Checked")
 
 
 def read_plan(path: Path) -> Plan:
@@ -16,28 +21,77 @@ def read_plan(path: Path) -> Plan:
     Raises:
         ConfigurationError: If the file or a value in it is not allowed; one line naming key and value.
     """
+
+    def spell_out(content: DictConfig) -> None:
+        _check_indices(content)
+        _spell_out_arms(content)
+
+    return read_checked(path, Plan, Plan.check, "a plan", spell_out)
+
+
+def read_checked(
+    path: Path,
+    kind: type[Checked],
+    check: Callable[[Checked], None],
+    called: str,
+    prepare: Callable[[DictConfig], None] = lambda content: None,
+) -> Checked:
+    """Read a YAML file as a data class.
+
+    Args:
+        path: The file.
+        kind: The class.
+        check: Checks what types alone do not say.
+        called: What the file should be, for messages.
+        prepare: Spells out what may be written in short.
+
+    Raises:
+        ConfigurationError: If the file or a value in it is not allowed; one line naming key and value.
+    """
     try:
         content = OmegaConf.load(path)
         if not isinstance(content, DictConfig):
-            raise ConfigurationError("a mapping with the keys of a plan is expected")
-        beta = OmegaConf.select(content, "grid.beta")
-        if isinstance(beta, ListConfig):
-            indexed = ", ".join(f"{index}: {value}" for index, value in enumerate(beta))
-            raise ConfigurationError(
-                f"a list is not allowed, give each weight a lasting index: {{{indexed}}}", key="grid.beta"
-            )
-        plan = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Plan), content))
-        assert isinstance(plan, Plan)
-        plan.check()
+            raise ConfigurationError(f"a mapping with the keys of {called} is expected")
+        prepare(content)
+        found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), content))
+        assert isinstance(found, kind)
+        check(found)
     except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}; the path of a plan file is expected") from None
+        raise ConfigurationError(f"{path}: {error.strerror}; the path of {called} is expected") from None
     except YAMLError as error:
         raise ConfigurationError(f"{path}: {' '.join(str(error).split())}") from None
     except OmegaConfBaseException as error:
         raise ConfigurationError(f"{path}: {_one_line(error)}") from None
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from None
-    return plan
+    return found
+
+
+def _check_indices(content: DictConfig) -> None:
+    beta = OmegaConf.select(content, "grid.beta")
+    if isinstance(beta, ListConfig):
+        indexed = ", ".join(f"{index}: {value}" for index, value in enumerate(beta))
+        raise ConfigurationError(
+            f"a list is not allowed, give each weight a lasting index: {{{indexed}}}", key="grid.beta"
+        )
+
+
+def _spell_out_arms(content: DictConfig) -> None:
+    """Replace a list of estimators, under grid.arms or grid.estimator, by the arms it stands for."""
+    grid = content.get("grid")
+    if not isinstance(grid, DictConfig):
+        return
+    if "arms" in grid and "estimator" in grid:
+        raise ConfigurationError("arms and estimator are both given; one of them is expected", key="grid")
+    key = "estimator" if "estimator" in grid else "arms"
+    names = grid.get(key)
+    if key == "estimator" or isinstance(names, ListConfig):
+        if not isinstance(names, ListConfig) or not all(isinstance(name, str) for name in names):
+            raise ConfigurationError(f"{names!r} is not allowed; a list of names", key=f"grid.{key}")
+        if len(set(names)) < len(names):
+            raise ConfigurationError(f"{list(names)} is not allowed; different names", key=f"grid.{key}")
+        del grid[key]
+        grid.arms = arms_of_estimators(list(names))
 
 
 def _one_line(error: OmegaConfBaseException) -> str:

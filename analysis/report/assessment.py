@@ -81,7 +81,7 @@ def _added(versions: Sequence[Plan], pairs: Pairs, index: int, replicate: int) -
     return next(
         place
         for place, plan in enumerate(versions)
-        if {pairs.treatment, pairs.control} <= set(plan.grid.estimator)
+        if {pairs.treatment, pairs.control} <= set(plan.grid.arms)
         and index in plan.grid.beta
         and replicate < plan.grid.replicates
     )
@@ -89,7 +89,7 @@ def _added(versions: Sequence[Plan], pairs: Pairs, index: int, replicate: int) -
 
 def _threshold(versions: Sequence[Plan]) -> float:
     """What an e-process must reach: the comparisons that could have been chosen over the smallest level."""
-    names = {name for plan in versions for name in plan.grid.estimator}
+    names = {name for plan in versions for name in plan.grid.arms}
     controls = {plan.primary.control for plan in versions}
     possible = len(names) - 1 if len(controls) == 1 else math.comb(len(names), 2)
     return possible / min(plan.primary.alpha for plan in versions)

@@ -3,7 +3,7 @@
 import base64
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -68,9 +68,9 @@ class Look:
     dashes: Dashes
 
 
-def looks(estimators: Sequence[str], control: str) -> dict[str, Look]:
-    """A look for each estimator; the control's is always the same."""
-    ordered = [control, *(name for name in estimators if name != control)]
+def looks(labels: Iterable[str], control: str) -> dict[str, Look]:
+    """A look for each arm; the control's is always the same."""
+    ordered = [control, *(name for name in labels if name != control)]
     return {
         name: Look(_COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)], _DASHES[i % len(_DASHES)])
         for i, name in enumerate(ordered)

@@ -13,7 +13,7 @@ from analysis.report.elements import Section
 def render(assessment: Assessment, sections: Sequence[Section]) -> str:
     """The report as HTML."""
     plan = assessment.sweep.plan
-    others = [name for name in plan.grid.estimator if name != plan.primary.control]
+    others = [name for name in plan.grid.arms if name != plan.primary.control]
     environment = Environment(
         loader=PackageLoader("analysis.report"),
         autoescape=True,

@@ -63,7 +63,7 @@ def _arms(assessment: Assessment) -> list[dict[str, Any]]:
     """Reward, KL and J of each estimator at each beta: means with 95% intervals over replicates."""
     sweep = assessment.sweep
     arms = []
-    for name in sweep.plan.grid.estimator:
+    for name in sweep.plan.grid.arms:
         for index, beta in sweep.plan.grid.beta.items():
             mine = [run for run in sweep.grid.values() if run.point.place[:2] == (name, index)]
             runs = [run for run in mine if not run.diverged]

@@ -4,19 +4,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
+# The configuration key of the KL estimator.
+ESTIMATOR = "kl.estimator"
+
 
 class Point(NamedTuple):
     """Where a cell of the last stage stands in the grid."""
 
-    estimator: str
+    arm: str
     beta: float
     beta_index: int
     replicate: int
 
     @property
     def place(self) -> tuple[str, int, int]:
-        """(estimator, beta index, replicate): what only one run of a sweep can have."""
-        return self.estimator, self.beta_index, self.replicate
+        """(arm, beta index, replicate): what only one run of a sweep can have."""
+        return self.arm, self.beta_index, self.replicate
 
 
 @dataclass(frozen=True)
@@ -26,10 +29,11 @@ class Cell:
     Args:
         id: SHA-256 of everything its result depends on.
         stage: The stage of the plan.
-        point: Its estimator, beta and replicate; None outside the grid.
-        seed: Its seed, shared by all estimators at the same beta and replicate.
+        point: Its arm, beta and replicate; None outside the grid.
+        seed: Its seed, shared by all arms at the same beta and replicate.
         needs: Ids of the cells whose checkpoints it starts from.
         argv: Arguments of its command, paths relative to the sweep's directory.
+        overrides: What its arm changes: configuration key -> value; empty outside the grid.
         config: Content of the configuration file it runs; empty for a cell read from a file.
     """
 
@@ -39,23 +43,24 @@ class Cell:
     seed: int
     needs: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
+    overrides: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __str__(self) -> str:
         if self.point is None:
             return self.stage
-        return f"{self.stage} {self.point.estimator} beta={self.point.beta} #{self.point.replicate}"
+        return f"{self.stage} {self.point.arm} beta={self.point.beta} #{self.point.replicate}"
 
     @property
     def title(self) -> str:
         """What a page calls it."""
         if self.point is None:
             return self.stage
-        return f"{self.point.estimator}, β = {self.point.beta:g}, replicate {self.point.replicate}"
+        return f"{self.point.arm}, β = {self.point.beta:g}, replicate {self.point.replicate}"
 
     @property
     def place(self) -> tuple[str, int, int] | None:
-        """(estimator, beta index, replicate) of a cell of the grid."""
+        """(arm, beta index, replicate) of a cell of the grid."""
         return None if self.point is None else self.point.place
 
     def record(self) -> dict[str, Any]:
@@ -64,6 +69,7 @@ class Cell:
             "stage": self.stage,
             **dict.fromkeys(Point._fields),
             **(self.point._asdict() if self.point else {}),
+            "overrides": self.overrides,
             "seed": self.seed,
             "needs": list(self.needs),
             "argv": list(self.argv),
@@ -76,8 +82,11 @@ class Cell:
         Raises:
             ValueError: If it is not a record, naming the member.
         """
-        expected = {"stage": str, "seed": int, "needs": list, "argv": list}
-        coordinates = {"estimator": str, "beta": float, "beta_index": int, "replicate": int}
+        if "estimator" in record:  # before there were arms, an estimator was one
+            name = record["estimator"]
+            record = {**record, "arm": name, "overrides": {} if name is None else {ESTIMATOR: name}}
+        expected = {"stage": str, "seed": int, "needs": list, "argv": list, "overrides": dict}
+        coordinates = {"arm": str, "beta": float, "beta_index": int, "replicate": int}
         in_grid = any(record.get(name) is not None for name in coordinates)
         values: dict[str, Any] = {}
         for name, kind in (expected | coordinates if in_grid else expected).items():
@@ -89,4 +98,4 @@ class Cell:
             values[name] = value
         point = Point(*(values[name] for name in Point._fields)) if in_grid else None
         needs, argv = (tuple(map(str, values[name])) for name in ("needs", "argv"))
-        return cls(cell_id, values["stage"], point, values["seed"], needs, argv)
+        return cls(cell_id, values["stage"], point, values["seed"], needs, argv, values["overrides"])

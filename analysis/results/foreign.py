@@ -2,18 +2,24 @@
 
 import hashlib
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from analysis.results.logs import Row
+from analysis.results.logs import Row, read_rows
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
 
-# What has to be known of a run, and what may be.
+# What has to be known of a run; `run` is a name that a mapping's `runs` gives these for.
 COORDINATES = ("arm", "beta", "replicate")
 METRICS = (schema.REWARD, schema.KL)
-OPTIONAL = ("step", "seed")
+# Everything that a mapping may name a column for.
+COLUMNS = (*COORDINATES, "run", "seed", *METRICS, "step")
+# In names of files and columns, {arm}, {beta}, {replicate} and {run} stand for what they say of a run.
+_PLACEHOLDER = re.compile(r"\{(arm|beta|replicate|run)\}")
+_NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 # JSON's integers are exact up to here.
 _LARGEST_SEED = 2**53
 
@@ -43,7 +49,11 @@ class LoggedRun:
 
     @property
     def final(self) -> dict[str, float] | None:
-        """Reward and KL at the last step that has both; None if the newest of either is not finite."""
+        """Reward and KL at the last step that has both; None if the newest of either is not finite.
+
+        Raises:
+            ConfigurationError: If no step has both.
+        """
         newest = [values[max(values)] for values in self.curves.values() if values]
         if not all(map(math.isfinite, newest)):
             return None
@@ -53,64 +63,173 @@ class LoggedRun:
         return {name: values[max(common)] for name, values in self.curves.items()}
 
 
-def collect(
-    rows: Iterable[Row], columns: Mapping[str, str], known: Mapping[str, Any] | None = None
-) -> list[LoggedRun]:
-    """The runs that rows belong to, in the order of their first rows.
+class Collector:
+    """Sorts rows into runs.
 
     Args:
-        rows: What was logged.
-        columns: What is to be known -> the column that says it: the coordinates, unless `known`; reward and
-            kl; and, if there are several rows per run, step.
-        known: Coordinates that all rows have in common.
-
-    Raises:
-        ConfigurationError: If a column is not there, a value is not what it should be, or two rows say
-            different things of one step of one run; one line with the place.
+        columns: What is to be known, of `COLUMNS` -> the column that says it; {arm} and the like in the names
+            of the metrics' columns mean that each run has columns of its own.
+        named: Name of a run -> its coordinates, where a column or a file says `run`.
     """
-    runs: dict[tuple[str, float, str], LoggedRun] = {}
-    rows = list(rows)
-    _check_columns(rows, columns)
-    for row in rows:
-        found = {name: row.values[column] for name, column in columns.items() if column in row.values}
-        metrics = {name: _number(row, columns[name], found[name]) for name in METRICS if name in found}
-        if not metrics and "step" in columns:
-            continue  # other software logs other things in rows of their own
-        for name in METRICS:
-            if name not in metrics and "step" not in columns:
+
+    def __init__(self, columns: Mapping[str, str], named: Mapping[str, Mapping[str, Any]]) -> None:
+        self._columns, self._named = dict(columns), named
+        self.runs: dict[tuple[str, float, str], LoggedRun] = {}
+
+    def add(self, rows: Sequence[Row], known: Mapping[str, Any]) -> None:
+        """Take in rows of one file.
+
+        Args:
+            rows: What was logged.
+            known: What the file's name says of all of them.
+
+        Raises:
+            ConfigurationError: If a column is not there, a value is not what it should be, or two rows say
+                different things of one step of one run; one line with the place.
+        """
+        present = list(dict.fromkeys(column for row in rows for column in row.values))
+        file = rows[0].place.rpartition(": ")[0]
+        widest = self._columns[schema.REWARD]
+        if not _PLACEHOLDER.search(widest):
+            return self._add(rows, self._columns, known, present, file)
+        pattern = template(widest)
+        found = [match for column in present if (match := pattern.fullmatch(column))]
+        if not found:
+            raise ConfigurationError(f"columns.reward: no column of {file} is like {widest!r}")
+        for match in found:
+            coordinates = match.groupdict()
+            columns = {name: filled(column, coordinates) for name, column in self._columns.items()}
+            self._add(rows, columns, {**known, **coordinates}, present, file)
+        return None
+
+    def _add(
+        self,
+        rows: Iterable[Row],
+        columns: Mapping[str, str],
+        known: Mapping[str, Any],
+        present: Sequence[str],
+        file: str,
+    ) -> None:
+        for name, column in columns.items():
+            if column not in present:
+                having = ", ".join(present[:20])
                 raise ConfigurationError(
-                    f"{row.place}: has no {columns[name]}; nan is expected of a run that diverged"
+                    f"columns.{name}: {column!r} is in no row of {file}; it has {having}"
                 )
-        run = _run(row, columns, {**found, **(known or {})})
-        run = runs.setdefault((run.arm, run.beta, run.replicate), run)
-        step = _step(row, columns, found)
+        for row in rows:
+            found = {name: row.values[column] for name, column in columns.items() if column in row.values}
+            metrics = {name: _number(row, columns[name], found[name]) for name in METRICS if name in found}
+            if not metrics and "step" in columns:
+                continue  # other software logs other things in rows of their own
+            for name in METRICS:
+                if name not in metrics and "step" not in columns:
+                    raise ConfigurationError(
+                        f"{row.place}: has no {columns[name]}; nan is expected of a run that diverged"
+                    )
+            self._note(row, metrics, self._run(row, {**found, **known}), _step(row, columns, found), columns)
+
+    def _note(
+        self, row: Row, metrics: Mapping[str, float], run: LoggedRun, step: int, columns: Mapping[str, str]
+    ) -> None:
+        run = self.runs.setdefault((run.arm, run.beta, run.replicate), run)
         for name, value in metrics.items():
             before = run.curves[name].setdefault(step, value)
             if before != value and not (math.isnan(before) and math.isnan(value)):
                 hint = "" if "step" in columns else "; name a column `step`, of whose rows the last decides"
                 raise ConfigurationError(f"{row.place}: another {name} of {run} than at {run.place}{hint}")
-    return list(runs.values())
+
+    def _run(self, row: Row, found: Mapping[str, Any]) -> LoggedRun:
+        if "run" in found:
+            name = _label(row, "run", found["run"])
+            if name not in self._named:
+                raise ConfigurationError(f"{row.place}: the run {name!r} is not among the mapping's `runs`")
+            found = {**found, **self._named[name]}
+        for name in COORDINATES:
+            if name not in found:
+                raise ConfigurationError(
+                    f"{row.place}: {name} is not known: neither a column nor a name says it"
+                )
+        beta = _number(row, "beta", found["beta"])
+        if not (math.isfinite(beta) and beta >= 0):
+            raise ConfigurationError(f"{row.place}: beta is {found['beta']!r}; a number >= 0 is expected")
+        arm, replicate = (_label(row, name, found[name]) for name in ("arm", "replicate"))
+        seed = _seed(_label(row, "seed", found.get("seed", replicate)))
+        return LoggedRun(arm, beta, replicate, seed, row.place)
 
 
-def _check_columns(rows: Sequence[Row], columns: Mapping[str, str]) -> None:
-    present = {column for row in rows for column in row.values}
-    for name, column in columns.items():
-        if column not in present:
-            file, known = rows[0].place.rpartition(": ")[0], ", ".join(sorted(present)[:20])
-            raise ConfigurationError(f"columns.{name}: {column!r} is in no row of {file}; it has {known}")
+def matching_files(folder: Path, name: str) -> list[tuple[Path, dict[str, str]]]:
+    """The files below a folder that are called like a template, each with what its name says.
+
+    Raises:
+        ConfigurationError: If there is none, or the template leaves the folder.
+    """
+    parts = PurePosixPath(name).parts
+    if not name or PurePosixPath(name).is_absolute() or ".." in parts:
+        raise ConfigurationError(f"{name!r} is not allowed; a path below {folder}", key="files")
+    pattern = template(name)
+    matches = [
+        (path, match.groupdict())
+        for path in sorted(folder.glob(_PLACEHOLDER.sub("*", name)))
+        if (match := pattern.fullmatch(path.relative_to(folder).as_posix()))
+    ]
+    if not matches:
+        raise ConfigurationError(f"no file of {folder} is called like {name!r}", key="files")
+    return matches
 
 
-def _run(row: Row, columns: Mapping[str, str], found: Mapping[str, Any]) -> LoggedRun:
-    for name in COORDINATES:
-        if name not in found:
-            raise ConfigurationError(f"{row.place}: has no {columns[name]} ({name})")
-    beta = _number(row, columns.get("beta", "beta"), found["beta"])
-    if not (math.isfinite(beta) and beta >= 0):
-        raise ConfigurationError(f"{row.place}: beta is {found['beta']!r}; a number >= 0 is expected")
-    arm, replicate = (_label(row, name, found[name]) for name in ("arm", "replicate"))
-    return LoggedRun(
-        arm, beta, replicate, _seed(_label(row, "seed", found.get("seed", replicate))), row.place
-    )
+def logged_runs(
+    source: Path,
+    files: str | None,
+    columns: Mapping[str, str],
+    named: Mapping[str, Mapping[str, Any]],
+) -> tuple[list[LoggedRun], list[Path]]:
+    """The runs in a log, or in the logs of a folder, and the files that were read.
+
+    Args:
+        source: A log; with `files`, a folder.
+        files: What the logs in the folder are called, such as "{arm}-{beta}-{replicate}/trainer_state.json".
+        columns: See `Collector`.
+        named: See `Collector`.
+
+    Raises:
+        ConfigurationError: If something cannot be read or is not clear; one line with its place.
+    """
+    collector = Collector(columns, named)
+    logs = [(source, {})] if files is None else matching_files(source, files)
+    for path, known in logs:
+        collector.add(read_rows(path), known)
+    if not collector.runs:
+        raise ConfigurationError(f"{source}: no row has {' or '.join(columns[name] for name in METRICS)}")
+    return list(collector.runs.values()), [path for path, _ in logs]
+
+
+def template(text: str) -> re.Pattern[str]:
+    """The names that a text with placeholders stands for.
+
+    Example:
+        >>> template("{arm}-{beta}/log.csv").fullmatch("k3-in-loss-0.05/log.csv").groupdict()
+        {'arm': 'k3-in-loss', 'beta': '0.05'}
+    """
+    pattern, seen = "", set[str]()
+    for index, part in enumerate(_PLACEHOLDER.split(text)):
+        if index % 2 == 0:
+            pattern += re.escape(part)
+        elif part in seen:
+            pattern += f"(?P={part})"
+        else:
+            pattern += f"(?P<{part}>{_NUMBER if part == 'beta' else '[^/]+?'})"
+            seen.add(part)
+    return re.compile(pattern)
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """The text with its placeholders replaced.
+
+    Example:
+        >>> filled("{arm} - kl", {"arm": "mc"})
+        'mc - kl'
+    """
+    return _PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), text)
 
 
 def _label(row: Row, name: str, value: Any) -> str:

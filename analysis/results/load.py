@@ -2,7 +2,8 @@
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -90,7 +91,20 @@ def _plan_problems(locked: LockedPlan) -> list[Problem]:
     else:
         alien = [point for point in grid if point.beta != plan.grid.beta[point.beta_index]]
         found += [f"{layout.PLAN}: a cell has beta {point.beta:g}, not its grid's" for point in alien[:1]]
-    return [Problem(text, serious=True) for text in found]
+    problems = [Problem(text, serious=True) for text in found]
+    if locked.imported_from is not None:
+        problems.append(
+            Problem(
+                f"the runs were imported from {locked.imported_from}: they were not scored by the common "
+                "evaluator; reward and KL are what the software that trained them logged"
+            )
+        )
+    problems += [
+        Problem(f"{label} was evaluated with {key} = {own}, {plan.primary.control} with {control}")
+        for label, arm in locked.arms.items()
+        for key, (own, control) in arm.evaluation.items()
+    ]
+    return problems
 
 
 def _planned(
@@ -101,15 +115,16 @@ def _planned(
     for run in runs:
         reason = _difference(run.cell, locked)
         if reason is None:
-            kept.append(run)
+            kept.append(replace(run, cell=locked.cells[run.cell.id]))
         else:
             problems.append(Problem(f"{layout.RESULTS}/{run.cell.id}.json: {reason}", serious=True))
-    known = [failure for failure in failures if _difference(failure.cell, locked) is None]
-    problems += [
-        Problem(f"{layout.FAILED}/{failure.cell.id}.json: {_difference(failure.cell, locked)}")
-        for failure in failures
-        if failure not in known
-    ]
+    known = []
+    for failure in failures:
+        reason = _difference(failure.cell, locked)
+        if reason is None:
+            known.append(replace(failure, cell=locked.cells[failure.cell.id]))
+        else:
+            problems.append(Problem(f"{layout.FAILED}/{failure.cell.id}.json: {reason}"))
     return kept, known, problems
 
 
@@ -120,7 +135,7 @@ def _difference(cell: Cell, locked: LockedPlan) -> str | None:
         return "its id is not in the plan"
     ours, theirs = cell.record(), planned.record()
     for key, value in ours.items():
-        if value != theirs[key]:
+        if key != "arm" and value != theirs[key]:  # an arm may be called something else by now
             return f"its {key} is {value!r}, the plan has {theirs[key]!r}"
     return None
 
@@ -149,10 +164,11 @@ def _matched(runs: list[Run], plan: Plan) -> tuple[list[Run], list[Problem]]:
     return [run for run in runs if run.cell.id not in out], problems
 
 
-def _inferred_plan(directory: Path, cells: Iterable[Cell]) -> Plan:
+def _inferred_plan(directory: Path, cells: Sequence[Cell]) -> Plan:
     """The smallest plan that has all cells of a grid."""
+    arms = {cell.point.arm: cell.overrides for cell in cells if cell.point is not None}
     points = [cell.point for cell in cells if cell.point is not None]
-    estimators = sorted({point.estimator for point in points})
+    labels = sorted(arms)
     # Of several betas with one index the most frequent: the others are problems.
     weights: dict[int, Counter[float]] = defaultdict(Counter)
     for point in points:
@@ -164,8 +180,8 @@ def _inferred_plan(directory: Path, cells: Iterable[Cell]) -> Plan:
         name="sweep without a plan",
         directory=str(directory),
         stages={cell.stage: Stage("") for cell in cells},
-        grid=Grid(estimators, betas, replicates),
-        primary=Primary("MonteCarlo" if "MonteCarlo" in estimators else next(iter(estimators), "")),
+        grid=Grid({label: arms[label] for label in labels}, betas, replicates),
+        primary=Primary("MonteCarlo" if "MonteCarlo" in labels else next(iter(labels), "")),
     )
 
 

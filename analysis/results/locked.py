@@ -14,12 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from analysis.results.cell import Cell
+from analysis.results.arm import Arm
+from analysis.results.cell import ESTIMATOR, Cell
 from analysis.results.checksum import digest
 from analysis.results.files import MALFORMED, DamagedFileError, read_json
 from analysis.results.layout import PLAN_SCHEMA
 from analysis.results.plan import Plan
 
+# Where the content says what was found out about the arms.
+ARMS = "arms"
+# Where the content says what runs were imported from.
+IMPORTED = "imported"
 # The keys of margins in plans of schema 1.
 _RENAMED = {"T4": "objective", "T5": "matched_kl"}
 
@@ -49,6 +54,7 @@ class LockedPlan:
         recomputed: Whether the file has that hash.
         plan: The plan.
         cells: Id -> cell.
+        arms: Label -> what was found out about the arm when the plan was made.
         history: Its versions, oldest first; the last is the plan.
         document: The whole file.
     """
@@ -58,6 +64,7 @@ class LockedPlan:
     recomputed: bool
     plan: Plan
     cells: Mapping[str, Cell]
+    arms: Mapping[str, Arm]
     history: tuple[Version, ...]
     document: Mapping[str, Any]
 
@@ -65,6 +72,12 @@ class LockedPlan:
     def changed_after_results(self) -> bool:
         """Whether any version was locked when results could have been seen."""
         return any(version.published > 0 for version in self.history)
+
+    @property
+    def imported_from(self) -> str | None:
+        """The log that the runs were imported from; None if they were run by this package."""
+        origin = self.document["content"].get(IMPORTED)
+        return None if origin is None else str(origin["source"])
 
     @property
     def versions(self) -> list[Plan]:
@@ -104,9 +117,18 @@ class LockedPlan:
             _recomputes(document),
             plan,
             {cell.id: cell for cell in cells},
+            _arms(plan, document["content"].get(ARMS, {})),
             tuple(history),
             document,
         )
+
+
+def _arms(plan: Plan, found: Mapping[str, Any]) -> dict[str, Arm]:
+    """What is known of each arm; of those of an earlier version's plan, the estimator."""
+    return {
+        label: Arm.of_record(found[label]) if label in found else Arm(estimator=str(overrides.get(ESTIMATOR)))
+        for label, overrides in plan.grid.arms.items()
+    }
 
 
 def _updated(record: Mapping[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:

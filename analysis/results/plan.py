@@ -1,14 +1,29 @@
 """The plan of a sweep: stages, grid, seeds, and the comparison that decides, fixed before any result."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import combinations
 from typing import Any
 
+from analysis.results.cell import ESTIMATOR
+from analysis.results.checksum import canonical
 from lit_klrb.errors import ConfigurationError
 
 # The outcomes that decide, corrected together: J = reward - beta * KL, and the reward at matched KL.
 PRIMARY_OUTCOMES = ("objective", "matched_kl")
+# What can decide.
+OUTCOMES = ("objective", "kl")
+# Configuration keys of a run that the design itself sets.
+SEED, BETA = "seed_everything", "kl.beta"
+# Keys of the command line that no arm may set, and why.
+_RESERVED = {
+    SEED: "seeds follow from root_seed",
+    BETA: "grid.beta sets it",
+    "config": "the stage names it",
+    "ckpt_path": "every cell starts afresh",
+    "trainer.default_root_dir": "every cell has its own",
+}
 # Runs of a grid: who asks for more has mistaken a key.
 _MOST_RUNS = 1_000_000
 
@@ -30,16 +45,17 @@ class Stage:
 
 @dataclass(frozen=True)
 class Grid:
-    """The design of the last stage: every estimator at every beta in every replicate.
+    """The design of the last stage: every arm at every beta in every replicate.
 
     Args:
-        estimator: Names given to `--kl.estimator`.
+        arms: Label -> what the arm changes: configuration key -> value, as on the command line of `fit`. In a
+            plan file a list of estimators stands for arms that differ in `kl.estimator` alone.
         beta: Index -> weight of the KL. Seeds follow the index: a new weight takes a new one, and the
             others keep their seeds.
         replicates: Matched runs at each beta.
     """
 
-    estimator: list[str]
+    arms: dict[str, dict[str, Any]]
     beta: dict[int, float]
     replicates: int
 
@@ -49,13 +65,15 @@ class Primary:
     """The comparison that decides: by J = reward - beta * KL, and by the reward at matched KL.
 
     Args:
-        control: The estimator the others are compared with.
+        control: The arm the others are compared with.
         alpha: Two-sided level of the family of these tests.
-        margins: "objective" or "matched_kl" -> difference in reward within which the estimators count as
-            equivalent.
+        margins: "objective" or "matched_kl" -> difference in reward within which arms count as equivalent;
+            where the KL decides, "kl" -> difference in nats.
         kl_cuts: Bounds on the KL below which the frontier share is also counted.
         corner: KL and reward that hypervolume is measured from, worse than any run to be expected; by default
             the worst of the sweep's own runs, with which its size does not carry over to other sweeps.
+        outcome: "objective" decides by J. "kl" decides by the KL alone, lower being better: for distillation,
+            where the reference is the teacher and there is no reward.
         sequential: Whether evidence is weighed pair by pair, so that replicates may be added until it
             suffices; costs power.
     """
@@ -66,6 +84,12 @@ class Primary:
     kl_cuts: list[float] = field(default_factory=list)
     corner: list[float] = field(default_factory=list)
     sequential: bool = False
+    outcome: str = "objective"
+
+    @property
+    def margin_keys(self) -> tuple[str, ...]:
+        """The outcomes that may have a margin."""
+        return ("kl",) if self.outcome == "kl" else PRIMARY_OUTCOMES
 
 
 @dataclass(frozen=True)
@@ -96,13 +120,13 @@ class Plan:
 
     @property
     def pairs(self) -> int:
-        """Matched pairs of an estimator with the control: one per beta and replicate."""
+        """Matched pairs of an arm with the control: one per beta and replicate."""
         return len(self.grid.beta) * self.grid.replicates
 
     @property
     def comparisons(self) -> list[str]:
-        """The estimators that are compared with the control."""
-        return [name for name in self.grid.estimator if name != self.primary.control]
+        """The arms that are compared with the control."""
+        return [name for name in self.grid.arms if name != self.primary.control]
 
     @property
     def tests(self) -> int:
@@ -116,9 +140,9 @@ class Plan:
 
     @property
     def places(self) -> list[tuple[str, int, int]]:
-        """(estimator, beta index, replicate) of every planned run of the grid."""
+        """(arm, beta index, replicate) of every planned run of the grid."""
         grid = self.grid
-        return [(e, b, r) for e in grid.estimator for b in grid.beta for r in range(grid.replicates)]
+        return [(a, b, r) for a in grid.arms for b in grid.beta for r in range(grid.replicates)]
 
     @property
     def starting_points(self) -> list[str]:
@@ -151,7 +175,7 @@ class Plan:
                 "directory": directory,
                 "stages": {name: Stage(**stage) for name, stage in record["stages"].items()},
                 "grid": Grid(
-                    [str(name) for name in grid["estimator"]],
+                    _arms_of(grid),
                     {int(index): float(beta) for index, beta in grid["beta"].items()},
                     grid["replicates"],
                 ),
@@ -186,22 +210,38 @@ class Plan:
             earlier.append(name)
 
     def _check_grid(self) -> None:
-        names, betas, replicates = self.grid.estimator, self.grid.beta, self.grid.replicates
-        _require(len(set(names)) == len(names) > 0, "grid.estimator", names, "different names")
+        betas, replicates = self.grid.beta, self.grid.replicates
+        self._check_arms()
         _require(bool(betas), "grid.beta", betas, "at least one weight is expected")
         for index, beta in betas.items():
             _require(index >= 0, "grid.beta", index, "indices are integers >= 0")
             _require(math.isfinite(beta) and beta >= 0, f"grid.beta.{index}", beta, "finite numbers >= 0")
-        most = _MOST_RUNS // (len(names) * len(betas))
+        most = _MOST_RUNS // (len(self.grid.arms) * len(betas))
         allowed = f"integers from 1 to {most} (a million runs)"
         _require(type(replicates) is int and 1 <= replicates <= most, "grid.replicates", replicates, allowed)
 
+    def _check_arms(self) -> None:
+        arms, last = self.grid.arms, list(self.stages)[-1]
+        inputs = dict.fromkeys(map(_plain, self.stages[last].inputs), f"stages.{last}.inputs sets it")
+        taken = _RESERVED | inputs
+        _require(bool(arms), "grid.arms", arms, "at least one arm is expected")
+        for label, overrides in arms.items():
+            named = bool(label) and label.isprintable() and label.strip() == label
+            _require(named, "grid.arms", label, "labels are printable and have no blanks around them")
+            for key, value in overrides.items():
+                place = f"grid.arms.{label}.{key}"
+                _require(_plain(key) not in taken, place, value, taken.get(_plain(key), ""))
+                _require(_is_plain_data(value), place, value, "plain values, lists and mappings are expected")
+        for (one, ours), (other, theirs) in combinations(arms.items(), 2):
+            _require(ours != theirs, f"grid.arms.{other}", theirs, f"{one} is the same")
+
     def _check_primary(self) -> None:
         primary = self.primary
-        _one_of("primary.control", primary.control, self.grid.estimator)
+        _one_of("primary.control", primary.control, self.grid.arms)
+        _one_of("primary.outcome", primary.outcome, OUTCOMES)
         _require(0 < primary.alpha < 1, "primary.alpha", primary.alpha, "numbers between 0 and 1")
         for outcome, margin in primary.margins.items():
-            _one_of("primary.margins", outcome, PRIMARY_OUTCOMES)
+            _one_of("primary.margins", outcome, primary.margin_keys)
             allowed = "finite numbers > 0"
             _require(math.isfinite(margin) and margin > 0, f"primary.margins.{outcome}", margin, allowed)
         for cut in primary.kl_cuts:
@@ -218,3 +258,27 @@ def _require(holds: bool, key: str, value: object, allowed: str) -> None:
 
 def _one_of(key: str, value: str, allowed: Collection[str]) -> None:
     _require(value in allowed, key, value, f"one of: {', '.join(allowed)}")
+
+
+def arms_of_estimators(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The arms that a list of estimators stands for."""
+    return {name: {ESTIMATOR: name} for name in names}
+
+
+def _arms_of(grid: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    if "estimator" in grid:  # before there were arms, an estimator was one
+        return arms_of_estimators([str(name) for name in grid["estimator"]])
+    return {label: dict(overrides) for label, overrides in grid["arms"].items()}
+
+
+def _plain(key: str) -> str:
+    """A configuration key without the `init_args` that the command line lets one leave out."""
+    return ".".join(part for part in key.split(".") if part != "init_args")
+
+
+def _is_plain_data(value: object) -> bool:
+    try:
+        canonical(value)
+    except ValueError:
+        return False
+    return True

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from analysis.results.arm import Arm
 from analysis.results.artifacts import GradientStudy, ValueStudy
 from analysis.results.locked import LockedPlan
 from analysis.results.plan import Plan
@@ -49,8 +50,14 @@ class Sweep:
 
     @property
     def grid(self) -> dict[tuple[str, int, int], Run]:
-        """Runs of the grid by (estimator, beta index, replicate)."""
+        """Runs of the grid by (arm, beta index, replicate)."""
         return {run.cell.place: run for run in self.runs if run.cell.place is not None}
+
+    @property
+    def arms(self) -> dict[str, Arm]:
+        """Label -> what is known of the arm, in plan order."""
+        known = self.locked.arms if self.locked else {}
+        return {label: known.get(label, Arm()) for label in self.plan.grid.arms}
 
     @property
     def landmarks(self) -> list[Run]:

@@ -197,4 +197,4 @@ class Coordinator:
 
 def _kind(cell: Cell) -> tuple[str, str | None]:
     """Cells of one kind differ in beta and seed alone."""
-    return cell.stage, cell.point.estimator if cell.point else None
+    return cell.stage, cell.point.arm if cell.point else None

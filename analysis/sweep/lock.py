@@ -1,16 +1,33 @@
 """Locks the plan of a sweep: from the first cell on, every change to it is recorded."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from analysis.design import Expansion
+from analysis.design.arms import examine
 from analysis.results import DamagedFileError, Plan, files, layout
-from analysis.results.locked import LockedPlan, lock_document
+from analysis.results.arm import Arm
+from analysis.results.locked import ARMS, LockedPlan, lock_document
 from analysis.sweep.changes import changes
 from lit_klrb.errors import ConfigurationError
 
 
-def lock(plan: Plan, expansion: Expansion, directory: Path, *, record: bool) -> list[str]:
+class Locked(NamedTuple):
+    """What locking a plan told.
+
+    Args:
+        changes: What differs from the plan that was locked before, one line per key.
+        arms: Label -> what is known of the arm.
+    """
+
+    changes: list[str]
+    arms: Mapping[str, Arm]
+
+
+def lock(plan: Plan, expansion: Expansion, directory: Path, *, record: bool) -> Locked:
     """Write the plan, under its hash, into the sweep's directory.
 
     Before a cell has begun a new plan replaces the old one, and nothing is said of it. From then on a change
@@ -23,24 +40,24 @@ def lock(plan: Plan, expansion: Expansion, directory: Path, *, record: bool) -> 
         record: Whether a change is recorded; otherwise a plan under which cells have begun stays as it is.
 
     Returns:
-        What differs from the plan that is locked, one line per key.
+        What differs from the plan that is locked, and what is known of its arms.
 
     Raises:
         DamagedFileError: If the locked plan was edited by hand.
-        ConfigurationError: If it was locked by a version whose sweeps this one cannot continue.
+        ConfigurationError: If a stage or an arm would be refused by what runs it; if it was locked by a
+            version whose sweeps this one cannot continue.
     """
     path = directory / layout.PLAN
     begun = layout.has_begun(directory)
-    before = LockedPlan.read(path) if begun and path.exists() else None
+    before = _locked(path, begun=begun)
     content = json.loads(json.dumps({"plan": plan.record(), **expansion.content}))
-    if before is None:
+    arms = _arms(plan, expansion, content, before)
+    content[ARMS] = {label: asdict(arm) for label, arm in arms.items()}
+    if before is None or not begun:
         _write(path, lock_document(plan, content, expansion.cells, published=_published(directory)))
-        return []
-    if not before.recomputed:
-        raise DamagedFileError(
-            f"{path}: does not match its hash; change the plan file, never the locked plan"
-        )
-    altered = list(changes(before.document["content"], content))
+        return Locked([], arms)
+    # What is known of the arms follows from the rest.
+    altered = list(changes({**before.document["content"], ARMS: None}, {**content, ARMS: None}))
     if altered and before.schema != layout.PLAN_SCHEMA:
         raise ConfigurationError(
             f"{directory} holds a sweep that an earlier version locked (plan schema {before.schema}), which "
@@ -57,7 +74,34 @@ def lock(plan: Plan, expansion: Expansion, directory: Path, *, record: bool) -> 
             changes=altered,
         )
         _write(path, document)
-    return altered
+    return Locked(altered, arms)
+
+
+def _locked(path: Path, *, begun: bool) -> LockedPlan | None:
+    """The plan that is locked, if there is one; before a cell has begun, a damaged one is none."""
+    try:
+        before = LockedPlan.read(path)
+        if not before.recomputed:
+            raise DamagedFileError(
+                f"{path}: does not match its hash; change the plan file, never the locked plan"
+            )
+    except FileNotFoundError:
+        return None
+    except DamagedFileError:
+        if begun:
+            raise
+        return None
+    return before
+
+
+def _arms(
+    plan: Plan, expansion: Expansion, content: dict[str, Any], before: LockedPlan | None
+) -> Mapping[str, Arm]:
+    """What is known of the arms: as it was locked, unless what it follows from has changed since."""
+    locked = before.document["content"] if before else {}
+    if before and ARMS in locked and {**content, ARMS: None} == {**locked, ARMS: None}:
+        return before.arms
+    return examine(plan, expansion.cells)
 
 
 def _published(directory: Path) -> int:

@@ -11,6 +11,7 @@ import rfc8785
 
 from analysis.results import Cell, Grid, Plan, Primary, Stage
 from analysis.results.locked import lock_document
+from analysis.results.plan import arms_of_estimators
 
 ESTIMATORS = ("MonteCarlo", "RaoBlackwell")
 BETAS = {0: 0.05, 1: 0.1, 2: 0.2}
@@ -33,13 +34,14 @@ def cell(stage: str, point: tuple[str, int, int] | None = None, *, betas=BETAS, 
     default = 7 if point is None else 1000 * level + replicate
     return {
         "stage": stage,
-        "estimator": estimator,
+        "arm": estimator,
         "beta": None if level is None else betas[level],
         "beta_index": level,
         "replicate": replicate,
         "seed": default if seed is None else seed,
         "needs": list(needs),
         "argv": ["fit"],
+        "overrides": {} if estimator is None else {"kl.estimator": estimator},
     }
 
 
@@ -112,8 +114,8 @@ def write_sweep(
         write_plan(runs, made, estimators, betas, replicates, primary, setting)
     for content in made:
         place = content["cell"]
-        point = (place["estimator"], place["beta_index"], place["replicate"])
-        kept = edit(point, content) if place["estimator"] else content
+        point = (place["arm"], place["beta_index"], place["replicate"])
+        kept = edit(point, content) if place["arm"] else content
         if kept is not None:
             publish(runs / "results", kept)
     return runs
@@ -122,9 +124,8 @@ def write_sweep(
 def write_plan(runs: Path, made, estimators, betas, replicates, primary, setting="") -> None:
     chosen = {"control": estimators[0], **(primary or {})}
     stages = {name: Stage("") for name in ("sft", "dpo", "study", "rloo")}
-    plan = Plan(
-        "synthetic", "", stages, Grid(list(estimators), betas, replicates), Primary(**chosen), setting=setting
-    )
+    grid = Grid(arms_of_estimators(estimators), betas, replicates)
+    plan = Plan("synthetic", "", stages, grid, Primary(**chosen), setting=setting)
     cells = [Cell.of_record(one["id"], one["cell"]) for one in made]
     runs.mkdir(parents=True, exist_ok=True)
     (runs / "plan.json").write_bytes(lock_document(plan, {"plan": plan.record()}, cells))
@@ -141,7 +142,7 @@ def edit_plan(runs: Path, edit: Callable[[dict], None], *, rehash: bool = True) 
 
 def fail(runs: Path, place: tuple[str, int, int], error: str = "Traceback\nOSError: disk full") -> None:
     """Record that a planned cell of the grid failed."""
-    keys = ("estimator", "beta_index", "replicate")
+    keys = ("arm", "beta_index", "replicate")
     cells = json.loads((runs / "plan.json").read_text())["cells"]
     (where,) = (dict(cell) for cell in cells if tuple(cell[key] for key in keys) == place)
     name = where.pop("id")

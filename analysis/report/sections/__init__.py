@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section
+from analysis.report.sections.arms import arms
 from analysis.report.sections.attainment import attainment
 from analysis.report.sections.certificates import certificates
 from analysis.report.sections.curves import training_curves
@@ -19,6 +20,7 @@ from analysis.report.sections.tradeoff import tradeoff
 
 SECTIONS: tuple[Callable[[Assessment], Section | None], ...] = (
     summary,
+    arms,
     execution,
     tradeoff,
     attainment,

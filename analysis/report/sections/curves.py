@@ -75,8 +75,8 @@ def _curve(run: Run, source: str, metric: str) -> Curve | None:
 def _table(assessment: Assessment, runs: Sequence[Run], source: str) -> Table:
     rows = []
     for index, beta in assessment.sweep.plan.grid.beta.items():
-        for name in assessment.sweep.plan.grid.estimator:
-            mine = [run for run in runs if run.point.beta_index == index and run.point.estimator == name]
+        for name in assessment.sweep.plan.grid.arms:
+            mine = [run for run in runs if run.point.beta_index == index and run.point.arm == name]
             for metric, label in METRICS.items():
                 curves = [curve for run in mine if (curve := _curve(run, source, metric)) is not None]
                 if curves:
@@ -111,7 +111,7 @@ def _sd(values: FloatArray) -> str:
 
 def _draw(assessment: Assessment, runs: Sequence[Run], source: str) -> str:
     plan = assessment.sweep.plan
-    styles = looks(plan.grid.estimator, plan.primary.control)
+    styles = looks(plan.grid.arms, plan.primary.control)
     with sheet(0.7 + 1.55 * len(plan.grid.beta)) as drawn:
         panels = drawn.canvas.subplots(
             len(plan.grid.beta), len(METRICS), sharex=True, sharey="col", squeeze=False
@@ -123,7 +123,7 @@ def _draw(assessment: Assessment, runs: Sequence[Run], source: str) -> str:
                 for run in runs:
                     curve = _curve(run, source, metric)
                     if run.point.beta_index == index and curve is not None:
-                        look = styles[run.point.estimator]
+                        look = styles[run.point.arm]
                         thin = slice(None, None, 1 + len(curve.step) // _POINTS)
                         axes.plot(
                             curve.step[thin],

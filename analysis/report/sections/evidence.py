@@ -81,7 +81,7 @@ def _when(found: Evidence) -> str:
 
 def _draw(assessment: Assessment, found: Mapping[str, Evidence], threshold: float, unit: str) -> str:
     plan = assessment.sweep.plan
-    styles = looks(plan.grid.estimator, plan.primary.control)
+    styles = looks(plan.grid.arms, plan.primary.control)
     with sheet(2.6) as drawn:
         axes = drawn.canvas.subplots()
         for name, one in found.items():

@@ -35,8 +35,8 @@ def execution(assessment: Assessment) -> Section:
     if sweep.problems:
         tables.append(
             Table(
-                "Files that were left out.",
-                ("File and reason",),
+                "What is wrong with the files, or should be known about the runs.",
+                ("What",),
                 [(problem.text,) for problem in sweep.problems],
             )
         )
@@ -53,7 +53,7 @@ def execution(assessment: Assessment) -> Section:
 
 
 def _counts(sweep: Sweep) -> dict[str, Counter[str]]:
-    counts = {name: Counter[str]() for name in sweep.plan.grid.estimator}
+    counts = {name: Counter[str]() for name in sweep.plan.grid.arms}
     for estimator, _, _ in sweep.plan.places:
         counts[estimator]["planned"] += 1
     for estimator, _, _ in sweep.missing:
@@ -62,7 +62,7 @@ def _counts(sweep: Sweep) -> dict[str, Counter[str]]:
         counts.setdefault(estimator, Counter())["diverged" if run.diverged else "finished"] += 1
     for failure in sweep.failures:
         point = failure.cell.point
-        counts.setdefault(point.estimator if point else failure.cell.stage, Counter())["failed"] += 1
+        counts.setdefault(point.arm if point else failure.cell.stage, Counter())["failed"] += 1
     return counts
 
 

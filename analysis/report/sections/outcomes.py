@@ -156,7 +156,7 @@ def _forest(assessment: Assessment, comparisons: Sequence[Comparison]) -> Figure
 
 def _draw(assessment: Assessment, comparisons: Sequence[Comparison]) -> str:
     plan = assessment.sweep.plan
-    styles = looks(plan.grid.estimator, plan.primary.control)
+    styles = looks(plan.grid.arms, plan.primary.control)
     spacing = 0.8 / len(comparisons)
     with sheet(1.6 + 0.3 * len(comparisons) * (len(plan.grid.beta) + 1)) as drawn:
         panels = drawn.canvas.subplots(1, 2, sharey=True)

@@ -194,7 +194,7 @@ def _figure(assessment: Assessment, spreads: Sequence[_Spread]) -> Figure:
 
 
 def _draw(assessment: Assessment, spreads: Sequence[_Spread]) -> str:
-    styles = looks(assessment.sweep.plan.grid.estimator, assessment.sweep.plan.primary.control)
+    styles = looks(assessment.sweep.plan.grid.arms, assessment.sweep.plan.primary.control)
     names = list(dict.fromkeys(spread.pairs.treatment for spread in spreads))
     metrics = list(dict.fromkeys(spread.metric for spread in spreads))
     with sheet(0.5 + 1.3 * len(names)) as drawn:

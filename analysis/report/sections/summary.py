@@ -4,6 +4,7 @@ from typing import Any
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Card, Finding, Section
+from analysis.report.sections.arms import biased_arms
 from analysis.stats import Comparison, Decision, Verdict
 from analysis.stats.text import count, interval_text, probability, share_interval_text, signed
 
@@ -135,7 +136,7 @@ def _design(assessment: Assessment) -> str:
     pairs = assessment.comparisons[0].pairs
     swaps = "whole replicates, because seeds are shared across β" if pairs.blocked else "single pairs"
     return (
-        f"Design: {count(len(plan.grid.estimator), 'estimator')} × {len(plan.grid.beta)} values of β × "
+        f"Design: {count(len(plan.grid.arms), 'estimator')} × {len(plan.grid.beta)} values of β × "
         f"{count(plan.grid.replicates, 'replicate')} = {len(plan.places)} runs, {len(grid)} with a result, "
         f"{diverged} of them diverged. n counts replicates. The exact tests swap the estimators' labels "
         f"within {swaps}; their null hypothesis is that the two estimators' outcomes are exchangeable. "
@@ -144,7 +145,7 @@ def _design(assessment: Assessment) -> str:
 
 
 def _conditions(assessment: Assessment) -> list[str]:
-    texts = []
+    texts = biased_arms(assessment.sweep)
     if assessment.sweep.plan.setting:
         texts.append(
             f"The setting: {assessment.sweep.plan.setting} What is said here is said of it and no other."

@@ -42,7 +42,7 @@ def tradeoff(assessment: Assessment) -> Section | None:
             Figure(
                 svg,
                 f"Scatter plot of reward against KL for {len(runs)} runs of "
-                f"{', '.join(assessment.sweep.plan.grid.estimator)}; {int(on.sum())} are on the frontier.",
+                f"{', '.join(assessment.sweep.plan.grid.arms)}; {int(on.sum())} are on the frontier.",
                 "One mark is one run (one estimator, β and replicate). Grey lines join matched pairs: same "
                 "β, same seed, other estimator. Crosses are 95% intervals of each run's evaluation, over "
                 "prompts; they do not show the spread between replicates. The dashed steps are the frontier "
@@ -71,7 +71,7 @@ def _frontier(runs: list[Run]) -> BoolArray:
 def _row(run: Run, member: bool) -> tuple[str, ...]:
     point = run.point
     return (
-        point.estimator,
+        point.arm,
         f"{point.beta:g}",
         str(point.replicate),
         number(run.outcome(schema.KL)),
@@ -84,7 +84,7 @@ def _row(run: Run, member: bool) -> tuple[str, ...]:
 
 def _draw(assessment: Assessment, runs: list[Run], on: BoolArray) -> str:
     plan = assessment.sweep.plan
-    styles = looks(plan.grid.estimator, plan.primary.control)
+    styles = looks(plan.grid.arms, plan.primary.control)
     kl = np.array([run.outcome(schema.KL) for run in runs])
     reward = np.array([run.outcome(schema.REWARD) for run in runs])
     with sheet(4.2) as drawn:
@@ -96,8 +96,8 @@ def _draw(assessment: Assessment, runs: list[Run], on: BoolArray) -> str:
         steps = (kl[on][order], reward[on][order])
         axes.step(*steps, where="post", color=INK, linestyle=(0, (2, 2)), linewidth=1, zorder=2)
         for name, look in styles.items():
-            mine = np.array([run.point.estimator == name for run in runs])
-            members = [run for run in runs if run.point.estimator == name]
+            mine = np.array([run.point.arm == name for run in runs])
+            members = [run for run in runs if run.point.arm == name]
             _draw_runs(axes, members, kl[mine], reward[mine], look, rasterized=len(runs) > MANY)
         marks = _draw_landmarks(axes, assessment.sweep)
         _label_betas(axes, runs, kl, reward)

@@ -88,7 +88,7 @@ def test_a_plan_is_read_with_its_defaults(plan):
         ("{0: 0.1, 1: 0.3}", "{-1: 0.1}", "grid.beta: -1 is not allowed; indices are integers >= 0"),
         ("{0: 0.1, 1: 0.3}", "{}", "grid.beta: {} is not allowed; at least one weight"),
         ("[MonteCarlo, RaoBlackwell]", "[MonteCarlo, MonteCarlo]", "grid.estimator: .* different names"),
-        ("[MonteCarlo, RaoBlackwell]", "MonteCarlo", "grid.estimator: Invalid value assigned"),
+        ("[MonteCarlo, RaoBlackwell]", "MonteCarlo", "grid.estimator: 'MonteCarlo' is not allowed; a list"),
         (
             "control: MonteCarlo",
             "control: NoKL",
@@ -140,7 +140,7 @@ def test_a_missing_plan_or_stage_is_named(plan, tmp_path):
 def test_cells_come_in_the_order_they_should_run(plan):
     cells = expand(plan()).cells
     assert [cell.stage for cell in cells[:3]] == ["sft", "dpo", "rloo"]
-    ordered = [(c.point.replicate, c.point.beta_index, c.point.estimator) for c in cells[2:]]
+    ordered = [(c.point.replicate, c.point.beta_index, c.point.arm) for c in cells[2:]]
     assert ordered == [*itertools.product((0, 1), (0, 1), ("MonteCarlo", "RaoBlackwell"))]
     assert len({cell.id for cell in cells}) == 10
     seen = set()
@@ -165,15 +165,16 @@ def test_a_cell_knows_its_command(plan):
     assert run.needs == (sft.id, dpo.id)
     assert run.record() == {
         "stage": "rloo",
-        "estimator": "MonteCarlo",
+        "arm": "MonteCarlo",
         "beta": 0.1,
         "beta_index": 0,
         "replicate": 0,
         "seed": run.seed,
         "needs": [sft.id, dpo.id],
         "argv": list(run.argv),
+        "overrides": {"kl.estimator": "MonteCarlo"},
     }
-    assert sft.record()["estimator"] is None
+    assert sft.record()["arm"] is None
     assert str(run) == "rloo MonteCarlo beta=0.1 #0"
 
 

@@ -49,8 +49,8 @@ def grid_results(runs):
     for path in (runs / "results").glob("*.json"):
         content = json.loads(path.read_text())
         where = content["cell"]
-        if where["estimator"]:
-            found[where["estimator"], where["beta_index"], where["replicate"]] = content
+        if where["arm"]:
+            found[where["arm"], where["beta_index"], where["replicate"]] = content
     return found
 
 
@@ -116,7 +116,7 @@ def planned_otherwise(key, value):
     """Edit a plan so that it agrees with a changed record of RaoBlackwell's first run at the second beta."""
 
     def edit(document):
-        keys = ("estimator", "beta_index", "replicate")
+        keys = ("arm", "beta_index", "replicate")
         (found,) = (one for one in document["cells"] if tuple(one[k] for k in keys) == ("RaoBlackwell", 1, 0))
         found[key] = value
 
@@ -415,7 +415,7 @@ def test_a_link_to_a_result_is_read(tmp_path):
         {"curves": {"train/kl": {"step": [0, 1], "value": [[1], [2]]}}},
         {"curves": {"train/kl": [1, 2]}},
         {"curves": 3},
-        {"cell": {"stage": "rloo", "estimator": ["x"]}},
+        {"cell": {"stage": "rloo", "arm": ["x"]}},
         {"versions": [1]},
         {"studies": 3},
         {"studies": {"estimation": {}}},

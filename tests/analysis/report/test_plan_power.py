@@ -9,7 +9,9 @@ from synthetic import write_sweep
 from analysis.cli import main
 from analysis.design import read_plan
 from analysis.report.power import power
+from analysis.results.arm import Arm
 from analysis.stats.power import STANDARD, rejection_rates
+from analysis.sweep import lock
 from lit_klrb.errors import ConfigurationError
 
 PLAN = {
@@ -67,7 +69,9 @@ def test_a_pilot_without_matched_runs_is_refused(plan, tmp_path):
         power(plan, pilot)
 
 
-def test_the_command_prints_it(plan, tmp_path, capsys):
+def test_the_command_prints_it(plan, tmp_path, capsys, monkeypatch):
+    known = {label: Arm() for label in plan.grid.arms}
+    monkeypatch.setitem(lock.__globals__, "examine", lambda plan, cells: known)
     pilot = write_sweep(tmp_path / "pilot", replicates=6)
     assert main(["plan", "--config", "plan.yaml", "--pilot", str(pilot)]) == 0
     assert "power (from RaoBlackwell against MonteCarlo in" in capsys.readouterr().out

@@ -6,11 +6,17 @@ import os
 
 import pytest
 
-from analysis.results.foreign import collect
+from analysis.results.foreign import Collector
 from analysis.results.logs import read_rows
 from lit_klrb.errors import ConfigurationError
 
 COLUMNS = {"arm": "method", "beta": "beta", "replicate": "seed", "reward": "reward", "kl": "kl"}
+
+
+def collect(rows, columns, known=None):
+    collector = Collector(columns, {})
+    collector.add(rows, known or {})
+    return list(collector.runs.values())
 
 
 @pytest.fixture
@@ -70,11 +76,11 @@ HEAD = "method,beta,seed,reward,kl\n"
         (HEAD + "mc,0.1,0,,1\nmc,0.1,1,1,1\n", r"line 2: has no reward; nan is expected"),
         (HEAD + "mc,0.1,0,,\nmc,0.1,1,1,1\n", r"line 2: has no reward; nan is expected"),
         (HEAD + "mc,-1,0,1,1\n", r"line 2: beta is '-1'"),
-        (HEAD + "mc,,0,1,1\nmc,1,0,1,1\n", r"line 2: has no beta \(beta\)"),
+        (HEAD + "mc,,0,1,1\nmc,1,0,1,1\n", r"line 2: beta is not known"),
         (HEAD + "mc,0.1,0,1\n", r"line 2: has 4 fields, the header 5"),
         (
             HEAD.replace("kl", "KL") + "mc,0.1,0,1,1\n",
-            r"columns.kl: 'kl' is in no row of .*log.csv; it has KL",
+            r"columns.kl: 'kl' is in no row of .*log.csv; it has method,.*KL",
         ),
         ("kl,kl\n1,2\n", r"has the column 'kl' more than once"),
         (HEAD, r"has no rows"),

@@ -1,7 +1,8 @@
+import os
 import shutil
 
 import pytest
-from sweep_project import Project
+from sweep_project import HERE, Project
 
 from analysis.design import expand, read_plan
 
@@ -9,6 +10,7 @@ from analysis.design import expand, read_plan
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
     return Project(tmp_path)
 
 

@@ -1,5 +1,7 @@
 """A stand-in for training: `python -m fake_job fit ...` keeps the run directory contract in milliseconds.
 
+`python -m fake_job check` answers as the real one does: an estimator whose behaviour is "refused" is refused.
+
 Its numbers are a function of its arguments and of the checkpoints it starts from, as training's are. The
 configuration tells it how long to take (`seconds`) and which estimators misbehave (`behaviour`); the
 environment variable FAKE_JOB stands for what should not, but does, change a run: "noise" or "crash".
@@ -19,10 +21,10 @@ from lit_klrb import schema
 
 
 def main(argv):
-    command, *pairs = argv
-    assert command == "fit"
-    options = {key.removeprefix("--"): value for key, value in zip(pairs[::2], pairs[1::2], strict=True)}
-    config = yaml.safe_load(Path(options["config"]).read_text())
+    if argv == ["check"]:
+        json.dump([check(*read(request)) for request in json.load(sys.stdin)], sys.stdout)
+        return
+    options, config = read(argv)
     run = Path(options["trainer.default_root_dir"])
     ran = run.parents[1] / "ran.txt"
     with ran.open("a") as file:
@@ -45,6 +47,25 @@ def main(argv):
     (run / schema.CHECKPOINT).parent.mkdir()
     (run / schema.CHECKPOINT).write_bytes(digest)
     write_summary(run, schema.DONE, {schema.REWARD: reward, schema.KL: kl})
+
+
+def read(argv):
+    command, *pairs = argv
+    assert command == "fit"
+    options = {key.removeprefix("--"): value for key, value in zip(pairs[::2], pairs[1::2], strict=True)}
+    return options, yaml.safe_load(Path(options["config"]).read_text())
+
+
+def check(options, config):
+    for key, value in options.items():
+        if key.endswith("_path") and not Path(value).exists():
+            return {"error": f"{key}: {value} does not exist"}
+    estimator = options.get("kl.estimator")
+    if config.get("behaviour", {}).get(estimator) == "refused":
+        return {"error": f"{estimator} is not trained with"}
+    about = {"name": estimator, "optimises": "a hash", "biased": estimator == "K3Loss"}
+    evaluation = {"prompts": int(options.get("prompts", 8))}
+    return {"module": "FakeModule", "estimator": estimator and about, "evaluation": evaluation}
 
 
 def write_metrics(run, reward, kl, seconds):

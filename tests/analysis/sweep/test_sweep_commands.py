@@ -62,7 +62,7 @@ def misbehaving(tmp_path_factory):
 
 def attempts(project, estimator, ran):
     plan = json.loads((project.directory / "plan" / "plan.json").read_text())
-    (cell,) = (cell for cell in plan["cells"] if cell["estimator"] == estimator)
+    (cell,) = (cell for cell in plan["cells"] if cell["arm"] == estimator)
     return ran.count(cell["id"])
 
 
@@ -75,7 +75,7 @@ def test_failing_cells_do_not_stop_the_others_and_are_listed(misbehaving):
     assert misbehaving.output.count("the run ended without summary.json") == 1
     assert "rloo exit 75 beta=0.1 #0: exit code 1; given up" in misbehaving.output
     records = [json.loads(path.read_text()) for path in (misbehaving.directory / "plan" / "failed").iterdir()]
-    (crash,) = (record for record in records if record["cell"]["estimator"] == "crash")
+    (crash,) = (record for record in records if record["cell"]["arm"] == "crash")
     # Three in each of the two sweeps.
     assert crash["attempts"] == 6
     assert crash["error"].startswith("exit code 1\n")

@@ -127,9 +127,7 @@ def test_attempts_are_limited_(run, cells, store, launcher, codes, runs, state):
 
 
 def test_wrong_usage_stops_its_kind_after_one_cell_and_the_others_go_on(run, cells, store, launcher):
-    mine, others = (
-        [c for c in cells[2:] if c.point.estimator == name] for name in ("MonteCarlo", "RaoBlackwell")
-    )
+    mine, others = ([c for c in cells[2:] if c.point.arm == name] for name in ("MonteCarlo", "RaoBlackwell"))
     launcher.script[mine[0].id] = [2]
     outcome = run()
     assert outcome.states[mine[0].id] is State.FAILED

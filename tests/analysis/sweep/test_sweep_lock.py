@@ -25,7 +25,7 @@ def locked(project, runs):
 
     def locked(*, record=True, **keys):
         plan = read_plan(project.write(**keys))
-        altered = lock(plan, expand(plan), runs, record=record)
+        altered, _ = lock(plan, expand(plan), runs, record=record)
         return altered, json.loads((runs / "plan.json").read_text())
 
     return locked

@@ -9,6 +9,13 @@ from analysis.sweep import warm
 from analysis.sweep.launchers.local import WARM
 
 GRID = {"beta": {0: 0.1}, "replicates": 1}
+# A module that can answer `check` and nothing else.
+CHECKS = """
+import json, sys
+if sys.argv[1] == "check":
+    print(json.dumps([{"module": "M", "estimator": None, "evaluation": {}} for _ in json.load(sys.stdin)]))
+    sys.exit()
+"""
 
 
 def log(project):
@@ -46,7 +53,7 @@ def test_a_failing_import_is_met_by_the_cells_and_not_by_the_server(project):
     (package / "cli").mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "cli" / "lightning.py").write_text("raise RuntimeError('broken at import')\n")
-    (package / "__main__.py").write_text("from broken_job.cli import lightning\n")
+    (package / "__main__.py").write_text(f"{CHECKS}\nfrom broken_job.cli import lightning\n")
     plan = project.write(module="broken_job", grid=GRID)
     code, output = project.run("sweep", "--config", plan)
     assert code == 1

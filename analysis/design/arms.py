@@ -1,0 +1,100 @@
+"""Asks the package that runs the cells whether they could start, and what each arm optimises.
+
+This process never imports torch: `python -m MODULE check` builds what every stage and every arm would train.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from analysis.design.cells import RUNS
+from analysis.results import Cell, Plan, layout
+from analysis.results.arm import Arm
+from lit_klrb import schema
+from lit_klrb.errors import ConfigurationError
+
+CHECK = "check"
+
+
+def examine(plan: Plan, cells: Sequence[Cell]) -> dict[str, Arm]:
+    """Build every stage and every arm once, as its first cell would.
+
+    Args:
+        plan: The plan.
+        cells: Its cells.
+
+    Returns:
+        Label -> what the arm trains with.
+
+    Raises:
+        ConfigurationError: For the first stage or arm that would be refused, in one line.
+    """
+    first: dict[str, Cell] = {}
+    for cell in cells:
+        first.setdefault(_place(cell), cell)
+    answers = dict(zip(first, _ask(plan, list(first.values())), strict=True))
+    arms = {label: answers[f"grid.arms.{label}"] for label in plan.grid.arms}
+    _refuse(answers, arms, shared=f"stages.{list(plan.stages)[-1]}")
+    control = arms[plan.primary.control]["evaluation"]
+    return {label: _arm(answer, control) for label, answer in arms.items()}
+
+
+def _place(cell: Cell) -> str:
+    return f"grid.arms.{cell.point.arm}" if cell.point else f"stages.{cell.stage}"
+
+
+def _refuse(answers: Mapping[str, dict[str, Any]], arms: Mapping[str, dict[str, Any]], shared: str) -> None:
+    errors = {place: answer["error"] for place, answer in answers.items() if "error" in answer}
+    if not errors:
+        return
+    place, error = next(iter(errors.items()))
+    # What is wrong with every arm is wrong with the configuration they share.
+    if len(arms) > 1 and all(arm.get("error") == error for arm in arms.values()):
+        place = shared
+    raise ConfigurationError(error, key=place)
+
+
+def _arm(answer: Mapping[str, Any], control: Mapping[str, Any]) -> Arm:
+    estimator, own = answer["estimator"] or {}, answer["evaluation"]
+    keys = sorted(key for key in {**control, **own} if own.get(key) != control.get(key))
+    return Arm(
+        answer["module"],
+        estimator.get("name"),
+        estimator.get("optimises"),
+        estimator.get("biased", False),
+        {key: [own.get(key), control.get(key)] for key in keys},
+    )
+
+
+def _ask(plan: Plan, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """The answer for each cell, in a directory where its inputs seem to be there."""
+    with TemporaryDirectory(prefix="plan-") as runs:
+        for cell in cells:
+            for folder in (cell.id, *cell.needs):
+                checkpoint = layout.workdir(Path(runs), folder) / schema.CHECKPOINT
+                checkpoint.parent.mkdir(parents=True, exist_ok=True)
+                checkpoint.touch()
+            OmegaConf.save(OmegaConf.create(cell.config), layout.workdir(Path(runs), cell.id) / layout.STAGE)
+        requests = [[argument.replace(RUNS, runs) for argument in cell.argv] for cell in cells]
+        done = subprocess.run(
+            [sys.executable, "-m", plan.module, CHECK],
+            input=json.dumps(requests),
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": str(plan.threads)},
+        )
+        try:
+            answers: list[dict[str, Any]] = json.loads(done.stdout.replace(runs, RUNS))
+        except ValueError:
+            reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            raise ConfigurationError(
+                f"python -m {plan.module} {CHECK} gave no answer: {reason}", key="module"
+            ) from None
+    return answers

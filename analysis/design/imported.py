@@ -1,0 +1,190 @@
+"""Runs of other software as the directory of a sweep, which everything that reads one can read."""
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from analysis.design.plan import read_checked
+from analysis.results import Cell, Grid, Plan, Point, Primary, Stage, files, layout
+from analysis.results.checksum import digest
+from analysis.results.foreign import COLUMNS, COORDINATES, METRICS, LoggedRun, logged_runs
+from analysis.results.locked import IMPORTED, lock_document
+from analysis.results.records import encode_result
+from lit_klrb import schema
+from lit_klrb.errors import ConfigurationError
+
+# The one stage of an imported sweep.
+STAGE = "imported"
+Place = tuple[str, int, int]
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """What the columns of others' logs mean.
+
+    Args:
+        name: What the report calls the sweep.
+        columns: arm, beta, replicate, seed, reward, kl, step or run -> the column that says it. A replicate's
+            name also stands for its seed, unless there is a column of seeds. With a step, a run has several
+            rows, and the last decides. {arm}, {beta}, {replicate} and {run} in the name of a metric's column
+            mean that each run has a column of its own.
+        primary: The comparison that decides.
+        files: What the logs are called, where each run has one and a folder is given: for example
+            "{arm}-{beta}-{replicate}/trainer_state.json".
+        runs: Name of a run -> its arm, beta and replicate, for logs that say `run` alone.
+        setting: What was trained on what, in a sentence.
+    """
+
+    name: str
+    columns: dict[str, str]
+    primary: Primary
+    files: str | None = None
+    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    setting: str = ""
+
+    def check(self) -> None:
+        """Check what types alone do not say.
+
+        Raises:
+            ConfigurationError: If a key is not allowed or is missing.
+        """
+        coordinates = (*COORDINATES, "seed")
+        given: list[tuple[str, Iterable[str], Sequence[str]]] = [("columns", self.columns, COLUMNS)]
+        given += [(f"runs.{run}", said, coordinates) for run, said in self.runs.items()]
+        for key, names, allowed in given:
+            for name in names:
+                if name not in allowed:
+                    raise ConfigurationError(
+                        f"{name!r} is not allowed; one of: {', '.join(allowed)}", key=key
+                    )
+        for name in METRICS:
+            if name not in self.columns:
+                raise ConfigurationError(f"{name} is missing", key="columns")
+
+
+def import_runs(source: Path, mapping_path: Path, output: Path) -> Path:
+    """Write the directory of a sweep from the logs of other software.
+
+    The same import may be repeated. Nothing is ever overwritten.
+
+    Args:
+        source: A log (.csv, .jsonl, .json), or the folder of the logs that the mapping's `files` describes.
+        mapping_path: The mapping, YAML.
+        output: The directory to write.
+
+    Returns:
+        The directory.
+
+    Raises:
+        ConfigurationError: If logs or mapping cannot be used, or the directory holds something else.
+    """
+    mapping = read_checked(mapping_path, Mapping, Mapping.check, "a mapping")
+    runs, logs = logged_runs(source, mapping.files, mapping.columns, mapping.runs)
+    plan, placed = _planned(runs, mapping, mapping_path, output)
+    origin = {
+        "source": source.name,
+        "files": {_relative(path, source): hashlib.sha256(path.read_bytes()).hexdigest() for path in logs},
+        "columns": mapping.columns,
+        "runs": mapping.runs,
+    }
+    cells = {place: _cell(plan, place, placed, origin) for place in plan.places}
+    content = {"plan": plan.record(), IMPORTED: origin}
+    documents = {output / layout.PLAN: lock_document(plan, content, list(cells.values()))}
+    for place, run in placed.items():
+        documents[layout.result_path(output, cells[place].id)] = encode_result(_result(cells[place], run))
+    _write(output, documents)
+    return output
+
+
+def _relative(path: Path, source: Path) -> str:
+    return path.name if path == source else path.relative_to(source).as_posix()
+
+
+def _planned(
+    runs: Sequence[LoggedRun], mapping: Mapping, mapping_path: Path, output: Path
+) -> tuple[Plan, dict[Place, LoggedRun]]:
+    """The smallest plan that has all the runs, and where each is in it."""
+    betas = {beta: index for index, beta in enumerate(sorted({run.beta for run in runs}))}
+    replicates = _replicates(runs)
+    placed = {(run.arm, betas[run.beta], replicates[run.beta, run.replicate]): run for run in runs}
+    column = mapping.columns.get("arm", "arm")
+    plan = Plan(
+        mapping.name,
+        str(output),
+        {STAGE: Stage("")},
+        Grid(
+            {label: {column: label} for label in dict.fromkeys(run.arm for run in runs)},
+            {index: beta for beta, index in betas.items()},
+            1 + max(replicates.values()),
+        ),
+        mapping.primary,
+        module=STAGE,
+        setting=mapping.setting,
+    )
+    try:
+        plan.check()
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{mapping_path}: {error}") from None
+    return plan, placed
+
+
+def _replicates(runs: Sequence[LoggedRun]) -> dict[tuple[float, str], int]:
+    """(beta, replicate's name) -> its index.
+
+    A name is one replicate at all betas; where no two betas have a name in common, each counts its own.
+    """
+    names = {beta: {run.replicate for run in runs if run.beta == beta} for beta in {run.beta for run in runs}}
+    everywhere = set().union(*names.values())
+    apart = sum(map(len, names.values())) == len(everywhere)
+    indices = {
+        beta: {name: index for index, name in enumerate(sorted(own if apart else everywhere, key=_in_order))}
+        for beta, own in names.items()
+    }
+    return {(beta, name): indices[beta][name] for beta, own in names.items() for name in own}
+
+
+def _in_order(name: str) -> tuple[int, int, str]:
+    return (0, int(name), "") if name.isdecimal() else (1, 0, name)
+
+
+def _cell(plan: Plan, place: Place, placed: dict[Place, LoggedRun], origin: dict[str, Any]) -> Cell:
+    arm, index, replicate = place
+    point = Point(arm, plan.grid.beta[index], index, replicate)
+    # A run that is missing would have had the seed of its pair.
+    pair = [(label, index, replicate) for label in (arm, *plan.grid.arms)]
+    seed = next((placed[other].seed for other in pair if other in placed), 0)
+    cell_id = digest({IMPORTED: origin, **point._asdict()})
+    return Cell(cell_id, STAGE, point, seed, overrides=plan.grid.arms[arm])
+
+
+def _result(cell: Cell, run: LoggedRun) -> dict[str, Any]:
+    final = run.final
+    logged = {f"train/{name}": values for name, values in run.curves.items() if len(values) > 1}
+    return {
+        "schema": layout.RESULT_SCHEMA,
+        "id": cell.id,
+        "cell": cell.record(),
+        "state": schema.DONE if final else schema.DIVERGED,
+        "final": final or {},
+        "curves": {
+            name: {
+                "step": sorted(values),
+                "value": [values[step] if math.isfinite(values[step]) else None for step in sorted(values)],
+            }
+            for name, values in logged.items()
+        },
+        "versions": {},
+    }
+
+
+def _write(output: Path, documents: dict[Path, bytes]) -> None:
+    """Write what is not there yet; refuse a directory that holds anything else."""
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        there = [output / layout.PLAN, *layout.result_paths(output)]
+        if not all(path.is_file() and path.read_bytes() == documents.get(path) for path in there):
+            raise ConfigurationError(f"{output} holds something else; name a new directory", key="--output")
+    for path, content in documents.items():
+        files.publish(path, content)

@@ -1,0 +1,183 @@
+"""Arms: any overrides, checked when the plan is made, and what is kept of them."""
+
+import json
+
+import pytest
+import yaml
+
+from analysis.cli import main
+from analysis.design import expand, read_plan
+from analysis.results.arm import Arm
+from analysis.results.locked import LockedPlan
+from lit_klrb.errors import ConfigurationError
+
+ARMS = {
+    "right": {"kl.estimator": "MonteCarlo"},
+    "wrong": {"kl.estimator": "K3Loss", "kl.estimator.allow_biased": True},
+    "long": {"kl.estimator": "MonteCarlo", "prompts": 16},
+}
+
+BOTH_WRONG = {"a": {"kl.estimator": "K3Loss", "x": 1}, "b": {"kl.estimator": "K3Loss", "x": 2}}
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch, request):
+    """Write a plan of two stages, run by a module that answers as lit_klrb does."""
+    monkeypatch.chdir(tmp_path)
+    jobs = request.config.rootpath / "tests" / "analysis" / "sweep"
+    monkeypatch.setenv("PYTHONPATH", str(jobs), prepend=":")
+    monkeypatch.syspath_prepend(jobs)
+
+    def write(arms=ARMS, control="right", module="fake_job", rloo=None, **primary):
+        (tmp_path / "dpo.yaml").write_text("{seconds: 0}")
+        (tmp_path / "rloo.yaml").write_text(yaml.safe_dump(rloo or {"seconds": 0}))
+        inputs = {"model.init_args.policy_path": "dpo"}
+        plan = {
+            "name": "arms",
+            "directory": "runs",
+            "module": module,
+            "stages": {"dpo": {"config": "dpo.yaml"}, "rloo": {"config": "rloo.yaml", "inputs": inputs}},
+            "grid": {"arms": arms, "beta": {0: 0.1}, "replicates": 2},
+            "primary": {"control": control, **primary},
+        }
+        (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
+        return tmp_path / "plan.yaml"
+
+    return write
+
+
+def cells(path):
+    return {
+        (cell.point.arm, cell.point.replicate): cell for cell in expand(read_plan(path)).cells if cell.point
+    }
+
+
+def test_an_arm_is_what_it_changes_and_not_its_label(write):
+    before = cells(write())
+    renamed = {"same" if label == "wrong" else label: ARMS[label] for label in reversed(ARMS)}
+    after = cells(write(renamed))
+    assert after["same", 1].id == before["wrong", 1].id
+    assert {cell.id for cell in after.values()} == {cell.id for cell in before.values()}
+    changed = cells(write(ARMS | {"wrong": {**ARMS["wrong"], "kl.estimator.allow_biased": False}}))
+    differing = {place for place in before if before[place].id != changed[place].id}
+    assert differing == {("wrong", 0), ("wrong", 1)}
+
+
+def test_arms_share_seeds_and_carry_their_overrides(write):
+    found = cells(write())
+    assert len({found[label, 0].seed for label in ARMS}) == 1
+    assert found["long", 0].seed != found["long", 1].seed
+    wrong = found["wrong", 0]
+    assert wrong.argv[3:11] == (
+        *("--seed_everything", str(wrong.seed)),
+        *("--kl.estimator", "K3Loss"),
+        *("--kl.estimator.allow_biased", "true"),
+        *("--kl.beta", "0.1"),
+    )
+    assert wrong.record()["arm"] == "wrong"
+    assert wrong.record()["overrides"] == ARMS["wrong"]
+
+
+def test_values_are_passed_as_json_and_files_count_by_content(write, tmp_path):
+    (tmp_path / "words.txt").write_text("a")
+    arms = {
+        "right": {"trainer.callbacks": [{"class_path": "KLMonitor"}], "data.source": "words.txt", "a": None}
+    }
+    (cell, _) = cells(write(arms)).values()
+    options = dict(zip(cell.argv[1::2], cell.argv[2::2], strict=True))
+    assert json.loads(options["--trainer.callbacks"]) == [{"class_path": "KLMonitor"}]
+    assert options["--a"] == "null"
+    assert options["--data.source"] == "words.txt"
+    (tmp_path / "words.txt").write_text("b")
+    assert cells(write(arms))["right", 0].id != cell.id
+
+
+@pytest.mark.parametrize("names", [["MonteCarlo", "K3Loss"], ["NoKL"]])
+def test_a_list_of_estimators_is_a_shorthand(write, names):
+    grid = read_plan(write(names, control=names[0])).grid
+    assert grid.arms == {name: {"kl.estimator": name} for name in names}
+    spelled_out = write({name: {"kl.estimator": name} for name in names}, control=names[0])
+    assert read_plan(spelled_out).grid == grid
+
+
+@pytest.mark.parametrize(
+    ("arms", "message"),
+    [
+        ({}, r"grid.arms: {} is not allowed; at least one"),
+        ({"right": {"kl.beta": 1}}, r"grid.arms.right.kl.beta: 1 is not allowed; grid.beta sets it"),
+        ({"right": {"seed_everything": 1}}, r"right.seed_everything: 1 is not allowed; seeds follow"),
+        (
+            {"right": {"model.policy_path": "x"}},
+            r"right.model.policy_path: 'x' is not allowed; stages.rloo.inp",
+        ),
+        ({"right": {"a": float("nan")}}, r"grid.arms.right.a: nan is not allowed; plain values"),
+        ({"right": {}, "other": {}}, r"grid.arms.other: {} is not allowed; right is the same"),
+        ({" right": {}}, r"grid.arms: ' right' is not allowed; labels"),
+        ({"right": {}, "": {"a": 1}}, r"grid.arms: '' is not allowed; labels"),
+        ({"left": {}}, r"primary.control: 'right' is not allowed; one of: left"),
+        (["right", "right"], r"grid.arms: \['right', 'right'\] is not allowed; different names"),
+        (["right", {"kl.estimator": "MonteCarlo"}], r"grid.arms: .* is not allowed; a list of names"),
+        ({"right": "MonteCarlo"}, r"grid.arms.right: "),
+    ],
+)
+def test_what_an_arm_may_not_be(write, arms, message):
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        read_plan(write(arms))
+    assert "\n" not in str(caught.value)
+
+
+def test_one_of_arms_and_estimator(write):
+    path = write()
+    path.write_text(path.read_text().replace("  beta:", "  estimator: [MonteCarlo]\n  beta:"))
+    with pytest.raises(ConfigurationError, match="grid: arms and estimator are both given"):
+        read_plan(path)
+
+
+def test_the_plan_says_and_keeps_what_each_arm_optimises(write, capsys, tmp_path):
+    assert main(["plan", "--config", str(write())]) == 0
+    out = capsys.readouterr().out
+    assert "  right: MonteCarlo: optimises a hash\n" in out
+    assert "  wrong: K3Loss, biased: optimises a hash\n" in out
+    assert "    evaluated with prompts = 16, the control with 8: not the same outcome\n" in out
+    assert LockedPlan.read(tmp_path / "runs" / "plan.json").arms == {
+        "right": Arm("FakeModule", "MonteCarlo", "a hash"),
+        "wrong": Arm("FakeModule", "K3Loss", "a hash", biased=True),
+        "long": Arm("FakeModule", "MonteCarlo", "a hash", evaluation={"prompts": [16, 8]}),
+    }
+
+
+def test_arms_are_examined_once(write, capsys, monkeypatch):
+    def broken(*args, **kwargs):
+        raise AssertionError("asked again")
+
+    assert main(["plan", "--config", str(write())]) == 0
+    first = capsys.readouterr().out
+    monkeypatch.setattr("subprocess.run", broken)
+    assert main(["plan", "--config", str(write())]) == 0
+    assert capsys.readouterr().out == first
+    with pytest.raises(AssertionError, match="asked again"):
+        main(["plan", "--config", str(write(ARMS | {"new": {"kl.estimator": "NoKL"}}))])
+
+
+@pytest.mark.parametrize(
+    ("arms", "behaviour", "message"),
+    [
+        (ARMS, "K3Loss", "error: grid.arms.wrong: K3Loss is not trained with"),
+        ({"a": {"x_path": "gone"}}, "", "error: grid.arms.a: x_path: gone does not exist"),
+        # what every arm is refused for is not of the arms
+        (BOTH_WRONG, "K3Loss", "error: stages.rloo: K3Loss is not trained with"),
+    ],
+)
+@pytest.mark.parametrize("command", ["plan", "sweep"])
+def test_what_a_cell_would_refuse_is_refused_before_any(
+    write, capsys, tmp_path, command, arms, behaviour, message
+):
+    path = write(arms, control=next(iter(arms)), rloo={"behaviour": {behaviour: "refused"}})
+    assert main([command, "--config", str(path)]) == 2
+    assert capsys.readouterr() == ("", f"{message}\n")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_module_that_cannot_check_is_named(write, capsys):
+    assert main(["plan", "--config", str(write(module="lit_klrb.schema"))]) == 2
+    assert "module: python -m lit_klrb.schema check gave no answer: exit code 0" in capsys.readouterr().err

@@ -1,0 +1,215 @@
+"""Runs of other software, imported: the same statistics as of a sweep, and the caveat beside them."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+from synthetic import write_sweep
+
+import analysis
+from analysis.cli import main
+from analysis.report.assessment import load_assessment
+from analysis.report.sections.summary import verdict_numbers
+from analysis.results.load import load_sweep
+
+COLUMNS = {name: name for name in ("arm", "beta", "replicate", "seed", "reward", "kl")}
+CAVEAT = "they were not scored by the common evaluator"
+
+
+@pytest.fixture
+def imported(tmp_path):
+    """Import a log or a folder with a mapping: the directory."""
+
+    def imported(source, *, output="theirs", code=0, control="mc", **mapping):
+        path = tmp_path / "mapping.yaml"
+        content = {"name": "theirs", "primary": {"control": control}} | mapping
+        path.write_text(yaml.safe_dump(content))
+        where = tmp_path / output
+        assert main(["import", str(source), "--config", str(path), "--output", str(where)]) == code
+        return where
+
+    return imported
+
+
+def table(frame, path):
+    frame[frame.arm.notna()].to_csv(path, na_rep="nan")
+    return path
+
+
+def verdicts(directory):
+    comparisons = load_assessment(directory).comparisons
+    return [[verdict_numbers(verdict) for verdict in c.verdicts] for c in comparisons]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_our_own_sweep_has_the_same_statistics_after_a_round_trip(tmp_path, imported, shared):
+    def edit(point, made):
+        if point == ("RaoBlackwell", 1, 2):
+            made["final"]["kl"] = None
+        return made
+
+    seeds = {"seed_of": lambda index, replicate: replicate} if shared else {}
+    own = write_sweep(tmp_path / "own", replicates=5, lift={"RaoBlackwell": 0.2}, edit=edit, **seeds)
+    frame = analysis.frames(own).runs
+    theirs = imported(table(frame, tmp_path / "own.csv"), columns=COLUMNS, control="MonteCarlo")
+    assert load_assessment(theirs).comparisons[0].pairs.blocked == shared
+    assert verdicts(theirs) == verdicts(own)
+    again = analysis.frames(theirs).runs
+    both = [f[f.arm.notna()].set_index(["arm", "beta", "replicate"]).sort_index() for f in (frame, again)]
+    for column in ("reward", "kl"):
+        values = [np.where(f.state == "done", f[column], np.nan).astype(float) for f in both]
+        np.testing.assert_array_equal(*values)
+    assert [*both[0].seed] == [*both[1].seed]
+
+
+def test_what_reads_a_sweep_reads_an_import_and_says_what_it_is(tmp_path, imported, capsys):
+    own = write_sweep(tmp_path / "own", replicates=3)
+    theirs = imported(
+        table(analysis.frames(own).runs, tmp_path / "own.csv"),
+        columns=COLUMNS,
+        primary={"control": "MonteCarlo", "margins": {"objective": 0.5}},
+        setting="a toy.",
+    )
+    assert main(["report", str(theirs)]) == 0
+    assert CAVEAT in (theirs / "report.html").read_text()
+    numbers = json.loads((theirs / "results.json").read_text())
+    assert any(CAVEAT in problem for problem in numbers["sections"]["execution"]["problems"])
+    assert main(["verify", str(theirs)]) == 0
+    sweep = load_sweep(theirs)
+    assert (sweep.plan.primary.margins, sweep.plan.setting) == ({"objective": 0.5}, "a toy.")
+    assert not sweep.invalid
+    # the same import may be repeated, beside a report
+    capsys.readouterr()
+    imported(tmp_path / "own.csv", columns=COLUMNS, control="RaoBlackwell", code=2)
+    assert "theirs holds something else; name a new directory" in capsys.readouterr().err
+
+
+def test_an_import_that_was_cut_off_is_completed(tmp_path, imported):
+    own = write_sweep(tmp_path / "own", replicates=2)
+    log = table(analysis.frames(own).runs, tmp_path / "own.csv")
+    theirs = imported(log, columns=COLUMNS, control="MonteCarlo")
+    files = {path: path.read_bytes() for path in theirs.rglob("*.json")}
+    sorted(theirs.glob("results/*.json"))[3].unlink()
+    imported(log, columns=COLUMNS, control="MonteCarlo")
+    assert {path: path.read_bytes() for path in theirs.rglob("*.json")} == files
+
+
+def test_states_that_a_trl_trainer_left(request, imported):
+    """The log_history of eight runs of TRL 1.16, four steps each on a CPU."""
+    folder = request.config.rootpath / "tests" / "analysis" / "results" / "trl"
+    columns = {"reward": "reward", "kl": "kl", "step": "step"}
+    files = "{arm}-{beta}-{replicate}/trainer_state.json"
+    sweep = load_sweep(imported(folder, columns=columns, files=files, control="rloo"))
+    assert not sweep.missing
+    assert list(sweep.plan.grid.arms) == ["grpo", "rloo"]
+    assert dict(sweep.plan.grid.beta) == {0: 0.05, 1: 0.2}
+    run = sweep.grid["rloo", 0, 1]
+    history = json.loads((folder / "rloo-0.05-1" / "trainer_state.json").read_text())["log_history"]
+    assert run.final == {"reward": history[3]["reward"], "kl": history[3]["kl"]}
+    assert run.curves["train/kl"].value.tolist() == [row["kl"] for row in history[:4]]
+    # one seed at both betas: what is swapped are whole replicates
+    assert load_assessment(sweep.directory).comparisons[0].pairs.blocked
+
+
+def test_a_wide_export_of_w_and_b_with_names_of_its_own(tmp_path, imported):
+    names = {
+        "fluffy-cloud-1": ("mc", 0),
+        "misty-sea-2": ("rb", 0),
+        "calm-hill-3": ("mc", 1),
+        "old-oak-4": ("rb", 1),
+    }
+    header = ['"Step"']
+    for name in names:
+        for metric in ("objective/reward", "objective/kl"):
+            header += [f'"{name} - {metric}{end}"' for end in ("", "__MIN", "__MAX")]
+    rows = [",".join(header)]
+    for step in (0, 10):
+        cells = [f'"{step + number + 0.25 * k}"' for number in range(4) for k in range(2)]
+        rows.append(",".join([f'"{step}"', *(cell for one in cells for cell in (one, '""', '""'))]))
+    (tmp_path / "wandb.csv").write_text("\n".join(rows))
+    theirs = imported(
+        tmp_path / "wandb.csv",
+        columns={"reward": "{run} - objective/reward", "kl": "{run} - objective/kl", "step": "Step"},
+        runs={name: {"arm": arm, "beta": 0.1, "replicate": number} for name, (arm, number) in names.items()},
+    )
+    finals = {(arm, r): run.final for (arm, _, r), run in load_sweep(theirs).grid.items()}
+    assert finals == {
+        ("mc", 0): {"reward": 10.0, "kl": 10.25},
+        ("rb", 0): {"reward": 11.0, "kl": 11.25},
+        ("mc", 1): {"reward": 12.0, "kl": 12.25},
+        ("rb", 1): {"reward": 13.0, "kl": 13.25},
+    }
+
+
+def test_verl_files_and_a_run_that_is_missing(tmp_path, imported):
+    for arm, seed in (("mc", 1), ("mc", 2), ("rb", 1)):
+        lines = [{"step": s, "data": {"critic/score/mean": s / 7, "actor/kl": seed}} for s in (1, 2)]
+        path = tmp_path / "logs" / f"{arm}_s{seed}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("\n".join(map(json.dumps, lines)))
+    columns = {"reward": "data.critic/score/mean", "kl": "data.actor/kl", "step": "step"}
+    runs = {
+        f"{arm}_s{s}": {"arm": arm, "beta": 0.001, "replicate": s} for arm in ("mc", "rb") for s in (1, 2)
+    }
+    sweep = load_sweep(imported(tmp_path / "logs", files="{run}.jsonl", columns=columns, runs=runs))
+    assert sweep.missing == [("rb", 0, 1)]
+    assert not sweep.invalid
+    assert sweep.grid["rb", 0, 0].cell.seed == 1
+
+
+def test_replicates_are_counted_by_name_or_beta_by_beta(tmp_path, imported):
+    head, log = "arm,beta,replicate,reward,kl", tmp_path / "log.csv"
+
+    def places(rows, output):
+        lines = [
+            f"{arm},{beta},{name},1,1"
+            for beta, names in rows.items()
+            for name in names
+            for arm in ("mc", "rb")
+        ]
+        log.write_text("\n".join([head, *lines]))
+        columns = {name: name for name in COLUMNS if name != "seed"}
+        sweep = load_sweep(imported(log, columns=columns, output=output))
+        seeds = {place[1:]: run.cell.seed for place, run in sweep.grid.items()}
+        return seeds, len(sweep.missing)
+
+    assert places({0.1: [10, 9], 0.2: [9, 10]}, "a") == ({(0, 0): 9, (0, 1): 10, (1, 0): 9, (1, 1): 10}, 0)
+    assert places({0.1: [0, 1], 0.2: [2, 3]}, "b") == ({(0, 0): 0, (0, 1): 1, (1, 0): 2, (1, 1): 3}, 0)
+    assert places({0.1: [0, 1], 0.2: [1]}, "c") == ({(0, 0): 0, (0, 1): 1, (1, 1): 1}, 2)
+
+
+def test_pairs_with_unequal_seeds_are_refused_by_the_reader(tmp_path, imported):
+    (tmp_path / "log.csv").write_text("arm,beta,replicate,seed,reward,kl\nmc,1,0,5,1,1\nrb,1,0,6,1,1\n")
+    assert "different seeds: [5, 6]" in load_sweep(imported(tmp_path / "log.csv", columns=COLUMNS)).invalid[0]
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({"columns": {"reward": "r"}}, "mapping.yaml: columns: kl is missing"),
+        (
+            {"columns": {**COLUMNS, "lr": "lr"}},
+            "mapping.yaml: columns: 'lr' is not allowed; one of: arm, beta",
+        ),
+        ({"columns": {**COLUMNS, "step": "epoch"}}, "columns.step: 'epoch' is in no row of"),
+        ({"columns": {"reward": "reward", "kl": "kl"}}, "line 2: arm is not known"),
+        ({"columns": COLUMNS, "control": "ppo"}, "primary.control: 'ppo' is not allowed; one of: mc, rb"),
+        ({"columns": COLUMNS, "margin": 1}, "mapping.yaml: margin: Key 'margin' not in 'Mapping'"),
+        ({"columns": COLUMNS, "files": "../{arm}.csv"}, "files: '../{arm}.csv' is not allowed; a path below"),
+        ({"columns": COLUMNS, "files": "{arm}.jsonl"}, "files: no file of"),
+        ({"columns": {**COLUMNS, "reward": "{run} r"}}, "columns.reward: no column of"),
+        ({"columns": {**COLUMNS, "run": "arm"}}, "line 2: the run 'mc' is not among the mapping's `runs`"),
+        ({"columns": COLUMNS, "runs": {"x": {"lr": 1}}}, "runs.x: 'lr' is not allowed; one of: arm, beta"),
+    ],
+)
+def test_what_cannot_be_imported_is_one_line_and_nothing_is_written(
+    tmp_path, imported, capsys, mapping, message
+):
+    log = tmp_path / "log.csv"
+    log.write_text("arm,beta,replicate,seed,reward,kl\nmc,1,0,0,1,1\nrb,1,0,0,1,1\n")
+    theirs = imported(tmp_path if "files" in mapping else log, code=2, **mapping)
+    error = capsys.readouterr().err.strip()
+    assert message in error
+    assert "\n" not in error
+    assert not theirs.exists()
