@@ -17,6 +17,7 @@ PLACES = {
     "lit_klrb/cli/explain.py": {"import_module"},  # an estimator by its import path
     "lit_klrb/models/checkpoints.py": {"pickle"},  # the name of its error
     "analysis/sweep/warm.py": {"import_module"},  # the sweep's own job
+    "analysis/sweep/job.py": {"run_module"},  # the module that a plan names
 }
 
 
@@ -64,7 +65,7 @@ def test_every_line_of_the_page_names_tests_that_exist():
         if isinstance(node, ast.FunctionDef)
     }
     rows = [line for line in PAGE.read_text("utf-8").splitlines() if line.startswith("| ")]
-    rows = [row for row in rows if not row.startswith(("| ---", "| What"))]
+    rows = [row for row in rows if not row.startswith(("| ---", "| What", "| Where"))]
     assert len(rows) > 20
     for row in rows:
         named = set(re.findall(r"`(test_\w+)`", row))

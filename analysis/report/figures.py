@@ -50,6 +50,7 @@ _STYLE = {
     "grid.linewidth": 0.6,
     "legend.frameon": False,
     "text.color": INK,
+    "text.parse_math": False,  # a name with two dollars in it is a name
     "xtick.major.size": 0,  # the grid shows where they are
     "ytick.major.size": 0,
     "xtick.color": INK,

@@ -21,7 +21,7 @@ class Progress:
     def __init__(self, name: str, console: Console) -> None:
         self._console = console
         self._bar = Bar(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[newest]}", markup=False),

@@ -129,6 +129,7 @@ def _draw(kl: FloatArray, reward: FloatArray, difference: FloatArray, name: str,
         # A few kilobytes of pixels instead of hundreds of hatched shapes.
         filled.set_rasterized(True)
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlabel("KL to the reference (nats per completion, log scale)")
         axes.set_ylabel("Mean reward")
         bar = drawn.canvas.colorbar(filled, ticks=[-1, -0.5, 0, 0.5, 1], spacing="proportional")

@@ -91,6 +91,7 @@ def _draw(assessment: Assessment, found: Mapping[str, Evidence], threshold: floa
         axes.axhline(1, color=INK, linewidth=0.8)
         axes.axhline(threshold, color=INK, linewidth=1, linestyle=":")
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.set_xlabel(f"{unit}s seen")
         axes.set_ylabel("E (log scale)")
         shown = {name: styles[name] for name in found}
