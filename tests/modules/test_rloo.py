@@ -122,7 +122,7 @@ def test_a_renamed_weight_in_a_checkpoint_is_an_error(chain, tmp_path):
     key = next(iter(saved["state_dict"]))
     saved["state_dict"][key + "x"] = saved["state_dict"].pop(key)
     torch.save(saved, tmp_path / "bad.ckpt")
-    with pytest.raises(RuntimeError, match=r"wte\.weight"):
+    with pytest.raises(ConfigurationError, match=r"wte\.weight"):
         RLOOModule.load_from_checkpoint(tmp_path / "bad.ckpt")
 
 
