@@ -1,6 +1,7 @@
 """Noise and signal of the gradients against the gradients themselves, one prompt at a time."""
 
 import csv
+from inspect import isabstract
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from lit_klrb.studies.gradients import noise_and_signal
 ESTIMATORS = sorted(
     name
     for name, kind in vars(estimators).items()
-    if isinstance(kind, type) and issubclass(kind, estimators.KLEstimator) and hasattr(kind, "explanation")
+    if isinstance(kind, type) and issubclass(kind, estimators.KLEstimator) and not isabstract(kind)
 )
 MONITOR = ["--trainer.callbacks+=GradientNoiseMonitor", "--trainer.callbacks.every_n_rollouts", "2"]
 

@@ -135,6 +135,8 @@ def test_an_adapter_is_no_model(folder):
 class Binary:
     """A tokenizer with a model that is not text."""
 
+    is_fast = False
+
     def save_pretrained(self, folder, **_):
         (Path(folder) / "spiece.model").write_bytes(b"\xff")
 

@@ -97,7 +97,7 @@ def test_an_import_that_was_cut_off_is_completed(tmp_path, imported):
 
 def test_states_that_a_trl_trainer_left(request, imported):
     """The log_history of eight runs of TRL 1.16, four steps each on a CPU."""
-    folder = request.config.rootpath / "tests" / "analysis" / "results" / "trl"
+    folder = request.config.rootpath / "tests" / "analysis" / "results" / "trl_logs"
     columns = {"reward": "reward", "kl": "kl", "step": "step"}
     files = "{arm}-{beta}-{replicate}/trainer_state.json"
     sweep = load_sweep(imported(folder, columns=columns, files=files, control="rloo"))

@@ -26,10 +26,12 @@ def test_a_report_of_hostile_labels(tmp_path):
 def test_a_result_directory_is_not_run(tmp_path, monkeypatch):
     """Names of classes in a plan and in its results are text to whoever reads them."""
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "theirs.py").write_text("raise SystemExit('imported')")
-    runs = write_sweep(tmp_path / "runs", estimators=("theirs.Control", "theirs.Other"), replicates=2)
+    (tmp_path / "their_estimators.py").write_text("raise SystemExit('imported')")
+    runs = write_sweep(
+        tmp_path / "runs", estimators=("their_estimators.Control", "their_estimators.Other"), replicates=2
+    )
     assert verify(build(runs)).differences == []
-    assert "theirs" not in sys.modules
+    assert "their_estimators" not in sys.modules
 
 
 def test_a_sweep_of_any_name_shows_its_progress():
