@@ -77,3 +77,18 @@ def test_a_reader_that_stops_early_ends_a_command_quietly(options):
     os.close(writer)
     assert done.returncode in (0, 1)  # argparse, which prints the help, keeps the error to itself
     assert done.stderr == ""
+
+
+def test_one_training_batch_is_not_all_of_them():
+    """In a process of its own: typing's cache may turn `int | float` round, and 1 would then parse as 1.0."""
+    options = [
+        "--config",
+        str(Path(lit_klrb.__file__).parents[1] / "configs" / "demo" / "rloo.yaml"),
+        "--trainer.limit_train_batches",
+        "1",
+    ]
+    command = [sys.executable, "-m", "lit_klrb", "fit", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: trainer.limit_train_batches: must be null or 1.0")
+    assert done.stderr.strip().endswith("got 1")
