@@ -97,7 +97,7 @@ def _value_study(artifact: dict[str, Any]) -> ValueStudy:
             {size: _array(by_size[str(size)], (prompts, completions // size), "ht") for size in sizes},
         )
 
-    snapshots = [snapshot(content) for content in artifact["moments"]]
+    snapshots = [snapshot(content) for content in _snapshots(artifact)]
     _check_steps(snapshots)
     if any(one.values.keys() != snapshots[0].values.keys() for one in snapshots):
         raise ValueError("snapshots with different estimators")
@@ -119,9 +119,14 @@ def _gradient_study(artifact: dict[str, Any]) -> GradientStudy:
         completions = _count(content, "completions", 1)
         return GradientSnapshot(int(content["step"]), float(content["beta"]), completions, gram)
 
-    snapshots = [snapshot(content) for content in artifact["moments"]]
+    snapshots = [snapshot(content) for content in _snapshots(artifact)]
     _check_steps(snapshots)
     return GradientStudy(estimators, batches, _count(artifact, "prompts", 1), snapshots)
+
+
+def _snapshots(artifact: Mapping[str, Any]) -> list[Any]:
+    contents: list[Any] = artifact["moments" if artifact["schema"] == 1 else "snapshots"]
+    return contents
 
 
 def _count(content: Mapping[str, Any], key: str, least: int) -> int:

@@ -12,12 +12,12 @@ from analysis.stats.verdict import LOG_RATIO, Claim, Verdict
 
 TERMS = ("KL", "total")
 # Fewer of either, and no claim is made.
-ENOUGH_BATCHES, ENOUGH_MOMENTS = 64, 3
+ENOUGH_BATCHES, ENOUGH_SNAPSHOTS = 64, 3
 
 
 @dataclass(frozen=True, eq=False)
-class NoiseMoment:
-    """The gradients of B batches at one moment of training.
+class NoiseSnapshot:
+    """The gradients of B batches at one snapshot of training.
 
     Attributes:
         step: Optimizer steps done.
@@ -65,51 +65,53 @@ class NoiseMoment:
 
 @dataclass(frozen=True, eq=False)
 class NoiseFinding:
-    """One comparison with the control at one moment, with its verdict."""
+    """One comparison with the control at one snapshot, with its verdict."""
 
-    moment: NoiseMoment
+    snapshot: NoiseSnapshot
     term: str
     variance: GradientVariance
     verdict: Verdict
 
 
-def compare_noise(moments: Sequence[NoiseMoment], control: str, alpha: float = 0.05) -> list[NoiseFinding]:
-    """Compare each estimator's gradient variance with the control's, at every moment, for KL and objective.
+def compare_noise(
+    snapshots: Sequence[NoiseSnapshot], control: str, alpha: float = 0.05
+) -> list[NoiseFinding]:
+    """Compare each estimator's gradient variance with the control's, per snapshot, for KL and objective.
 
     The verdicts rest on sign flips of disjoint pairs of batches, which are valid at any number of batches and
     for means that differ; corrected together (Holm).
 
     Args:
-        moments: At least one; fewer than three allow no claim.
+        snapshots: At least one; fewer than three allow no claim.
         control: The estimator the others are compared with.
         alpha: Two-sided level.
     """
     compared = [
-        (moment, term, name, compare_gradient_variance(moment.between(term, [name, control])))
-        for moment in moments
+        (snapshot, term, name, compare_gradient_variance(snapshot.between(term, [name, control])))
+        for snapshot in snapshots
         for term in TERMS
-        for name in moment.estimators
+        for name in snapshot.estimators
         if name != control
     ]
     verdicts = corrected(
         [
             Finding(
-                _claim(term, name, moment.step),
+                _claim(term, name, snapshot.step),
                 name,
                 control,
                 variance.log_ratio,
                 LOG_RATIO,
                 variance.exact_test,
                 variance.batches,
-                doubt=_doubt(variance, len(moments)),
+                doubt=_doubt(variance, len(snapshots)),
             )
-            for moment, term, name, variance in compared
+            for snapshot, term, name, variance in compared
         ],
         alpha,
     )
     return [
-        NoiseFinding(moment, term, variance, verdict)
-        for (moment, term, _, variance), verdict in zip(compared, verdicts, strict=True)
+        NoiseFinding(snapshot, term, variance, verdict)
+        for (snapshot, term, _, variance), verdict in zip(compared, verdicts, strict=True)
     ]
 
 
@@ -125,9 +127,9 @@ def _claim(term: str, treatment: str, step: int) -> Claim:
     )
 
 
-def _doubt(variance: GradientVariance, moments: int) -> str:
+def _doubt(variance: GradientVariance, snapshots: int) -> str:
     if variance.heavy_tailed:
         return "heavy tails, one batch has more than a fifth of the variance"
     if variance.batches < ENOUGH_BATCHES:
         return f"fewer than {ENOUGH_BATCHES} batches"
-    return f"fewer than {ENOUGH_MOMENTS} moments of training" if moments < ENOUGH_MOMENTS else ""
+    return f"fewer than {ENOUGH_SNAPSHOTS} snapshots of training" if snapshots < ENOUGH_SNAPSHOTS else ""

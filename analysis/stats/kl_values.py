@@ -86,22 +86,22 @@ def estimator_spreads(
 
 
 def corrected_biases(
-    moments: Mapping[int, Mapping[str, EstimatorSpread]],
+    snapshots: Mapping[int, Mapping[str, EstimatorSpread]],
 ) -> dict[int, dict[str, EstimatorSpread]]:
     """The same with the p-values of all biases corrected together (Holm), as there are a dozen of them.
 
     Args:
-        moments: Step -> what `estimator_spreads` found there.
+        snapshots: Step -> what `estimator_spreads` found there.
     """
     places = [
-        (step, name) for step, found in moments.items() for name in found if found[name].bias is not None
+        (step, name) for step, found in snapshots.items() for name in found if found[name].bias is not None
     ]
-    biases = [bias for step, name in places if (bias := moments[step][name].bias) is not None]
+    biases = [bias for step, name in places if (bias := snapshots[step][name].bias) is not None]
     equivalence, difference = (
         multipletests([getattr(bias, key) for bias in biases], method="holm")[1]
         for key in ("equivalence_p", "difference_p")
     )
-    result = {step: dict(found) for step, found in moments.items()}
+    result = {step: dict(found) for step, found in snapshots.items()}
     for index, ((step, name), bias) in enumerate(zip(places, biases, strict=True)):
         adjusted = replace(
             bias, equivalence_p=float(equivalence[index]), difference_p=float(difference[index])

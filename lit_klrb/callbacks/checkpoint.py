@@ -6,6 +6,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from lit_klrb.run.lightning_internals import count_completed_batches
 from lit_klrb.run.loggers import MetricsLogger
 
 # How much of a run a kill may lose, unless it is said otherwise.
@@ -56,16 +57,12 @@ class RunCheckpoint(ModelCheckpoint):
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Write what is logged, as a resumed run does not log it again; count only the steps that are done.
-
-        Lightning places the next evaluation by the batches it has begun, and one has begun.
-        """
+        """Flush the loggers, since a resumed run does not log these steps again."""
         for logger in trainer.loggers:
             logger.save()
             if isinstance(logger, MetricsLogger):
                 logger.sync()
-        batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]
-        batches["ready"] = batches["completed"]
+        count_completed_batches(checkpoint)
 
 
 def between_steps(trainer: L.Trainer, batch_idx: int) -> bool:

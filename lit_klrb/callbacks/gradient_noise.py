@@ -51,8 +51,8 @@ class GradientNoiseMonitor(L.Callback):
         if not self._due:
             return
         self._due = False
-        *moments, count = prompt_gradients(pl_module)
-        sums, squares = (trainer.strategy.reduce(moment, reduce_op="sum") for moment in moments)
+        *totals, count = prompt_gradients(pl_module)
+        sums, squares = (trainer.strategy.reduce(total, reduce_op="sum") for total in totals)
         values = noise_and_signal(sums, squares, count * trainer.world_size)
         # Lightning would log what the module logs here again at every step until the next measurement.
         for logger in trainer.loggers:
@@ -60,7 +60,7 @@ class GradientNoiseMonitor(L.Callback):
 
 
 def prompt_gradients(module: OnPolicyModule) -> tuple[Tensor, Tensor, int]:
-    """Moments of the gradients of the prompts in this process's rollout.
+    """First and second moments of the gradients of the prompts in this process's rollout.
 
     Args:
         module: The rollout, and the policy that sampled it.

@@ -90,11 +90,11 @@ class EvaluationMonitor(L.Callback, ABC):
     def write(self, trainer: L.Trainer, folder: str, suffix: str, text: str) -> None:
         """Write the file of this evaluation, in a folder of the run directory; one process does."""
         if trainer.is_global_zero:
-            name = f"{moment(trainer)}.{suffix}"
+            name = f"{step_label(trainer)}.{suffix}"
             write_atomically(Path(trainer.default_root_dir) / folder / name, text)
 
 
-def moment(trainer: L.Trainer) -> str:
+def step_label(trainer: L.Trainer) -> str:
     """The step of an evaluation that belongs to a run, or the command that evaluates a checkpoint."""
     fn = trainer.state.fn
     if fn is None or fn == TrainerFn.FITTING or trainer.global_step:
@@ -164,7 +164,7 @@ class CompletionTable(EvaluationMonitor):
         now = [list(row) for row in zip(texts, evaluation.rewards[::every].tolist(), strict=False)]
         first = self._first.setdefault(stage, now)
         rows = [[*before, *after] for before, after in zip(first, now, strict=False)]
-        header = ("first evaluation", "reward", moment(trainer), "reward")
+        header = ("first evaluation", "reward", step_label(trainer), "reward")
         self.write(trainer, "completions", "html", completion_page(header, rows))
         columns = ["text_at_start", "reward_at_start", "text", "reward"]
         self.write(trainer, "completions", "csv", csv_text(columns, rows, csv.QUOTE_NONNUMERIC))

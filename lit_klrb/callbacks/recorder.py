@@ -18,6 +18,7 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.run.checkpoints import digest
 from lit_klrb.run.directory import RunDirectory
 from lit_klrb.run.files import write_atomically
+from lit_klrb.run.lightning_internals import set_logged_step
 from lit_klrb.run.same_run import RUN_KEY, record
 
 # Their releases can change a run's numbers.
@@ -67,7 +68,7 @@ class RunRecorder(L.Callback):
 
         Lightning counts the loggers' steps apart from the optimizer's, and can resume them one behind.
         """
-        trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
+        set_logged_step(trainer, trainer.global_step)
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
@@ -130,7 +131,7 @@ class RunRecorder(L.Callback):
             return
         if self._evaluated_at != trainer.global_step:
             # An evaluation after n steps is logged beside the last of them, as Lightning does within a fit.
-            trainer.fit_loop.epoch_loop._batches_that_stepped = max(0, trainer.global_step - 1)
+            set_logged_step(trainer, max(0, trainer.global_step - 1))
             evaluate()
         self._write(
             trainer, schema.DONE, self._final, weights_sha256=digest(trainer.lightning_module.state_dict())

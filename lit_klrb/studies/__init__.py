@@ -1,4 +1,4 @@
-"""Callbacks that measure a policy at moments of its training, and leave artifacts that `analysis` reads."""
+"""Callbacks that measure a policy at several points of its training and write artifacts for `analysis`."""
 
 from .estimation import EstimationStudy as EstimationStudy
 from .gradient_noise import GradientNoiseStudy as GradientNoiseStudy

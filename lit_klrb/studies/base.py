@@ -1,4 +1,4 @@
-"""When a study looks, at which prompts, and where it leaves what it saw."""
+"""What studies share: when they measure, on which prompts, and the artifact they write."""
 
 import json
 from abc import ABC, abstractmethod
@@ -19,22 +19,26 @@ from lit_klrb.studies.rollouts import require_rollouts
 
 Batch = dict[str, Tensor]
 
+SCHEMA = 2  # of the artifacts; in schema 1 the snapshots were called moments
+
 
 class PolicyStudy(L.Callback, ABC):
-    """Measures the policy at moments of a run of `RLOOModule`, on completions of its own.
+    """Measures the policy at several points of an on-policy run, each a snapshot in the artifact.
 
-    The training is not touched: prompts and completions have seeds of their own. RUN/studies/NAME.json holds
-    the moments; a resumed run goes on with it.
+    Training is not affected: a study samples its own prompts and completions, with its own seeds. It writes
+    RUN/studies/NAME.json; a resumed run appends to it.
 
     Args:
-        at: Moments, as shares of the run's steps: 0 before the first, 1 after the last.
+        at: When to measure, as fractions of the run's steps: 0 before the first, 1 after the last.
     """
 
     name: ClassVar[str]
 
     def __init__(self, at: Sequence[float]) -> None:
-        if not at or not all(0 <= share <= 1 for share in at):
-            raise ConfigurationError(f"{type(self).__name__}: at takes shares of the run in [0, 1], got {at}")
+        if not at or not all(0 <= fraction <= 1 for fraction in at):
+            raise ConfigurationError(
+                f"{type(self).__name__}: at takes fractions of the run in [0, 1], got {at}"
+            )
         self.at = sorted(at)
         self._due: list[int] = []
 
@@ -45,56 +49,55 @@ class PolicyStudy(L.Callback, ABC):
     @property
     @abstractmethod
     def design(self) -> dict[str, Any]:
-        """What all moments share, as it stands in the artifact."""
+        """Settings that all snapshots share, for the artifact."""
 
     @abstractmethod
     def measure(self, trainer: L.Trainer, module: OnPolicyModule) -> dict[str, Any]:
-        """What is seen now, for the artifact."""
+        """Measure the policy as it is now; the content of one snapshot."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Which steps to look at: a resumed run has those before its own in the artifact."""
-        steps = [round(share * trainer.max_steps) for share in self.at]
+        """List the steps to measure at; a resumed run has the earlier ones in its artifact."""
+        steps = [round(fraction * trainer.max_steps) for fraction in self.at]
         self._due = [step for step in steps if step >= trainer.global_step]
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Look, if it is time."""
+        """Measure, if a snapshot is due."""
         if self._due and self._due[0] == trainer.global_step:
-            self._look(trainer, pl_module)
+            self._take_snapshot(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Look at the trained policy."""
+        """Measure the trained policy, if that is due."""
         if self._due and self._due[0] == trainer.global_step:
-            self._look(trainer, pl_module)
+            self._take_snapshot(trainer, pl_module)
 
-    def _look(self, trainer: L.Trainer, module: OnPolicyModule) -> None:
+    def _take_snapshot(self, trainer: L.Trainer, module: OnPolicyModule) -> None:
         step = self._due.pop(0)
         module.print(f"step {step}: study of {self.name.replace('_', ' ')}")
         with torch.enable_grad():
-            moment = {"step": step, **self.measure(trainer, module)}
+            snapshot = {"step": step, **self.measure(trainer, module)}
         path = Path(trainer.default_root_dir) / schema.STUDIES / f"{self.name}.json"
         if trainer.fast_dev_run or not trainer.is_global_zero:  # type: ignore[attr-defined]
             return
-        before = json.loads(path.read_text())["moments"] if path.exists() else []
-        moments = [*(earlier for earlier in before if earlier["step"] < step), moment]
-        write_atomically(path, json.dumps({"schema": 1, **self.design, "moments": moments}) + "\n")
+        before = json.loads(path.read_text())["snapshots"] if path.exists() else []
+        snapshots = [*(earlier for earlier in before if earlier["step"] < step), snapshot]
+        write_atomically(path, json.dumps({"schema": SCHEMA, **self.design, "snapshots": snapshots}) + "\n")
 
     def prompts(self, trainer: L.Trainer, module: OnPolicyModule, batches: int, size: int) -> list[Batch]:
-        """Batches of training prompts, none of them twice; the same at every moment.
+        """Batches of distinct training prompts, the same at every snapshot.
 
         Args:
-            trainer: Has the training prompts.
-            module: Gives seed and device.
-            batches: How many batches.
-            size: Prompts in each.
+            trainer: Provides the training prompts.
+            module: Provides seed and device.
+            batches: Number of batches.
+            size: Prompts per batch.
 
         Raises:
-            ConfigurationError: If there are not so many prompts.
+            ConfigurationError: If there are fewer training prompts.
         """
         loader: Any = trainer.train_dataloader
         if batches * size > len(loader.dataset):
             raise ConfigurationError(
-                f"{type(self).__name__}: {batches} × {size} prompts are asked for, and train_size leaves "
-                f"{len(loader.dataset)}"
+                f"{type(self).__name__}: needs {batches} × {size} training prompts, got {len(loader.dataset)}"
             )
         generator = torch.Generator().manual_seed(derive_seed(module.seed, self.name, "prompts"))
         order = torch.randperm(len(loader.dataset), generator=generator)[: batches * size]
@@ -104,7 +107,7 @@ class PolicyStudy(L.Callback, ABC):
 
 
 def rounded(values: Tensor, digits: int) -> Any:
-    """A tensor as nested lists of numbers of so many significant digits.
+    """A tensor as nested lists of numbers, rounded to `digits` significant digits.
 
     Example:
         >>> rounded(torch.tensor([[1 / 3, 2.0]]), digits=4)

@@ -1,4 +1,4 @@
-"""How far the estimates of one KL lie apart: every value estimator on the same completions."""
+"""Every KL value estimator on the same completions: their mean and spread."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,22 +15,22 @@ from lit_klrb.modules.rloo import OnPolicyModule
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.base import PolicyStudy, rounded
 
-# Prompts whose completions are drawn together.
-_AT_ONCE = 4
+# Prompts per forward pass.
+_PROMPTS_PER_PASS = 4
 
 
 @final
 class EstimationStudy(PolicyStudy):
-    """Draws many completions of some prompts and records every estimate of their KL, in nats a completion.
+    """Samples many completions of some prompts and records each estimator's KL, in nats per completion.
 
-    The artifact has, for each moment and each estimator of `kl_values`, one number a completion; for the
-    Horvitz-Thompson estimate, which depends on how many completions there are, one for each group of M.
+    For each snapshot and each estimator of `kl_values` the artifact holds one number per completion; for the
+    Horvitz-Thompson estimate, which depends on the number of completions, one per group of M.
 
     Args:
-        prompts: How many prompts.
-        completions: Completions of each; a multiple of every number in group_sizes.
-        group_sizes: How many completions (M) an estimate may be made of.
-        at: Moments, as shares of the run's steps: 0 before the first, 1 after the last.
+        prompts: Number of prompts.
+        completions: Completions per prompt; a multiple of every number in group_sizes.
+        group_sizes: Numbers of completions (M) to form estimates from.
+        at: When to measure, as fractions of the run's steps: 0 before the first, 1 after the last.
     """
 
     name = schema.ESTIMATION
@@ -54,20 +54,20 @@ class EstimationStudy(PolicyStudy):
 
     @property
     def design(self) -> dict[str, Any]:
-        """Prompts, completions of each, and group sizes."""
+        """Prompts, completions per prompt, and group sizes."""
         prompts, completions = self.sizes
         return {"prompts": prompts, "completions": completions, "group_sizes": self.group_sizes}
 
     @torch.no_grad()
     def measure(self, trainer: L.Trainer, module: OnPolicyModule) -> dict[str, Any]:
-        """Values of each estimator, [P, completions], and those of Horvitz and Thompson by group size."""
+        """Values of each estimator, [P, completions], and Horvitz-Thompson estimates by group size."""
         prompts, completions = self.sizes
         sampling = replace(module.sampling, completions_per_prompt=completions)
         seed = derive_seed(module.seed, self.name)
         (batch,) = self.prompts(trainer, module, batches=1, size=prompts)
         rollouts, parts = [], []
-        for first in range(0, prompts, _AT_ONCE):
-            some = {name: value[first : first + _AT_ONCE] for name, value in batch.items()}
+        for first in range(0, prompts, _PROMPTS_PER_PASS):
+            some = {name: value[first : first + _PROMPTS_PER_PASS] for name, value in batch.items()}
             rollout = module.generate(
                 module.policy, some, sampling, seed=seed, rows_before=first * completions
             )

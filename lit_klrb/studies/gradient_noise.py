@@ -1,4 +1,4 @@
-"""How noisy the gradients of the KL, the reward and the objective are under different estimators."""
+"""Noise of the gradients of KL, reward and objective under several estimators."""
 
 from collections.abc import Sequence
 from typing import Any, final
@@ -23,17 +23,16 @@ _BLOCK = 1 << 16
 class GradientNoiseStudy(PolicyStudy):
     """Takes the gradient of independent batches under several estimators, and records their inner products.
 
-    Each batch has its own prompts and completions; all estimators see the same. With B batches and E
-    estimators the artifact holds, for each moment, the Gram matrix of (1 + E) B gradients: those of the
-    reward alone, then those of reward and KL together for each estimator. It is enough for the variance of
-    KL, reward and objective, and for the difference of two estimators' means. Memory: (1 + E) B gradients in
-    float32.
+    Batches differ in prompts and completions; within a batch all estimators see the same. With B batches and
+    E estimators each snapshot holds the Gram matrix of (1 + E) B gradients: the reward's, then the whole
+    objective's under each estimator. It suffices for the variances of KL, reward and objective and for the
+    difference of two estimators' means. Memory: (1 + E) B gradients in float32.
 
     Args:
-        estimators: What is compared; MonteCarlo, RaoBlackwell and RaoBlackwellControlVariate by default.
+        estimators: Estimators to compare; MonteCarlo, RaoBlackwell and RaoBlackwellControlVariate by default.
         batches: Independent batches (B).
-        prompts_per_batch: Prompts in each, with the completions that training draws of each.
-        at: Moments, as shares of the run's steps: 0 before the first, 1 after the last.
+        prompts_per_batch: Prompts per batch, each with as many completions as in training.
+        at: When to measure, as fractions of the run's steps: 0 before the first, 1 after the last.
     """
 
     name = schema.GRADIENT_NOISE

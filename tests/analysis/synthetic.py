@@ -159,11 +159,11 @@ def studies(batches: int = 8, prompts: int = 6) -> dict[str, Any]:
     gram = gradients @ gradients.T
     return {
         "estimation": {
-            "schema": 1,
+            "schema": 2,
             "prompts": prompts,
             "completions": 10,
             "group_sizes": [1, 5],
-            "moments": [
+            "snapshots": [
                 {
                     "step": step,
                     "values": {"k1": k1.tolist(), "rb": (1 + (k1 - 1) / 4).tolist()},
@@ -175,11 +175,11 @@ def studies(batches: int = 8, prompts: int = 6) -> dict[str, Any]:
             ],
         },
         "gradient_noise": {
-            "schema": 1,
+            "schema": 2,
             "estimators": list(ESTIMATORS),
             "batches": batches,
             "prompts": 4,
-            "moments": [
+            "snapshots": [
                 {
                     "step": step,
                     "beta": 0.1,

@@ -1,6 +1,6 @@
 import lightning as L
 
-from lit_klrb.run.lightning_internals import trainer_of
+from lit_klrb.run.lightning_internals import count_completed_batches, set_logged_step, trainer_of
 
 
 def test_a_module_knows_its_trainer_once_it_is_attached():
@@ -8,3 +8,19 @@ def test_a_module_knows_its_trainer_once_it_is_attached():
     assert trainer_of(module) is None
     module.trainer = L.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
     assert trainer_of(module) is module.trainer
+
+
+def test_the_logged_step_is_what_the_loggers_are_given():
+    trainer = L.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+    set_logged_step(trainer, 7)
+    assert trainer._logger_connector.trainer.fit_loop.epoch_loop._batches_that_stepped == 7
+
+
+def test_a_batch_that_has_begun_is_not_counted():
+    trainer = L.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    progress.total.ready, progress.total.completed = 4, 3
+    checkpoint = {"loops": {"fit_loop": trainer.fit_loop.state_dict()}}
+    count_completed_batches(checkpoint)
+    trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
+    assert progress.total.ready == 3

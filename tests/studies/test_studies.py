@@ -58,7 +58,7 @@ def test_a_resumed_run_has_the_same_artifacts(chain, studied, tmp_path, monkeypa
         patched.setattr(EstimationStudy, "on_train_batch_end", stop_at_the_fifth_batch)
         with pytest.raises(StoppedError):
             chain.run("fit", "rloo", *extra, run=tmp_path)
-    assert len(artifact(tmp_path, "gradient_noise")["moments"]) == 2
+    assert len(artifact(tmp_path, "gradient_noise")["snapshots"]) == 2
     last = str(tmp_path / "checkpoints" / "last.ckpt")
     assert chain.run("fit", "rloo", *extra, "--ckpt_path", last, run=tmp_path) == 0
     for name in ("estimation", "gradient_noise"):
@@ -66,12 +66,12 @@ def test_a_resumed_run_has_the_same_artifacts(chain, studied, tmp_path, monkeypa
 
 
 def test_the_moments_are_those_asked_for(studied):
-    assert [moment["step"] for moment in artifact(studied, "gradient_noise")["moments"]] == [0, 3, 6]
-    assert [moment["step"] for moment in artifact(studied, "estimation")["moments"]] == [0, 6]
+    assert [snapshot["step"] for snapshot in artifact(studied, "gradient_noise")["snapshots"]] == [0, 3, 6]
+    assert [snapshot["step"] for snapshot in artifact(studied, "estimation")["snapshots"]] == [0, 6]
 
 
 def test_estimates_agree_where_they_must(studied):
-    first = artifact(studied, "estimation")["moments"][0]
+    first = artifact(studied, "estimation")["snapshots"][0]
     values = {name: torch.tensor(value) for name, value in first["values"].items()}
     assert set(values) == {"k1", "k2", "k3", "cv", "cv_fitted", "rb"}
     assert all(value.shape == (3, 4) for value in values.values())
@@ -85,9 +85,9 @@ def test_the_gram_matrix_is_that_of_gradients_taken_one_by_one(chain, tmp_path):
     module, batch = attached(chain, tmp_path, RaoBlackwell())
     study = GradientNoiseStudy([MonteCarlo(), RaoBlackwell()], batches=4, prompts_per_batch=4)
     study.prompts = lambda *_: [batch] * 4
-    moment = study.measure(module.trainer, module)
+    snapshot = study.measure(module.trainer, module)
     lower = torch.zeros(12, 12, dtype=torch.float64)
-    for index, row in enumerate(moment["gram"]):
+    for index, row in enumerate(snapshot["gram"]):
         lower[index, : index + 1] = torch.tensor(row, dtype=torch.float64)
     gradients = []
     for estimator, beta in ((MonteCarlo(), 0.0), (MonteCarlo(), 0.3), (RaoBlackwell(), 0.3)):
@@ -112,10 +112,10 @@ def gradient_of(module, batch, study, index):
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ([*NOISE, "--trainer.callbacks.at=[2]"], "at takes shares of the run"),
+        ([*NOISE, "--trainer.callbacks.at=[2]"], "at takes fractions of the run"),
         ([*NOISE[:1], "--trainer.callbacks.batches=2"], "batches must be at least 4"),
         ([*NOISE[:1], "--trainer.callbacks.prompts_per_batch=0"], "prompts_per_batch must be at least 1"),
-        ([*NOISE[:1], "--trainer.callbacks.batches=40"], "40 × 8 prompts are asked for"),
+        ([*NOISE[:1], "--trainer.callbacks.batches=40"], "needs 40 × 8 training prompts, got "),
         ([VALUES[0], "--trainer.callbacks.prompts=1"], "prompts must be at least 2"),
         ([VALUES[0], "--trainer.callbacks.completions=7"], "completions=7 must be a multiple"),
     ],

@@ -1,4 +1,4 @@
-"""Fig. 5: the variance of gradients under each estimator over the control's, at moments of training."""
+"""Fig. 5: the variance of gradients under each estimator over the control's, at snapshots of training."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import INK, legend_lines, looks, sheet
 from analysis.results.artifacts import GradientStudy
-from analysis.stats.gradient_noise import TERMS, NoiseFinding, NoiseMoment, compare_noise
+from analysis.stats.gradient_noise import TERMS, NoiseFinding, NoiseSnapshot, compare_noise
 from analysis.stats.text import number, ratio_text
 
 
@@ -21,8 +21,8 @@ def gradient_noise(assessment: Assessment) -> Section | None:
     run, artifact = found
     names, plan = artifact.estimators, assessment.sweep.plan
     control = plan.primary.control if plan.primary.control in names else names[0]
-    moments = [NoiseMoment(one.step, one.gram, names) for one in artifact.snapshots]
-    findings = compare_noise(moments, control, plan.primary.alpha)
+    snapshots = [NoiseSnapshot(one.step, one.gram, names) for one in artifact.snapshots]
+    findings = compare_noise(snapshots, control, plan.primary.alpha)
     pooled = artifact.prompts * artifact.snapshots[0].completions
     return Section(
         "gradient_noise",
@@ -37,7 +37,7 @@ def gradient_noise(assessment: Assessment) -> Section | None:
             *(finding.verdict.sentence for finding in findings if finding.term == "total"),
         ],
         figures=[_figure(findings, names, control)] if findings else (),
-        tables=[_absolute(moments)],
+        tables=[_absolute(snapshots)],
         numbers={"findings": [_numbers(finding) for finding in findings]},
         exploratory=True,
     )
@@ -47,7 +47,7 @@ def _numbers(finding: NoiseFinding) -> dict[str, Any]:
     verdict, variance = finding.verdict, finding.variance
     interval = verdict.interval
     return {
-        "step": finding.moment.step,
+        "step": finding.snapshot.step,
         "term": finding.term,
         "estimator": verdict.treatment,
         "log_ratio": verdict.estimate.value,
@@ -60,14 +60,14 @@ def _numbers(finding: NoiseFinding) -> dict[str, Any]:
     }
 
 
-def _absolute(moments: Sequence[NoiseMoment]) -> Table:
+def _absolute(snapshots: Sequence[NoiseSnapshot]) -> Table:
     rows = []
-    for moment in moments:
-        cells = [("reward", moment.estimators[0], "any")]
-        cells += [(term, name, name) for term in TERMS for name in moment.estimators]
+    for snapshot in snapshots:
+        cells = [("reward", snapshot.estimators[0], "any")]
+        cells += [(term, name, name) for term in TERMS for name in snapshot.estimators]
         for term, name, shown in cells:
-            noise, ratio = moment.noise(term, name), moment.signal_to_noise(term, name)
-            rows.append((str(moment.step), term, shown, number(noise), number(ratio, 2)))
+            noise, ratio = snapshot.noise(term, name), snapshot.signal_to_noise(term, name)
+            rows.append((str(snapshot.step), term, shown, number(noise), number(ratio, 2)))
     return Table(
         "Noise and signal. Noise: tr Cov of one batch's gradient. Signal to noise: the squared length of the "
         "mean gradient, estimated without bias (so it can be below 0), over the noise: below 1, one batch is "
@@ -81,7 +81,7 @@ def _figure(findings: Sequence[NoiseFinding], names: Sequence[str], control: str
     return Figure(
         _draw(findings, names, control),
         f"Forest plot of the gradient's variance under each estimator over {control}'s, for the KL and the "
-        "whole objective at each moment of training.",
+        "whole objective at each snapshot of training.",
         f"Left of 1 an estimator has less noise than {control}. Bars are 95% jackknife-t intervals over "
         "batches (n counts batches), for one comparison at a time.",
         Table(
@@ -110,7 +110,7 @@ def _figure(findings: Sequence[NoiseFinding], names: Sequence[str], control: str
 def _row(finding: NoiseFinding) -> tuple[str, ...]:
     verdict, variance = finding.verdict, finding.variance
     return (
-        str(finding.moment.step),
+        str(finding.snapshot.step),
         finding.term,
         verdict.treatment,
         number(float(np.exp(verdict.estimate.value))),
@@ -126,14 +126,14 @@ def _row(finding: NoiseFinding) -> tuple[str, ...]:
 
 def _draw(findings: Sequence[NoiseFinding], names: Sequence[str], control: str) -> str:
     styles = looks(names, control)
-    places = list(dict.fromkeys((finding.term, finding.moment.step) for finding in findings))
+    places = list(dict.fromkeys((finding.term, finding.snapshot.step) for finding in findings))
     shown = [name for name in names if name != control]
     spread = dict(zip(shown, np.linspace(-0.2, 0.2, len(shown)) if len(shown) > 1 else [0.0], strict=True))
     with sheet(1.0 + 0.36 * len(places)) as drawn:
         axes = drawn.canvas.subplots()
         for finding in findings:
             verdict = finding.verdict
-            row = places.index((finding.term, finding.moment.step)) + spread[verdict.treatment]
+            row = places.index((finding.term, finding.snapshot.step)) + spread[verdict.treatment]
             look = styles[verdict.treatment]
             if verdict.interval is not None:
                 ends = np.exp([verdict.interval.low, verdict.interval.high])

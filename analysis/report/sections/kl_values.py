@@ -30,7 +30,7 @@ _WORDS = {
     BiasOutcome.INCONCLUSIVE: "inconclusive",
 }
 
-Moments = dict[int, dict[str, EstimatorSpread]]
+Snapshots = dict[int, dict[str, EstimatorSpread]]
 
 
 def estimation(assessment: Assessment) -> Section | None:
@@ -39,7 +39,7 @@ def estimation(assessment: Assessment) -> Section | None:
     if found is None:
         return None
     run, artifact = found
-    moments = corrected_biases({one.step: _spreads(artifact, one) for one in artifact.snapshots})
+    snapshots = corrected_biases({one.step: _spreads(artifact, one) for one in artifact.snapshots})
     sizes = artifact.group_sizes
     counted = f"{artifact.completions} completions of each of {artifact.prompts} prompts"
     return Section(
@@ -56,9 +56,9 @@ def estimation(assessment: Assessment) -> Section | None:
             "differences so heavy-tailed that they have no variance (tail index 1/2 or more): what makes "
             "their mean what it is may be too rare to be among them.",
         ],
-        figures=[_spread_figure(moments, sizes), _prompt_figure(moments)],
-        tables=[_table(step, spreads, sizes, artifact.prompts) for step, spreads in moments.items()],
-        numbers={str(step): _numbers(spreads) for step, spreads in moments.items()},
+        figures=[_spread_figure(snapshots, sizes), _prompt_figure(snapshots)],
+        tables=[_table(step, spreads, sizes, artifact.prompts) for step, spreads in snapshots.items()],
+        numbers={str(step): _numbers(spreads) for step, spreads in snapshots.items()},
         exploratory=True,
     )
 
@@ -127,15 +127,15 @@ def _bias(bias: BiasVerdict | None) -> tuple[str, str, str]:
     return number(bias.bias, 2), interval, _WORDS[bias.outcome] + doubt
 
 
-def _spread_figure(moments: Moments, sizes: list[int]) -> Figure:
-    steps, names = list(moments), [name for name in NAMES if name in next(iter(moments.values()))]
+def _spread_figure(snapshots: Snapshots, sizes: list[int]) -> Figure:
+    steps, names = list(snapshots), [name for name in NAMES if name in next(iter(snapshots.values()))]
     styles = looks([f"step {step}" for step in steps], f"step {steps[0]}")
     with sheet(0.9 + 0.34 * len(names)) as drawn:
         axes = drawn.canvas.subplots()
         for offset, step in zip(np.linspace(-0.15, 0.15, len(steps)), steps, strict=True):
             look = styles[f"step {step}"]
             axes.plot(
-                [moments[step][name].deviations[min(sizes)] for name in names],
+                [snapshots[step][name].deviations[min(sizes)] for name in names],
                 np.arange(len(names)) + offset,
                 look.marker,
                 color=look.colour,
@@ -149,26 +149,26 @@ def _spread_figure(moments: Moments, sizes: list[int]) -> Figure:
         drawn.canvas.legend(loc="outside upper left", ncols=len(steps), fontsize=8)
     return Figure(
         drawn.svg,
-        "Dot plot of the spread of each estimator of the KL, at each moment of training.",
-        "Left is better. One mark is one estimator at one moment; the root of the mean variance over "
+        "Dot plot of the spread of each estimator of the KL, at each snapshot of training.",
+        "Left is better. One mark is one estimator at one snapshot; the root of the mean variance over "
         "prompts.",
         Table(
             "Spread of the estimate from M completions of a prompt (nats).",
             ("Step", "Estimator", *(f"M = {size}" for size in sizes)),
             [
                 (str(step), NAMES[name], *(number(spreads[name].deviations[size]) for size in sizes))
-                for step, spreads in moments.items()
+                for step, spreads in snapshots.items()
                 for name in names
             ],
         ),
     )
 
 
-def _prompt_figure(moments: Moments) -> Figure:
-    styles = looks([f"step {step}" for step in moments], f"step {next(iter(moments))}")
+def _prompt_figure(snapshots: Snapshots) -> Figure:
+    styles = looks([f"step {step}" for step in snapshots], f"step {next(iter(snapshots))}")
     with sheet(3.4, 4.2) as drawn:
         axes = drawn.canvas.subplots()
-        for step, spreads in moments.items():
+        for step, spreads in snapshots.items():
             look = styles[f"step {step}"]
             one, other = spreads[REFERENCE].by_prompt, spreads["rb"].by_prompt
             axes.plot(one, other, look.marker, color=look.colour, markersize=4, label=f"step {step}")
@@ -178,10 +178,10 @@ def _prompt_figure(moments: Moments) -> Figure:
         axes.set_ylim(limits[0], limits[1])
         axes.set_xlabel(f"{NAMES[REFERENCE]} (nats)")
         axes.set_ylabel(f"{NAMES['rb']} (nats)")
-        drawn.canvas.legend(loc="outside upper left", ncols=len(moments), fontsize=8)
+        drawn.canvas.legend(loc="outside upper left", ncols=len(snapshots), fontsize=8)
     rows = [
         (str(step), str(index), number(one), number(other))
-        for step, spreads in moments.items()
+        for step, spreads in snapshots.items()
         for index, (one, other) in enumerate(
             zip(spreads[REFERENCE].by_prompt, spreads["rb"].by_prompt, strict=True)
         )
@@ -190,8 +190,8 @@ def _prompt_figure(moments: Moments) -> Figure:
         drawn.svg,
         "Scatter plot of the spread of single Rao-Blackwell estimates within each prompt against that of "
         "Monte-Carlo estimates, with the diagonal.",
-        "One mark is one prompt at one moment. Below the line the Rao-Blackwell estimate varies less between "
-        "completions of that prompt, above it more.",
+        "One mark is one prompt at one snapshot. Below the line the Rao-Blackwell estimate varies less "
+        "between completions of that prompt, above it more.",
         Table(
             "Standard deviation of single estimates within each prompt (nats).",
             ("Step", "Prompt", NAMES[REFERENCE], NAMES["rb"]),

@@ -58,10 +58,10 @@ def test_too_little_is_refused(values):
 def test_of_many_biases_the_smallest_p_values_are_corrected_for_the_others(drawn):
     values, ht = drawn
     found = estimator_spreads(values, ht, [1, 4])
-    moments = corrected_biases({0: found, 9: found})
+    snapshots = corrected_biases({0: found, 9: found})
     raw = [found[name].bias.difference_p for name in ("rb", "off", "ht")] * 2
     expected = multipletests(raw, method="holm")[1]
     for name, p_value in zip(("rb", "off", "ht"), expected[:3], strict=True):
-        assert moments[0][name].bias.difference_p == pytest.approx(p_value)
-    assert moments[9]["off"].bias.outcome is BiasOutcome.BIASED
-    assert moments[0]["k1"].bias is None
+        assert snapshots[0][name].bias.difference_p == pytest.approx(p_value)
+    assert snapshots[9]["off"].bias.outcome is BiasOutcome.BIASED
+    assert snapshots[0]["k1"].bias is None

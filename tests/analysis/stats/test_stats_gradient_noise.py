@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from analysis.stats.gradient_noise import NoiseMoment, compare_noise
+from analysis.stats.gradient_noise import NoiseSnapshot, compare_noise
 from analysis.stats.verdict import Outcome
 
 NAMES = ("MonteCarlo", "RaoBlackwell")
@@ -16,14 +16,14 @@ def gradients(batches=64, scale=0.3, seed=0):
     return np.stack([reward, reward + mc, reward + scale * rb])
 
 
-def moment(parts, step=0):
+def snapshot(parts, step=0):
     flat = parts.reshape(-1, parts.shape[-1])
-    return NoiseMoment(step, flat @ flat.T, NAMES)
+    return NoiseSnapshot(step, flat @ flat.T, NAMES)
 
 
 def test_noise_and_signal_are_those_of_the_gradients():
     parts = gradients() + 0.2
-    found = moment(parts)
+    found = snapshot(parts)
     assert found.batches == 64
     terms = {"reward": parts[0], "total": parts[2], "KL": parts[2] - parts[0]}
     for term, rows in terms.items():
@@ -35,9 +35,9 @@ def test_noise_and_signal_are_those_of_the_gradients():
 
 def test_a_ratio_is_found_at_each_moment_for_kl_and_objective():
     found = compare_noise(
-        [moment(gradients(seed=seed), step) for seed, step in enumerate((0, 5, 9))], NAMES[0]
+        [snapshot(gradients(seed=seed), step) for seed, step in enumerate((0, 5, 9))], NAMES[0]
     )
-    assert [(f.moment.step, f.term) for f in found] == [
+    assert [(f.snapshot.step, f.term) for f in found] == [
         (step, term) for step in (0, 5, 9) for term in ("KL", "total")
     ]
     kl, total = found[0].verdict, found[1].verdict
@@ -49,21 +49,21 @@ def test_a_ratio_is_found_at_each_moment_for_kl_and_objective():
 
 
 @pytest.mark.parametrize(
-    ("moments", "doubt"),
+    ("snapshots", "doubt"),
     [
-        ([gradients()] * 2, "fewer than 3 moments of training"),
+        ([gradients()] * 2, "fewer than 3 snapshots of training"),
         ([gradients(batches=32)] * 3, "fewer than 64 batches"),
         ([gradients() * np.where(np.arange(64) == 5, 30, 1)[None, :, None]] * 3, "heavy tails"),
     ],
 )
-def test_nothing_is_claimed_from_too_little_or_from_one_batch(moments, doubt):
-    for finding in compare_noise([moment(parts) for parts in moments], NAMES[0]):
+def test_nothing_is_claimed_from_too_little_or_from_one_batch(snapshots, doubt):
+    for finding in compare_noise([snapshot(parts) for parts in snapshots], NAMES[0]):
         assert finding.verdict.outcome is Outcome.INCONCLUSIVE
         assert doubt in finding.verdict.label
         assert doubt in finding.verdict.sentence
 
 
 def test_one_estimator_is_compared_with_nothing():
-    assert compare_noise([moment(gradients())], "MonteCarlo") != []
-    alone = NoiseMoment(0, moment(gradients()).gram[:128, :128], NAMES[:1])
+    assert compare_noise([snapshot(gradients())], "MonteCarlo") != []
+    alone = NoiseSnapshot(0, snapshot(gradients()).gram[:128, :128], NAMES[:1])
     assert compare_noise([alone], "MonteCarlo") == []

@@ -94,5 +94,5 @@ def test_studies_are_published_with_the_run(tmp_path, cells):
     summary = {"state": "done", "final": {}, "versions": {}}
     assert "studies" not in harvest(cells[0], tmp_path, summary)
     (tmp_path / "studies").mkdir()
-    (tmp_path / "studies" / "estimation.json").write_text('{"moments": [1]}')
-    assert harvest(cells[0], tmp_path, summary)["studies"] == {"estimation": {"moments": [1]}}
+    (tmp_path / "studies" / "estimation.json").write_text('{"snapshots": [1]}')
+    assert harvest(cells[0], tmp_path, summary)["studies"] == {"estimation": {"snapshots": [1]}}
