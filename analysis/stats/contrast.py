@@ -14,7 +14,7 @@ class Contrast:
 
     Attributes:
         values: Difference of each pair, shape [P].
-        weights: Weight of each pair in the mean, constant within a KL weight, shape [P].
+        weights: Weight of each pair in the mean, shape [P].
         unit: Unit of `values`.
         ranked: Whether ranks within each KL weight replaced values because a run diverged.
     """
@@ -30,6 +30,15 @@ class Contrast:
         return self.values * self.weights
 
 
+def equal_betas(pairs: Pairs) -> FloatArray:
+    """Weights under which a mean over pairs is the plain mean over betas of each beta's mean, shape [P].
+
+    Weights by spread would let a beta at which nothing moves outvote the others.
+    """
+    _, place, counts = np.unique(pairs.beta_index, return_inverse=True, return_counts=True)
+    return np.asarray(1.0 / (len(counts) * counts[place]))
+
+
 def ranked(pairs: Pairs, values: FloatArray) -> Contrast:
     """Ranks within each KL weight, scaled to (0, 1); diverged runs share the lowest."""
     filled = np.where(pairs.diverged, -np.inf, values)
@@ -38,5 +47,5 @@ def ranked(pairs: Pairs, values: FloatArray) -> Contrast:
         rows = pairs.beta_index == index
         ranks[rows] = (stats.rankdata(filled[rows], axis=None).reshape(-1, 2) - 0.5) / (2 * rows.sum())
     return Contrast(
-        ranks[:, 0] - ranks[:, 1], np.ones(len(pairs)), "rank among the runs of its beta (0 to 1)", True
+        ranks[:, 0] - ranks[:, 1], equal_betas(pairs), "rank among the runs of its beta (0 to 1)", True
     )

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from designs import draw_pairs, pairs_of
 
+from analysis.stats.comparison import mean_of
 from analysis.stats.intervals import Estimate, clustered_mean, stratified_mean
 from analysis.stats.matched_kl import matched_kl_contrast, matched_kl_residuals, reward_curve
 from analysis.stats.objective import objective, objective_contrast
@@ -26,12 +27,22 @@ def test_objective_by_hand():
     assert objective(pairs).tolist() == [[0.8, 1.1], [1.8, 1.4]]
     contrast = objective_contrast(pairs)
     np.testing.assert_allclose(contrast.values, [-0.3, 0.4])
-    np.testing.assert_allclose(contrast.weights, [1 / 0.15, 1 / 0.2])
+    assert mean_of(contrast, pairs).value == pytest.approx(0.05)
 
 
-def test_betas_without_any_spread_get_no_weight():
-    contrast = objective_contrast(pairs_of([[1, 1], [1, 2]], [[1, 1], [1, 1]], beta_index=[0, 1]))
-    assert contrast.weights[0] == 0 < contrast.weights[1]
+def test_every_beta_counts_the_same_whatever_its_spread_and_its_number_of_pairs():
+    # J moves at two betas and not at all at the third, which has the most pairs
+    beta_index = [0, 0, 1, 1, 1, 2, 2, 2, 2]
+    lift = np.array([-0.7, -0.8, -0.5, -0.6, -0.4, 1e-3, -1e-3, 1e-3, -1e-3])
+    reward = np.stack([lift, np.zeros(9)], axis=1)
+    replicate = [0, 1, 0, 1, 2, 0, 1, 2, 3]
+    pairs = pairs_of(np.ones((9, 2)), reward, beta_index=beta_index, replicate=replicate)
+    estimate = mean_of(objective_contrast(pairs), pairs)
+    assert estimate.value == pytest.approx((-0.75 - 0.5 + 0) / 3)
+    assert estimate.equivalence_p(0.1) > 0.99
+    by_beta = [lift[np.array(beta_index) == index] for index in range(3)]
+    error = np.sqrt(sum(part.var(ddof=1) / len(part) for part in by_beta)) / 3
+    assert estimate.standard_error == pytest.approx(error)
 
 
 def test_ranks_by_hand():
