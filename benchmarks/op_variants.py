@@ -102,7 +102,7 @@ def monte_carlo(case: Case, with_reference: bool = True, compile_body: bool = Fa
     pairs = [Pair(hidden[None], weight, None, None) for hidden, weight in (case[:2], case[2:4])]
     problem = Problem.of(*pairs, case.tokens[None], None, 1.0, None, None)
     gradients = HeadGradients(problem.policy, problem.inputs, (True, True, False))
-    buffers = problem.buffers(keep=True)
+    buffers = problem.buffers(retain_blocks=True)
     with compiling(compile_body):
         tiles = [
             _monte_carlo_tile(problem, case.score_weights[rows], gradients, rows, buffers, with_reference)

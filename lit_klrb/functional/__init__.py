@@ -1,4 +1,4 @@
-"""The ground floor: tensors in, tensors out; torch and nothing else."""
+"""Functions from tensors to tensors; they need torch alone."""
 
 from .baselines import leave_one_out_baseline as leave_one_out_baseline
 from .credit import (

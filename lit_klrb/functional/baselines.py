@@ -1,4 +1,4 @@
-"""Baselines: functions of the other completions of a prompt, subtracted from a completion's values."""
+"""Baselines: what is subtracted from a completion's values, a function of the prompt's other completions."""
 
 from torch import Tensor
 
@@ -6,14 +6,14 @@ from lit_klrb.errors import ConfigurationError
 
 
 def leave_one_out_baseline(values: Tensor, group_size: int) -> Tensor:
-    """For each completion the mean over the other completions of its prompt.
+    """Mean over the other completions of the same prompt, for each completion.
 
     Args:
-        values: Shape [B] or [B, T]; the completions of a prompt are adjacent. Averaged position by position.
+        values: Shape [B] or [B, T], prompt-major; each position is averaged separately.
         group_size: Completions per prompt.
 
     Returns:
-        The shape of `values`; differentiable in them.
+        Same shape as `values`, differentiable in them.
 
     Raises:
         ConfigurationError: If `group_size` is below 2 or does not divide B.
@@ -26,19 +26,23 @@ def leave_one_out_baseline(values: Tensor, group_size: int) -> Tensor:
     Reference: Kool, van Hoof, Welling (2019), "Buy 4 REINFORCE samples, get a baseline for free".
     """
     if group_size < 2:
-        raise ConfigurationError(f"group_size is {group_size}; a leave-one-out baseline needs at least 2")
+        raise ConfigurationError(
+            f"must be at least 2 for a leave-one-out baseline, got {group_size}", key="group_size"
+        )
     check_group_size(len(values), group_size)
     groups = values.reshape(-1, group_size, *values.shape[1:])
+    # The sum over the others is the group's sum minus the completion's own value
     return ((groups.sum(1, keepdim=True) - groups) / (group_size - 1)).flatten(0, 1)
 
 
 def check_group_size(batch_size: int, group_size: int) -> None:
-    """Raise unless the batch is made of whole groups.
+    """Raise unless the batch consists of complete groups.
 
     Raises:
         ConfigurationError: If `group_size` is not a positive divisor of `batch_size`.
     """
     if group_size < 1 or batch_size % group_size:
         raise ConfigurationError(
-            f"group_size is {group_size}; a divisor of the {batch_size} sequences expected"
+            f"must be a positive divisor of the number of sequences, {batch_size}, got {group_size}",
+            key="group_size",
         )

@@ -1,11 +1,11 @@
-"""Which log-probability is credited with which value, and under which importance weight."""
+"""Credit assignment: which per-token values multiply which token's score, with which importance weight."""
 
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-# Log ratios are cut here before `exp`: the square of the result still fits float32.
+# Log ratios are clamped to this before `exp`: the square of the result still fits into float32.
 MAX_EXPONENT = 40.0
 
 Credit = Literal["whole", "from_here", "after", "own"]
@@ -13,12 +13,12 @@ ImportanceScope = Literal["none", "token", "prefix", "sequence"]
 
 
 class ImportanceWeights(NamedTuple):
-    """Ratios policy / behaviour of the tokens that something depends on, detached, shape [B, T].
+    """Products of the ratios policy / behaviour over the tokens a value depends on, detached, shape [B, T].
 
     Args:
-        before: Of what is known when token t is drawn.
-        through: Of what depends on token t as well.
-        sequence: Of what depends on the whole completion.
+        before: For values known before token t is drawn.
+        through: For values that depend on token t as well.
+        sequence: For values that depend on the whole completion.
     """
 
     before: Tensor
@@ -32,11 +32,11 @@ def importance_weights(log_ratio: Tensor, scope: ImportanceScope) -> ImportanceW
     Args:
         log_ratio: Current minus behaviour log-probability of each token, 0 outside the mask, shape [B, T].
         scope: "none": all weights 1; "token": the ratio of token t alone, 1 for what is known before it;
-            "prefix": the product over the tokens that matter at t, no further; "sequence": the product over
-            the completion everywhere.
+            "prefix": the product over the tokens up to t; "sequence": the product over the whole completion,
+            at every position.
 
     Returns:
-        Detached weights; log weights are cut at `MAX_EXPONENT`.
+        Detached weights; log weights are clamped to at most `MAX_EXPONENT`.
 
     Example:
         >>> weights = importance_weights(torch.tensor([[2.0, 3.0]]).log(), "prefix")
@@ -52,6 +52,7 @@ def importance_weights(log_ratio: Tensor, scope: ImportanceScope) -> ImportanceW
         return ImportanceWeights(torch.ones_like(own), own, own)
     summed = log_ratio.cumsum(-1)
     through = summed.clamp(max=MAX_EXPONENT).exp()
+    # Log ratios are 0 after the end, so the last column is the product over the completion
     sequence = through[:, -1:].expand_as(through)
     if scope == "sequence":
         return ImportanceWeights(sequence, sequence, sequence)
@@ -60,14 +61,14 @@ def importance_weights(log_ratio: Tensor, scope: ImportanceScope) -> ImportanceW
 
 
 def reward_to_go(values: Tensor, *, strict: bool = False) -> Tensor:
-    """The sum of the values from each position on, the position itself left out if `strict`.
+    """Sum of the values from each position to the end; `strict` excludes the position itself.
 
     Args:
         values: Per-token values, 0 outside the mask, shape [B, T].
         strict: Sum over s > t rather than s >= t.
 
     Returns:
-        Shape [B, T]; 0 after the completion.
+        Shape [B, T]; 0 after the end of the completion.
 
     Example:
         >>> reward_to_go(torch.tensor([[1.0, 2.0, 4.0]])).tolist()
@@ -75,25 +76,25 @@ def reward_to_go(values: Tensor, *, strict: bool = False) -> Tensor:
         >>> reward_to_go(torch.tensor([[1.0, 2.0, 4.0]]), strict=True).tolist()
         [[6.0, 4.0, 0.0]]
     """
-    inclusive = values.flip(-1).cumsum(-1).flip(-1)
+    inclusive = values.flip(-1).cumsum(-1).flip(-1)  # a cumulative sum from the right
     return torch.nn.functional.pad(inclusive[:, 1:], (0, 1)) if strict else inclusive
 
 
 def assign_credit(values: Tensor, credit: Credit, through: Tensor, own: Tensor) -> Tensor:
-    """What the log-probability of each token is multiplied by.
+    """Sum of the values credited to each token: the factor of that token's log-probability in the loss.
 
-    The value at s times the score of token t gets the importance weight of all that both depend on: that of
-    the prefix through t if s <= t, that of the value itself if s > t.
+    The product of the value at s and the score of token t carries the importance weight of every token that
+    either depends on: the weight of the prefix through t if s <= t, the value's own weight if s > t.
 
     Args:
         values: Per-token values, 0 outside the mask, shape [B, T].
         credit: The positions s whose values are summed at t: "whole" (all), "from_here" (s >= t), "after"
             (s > t), "own" (s = t).
         through: Importance weight of the prefix through t, shape [B, T].
-        own: Importance weight of what `values` depends on at each position, shape [B, T].
+        own: Importance weight of the tokens that `values` depends on at each position, shape [B, T].
 
     Returns:
-        Shape [B, T]; after the completion 0, except for "whole", where the total is repeated.
+        Shape [B, T]; 0 after the end of the completion, except for "whole", which repeats the total.
 
     Example:
         >>> values, ones = torch.tensor([[1.0, 2.0, 4.0]]), torch.ones(1, 3)
@@ -109,4 +110,5 @@ def assign_credit(values: Tensor, credit: Credit, through: Tensor, own: Tensor) 
         return after
     if credit == "from_here":
         return through * values + after
+    # "whole": values up to t under the weight of the prefix, later ones under their own
     return through * values.cumsum(-1) + after

@@ -13,15 +13,15 @@ from lit_klrb.functional.baselines import check_group_size
 from lit_klrb.functional.credit import MAX_EXPONENT
 from lit_klrb.functional.logprobs import TokenStats
 
-# One completion with more than this share of the variance makes the fit an accident; of three or fewer, one
-# always has about as much.
-_HEAVY_SHARE, _ENOUGH_TO_TELL = 0.5, 4
-# From here down p / (1 - (1 - p)^M) is 1 / M to float64's precision, and p would underflow.
-_UNLIKELY = -60.0
+# A fit is unreliable if one completion accounts for more than this share of the variance. Among fewer than
+# four completions one nearly always does, so no warning is given there.
+_MAX_VARIANCE_SHARE, _MIN_COMPLETIONS_TO_WARN = 0.5, 4
+# Below this log-probability p / (1 - (1 - p)^M) equals 1 / M in float64; clamping keeps p from underflowing.
+_MIN_LOGPROB = -60.0
 
 
 def kl_k1_per_token(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """The log ratio log p(y_t) - log q(y_t): unbiased, of either sign.
+    """The k1 estimate, the log ratio log p(y_t) - log q(y_t): unbiased; can be negative.
 
     Args:
         logprobs: Log-probability of each sampled token under the policy, shape [B, T].
@@ -38,7 +38,7 @@ def kl_k1_per_token(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 
 def kl_k2_per_token(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Half the squared log ratio: biased, small for models that are close.
+    """The k2 estimate, half the squared log ratio: never negative; biased, little for similar models.
 
     Args:
         logprobs: Log-probability of each sampled token under the policy, shape [B, T].
@@ -61,7 +61,7 @@ def kl_k3_per_token(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         ref_logprobs: The same tokens under the reference, shape [B, T].
 
     Returns:
-        Shape [B, T]; -r is cut at `MAX_EXPONENT` before `exp`.
+        Shape [B, T]; -r is clamped to at most `MAX_EXPONENT` before `exp`.
 
     Example:
         >>> round(kl_k3_per_token(torch.tensor([0.0]), torch.tensor([1.0])).item(), 4)
@@ -76,11 +76,12 @@ def kl_control_variate(log_ratio: Tensor, alpha: float | Tensor) -> Tensor:
     """R + alpha (exp(-R) - 1): unbiased for every alpha that does not depend on R, since E exp(-R) = 1.
 
     Args:
-        log_ratio: Log ratios R, of tokens or of whole sequences, any shape.
-        alpha: 1 is Schulman's k3, never negative, and of unbounded variance for whole sequences.
+        log_ratio: Log ratios R of tokens or of whole sequences, any shape.
+        alpha: Coefficient of the control variate. 1 gives Schulman's k3, which is never negative but has
+            unbounded variance for whole sequences.
 
     Returns:
-        The shape of `log_ratio`; -R is cut at `MAX_EXPONENT` before `exp`.
+        Same shape as `log_ratio`; -R is clamped to at most `MAX_EXPONENT` before `exp`.
 
     Example:
         >>> kl_control_variate(torch.tensor([0.5]), alpha=0.0).item()
@@ -90,7 +91,7 @@ def kl_control_variate(log_ratio: Tensor, alpha: float | Tensor) -> Tensor:
 
 
 def kl_k3_increments(log_ratio: Tensor) -> Tensor:
-    """Per-token increments of k3 of the running log ratio; they add up to k3 of the whole sequence.
+    """Per-token increments of k3 of the cumulative log ratio; they sum to k3 of the whole sequence.
 
     Args:
         log_ratio: Log ratio of each token, 0 outside the mask, shape [B, T].
@@ -105,17 +106,17 @@ def kl_k3_increments(log_ratio: Tensor) -> Tensor:
 
 
 def fit_control_variate(log_ratio: Tensor) -> Tensor:
-    """The alpha for `kl_control_variate` that gives the least variance on these completions.
+    """The alpha that minimises the variance of `kl_control_variate` on these completions.
 
-    alpha* = -Cov(R, exp(-R)) / Var(exp(-R)). Fit it on completions other than those it is used for: only an
-    alpha that does not depend on them leaves the estimate unbiased. exp(-R) has heavy tails as soon as policy
-    and reference differ; a warning says when one completion decides the fit.
+    alpha* = -Cov(R, exp(-R)) / Var(exp(-R)). The estimate stays unbiased only if alpha does not depend on the
+    completions it is used for, so fit it on others. exp(-R) has heavy tails where policy and reference
+    differ: a warning is given if a single completion dominates the fit.
 
     Args:
-        log_ratio: Log ratio R of each held-out completion, summed over its tokens, [M].
+        log_ratio: Log ratio R of each held-out completion, summed over its tokens, shape [M].
 
     Returns:
-        Scalar; 0 (plain Monte Carlo) where exp(-R) does not vary.
+        A scalar; 0 (plain Monte Carlo) if exp(-R) is constant.
 
     Raises:
         ConfigurationError: If there are fewer than two completions.
@@ -127,41 +128,43 @@ def fit_control_variate(log_ratio: Tensor) -> Tensor:
     Reference: Amini, Vieira, Cotterell (2025), arXiv:2504.10637, Section 3.
     """
     if len(log_ratio) < 2:
-        raise ConfigurationError(f"log_ratio has {len(log_ratio)} completions; a fit needs at least 2")
+        raise ConfigurationError(
+            f"must have at least 2 completions for a fit, got {len(log_ratio)}", key="log_ratio"
+        )
     weights = (-log_ratio).clamp(max=MAX_EXPONENT).exp()
-    spread = weights - weights.mean()
-    squares = spread.square()
-    # Equal numbers differ from their mean by rounding, which is not to be fitted
-    if spread.abs().max() <= 4 * torch.finfo(weights.dtype).eps * weights.max():
+    deviations = weights - weights.mean()
+    squares = deviations.square()
+    # Equal weights differ from their mean by rounding errors, which must not be fitted
+    if deviations.abs().max() <= 4 * torch.finfo(weights.dtype).eps * weights.max():
         return torch.zeros_like(squares[0])
     share = (squares.max() / squares.sum()).item()
-    if share > _HEAVY_SHARE and len(log_ratio) >= _ENOUGH_TO_TELL:
+    if share > _MAX_VARIANCE_SHARE and len(log_ratio) >= _MIN_COMPLETIONS_TO_WARN:
         warnings.warn(
-            f"one of {len(log_ratio)} completions has {share:.0%} of the variance of exp(-R): the fitted"
-            " alpha rests on it, use alpha = 0 or more completions",
+            f"one of {len(log_ratio)} completions has {share:.0%} of the variance of exp(-R) and dominates"
+            " the fitted alpha: use alpha = 0 or more completions",
             stacklevel=2,
         )
-    return -(spread * (log_ratio - log_ratio.mean())).sum() / squares.sum()
+    return -(deviations * (log_ratio - log_ratio.mean())).sum() / squares.sum()
 
 
 def horvitz_thompson(
     log_ratio: Tensor, logprobs: Tensor, completions: Tensor, mask: Tensor, group_size: int
 ) -> Tensor:
-    """For each prompt the sum over its distinct completions of p(y) / pi(y) R(y): unbiased.
+    """Horvitz-Thompson estimate of the KL, unbiased: the sum over distinct completions of p(y) R(y) / pi(y).
 
-    pi(y) = 1 - (1 - p(y))^M is the chance that y is among M draws. Where all M differ and each is unlikely
-    this is the Monte-Carlo mean; it gains where completions repeat.
+    pi(y) = 1 - (1 - p(y))^M is the probability that y is among M samples. If the M completions of a prompt
+    are distinct and each is improbable, the estimate equals the Monte-Carlo mean; its variance is smaller
+    where completions repeat.
 
     Args:
-        log_ratio: Log ratio R of each completion, summed over its tokens, [B]; the M completions of a prompt
-            are adjacent.
-        logprobs: Log-probability of each completion under the policy, summed over its tokens, [B].
-        completions: Token ids, [B, T].
-        mask: Completion tokens, [B, T].
-        group_size: Completions of each prompt (M).
+        log_ratio: Log ratio R of each completion, summed over its tokens, shape [B], prompt-major.
+        logprobs: Log-probability of each completion under the policy, summed over its tokens, shape [B].
+        completions: Token ids, shape [B, T].
+        mask: True on completion tokens, shape [B, T].
+        group_size: Completions per prompt (M).
 
     Returns:
-        One estimate a prompt, [B / M].
+        One estimate per prompt, shape [B / M].
 
     Raises:
         ConfigurationError: If `group_size` does not divide B.
@@ -175,27 +178,28 @@ def horvitz_thompson(
     Reference: Amini, Vieira, Cotterell (2025), arXiv:2504.10637, after Horvitz, Thompson (1952).
     """
     check_group_size(len(log_ratio), group_size)
-    probability = logprobs.double().clamp(_UNLIKELY, 0).exp()
-    # log1p(-1) is -inf, and 1 - exp(-inf) is 1: a certain completion is certainly among the draws.
+    probability = logprobs.double().clamp(_MIN_LOGPROB, 0).exp()
+    # A completion of probability 1 needs no special case: log1p(-1) is -inf, and 1 - exp(-inf) is 1
     inclusion = -torch.expm1(group_size * torch.log1p(-probability))
-    kept = torch.where(mask, completions, -1)
-    groups = kept.view(-1, group_size, kept.shape[-1])
-    same = (groups[:, :, None] == groups[:, None]).all(-1)
-    repeated = same.tril(-1).any(-1).flatten()
+    # Completions are equal if they agree inside the mask: -1 replaces whatever padding holds
+    unpadded = torch.where(mask, completions, -1)
+    groups = unpadded.view(-1, group_size, unpadded.shape[-1])
+    equal = (groups[:, :, None] == groups[:, None]).all(-1)
+    # Keep the first occurrence of each completion; the lower triangle compares with earlier ones
+    repeated = equal.tril(-1).any(-1).flatten()
     estimates = torch.where(repeated, 0, probability / inclusion * log_ratio.double())
     return estimates.view(-1, group_size).sum(1).to(log_ratio.dtype)
 
 
 def cross_fitted_control_variate(log_ratio: Tensor, group_size: int) -> Tensor:
-    """`kl_control_variate` of each completion, alpha fitted on the other half of the prompts: unbiased.
+    """`kl_control_variate` with alpha fitted on the other half of the prompts: unbiased.
 
     Args:
-        log_ratio: Log ratio R of each completion, summed over its tokens, [B]; the completions of a prompt
-            are adjacent.
-        group_size: Completions of each prompt.
+        log_ratio: Log ratio R of each completion, summed over its tokens, shape [B], prompt-major.
+        group_size: Completions per prompt.
 
     Returns:
-        Shape [B]. Prompts alternate between the halves.
+        One estimate per completion, shape [B]. Prompts alternate between the two halves.
 
     Raises:
         ConfigurationError: If `group_size` does not divide B, or a half has fewer than two completions.
@@ -217,28 +221,28 @@ def cross_fitted_control_variate(log_ratio: Tensor, group_size: int) -> Tensor:
 def kl_values(
     stats: TokenStats, mask: Tensor, completions: Tensor, *, group_size: int, alpha: float = 1.0
 ) -> dict[str, Tensor]:
-    """Every value of KL(policy || reference) side by side, in nats per sequence.
+    """All estimates of KL(policy || reference) on the same completions, in nats per sequence.
 
-    `clustered_mean` of each gives its mean and a standard error clustered by prompt.
+    `clustered_mean` of an entry is its mean with a standard error clustered by prompt.
 
     Args:
-        stats: Statistics of completions drawn from the policy, fields [B, T]; the completions of a prompt
-            are adjacent.
-        mask: Completion tokens, [B, T].
-        completions: Token ids, [B, T].
-        group_size: Completions of each prompt (K).
-        alpha: Of the control variate "cv"; 1 is Schulman's.
+        stats: Statistics of completions sampled from the policy, fields [B, T], prompt-major.
+        mask: True on completion tokens, shape [B, T].
+        completions: Token ids, shape [B, T].
+        group_size: Completions per prompt (K).
+        alpha: Coefficient of the control variate "cv"; 1 gives Schulman's k3.
 
     Returns:
-        By name, one value a completion, [P, K]; one a prompt, [P, 1], for "ht". In expectation: "k1", "k3",
-        "cv" (fixed alpha), "cv_fitted" (alpha from the other half of the prompts), "ht" and "rb" (only if
-        `stats.kl` is there) are the KL; "k2" is half the second moment of the tokens' log ratios.
+        A dictionary from names to estimates, one per completion, shape [P, K], or for "ht" one per prompt,
+        shape [P, 1]. Unbiased are "k1", "k3", "cv" (fixed alpha), "cv_fitted" (alpha fitted on the other half
+        of the prompts), "ht" (Horvitz-Thompson) and "rb" (Rao-Blackwell, only if `stats.kl` is given). "k2"
+        estimates half the second moment of the tokens' log ratios instead.
 
     Raises:
         ConfigurationError: If `group_size` does not divide B, or there are too few completions to fit alpha.
 
     Example:
-        A coin that shows heads with probability 0.7, thrown twice two times, against a fair one.
+        Four tosses of a coin that shows heads with probability 0.7, in two groups; the reference is fair.
 
         >>> from lit_klrb.functional import clustered_mean
         >>> coins = torch.tensor([[0], [1], [0], [0]])

@@ -9,18 +9,18 @@ from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
 
-# Log ratios below this take another road to the same number: exp(-log_ratio) would overflow in float32.
-_LARGE_RATIO = 60.0
+# exp(-log_ratio) is not formed for log ratios below minus this: it would overflow in float32.
+_MAX_LOG_RATIO = 60.0
 
 
 class TokenStats(NamedTuple):
-    """What an estimator may know of each completion token; padding included, whatever it holds.
+    """Per-token statistics that estimators read; positions outside the completion may hold anything.
 
     Args:
         logprobs: log p(y_t | x, y_<t), shape [B, T].
         ref_logprobs: log q(y_t | x, y_<t), shape [B, T].
-        kl: KL(p(. | x, y_<t) || q(. | x, y_<t)) in nats, shape [B, T]; None where nobody needs it.
-        entropy: Entropy of p(. | x, y_<t) in nats, shape [B, T]; None where nobody needs it.
+        kl: KL(p(. | x, y_<t) || q(. | x, y_<t)) in nats, shape [B, T]; None if not computed.
+        entropy: Entropy of p(. | x, y_<t) in nats, shape [B, T]; None if not computed.
         value: a(y_t), the token value of the sampled token, shape [B, T]; None without token values.
         expected_value: sum_v p(v | x, y_<t) a(v), shape [B, T]; None without token values.
     """
@@ -33,15 +33,16 @@ class TokenStats(NamedTuple):
     expected_value: Tensor | None = None
 
     def detach(self) -> "TokenStats":
-        """The same numbers without their graph."""
+        """The same statistics, detached from the graph."""
         return self.map(Tensor.detach)
 
     def masked(self, mask: Tensor) -> "TokenStats":
-        """Zero outside the mask, whatever was there, in float32 or better; gradients stay inside the mask."""
+        """Set positions outside the mask to 0, NaN and infinities included; at least float32."""
+        # Not a product with the mask: 0 * inf would be NaN, in the values and in the gradients
         return self.map(lambda field: torch.where(mask, full_precision(field), 0))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "TokenStats":
-        """The same change made to each field that is there: rows selected, a device, a type."""
+        """Apply a function to every field that is not None, such as indexing or a change of device."""
         logprobs, ref_logprobs, *optional = self
         changed = (None if field is None else change(field) for field in optional)
         return TokenStats(change(logprobs), change(ref_logprobs), *changed)
@@ -56,23 +57,23 @@ def token_stats(
 ) -> TokenStats:
     """Log-probabilities, KL and entropy of every token, over the full vocabulary.
 
-    Computed in float32, or in float64 for float64 logits. The KL is summed as p (r + exp(-r) - 1) with r the
-    log ratio, whose terms add up to those of p r and are never negative: the rounding of the normalisers,
-    which p r passes on whole, cancels. Tokens that both models exclude (-inf) contribute 0.
+    Computed in float32, or in float64 for float64 logits. The KL is the sum over the vocabulary of
+    p (r + exp(-r) - 1) with r the log ratio. It equals the sum of p r, but no term is negative, and rounding
+    errors of the normalisers cancel. Tokens that both models exclude (logit -inf) contribute 0.
 
     Args:
-        logits: Policy logits, shape [B, T, V]; position t is read before `tokens[:, t]`. Gradients flow here.
-        ref_logits: Reference logits, shape [B, T, V]; gradients flow here too if they are asked for.
+        logits: Policy logits, shape [B, T, V]; those at position t predict `tokens[:, t]`. Differentiable.
+        ref_logits: Reference logits, shape [B, T, V]; differentiable.
         tokens: Sampled token ids, shape [B, T].
-        temperature: The sampling temperature, by which both models' logits are divided.
-        token_values: A value a(v) of every token, in units of reward, shape [V]; a constant.
+        temperature: The sampling temperature; the logits of both models are divided by it.
+        token_values: A value a(v) for every token, in units of reward, shape [V]; treated as constant.
 
     Returns:
-        All fields, shape [B, T], those of the token values only if these are given. Where the policy gives
-        mass to a token that the reference excludes the KL is +inf: a warning names that token.
+        All fields, shape [B, T]; `value` and `expected_value` only if token values are given. If only the
+        reference excludes a token, the KL is +inf and a warning names the token.
 
     Raises:
-        ConfigurationError: If the shapes do not fit or the temperature is not positive.
+        ConfigurationError: If the shapes do not match or the temperature is not positive.
 
     Example:
         >>> coin = torch.tensor([[[0.7, 0.3]]]).log()
@@ -84,35 +85,35 @@ def token_stats(
     if logits.shape != ref_logits.shape or logits.shape[:-1] != tokens.shape:
         shapes = [list(tensor.shape) for tensor in (logits, ref_logits, tokens)]
         raise ConfigurationError(
-            f"logits, ref_logits, tokens have shapes {shapes}; [B, T, V], [B, T, V], [B, T] expected"
+            f"logits, ref_logits, tokens must have shapes [B, T, V], [B, T, V], [B, T], got {shapes}"
         )
     check_token_values(token_values, logits.shape[-1])
     if not temperature > 0:
-        raise ConfigurationError(f"temperature is {temperature}; a number > 0 expected")
+        raise ConfigurationError(f"must be positive, got {temperature}", key="temperature")
     policy, reference = (_log_softmax(values, temperature) for values in (logits, ref_logits))
     probabilities = policy.exp()
     kl = _kl(policy, reference, probabilities)
     if not torch.compiler.is_compiling() and bool((kl == torch.inf).any()):
         outside = (probabilities > 0) & (reference == -torch.inf)
         warn_infinite_kl(int(outside.flatten(0, -2).any(0).nonzero()[0]))
-    surprise = torch.where(probabilities > 0, policy, 0)
+    log_probabilities = torch.where(probabilities > 0, policy, 0)  # 0 log 0 is 0, not NaN
     index = tokens.unsqueeze(-1)
     values = None if token_values is None else token_values.detach().to(policy.dtype)
     return TokenStats(
         logprobs=policy.gather(-1, index).squeeze(-1),
         ref_logprobs=reference.gather(-1, index).squeeze(-1),
         kl=kl,
-        entropy=-(probabilities * surprise).sum(-1),
+        entropy=-(probabilities * log_probabilities).sum(-1),
         value=None if values is None else values[tokens],
         expected_value=None if values is None else probabilities @ values,
     )
 
 
 def check_token_values(token_values: Tensor | None, vocabulary: int) -> None:
-    """Refuse token values that are not one number per token.
+    """Check that there is one value per token.
 
     Raises:
-        ConfigurationError: If their shape is not [V].
+        ConfigurationError: If the shape is not [V].
     """
     if token_values is not None and token_values.shape != (vocabulary,):
         raise ConfigurationError(
@@ -121,15 +122,15 @@ def check_token_values(token_values: Tensor | None, vocabulary: int) -> None:
 
 
 def warn_infinite_kl(token: int) -> None:
-    """Warn that the policy gives mass to `token` where the reference gives none (shown once per token)."""
+    """Warn that only the policy gives probability to `token`; shown once per token."""
     warnings.warn(
-        f"KL(policy || reference) is +inf: the policy gives mass to token {token}, the reference none",
+        f"KL(policy || reference) is +inf: the policy gives probability to token {token}, the reference none",
         stacklevel=2,
     )
 
 
 def full_precision(values: Tensor) -> Tensor:
-    """Half precision to float32; float32 and float64 as they are."""
+    """Convert half precision to float32; float32 and float64 are returned unchanged."""
     return values if values.dtype == torch.float64 else values.float()
 
 
@@ -138,10 +139,12 @@ def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
 
 
 def _kl(policy: Tensor, reference: Tensor, probabilities: Tensor) -> Tensor:
-    """Sum over the vocabulary of p (r + exp(-r) - 1), that is of p r + q - p: p alone carries gradients."""
+    """Sum over the vocabulary of p (r + exp(-r) - 1) = p r + q - p, with r the log ratio."""
     present = probabilities > 0
     log_ratio = torch.where(present, policy - reference, 0)
-    excess = probabilities * torch.expm1((-log_ratio).clamp(max=_LARGE_RATIO))
-    extreme = ~present | (log_ratio < -_LARGE_RATIO)
+    # q - p, written p expm1(-r) where p and q are close, so that their difference keeps its precision. The
+    # clamp keeps the branch that `where` discards finite: its gradient would be inf * 0 = NaN otherwise.
+    excess = probabilities * torch.expm1((-log_ratio).clamp(max=_MAX_LOG_RATIO))
+    extreme = ~present | (log_ratio < -_MAX_LOG_RATIO)
     excess = torch.where(extreme, reference.exp() - probabilities, excess)
     return (probabilities * log_ratio + excess).sum(-1)

@@ -1,4 +1,4 @@
-"""Losses on pairs of completions of one prompt, one preferred to the other."""
+"""Preference losses: a chosen and a rejected completion of the same prompt."""
 
 import math
 from typing import Literal, NamedTuple, get_args
@@ -10,42 +10,44 @@ from torch.nn.functional import logsigmoid, sigmoid
 from lit_klrb.errors import ConfigurationError
 
 PreferenceLoss = Literal["sigmoid", "robust", "ipo", "hinge", "apo_zero", "apo_down"]
-# The losses that suppose a share of the preferences to be the wrong way round.
-_SMOOTHED = ("sigmoid", "robust")
+# The losses that assume a share of the preferences to be swapped.
+_WITH_LABEL_SMOOTHING = ("sigmoid", "robust")
 
 
 class PreferenceStats(NamedTuple):
-    """What a preference loss saw, detached: the implicit rewards [B] of chosen and rejected."""
+    """Implicit rewards of the chosen and the rejected completions, detached, shape [B] each."""
 
     chosen_rewards: Tensor
     rejected_rewards: Tensor
 
     @property
     def margin(self) -> Tensor:
-        """Mean difference of the implicit rewards, a scalar."""
+        """Mean difference between the implicit rewards, a scalar."""
         return (self.chosen_rewards - self.rejected_rewards).mean()
 
     @property
     def accuracy(self) -> Tensor:
-        """Share of pairs whose chosen completion has the larger implicit reward, a scalar."""
+        """Proportion of pairs whose chosen completion has the larger implicit reward, a scalar."""
         return (self.chosen_rewards > self.rejected_rewards).float().mean()
 
 
 def check_preference_loss(kind: str, beta: float, label_smoothing: float) -> None:
-    """Refuse settings that no preference loss has.
+    """Check the settings of a preference loss.
 
     Raises:
-        ConfigurationError: Naming the first of them.
+        ConfigurationError: If a setting is out of range or does not apply to the loss.
     """
     if kind not in get_args(PreferenceLoss):
-        raise ConfigurationError(f"loss is {kind!r}; one of {get_args(PreferenceLoss)} expected")
+        raise ConfigurationError(
+            f"must be one of {', '.join(get_args(PreferenceLoss))}, got {kind!r}", key="loss"
+        )
     if not 0 < beta < math.inf:
         raise ConfigurationError(f"must be positive and finite, got {beta}", key="beta")
     if not 0 <= label_smoothing < 0.5:
         raise ConfigurationError(
             f"must be at least 0 and below 0.5, got {label_smoothing}", key="label_smoothing"
         )
-    if label_smoothing and kind not in _SMOOTHED:
+    if label_smoothing and kind not in _WITH_LABEL_SMOOTHING:
         raise ConfigurationError(f"must be 0 with {kind}, got {label_smoothing}", key="label_smoothing")
 
 
@@ -57,27 +59,27 @@ def preference_loss(
     kind: PreferenceLoss = "sigmoid",
     label_smoothing: float = 0.0,
 ) -> tuple[Tensor, PreferenceStats]:
-    """A loss that raises the chosen completion above the rejected one, averaged over the B pairs.
+    """Preference loss on the log ratios of chosen and rejected completions, averaged over the B pairs.
 
-    With c and r the implicit rewards beta · log p(y)/q(y), m = c − r, σ the logistic function and ε the share
-    of preferences supposed to be wrong (`label_smoothing`):
+    With c and r the implicit rewards beta · log p(y)/q(y) of chosen and rejected completion, m = c − r, σ the
+    logistic function and ε the assumed share of swapped preferences (`label_smoothing`):
 
     - sigmoid: −(1−ε) log σ(m) − ε log σ(−m); DPO, and conservative DPO with ε > 0
-    - robust: (−(1−ε) log σ(m) + ε log σ(−m)) / (1 − 2ε), unbiased for what clean preferences would give
-    - ipo: ((m − ½) / beta)²; does not push m to infinity where preferences are certain
+    - robust: (−(1−ε) log σ(m) + ε log σ(−m)) / (1 − 2ε); unbiased for the loss on unswapped preferences
+    - ipo: ((m − ½) / beta)²; keeps m finite for deterministic preferences
     - hinge: max(0, 1 − m)
-    - apo_zero: 1 − σ(c) + σ(r); raises chosen, lowers rejected, for a policy worse than what was chosen
-    - apo_down: σ(c) + 1 − σ(m); lowers both, rejected more, for a policy better than what was chosen
+    - apo_zero: 1 − σ(c) + σ(r); raises chosen and lowers rejected, for a policy worse than the chosen texts
+    - apo_down: σ(c) + 1 − σ(m); lowers both, rejected more, for a policy better than the chosen texts
 
     Args:
-        chosen_log_ratio: log p(y)/q(y) of each chosen completion, summed over its tokens, [B].
-        rejected_log_ratio: The same of the rejected ones, [B].
-        beta: The inverse scale of the implicit reward, in 1/nats; positive.
-        kind: Which loss.
+        chosen_log_ratio: log p(y)/q(y) of each chosen completion, summed over its tokens, shape [B].
+        rejected_log_ratio: The same for the rejected completions, shape [B].
+        beta: Scale of the implicit reward, in reward per nat; positive.
+        kind: Name of the loss.
         label_smoothing: ε, for sigmoid and robust.
 
     Returns:
-        The scalar loss, and `PreferenceStats` (detached).
+        The scalar loss, and detached `PreferenceStats`.
 
     Raises:
         ConfigurationError: If a setting is out of range.

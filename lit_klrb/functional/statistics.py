@@ -1,20 +1,20 @@
-"""Means with the standard error that the sampling design gives them."""
+"""Means with standard errors that respect the sampling design."""
 
 import torch
 from torch import Tensor
 
 
 def clustered_mean(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean over prompts and completions, with its standard error clustered by prompt.
+    """Mean over prompts and completions, with a standard error clustered by prompt.
 
-    Completions of one prompt are alike, so the prompts' means are the independent observations:
-    the error is their sample standard deviation divided by sqrt(P).
+    Completions of the same prompt are correlated, so the independent observations are the means per prompt:
+    the standard error is their sample standard deviation divided by sqrt(P).
 
     Args:
-        values: One number a completion, [P, K].
+        values: One value per completion, shape [P, K].
 
     Returns:
-        Mean and standard error, scalars; the error of a single prompt is NaN.
+        Mean and standard error, scalars; the standard error is NaN for a single prompt.
 
     Example:
         >>> mean, error = clustered_mean(torch.tensor([[1.0, 1.0], [3.0, 3.0]]))

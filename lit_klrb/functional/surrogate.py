@@ -1,6 +1,6 @@
-"""Scalar losses whose gradient is a policy gradient: for `.backward()`, not for logging.
+"""Surrogate losses, whose gradient is a policy gradient: for `.backward()`, not for logging.
 
-All return sums over tokens, divided by the number of sequences B.
+Each is a sum over tokens divided by the number of sequences B.
 """
 
 import torch
@@ -10,11 +10,11 @@ from lit_klrb.functional.credit import MAX_EXPONENT
 
 
 def weighted_loss(values: Tensor, weights: Tensor) -> Tensor:
-    """The sum of weights times values over B: with log-probabilities for values, a policy gradient's loss.
+    """Weighted sum of values, divided by B; with log-probabilities as values, the REINFORCE loss.
 
     Args:
         values: Differentiable per-token values, 0 outside the mask, shape [B, T].
-        weights: Shape [B, T]; taken as constants (gradients stop here).
+        weights: Shape [B, T]; detached.
 
     Example:
         >>> weighted_loss(torch.tensor([[-1.0, -2.0]]), torch.tensor([[3.0, 0.5]])).item()
@@ -24,17 +24,17 @@ def weighted_loss(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def clipped_loss(log_ratio: Tensor, weights: Tensor, clip_range: float) -> Tensor:
-    """PPO's pessimistic surrogate, to be minimised: max(c w, c clip(w, 1 - clip_range, 1 + clip_range)).
+    """PPO's clipped loss: max(c w, c clip(w, 1 - clip_range, 1 + clip_range)), with w the ratio.
 
-    No gradient in the ratio w where it has moved past the range in the direction that lowers the loss.
+    The gradient with respect to w is zero where w has left the range in the direction that lowers the loss.
 
     Args:
         log_ratio: Current minus behaviour log-probability, of tokens or of sequences, shape [B, ...].
-        weights: Score weights c (minus the advantages), the shape of `log_ratio`; gradients flow here too.
-        clip_range: Half-width of the range of the ratio w = exp(log_ratio) around 1.
+        weights: Score weights c (minus the advantages), same shape as `log_ratio`; not detached.
+        clip_range: Half-width of the range around 1 within which w = exp(log_ratio) is not clipped.
 
     Returns:
-        The sum over B.
+        The sum of all entries, divided by B.
 
     Example:
         >>> ratios = torch.tensor([[0.5, 1.5]])

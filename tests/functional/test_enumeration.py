@@ -167,16 +167,22 @@ def test_gradients_reach_a_float32_table():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: TabularLM(torch.zeros(3), 2), "logits has shape"),
-        (lambda: TabularLM(torch.zeros(3, 1), 2), "logits has shape"),
-        (lambda: TabularLM(torch.zeros(1, 2), 0), "max_length is 0"),
-        (lambda: TabularLM(torch.zeros(1, 2), 2, 2), "eos_token_id is 2; 0..1"),
+        (lambda: TabularLM(torch.zeros(3), 2), "logits: must have shape"),
+        (lambda: TabularLM(torch.zeros(3, 1), 2), "logits: must have shape"),
+        (lambda: TabularLM(torch.zeros(1, 2), 0), "max_length: must be at least 1, got 0"),
+        (lambda: TabularLM(torch.zeros(1, 2), 2, 2), "eos_token_id: must be in 0..1, got 2"),
         (
             lambda: exact_kl(TabularLM(torch.zeros(1, 2), 2), TabularLM(torch.zeros(1, 2), 3)),
             "max_length = 3",
         ),
-        (lambda: optimal_policy(TabularLM(torch.zeros(1, 2), 2), torch.zeros(3), 0.0), "beta is 0.0"),
-        (lambda: optimal_policy(TabularLM(torch.zeros(1, 2), 2), torch.zeros(2), 1.0), r"\[3\] expected"),
+        (
+            lambda: optimal_policy(TabularLM(torch.zeros(1, 2), 2), torch.zeros(3), 0.0),
+            "beta: must be positive, got 0.0",
+        ),
+        (
+            lambda: optimal_policy(TabularLM(torch.zeros(1, 2), 2), torch.zeros(2), 1.0),
+            r"reward: must have shape \[3\]",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(build, message):

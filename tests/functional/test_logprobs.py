@@ -104,7 +104,7 @@ def test_tokens_that_both_models_exclude_contribute_nothing():
 def test_mass_where_the_reference_has_none_is_infinite_and_named_once():
     ref_logits = torch.zeros(1, 3, 5)
     ref_logits[..., 3] = -torch.inf
-    with pytest.warns(UserWarning, match="gives mass to token 3, the reference none") as shown:
+    with pytest.warns(UserWarning, match="gives probability to token 3, the reference none") as shown:
         stats = token_stats(torch.zeros(1, 3, 5), ref_logits, torch.zeros(1, 3, dtype=torch.long))
     assert len(shown) == 1
     assert stats.kl.tolist() == [[math.inf] * 3]
@@ -178,8 +178,8 @@ def test_a_batch_without_completion_tokens():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"temperature": 0.0}, "temperature is 0.0"),
-        ({"tokens": torch.zeros(2, 2, dtype=torch.long)}, "have shapes"),
+        ({"temperature": 0.0}, "temperature: must be positive, got 0.0"),
+        ({"tokens": torch.zeros(2, 2, dtype=torch.long)}, "must have shapes"),
     ],
 )
 def test_wrong_arguments(change, message):

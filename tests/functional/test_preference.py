@@ -71,7 +71,7 @@ def test_the_robust_loss_is_unbiased_for_clean_preferences():
     ("settings", "message"),
     [
         ({"beta": 0.0}, "beta: must be positive and finite, got 0"),
-        ({"kind": "kto"}, "loss is 'kto'; one of"),
+        ({"kind": "kto"}, "loss: must be one of sigmoid, .*, got 'kto'"),
         ({"label_smoothing": 0.5}, "label_smoothing: must be at least 0 and below 0.5, got 0.5"),
         ({"label_smoothing": 0.1, "kind": "hinge"}, "label_smoothing: must be 0 with hinge, got 0.1"),
     ],

@@ -543,21 +543,24 @@ def test_backward_refuses_a_head_that_has_changed():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"temperature": 0.0}, "temperature is 0.0"),
-        ({"tile_size": 0}, "tile_size is 0"),
-        ({"logit_softcap": -1.0}, "logit_softcap is -1.0"),
-        ({"ref_logit_softcap": 0.0}, "ref_logit_softcap is 0.0"),
-        ({"bias": torch.zeros(5)}, r"bias has shape \[5\]; \[23\] expected"),
-        ({"ref_bias": torch.zeros(5)}, r"ref_bias has shape \[5\]; \[23\] expected"),
-        ({"hidden": torch.zeros(3, 5, 3)}, r"hidden has shape \[3, 5, 3\]; \[3, 5, 4\] expected"),
-        ({"ref_hidden": torch.zeros(3, 4, 4)}, r"ref_hidden has shape \[3, 4, 4\]; \[3, 5, 4\] expected"),
-        ({"ref_weight": torch.zeros(22, 4)}, r"ref_weight has shape \[22, 4\]; \[23, 4\] expected"),
-        ({"mask": torch.ones(3, 4) > 0}, r"mask has shape \[3, 4\]; \[3, 5\] expected"),
-        ({"kl_weights": torch.zeros(5)}, r"kl_weights has shape \[5\]; \[3, 5\] expected"),
-        ({"score_weights": torch.zeros(5)}, r"score_weights has shape \[5\]; \[3, 5\] expected"),
-        ({"behaviour_logprobs": torch.zeros(5)}, r"behaviour_logprobs has shape \[5\]; \[3, 5\] expected"),
-        ({"behaviour_logprobs": torch.zeros(3, 5), "clip_range": 0.0}, "clip_range is 0.0"),
-        ({"clip_range": 0.2}, "clip_range is 0.2; None expected without behaviour_logprobs"),
+        ({"temperature": 0.0}, "temperature: must be positive, got 0.0"),
+        ({"tile_size": 0}, "tile_size: must be positive, got 0"),
+        ({"logit_softcap": -1.0}, "logit_softcap: must be positive, got -1.0"),
+        ({"ref_logit_softcap": 0.0}, "ref_logit_softcap: must be positive, got 0.0"),
+        ({"bias": torch.zeros(5)}, r"bias: must have shape \[23\], got \[5\]"),
+        ({"ref_bias": torch.zeros(5)}, r"ref_bias: must have shape \[23\], got \[5\]"),
+        ({"hidden": torch.zeros(3, 5, 3)}, r"hidden: must have shape \[3, 5, 4\], got \[3, 5, 3\]"),
+        ({"ref_hidden": torch.zeros(3, 4, 4)}, r"ref_hidden: must have shape \[3, 5, 4\], got \[3, 4, 4\]"),
+        ({"ref_weight": torch.zeros(22, 4)}, r"ref_weight: must have shape \[23, 4\], got \[22, 4\]"),
+        ({"mask": torch.ones(3, 4) > 0}, r"mask: must have shape \[3, 5\], got \[3, 4\]"),
+        ({"kl_weights": torch.zeros(5)}, r"kl_weights: must have shape \[3, 5\], got \[5\]"),
+        ({"score_weights": torch.zeros(5)}, r"score_weights: must have shape \[3, 5\], got \[5\]"),
+        ({"behaviour_logprobs": torch.zeros(5)}, r"behaviour_logprobs: must have shape \[3, 5\], got \[5\]"),
+        (
+            {"behaviour_logprobs": torch.zeros(3, 5), "clip_range": 0.0},
+            "clip_range: must be positive, got 0.0",
+        ),
+        ({"clip_range": 0.2}, "clip_range: must be None without behaviour_logprobs, got 0.2"),
     ],
 )
 def test_wrong_arguments_are_named(change, message):
@@ -586,7 +589,7 @@ def test_blocks_are_compiled_on_request_only(monkeypatch):
     run()
     assert set(compiled) == {blocks.block_sums, blocks.block_gradient, blocks.block_recomputed_gradient}
     monkeypatch.setenv("LIT_KLRB_COMPILE", "yes")
-    with pytest.raises(ConfigurationError, match="LIT_KLRB_COMPILE is 'yes'; 0, 1 or auto expected"):
+    with pytest.raises(ConfigurationError, match="LIT_KLRB_COMPILE: must be 0, 1 or auto, got 'yes'"):
         run()
 
 
@@ -594,8 +597,8 @@ def test_passes_over_a_few_rows_at_a_time_give_the_same(monkeypatch):
     case = make_case()
     leaves, mask, weights = case.leaves(), case.tokens >= 0, weights_like(case.tokens)
     results = []
-    for cached in (2**20, 3 * len(case.weight)):  # whole tiles; three rows
-        monkeypatch.setattr(blocks, "_CACHED", cached)
+    for elements in (2**20, 3 * len(case.weight)):  # whole tiles; three rows
+        monkeypatch.setattr(blocks, "_ELEMENTS_PER_PASS", elements)
         valued = {"token_values": token_values(case)}
         loss, stats = tiled_loss(case, leaves, mask, weights, weights, **valued, value_weights=weights)
         general = tiled_stats(case, leaves, **valued)
@@ -661,9 +664,9 @@ def test_calls_that_share_their_memory_do_not_disturb_each_other(monkeypatch):
         tiled_token_stats(*large[:2], *large[3:5], large.tokens)
     first = run(large)
     kept = [tensor.clone() for tensor in first]
-    memory = {key: tensor.data_ptr() for key, tensor in blocks._WORKSPACE._kept.items()}
+    memory = {key: tensor.data_ptr() for key, tensor in blocks._WORKSPACE._buffers.items()}
     expected = run(small)
-    assert {key: tensor.data_ptr() for key, tensor in blocks._WORKSPACE._kept.items()} == memory
+    assert {key: tensor.data_ptr() for key, tensor in blocks._WORKSPACE._buffers.items()} == memory
     assert all(torch.equal(a, b) for a, b in zip(first, kept, strict=True))
     monkeypatch.setattr(blocks, "_WORKSPACE", blocks._Workspace())
     assert all(torch.equal(a, b) for a, b in zip(run(small), expected, strict=True))

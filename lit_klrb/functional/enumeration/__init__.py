@@ -1,6 +1,6 @@
-"""Language models small enough to be exact: the oracle behind every claim about an estimator.
+"""Language models small enough for exact computation, against which every estimator is tested.
 
-`tabular` lists all completions of bounded length; `automata` sums over all strings by a linear solve.
+`tabular` enumerates all completions of bounded length; `automata` sums over all strings by a linear solve.
 """
 
 from .automata import (

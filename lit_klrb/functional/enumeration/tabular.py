@@ -1,4 +1,4 @@
-"""Autoregressive models over every completion of bounded length, listed one by one in float64."""
+"""Autoregressive models whose completions of bounded length are all enumerated, in float64."""
 
 from dataclasses import dataclass
 
@@ -12,21 +12,22 @@ from lit_klrb.errors import ConfigurationError
 class TabularLM:
     """A language model whose next-token logits are rows of a table.
 
-    A prefix is numbered like a node of a heap with V - 1 children, one per token other than EOS: the empty
-    prefix is 0, and prefix i followed by the r-th such token (r = 1..V-1) is (V - 1) i + r. Prefix i reads
-    row `i % contexts`, which covers the cases that matter with one rule:
+    Prefixes are numbered like the nodes of a heap with V - 1 children, one per token other than EOS: the
+    empty prefix is 0, and prefix i followed by the r-th such token (r = 1..V-1) is (V - 1) i + r. Prefix i
+    uses row `i % contexts`:
 
     - `contexts = num_prefixes(V, max_length)`: every prefix has its own row (unshared parameters);
     - `contexts = (V - 1) ** k`: the row is a function of the last k tokens (a Markov model of order k);
-    - anything else: rows pooled over unrelated prefixes.
+    - otherwise: unrelated prefixes share a row.
 
     Args:
-        logits: Next-token logits, shape [contexts, V]; read in float64, gradients reach the tensor given.
-        max_length: Completions end with EOS (included) or at this many tokens.
+        logits: Next-token logits, shape [contexts, V]; converted to float64, differentiable.
+        max_length: Completions end with EOS (included) or after this many tokens.
         eos_token_id: The token that ends a completion.
 
     Raises:
-        ConfigurationError: If `logits` is no table over two tokens or more, or an argument is out of range.
+        ConfigurationError: If `logits` is not a table with at least two tokens, or an argument is out of
+            range.
 
     Example:
         >>> model = TabularLM(torch.zeros(1, 2), max_length=2)
@@ -44,13 +45,13 @@ class TabularLM:
     def __post_init__(self) -> None:
         if self.logits.ndim != 2 or self.logits.shape[0] < 1 or self.logits.shape[1] < 2:
             raise ConfigurationError(
-                f"logits has shape {list(self.logits.shape)}; [contexts, V] with V >= 2 expected"
+                f"must have shape [contexts, V] with V >= 2, got {list(self.logits.shape)}", key="logits"
             )
         if self.max_length < 1:
-            raise ConfigurationError(f"max_length is {self.max_length}; at least 1 expected")
+            raise ConfigurationError(f"must be at least 1, got {self.max_length}", key="max_length")
         if not 0 <= self.eos_token_id < self.vocab_size:
             raise ConfigurationError(
-                f"eos_token_id is {self.eos_token_id}; 0..{self.vocab_size - 1} expected"
+                f"must be in 0..{self.vocab_size - 1}, got {self.eos_token_id}", key="eos_token_id"
             )
 
     @property
@@ -59,26 +60,26 @@ class TabularLM:
         return self.logits.shape[1]
 
     def sequences(self) -> tuple[Tensor, Tensor]:
-        """All completions, each once.
+        """All completions.
 
         Returns:
-            Tokens [N, T], padded with EOS after the end, and the mask [N, T], true up to EOS (included).
+            Tokens [N, T], padded with EOS, and the mask [N, T], true up to the first EOS (included).
         """
         vocabulary = torch.arange(self.vocab_size)
-        growing = torch.empty(1, 0, dtype=torch.long)
-        ended = []
+        unfinished = torch.empty(1, 0, dtype=torch.long)
+        finished = []
         for length in range(1, self.max_length + 1):
-            longer = growing.repeat_interleave(self.vocab_size, dim=0)
-            longer = torch.cat([longer, vocabulary.repeat(len(growing))[:, None]], dim=1)
-            is_end = (longer[:, -1] == self.eos_token_id) | (length == self.max_length)
+            extended = unfinished.repeat_interleave(self.vocab_size, dim=0)
+            extended = torch.cat([extended, vocabulary.repeat(len(unfinished))[:, None]], dim=1)
+            is_end = (extended[:, -1] == self.eos_token_id) | (length == self.max_length)
             padding = torch.full((int(is_end.sum()), self.max_length - length), self.eos_token_id)
-            ended.append(torch.cat([longer[is_end], padding], dim=1))
-            growing = longer[~is_end]
-        tokens = torch.cat(ended)
+            finished.append(torch.cat([extended[is_end], padding], dim=1))
+            unfinished = extended[~is_end]
+        tokens = torch.cat(finished)
         return tokens, _completion_mask(tokens, self.eos_token_id)
 
     def prefixes(self, tokens: Tensor) -> Tensor:
-        """The number of the prefix before each token, shape [N, T]; meaningless after EOS."""
+        """The number of the prefix before each token, shape [N, T]; undefined after EOS."""
         rank = torch.where(tokens < self.eos_token_id, tokens + 1, tokens)
         numbers = torch.zeros_like(tokens)
         for t in range(1, tokens.shape[1]):
@@ -86,17 +87,17 @@ class TabularLM:
         return numbers
 
     def token_logits(self, tokens: Tensor) -> Tensor:
-        """Logits [N, T, V] from which each of `tokens` [N, T] was drawn; meaningless after EOS."""
+        """Logits [N, T, V] from which each of `tokens` [N, T] is sampled; undefined after EOS."""
         return self.logits.double()[self.prefixes(tokens) % len(self.logits)]
 
     def logprobs(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """Log-probability of whole completions, shape [N], differentiable in `logits`."""
+        """Log-probability of each completion, shape [N], differentiable in `logits`."""
         chosen = self.token_logits(tokens).log_softmax(-1).gather(-1, tokens[..., None]).squeeze(-1)
         return torch.where(mask, chosen, 0).sum(-1)
 
 
 def num_prefixes(vocab_size: int, max_length: int) -> int:
-    """How many prefixes a completion of at most `max_length` tokens can have: the rows of an unshared table.
+    """Number of prefixes of completions of at most `max_length` tokens: the rows of an unshared table.
 
     Example:
         >>> num_prefixes(vocab_size=3, max_length=3)
@@ -108,7 +109,8 @@ def num_prefixes(vocab_size: int, max_length: int) -> int:
 def exact_kl(policy: TabularLM, reference: TabularLM) -> Tensor:
     """KL(policy || reference) in nats per sequence: the sum over all completions of p (log p - log q).
 
-    Differentiable in both tables. +inf where the policy gives mass to a completion the reference excludes.
+    Differentiable in both tables. +inf if the policy gives probability to a completion that the reference
+    excludes.
 
     Raises:
         ConfigurationError: If the two models do not have the same completions.
@@ -133,8 +135,8 @@ def exact_objective(policy: TabularLM, reference: TabularLM, reward: Tensor, bet
     """E_policy[reward] - beta KL(policy || reference), differentiable in both tables.
 
     Args:
-        policy: The model that generates.
-        reference: The model it is kept close to.
+        policy: The policy p.
+        reference: The reference q.
         reward: Reward of each completion, in the order of `sequences()`, shape [N].
         beta: Weight of the KL, in units of reward per nat.
     """
@@ -145,31 +147,34 @@ def exact_objective(policy: TabularLM, reference: TabularLM, reward: Tensor, bet
 def optimal_policy(reference: TabularLM, reward: Tensor, beta: float) -> TabularLM:
     """The maximiser of E[reward] - beta KL(. || reference): p*(y) proportional to q(y) exp(reward(y) / beta).
 
-    Returned with a row per prefix; a row holds the log of the total weight of the completions that go through
-    each token, summed from the ends backward. The path from the reference (`beta = math.inf`) to the optimum
-    at `beta` is `optimal_policy(reference, reward, beta / s)` for s from 0 to 1.
+    The table has one row per prefix, which holds for each token the log of the total weight of all
+    completions that continue the prefix with it. The path from the reference (`beta = math.inf`) to the
+    optimum at `beta` is `optimal_policy(reference, reward, beta / s)` for s from 0 to 1.
 
     Args:
-        reference: The model q.
+        reference: The reference q.
         reward: Reward of each completion, in the order of `reference.sequences()`, shape [N].
-        beta: Weight of the KL, > 0; +inf gives the reference itself.
+        beta: Weight of the KL, positive; +inf gives the reference itself.
 
     Raises:
         ConfigurationError: If `beta` is not positive or `reward` does not have one entry per completion.
     """
     tokens, mask = reference.sequences()
     if not beta > 0:
-        raise ConfigurationError(f"beta is {beta}; a number > 0 expected")
+        raise ConfigurationError(f"must be positive, got {beta}", key="beta")
     if reward.shape != tokens.shape[:1]:
-        raise ConfigurationError(f"reward has shape {list(reward.shape)}; [{len(tokens)}] expected")
+        raise ConfigurationError(f"must have shape [{len(tokens)}], got {list(reward.shape)}", key="reward")
     log_weights = reference.logprobs(tokens, mask).detach() + reward.double() / beta
     size = num_prefixes(reference.vocab_size, reference.max_length) * reference.vocab_size
+    # An arc is a prefix with its next token; its weight is a log-sum-exp over the completions through it,
+    # with the largest term subtracted as usual
     arcs = (reference.prefixes(tokens) * reference.vocab_size + tokens)[mask]
     through = log_weights[:, None].expand(mask.shape)[mask]
     largest = torch.full((size,), -torch.inf, dtype=torch.float64).scatter_reduce(0, arcs, through, "amax")
     shift = largest.nan_to_num(neginf=0.0)
     totals = torch.zeros(size, dtype=torch.float64).index_add(0, arcs, (through - shift[arcs]).exp())
     logits = (totals.log() + shift).view(-1, reference.vocab_size)
+    # A row of -inf would give NaN probabilities; prefixes that are never reached may have any
     unreachable = logits.isneginf().all(-1, keepdim=True)
     logits = torch.where(unreachable, 0, logits)
     return TabularLM(logits, reference.max_length, reference.eos_token_id)
@@ -177,7 +182,7 @@ def optimal_policy(reference: TabularLM, reward: Tensor, beta: float) -> Tabular
 
 def _completion_mask(tokens: Tensor, eos_token_id: int) -> Tensor:
     ends = (tokens == eos_token_id).long()
-    return ends.cumsum(-1) - ends == 0
+    return ends.cumsum(-1) - ends == 0  # no EOS before this token
 
 
 def _expected_log_ratio(policy: TabularLM, reference: TabularLM) -> tuple[Tensor, Tensor]:
@@ -186,11 +191,11 @@ def _expected_log_ratio(policy: TabularLM, reference: TabularLM) -> tuple[Tensor
         for model in (policy, reference)
     )
     if ours != theirs:
-        raise ConfigurationError(f"policy has {ours}; as the reference expected: {theirs}")
+        raise ConfigurationError(f"must have the reference's {theirs}, got {ours}", key="policy")
     tokens, mask = policy.sequences()
     logprobs = policy.logprobs(tokens, mask)
     log_ratio = logprobs - reference.logprobs(tokens, mask)
-    # A completion the policy excludes contributes 0, and must not send -inf through the product rule.
+    # 0 log 0 is 0: without the where, both value and gradient of an excluded completion would be NaN
     log_ratio = torch.where(logprobs == -torch.inf, 0, log_ratio)
     probabilities = logprobs.exp()
     return probabilities, (probabilities * log_ratio).sum()

@@ -1,4 +1,4 @@
-"""Token statistics and the policy loss from hidden states and heads, tile by tile: no [B, T, V] tensor."""
+"""Token statistics and policy loss from hidden states and heads, tile by tile, without [B, T, V] logits."""
 
 from .loss import tiled_policy_loss as tiled_policy_loss
 from .stats import tiled_token_stats as tiled_token_stats

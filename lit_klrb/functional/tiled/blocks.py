@@ -1,7 +1,8 @@
-"""What happens to one block of logits [N, block] of the policy and one of the reference.
+"""Elementwise operations and reductions on one block of logits [N, block] of policy and reference.
 
-Passes over the logits are all that Rao-Blackwellisation costs over Monte Carlo: they are few and in place, a
-few rows at a time, which then stay in the cache; `fused` makes one or two of them.
+Passes over the logits are the only cost of Rao-Blackwellisation over Monte Carlo. There are few of them, they
+work in place, and on a CPU on a few rows at a time, which stay in the cache. On a GPU `fused` compiles them
+into one or two kernels.
 """
 
 import functools
@@ -19,23 +20,26 @@ from lit_klrb.errors import ConfigurationError
 P = ParamSpec("P")
 Sums = TypeVar("Sums", Tensor, None)
 
-# Numbers that a CPU's passes go over at a time, 4 MB of each block: more of them leave the cache, and with
-# fewer what it takes to begin a pass on every core counts.
-_CACHED = 2**20
+# Elements per pass on a CPU (4 MB of each block): more do not fit into the cache, and with fewer the cost of
+# starting a pass on every core dominates.
+_ELEMENTS_PER_PASS = 2**20
 
 
 def fused(body: Callable[P, Sums], device: torch.device) -> Callable[P, Sums]:
-    """The body as torch.compile fuses it, on a GPU or where the environment says `LIT_KLRB_COMPILE=1`.
+    """The body compiled by torch.compile, on a GPU or with `LIT_KLRB_COMPILE=1` in the environment.
 
-    On a CPU that takes a C++ compiler, half a minute the first time and some seconds in every process, for no
-    more than a few per cent of the operation's time: by default the body runs as it is written, a few rows at
-    a time.
+    On a CPU, compilation needs a C++ compiler and takes half a minute the first time and a few seconds in
+    every process, and saves a few per cent of the operation's time. By default the body therefore runs
+    eagerly there, a few rows at a time.
+
+    Raises:
+        ConfigurationError: If `LIT_KLRB_COMPILE` is not 0, 1 or auto.
     """
     setting = os.environ.get("LIT_KLRB_COMPILE", "auto")
     if setting not in ("0", "1", "auto"):
-        raise ConfigurationError(f"LIT_KLRB_COMPILE is {setting!r}; 0, 1 or auto expected")
-    wanted = setting == "1" or (setting == "auto" and device.type == "cuda")
-    return _compiled(body) if wanted else functools.partial(_by_rows, body)
+        raise ConfigurationError(f"must be 0, 1 or auto, got {setting!r}", key="LIT_KLRB_COMPILE")
+    compile_body = setting == "1" or (setting == "auto" and device.type == "cuda")
+    return _compiled(body) if compile_body else functools.partial(_by_rows, body)
 
 
 @functools.cache
@@ -44,27 +48,29 @@ def _compiled(body: Callable[P, Sums]) -> Callable[P, Sums]:
 
 
 def _by_rows(body: Callable[..., Any], *blocks: Tensor) -> Any:
-    """The body on as many rows at a time as the cache holds; what it returns, one below another."""
-    rows = max(1, _CACHED // max(1, blocks[0].shape[1]))
+    """Apply the body to as many rows at a time as fit into the cache, and concatenate the results."""
+    rows = max(1, _ELEMENTS_PER_PASS // max(1, blocks[0].shape[1]))
     parts = [body(*part) for part in zip(*(torch.split(block, rows) for block in blocks), strict=True)]
     return None if parts[0] is None else torch.cat(parts)
 
 
 def block_sums(logits: Tensor, ref_logits: Tensor, masses: Tensor) -> Tensor:
-    """What one block adds to the normalisers, the KL and the entropy of its rows.
+    """One block's contribution to the normalisers, the KL and the entropy of its rows.
 
-    With v and w the logits of policy and reference minus their largest in the block.
+    v and w denote the logits of policy and reference minus the row's maximum within the block.
 
     Args:
-        logits: Policy, [N, block]; overwritten with nothing of use.
-        ref_logits: Reference, [N, block]; overwritten with exp(v) (w - v).
-        masses: Overwritten with exp(v), [N, block].
+        logits: Policy logits, shape [N, block]; used as scratch space.
+        ref_logits: Reference logits, shape [N, block]; overwritten with exp(v) (w - v).
+        masses: Output, shape [N, block]; overwritten with exp(v).
 
     Returns:
-        These largest, and the sums of exp(v), exp(w), exp(v) (w - v) and exp(v) v, together [N, 6].
+        The maxima of policy and reference, and the sums of exp(v), exp(w), exp(v) (w - v) and exp(v) v, shape
+        [N, 6].
     """
     logits = _scratch(logits)
-    lowest = torch.finfo(logits.dtype).min  # for the top of a block that a model excludes altogether
+    # A model may exclude all tokens of a block: a maximum of -inf would give -inf - -inf = NaN
+    lowest = torch.finfo(logits.dtype).min
     top = logits.amax(1, keepdim=True).clamp_(min=lowest)
     ref_top = ref_logits.amax(1, keepdim=True).clamp_(min=lowest)
     ref_mass = torch.exp(ref_logits.sub_(ref_top), out=masses).sum(1)
@@ -79,10 +85,10 @@ def block_gradient(
     """Overwrite the products exp(v) (w - v) with the gradient exp(v) (a + b (w - v) + c x).
 
     Args:
-        products: exp(v) (w - v), [N, block].
-        masses: exp(v), [N, block].
-        coefficients: a and b, and c where there are token values, [N, 2] or [N, 3].
-        values: Token values x, [N, block].
+        products: exp(v) (w - v), shape [N, block].
+        masses: exp(v), shape [N, block].
+        coefficients: a and b, and c with token values, shape [N, 2] or [N, 3].
+        values: Token values x, shape [N, block]; None without them.
     """
     constant, slope, *by_value = coefficients.unsqueeze(-1).unbind(1)
     if values is not None:
@@ -100,42 +106,45 @@ def block_recomputed_gradient(
 ) -> None:
     """Overwrite the reference's logits with the gradient p (a + b (log q - log p) + c log p + d x).
 
+    p and q denote the softmax of policy and reference over the whole vocabulary.
+
     Args:
-        logits: Policy, [N, block]; p is their softmax. Overwritten with nothing of use.
-        ref_logits: Reference, [N, block]; q is their softmax.
-        masses: Overwritten with p, [N, block].
-        normalisers: Of policy and reference, [N, 2].
-        coefficients: a, b and c, and d where there are token values, [N, 3] or [N, 4].
-        values: Token values x, [N, block].
+        logits: Policy logits, shape [N, block]; used as scratch space.
+        ref_logits: Reference logits, shape [N, block]; overwritten with the gradient.
+        masses: Output, shape [N, block]; overwritten with p.
+        normalisers: Log normalisers of policy and reference, shape [N, 2].
+        coefficients: a, b and c, and d with token values, shape [N, 3] or [N, 4].
+        values: Token values x, shape [N, block]; None without them.
     """
     logits = _scratch(logits)
     normaliser, ref_normaliser = normalisers.unsqueeze(-1).unbind(1)
-    constant, slope, surprise, *by_value = coefficients.unsqueeze(-1).unbind(1)
+    constant, slope, by_logprob, *by_value = coefficients.unsqueeze(-1).unbind(1)
     if values is not None:
         constant = torch.addcmul(constant, by_value[0], values)
     _exponentiate(logits.sub_(normaliser), ref_logits.sub_(ref_normaliser), masses)
-    finite_(ref_logits).mul_(slope).addcmul_(logits, surprise)
+    finite_(ref_logits).mul_(slope).addcmul_(logits, by_logprob)
     ref_logits.add_(constant).mul_(masses)
 
 
 def finite_(values: Tensor) -> Tensor:
-    """Infinite values made large, in place: where the KL has no weight they then count for nothing."""
+    """Clamp -inf to the smallest finite number, in place: with weight 0 it then gives 0 instead of NaN."""
     return values.clamp_(min=torch.finfo(values.dtype).min)
 
 
 def _scratch(block: Tensor) -> Tensor:
-    """The block itself; for the compiler a copy, so that it does not write what nobody reads."""
+    """The block itself, or a copy under torch.compile, which otherwise writes scratch values to memory."""
     return block.clone() if torch.compiler.is_compiling() else block
 
 
 def _exponentiate(centred: Tensor, ref_centred: Tensor, masses: Tensor) -> None:
     """Set masses = exp(centred) and ref_centred = ref_centred - centred.
 
-    Tokens without mass get 0 for these and for `centred`. That starts where float32 (or the type at hand)
-    loses precision: subnormal numbers make matrix products thirty times slower.
+    Where exp(centred) would be subnormal, all three are set to 0: subnormal numbers make matrix products
+    thirty times slower.
     """
     ref_centred.sub_(centred)
     floor = math.log(torch.finfo(centred.dtype).tiny)
+    # The masked passes are skipped if no entry needs them, a test that the compiler cannot branch on
     if torch.compiler.is_compiling() or not bool((centred.amin(1) > floor).all()):
         absent = ~(centred > floor)
         torch.exp(centred, out=masses).masked_fill_(absent, 0)
@@ -146,43 +155,45 @@ def _exponentiate(centred: Tensor, ref_centred: Tensor, masses: Tensor) -> None:
 
 
 class _Workspace(threading.local):
-    """Memory that a thread's calls on a CPU use one after another.
+    """Memory on the CPU that successive calls of the same thread reuse.
 
-    A CPU gives large memory back when it is freed: the next call would have every page of it zeroed again,
-    some 4 % of the operation's time. On a GPU torch keeps it anyway.
+    On a CPU, large blocks of memory return to the operating system when they are freed, and the next
+    allocation has its pages zeroed again: about 4 % of the operation's time. On a GPU torch caches memory.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, torch.dtype], Tensor] = {}
+        self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def take(self, name: str, like: Tensor, count: int) -> Tensor:
-        """So many numbers of the type and on the device of `like`; on a CPU the same memory each time."""
+        """`count` elements with the dtype and device of `like`; on a CPU, equal names share memory."""
         if like.device.type != "cpu":
             return like.new_empty(count)
         key = name, like.dtype
-        if key not in self._kept or len(self._kept[key]) < count:
-            self._kept.pop(key, None)  # before the larger one is made
-            with torch.inference_mode(False):  # what is made within it could not be written outside
-                self._kept[key] = torch.empty(count, dtype=like.dtype)
-        return self._kept[key][:count]
+        if key not in self._buffers or len(self._buffers[key]) < count:
+            self._buffers.pop(key, None)  # free the old buffer before the larger one is allocated
+            # Under inference_mode this would be an inference tensor, which cannot be written to outside it
+            with torch.inference_mode(False):
+                self._buffers[key] = torch.empty(count, dtype=like.dtype)
+        return self._buffers[key][:count]
 
 
 _WORKSPACE = _Workspace()
 
 
 class Buffers:
-    """Memory for the logits of a tile and the heads of a block: on a CPU there is one set of it a thread.
+    """Memory for the logits of a tile and the head weights of a block; on a CPU one set per thread.
 
     Args:
-        like: Tells type and device.
-        rows: Rows of the largest tile.
-        columns: Columns of the widest block.
-        kept: Columns for which a tile's reference logits and masses are kept; by default one block's.
+        like: A tensor with the dtype and device of the buffers.
+        rows: Number of rows of the largest tile.
+        columns: Number of columns of the widest block.
+        retained: Number of columns for which a tile's reference logits and masses are retained; by default
+            each block overwrites those of the previous one.
     """
 
-    def __init__(self, like: Tensor, rows: int, columns: int, kept: int | None = None) -> None:
-        self._keeps = kept is not None
-        sizes = {"logits": columns, "ref_logits": kept or columns, "masses": kept or columns}
+    def __init__(self, like: Tensor, rows: int, columns: int, retained: int | None = None) -> None:
+        self._retains_blocks = retained is not None
+        sizes = {"logits": columns, "ref_logits": retained or columns, "masses": retained or columns}
         self._logits, self._ref_logits, self._masses = (
             _WORKSPACE.take(name, like, rows * count) for name, count in sizes.items()
         )
@@ -190,15 +201,15 @@ class Buffers:
         self._weight: Tensor | None = None
 
     def block(self, rows: int, block: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits, reference logits and masses [rows, block]; the first are the same for every block."""
-        count, first = block.stop - block.start, block.start if self._keeps else 0
-        kept = slice(rows * first, rows * (first + count))
-        flat = self._logits[: rows * count], self._ref_logits[kept], self._masses[kept]
+        """Logits, reference logits and masses, shape [rows, block]; all blocks share the logits' memory."""
+        count, first = block.stop - block.start, block.start if self._retains_blocks else 0
+        retained = slice(rows * first, rows * (first + count))
+        flat = self._logits[: rows * count], self._ref_logits[retained], self._masses[retained]
         logits, ref_logits, masses = (part.view(rows, count) for part in flat)
         return logits, ref_logits, masses
 
     def precise(self, weight: Tensor) -> Tensor:
-        """A block's rows of a head in the type of the logits: if a copy, it lasts until the next."""
+        """A block of head weights in the dtype of the logits; a copy is overwritten by the next call."""
         if weight.dtype == self._logits.dtype:
             return weight
         if self._weight is None or self._weight.shape[1] != weight.shape[1]:
@@ -208,9 +219,9 @@ class Buffers:
 
 
 class RowStats(NamedTuple):
-    """Statistics of each row over the whole vocabulary, in float64, [N].
+    """Statistics of each row over the whole vocabulary, shape [N].
 
-    There the normalisers, large numbers of which a small KL is the difference, are precise enough.
+    In float64, as a small KL is computed as a difference of large normalisers.
     """
 
     normaliser: Tensor
@@ -221,11 +232,11 @@ class RowStats(NamedTuple):
 
     @staticmethod
     def of(sums: Tensor) -> "RowStats":
-        """Combine what `Problem.sums` returned for every block, stacked, [blocks, N, 6 or 7]."""
+        """Combine the results of `Problem.sums` for all blocks, stacked, shape [blocks, N, 6 or 7]."""
         top, ref_top, mass, ref_mass, cross, spread, *valued = sums.double().unbind(2)
         normaliser = (top + mass.log()).logsumexp(0)
         ref_normaliser = (ref_top + ref_mass.log()).logsumexp(0)
-        share = (top - normaliser).exp()
+        share = (top - normaliser).exp()  # turns sums of exp(v) into probabilities
         log_ratio = (share * (mass * (top - ref_top) - cross)).sum(0)
         kl = log_ratio - (normaliser - ref_normaliser)
         entropy = normaliser - (share * (mass * top + spread)).sum(0)

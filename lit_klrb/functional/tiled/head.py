@@ -1,20 +1,20 @@
-"""A language-model head applied block by block, and the gradients that flow back through it."""
+"""A language-model head that is applied block by block, and its gradients."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-# Columns of the vocabulary at a time on a CPU: the products of 512 rows are fastest with about as many, and
-# what they make, 8 MB, is still in the cache when it is gone over.
+# Columns of the vocabulary per block on a CPU: matrix products with 512 rows are fastest at about this size,
+# and their result (8 MB) is still in the cache for the passes that follow.
 _CPU_BLOCK = 4096
 
 
 class Head(NamedTuple):
     """Logits x / T, or s / T tanh(x / s) with a soft cap s, where x = hidden · weightᵀ + bias.
 
-    That is z = scale x, then cap tanh(z) if there is a cap. Hidden states are scaled once, beforehand: these
-    are the `inputs`, float32 or float64, and products run in their precision whatever the weight's type.
+    Computed as z = scale x, then cap tanh(z) if there is a cap. Hidden states are scaled once, in advance:
+    they are the `inputs`, in float32 or float64, and products are computed in that precision.
     """
 
     weight: Tensor
@@ -24,7 +24,7 @@ class Head(NamedTuple):
 
     @staticmethod
     def of(weight: Tensor, bias: Tensor | None, temperature: float, softcap: float | None) -> "Head":
-        """The head as numbers: gradients are formed by `HeadGradients`."""
+        """The head with detached weights; `HeadGradients` computes their gradients."""
         scale, cap = (1 / temperature, None) if softcap is None else (1 / softcap, softcap / temperature)
         return Head(weight.detach(), None if bias is None else bias.detach(), scale, cap)
 
@@ -34,13 +34,13 @@ class Head(NamedTuple):
         return hidden.detach().to(dtype) * self.scale
 
     def blocks(self) -> list[slice]:
-        """The vocabulary cut into blocks, the last one shorter; a GPU takes it whole."""
+        """Blocks of the vocabulary, the last one possibly shorter; a single block on a GPU."""
         size = len(self.weight)
         step = _CPU_BLOCK if self.weight.device.type == "cpu" else size
         return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
     def logits(self, inputs: Tensor, weight: Tensor, block: slice, out: Tensor) -> Tensor:
-        """Logits [N, block], in `out`; `weight` is the block's, in the precision of the inputs."""
+        """Write the logits [N, block] to `out`; `weight` is the block's, in the precision of the inputs."""
         if self.bias is None:
             z = torch.mm(inputs, weight.T, out=out)
         else:
@@ -49,22 +49,23 @@ class Head(NamedTuple):
         return z if self.cap is None else z.tanh_().mul_(self.cap)
 
     def token_logits(self, inputs: Tensor, tokens: Tensor) -> Tensor:
-        """The logit of one token in each row, [N]."""
+        """The logit of one token per row, shape [N]."""
         z = (inputs * self.weight[tokens].to(inputs.dtype)).sum(-1)
         if self.bias is not None:
             z = z + self.bias[tokens].to(inputs.dtype) * self.scale
         return z if self.cap is None else z.tanh() * self.cap
 
     def through_cap(self, gradient: Tensor, logits: Tensor) -> Tensor:
-        """The gradient of z from that of the logits."""
+        """The gradient with respect to z from the gradient with respect to the logits."""
+        # d(cap tanh z) / dz = cap (1 - tanh^2 z)
         return gradient if self.cap is None else gradient * (self.cap - logits.square() / self.cap)
 
 
 class _WeightGradient:
-    """The gradient of a head's weight, [V, D], summed in the precision of the inputs.
+    """The gradient of a head's weight, shape [V, D], accumulated in the precision of the inputs.
 
-    Every block is added to at least once. Where the weight has less precision, each has memory of its own,
-    freed when the block is rounded in the end: the sum and its rounded copy are never held both.
+    If the weight has lower precision, each block is accumulated in a separate tensor, which `finish` rounds
+    and frees before the next: the sum and its rounded copy never exist in full at the same time.
     """
 
     def __init__(self, head: Head, inputs: Tensor) -> None:
@@ -73,10 +74,10 @@ class _WeightGradient:
         if head.weight.dtype != inputs.dtype:
             parts = [inputs.new_empty(part.shape) for part in parts]
         self._sums = {block.start: part for block, part in zip(head.blocks(), parts, strict=True)}
-        self._empty = set(self._sums)  # not even zeros: the first product is written over what is there
+        self._empty = set(self._sums)  # uninitialised memory: the first product overwrites it
 
     def add(self, block: slice, gradient: Tensor, inputs: Tensor) -> None:
-        """Add the product of a tile's gradient [N, block], transposed, and its inputs [N, D]."""
+        """Add the transpose of a tile's gradient [N, block] times its inputs [N, D]."""
         if block.start in self._empty:
             self._empty.remove(block.start)
             torch.mm(gradient.T, inputs, out=self._sums[block.start])
@@ -84,13 +85,13 @@ class _WeightGradient:
             self._sums[block.start].addmm_(gradient.T, inputs)
 
     def add_rows(self, tokens: Tensor, values: Tensor) -> None:
-        """Add values [N, D] to the rows of tokens [N], which may repeat."""
+        """Add values [N, D] to the rows of tokens [N]; tokens may repeat."""
         for start, block in self._sums.items():
             inside = (tokens >= start) & (tokens < start + len(block))
             block.index_add_(0, tokens[inside] - start, values[inside])
 
     def finish(self) -> Tensor:
-        """The gradient in the type of the weight."""
+        """The gradient in the dtype of the weight."""
         for start in list(self._sums):
             block = self._sums.pop(start)
             if block.dtype != self._result.dtype:
@@ -99,24 +100,24 @@ class _WeightGradient:
 
 
 class HeadGradients:
-    """Sums over tiles and blocks, in the precision of the inputs, of the gradients that are asked for.
+    """Gradients of a head, accumulated over tiles and blocks in the precision of the inputs.
 
     Args:
-        head: The head to go back through.
-        inputs: Its scaled hidden states, [N, D].
-        wanted: Whether the gradients of hidden states, weight and bias are needed.
+        head: The head.
+        inputs: Its scaled hidden states, shape [N, D].
+        needed: Whether the gradients of hidden states, weight and bias are needed.
     """
 
-    def __init__(self, head: Head, inputs: Tensor, wanted: tuple[bool, bool, bool]) -> None:
+    def __init__(self, head: Head, inputs: Tensor, needed: tuple[bool, bool, bool]) -> None:
         self._head, self._inputs = head, inputs
-        self.wanted = any(wanted)
-        for_hidden, for_weight, for_bias = wanted
+        self.needed = any(needed)
+        for_hidden, for_weight, for_bias = needed
         self._hidden = torch.zeros_like(inputs) if for_hidden else None
         self._weight = _WeightGradient(head, inputs) if for_weight else None
         self._bias = inputs.new_zeros(len(head.weight)) if for_bias else None
 
     def add(self, gradient: Tensor, weight: Tensor, rows: slice, block: slice) -> None:
-        """Go back from the gradient [rows, block] of z; `weight` is the block's."""
+        """Backpropagate the gradient with respect to z, shape [rows, block]; `weight` is the block's."""
         if self._hidden is not None:
             self._hidden[rows].addmm_(gradient, weight)
         if self._weight is not None:
@@ -125,7 +126,7 @@ class HeadGradients:
             self._bias[block].add_(gradient.sum(0))
 
     def add_tokens(self, gradient: Tensor, tokens: Tensor, rows: slice) -> None:
-        """Go back from the gradient [rows] of the logit of one token in each row."""
+        """Backpropagate the gradient with respect to the logit of one token per row, shape [rows]."""
         head, inputs = self._head, self._inputs[rows]
         if head.cap is not None:
             gradient = head.through_cap(gradient, head.token_logits(inputs, tokens))
@@ -138,7 +139,7 @@ class HeadGradients:
             self._bias.index_add_(0, tokens, gradient)
 
     def finish(self, hidden_dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Gradients of hidden states, weight and bias, each in the type of its tensor."""
+        """Gradients of hidden states, weight and bias, each in the dtype of its tensor."""
         head = self._head
         hidden = None if self._hidden is None else self._hidden.mul_(head.scale).to(hidden_dtype)
         weight = None if self._weight is None else self._weight.finish()

@@ -1,4 +1,4 @@
-"""The training path: a policy loss whose weights are known, its gradients formed during the forward sweep."""
+"""The policy loss used in training: with the weights known, gradients are computed in the forward pass."""
 
 import math
 from typing import Any, NamedTuple
@@ -46,43 +46,44 @@ def tiled_policy_loss(
 ) -> tuple[Tensor, TokenStats]:
     """Sum over masked tokens of `score_weights · s + kl_weights · kl`, divided by B.
 
-    With token values the sum has a third term, `value_weights · expected_value`.
+    Token values add a third term, `value_weights · expected_value`.
 
-    s is the log-probability or, given those of the behaviour policy, the ratio to it, clipped in PPO's way
-    within `clip_range`. All weights are constants: that is what allows the gradients of hidden states,
-    weight and bias to be formed a tile at a time in the forward pass, with four matrix products and without
-    ever holding [B, T, V] logits. A backward pass scales and hands them over, so there can be only one.
+    s is the log-probability or, with `behaviour_logprobs`, the ratio to the behaviour policy, clipped as in
+    PPO if `clip_range` is given. All weights are constants. The gradients of hidden states, weight and bias
+    can therefore be computed tile by tile in the forward pass, with four matrix products and without [B, T,
+    V] logits. The backward pass only scales and returns them, so it can run once.
 
     Args:
-        hidden: Policy hidden states, shape [B, T, D]; position t is read before `tokens[:, t]`.
+        hidden: Policy hidden states, shape [B, T, D]; position t predicts `tokens[:, t]`.
         weight: Policy head, shape [V, D].
         ref_hidden: Reference hidden states, shape [B, T, D']. No gradient flows to the reference.
         ref_weight: Reference head, shape [V, D'].
         tokens: Sampled token ids, shape [B, T].
-        mask: True on completion tokens, shape [B, T]; the rest is not computed and influences nothing,
-            whatever it holds.
-        score_weights: Weights of the score part, minus the advantages, shape [B, T].
-        kl_weights: Weights of the exact per-token KL, shape [B, T]. 0 silences even an infinite KL.
+        mask: True on completion tokens, shape [B, T]; other positions are not computed and have no influence,
+            whatever they hold.
+        score_weights: Weights of s (minus the advantages), shape [B, T].
+        kl_weights: Weights of the exact per-token KL, shape [B, T]; weight 0 removes even an infinite KL.
         bias: Policy head bias, shape [V].
         ref_bias: Reference head bias, shape [V].
-        temperature: The sampling temperature, by which both models' logits are divided.
-        tile_size: Rows (tokens) at a time: two tiles of logits are held.
+        temperature: The sampling temperature; the logits of both models are divided by it.
+        tile_size: Rows (tokens) per tile; the logits of two tiles are held in memory.
         behaviour_logprobs: Log-probabilities under the policy that sampled the tokens, shape [B, T].
-        clip_range: Half-width of the range of the ratio around 1, see `clipped_loss`.
+        clip_range: Half-width of the range around 1 within which the ratio is not clipped, see
+            `clipped_loss`.
         logit_softcap: Soft cap of the policy's logits.
         ref_logit_softcap: Soft cap of the reference's logits.
-        token_values: A value a(v) of every token, in units of reward, shape [V]; a constant.
+        token_values: A value a(v) for every token, in units of reward, shape [V]; treated as constant.
         value_weights: Weights of the expected token value sum_v p(v) a(v), shape [B, T].
 
     Returns:
-        The loss, a scalar, and all statistics, detached, [B, T], 0 outside the mask; those of the token
-        values only if these are given. Where the policy gives mass to a token that the reference excludes the
-        KL is +inf: a warning names that token.
+        The scalar loss and all statistics, detached, shape [B, T], 0 outside the mask; `value` and
+        `expected_value` only if token values are given. If only the reference excludes a token, the KL is
+        +inf and a warning names the token.
 
     Raises:
-        ConfigurationError: If the shapes do not fit, if temperature, tile size, clip range or a soft cap is
-            not positive, if there is a clip range but no behaviour policy, or if only one of token values and
-            their weights is given.
+        ConfigurationError: If the shapes do not match, if temperature, tile size, clip range or a soft cap is
+            not positive, if a clip range is given without a behaviour policy, or if only one of token values
+            and their weights is given.
 
     Example:
         >>> hidden, tokens, ones = torch.ones(1, 1, 1), torch.tensor([[0]]), torch.ones(1, 1)
@@ -103,7 +104,9 @@ def tiled_policy_loss(
         check_shape(name, values, tuple(tokens.shape))
     check_positive(clip_range=clip_range)
     if clip_range is not None and behaviour_logprobs is None:
-        raise ConfigurationError(f"clip_range is {clip_range}; None expected without behaviour_logprobs")
+        raise ConfigurationError(
+            f"must be None without behaviour_logprobs, got {clip_range}", key="clip_range"
+        )
     if (token_values is None) != (value_weights is None):
         raise ConfigurationError("must be given together with token_values", key="value_weights")
     policy = Pair(hidden, weight, bias, logit_softcap)
@@ -117,7 +120,8 @@ def tiled_policy_loss(
         behaviour,
         math.inf if clip_range is None else clip_range,
     )
-    if not torch.is_grad_enabled():  # a function's forward cannot see this
+    # The forward of an autograd.Function always runs without grad mode; it reads ctx.needs_input_grad
+    if not torch.is_grad_enabled():
         hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
     loss, *fields = _TiledPolicyLoss.apply(  # type: ignore[no-untyped-call]
         rows_of(hidden, mask), weight, bias, problem, objective
@@ -126,7 +130,7 @@ def tiled_policy_loss(
 
 
 class _Objective(NamedTuple):
-    """Weights already divided by B, of the rows inside the mask, [N]."""
+    """Weights of the rows inside the mask, divided by B, shape [N]."""
 
     score_weights: Tensor
     kl_weights: Tensor
@@ -135,7 +139,7 @@ class _Objective(NamedTuple):
     clip_range: float
 
     def score(self, logprobs: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        """The score part's loss, summed over a tile, and its derivative in each log-probability."""
+        """Sum of the score term over a tile, and its derivative with respect to each log-probability."""
         weights = self.score_weights[rows].to(logprobs.dtype)
         with torch.enable_grad():
             leaf = logprobs.detach().requires_grad_()
@@ -169,7 +173,7 @@ class _TiledPolicyLoss(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             raise RuntimeError(
-                "tiled_policy_loss hands its gradients over once: a second backward needs a new loss"
+                "tiled_policy_loss returns its gradients once: compute the loss again for a second backward"
             )
         if bool(upstream != 1):
             gradients = tuple(None if g is None else g.mul_(upstream) for g in gradients)
@@ -177,15 +181,15 @@ class _TiledPolicyLoss(torch.autograd.Function):
 
 
 def _tiles(problem: Problem, objective: _Objective, gradients: HeadGradients) -> list[tuple[Tensor, ...]]:
-    """Loss and statistics of every tile, all made in the same memory, which is free again afterwards."""
-    buffers = problem.buffers(keep=True)
+    """Loss and statistics of every tile; all tiles share the same buffers."""
+    buffers = problem.buffers(retain_blocks=True)
     return [_tile(problem, objective, rows, gradients, buffers) for rows in problem.tiles()]
 
 
 def _tile(
     problem: Problem, objective: _Objective, rows: slice, gradients: HeadGradients, buffers: Buffers
 ) -> tuple[Tensor, ...]:
-    """Loss and statistics of a tile, whose logits are made once, used in both directions and dropped."""
+    """Loss and statistics of a tile; its logits are computed once, for both values and gradients."""
     blocks = problem.policy.blocks()
     block_stats = torch.stack([problem.sums(rows, block, buffers) for block in blocks])
     stats = RowStats.of(block_stats)
@@ -197,8 +201,8 @@ def _tile(
     if objective.value_weights is not None:
         value_weights = objective.value_weights[rows].to(score.dtype)
         loss = loss + (value_weights * fields[5]).sum()
-    if gradients.wanted:
-        if bool((stats.kl == torch.inf).any()):
+    if gradients.needed:
+        if bool((stats.kl == torch.inf).any()):  # a KL weight of 0 must give 0, not 0 * inf = NaN
             for block in blocks:
                 finite_(buffers.block(len(score), block)[1])
         coefficients = _coefficients(block_stats, stats, score, kl_weights, value_weights)
@@ -210,11 +214,11 @@ def _tile(
 def _coefficients(
     block_stats: Tensor, stats: RowStats, score: Tensor, kl_weights: Tensor, value_weights: Tensor | None
 ) -> Tensor:
-    """What `block_gradient` takes for every block, [blocks, N, 2], or 3 with token values a.
+    """Coefficients for `block_gradient`, shape [blocks, N, 2], or [blocks, N, 3] with token values a.
 
-    The gradient of the logits but for the sampled token's own is, with E the expected value,
-    kl_weight p (log p - log q - KL) + value_weight p (a - E) - score p, here in terms of what `block_sums`
-    left: p = factor exp(v), log p - log q = shift - (w - v).
+    Apart from the term of the sampled token, the gradient with respect to the logits is
+    kl_weight p (log p - log q - KL) + value_weight p (a - E) - score p, with E the expected value. In terms
+    of the results of `block_sums`, p = factor exp(v) and log p - log q = shift - (w - v).
     """
     log_factor = block_stats[..., 0] - stats.normaliser
     shift = log_factor - (block_stats[..., 1] - stats.ref_normaliser)
@@ -234,13 +238,14 @@ def _add_gradients(
     rows: slice,
     buffers: Buffers,
 ) -> None:
-    """Go back through the head, block by block, from what `block_sums` left of each in the buffers."""
+    """Backpropagate through the head, block by block, from the results of `block_sums` in the buffers."""
     policy = problem.policy
     gradient_of = fused(block_gradient, tops.device)
     for index, block in enumerate(policy.blocks()):
         _, gradient, masses = buffers.block(rows.stop - rows.start, block)
         gradient_of(gradient, masses, coefficients[index], *problem.values_of(rows, block))
         if policy.cap is not None:
+            # Recover the logits from exp(v), v = logits - top; masses set to 0 become -inf, hence the clamp
             logits = masses.log_().add_(tops[index].unsqueeze(1)).clamp_(min=-policy.cap)
             gradient = policy.through_cap(gradient, logits)
         gradients.add(gradient, buffers.precise(policy.weight[block]), rows, block)

@@ -1,4 +1,4 @@
-"""What both tiled operations take: the checked arguments, and the rows that are worth computing."""
+"""The inputs of both tiled operations, checked and restricted to the rows inside the mask."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -11,12 +11,12 @@ from lit_klrb.functional.logprobs import check_token_values, warn_infinite_kl
 from lit_klrb.functional.tiled.blocks import Buffers, RowStats, block_sums, fused
 from lit_klrb.functional.tiled.head import Head
 
-# Fewer rows make the products with the head's 154 MB (GPT-2) slower, more only take memory.
+# Smaller tiles make products with the head (154 MB for GPT-2) slower, larger ones only need more memory.
 _TILE_SIZE = 512
 
 
 class Pair(NamedTuple):
-    """A head with hidden states to apply it to: what gives one model's logits."""
+    """The hidden states and head weights of one model."""
 
     hidden: Tensor
     weight: Tensor
@@ -25,7 +25,7 @@ class Pair(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Heads of policy and reference, and their scaled hidden states [N, D] of the same N tokens."""
+    """Heads of policy and reference with their scaled hidden states, [N, D] and [N, D'], for N tokens."""
 
     policy: Head
     reference: Head
@@ -45,10 +45,10 @@ class Problem(NamedTuple):
         tile_size: int | None,
         token_values: Tensor | None,
     ) -> "Problem":
-        """The problem that an operation's arguments pose, checked.
+        """Check the arguments of a tiled operation and select the rows inside the mask.
 
         Raises:
-            ConfigurationError: If the shapes do not fit, or a number is not positive.
+            ConfigurationError: If the shapes do not match, or a number is not positive.
         """
         check_positive(temperature=temperature, tile_size=tile_size)
         check_shape("mask", mask, tuple(tokens.shape))
@@ -66,19 +66,19 @@ class Problem(NamedTuple):
         return Problem(head, ref_head, inputs, ref_inputs, rows, tile_size or _TILE_SIZE, values)
 
     def tiles(self) -> Iterator[slice]:
-        """The rows, a tile at a time; one empty tile if there are none."""
+        """Slices of the rows, one per tile; a single empty slice if there are no rows."""
         count = len(self.tokens)
         for start in range(0, max(count, 1), self.tile_size):
             yield slice(start, min(start + self.tile_size, count))
 
-    def buffers(self, keep: bool) -> Buffers:
-        """Memory for a tile's blocks; what is kept of them is kept for the whole vocabulary."""
+    def buffers(self, retain_blocks: bool) -> Buffers:
+        """Memory for one block of a tile or, if blocks are retained, for the whole vocabulary."""
         rows = min(self.tile_size, len(self.tokens))
         blocks = self.policy.blocks()
-        return Buffers(self.inputs, rows, blocks[0].stop, kept=blocks[-1].stop if keep else None)
+        return Buffers(self.inputs, rows, blocks[0].stop, retained=blocks[-1].stop if retain_blocks else None)
 
     def logits(self, rows: slice, block: slice, buffers: Buffers) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits of a tile and a block by policy and reference, and room for their masses, in the buffers."""
+        """Logits of policy and reference for a tile and a block, and memory for the masses."""
         logits, ref_logits, masses = buffers.block(rows.stop - rows.start, block)
         for head, inputs, out in (
             (self.policy, self.inputs, logits),
@@ -88,9 +88,9 @@ class Problem(NamedTuple):
         return logits, ref_logits, masses
 
     def sums(self, rows: slice, block: slice, buffers: Buffers) -> Tensor:
-        """What `block_sums` leaves and returns for a tile and a block; with token values [rows, 7].
+        """`block_sums` for a tile and a block, shape [rows, 6]; with token values a, [rows, 7].
 
-        The seventh sum is that of exp(v) a(v), a the token values.
+        The seventh column is the sum of exp(v) a.
         """
         logits, ref_logits, masses = self.logits(rows, block, buffers)
         sums = fused(block_sums, self.inputs.device)(logits, ref_logits, masses)
@@ -99,13 +99,13 @@ class Problem(NamedTuple):
         return torch.cat([sums, (masses @ self.token_values[block]).unsqueeze(1)], 1)
 
     def values_of(self, rows: slice, block: slice) -> list[Tensor]:
-        """The token values as the gradient's body takes them, [rows, block] in no memory of their own."""
+        """Token values as an argument of `block_gradient`, expanded to [rows, block]; empty without them."""
         if self.token_values is None:
             return []
         return [self.token_values[block].expand(rows.stop - rows.start, -1)]
 
     def fields(self, stats: RowStats, rows: slice) -> tuple[Tensor, ...]:
-        """The fields of `TokenStats` for a tile, [rows], in the precision of the inputs."""
+        """The fields of `TokenStats` for a tile, shape [rows], in the precision of the inputs."""
         tokens, dtype = self.tokens[rows], self.inputs.dtype
         logprobs = self.policy.token_logits(self.inputs[rows], tokens) - stats.normaliser
         ref_logprobs = self.reference.token_logits(self.ref_inputs[rows], tokens) - stats.ref_normaliser
@@ -115,8 +115,8 @@ class Problem(NamedTuple):
         return tuple(field.to(dtype) for field in fields)
 
     def warn_infinite(self, kl: Tensor) -> None:
-        """If a row's KL is infinite, name a token that the policy gives mass to and the reference none."""
-        buffers = self.buffers(keep=False)
+        """Warn if the KL of a row is infinite, naming a token that only the reference excludes."""
+        buffers = self.buffers(retain_blocks=False)
         for row in (kl == torch.inf).nonzero()[:1].flatten().tolist():
             for block in self.policy.blocks():
                 logits, ref_logits, _ = self.logits(slice(row, row + 1), block, buffers)
@@ -127,36 +127,36 @@ class Problem(NamedTuple):
 
 
 def rows_of(values: Tensor, mask: Tensor | None) -> Tensor:
-    """[B, T, ...] to the rows inside the mask, [N, ...]; gradients outside it are zero."""
+    """Select the rows inside the mask: [B, T, ...] to [N, ...]."""
     return values.flatten(0, 1) if mask is None else values[mask]
 
 
 def positions_of(rows: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:
-    """[N] back to [B, T], 0 outside the mask."""
+    """The inverse of `rows_of`: [N] to [B, T], 0 outside the mask."""
     return rows.view_as(tokens) if mask is None else rows.new_zeros(tokens.shape).masked_scatter(mask, rows)
 
 
 def weighted(weights: Tensor, values: Tensor) -> Tensor:
-    """Their product, 0 where the weight is, even if the value is infinite."""
+    """The product of weights and values; 0 where the weight is 0, even for an infinite value."""
     return torch.where(weights == 0, 0, weights * values)
 
 
 def check_positive(**values: float | None) -> None:
-    """Refuse numbers that are not positive; None is absent.
+    """Check that numbers are positive; None is skipped.
 
     Raises:
-        ConfigurationError: Naming the first of them.
+        ConfigurationError: If one is not.
     """
     for name, value in values.items():
         if value is not None and not value > 0:
-            raise ConfigurationError(f"{name} is {value}; a number > 0 expected")
+            raise ConfigurationError(f"must be positive, got {value}", key=name)
 
 
 def check_shape(name: str, value: Tensor | None, shape: tuple[int, ...]) -> None:
-    """Refuse a tensor of another shape; None is absent.
+    """Check the shape of a tensor; None is skipped.
 
     Raises:
-        ConfigurationError: Naming it.
+        ConfigurationError: If the shape differs.
     """
     if value is not None and tuple(value.shape) != shape:
-        raise ConfigurationError(f"{name} has shape {list(value.shape)}; {list(shape)} expected")
+        raise ConfigurationError(f"must have shape {list(shape)}, got {list(value.shape)}", key=name)

@@ -1,4 +1,4 @@
-"""Token statistics from hidden states and heads, differentiable, recomputed in backward."""
+"""Differentiable token statistics from hidden states and heads; the backward pass recomputes the logits."""
 
 from typing import Any
 
@@ -28,35 +28,36 @@ def tiled_token_stats(
     ref_logit_softcap: float | None = None,
     token_values: Tensor | None = None,
 ) -> TokenStats:
-    """`token_stats` of logits that are never held: the same numbers and gradients from hidden states.
+    """`token_stats` from hidden states, without [B, T, V] logits; values and gradients are the same.
 
-    The logits are c(hidden · weightᵀ + bias), c(x) = s tanh(x / s) with a soft cap s, divided by the
-    temperature. They exist a tile of rows and a block of columns at a time, in float32 (float64 for float64
-    hidden states) whatever the type of the weights, and again in backward: six matrix products. Where the
-    weights of the loss are known beforehand `tiled_policy_loss` needs only four.
+    The logits are c(hidden · weightᵀ + bias), with c(x) = s tanh(x / s) for a soft cap s, divided by the
+    temperature. They are computed one tile of rows and one block of columns at a time, in float32 (float64
+    for float64 hidden states) regardless of the weights' dtype, and again in the backward pass: six matrix
+    products. If the weights of the loss are known in advance, `tiled_policy_loss` needs only four.
 
     Args:
-        hidden: Policy hidden states, shape [B, T, D]; position t is read before `tokens[:, t]`.
+        hidden: Policy hidden states, shape [B, T, D]; position t predicts `tokens[:, t]`.
         weight: Policy head, shape [V, D].
         ref_hidden: Reference hidden states, shape [B, T, D']. No gradient flows to the reference.
         ref_weight: Reference head, shape [V, D'].
         tokens: Sampled token ids, shape [B, T].
         bias: Policy head bias, shape [V].
         ref_bias: Reference head bias, shape [V].
-        temperature: The sampling temperature, by which both models' logits are divided.
-        tile_size: Rows (tokens) at a time.
-        mask: True where statistics are wanted, shape [B, T]; the rest is not computed, influences nothing
-            whatever it holds, and is 0 in the result. None computes everything.
+        temperature: The sampling temperature; the logits of both models are divided by it.
+        tile_size: Rows (tokens) per tile.
+        mask: True where statistics are computed, shape [B, T]; other positions have no influence, whatever
+            they hold, and are 0 in the result. None computes all.
         logit_softcap: Soft cap of the policy's logits.
         ref_logit_softcap: Soft cap of the reference's logits.
-        token_values: A value a(v) of every token, in units of reward, shape [V]; a constant.
+        token_values: A value a(v) for every token, in units of reward, shape [V]; treated as constant.
 
     Returns:
-        All fields, shape [B, T], those of the token values only if these are given. Where the policy gives
-        mass to a token that the reference excludes the KL is +inf: a warning names that token.
+        All fields, shape [B, T]; `value` and `expected_value` only if token values are given. If only the
+        reference excludes a token, the KL is +inf and a warning names the token.
 
     Raises:
-        ConfigurationError: If the shapes do not fit, or temperature, tile size or a soft cap is not positive.
+        ConfigurationError: If the shapes do not match, or temperature, tile size or a soft cap is not
+            positive.
 
     Example:
         >>> hidden, tokens = torch.ones(1, 1, 1), torch.tensor([[0]])
@@ -83,7 +84,8 @@ class _TiledTokenStats(torch.autograd.Function):
             stats = _row_stats(problem)
             fields = problem.fields(stats, slice(None))
         problem.warn_infinite(stats.kl)
-        ctx.save_for_backward(hidden, weight, bias)  # so that backward refuses tensors changed since
+        # `problem` has what backward needs; saving them makes autograd detect changes made in between
+        ctx.save_for_backward(hidden, weight, bias)
         ctx.problem, ctx.stats = problem, stats
         ctx.mark_non_differentiable(*fields[1:5:3])  # the reference's log-probability, the token's value
         return fields
@@ -100,8 +102,8 @@ class _TiledTokenStats(torch.autograd.Function):
 
 
 def _row_stats(problem: Problem) -> RowStats:
-    """One sweep over the heads: each block of columns serves all tiles of rows."""
-    buffers, sums = problem.buffers(keep=False), []
+    """Statistics in one pass over the heads: each block of columns is applied to all tiles of rows."""
+    buffers, sums = problem.buffers(retain_blocks=False), []
     for block in problem.policy.blocks():
         sums.append(torch.cat([problem.sums(rows, block, buffers) for rows in problem.tiles()]))
     return RowStats.of(torch.stack(sums))
@@ -111,23 +113,24 @@ def _backward(
     problem: Problem,
     stats: RowStats,
     upstream: tuple[Tensor, ...],
-    wanted: tuple[bool, bool, bool],
+    needed: tuple[bool, bool, bool],
 ) -> HeadGradients:
-    """The other sweep, which makes the logits again.
+    """The backward pass, which recomputes the logits.
 
-    With p, q the softmaxes and a the token values the gradients of a row's logits are, for its statistics,
+    With p and q the softmaxes, H the entropy and a the token values, the upstream gradients of a row's
+    log-probability, KL, entropy and expected value contribute to the gradient of its logits
     score (onehot - p),   kl p (log p - log q - KL),   -entropy p (log p + H),   value p (a - sum p a).
     """
     gradient_of = fused(block_recomputed_gradient, problem.inputs.device)
     policy, dtype = problem.policy, problem.inputs.dtype
-    gradients = HeadGradients(policy, problem.inputs, wanted)
+    gradients = HeadGradients(policy, problem.inputs, needed)
     score, kl, entropy, *value = upstream
     constant = -score - weighted(kl, stats.kl) - weighted(entropy, stats.entropy)
     if stats.expected_value is not None:
         constant = constant - value[0] * stats.expected_value
     coefficients = torch.stack([constant.to(dtype), -kl, -entropy, *value], 1)
     normalisers = torch.stack([stats.normaliser, stats.ref_normaliser], 1).to(dtype)
-    buffers = problem.buffers(keep=False)
+    buffers = problem.buffers(retain_blocks=False)
     for block in policy.blocks():
         for rows in problem.tiles():
             logits, gradient, masses = problem.logits(rows, block, buffers)
