@@ -16,6 +16,7 @@ ESTIMATORS = [
     "RaoBlackwellSequence",
     "RaoBlackwellLite",
     "RaoBlackwellControlVariate",
+    "TiltedRaoBlackwell",
     "ReleasedMonteCarlo",
     "ReleasedRaoBlackwell",
     "K1Loss",

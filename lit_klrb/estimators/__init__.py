@@ -14,6 +14,7 @@ from .composed import ComposedEstimator as ComposedEstimator
 from .control_variate import RaoBlackwellControlVariate as RaoBlackwellControlVariate
 from .recipe import Recipe as Recipe, Term as Term
 from .released import ReleasedMonteCarlo as ReleasedMonteCarlo, ReleasedRaoBlackwell as ReleasedRaoBlackwell
+from .tilted import TiltedRaoBlackwell as TiltedRaoBlackwell
 from .unbiased import (
     MonteCarlo as MonteCarlo,
     MonteCarloRewardToGo as MonteCarloRewardToGo,

@@ -78,6 +78,7 @@ class KLEstimator(ABC):
 
     explanation: ClassVar[Explanation | None] = None
     refusal: ClassVar[str | None] = None  # why it is not trained with, and what to use instead
+    reads_token_values: ClassVar[bool] = False  # whether statistics with token values change its weights
 
     baseline: Baseline | None = "leave_one_out"
     off_policy: OffPolicy = "none"

@@ -68,14 +68,9 @@ class ComposedEstimator(KLEstimator):
         beta: float = 1.0,
         group_size: int = 1,
     ) -> LossWeights:
-        stats = stats.masked(mask)
-        check_group_size(len(mask), group_size)
-        own = on_policy_credit(self.recipe, stats)
-        score = beta * (self.centred(own, group_size) - (own if self.credits_own_kl_in_loss else 0))
-        if rewards is not None:
-            score = score - self.centred(rewards.to(score.dtype), group_size)[:, None]
+        score = weighted_recipes_score(self, stats, mask, [(self.recipe, beta)], rewards, group_size)
         kl_weight = 0.0 if self.recipe.pathwise is None else beta
-        return LossWeights(torch.where(mask, score, 0), kl_weight * mask.to(score.dtype))
+        return LossWeights(score, kl_weight * mask.to(score.dtype))
 
     @override
     def loss(
@@ -101,6 +96,36 @@ class ComposedEstimator(KLEstimator):
 def on_policy_credit(recipe: Recipe, stats: TokenStats) -> Tensor:
     """The score weight c_t of each completion by itself, without a baseline or a correction, [B, T]."""
     return _credit(recipe, stats, importance_weights(torch.zeros_like(stats.logprobs), "none"))
+
+
+def weighted_recipes_score(
+    estimator: KLEstimator,
+    stats: TokenStats,
+    mask: Tensor,
+    recipes: Sequence[tuple[Recipe, float | Tensor]],
+    rewards: Tensor | None,
+    group_size: int,
+) -> Tensor:
+    """The score weights of a weighted sum of recipes, less the rewards, both less their baseline, [B, T].
+
+    Args:
+        estimator: Its baseline, and whether the completion's own credit is left to `weighted_recipes_loss`.
+        stats: Statistics of the rollout under the policy that generated it.
+        mask: Completion tokens, shape [B, T].
+        recipes: Each with its weight, a number or one of each completion, [B, 1], the same within a group.
+        rewards: Reward of each completion, shape [B]; None for none.
+        group_size: Completions per prompt.
+    """
+    stats = stats.masked(mask)
+    check_group_size(len(mask), group_size)
+    score = torch.zeros_like(stats.logprobs)
+    for recipe, weight in recipes:
+        own = on_policy_credit(recipe, stats)
+        kept = estimator.centred(own, group_size) - (own if estimator.credits_own_kl_in_loss else 0)
+        score = score + weight * kept
+    if rewards is not None:
+        score = score - estimator.centred(rewards.to(score.dtype), group_size)[:, None]
+    return torch.where(mask, score, 0)
 
 
 def weighted_recipes_loss(

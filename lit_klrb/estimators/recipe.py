@@ -33,7 +33,21 @@ def _exact_kl(stats: TokenStats) -> Tensor:
     return stats.kl
 
 
-# Every value that a recipe may name. r_t is the log ratio log p(y_t) - log q(y_t).
+def _token_value(stats: TokenStats) -> Tensor:
+    return _given(stats.value, "value")
+
+
+def _expected_token_value(stats: TokenStats) -> Tensor:
+    return _given(stats.expected_value, "expected_value")
+
+
+def _given(field: Tensor | None, name: str) -> Tensor:
+    if field is None:
+        raise ConfigurationError(f"stats.{name} is None; this estimator needs statistics with token values")
+    return field
+
+
+# Every value that a recipe may name. r_t is the log ratio log p(y_t) - log q(y_t), a a value of each token.
 TOKEN_VALUES = {
     "k1": TokenValue(lambda stats: kl_k1_per_token(stats.logprobs, stats.ref_logprobs), False, "r_{0}"),
     "k2": TokenValue(lambda stats: kl_k2_per_token(stats.logprobs, stats.ref_logprobs), False, "r_{0}^2 / 2"),
@@ -44,6 +58,8 @@ TOKEN_VALUES = {
         "k3(sum_{{s<={0}}} r_s) - k3(sum_{{s<{0}}} r_s)",
     ),
     "kl": TokenValue(_exact_kl, True, "KL_{0}"),
+    "value": TokenValue(_token_value, False, "a(y_{0})"),
+    "expected_value": TokenValue(_expected_token_value, True, "E_{0}[a]"),
 }
 NOTATION = (
     "r_t = log p(y_t) - log q(y_t), KL_t = KL(p || q) at t over the vocabulary, k3(r) = r + exp(-r) - 1"

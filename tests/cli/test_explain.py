@@ -182,7 +182,10 @@ def test_an_estimator_of_ones_own_has_a_page(own_module, capsys):
         ("own_estimators.NotAnEstimator", "not a subclass of lit_klrb.estimators.KLEstimator"),
         ("own_estimators.NoRecipe", "abstract"),
         ("own_estimators.WrongRecipe", "WrongRecipe.recipe must be a Recipe, got 'k1'"),
-        ("own_mistake.Any", "Term.value: must be one of k1, k2, k3, k3_sequence, kl, got 'k4'"),
+        (
+            "own_mistake.Any",
+            "Term.value: must be one of k1, k2, k3, k3_sequence, kl, value, expected_value, got 'k4'",
+        ),
         ("no_such_file.Any", "importing 'no_such_file' failed: ModuleNotFoundError"),
         ("lit_klrb.estimators.ComposedEstimator", "abstract"),
     ],

@@ -42,12 +42,14 @@ class Draws(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A policy p, the reference q, the policy p_old that generated, and a reward for each completion."""
+    """A policy p, the reference q, the policy p_old that generated, a reward for each completion, a value for
+    each token."""
 
     policy: TabularLM
     reference: TabularLM
     behaviour: TabularLM
     rewards: Tensor
+    token_values: Tensor | None = None
 
     @classmethod
     def random(cls, contexts: int, vocab_size: int, max_length: int, seed: int) -> "Case":
@@ -59,7 +61,8 @@ class Case:
         old, reference = table(1.0), table(1.0)
         policy, behaviour, ref = (TabularLM(t, max_length) for t in (old + table(0.3), old, reference))
         rewards = torch.randn(len(policy.sequences()[0]), dtype=torch.float64, generator=generator)
-        return cls(policy, ref, behaviour, rewards)
+        token_values = torch.randn(vocab_size, dtype=torch.float64, generator=generator)
+        return cls(policy, ref, behaviour, rewards, token_values)
 
     @cached_property
     def sequences(self) -> tuple[Tensor, Tensor]:
@@ -68,7 +71,8 @@ class Case:
     def stats(self, logits: Tensor) -> TokenStats:
         tokens, _ = self.sequences
         policy = TabularLM(logits, self.policy.max_length)
-        return token_stats(policy.token_logits(tokens), self.reference.token_logits(tokens), tokens)
+        logits = [model.token_logits(tokens) for model in (policy, self.reference)]
+        return token_stats(*logits, tokens, token_values=self.token_values)
 
     @cached_property
     def current(self) -> tuple[Tensor, TokenStats]:
@@ -166,12 +170,13 @@ def loss_in_parts(
 
 def carried_to_logits(case: Case, draws: Draws, leaf: TokenStats, chance: Tensor, total: Tensor) -> Tensor:
     """Each row's gradient in its statistics, times its chance, through the statistics to the logits."""
-    gradients = torch.autograd.grad(total, (leaf.logprobs, leaf.kl), materialize_grads=True)
     logits, current = case.current
+    leaves, outputs = ((stats.logprobs, stats.kl, stats.expected_value) for stats in (leaf, current))
+    gradients = torch.autograd.grad(total, leaves, materialize_grads=True)
     per_completion = []
     for gradient in gradients:
         assert not gradient[~draws.mask].any()
         zeros = torch.zeros_like(current.logprobs)
         per_completion.append(zeros.index_add(0, draws.rows, chance * gradient))
-    (result,) = torch.autograd.grad((current.logprobs, current.kl), logits, per_completion, retain_graph=True)
+    (result,) = torch.autograd.grad(outputs, logits, per_completion, retain_graph=True)
     return result

@@ -27,6 +27,7 @@ UNBIASED = [
     "RaoBlackwellLite",
     "ReleasedMonteCarlo",
     "ReleasedRaoBlackwell",
+    "TiltedRaoBlackwell",
 ]
 BIASED = [
     "K1Loss",

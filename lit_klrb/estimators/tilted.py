@@ -1,0 +1,109 @@
+"""`RaoBlackwell` with the part of the reward that token values predict moved into the reference."""
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lit_klrb.estimators.base import Explanation, KLEstimator, LossWeights
+from lit_klrb.estimators.composed import weighted_recipes_loss, weighted_recipes_score
+from lit_klrb.estimators.recipe import Recipe, Term
+from lit_klrb.estimators.unbiased import RaoBlackwell
+from lit_klrb.functional.logprobs import TokenStats
+
+# The gradient of E[sum_t E_t[a]] - E[sum_t a(y_t)]: zero in expectation, whatever the table a.
+TOKEN_VALUE_DIFFERENCE = Recipe(
+    value=None,
+    score=(Term("expected_value", "after"), Term("value", "whole", -1.0)),
+    pathwise="expected_value",
+)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class TiltedRaoBlackwell(KLEstimator):
+    """`RaoBlackwell` for the KL and for the part of the reward that a table of token values predicts.
+
+    For a table a of one value per token that does not depend on the completions it is applied to,
+
+        E[r] - beta KL(p || q) = E[r - sum_t a(y_t)] + E[sum_t E_t[a]] - beta KL(p || q),
+
+    with E_t[a] = sum_v p(v | x, y_<t) a(v). The middle term has, as the KL has, an exact gradient over the
+    vocabulary, and only the rest of the reward is left to the sampled score. With R = r - sum_t a(y_t) and
+    G_t = sum over s > t of (E_s[a] - beta KL_s):
+
+        c_t = -[R - LOO(R)] - [G_t - LOO_t(G)],    l_t = beta KL_t - E_t[a].
+
+    It is `RaoBlackwell` for the reference q exp(a / beta), never normalised. Unbiased for every table that is
+    fitted on other completions; statistics without token values make it `RaoBlackwell`, and so does a
+    `surrogate`, which has no reward to take anything from.
+    """
+
+    reads_token_values: ClassVar[bool] = True
+    explanation = Explanation(
+        optimises="the gradient of KL(policy || reference), exactly",
+        used_by="nowhere else",
+        caution=(
+            "for the whole gradient of E[reward] - beta KL, with token values fitted on earlier rollouts;"
+            " near the optimum its noise can exceed MonteCarlo's: RaoBlackwellControlVariate fits how much"
+            " of it to use"
+        ),
+    )
+
+    @property
+    @override
+    def formula(self) -> str:
+        return (
+            "beta c_t = sum_s a(y_s) + sum_{s>t} (beta KL_s - E_s[a]), beta l_t = beta KL_t - E_t[a];"
+            " without a: c_t = sum_{s>t} KL_s, l_t = KL_t"
+        )
+
+    @property
+    @override
+    def cost(self) -> str:
+        return RaoBlackwell().cost
+
+    @override
+    def value(self, stats: TokenStats, mask: Tensor) -> Tensor:
+        return RaoBlackwell().value(stats, mask)
+
+    @override
+    @torch.no_grad()
+    def weights(
+        self,
+        stats: TokenStats,
+        mask: Tensor,
+        rewards: Tensor | None = None,
+        *,
+        beta: float = 1.0,
+        group_size: int = 1,
+    ) -> LossWeights:
+        recipes: list[tuple[Recipe, float | Tensor]] = [(RaoBlackwell.recipe, beta)]
+        tilted = rewards is not None and stats.value is not None
+        if tilted:
+            recipes.append((TOKEN_VALUE_DIFFERENCE, -1.0))
+        score = weighted_recipes_score(self, stats, mask, recipes, rewards, group_size)
+        inside = mask.to(score.dtype)
+        return LossWeights(score, beta * inside, -inside if tilted else None)
+
+    @override
+    def loss(
+        self,
+        stats: TokenStats,
+        mask: Tensor,
+        weights: LossWeights,
+        *,
+        beta: float = 1.0,
+        behaviour_logprobs: Tensor | None = None,
+    ) -> Tensor:
+        recipes: list[tuple[Recipe, float | Tensor]] = [(RaoBlackwell.recipe, weights.kl)]
+        if weights.value is not None:
+            recipes.append((TOKEN_VALUE_DIFFERENCE, weights.value))
+        return weighted_recipes_loss(self, stats, mask, weights.score, recipes, behaviour_logprobs)
+
+    @property
+    @override
+    def is_fusable(self) -> bool:
+        return not self.credits_own_kl_in_loss
