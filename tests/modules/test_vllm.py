@@ -20,18 +20,20 @@ class SamplingParams:
 
 
 class LLM:
-    """Samples one request at a time with a model of its own, read from the folder it is given."""
+    """Samples one request after the other with its own copy of the model, read from the given folder."""
 
     started: ClassVar[list] = []
 
     def __init__(self, model, **options):
         self.options, self.loads = options, 0
         self.model = AutoModelForCausalLM.from_pretrained(model).eval()
+        self.known = {}  # probabilities by context: requests repeat their prompts
         self.started.append(self)
 
     def apply_model(self, function):
         self.model.load_weights = lambda weights: self.model.load_state_dict(dict(weights))
         function(self.model)
+        self.known.clear()
         self.loads += 1
 
     def reset_prefix_cache(self):
@@ -44,9 +46,15 @@ class LLM:
     def _sample(self, ids, settings):
         generator, drawn = torch.Generator().manual_seed(settings.seed), []
         while len(drawn) < settings.max_tokens and drawn[-1:] != settings.stop_token_ids:
-            logits = self.model(torch.tensor([[*ids, *drawn]])).logits[0, -1] / settings.temperature
-            drawn.append(int(torch.multinomial(logits.softmax(-1), 1, generator=generator)))
+            probabilities = self._probabilities((*ids, *drawn), settings.temperature)
+            drawn.append(int(torch.multinomial(probabilities, 1, generator=generator)))
         return SimpleNamespace(outputs=[SimpleNamespace(token_ids=drawn)])
+
+    def _probabilities(self, context, temperature):
+        if (context, temperature) not in self.known:
+            logits = self.model(torch.tensor([context])).logits[0, -1] / temperature
+            self.known[context, temperature] = logits.softmax(-1)
+        return self.known[context, temperature]
 
 
 VLLM = ["--model.rollout_backend", "vllm"]
@@ -83,7 +91,8 @@ def test_completions_follow_the_prompts_and_end_with_their_eos(chain, tmp_path, 
     sampling = Sampling(400, 3, temperature=0.7)
     batch = {name: value[:1] for name, value in batch.items()}
     ours = module.generate(module.policy, batch, sampling, seed=0)
-    theirs = module.generate(module.policy, batch, sampling, seed=0, backend=VLLMBackend())
+    backend = VLLMBackend()
+    theirs = module.generate(module.policy, batch, sampling, seed=0, backend=backend)
     eos = module.tokenizer.eos_token_id
     for rollout in (ours, theirs):
         assert torch.equal(rollout.tokens[:, : batch["tokens"].shape[1]], batch["tokens"].expand(400, -1))
@@ -96,7 +105,7 @@ def test_completions_follow_the_prompts_and_end_with_their_eos(chain, tmp_path, 
     ]
     pooled = (shares[0] + shares[1]) / 2
     assert ((shares[0] - shares[1]).abs() <= 5 * (pooled * 2 / 400).sqrt() + 1e-6).all()
-    again = module.generate(module.policy, batch, sampling, seed=0, backend=VLLMBackend())
+    again = module.generate(module.policy, batch, sampling, seed=0, backend=backend)
     assert torch.equal(again.tokens, theirs.tokens)
 
 
