@@ -1,4 +1,4 @@
-"""KL estimators: each a pair of a detached score weight and a differentiable term, all with one interface."""
+"""KL estimators with a common interface: a detached score weight and a differentiable term each."""
 
 from .base import Explanation as Explanation, KLEstimator as KLEstimator, LossWeights as LossWeights
 from .biased import (

@@ -15,7 +15,7 @@ from lit_klrb.estimators.composed import ComposedEstimator
 from lit_klrb.estimators.recipe import Recipe, Term
 
 _INSTEAD = "use RaoBlackwell (or MonteCarlo, without the vocabulary)"
-_TOKEN_LEVEL = "it leaves out how earlier tokens change later KLs"
+_TOKEN_LEVEL = "it omits the effect of earlier tokens on later KLs"
 
 
 @final
@@ -24,9 +24,9 @@ class K1Loss(ComposedEstimator):
     """The log ratio as a loss."""
 
     recipe = Recipe(value="k1", pathwise="k1")
-    refusal = f"its expected gradient is zero, so that it holds nothing back; {_INSTEAD}"
+    refusal = f"its expected gradient is zero, so it does not regularise; {_INSTEAD}"
     explanation = Explanation(
-        optimises="nothing: its expected gradient is zero, what remains is noise",
+        optimises="nothing: its expected gradient is zero, only noise remains",
         used_by="implementations that differentiate k1",
     )
 
@@ -39,7 +39,7 @@ class K2Loss(ComposedEstimator):
     recipe = Recipe(value="k2", pathwise="k2")
     refusal = f"{_TOKEN_LEVEL}; {_INSTEAD}"
     explanation = Explanation(
-        optimises="each token's KL given its prefix, the prefixes taken as they come",
+        optimises="each token's KL given its prefix, with the distribution of prefixes held fixed",
         used_by="newer TRL GRPO, NeMo-RL and slime (as importance-weighted k3, whose gradient is the same)",
     )
 
@@ -77,10 +77,10 @@ class K3Reward(ComposedEstimator):
     """k3 as a penalty in the reward: c_t = sum over all s of k3(r_s)."""
 
     recipe = Recipe(value="k3", score=(Term("k3", "whole"),))
-    refusal = f"it leaves out how k3 itself changes with the policy; {_INSTEAD}"
+    refusal = f"it omits the gradient of k3 itself; {_INSTEAD}"
     explanation = Explanation(
-        optimises="the KL less the other direction's token-level part: near zero close to the reference",
-        used_by="tunix PPO (its default); asked for by users of TRL",
+        optimises="the KL minus the other direction's token-level part: near zero close to the reference",
+        used_by="tunix PPO (its default); requested by users of TRL",
     )
 
 
@@ -92,7 +92,7 @@ class RaoBlackwellLoss(ComposedEstimator):
     recipe = Recipe(value="kl", pathwise="kl")
     refusal = f"{_TOKEN_LEVEL}; {_INSTEAD}"
     explanation = Explanation(
-        optimises="each token's KL given its prefix, the prefixes taken as they come",
+        optimises="each token's KL given its prefix, with the distribution of prefixes held fixed",
         used_by="token-level KL losses; on-policy distillation",
     )
 
@@ -103,8 +103,8 @@ class RaoBlackwellReward(ComposedEstimator):
     """The exact per-token KL as a penalty in the reward: c_t = sum over all s of KL_s."""
 
     recipe = Recipe(value="kl", score=(Term("kl", "whole"),))
-    refusal = f"it leaves out the gradient of KL_t itself; {_INSTEAD}"
+    refusal = f"it omits the gradient of KL_t itself; {_INSTEAD}"
     explanation = Explanation(
-        optimises="how tokens change later KLs, without the change of their own",
+        optimises="the effect of tokens on later KLs, without the gradient of each token's own KL",
         used_by='the older "full" KL penalty',
     )

@@ -1,4 +1,4 @@
-"""Estimators put together from a recipe, a baseline and an off-policy correction."""
+"""Estimators composed of a recipe, a baseline and an off-policy correction."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from lit_klrb.functional.surrogate import clipped_loss, weighted_loss
 
 @dataclass(frozen=True, kw_only=True)
 class ComposedEstimator(KLEstimator):
-    """An estimator that is its `recipe`; make one of your own by naming another.
+    """An estimator defined by its `recipe`; subclass it to define another.
 
     Example:
         >>> from lit_klrb.estimators import ComposedEstimator, Recipe, Term
@@ -32,7 +32,7 @@ class ComposedEstimator(KLEstimator):
     @property
     @abstractmethod
     def recipe(self) -> Recipe:
-        """What it is made of; a subclass gives it as a plain attribute of the class."""
+        """The recipe; a subclass sets it as a class attribute."""
 
     @override
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class ComposedEstimator(KLEstimator):
 
 
 def on_policy_credit(recipe: Recipe, stats: TokenStats) -> Tensor:
-    """The score weight c_t of each completion by itself, without a baseline or a correction, [B, T]."""
+    """The score weight c_t of each completion, without baseline or off-policy correction, shape [B, T]."""
     return _credit(recipe, stats, importance_weights(torch.zeros_like(stats.logprobs), "none"))
 
 
@@ -106,13 +106,13 @@ def weighted_recipes_score(
     rewards: Tensor | None,
     group_size: int,
 ) -> Tensor:
-    """The score weights of a weighted sum of recipes, less the rewards, both less their baseline, [B, T].
+    """Score weights of a weighted sum of recipes minus the rewards, each minus its baseline, shape [B, T].
 
     Args:
-        estimator: Its baseline, and whether the completion's own credit is left to `weighted_recipes_loss`.
-        stats: Statistics of the rollout under the policy that generated it.
-        mask: Completion tokens, shape [B, T].
-        recipes: Each with its weight, a number or one of each completion, [B, 1], the same within a group.
+        estimator: Determines the baseline and whether `weighted_recipes_loss` adds a completion's own credit.
+        stats: Statistics of the rollout under the policy that sampled it.
+        mask: True on completion tokens, shape [B, T].
+        recipes: Recipes with their weights, numbers or shape [B, 1]; equal within a group.
         rewards: Reward of each completion, shape [B]; None for none.
         group_size: Completions per prompt.
     """
@@ -120,9 +120,10 @@ def weighted_recipes_score(
     check_group_size(len(mask), group_size)
     score = torch.zeros_like(stats.logprobs)
     for recipe, weight in recipes:
-        own = on_policy_credit(recipe, stats)
-        kept = estimator.centred(own, group_size) - (own if estimator.credits_own_kl_in_loss else 0)
-        score = score + weight * kept
+        credit = on_policy_credit(recipe, stats)
+        centred = estimator.centred(credit, group_size)
+        # The loss adds a completion's own credit with importance weights, which leaves only the baseline here
+        score = score + weight * (centred - credit if estimator.credits_own_kl_in_loss else centred)
     if rewards is not None:
         score = score - estimator.centred(rewards.to(score.dtype), group_size)[:, None]
     return torch.where(mask, score, 0)
@@ -139,11 +140,11 @@ def weighted_recipes_loss(
     """The loss of a weighted sum of recipes, under the estimator's off-policy correction.
 
     Args:
-        estimator: Says which correction.
+        estimator: Determines the correction.
         stats: Statistics under the current policy, differentiable.
-        mask: Completion tokens, shape [B, T].
-        score_weights: What `weights` put in `LossWeights.score`, shape [B, T].
-        recipes: Each with its weight, a number or shape [B, T].
+        mask: True on completion tokens, shape [B, T].
+        score_weights: `LossWeights.score`, shape [B, T].
+        recipes: Recipes with their weights, numbers or shape [B, T].
         behaviour_logprobs: See `KLEstimator.loss`.
     """
     stats = stats.masked(mask)
@@ -155,6 +156,7 @@ def weighted_recipes_loss(
     scope = "none" if estimator.off_policy == "clip" else estimator.off_policy
     importance = importance_weights(log_ratio, scope)
     if estimator.credits_own_kl_in_loss:
+        # Rewards and baselines depend on whole completions, hence the weight of the sequence
         score_weights = importance.sequence * score_weights
         for (recipe, _), weight in zip(recipes, weights, strict=True):
             credited = _credit(recipe, stats, importance, estimator.off_policy == "token")
@@ -171,7 +173,10 @@ def weighted_recipes_loss(
 
 
 def log_ratio_to_behaviour(logprobs: Tensor, mask: Tensor, behaviour_logprobs: Tensor | None) -> Tensor:
-    """Current minus behaviour log-probability, 0 outside the mask; 0 with the same gradient on-policy."""
+    """Current minus behaviour log-probability, 0 outside the mask.
+
+    On-policy it is 0 everywhere, with the gradient of the log-probabilities.
+    """
     behaviour = logprobs if behaviour_logprobs is None else torch.where(mask, behaviour_logprobs, 0)
     return logprobs - behaviour.detach()
 
@@ -179,9 +184,9 @@ def log_ratio_to_behaviour(logprobs: Tensor, mask: Tensor, behaviour_logprobs: T
 def _credit(
     recipe: Recipe, stats: TokenStats, importance: ImportanceWeights, by_token: bool = False
 ) -> Tensor:
-    """The score weight c_t of each completion by itself, [B, T], each value under its importance weight.
+    """The score weight c_t of each completion, shape [B, T], with each value under its importance weight.
 
-    `by_token`: all that is credited to a token, later values included, under that token's ratio alone.
+    `by_token` multiplies everything credited to a token, later values included, by that token's ratio alone.
     """
     if by_token:
         return importance.through * on_policy_credit(recipe, stats)

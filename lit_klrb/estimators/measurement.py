@@ -1,4 +1,4 @@
-"""What an estimator's value and gradient are in expectation, measured by enumerating small models."""
+"""The expected value and gradient of an estimator, computed by enumerating small models."""
 
 import operator
 from dataclasses import replace
@@ -16,13 +16,13 @@ KL_LEVELS = (0.01, 0.3, 3.0)
 
 
 class Measurement(NamedTuple):
-    """An estimator at one distance between policy and reference.
+    """Expected value and gradient of an estimator at a given KL.
 
     Args:
         kl: The exact KL(policy || reference), in nats per sequence.
         mean_value: The expectation of the estimator's value, in nats per sequence.
-        cosine: Between the expected gradient and the true one; None if the former vanishes.
-        norm_ratio: Length of the expected gradient over that of the true one.
+        cosine: Cosine between the expected and the true gradient; None if the expected gradient is zero.
+        norm_ratio: Norm of the expected gradient divided by that of the true gradient.
     """
 
     kl: float
@@ -32,20 +32,20 @@ class Measurement(NamedTuple):
 
 
 def measure(estimator: KLEstimator) -> list[Measurement]:
-    """Value and gradient of one completion without a baseline, in expectation, at `KL_LEVELS`.
+    """Expected value and gradient of single completions without a baseline, at `KL_LEVELS`.
 
-    The models are Markov chains over three tokens and EOS, of at most four tokens: parameters are shared
-    between prefixes, so that early tokens change later KLs.
+    The models are Markov chains over three tokens and EOS, with completions of at most four tokens. Prefixes
+    share parameters, and early tokens influence later KLs.
     """
     generator = torch.Generator().manual_seed(0)
     table, direction = torch.randn(2, 3, 4, dtype=torch.float64, generator=generator)
     reference = TabularLM(table, max_length=4)
-    policies = (_at_distance(reference, direction, level) for level in KL_LEVELS)
+    policies = (_policy_at_kl(reference, direction, kl) for kl in KL_LEVELS)
     return [_measure_at(replace(estimator, baseline=None), policy, reference) for policy in policies]
 
 
-def _at_distance(reference: TabularLM, direction: Tensor, kl: float) -> TabularLM:
-    """The policy at the given KL from the reference along a line of logits, by bisection."""
+def _policy_at_kl(reference: TabularLM, direction: Tensor, kl: float) -> TabularLM:
+    """The policy with the given KL to the reference, along a direction of logits, found by bisection."""
     low, high = 0.0, 20.0
     for _ in range(50):
         middle = (low + high) / 2
@@ -63,9 +63,9 @@ def _measure_at(estimator: KLEstimator, policy: TabularLM, reference: TabularLM)
     total = torch.zeros_like(probabilities[0])
     for n, probability in enumerate(probabilities):
         row = slice(n, n + 1)  # a rollout of one completion
-        own = stats.map(operator.itemgetter(row))
-        weights = estimator.weights(own.detach(), mask[row])
-        total = total + probability * estimator.loss(own, mask[row], weights)
+        row_stats = stats.map(operator.itemgetter(row))
+        weights = estimator.weights(row_stats.detach(), mask[row])
+        total = total + probability * estimator.loss(row_stats, mask[row], weights)
     (expected,) = torch.autograd.grad(total, leaf, materialize_grads=True)
 
     true = exact_kl_gradient(policy, reference)
@@ -80,14 +80,14 @@ def _measure_at(estimator: KLEstimator, policy: TabularLM, reference: TabularLM)
 
 
 class Counterexample(NamedTuple):
-    """Two models for which Rao-Blackwellisation adds variance to the KL of a sequence.
+    """Two models for which Rao-Blackwellisation increases the variance of the KL of a sequence.
 
     Args:
         sequences: The completions.
-        probabilities: Under the policy.
-        monte_carlo: The value of `MonteCarlo` for each.
-        rao_blackwell: The value of `RaoBlackwell` for each.
-        variances: Of the two values, in this order.
+        probabilities: Their probabilities under the policy.
+        monte_carlo: The value of `MonteCarlo` for each completion.
+        rao_blackwell: The value of `RaoBlackwell` for each completion.
+        variances: The variances of the two values, in this order.
     """
 
     sequences: list[str]
@@ -98,7 +98,7 @@ class Counterexample(NamedTuple):
 
 
 def counterexample() -> Counterexample:
-    """Tokens a (ends the sequence) and b: the KLs of later tokens undo the log ratio of the first.
+    """A model over tokens a (EOS) and b, where the log ratio of the first token offsets later KLs.
 
     p(a) = p(b) = 1/2 and q(a) = 0.3, q(b) = 0.7; after b the policy is certain of a second b, to which the
     reference gives 3/7. The log ratio is log(5/3) for both sequences.

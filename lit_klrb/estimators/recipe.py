@@ -1,4 +1,4 @@
-"""What an estimator is made of: per-token values, whom they are credited to, and what is differentiated."""
+"""Recipes of estimators: per-token values, the tokens they are credited to, and what is differentiated."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ class TokenValue(NamedTuple):
     """A per-token value.
 
     Args:
-        of: From statistics that are 0 outside the mask to the value, [B, T].
-        known_before: Whether it is known before its token is drawn, being an expectation over the vocabulary:
-            its importance weight is then that of the tokens before it.
-        symbol: How formulas write it; {0} is the position.
+        of: Function from statistics that are 0 outside the mask to the value, shape [B, T].
+        known_before: Whether it is known before its token is drawn, as an expectation over the vocabulary is:
+            its importance weight is then that of the preceding tokens.
+        symbol: Its symbol in formulas; {0} is the position.
     """
 
     of: Callable[[TokenStats], Tensor]
@@ -47,7 +47,7 @@ def _given(field: Tensor | None, name: str) -> Tensor:
     return field
 
 
-# Every value that a recipe may name. r_t is the log ratio log p(y_t) - log q(y_t), a a value of each token.
+# The values that a recipe may name. r_t is the log ratio log p(y_t) - log q(y_t), a(v) a value of each token.
 TOKEN_VALUES = {
     "k1": TokenValue(lambda stats: kl_k1_per_token(stats.logprobs, stats.ref_logprobs), False, "r_{0}"),
     "k2": TokenValue(lambda stats: kl_k2_per_token(stats.logprobs, stats.ref_logprobs), False, "r_{0}^2 / 2"),
@@ -76,10 +76,10 @@ class Term:
         value: A name of `TOKEN_VALUES`.
         credit: The positions s whose values are summed at t: "whole" (all), "from_here" (s >= t), "after"
             (s > t), "own" (s = t).
-        factor: What the sum is multiplied by.
+        factor: Factor of the sum.
 
     Raises:
-        ConfigurationError: If there is no such value or credit.
+        ConfigurationError: If the value or the credit is unknown.
     """
 
     value: str
@@ -108,15 +108,15 @@ class Term:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an estimator is made of: g = sum_t [c_t grad log p(y_t) + grad l_t].
+    """Definition of an estimator of the gradient, g = sum_t [c_t grad log p(y_t) + grad l_t].
 
     Args:
         value: The per-token KL value that is reported; None reports 0.
-        score: The summands of the score weight c_t; none for a weight of 0.
-        pathwise: The value that is differentiated, l_t; None for 0.
+        score: The summands of the score weight c_t; empty for a weight of 0.
+        pathwise: The differentiated value l_t; None for 0.
 
     Raises:
-        ConfigurationError: If there is no such value.
+        ConfigurationError: If a value is unknown.
 
     Example:
         >>> Recipe(value="kl", score=(Term("kl", "after"),), pathwise="kl").formula
@@ -143,7 +143,7 @@ class Recipe:
 
     @property
     def cost(self) -> str:
-        """What it needs beyond the log-probabilities of the policy."""
+        """What it needs beyond the policy's log-probabilities."""
         undifferentiated = [self.value, *(term.value for term in self.score)]
         if _over_vocabulary(self.pathwise):
             return "both models' logits over the vocabulary"

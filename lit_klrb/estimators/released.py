@@ -1,4 +1,4 @@
-"""What the released code of arXiv:2504.10637 (rycolab/kl-rb) trains with, for faithful replication."""
+"""The estimators of the code released with arXiv:2504.10637 (rycolab/kl-rb), for exact replication."""
 
 from dataclasses import dataclass
 from typing import final
@@ -40,16 +40,16 @@ class ReleasedEstimator(ComposedEstimator):
         if self.off_policy != "clip":
             return super().loss(stats, mask, weights, beta=beta, behaviour_logprobs=behaviour_logprobs)
         log_ratio = log_ratio_to_behaviour(stats.masked(mask).logprobs, mask, behaviour_logprobs).sum(-1)
-        # The score weights are the same at every token of a completion, and 0 outside the mask
-        coupled = torch.where(mask, weights.score, 0).sum(-1) / mask.sum(-1).clamp(min=1)
-        cost = coupled + beta * self.value(stats, mask)
+        # Score weights are equal at all tokens of a completion and 0 outside the mask: the mean recovers them
+        score = torch.where(mask, weights.score, 0).sum(-1) / mask.sum(-1).clamp(min=1)
+        cost = score + beta * self.value(stats, mask)  # minus A, with the KL not detached
         return clipped_loss(log_ratio, cost, self.clip_range)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class ReleasedMonteCarlo(ReleasedEstimator):
-    """`MonteCarlo` plus the gradient of the log ratio itself, whose mean is zero and whose noise is not."""
+    """`MonteCarlo` plus the gradient of the log ratio itself, which has mean zero but adds variance."""
 
     recipe = Recipe(value="k1", score=(Term("k1", "whole"),), pathwise="k1")
     explanation = Explanation(
@@ -62,7 +62,7 @@ class ReleasedMonteCarlo(ReleasedEstimator):
 @final
 @dataclass(frozen=True, kw_only=True)
 class ReleasedRaoBlackwell(ReleasedEstimator):
-    """`RaoBlackwellSequence`, but for the clipping: that of whole sequences, with the KL term left live."""
+    """`RaoBlackwellSequence`, except under "clip", where sequences are clipped and the KL is not detached."""
 
     recipe = Recipe(value="kl", score=(Term("kl", "whole"),), pathwise="kl")
     explanation = Explanation(

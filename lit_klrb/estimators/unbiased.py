@@ -18,7 +18,7 @@ _EXACT = "the gradient of KL(policy || reference), exactly"
 class MonteCarlo(ComposedEstimator):
     """The log ratio of the whole sequence as a reward: c_t = sum over all s of r_s.
 
-    That is RLHF's usual penalty on the reward, score - beta sum_t r_t, with the same credit for every token.
+    The usual KL penalty of RLHF, reward - beta sum_t r_t, with the same credit for every token.
 
     Reference: Ahmadian et al. (2024), "Back to basics: revisiting REINFORCE style optimization".
     """
@@ -28,8 +28,8 @@ class MonteCarlo(ComposedEstimator):
         optimises=_EXACT,
         used_by="TRL RLOO, verl RLOO",
         caution=(
-            "noisy far from the optimum of E[reward] - beta KL; near it, its noise cancels the reward's and"
-            " the whole gradient can vary far less than RaoBlackwell's"
+            "noisy far from the optimum of E[reward] - beta KL; near it, its noise cancels that of the reward"
+            " and the whole gradient can have far less variance than RaoBlackwell's"
         ),
     )
 
@@ -37,9 +37,9 @@ class MonteCarlo(ComposedEstimator):
 @final
 @dataclass(frozen=True, kw_only=True)
 class MonteCarloRewardToGo(ComposedEstimator):
-    """The log ratio from each token on: c_t = sum over s >= t of r_s.
+    """The sum of log ratios from each token to the end: c_t = sum over s >= t of r_s.
 
-    That is PPO's penalty on every token's own reward, -beta r_t, and returns that sum what is still to come.
+    PPO's per-token penalty -beta r_t, with undiscounted returns.
     """
 
     recipe = Recipe(value="k1", score=(Term("k1", "from_here"),))
@@ -61,11 +61,11 @@ class RaoBlackwell(ComposedEstimator):
     recipe = Recipe(value="kl", score=(Term("kl", "after"),), pathwise="kl")
     explanation = Explanation(
         optimises=_EXACT,
-        used_by="nowhere else in this prefix form",
+        used_by="no other software in this prefix form",
         caution=(
-            "given the prefix, no step varies more than MonteCarlo's; the sum over a sequence can."
-            " Two tokens: p(a) = p(b) = 1/2, q(a) = 0.3, q(b) = 0.7; after a both models agree, after b p is"
-            " certain of a token to which q gives 3/7. Every sequence then has log ratio 0.511:"
+            "given the prefix, no step has more variance than MonteCarlo's, but the sum over a sequence can."
+            " Example with two tokens: p(a) = p(b) = 1/2, q(a) = 0.3, q(b) = 0.7; after a both models agree,"
+            " after b p is certain of a token to which q gives 3/7. Every sequence has log ratio 0.511:"
             " MonteCarlo's variance is 0, RaoBlackwell's is not"
         ),
     )
@@ -80,32 +80,32 @@ class RaoBlackwellSequence(ComposedEstimator):
     explanation = Explanation(
         optimises=_EXACT,
         used_by="the objective of arXiv:2504.10637, differentiated as a whole",
-        caution="noisier than RaoBlackwell: tokens answer for the KL before them, which they cannot change",
+        caution="noisier than RaoBlackwell: it credits tokens with earlier KLs, which they cannot change",
     )
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class RaoBlackwellLite(ComposedEstimator):
-    """`RaoBlackwell` without a gradient through the vocabulary: the log ratio stands in for grad KL_t.
+    """`RaoBlackwell` without a gradient through the vocabulary: the log ratio replaces grad KL_t.
 
-    E[(r_t - KL_t) grad log p_t | prefix] is the gradient of KL_t, so that values of the KL suffice.
+    E[(r_t - KL_t) grad log p_t | prefix] is the gradient of KL_t, so only values of the KL are needed.
     """
 
     recipe = Recipe(value="kl", score=(Term("k1", "own"), Term("kl", "own", -1.0), Term("kl", "after")))
     explanation = Explanation(
         optimises=_EXACT,
-        used_by="nowhere else",
+        used_by="no other software",
     )
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class NoKL(ComposedEstimator):
-    """No KL term: the null object. Rewards keep their baseline and off-policy correction."""
+    """No KL term. Rewards keep their baseline and off-policy correction."""
 
     recipe = Recipe(value=None)
     explanation = Explanation(
-        optimises="nothing: the KL does not enter",
-        used_by="runs without a reference",
+        optimises="nothing: there is no KL term",
+        used_by="training without a reference",
     )

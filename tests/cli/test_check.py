@@ -45,7 +45,7 @@ def test_what_would_be_optimised_and_evaluated(ask, tmp_path):
 
 def test_every_mistake_is_one_line_and_the_others_are_answered(ask):
     mistakes = {
-        "K3Loss is not trained with unless allow_biased": ["--kl.estimator", "K3Loss"],
+        "K3Loss is refused for training unless allow_biased": ["--kl.estimator", "K3Loss"],
         "kl.estimator: unknown class Nonsense": ["--kl.estimator", "Nonsense"],
         "unknown key model.init_args.nonsense": ["--model.nonsense", "1"],
         "init_args.batch_size: must be at least 1, got 0": ["--data.batch_size", "0"],

@@ -70,7 +70,7 @@ def test_an_estimator_without_an_explanation_trains_and_one_with_a_refusal_does_
         refusal = "it is one's own"
 
     Own().check_trainable()
-    with pytest.raises(ConfigurationError, match=r"Refused is not trained with .* it is one's own"):
+    with pytest.raises(ConfigurationError, match=r"Refused is refused for training .* it is one's own"):
         Refused().check_trainable()
     Refused(allow_biased=True).check_trainable()
 

@@ -142,7 +142,7 @@ def test_dropout_acts_in_maximum_likelihood_only(kind, expected):
 
 
 def test_the_callback_refuses_what_is_known_wrong_and_a_second_estimator(chain, tmp_path):
-    with pytest.raises(ValueError, match="K1Loss is not trained with"):
+    with pytest.raises(ValueError, match="K1Loss is refused for training"):
         KLEstimatorCallback(estimators.K1Loss(), 0.1)
     module, _ = attached(chain, tmp_path, estimators.MonteCarlo())
     with pytest.raises(ConfigurationError, match="plug in one only"):

@@ -162,10 +162,10 @@ def test_arms_are_examined_once(write, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arms", "behaviour", "message"),
     [
-        (ARMS, "K3Loss", "error: grid.arms.wrong: K3Loss is not trained with"),
+        (ARMS, "K3Loss", "error: grid.arms.wrong: K3Loss is refused for training"),
         ({"a": {"x_path": "gone"}}, "", "error: grid.arms.a: x_path: gone does not exist"),
         # what every arm is refused for is not of the arms
-        (BOTH_WRONG, "K3Loss", "error: stages.rloo: K3Loss is not trained with"),
+        (BOTH_WRONG, "K3Loss", "error: stages.rloo: K3Loss is refused for training"),
     ],
 )
 @pytest.mark.parametrize("command", ["plan", "sweep"])

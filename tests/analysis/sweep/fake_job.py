@@ -62,7 +62,7 @@ def check(options, config):
             return {"error": f"{key}: {value} does not exist"}
     estimator = options.get("kl.estimator")
     if config.get("behaviour", {}).get(estimator) == "refused":
-        return {"error": f"{estimator} is not trained with"}
+        return {"error": f"{estimator} is refused for training"}
     about = {"name": estimator, "optimises": "a hash", "biased": estimator == "K3Loss"}
     evaluation = {"prompts": int(options.get("prompts", 8))}
     return {"module": "FakeModule", "estimator": estimator and about, "evaluation": evaluation}
