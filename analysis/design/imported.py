@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from analysis.design.plan import read_checked
-from analysis.results import Cell, Grid, Plan, Point, Primary, Stage, files, layout
+from analysis.results import Cell, Grid, Plan, Point, Primary, Stage, layout
 from analysis.results.checksum import digest
 from analysis.results.foreign import COLUMNS, COORDINATES, METRICS, LoggedRun, logged_runs
 from analysis.results.locked import IMPORTED, lock_document
 from analysis.results.records import encode_result
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.files import write_once
 
 # The one stage of an imported sweep.
 STAGE = "imported"
@@ -187,4 +188,4 @@ def _write(output: Path, documents: dict[Path, bytes]) -> None:
         if not all(path.is_file() and path.read_bytes() == documents.get(path) for path in there):
             raise ConfigurationError(f"{output} holds something else; name a new directory", key="--output")
     for path, content in documents.items():
-        files.publish(path, content)
+        write_once(path, content)

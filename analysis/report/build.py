@@ -15,9 +15,9 @@ from analysis.report.assessment import Assessment, load_assessment
 from analysis.report.html import render
 from analysis.report.numbers import summary_numbers
 from analysis.report.sections import SECTIONS
-from analysis.results import files
 from analysis.results.layout import NUMBERS, NUMBERS_SCHEMA, REPORT
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.files import write_atomically
 
 # What can move the last digit of a number or a coordinate of a drawing.
 _ENGINES = ("numpy", "scipy", "statsmodels", "moocore", "matplotlib")
@@ -55,8 +55,8 @@ def build(runs_dir: Path, output: Path | None = None) -> Path:
     for path in (output, numbers):
         _check_target(path)
     report = compose(load_assessment(runs_dir), output)
-    files.replace(output, report.page)
-    files.replace(numbers, json.dumps(report.numbers, indent=1, ensure_ascii=False).encode() + b"\n")
+    write_atomically(output, report.page)
+    write_atomically(numbers, json.dumps(report.numbers, indent=1, ensure_ascii=False).encode() + b"\n")
     return output
 
 

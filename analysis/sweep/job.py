@@ -16,10 +16,11 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from analysis.design.cells import RUNS
-from analysis.results import Cell, files, layout
+from analysis.results import Cell, layout
 from analysis.sweep.harvest import harvest, read_summary
 from analysis.sweep.store import Store
 from lit_klrb import schema
+from lit_klrb.files import sync, write_atomically
 
 # Exit codes of a job: a result is published; there is none; wrong usage; another process has the cell.
 PUBLISHED, FAILED, USAGE, BUSY = 0, 1, 2, 75
@@ -77,11 +78,11 @@ def _run(job: Job, store: Store) -> int:
     checkpoint = workdir / schema.CHECKPOINT
     if checkpoint.exists():
         # Cells that start from it trust the published result: it must survive whatever the result survives.
-        files.sync(checkpoint)
+        sync(checkpoint)
     elif job.needs_checkpoint and not diverged:
         print(f"the run ended without {schema.CHECKPOINT}, from which other cells start")
         return FAILED
-    files.replace(store.seconds(cell.id), f"{time.monotonic() - started:.3f}".encode())
+    write_atomically(store.seconds(cell.id), f"{time.monotonic() - started:.3f}".encode())
     if not store.publish(harvest(cell, workdir, summary)):
         print("this result differs from the published one")
     return PUBLISHED

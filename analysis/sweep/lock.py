@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 from analysis.design import Expansion
 from analysis.design.arms import examine
-from analysis.results import DamagedFileError, Plan, files, layout
+from analysis.results import DamagedFileError, Plan, layout
 from analysis.results.arm import Arm
 from analysis.results.locked import ARMS, LockedPlan, lock_document
 from analysis.sweep.changes import changes
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.files import write_atomically
 
 
 class Locked(NamedTuple):
@@ -111,4 +112,4 @@ def _published(directory: Path) -> int:
 def _write(path: Path, document: bytes) -> None:
     """Write the locked plan unless it is there already, byte for byte."""
     if not (path.exists() and path.read_bytes() == document):
-        files.replace(path, document)
+        write_atomically(path, document)

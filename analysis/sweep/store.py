@@ -17,10 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from analysis.results import files, layout
+from analysis.results import layout
 from analysis.results.files import read_json
 from analysis.results.records import encode_failure, encode_result, read_result
 from lit_klrb import schema
+from lit_klrb.files import PARTIAL, write_atomically, write_once
 
 
 class Store:
@@ -76,10 +77,10 @@ class Store:
         """
         path = self._result(result["id"])
         content = encode_result(result)
-        if files.publish(path, content) or path.read_bytes() == content:
+        if write_once(path, content) or path.read_bytes() == content:
             self._failure(result["id"]).unlink(missing_ok=True)
             return True
-        files.replace(layout.refused_path(self.directory, result["id"]), content)
+        write_atomically(layout.refused_path(self.directory, result["id"]), content)
         return False
 
     def refused(self, cell_id: str) -> Path | None:
@@ -98,7 +99,7 @@ class Store:
     def record_failure(self, cell_id: str, cell: dict[str, Any], error: str) -> None:
         """Note that an attempt at a cell ended without a result."""
         attempts = 1 + (self.failure(cell_id) or {"attempts": 0})["attempts"]
-        files.replace(self._failure(cell_id), encode_failure(cell_id, cell, attempts, error))
+        write_atomically(self._failure(cell_id), encode_failure(cell_id, cell, attempts, error))
 
     @contextmanager
     def claim(self, cell_id: str) -> Iterator[bool]:
@@ -157,7 +158,7 @@ class Store:
         for record in layout.failure_paths(self.directory):
             if self._result(record.stem).exists():
                 record.unlink(missing_ok=True)
-        for path in self.results.glob(f".*{files.TEMPORARY}"):
+        for path in self.results.glob(f".*{PARTIAL}"):
             with self.claim(path.name[1:65]) as free:
                 if free:
                     path.unlink(missing_ok=True)

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from lit_klrb.distributed import stacked, stacked_stats
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.files import csv_text, write_atomically
 from lit_klrb.functional import TokenStats, clustered_mean, kl_values
 from lit_klrb.modules.regularised import Evaluation, RegularisedModule
-from lit_klrb.run.files import csv_text, write_atomically
 from lit_klrb.run.tables import text_table
 
 

@@ -8,7 +8,7 @@ import lightning as L
 from rich.console import Console
 
 from lit_klrb.errors import printable
-from lit_klrb.run.files import write_atomically
+from lit_klrb.files import write_atomically
 from lit_klrb.run.tables import text_table
 
 SHOWN = 10

@@ -15,9 +15,9 @@ from torch import Tensor
 import lit_klrb
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.files import write_atomically
 from lit_klrb.run.checkpoints import digest
 from lit_klrb.run.directory import RunDirectory
-from lit_klrb.run.files import write_atomically
 from lit_klrb.run.lightning_internals import set_logged_step
 from lit_klrb.run.same_run import RUN_KEY, record
 

@@ -7,7 +7,7 @@ import lightning as L
 import torch
 
 from lit_klrb.callbacks.checkpoint import between_steps
-from lit_klrb.run.stops import Stopped, Stops
+from lit_klrb.stops import Stopped, Stops
 
 
 class StopBetweenSteps(L.Callback):

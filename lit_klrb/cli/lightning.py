@@ -40,7 +40,7 @@ from lit_klrb.run.directory import RunDirectory
 from lit_klrb.run.loggers import run_loggers
 from lit_klrb.run.options import check_training_options
 from lit_klrb.run.same_run import check_same_run, record, run_of
-from lit_klrb.run.stops import Stopped
+from lit_klrb.stops import Stopped
 
 # Errors that say a disk, or one's share of it, is full.
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from lit_klrb import __version__
 from lit_klrb.errors import ConfigurationError, error_line
-from lit_klrb.run.stops import Stopped, Stops
+from lit_klrb.stops import Stopped, Stops
 
 COMMANDS = {
     "fit": "train, and leave a run directory",

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.files import PARTIAL, write_atomically
 from lit_klrb.run.checkpoints import digest, read
-from lit_klrb.run.files import PARTIAL, write_atomically
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -82,7 +82,7 @@ def weights_digest(model: PreTrainedModel) -> str:
 
 def _files() -> Iterator[tuple[Path, os.stat_result]]:
     """The cache's own files, with those that a kill left unfinished; what else is there is not ours."""
-    own = re.compile(rf"\.?[a-z_]+-[0-9a-f]{{32}}\.pt(\.\d+{re.escape(PARTIAL)})?")
+    own = re.compile(rf"\.?[a-z_]+-[0-9a-f]{{32}}\.pt(\.[0-9a-f]+{re.escape(PARTIAL)})?")
     for path in default_folder().glob("*"):
         if own.fullmatch(path.name) and path.is_file():
             with contextlib.suppress(OSError):  # another process has just removed it

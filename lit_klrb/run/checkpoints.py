@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError, brief
-from lit_klrb.run.files import PARTIAL, sync_folder, write_beside
+from lit_klrb.files import PARTIAL, sync, write_beside
 
 
 class CheckpointFiles(TorchCheckpointIO):
@@ -34,7 +34,7 @@ class CheckpointFiles(TorchCheckpointIO):
         if target.name == Path(schema.CHECKPOINT).name and target.exists():
             _keep(target, previous_of(target))
         partial.replace(target)
-        sync_folder(target.parent)
+        sync(target.parent)
 
     def load_checkpoint(
         self, path: Any, map_location: Callable[..., Any] | None = None, weights_only: bool | None = None

@@ -13,7 +13,7 @@ from typing import Self
 
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.run.files import remove_unfinished, write_atomically
+from lit_klrb.files import remove_unfinished, write_atomically
 
 KEY = "trainer.default_root_dir"
 LOCK = ".lock"

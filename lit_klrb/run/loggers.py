@@ -10,8 +10,8 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_klrb import schema
+from lit_klrb.files import csv_text, write_atomically
 from lit_klrb.run.directory import next_attempt
-from lit_klrb.run.files import csv_text, write_atomically
 
 
 class MetricsLogger(Logger):

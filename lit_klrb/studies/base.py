@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.files import write_atomically
 from lit_klrb.modules.rloo import OnPolicyModule
-from lit_klrb.run.files import write_atomically
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.rollouts import require_rollouts
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from lit_klrb.callbacks import CompletionTable, PredictionWriter
 from lit_klrb.callbacks.monitors import completion_page
 from lit_klrb.errors import ConfigurationError, error_line, printable
-from lit_klrb.run.files import csv_text
+from lit_klrb.files import csv_text
 from lit_klrb.run.tables import text_table
 
 HOSTILE = [

@@ -12,8 +12,9 @@ from functools import partial
 import pytest
 import torch
 
+from lit_klrb import files
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.run import checkpoints, files
+from lit_klrb.run import checkpoints
 from lit_klrb.run.checkpoints import CheckpointFiles, check_intact, damage, digest, read
 
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from lit_klrb.run.stops import Stopped, Stops
+from lit_klrb.stops import Stopped, Stops
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from analysis.results import DamagedFileError, files
+from analysis.results import DamagedFileError
 from analysis.results.records import read_result
 from analysis.sweep import Store
+from lit_klrb import files
+from lit_klrb.files import PARTIAL, write_atomically, write_once
 
 ID = "a" * 64
 RESULT = {"schema": 1, "id": ID, "cell": {"stage": "sft"}, "state": "done", "final": {"reward": 0.25}}
@@ -91,10 +93,10 @@ def test_a_full_disk_publishes_nothing_and_leaves_nothing(store, monkeypatch, ow
 
 def test_a_full_disk_keeps_the_old_content_of_a_replaced_file(tmp_path, monkeypatch):
     path = tmp_path / "plan.json"
-    files.replace(path, b"old")
+    write_atomically(path, b"old")
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
     with pytest.raises(OSError, match="full"):
-        files.replace(path, b"new")
+        write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -106,7 +108,7 @@ def test_of_many_writers_one_wins(store):
     for writer in range(8):
         pid = os.fork()
         if pid == 0:
-            os._exit(0 if files.publish(path, b"%d" % writer * 100_000) else 3)
+            os._exit(0 if write_once(path, b"%d" % writer * 100_000) else 3)
         pids.append(pid)
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     assert sorted(codes) == [0, *[3] * 7]
@@ -190,7 +192,7 @@ def test_clearing_a_claimed_cell_keeps_the_claim(store, tmp_path):
 
 def test_tidying_leaves_the_file_of_a_live_publication(store):
     store.results.mkdir(parents=True)
-    mine = store.results / f".{ID}.json.0123{files.TEMPORARY}"
+    mine = store.results / f".{ID}.json.0123{PARTIAL}"
     mine.touch()
     with store.claim(ID):
         store.tidy()

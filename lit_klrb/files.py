@@ -1,8 +1,9 @@
-"""Files that a kill, or a full disk, never leaves half written."""
+"""Files that a kill, or a full disk, never leaves half written. For runs and for sweeps; imports nothing."""
 
 import csv
 import io
 import os
+import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,20 +15,43 @@ PARTIAL = ".partial"
 def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
     """Replace the file at once: a reader, a kill or a power cut sees the old content or the new."""
     partial = write_beside(path, content)
-    partial.replace(path)
-    sync_folder(path.parent)
+    try:
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def write_once(path: Path, content: bytes) -> bool:
+    """Create the file, durably and only if it does not exist yet: the first writer wins.
+
+    The content is complete and on disk before the name appears: the unfinished file is linked to `path`,
+    which fails where the name exists. A kill at any moment leaves at most the unfinished file.
+
+    Returns:
+        Whether this call created the file.
+    """
+    partial = write_beside(path, content)
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        return False
+    finally:
+        partial.unlink(missing_ok=True)
+    sync(path.parent)
+    return True
 
 
 def write_beside(path: Path, content: str | bytes | memoryview) -> Path:
-    """Write the content to disk in an unfinished file beside `path`, on the same file system.
+    """Write the content to disk in an unfinished file of its own beside `path`, on the same file system.
 
     Returns:
         The unfinished file, to be renamed to `path`. It is removed where writing fails.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PARTIAL}")
     try:
-        with partial.open("wb") as file:
+        with partial.open("xb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
@@ -37,9 +61,9 @@ def write_beside(path: Path, content: str | bytes | memoryview) -> Path:
     return partial
 
 
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's names, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
