@@ -1,4 +1,4 @@
-"""What the data modules share: a corpus, and batches that are a function of (seed, step)."""
+"""Base class of the data modules: a corpus, and batches that are a function of (seed, step)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -27,16 +27,16 @@ SPLITS = {
 # Settings are dataclass fields, as those of the modules.
 @dataclass(kw_only=True, eq=False, repr=False)
 class CorpusDataModule(L.LightningDataModule, ABC):
-    """A corpus of reviews as endless training batches and finite evaluation batches.
+    """Infinite training batches and finite evaluation batches from a corpus of reviews.
 
-    Every training batch is a function of (seed, step): a resumed run reads the batches it would have read.
+    Every training batch is a function of (seed, step), so a resumed run continues with the same batches.
 
     Args:
         source: "grammar" for the embedded world, a hub id, a folder, or a .parquet or .jsonl file with the
             columns text and label.
         batch_size: Examples per training batch.
-        train_size: Reviews to train on; 0 takes all there are.
-        eval_size: Reviews to validate and to test on.
+        train_size: Number of training reviews; 0 for all.
+        eval_size: Number of validation and of test reviews.
         eval_batch_size: Examples per evaluation batch.
         seed: Seed of the order of the training data; set by --seed_everything.
 
@@ -44,7 +44,7 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         ConfigurationError: If a number is out of range.
     """
 
-    # What the batches hold in training and in evaluation; a module says in `reads` what it needs.
+    # The content of batches in training and in evaluation; must equal what a module declares in `reads`.
     contents: ClassVar[tuple[str, str]]
 
     source: str = "grammar"
@@ -64,18 +64,18 @@ class CorpusDataModule(L.LightningDataModule, ABC):
 
     @abstractmethod
     def examples(self, split: str) -> Sequence[Any]:
-        """The examples that batches of the split are made of."""
+        """The examples of a split, from which batches are drawn."""
 
     @abstractmethod
     def collate(self, split: str, examples: Sequence[Any]) -> Batch:
-        """One batch of the split's examples."""
+        """Collate examples of a split into a batch."""
 
     @property
     def learner(self) -> Learner:
-        """The module that the trainer runs.
+        """The module that is trained or evaluated.
 
         Raises:
-            ConfigurationError: If it has no tokenizer and no model.
+            ConfigurationError: If it has no tokenizer or no model.
         """
         module = self._module
         if not isinstance(module, Learner):
@@ -94,7 +94,7 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         """Load the splits of the stage.
 
         Raises:
-            ConfigurationError: If the module reads other batches.
+            ConfigurationError: If the module needs batches of another kind.
         """
         self._check_module(stage)
         for split in SPLITS[stage]:
@@ -103,14 +103,14 @@ class CorpusDataModule(L.LightningDataModule, ABC):
     def _check_module(self, stage: str) -> None:
         if self.trainer is None:
             return
-        own, module = self.contents[stage != "fit"], type(self._module).__name__
+        contents, module = self.contents[stage != "fit"], type(self._module).__name__
         reads = getattr(self._module, "reads", (None, None))[stage != "fit"]
-        if own != reads:
-            wanted = f"reads {reads}" if reads else "is not a module of lit_klrb"
-            raise ConfigurationError(f"data: {type(self).__name__} holds {own}, and {module} {wanted}")
+        if contents != reads:
+            needs = f"needs {reads}" if reads else "is not a module of lit_klrb"
+            raise ConfigurationError(f"data: {type(self).__name__} provides {contents}, but {module} {needs}")
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Endless batches, beginning with that of the current step."""
+        """Infinite batches, starting with that of the current step."""
         assert self.trainer is not None
         examples: Any = self.examples("train")
         module = self._module
@@ -143,10 +143,10 @@ class CorpusDataModule(L.LightningDataModule, ABC):
 
 
 def check_at_least(least: int, **values: int) -> None:
-    """Refuse a number that is too small.
+    """Check that numbers are at least `least`.
 
     Raises:
-        ConfigurationError: Naming the argument.
+        ConfigurationError: If one is not; names the argument.
 
     Example:
         >>> check_at_least(1, batch_size=0)

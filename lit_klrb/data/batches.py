@@ -1,4 +1,4 @@
-"""Rows of token ids as rectangles."""
+"""Padding of token ids to batches."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -11,12 +11,12 @@ Batch = dict[str, Tensor]
 
 
 def pad(rows: Sequence[Sequence[int]], pad_token_id: int, side: Literal["left", "right"]) -> Batch:
-    """Rows of ids as a rectangle with its mask.
+    """Pad rows of token ids to equal length.
 
     Args:
         rows: Token ids of each example.
-        pad_token_id: Fills the rest.
-        side: "left" for prompts (completions follow them), "right" for everything else.
+        pad_token_id: The padding token.
+        side: "left" for prompts, which completions follow; "right" otherwise.
 
     Returns:
         `tokens` (int64) and `attention_mask` (bool), both [B, longest row].
@@ -36,15 +36,15 @@ def pad(rows: Sequence[Sequence[int]], pad_token_id: int, side: Literal["left", 
 
 
 def classifier_batch(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_tokens: int) -> Batch:
-    """Texts as a classifier reads them, with the special tokens its tokenizer adds.
+    """Tokenize texts for a classifier, including the special tokens that its tokenizer adds.
 
     Args:
-        tokenizer: The classifier's.
+        tokenizer: The classifier's tokenizer.
         texts: B texts.
-        max_tokens: Longer ones lose their end.
+        max_tokens: Longer texts are truncated.
 
     Returns:
-        Right-padded `tokens` and `attention_mask`, [B, N].
+        Right-padded `tokens` and `attention_mask`, shape [B, N].
     """
     rows = tokenizer(list(texts), truncation=True, max_length=max_tokens)["input_ids"]
     return pad(rows, tokenizer.pad_token_id, side="right")

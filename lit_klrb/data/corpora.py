@@ -1,4 +1,4 @@
-"""Labelled reviews from the embedded world, the hub, a folder or a file: cleaned, split and shuffled."""
+"""Loading, cleaning and splitting of reviews from the embedded world, the hub, a folder or a file."""
 
 import logging
 import random
@@ -18,30 +18,30 @@ from lit_klrb.seeding import derive_seed
 GRAMMAR = "grammar"
 ALLOWED = "allowed: grammar, a hub id, a folder of .parquet or .jsonl files, or one such file"
 HELD_OUT = ("test", "validation")
-CARVED_SHARE = 20  # a held-out split that a source lacks is one in 20 of its train texts
-LABELS = {0: 0, 1: 1, -1: None, None: None}  # the hub marks an unknown label with -1
+HELD_OUT_EVERY = 20  # one in 20 train texts is held out for a split that the source lacks
+LABELS = {0: 0, 1: 1, -1: None, None: None}  # on the hub, -1 marks an unknown label
 
 log = logging.getLogger(__name__)
 
 
 def load_reviews(source: str = GRAMMAR, split: str = "train", size: int = 0, seed: int = 0) -> list[Review]:
-    """Reviews of one split, in an order that the seed decides.
+    """Load the reviews of a split, shuffled.
 
-    The files of a folder are its splits: `train.parquet`, `test.parquet`; a single file is a train split. For
-    a test or validation split that a source lacks, one in 20 of its train texts is set aside, chosen by a
-    hash of the text. A text of the test split is dropped from every other split, one of the validation split
-    from every split but test; how many were is logged. Texts are cleaned first, see `clean_text`.
+    The files of a folder are its splits (`train.parquet`, `test.parquet`); a single file is a train split. If
+    a source has no test or validation split, one in 20 train texts is held out for it, chosen by a hash of
+    the text. Texts of the test split are removed from all other splits, and texts of the validation split
+    from all splits but test; their number is logged. Texts are cleaned first, see `clean_text`.
 
     Args:
-        source: "grammar" for the embedded world, a hub id, a folder, or a .parquet or .jsonl file; all but
-            the grammar have the column `text` and may have `label` (1 positive, 0 negative, -1 unknown).
-        split: "train", "validation", "test", or another one that the source has.
-        size: The most reviews to take; 0 for all there are.
-        seed: Decides the order; for the grammar, which reviews it writes.
+        source: "grammar" for the embedded world, a hub id, a folder, or a .parquet or .jsonl file. All but
+            the grammar need the column `text` and may have `label` (1 positive, 0 negative, -1 unknown).
+        split: "train", "validation", "test", or another split of the source.
+        size: Maximum number of reviews; 0 for all.
+        seed: Seed of the order; for the grammar, seed of the reviews.
 
     Raises:
-        ConfigurationError: If there is no such source or split, if its columns are not as above, or if all
-            reviews of the grammar are asked for: they have no end.
+        ConfigurationError: If the source or split does not exist, if a column is missing or has wrong values,
+            or if `size` is 0 for the grammar, whose reviews are unlimited.
 
     Example:
         >>> load_reviews("grammar", "test", size=2) == load_reviews("grammar", "test", size=3)[:2]
@@ -50,7 +50,9 @@ def load_reviews(source: str = GRAMMAR, split: str = "train", size: int = 0, see
     if source == GRAMMAR:
         _check_split(source, split, ("train", *HELD_OUT))
         if not size:
-            raise _source_error(source, "has no end: a size of 0, all reviews, is allowed for other sources")
+            raise _source_error(
+                source, "is unlimited: a size of 0 (all reviews) is allowed for other sources"
+            )
         return ReviewGrammar().reviews(size, derive_seed(seed, "corpus", split))
     splits = _load_splits(source)
     _check_split(source, split, [name for name, reviews in splits.items() if reviews])
@@ -60,45 +62,45 @@ def load_reviews(source: str = GRAMMAR, split: str = "train", size: int = 0, see
 
 
 def clean_text(text: str) -> str:
-    r"""Mend what crawling left in a text.
+    r"""Repair artifacts of web crawling in a text.
 
-    C1 control characters, which are cp1252 punctuation read as latin-1, become that punctuation; the five
-    that cp1252 does not define are removed. A `<br />` tag becomes a newline without spaces around it, or
-    nothing at either end of the text.
+    C1 control characters, which are cp1252 punctuation decoded as latin-1, are replaced by that punctuation;
+    the five that cp1252 does not define are removed. `<br />` tags and the spaces around them become
+    newlines, except at the start and the end of the text, where they are removed.
 
     Example:
         >>> clean_text("A film\x85 <br /><br />It\x92s good.")
         'A film…\n\nIt’s good.'
     """
-    mended = re.sub(r"[\x80-\x9f]", lambda c1: c1[0].encode("latin-1").decode("cp1252", "ignore"), text)
-    return "\n".join(line.strip(" ") for line in mended.split("<br />")).strip()
+    repaired = re.sub(r"[\x80-\x9f]", lambda c1: c1[0].encode("latin-1").decode("cp1252", "ignore"), text)
+    return "\n".join(line.strip(" ") for line in repaired.split("<br />")).strip()
 
 
 @cache
 def _load_splits(source: str) -> dict[str, list[Review]]:
-    """Every split of a source, in the source's order, no text in a held-out split and another one."""
+    """All splits of a source, in its order; texts of held-out splits are removed from the others."""
     splits = {name: _clean_rows(source, rows) for name, rows in open_splits("source", source).items()}
     for number, name in enumerate(HELD_OUT):
         if "train" in splits and name not in splits:
-            chosen = [zlib.crc32(r.text.encode()) % CARVED_SHARE == number for r in splits["train"]]
-            splits[name] = list(compress(splits["train"], chosen))
-            splits["train"] = list(compress(splits["train"], (not taken for taken in chosen)))
+            held_out = [zlib.crc32(r.text.encode()) % HELD_OUT_EVERY == number for r in splits["train"]]
+            splits[name] = list(compress(splits["train"], held_out))
+            splits["train"] = list(compress(splits["train"], (not chosen for chosen in held_out)))
     seen: set[str] = set()
     for name in sorted(splits, key=[*HELD_OUT, *splits].index):
         reviews = splits[name]
         splits[name] = [review for review in reviews if review.text not in seen]
         if dropped := len(reviews) - len(splits[name]):
-            log.warning("%s: dropped %d %s reviews that a held-out split has too", source, dropped, name)
+            log.warning("%s: dropped %d %s reviews that are also in a held-out split", source, dropped, name)
         if name in HELD_OUT:
             seen.update(review.text for review in reviews)
     return splits
 
 
 def open_splits(key: str, source: str) -> Mapping[str, Any]:
-    """The data set of each split of a hub id, a folder or a file.
+    """Open a hub id, a folder or a file as one data set per split.
 
     Args:
-        key: The data module's argument that named it, for the error message.
+        key: The data module's argument that names it, for the error message.
         source: The hub id, the folder, or a .parquet or .jsonl file.
 
     Raises:
@@ -114,7 +116,7 @@ def open_splits(key: str, source: str) -> Mapping[str, Any]:
         return {file.stem: read_rows(key, file) for file in files}
     if path.suffix in READERS or path.exists() or source.startswith((".", "/", "~")):
         return {"train": read_rows(key, path)}
-    import datasets  # slow, and only the hub needs it
+    import datasets  # slow to import, and needed for the hub only
 
     datasets.disable_progress_bars()
     try:
@@ -142,7 +144,7 @@ def _clean_rows(source: str, rows: Any) -> list[Review]:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether a text holds no half of a surrogate pair: JSON can name one, no tokenizer reads it."""
+    """Whether a text has no lone surrogates, which JSON can contain but tokenizers cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:

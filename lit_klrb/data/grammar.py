@@ -1,4 +1,4 @@
-"""The embedded review world: a seeded probabilistic grammar that knows the odds of its texts exactly."""
+"""The embedded review world: a seeded probabilistic grammar with exact probabilities of its texts."""
 
 import math
 import random
@@ -14,11 +14,11 @@ from typing import NamedTuple
 from lit_klrb.data.world import RULES, World, read_world
 from lit_klrb.seeding import derive_seed
 
-EVIDENCE_UNIT = math.log(2)  # nats of log odds in a sentiment word of strength 1
-LOG_ODDS_CLIP = 6.0  # nats; all but the most one-sided reviews lie within
-END = ""  # the end of a review, where a language model's EOS stands
+EVIDENCE_UNIT = math.log(2)  # log odds of a sentiment word of strength 1, in nats
+LOG_ODDS_CLIP = 6.0  # in nats; only few extreme reviews exceed it
+END = ""  # the end of a review, a language model's EOS
 
-Stack = tuple[str, ...]  # words and rules still to be written, in order
+Stack = tuple[str, ...]  # words and rules not yet expanded, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class Review:
 
 
 class Entropy(NamedTuple):
-    """The least cross-entropy a language model can reach, in nats.
+    """The lowest cross-entropy that a language model can reach.
 
     Attributes:
-        per_review: Nats a review, its end included.
-        per_token: Nats a token, the end of a review counting as one.
+        per_review: In nats per review, its end included.
+        per_token: In nats per token, where the end of a review counts as a token.
     """
 
     per_review: float
@@ -47,7 +47,7 @@ class Entropy(NamedTuple):
 
 
 class Arc(NamedTuple):
-    """A word that may come next, its probability given label 0 and label 1, and the state it leads to."""
+    """A possible next word, its probabilities given label 0 and label 1, and the state it leads to."""
 
     word: str
     odds: tuple[float, float]
@@ -55,7 +55,7 @@ class Arc(NamedTuple):
 
 
 def split_words(text: str) -> list[str]:
-    """Words and punctuation marks of a text.
+    """Split a text into words and punctuation marks.
 
     Example:
         >>> split_words("Do not miss it!")
@@ -65,7 +65,7 @@ def split_words(text: str) -> list[str]:
 
 
 def join_words(words: Iterable[str]) -> str:
-    """The text of these words: a space between two of them, none before a punctuation mark.
+    """Join words to a text, with spaces except before punctuation marks.
 
     Example:
         >>> join_words(["All", "in", "all", ",", "fine", "."])
@@ -77,20 +77,21 @@ def join_words(words: Iterable[str]) -> str:
 class ReviewGrammar:
     """A probabilistic grammar of short film reviews with a latent sentiment.
 
-    A fair coin gives the label. A sentiment word of strength s agrees with the label with probability
-    σ(s·log 2); every other choice ignores the label. No text has two derivations, so with E(text) the sum of
-    the strengths of the praising words in it, less that of the complaining ones,
+    Both labels have probability 1/2. A sentiment word of strength s agrees with the label with probability
+    σ(s·log 2); every other choice is independent of the label. No text has two derivations. With E(text) the
+    sum of the strengths of its positive words minus that of its negative words,
 
         log P(positive | text) - log P(negative | text) = E(text)·log 2
 
-    exactly, for every review of the grammar and every prefix of one.
+    holds exactly for every review of the grammar and every prefix of a review.
 
     Args:
-        seed: The world: how frequent each phrase is. All worlds have the same words and sentences.
+        seed: Seed of the frequencies of phrases; words and sentences do not depend on it.
         rules: The sentences, in the notation of `lit_klrb.data.world`.
 
     Raises:
-        ValueError: If a text could have two derivations, or evidence in words that carry none.
+        ValueError: If a text has two derivations, or if a word other than the sentiment words depends on the
+            label.
 
     Example:
         >>> grammar = ReviewGrammar()
@@ -113,11 +114,11 @@ class ReviewGrammar:
         self.vocabulary = tuple(sorted({arc.word for arcs in self._states for arc in arcs} - {END}))
 
     def sample(self, seed: int, index: int) -> Review:
-        """Review number `index` of the endless stream `seed`.
+        """Review number `index` of the infinite stream given by `seed`.
 
         Args:
-            seed: The stream.
-            index: The review's place in it.
+            seed: Seed of the stream.
+            index: The review's position in the stream.
         """
         rng = random.Random(derive_seed(seed, "review", index))
         label, words = int(rng.random() < 0.5), list[str]()
@@ -130,18 +131,18 @@ class ReviewGrammar:
             state = arc.target
 
     def reviews(self, n: int, seed: int, start: int = 0) -> list[Review]:
-        """Reviews number `start` to `start + n - 1` of the stream `seed`."""
+        """Reviews number `start` to `start + n - 1` of the stream given by `seed`."""
         return [self.sample(seed, index) for index in range(start, start + n)]
 
     def log_prob(self, text: str, label: int | None = None) -> float:
-        """Log-probability of a whole review in nats.
+        """Log-probability of a complete review, in nats.
 
         Args:
             text: The text.
-            label: For log p(text | label); None for log p(text), the labels being equally likely.
+            label: The label for log p(text | label); None for log p(text), with equally probable labels.
 
         Returns:
-            -inf for a text that the grammar does not write.
+            The log-probability; -inf for a text that the grammar does not generate.
         """
         state, logs = 0, [0.0, 0.0]
         for word in [*split_words(text), END]:
@@ -152,36 +153,36 @@ class ReviewGrammar:
             state = arc.target
         if label is not None:
             return logs[label]
-        return logs[0] + math.log1p(math.exp(logs[1] - logs[0])) - math.log(2)
+        return logs[0] + math.log1p(math.exp(logs[1] - logs[0])) - math.log(2)  # log((p0 + p1) / 2)
 
     def log_odds(self, text: str) -> float:
-        """Log odds that a text is positive, in nats: exact for reviews of the grammar and their prefixes.
+        """Log odds that a text is positive, in nats; exact for reviews of the grammar and their prefixes.
 
-        Any other text, such as a completion that the grammar would not write, is also given the sum of its
-        words' evidence.
+        For any other text, such as a completion that the grammar does not generate, it is likewise the sum of
+        the evidence of its words.
         """
         return EVIDENCE_UNIT * sum(self._strengths.get(word, 0) for word in split_words(text))
 
     def clipped_log_odds(self, text: str) -> float:
-        """`log_odds` within ±`LOG_ODDS_CLIP`: the reward of the review world."""
+        """`log_odds` clipped to ±`LOG_ODDS_CLIP`: the reward of the review world."""
         return max(-LOG_ODDS_CLIP, min(LOG_ODDS_CLIP, self.log_odds(text)))
 
     def entropy(self, given: int = 0) -> Entropy:
-        """Entropy of the texts, their labels unknown: the optimum of a language model's cross-entropy.
+        """Entropy of the texts with unknown labels: the minimum of a language model's cross-entropy.
 
-        What comes next depends on the words before it only through the state s they lead to and their
-        evidence E, so that the entropy is the finite sum Σ_t Σ_{s,E} P_t(s, E)·H(next word | s, E).
+        The next word depends on the preceding words only through their state s and evidence E, so the entropy
+        is the finite sum Σ_t Σ_{s,E} P_t(s, E)·H(next word | s, E).
 
         Args:
-            given: Words at the start of each review that are not predicted: 1 for a model that reads no
+            given: Number of words at the start of each review that are not predicted: 1 for a model without a
                 beginning-of-sequence token.
 
         Returns:
-            The entropy of what follows the first `given` words.
+            The entropy of the words after the first `given` ones.
         """
         predict = cache(self._predict)
         nats = tokens = 0.0
-        position, layer = 0, {(0, 0): 1.0}
+        position, layer = 0, {(0, 0): 1.0}  # probabilities P_t(s, E) at one position t
         while layer:
             following: defaultdict[tuple[int, int], float] = defaultdict(float)
             for node, mass in layer.items():
@@ -194,7 +195,7 @@ class ReviewGrammar:
         return Entropy(nats, nats / tokens)
 
     def _predict(self, state: int, evidence: int) -> tuple[float, dict[tuple[int, int], float]]:
-        """Entropy of the next word, and the probability of each (state, evidence) it leads to."""
+        """Entropy of the next word, and the probabilities of the following (state, evidence)."""
         positive = 1 / (1 + math.exp(-EVIDENCE_UNIT * evidence))
         entropy, successors = 0.0, defaultdict[tuple[int, int], float](float)
         for word, odds, target in self._states[state]:
@@ -206,11 +207,11 @@ class ReviewGrammar:
 
 
 def _build_states(world: World) -> list[list[Arc]]:
-    """The states a text can pass through, the first one first: a state is the symbols still to be written."""
+    """The arcs of every state, the initial state first. A state is the stack of symbols not yet expanded."""
     stacks: list[Stack] = [(next(iter(world.rules)),)]
     numbers = {stacks[0]: 0}
     states = []
-    for stack in stacks:  # grows while it is read
+    for stack in stacks:  # stacks found in the body are appended and visited in turn
         following = list(_next_words(world, stack))
         _check_words(world, following)
         for _, _, rest in following:
@@ -222,7 +223,7 @@ def _build_states(world: World) -> list[list[Arc]]:
 
 
 def _next_words(world: World, stack: Stack) -> Iterator[tuple[str, tuple[float, float], Stack]]:
-    """Each word that may come next, its probability given label 0 and label 1, and what must follow it."""
+    """Each possible next word, its probabilities given label 0 and label 1, and the remaining stack."""
     if not stack:
         yield END, (1.0, 1.0), ()
     elif stack[0] not in world.rules:
@@ -234,11 +235,11 @@ def _next_words(world: World, stack: Stack) -> Iterator[tuple[str, tuple[float, 
 
 
 def _check_words(world: World, following: Sequence[tuple[str, tuple[float, float], Stack]]) -> None:
-    """One derivation for a text, and evidence in sentiment words alone: the exact posterior rests on it."""
+    """Check the conditions of the exact posterior: unique derivations, evidence in sentiment words only."""
     words = [word for word, _, _ in following]
     if len(set(words)) < len(words):
         raise ValueError(f"two alternatives start with the same word: {sorted(words)}")
     for word, (negative, positive), _ in following:
         evidence = EVIDENCE_UNIT * world.strengths.get(word, 0)
         if not math.isclose(math.log(positive / negative), evidence, abs_tol=1e-9):
-            raise ValueError(f"{word!r} is evidence of the label in one place and not in another")
+            raise ValueError(f"{word!r} is evidence of the label in one place but not in another")

@@ -1,7 +1,7 @@
-"""What data modules and the modules they feed ask of each other: the only way they know one another.
+"""Protocols between data modules and Lightning modules, which know each other only through them.
 
-Texts come before tokens: a module may train its tokenizer on the reviews of a data module (`Corpus`), which
-then encodes them with it (`Learner`).
+A module may train its tokenizer on the reviews of a data module (`Corpus`), which then encodes them with it
+(`Learner`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ class Learner(Protocol):
 
     @property
     def trained(self) -> PreTrainedModel:
-        """The model that reads the batches."""
+        """The model that is trained on the batches."""
 
 
 @runtime_checkable
@@ -32,12 +32,12 @@ class RepeatsBatches(Protocol):
 
     @property
     def steps_per_batch(self) -> int:
-        """How many."""
+        """The number of training steps per batch."""
 
 
 @runtime_checkable
 class PairMaker(Protocol):
-    """A module that turns prompts, or preferences as texts, into preference pairs."""
+    """A module that makes preference pairs from prompts or from preferences given as text."""
 
     def preference_pairs(self, prompts: Sequence[list[int]]) -> list[PreferencePair]:
         """Pairs of sampled completions."""
@@ -48,11 +48,11 @@ class PairMaker(Protocol):
 
 @runtime_checkable
 class Corpus(Protocol):
-    """A data module of whole reviews."""
+    """A data module that provides complete reviews."""
 
     @property
     def reviews(self) -> Mapping[str, Sequence[Review]]:
-        """The reviews of each split that is loaded."""
+        """The reviews of each loaded split."""
 
     def entropy_per_token(self) -> float | None:
         """The lowest cross-entropy that any model can reach, in nats per token; None if it is unknown."""

@@ -1,4 +1,4 @@
-"""LightningDataModules: reviews as language-model batches, as prompts, as preference pairs."""
+"""LightningDataModules: reviews as language-model batches, as prompts and as preference pairs."""
 
 from abc import ABC
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from lit_klrb.errors import ConfigurationError
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class WholeReviews(CorpusDataModule, ABC):
-    """Whole reviews, cut off after so many tokens.
+    """Complete reviews, truncated to a maximum number of tokens.
 
     Args:
         batch_size: Reviews per training batch.
-        train_size: Reviews to train on; 0 takes all there are.
-        eval_size: Reviews to validate and to test on.
+        train_size: Number of training reviews; 0 for all.
+        eval_size: Number of validation and of test reviews.
         eval_batch_size: Reviews per evaluation batch.
-        max_tokens: Tokens after which a review is cut off.
+        max_tokens: Longer reviews are truncated.
     """
 
     batch_size: int = 64
@@ -40,10 +40,10 @@ class WholeReviews(CorpusDataModule, ABC):
         check_at_least(2, max_tokens=self.max_tokens)
 
     def check_context_length(self) -> None:
-        """Refuse reviews longer than the model can read.
+        """Check that reviews fit into the model's context.
 
         Raises:
-            ConfigurationError: With both lengths.
+            ConfigurationError: If `max_tokens` exceeds the model's context length.
         """
         positions = getattr(self.learner.trained.config, "max_position_embeddings", None)
         if positions is not None and self.max_tokens > positions:
@@ -55,17 +55,17 @@ class WholeReviews(CorpusDataModule, ABC):
 @final
 @dataclass(kw_only=True, eq=False, repr=False)
 class ReviewDataModule(WholeReviews):
-    """Whole reviews, end-of-sequence token appended, for language modelling."""
+    """Reviews with an end-of-sequence token, for language modelling."""
 
     contents = ("reviews", "reviews")
 
     def entropy_per_token(self) -> float | None:
         """The lowest cross-entropy that any model can reach, in nats per token; None if it is unknown."""
-        # The first token is read, not predicted: there is no beginning-of-sequence token.
+        # Without a beginning-of-sequence token the first token is not predicted
         return ReviewGrammar().entropy(given=1).per_token if self.source == GRAMMAR else None
 
     def examples(self, split: str) -> Sequence[Any]:
-        """Token ids of each review, ending with EOS where it fits."""
+        """Token ids of each review, with EOS unless truncated."""
         self.check_context_length()
         tokenizer = self.learner.tokenizer
         encoded = tokenizer([review.text for review in self.reviews[split]])
@@ -79,7 +79,7 @@ class ReviewDataModule(WholeReviews):
 @final
 @dataclass(kw_only=True, eq=False, repr=False)
 class LabelledReviewDataModule(WholeReviews):
-    """Whole reviews with their labels, for a classifier; reviews without a label are left out."""
+    """Reviews with labels, for a classifier; reviews without a label are skipped."""
 
     contents = ("labelled reviews", "labelled reviews")
 
@@ -102,17 +102,17 @@ class LabelledReviewDataModule(WholeReviews):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ReviewBeginnings(CorpusDataModule, ABC):
-    """The first few tokens of reviews, as prompts for completions.
+    """Prompts that consist of the first few tokens of reviews.
 
     Args:
         source: "grammar" for the embedded world, a hub id, a folder, or a .parquet or .jsonl file with the
             column text.
-        batch_size: Prompts per training batch; each gets completions_per_prompt completions.
-        train_size: Prompts to train on; 0 takes one of every review.
-        eval_size: Prompts of the common evaluation, the same for every run.
-        eval_batch_size: Prompts per evaluation batch; it decides which completions are drawn.
-        min_prompt_tokens: Shortest prompt.
-        max_prompt_tokens: Longest prompt; each prompt's length is drawn between the two.
+        batch_size: Prompts per training batch, each with completions_per_prompt completions.
+        train_size: Number of training prompts; 0 for one per review.
+        eval_size: Number of prompts of the common evaluation, the same for every run.
+        eval_batch_size: Prompts per evaluation batch; the sampled completions depend on it.
+        min_prompt_tokens: Minimum length of a prompt.
+        max_prompt_tokens: Maximum length of a prompt; each prompt's length is drawn from this range.
     """
 
     batch_size: int = 32
@@ -128,7 +128,7 @@ class ReviewBeginnings(CorpusDataModule, ABC):
         check_at_least(self.min_prompt_tokens, max_prompt_tokens=self.max_prompt_tokens)
 
     def prompts(self, split: str) -> list[list[int]]:
-        """Token ids of each prompt; the same in every run with this source and tokenizer."""
+        """Token ids of each prompt; they depend on the source and the tokenizer only."""
         return cut_prompts(
             self.reviews[split],
             self.learner.tokenizer,
@@ -144,7 +144,7 @@ class ReviewBeginnings(CorpusDataModule, ABC):
 @final
 @dataclass(kw_only=True, eq=False, repr=False)
 class PromptDataModule(ReviewBeginnings):
-    """Prompts, the first few tokens of reviews, to train and to evaluate on."""
+    """Prompts for training and evaluation: the first few tokens of reviews."""
 
     contents = ("prompts", "prompts")
 
@@ -160,15 +160,15 @@ class PromptDataModule(ReviewBeginnings):
 @final
 @dataclass(kw_only=True, eq=False, repr=False)
 class PreferenceDataModule(ReviewBeginnings):
-    """Preference pairs to train on, prompts to evaluate on.
+    """Preference pairs for training, prompts for evaluation.
 
-    The trained module makes the pairs from the training prompts (see `DPOModule.preference_pairs`), unless a
-    data set has them.
+    The module that is trained makes the pairs from the training prompts (see `DPOModule.preference_pairs`)
+    unless `preferences` is given.
 
     Args:
         batch_size: Pairs per training batch.
-        preferences: A data set whose first train_size pairs to train on: a hub id, a folder, or a .parquet or
-            .jsonl file with the columns prompt, chosen and rejected.
+        preferences: A data set of preferences, of which the first train_size are used: a hub id, a folder, or
+            a .parquet or .jsonl file with the columns prompt, chosen and rejected.
     """
 
     contents = ("preferences", "prompts")
@@ -176,7 +176,7 @@ class PreferenceDataModule(ReviewBeginnings):
     preferences: str | None = None
 
     def examples(self, split: str) -> Sequence[Any]:
-        """Pairs for training; prompts otherwise."""
+        """Pairs for the train split, prompts for the others."""
         if split != "train":
             return self.prompts(split)
         if self.preferences is None:
@@ -184,17 +184,17 @@ class PreferenceDataModule(ReviewBeginnings):
         return self.pair_maker.given_pairs(load_preferences(self.preferences)[: self.train_size or None])
 
     def collate(self, split: str, examples: Sequence[Any]) -> Batch:
-        """See `collate_pairs` for training batches, `pad_prompts` for the others."""
+        """`collate_pairs` for the train split, `pad_prompts` for the others."""
         if split == "train":
             return collate_pairs(examples, self.learner.tokenizer.pad_token_id)
         return self.pad_prompts(examples)
 
     @property
     def pair_maker(self) -> PairMaker:
-        """The module that the trainer runs.
+        """The module that is trained.
 
         Raises:
-            ConfigurationError: If it makes no pairs.
+            ConfigurationError: If it does not make preference pairs.
         """
         module = self.learner
         if not isinstance(module, PairMaker):

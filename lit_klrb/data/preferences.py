@@ -1,4 +1,4 @@
-"""Pairs of completions of one prompt, one preferred to the other."""
+"""Preferences: pairs of a chosen and a rejected completion of the same prompt."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from lit_klrb.errors import ConfigurationError
 
 
 class Preference(NamedTuple):
-    """A prompt and two completions of it as texts."""
+    """A prompt and two completions, as text."""
 
     prompt: str
     chosen: str
@@ -20,17 +20,17 @@ class Preference(NamedTuple):
 
 
 def load_preferences(source: str) -> list[Preference]:
-    """The preferences of a data set's train split.
+    """Load the preferences of a data set's train split.
 
     Args:
         source: A hub id, a folder, or a .parquet or .jsonl file with the columns prompt, chosen and rejected.
 
     Raises:
-        ConfigurationError: If it cannot be read, has no rows to train on, or its columns are not three texts.
+        ConfigurationError: If it cannot be read, has no rows, or a column is missing or is not text.
     """
     rows = open_splits("preferences", source).get("train", ())
     if not len(rows):
-        raise ConfigurationError(f"{source} has no rows in a split train", key="preferences")
+        raise ConfigurationError(f"{source} has no rows in its train split", key="preferences")
     missing = [name for name in Preference._fields if name not in rows.column_names]
     if missing:
         raise ConfigurationError(
@@ -41,15 +41,15 @@ def load_preferences(source: str) -> list[Preference]:
     for preference in preferences:
         if not (all(isinstance(text, str) for text in preference) and preference.prompt):
             raise ConfigurationError(
-                f"{source} has the row {preference}; three texts expected, the "
-                "prompt not empty (apply a chat template to conversations first)",
+                f"{source} has the row {preference}; rows must have three texts and "
+                "a prompt that is not empty (apply a chat template to conversations first)",
                 key="preferences",
             )
     return preferences
 
 
 class PreferencePair(NamedTuple):
-    """Token ids of a prompt and two completions, and the reference's log-probability of each completion."""
+    """Token ids of a prompt and two completions, and the log-probability of each under the reference."""
 
     prompt: list[int]
     chosen: list[int]
@@ -59,11 +59,11 @@ class PreferencePair(NamedTuple):
 
 
 def collate_pairs(pairs: Sequence[PreferencePair], pad_token_id: int) -> Batch:
-    """A batch of B pairs as 2B sequences, all chosen completions before all rejected ones.
+    """Collate B pairs into 2B sequences: all chosen completions, then all rejected ones.
 
     Args:
         pairs: The pairs of the batch.
-        pad_token_id: Fills prompts on the left and completions on the right.
+        pad_token_id: The padding token, on the left of prompts and on the right of completions.
 
     Returns:
         `tokens` and `attention_mask` [2B, P+T], `mask` [2B, T] and `ref_logprob` [2B].

@@ -16,14 +16,14 @@ def cut_prompts(
     max_tokens: int,
     seed: int = 0,
 ) -> list[list[int]]:
-    """The beginning of each review, of a length drawn uniformly from `min_tokens` to `max_tokens`.
+    """Cut each review to a prompt whose length is uniform between `min_tokens` and `max_tokens`.
 
     Args:
-        reviews: What to cut.
-        tokenizer: Its tokens are counted; no special tokens are added.
-        min_tokens: Shortest prompt; a review with fewer tokens is a prompt as a whole.
-        max_tokens: Longest prompt.
-        seed: The length of prompt i depends on (seed, i) alone.
+        reviews: The reviews.
+        tokenizer: The tokenizer; no special tokens are added.
+        min_tokens: Minimum length; a shorter review is a prompt as a whole.
+        max_tokens: Maximum length.
+        seed: Seed of the lengths; the length of prompt i depends on (seed, i) only.
 
     Returns:
         Token ids of each prompt.

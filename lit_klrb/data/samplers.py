@@ -1,4 +1,4 @@
-"""Batches as a function of (seed, step), so that a resumed run reads the very batches it would have read."""
+"""Batches as a function of (seed, step), so that a resumed run continues with the same batches."""
 
 from collections.abc import Iterator
 
@@ -9,23 +9,22 @@ from lit_klrb.seeding import derive_seed
 
 
 class StepBatchSampler(Sampler[list[int]]):
-    """Endless batches of indices; batch number n depends on (seed, n) alone.
+    """Infinite batches of indices; batch n depends on (seed, n) only.
 
-    The data are read in a fresh permutation each epoch, end to end: a batch may reach over two epochs, so
-    that no example is dropped.
+    Each epoch is a new permutation of the data. A batch may span two epochs, so no example is dropped.
 
     Args:
         size: Number of examples.
-        batch_size: Examples a batch.
-        seed: The seed of the order.
-        start: Number of the first batch to yield (the step a run resumes from).
-        repeat: How many times in a row each batch is yielded: a rollout is trained on for several steps.
-        rank: Which of the processes that train together this is; each reads its own part of what one process
-            with a batch world_size times as large would read.
-        world_size: How many there are.
+        batch_size: Examples per batch.
+        seed: Seed of the order.
+        start: Number of the first batch to yield: the step from which a run resumes.
+        repeat: How many times in a row each batch is yielded, for several training steps per rollout.
+        rank: Rank of this process. The processes' batches are parts of the batch that a single process with a
+            batch size world_size times as large would yield.
+        world_size: Number of processes.
 
     Raises:
-        ValueError: If there is no data or a count is not positive.
+        ValueError: If `size`, `batch_size`, `repeat` or `world_size` is not positive.
 
     Example:
         >>> batches = iter(StepBatchSampler(size=5, batch_size=2, seed=0))

@@ -1,4 +1,4 @@
-"""Rows of .jsonl and .parquet files as columns; what is no such file is named, down to its line."""
+"""Reading .jsonl and .parquet files as columns; errors name the file and the line."""
 
 import json
 from collections.abc import Callable
@@ -11,17 +11,17 @@ from lit_klrb.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Rows:
-    """A table with the part of the interface of `datasets.Dataset` that is needed here.
+    """A table with the part of the interface of `datasets.Dataset` that this package uses.
 
     Args:
-        columns: Values by name, of one length; None where a row has no such value.
+        columns: Values by column name, all of the same length; None for missing values.
     """
 
     columns: dict[str, list[Any]]
 
     @property
     def column_names(self) -> list[str]:
-        """The columns' names."""
+        """Names of the columns."""
         return list(self.columns)
 
     def __getitem__(self, name: str) -> list[Any]:
@@ -32,14 +32,14 @@ class Rows:
 
 
 def read_rows(key: str, path: Path) -> Rows:
-    """The rows of a file.
+    """Read the rows of a file.
 
     Args:
-        key: The argument that named it, for the error message.
+        key: The argument that names it, for the error message.
         path: A .jsonl or .parquet file.
 
     Raises:
-        ConfigurationError: If it is none, or cannot be read.
+        ConfigurationError: If it is not such a file, or cannot be read.
     """
     if not path.exists():
         raise ConfigurationError(f"{path} does not exist", key=key)
@@ -73,7 +73,7 @@ def _read_jsonl(path: Path) -> Rows:
 
 
 def _read_parquet(path: Path) -> Rows:
-    from pyarrow import parquet  # slow, and few need it
+    from pyarrow import parquet  # slow to import, and rarely needed
 
     return Rows(parquet.read_table(path).to_pydict())
 

@@ -1,4 +1,4 @@
-"""Tokenizers built in code: words for the embedded review world, byte-level BPE for any other corpus."""
+"""Tokenizers: word-level for the embedded review world, byte-level BPE for other corpora."""
 
 from collections.abc import Iterable
 
@@ -14,9 +14,8 @@ PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 def grammar_tokenizer() -> PreTrainedTokenizerFast:
     """The word-level tokenizer of the embedded review world.
 
-    Ids 0, 1 and 2 are padding, end of sequence and unknown; the vocabulary follows in alphabetical order, so
-    that a word has the same id in every world. Decoding puts no space before a punctuation mark and thus
-    gives back the very text of a review.
+    Ids 0, 1 and 2 are padding, end of sequence and unknown; the vocabulary follows in alphabetical order. A
+    word has the same id for all seeds of the world. Decoding reproduces the text of a review exactly.
 
     Example:
         >>> tokenizer = grammar_tokenizer()
@@ -35,17 +34,17 @@ def grammar_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer trained on a corpus.
+    """Train a byte-level BPE tokenizer on a corpus.
 
-    Ids 0 and 1 are padding and end of sequence; every text can be encoded, and decoding gives it back.
+    Ids 0 and 1 are padding and end of sequence. Every text can be encoded, and decoding reproduces it.
 
     Args:
         texts: The corpus.
-        vocab_size: The most tokens to have: the 256 bytes and the two special ones first, then merges in the
-            order of their counts, for as long as a pair occurs twice.
+        vocab_size: Maximum size of the vocabulary: the 256 bytes and the two special tokens, then merges by
+            frequency, as long as a pair occurs at least twice.
 
     Raises:
-        ConfigurationError: If the bytes and the special tokens do not fit.
+        ConfigurationError: If `vocab_size` is too small for the bytes and the special tokens.
 
     Example:
         >>> tokenizer = train_bpe(["It was good.", "It was bad."], vocab_size=262)

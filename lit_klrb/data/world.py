@@ -1,17 +1,17 @@
-"""The sentences of the embedded review world, and the notation they are written in.
+"""The sentences of the embedded review world, and their notation.
 
-A line is a rule, `name = alternative | alternative`. `<name>` stands for a rule of a later line, so that no
-rule reaches itself; a number before an alternative is its weight, 1 unless given; an alternative may be
-empty. A rule with a strength, `name 2 = praise | praise / complaint | complaint`, carries sentiment: it takes
-the side of the review's label with odds of 2 to the power of the strength, and the first word of what it
-takes is the evidence. Such a word has one polarity and one strength wherever it stands, and nothing is ever
-negated: the words alone are all there is to know of the label.
+Each line is a rule, `name = alternative | alternative`. `<name>` refers to a rule of a later line, so rules
+are not recursive. A number before an alternative is its weight, 1 by default. An alternative may be empty. A
+rule with a strength, `name 2 = praise | praise / complaint | complaint`, expresses sentiment: it chooses the
+side of the review's label with odds of 2 to the power of the strength, and the first word of the chosen
+alternative is the evidence. Such a word has the same polarity and strength in all rules, and nothing is ever
+negated, so the words determine the posterior of the label.
 """
 
 import random
 from typing import NamedTuple
 
-FREQUENCY_SPREAD = 0.3  # standard deviation of the log weights that a world's seed draws
+FREQUENCY_SPREAD = 0.3  # standard deviation of the log of the random factors of weights
 
 RULES = """
 review     = <opening> The <body> <verdict> <stop>
@@ -81,18 +81,18 @@ miss     1 = miss it / bother
 
 
 class Alternative(NamedTuple):
-    """One way to expand a rule, and its probability given label 0 and given label 1."""
+    """An alternative of a rule, with its probabilities given label 0 and label 1."""
 
     symbols: tuple[str, ...]
     odds: tuple[float, float]
 
 
 class World(NamedTuple):
-    """Rules as they were read.
+    """Parsed rules.
 
     Attributes:
-        rules: The alternatives of each symbol `<name>`; the first is where a text starts.
-        strengths: Evidence of each sentiment word, positive for praise.
+        rules: The alternatives of each symbol `<name>`; the first symbol is the start symbol.
+        strengths: Strength of each sentiment word, positive for praise.
     """
 
     rules: dict[str, list[Alternative]]
@@ -100,11 +100,11 @@ class World(NamedTuple):
 
 
 def read_world(text: str, seed: int) -> World:
-    """Read rules and draw how frequent each alternative is.
+    """Parse rules and randomise the frequencies of their alternatives.
 
     Args:
         text: Rules in the notation above.
-        seed: Each weight is multiplied by a log-normal draw of this seed.
+        seed: Seed of the log-normal factors of the weights.
 
     Raises:
         ValueError: If a rule uses one that no later line defines, or a word has two strengths.

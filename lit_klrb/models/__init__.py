@@ -1,1 +1,1 @@
-"""Everything that touches a transformers model: loading, adapters, heads, sampling, scoring."""
+"""Code that handles transformers models: loading, adapters, heads, sampling, scoring."""

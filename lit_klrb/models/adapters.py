@@ -1,4 +1,4 @@
-"""LoRA adapters through `peft`, injected into the model itself: it keeps its class, backbone and head."""
+"""LoRA adapters by `peft`, injected into the model in place, which keeps its class, backbone and head."""
 
 import json
 import warnings
@@ -12,27 +12,29 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.seeding import forked_rng
 
 ADAPTER = "default"
-# Arguments of LoraConfig that make peft import a module of any name.
-IMPORTED = {"megatron_config", "megatron_core"}
+# Arguments of LoraConfig with which peft imports a module of the given name.
+IMPORTING_ARGUMENTS = {"megatron_config", "megatron_core"}
 
 
 def add_adapter(model: PreTrainedModel, settings: dict[str, Any], seed: int) -> PreTrainedModel:
-    """Put a fresh LoRA adapter on a model, which it does not change yet; only the adapter is trained then.
+    """Add a new LoRA adapter to a model and freeze everything else; the model's outputs do not change yet.
 
     Args:
         model: The model, changed in place.
-        settings: Arguments of `peft.LoraConfig`, such as {"r": 8, "lora_alpha": 16}; by default the adapter
-            is on every linear layer but the head, which is read tile by tile.
-        seed: Decides its weights.
+        settings: Arguments of `peft.LoraConfig`, such as {"r": 8, "lora_alpha": 16}; by default every linear
+            layer gets an adapter except the head, which is applied tile by tile.
+        seed: Seed of the adapter's weights.
 
     Raises:
-        ConfigurationError: If `peft` is not installed, refuses the settings, or there is an adapter already.
+        ConfigurationError: If `peft` is not installed or refuses the settings, or if the model already has an
+            adapter.
     """
     if has_adapter(model):
         raise ConfigurationError(
-            f"{settings}: the policy has an adapter already, which is trained on; leave lora out", key="lora"
+            f"{settings}: the policy already has an adapter, whose training continues; leave lora out",
+            key="lora",
         )
-    if modules := sorted(settings.keys() & IMPORTED):
+    if modules := sorted(settings.keys() & IMPORTING_ARGUMENTS):
         raise ConfigurationError(f"{modules[0]} makes peft import a module; leave it out", key="lora")
     try:
         from peft import LoraConfig
@@ -49,12 +51,12 @@ def add_adapter(model: PreTrainedModel, settings: dict[str, Any], seed: int) -> 
 
 
 def has_adapter(model: PreTrainedModel) -> bool:
-    """Whether there is an adapter on the model."""
+    """Whether the model has an adapter."""
     return bool(getattr(model, "peft_config", None))
 
 
 def adapter_settings(model: PreTrainedModel) -> dict[str, Any] | None:
-    """What `add_adapter` needs to put an adapter of the same shape on a model; None if there is none."""
+    """Settings with which `add_adapter` adds an adapter of the same shape; None without an adapter."""
     if not has_adapter(model):
         return None
     config: Any = model.peft_config
@@ -69,7 +71,7 @@ def _with_default(configs: dict[str, Any]) -> tuple[Any, Any]:
 
 @contextmanager
 def adapter_off(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """The model as it was before the adapter, inside the block."""
+    """Disable the adapter inside the block."""
     model.disable_adapters()
     try:
         yield model
@@ -78,7 +80,7 @@ def adapter_off(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
 
 
 def merged(model: PreTrainedModel) -> PreTrainedModel:
-    """The model with the adapter added to its weights for good, for those who know nothing of adapters."""
+    """Merge the adapter into the weights permanently; the result is a model without an adapter."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for name, module in list(model.named_modules()):

@@ -1,8 +1,8 @@
-"""What a Lightning checkpoint of this package holds, read without trusting whoever made the file.
+"""Models from Lightning checkpoints of this package, which may come from an untrusted source.
 
-A checkpoint is self-contained: beside the weights it carries the model's configuration and the tokenizer's
-files, so that it can be loaded, exported or trained on from anywhere. Reading one runs no code and writes no
-file; see `docs/security.md`.
+A checkpoint is self-contained: it has the weights, the model's configuration and the tokenizer's files, so it
+can be loaded, exported or trained further anywhere. Reading one runs no code and writes no file; see
+`docs/security.md`.
 """
 
 from pathlib import Path
@@ -22,22 +22,24 @@ TOKENIZER_KEY, ADAPTER_KEY = "tokenizer_files", "adapter"
 
 
 def read_checkpoint(path: str, role: Role = POLICY) -> dict[str, Any]:
-    """A Lightning checkpoint's content, on the CPU and without running any pickled code.
+    """Load a Lightning checkpoint on the CPU, without running pickled code.
 
     Raises:
-        ConfigurationError: If it cannot be read, or holds no model for the role.
+        ConfigurationError: If it cannot be read, or contains no model for the role.
     """
     checkpoint = read(Path(path))
     if role.config_key not in checkpoint:
-        raise ConfigurationError(f"holds no {role.name}: no lit_klrb module that has one wrote it")
+        raise ConfigurationError(
+            f"contains no {role.name}: it was not written by a lit_klrb module that has one"
+        )
     return checkpoint
 
 
 def model_from_checkpoint(checkpoint: dict[str, Any], role: Role = POLICY) -> PreTrainedModel:
-    """The model a checkpoint holds, weights included.
+    """The model in a checkpoint, with its weights.
 
     Raises:
-        ConfigurationError: If configuration, adapter and weights do not make one model.
+        ConfigurationError: If configuration, adapter and weights do not match.
     """
     config, weights = _by_name(checkpoint, role.config_key), _weights(checkpoint, role)
     adapter = None if checkpoint.get(ADAPTER_KEY) is None else _by_name(checkpoint, ADAPTER_KEY)
@@ -46,35 +48,38 @@ def model_from_checkpoint(checkpoint: dict[str, Any], role: Role = POLICY) -> Pr
         model = model_from_config(without_code(config), role)
         return model if adapter is None else add_adapter(model, adapter, seed=0)
 
-    with torch.device("meta"):  # shapes first: a configuration can ask for any amount of memory
+    # Check the shapes without allocating memory: a configuration can ask for any amount of it
+    with torch.device("meta"):
         _check_weights(weights, build().state_dict())
-    with forked_rng(0):  # fresh weights are drawn only to be overwritten
+    with forked_rng(0):  # the random initial weights are overwritten
         model = build()
     model.load_state_dict(weights)
     return model
 
 
 def _by_name(checkpoint: dict[str, Any], key: str) -> dict[str, Any]:
-    """An entry that is a dictionary with names for keys."""
+    """An entry that must be a dictionary with strings as keys."""
     entry = checkpoint.get(key)
     if not isinstance(entry, dict) or not all(isinstance(name, str) for name in entry):
-        raise ConfigurationError(f"{key} is {type(entry).__name__}; a dictionary with names as keys expected")
+        raise ConfigurationError(
+            f"must be a dictionary with strings as keys, got {type(entry).__name__}", key=key
+        )
     return entry
 
 
 def _weights(checkpoint: dict[str, Any], role: Role) -> dict[str, Tensor]:
-    """The model's own part of the state dict, names without the role's prefix."""
+    """The model's entries of the state dict, without the role's prefix."""
     prefix = f"{role.name}."
     state = _by_name(checkpoint, "state_dict")
     weights = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     for name, value in weights.items():
         if not _is_stored_whole(value):
-            raise ConfigurationError(f"the weight {name} is not a tensor that is stored whole")
+            raise ConfigurationError(f"the weight {name} is not a dense tensor that is stored in full")
     return weights
 
 
 def _is_stored_whole(value: Any) -> bool:
-    """Whether a weight takes no more memory than its file: a view may repeat a few numbers without end."""
+    """Whether a weight's elements are all in the file: a view can repeat a few elements to any size."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_meta:
         return False
     return value.nbytes <= value.untyped_storage().nbytes()

@@ -1,4 +1,4 @@
-"""Sampling completions: prompts in, a `Rollout` out."""
+"""Sampling of completions."""
 
 import math
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ from lit_klrb.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How completions are drawn. Top-k and top-p are not offered: they change the support the KL is over.
+    """Sampling settings. Top-k and top-p are not available, as they change the distribution the KL is about.
 
     Args:
-        completions_per_prompt: Completions of each prompt (K); leave-one-out needs at least 2.
-        max_new_tokens: Tokens after which a completion is cut off.
-        temperature: Divides the logits of policy and reference alike, in sampling and in every KL.
+        completions_per_prompt: Completions per prompt (K); leave-one-out needs at least 2.
+        max_new_tokens: Maximum number of tokens of a completion.
+        temperature: Divides the logits of policy and reference, in sampling and in every KL.
 
     Raises:
         ConfigurationError: If a value is not positive.
@@ -40,8 +40,10 @@ class Sampling:
 class Rollout(NamedTuple):
     """Prompts with their completions, prompt-major: the K completions of a prompt are adjacent rows.
 
-    `tokens` [B, P+T] are left-padded prompts followed by right-padded completions, `attention_mask` [B, P+T]
-    is true on both; `mask` [B, T] is true on completion tokens, EOS included.
+    Args:
+        tokens: Left-padded prompts followed by right-padded completions, shape [B, P+T].
+        attention_mask: True on tokens other than padding, shape [B, P+T].
+        mask: True on completion tokens, EOS included, shape [B, T].
     """
 
     tokens: Tensor
@@ -50,21 +52,21 @@ class Rollout(NamedTuple):
 
     @property
     def completions(self) -> Tensor:
-        """Ids of the completion tokens, [B, T]."""
+        """Token ids of the completions, shape [B, T]."""
         return self.tokens[:, -self.mask.shape[1] :]
 
     @property
     def position_ids(self) -> Tensor:
-        """Positions that count real tokens only, [B, P+T]."""
+        """Positions that do not count padding, shape [B, P+T]."""
         return position_ids(self.attention_mask)
 
     def rows(self, rows: slice) -> "Rollout":
-        """The same for some of the sequences."""
+        """A slice of the sequences."""
         return Rollout(self.tokens[rows], self.attention_mask[rows], self.mask[rows])
 
 
 def position_ids(attention_mask: Tensor) -> Tensor:
-    """Positions counting from the first real token, so that left padding changes nothing.
+    """Positions counted from the first token that is not padding, so that left padding has no effect.
 
     Example:
         >>> position_ids(torch.tensor([[0, 0, 1, 1]])).tolist()
@@ -74,11 +76,11 @@ def position_ids(attention_mask: Tensor) -> Tensor:
 
 
 def completion_mask(completions: Tensor, eos_token_id: int | None) -> Tensor:
-    """True up to and including the first EOS; all true where there is none.
+    """True up to and including the first EOS; true everywhere without one.
 
     Args:
-        completions: Token ids, [B, T].
-        eos_token_id: The id that ends a completion; None if none does.
+        completions: Token ids, shape [B, T].
+        eos_token_id: The id that ends a completion; None if there is none.
 
     Example:
         >>> completion_mask(torch.tensor([[5, 0, 0], [5, 6, 7]]), eos_token_id=0).tolist()
@@ -90,7 +92,7 @@ def completion_mask(completions: Tensor, eos_token_id: int | None) -> Tensor:
     return (ended == 0) | ((ended == 1) & (completions == eos_token_id))
 
 
-@torch.no_grad()
+@torch.no_grad()  # not inference_mode, whose tensors cannot be used in a loss afterwards
 def generate_completions(
     policy: PreTrainedModel,
     prompts: Tensor,
@@ -102,23 +104,23 @@ def generate_completions(
     pad_token_id: int,
     rows_before: int = 0,
 ) -> Rollout:
-    """Sample completions from the policy, with dropout off and from an addressed seed.
+    """Sample completions from the policy, without dropout and reproducibly.
 
-    Token t of sequence n is the inverse of the distribution function at a uniform number that depends on
-    (seed, n, t) alone: a batch may be cut into parts, on several processes say, and gives the same tokens.
+    Token t of sequence n is the inverse distribution function at a uniform number that depends only on
+    (seed, n, t). A batch can therefore be split, across processes for example, without changing its tokens.
 
-    Runs under `no_grad`, not `inference_mode`: what it returns is used in a loss. What the model's own
-    generation settings ask for (a repetition penalty, say) is left out: it would not be sampling from p.
+    The model's generation settings, such as a repetition penalty, are ignored: with them the completions
+    would not be samples from p.
 
     Args:
         policy: The model to sample from; its training mode is restored.
-        prompts: Left-padded prompt ids, [P, N].
-        prompt_mask: True on real prompt tokens, [P, N].
-        sampling: How many, how long, at which temperature.
-        seed: Decides the draws, see `lit_klrb.seeding`.
-        eos_token_id: The id that ends a completion; None runs every one to `max_new_tokens`.
+        prompts: Left-padded prompt ids, shape [P, N].
+        prompt_mask: True on prompt tokens other than padding, shape [P, N].
+        sampling: Number of completions, maximum length and temperature.
+        seed: Seed of the samples, see `lit_klrb.seeding`.
+        eos_token_id: The id that ends a completion; if None, all completions have `max_new_tokens` tokens.
         pad_token_id: Fills the positions after the end.
-        rows_before: Sequences of the same batch that other calls sample, before these.
+        rows_before: Number of sequences of the same batch that precede these and are sampled by other calls.
 
     Raises:
         ConfigurationError: If prompt and completion exceed the policy's context length.
@@ -141,7 +143,8 @@ def generate_completions(
     shape = rows_before + len(prompts), sampling.max_new_tokens
     uniforms = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     draw = InverseTransform(uniforms[rows_before:].to(prompts.device), sampling.temperature, prompts.shape[1])
-    with _as_it_is(policy), torch.compiler.set_stance("force_eager"):
+    # Never compiled: shapes change with each token
+    with _plain_generation(policy), torch.compiler.set_stance("force_eager"):
         tokens: Tensor = policy.generate(  # type: ignore[operator]
             prompts,
             attention_mask=prompt_mask.long(),
@@ -153,12 +156,12 @@ def generate_completions(
 
 
 class InverseTransform(LogitsProcessor):
-    """Leaves only the token that a uniform number stands for, so that greedy choice is a draw from p.
+    """Inverse transform sampling: masks all tokens but the sampled one, so greedy decoding samples from p.
 
     Faster than `multinomial`, which on a CPU draws an exponential number for every token of the vocabulary.
 
     Args:
-        uniforms: In [0, 1), float64, one for each completion token, [B, T].
+        uniforms: Uniform numbers in [0, 1), one per completion token, float64, shape [B, T].
         temperature: Divides the logits.
         prompt_tokens: Length of the prompts, padding included.
 
@@ -173,21 +176,24 @@ class InverseTransform(LogitsProcessor):
         self.uniforms, self.temperature, self.prompt_tokens = uniforms, temperature, prompt_tokens
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Scores of one token a row, [B, V]."""
+        """Scores that are 0 for the sampled token and -inf for all others, shape [B, V]."""
         uniforms = self.uniforms[:, input_ids.shape[1] - self.prompt_tokens, None]
         cumulative = (scores.float() / self.temperature).softmax(-1).cumsum(-1, dtype=torch.float64)
-        # The first token whose cumulative probability exceeds the draw: never one without probability.
+        # The first token whose cumulative probability exceeds the number, so never one of probability 0; the
+        # number is scaled by the total, which is not exactly 1 because of rounding
         tokens = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
         tokens.clamp_(max=scores.shape[1] - 1)
         return torch.full_like(scores, -torch.inf).scatter_(1, tokens, 0.0)
 
 
 @contextmanager
-def _as_it_is(model: PreTrainedModel) -> Iterator[None]:
-    modes, own = [(module, module.training) for module in model.modules()], model.generation_config
+def _plain_generation(model: PreTrainedModel) -> Iterator[None]:
+    """Without dropout and the model's generation settings; both are restored, for each module separately."""
+    modes = [(module, module.training) for module in model.modules()]
+    settings = model.generation_config
     model.eval()
     model.generation_config = GenerationConfig()
     yield
-    model.generation_config = own
+    model.generation_config = settings
     for module, was_training in modes:
         module.training = was_training

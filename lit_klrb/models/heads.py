@@ -1,4 +1,4 @@
-"""A causal language model as a backbone and a head, so that its logits need not be formed."""
+"""Splitting a causal language model into backbone and head, so that the head can be applied tile by tile."""
 
 from typing import NamedTuple
 
@@ -8,31 +8,31 @@ from transformers import PreTrainedModel
 
 from lit_klrb.models.generation import Rollout
 
-PROBE_LENGTH = 4
+TRIAL_LENGTH = 4
 
 
 class SplitModel(NamedTuple):
-    """Logits of a model are softcap(head(backbone(tokens))); the parts are the model's own, not copies."""
+    """Parts of a model whose logits are softcap(head(backbone(tokens))); references, not copies."""
 
     backbone: nn.Module
     head: nn.Linear
     softcap: float | None
 
     def hidden_states(self, rollout: Rollout) -> Tensor:
-        """What the head reads before each completion token, [B, T, D]; prompts are left out."""
+        """Inputs of the head that predict the completion tokens, shape [B, T, D]."""
         hidden: Tensor = self.backbone(**model_inputs(rollout)).last_hidden_state
         return hidden[:, -rollout.mask.shape[1] :]
 
 
 def split_model(model: PreTrainedModel) -> SplitModel | None:
-    """Backbone and head of a model, or None where its logits are made in another way.
+    """Backbone and head of a model, or None if its logits are computed in another way.
 
-    Whether they are is not read off the architecture's name but tried out: on a few tokens the parts must
-    give the model's own logits.
+    The split is verified on a few tokens, where the parts must reproduce the model's logits, so it does not
+    depend on a list of architectures.
     """
     backbone, head = model.base_model, model.get_output_embeddings()
-    # A head that is more than a linear map (an adapter on it, say) can agree on the trial by chance of its
-    # initialisation.
+    # Not isinstance: a head with an adapter is a subclass, and a new adapter would pass the trial, as it
+    # starts at zero
     if backbone is model or type(head) is not nn.Linear:
         return None
     split = SplitModel(backbone, head, getattr(model.config, "final_logit_softcapping", None))
@@ -40,7 +40,7 @@ def split_model(model: PreTrainedModel) -> SplitModel | None:
 
 
 def model_inputs(rollout: Rollout) -> dict[str, Tensor | bool]:
-    """Arguments of a model's forward pass; the last token predicts nothing scored, so it is not fed."""
+    """Arguments of a model's forward pass, without the last token, which predicts none of the completion."""
     return {
         "input_ids": rollout.tokens[:, :-1],
         "attention_mask": rollout.attention_mask[:, :-1].long(),
@@ -51,7 +51,7 @@ def model_inputs(rollout: Rollout) -> dict[str, Tensor | bool]:
 
 @torch.no_grad()
 def _parts_agree(model: PreTrainedModel, split: SplitModel) -> bool:
-    tokens = torch.arange(PROBE_LENGTH + 1, device=model.device)[None] % split.head.out_features
+    tokens = torch.arange(TRIAL_LENGTH + 1, device=model.device)[None] % split.head.out_features
     everything = torch.ones_like(tokens, dtype=torch.bool)
     rollout = Rollout(tokens, everything, everything[:, 1:])
     was_training = model.training

@@ -1,6 +1,6 @@
-"""Policies, references, classifiers and tokenizers, from a hub id, a folder or a Lightning checkpoint.
+"""Loading policies, references, classifiers and tokenizers from a hub id, a folder or a Lightning checkpoint.
 
-None of them brings code: what is loaded is weights, settings and text; see `docs/security.md`.
+Only weights, settings and text are loaded, never code; see `docs/security.md`.
 """
 
 from collections.abc import Iterator
@@ -39,12 +39,12 @@ from lit_klrb.seeding import derive_seed, forked_rng
 Module = TypeVar("Module", bound=nn.Module)
 
 GRAMMAR = "grammar"
-# How transformers calls the heads of its sequence classifiers.
+# Prefixes of the weights of transformers' classification heads.
 CLASSIFIER_HEADS = ("score.", "classifier.", "classification_head.")
 
 
 def silence() -> None:
-    """Keep transformers from printing reports and progress of its own: what is wrong comes as an error."""
+    """Turn off transformers' warnings and progress bars; problems raise errors instead."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
 
@@ -55,17 +55,17 @@ def is_checkpoint(path: str) -> bool:
 
 
 def looks_local(path: str) -> bool:
-    """Whether `path` can only mean a place on this machine: a hub id is `name` or `owner/name`."""
+    """Whether `path` is a local path rather than a hub id, which is `name` or `owner/name`."""
     return (
         is_checkpoint(path) or Path(path).exists() or path.startswith((".", "/", "~")) or path.count("/") > 1
     )
 
 
 def check_exists(key: str, path: str) -> None:
-    """Refuse a local path that is neither a file nor a folder; hub ids pass.
+    """Check that a local path is a file or a folder; hub ids pass.
 
     Raises:
-        ConfigurationError: With the configuration key and the path.
+        ConfigurationError: If it is neither, or a folder has entries that are neither.
     """
     if not looks_local(path):
         return
@@ -80,11 +80,11 @@ def check_exists(key: str, path: str) -> None:
 
 @contextmanager
 def reading(key: str, path: str) -> Iterator[str]:
-    """Whatever goes wrong with a file inside the block is a mistake in the argument that names it.
+    """Convert every exception inside the block to a `ConfigurationError` about the argument `key`.
 
     Args:
-        key: The argument.
-        path: Its value.
+        key: The argument that names the file.
+        path: The argument's value.
 
     Yields:
         The hub id, or the path with `~` expanded.
@@ -97,20 +97,20 @@ def reading(key: str, path: str) -> Iterator[str]:
         yield str(Path(path).expanduser())
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}", key=key) from error
-    except Exception as error:  # damaged files raise whatever they are taken for
+    except Exception as error:  # libraries raise all kinds of exceptions on damaged files
         raise ConfigurationError(f"cannot load {path}: {brief(error)}", key=key) from error
 
 
 def load_model(key: str, path: str, role: Role = POLICY) -> PreTrainedModel:
-    """A model from a hub id, an exported folder or a Lightning checkpoint.
+    """Load a model from a hub id, an exported folder or a Lightning checkpoint.
 
     Args:
-        key: The argument that named it, for the error message.
+        key: The argument that names it, for the error message.
         path: Hub id, folder, or `.ckpt` file.
-        role: What it is used for.
+        role: What the model is used for.
 
     Raises:
-        ConfigurationError: If it is not there, or not a whole model for the role.
+        ConfigurationError: If it does not exist, or is not a complete model for the role.
     """
     with reading(key, path) as place:
         if is_checkpoint(path):
@@ -119,7 +119,7 @@ def load_model(key: str, path: str, role: Role = POLICY) -> PreTrainedModel:
 
 
 def _model_from_folder(path: str, role: Role) -> PreTrainedModel:
-    """The model of a folder or a hub id, every weight from there: none is left at a random value."""
+    """The model of a folder or a hub id; refused if weights are missing, which would be random otherwise."""
     if find_adapter_config_file(path) is not None:
         raise ConfigurationError("this is an adapter; merge it into its model first")
     model, found = role.auto_class.from_pretrained(
@@ -132,7 +132,7 @@ def _model_from_folder(path: str, role: Role) -> PreTrainedModel:
         raise ConfigurationError(
             f"the weight {name} has the shape {list(given)}; its configuration makes it {list(expected)}"
         )
-    # A language model's head may be tied to its embedding: then a classifier's weights leave none missing.
+    # A language model whose head is tied to the embedding misses no weight in the files of a classifier
     heads = sorted(name for name in found["unexpected_keys"] if name.startswith(CLASSIFIER_HEADS))
     if heads:
         raise ConfigurationError(f"not a {role.name}: it has the weights of a classifier, {heads[0]}")
@@ -140,18 +140,18 @@ def _model_from_folder(path: str, role: Role) -> PreTrainedModel:
 
 
 def load_tokenizer(key: str, path: str, role: Role = POLICY) -> PreTrainedTokenizerBase:
-    """The tokenizer beside a model, or the embedded review world's for `"grammar"`.
+    """Load the tokenizer of a model, or that of the embedded review world for `"grammar"`.
 
-    A tokenizer without a padding token pads with its end-of-sequence token: masks, not ids, say what is
-    padding here.
+    A tokenizer without a padding token pads with its end-of-sequence token: padding is identified by masks,
+    not by ids.
 
     Args:
-        key: The argument that named it, for the error message.
+        key: The argument that names it, for the error message.
         path: "grammar", hub id, folder, or `.ckpt` file.
         role: What the model of a checkpoint is used for.
 
     Raises:
-        ConfigurationError: If it is not there, or cannot be kept in a checkpoint.
+        ConfigurationError: If it does not exist, or cannot be stored in a checkpoint.
     """
     if path == GRAMMAR:
         return grammar_tokenizer()
@@ -159,7 +159,7 @@ def load_tokenizer(key: str, path: str, role: Role = POLICY) -> PreTrainedTokeni
         if is_checkpoint(path):
             return tokenizer_from_files(read_checkpoint(place, role).get(TOKENIZER_KEY))
         tokenizer = tokenizer_from_folder(place)
-        tokenizer_files(tokenizer)  # refused now rather than when the first checkpoint is due
+        tokenizer_files(tokenizer)  # raise now rather than when the first checkpoint is written
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
@@ -169,15 +169,15 @@ def load_tokenizer(key: str, path: str, role: Role = POLICY) -> PreTrainedTokeni
 def load_checkpoint(
     key: str, path: str, role: Role = POLICY
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model and tokenizer of a Lightning checkpoint.
+    """Load model and tokenizer from a Lightning checkpoint.
 
     Args:
-        key: The argument that named it, for the error message.
+        key: The argument that names it, for the error message.
         path: The `.ckpt` file.
-        role: What its model is used for.
+        role: What the model is used for.
 
     Raises:
-        ConfigurationError: If it is not there, or does not hold both.
+        ConfigurationError: If it does not exist, or does not contain both.
     """
     with reading(key, path) as place:
         checkpoint = read_checkpoint(place, role)
@@ -186,7 +186,7 @@ def load_checkpoint(
 
 
 def check_one_given(role: Role, config: dict[str, Any] | None, path: str | None) -> None:
-    """A model has fresh weights or comes from somewhere.
+    """Check that either a configuration for fresh weights or a path is given.
 
     Raises:
         ConfigurationError: If both or neither is given.
@@ -201,13 +201,13 @@ def check_one_given(role: Role, config: dict[str, Any] | None, path: str | None)
 def fresh_model(
     config: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int, role: Role = POLICY
 ) -> PreTrainedModel:
-    """A randomly initialised model that fits the tokenizer: its vocabulary and special ids are taken over.
+    """A randomly initialised model with the vocabulary and the special tokens of a tokenizer.
 
     Args:
-        config: `model_type` and whatever else differs from that type's defaults.
-        tokenizer: Gives `vocab_size`, `eos_token_id` and `pad_token_id`.
-        seed: Decides the weights, whatever was drawn before.
-        role: What it is used for.
+        config: `model_type` and the settings that differ from that type's defaults.
+        tokenizer: Determines `vocab_size`, `eos_token_id` and `pad_token_id`.
+        seed: Seed of the weights; the global random state has no influence.
+        role: What the model is used for.
     """
     ids = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
     settings = {**config, **ids, "pad_token_id": tokenizer.pad_token_id, "vocab_size": len(tokenizer)}
@@ -216,5 +216,5 @@ def fresh_model(
 
 
 def freeze(model: Module) -> Module:
-    """Switch off dropout and gradients: a reference is read, never trained."""
+    """Switch off dropout and gradients, for a reference."""
     return model.eval().requires_grad_(False)

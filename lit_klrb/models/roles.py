@@ -1,4 +1,4 @@
-"""What a model is used for, and models with fresh weights from a plain configuration."""
+"""Roles of models, and models with fresh weights from a plain configuration."""
 
 import json
 from collections.abc import Collection
@@ -17,12 +17,18 @@ from transformers.models.auto.modeling_auto import (
 
 from lit_klrb.errors import ConfigurationError, brief
 
-# Entries of a model's configuration that name code: modules beside the weights, kernels on the hub.
+# Entries of a model's configuration that name code, such as modules beside the weights or kernels on the hub.
 CODE_KEYS = frozenset({"auto_map", "custom_pipelines", "attn_implementation", "experts_implementation"})
 
 
 class Role(NamedTuple):
-    """What a model is used for: the attribute of a module that holds it, its class, its architectures."""
+    """What a model is used for.
+
+    Args:
+        name: The name of the attribute that holds the model in a Lightning module.
+        auto_class: The class of transformers that loads it.
+        architectures: The supported values of `model_type`.
+    """
 
     name: str
     auto_class: Any
@@ -30,7 +36,7 @@ class Role(NamedTuple):
 
     @property
     def config_key(self) -> str:
-        """Where a checkpoint keeps the model's configuration, and a module takes a fresh one's."""
+        """The key of the model's configuration in checkpoints and among a module's arguments."""
         return f"{self.name}_config"
 
 
@@ -44,32 +50,32 @@ def model_from_config(config: dict[str, Any], role: Role = POLICY) -> PreTrained
     """A model with fresh weights, from its configuration as a plain dictionary.
 
     Args:
-        config: `model_type`, and what differs from the defaults of that type.
+        config: `model_type` and the settings that differ from that type's defaults.
         role: What the model is used for.
 
     Raises:
-        ConfigurationError: If `model_type` is missing or unknown, or a setting does not suit it.
+        ConfigurationError: If `model_type` is missing or unknown, or a setting is invalid.
     """
     settings = dict(config)
     key = role.config_key
     kind = settings.pop("model_type", None)
     if kind not in role.architectures:
         raise ConfigurationError(
-            f"model_type is {kind!r}; the name of an architecture expected, such as gpt2 or llama", key=key
+            f"model_type must be the name of an architecture, such as gpt2 or llama, got {kind!r}", key=key
         )
     try:
         return role.auto_class.from_config(AutoConfig.for_model(kind, **settings), trust_remote_code=False)
-    except Exception as error:  # a wrong setting raises whatever the architecture makes of it
+    except Exception as error:  # architectures raise all kinds of exceptions on wrong settings
         raise ConfigurationError(brief(error), key=key) from error
 
 
 def config_dict(model: PreTrainedModel) -> dict[str, Any]:
-    """The model's configuration as plain numbers and strings, fit for a checkpoint."""
+    """The model's configuration as plain numbers and strings, to be stored in a checkpoint."""
     return without_code(json.loads(model.config.to_json_string(use_diff=False)))
 
 
 def without_code(config: Any) -> Any:
-    """A configuration without the entries that name code, at any depth.
+    """Remove the entries that name code from a configuration, at any depth.
 
     Example:
         >>> without_code({"model_type": "gpt2", "auto_map": {"AutoConfig": "theirs.Config"}})

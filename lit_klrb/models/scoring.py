@@ -1,4 +1,4 @@
-"""From a rollout and two models to `TokenStats`: the only place where models meet the estimators' tensors."""
+"""Scoring: computes `TokenStats` and the policy loss from a rollout and two models."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -16,7 +16,7 @@ from lit_klrb.models.heads import model_inputs, split_model
 
 
 def completion_logits(model: PreTrainedModel, rollout: Rollout) -> Tensor:
-    """Logits that predict the completion tokens, [B, T, V]; prompts are never projected.
+    """Logits that predict the completion tokens, shape [B, T, V]; not computed for prompts.
 
     Args:
         model: Policy or reference.
@@ -27,27 +27,27 @@ def completion_logits(model: PreTrainedModel, rollout: Rollout) -> Tensor:
 
 
 def completion_logprobs(model: PreTrainedModel, rollout: Rollout, temperature: float) -> Tensor:
-    """Log-probabilities of the completion tokens under one model, [B, T], in float32; differentiable.
+    """Log-probabilities of the completion tokens under a model, shape [B, T], float32, differentiable.
 
     Args:
         model: The model.
         rollout: B sequences with T completion positions.
-        temperature: The temperature the completions were sampled at.
+        temperature: The sampling temperature.
     """
     logprobs = (completion_logits(model, rollout).float() / temperature).log_softmax(-1)
     return logprobs.gather(-1, rollout.completions.unsqueeze(-1)).squeeze(-1)
 
 
 class Scorer:
-    """Reads policy and reference on the same completions, both at the sampling temperature.
+    """Evaluates policy and reference on the same completions, both at the sampling temperature.
 
-    Where both models are a backbone and a linear head no logits [B, T, V] are held: the head is applied tile
-    by tile. Where one is not, both are read through their logits.
+    If both models consist of a backbone and a linear head, the heads are applied tile by tile, without
+    [B, T, V] logits. Otherwise the logits of both models are computed in full.
 
     Args:
-        policy: The trained model; gradients flow to it.
-        reference: The frozen model; none do. The policy itself stands for it with its adapter off.
-        temperature: The temperature the completions are sampled at.
+        policy: The trained model; receives gradients.
+        reference: The frozen model; the policy itself stands for it with its adapter disabled.
+        temperature: The sampling temperature.
     """
 
     def __init__(self, policy: PreTrainedModel, reference: PreTrainedModel, temperature: float) -> None:
@@ -61,13 +61,13 @@ class Scorer:
 
     @torch.no_grad()
     def reference_states(self, rollout: Rollout) -> Tensor:
-        """What is kept of the reference for as long as the rollout is used.
+        """The reference's part of the computation, stored for as long as the rollout is used.
 
         Args:
             rollout: B sequences with T completion positions.
 
         Returns:
-            Hidden states [B, T, D], V / D times smaller than the logits [B, T, V] that they are otherwise.
+            Hidden states [B, T, D], V / D times smaller than logits; logits [B, T, V] if `tiled` is false.
         """
         _, split = self._parts
         with adapter_off(self.policy) if self.reference is self.policy else nullcontext():
@@ -78,12 +78,12 @@ class Scorer:
     def stats(
         self, rollout: Rollout, reference_states: Tensor, token_values: Tensor | None = None
     ) -> TokenStats:
-        """Token statistics, differentiable in the policy.
+        """Token statistics, differentiable with respect to the policy.
 
         Args:
             rollout: B sequences with T completion positions.
-            reference_states: What `reference_states` gave for them.
-            token_values: A value of every token, [V].
+            reference_states: The result of `reference_states` for these sequences.
+            token_values: A value for every token, shape [V].
         """
         if not self.tiled:
             logits = completion_logits(self.policy, rollout)
@@ -100,17 +100,17 @@ class Scorer:
         clip_range: float | None = None,
         token_values: Tensor | None = None,
     ) -> Tensor:
-        """The loss of an estimator that is fusable, its gradients formed while the logits are there anyway.
+        """The loss of a fusable estimator, whose gradients are computed in the forward pass.
 
         Args:
             rollout: B sequences with T completion positions.
-            reference_states: What `reference_states` gave for them.
+            reference_states: The result of `reference_states` for these sequences.
             weights: The rows of `KLEstimator.weights(...)` for these sequences.
-            behaviour_logprobs: Log-probabilities under the policy that sampled, [B, T]; None on-policy. Read
-                with `clip_range` only.
-            clip_range: Half-width of the range of the ratio to that policy, which then takes the place of
-                the log-probability; None does not clip.
-            token_values: Those that the weights were made with, [V]; None where there were none.
+            behaviour_logprobs: Log-probabilities under the policy that sampled the completions, shape [B, T];
+                None on-policy. Ignored without `clip_range`.
+            clip_range: Half-width of the range of the ratio to that policy, which then replaces the
+                log-probability; None for no clipping.
+            token_values: The token values that the weights were computed with, shape [V]; None without.
         """
         if clip_range is None or behaviour_logprobs is None:
             clip_range = behaviour_logprobs = None
@@ -154,7 +154,7 @@ def _weighted_sum(
     behaviour_logprobs: Tensor | None,
     clip_range: float | None,
 ) -> Tensor:
-    """What `tiled_policy_loss` forms, from statistics that are 0 outside the mask."""
+    """The same loss as `tiled_policy_loss`, from statistics that are 0 outside the mask."""
     assert stats.kl is not None
     loss = weighted_loss(stats.kl, weights.kl)
     if weights.value is not None and stats.expected_value is not None:

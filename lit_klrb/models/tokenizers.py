@@ -1,4 +1,4 @@
-"""Tokenizers as files: from a folder, from the texts a checkpoint carries, and compared with each other."""
+"""Tokenizers from folders and from checkpoints, and the comparison of two vocabularies."""
 
 import tempfile
 from pathlib import Path
@@ -8,29 +8,29 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from lit_klrb.errors import ConfigurationError, brief
 
-# All that a tokenizer in a checkpoint can consist of. A name outside this list is never written to disk.
+# The files a tokenizer in a checkpoint may consist of. Files with other names are never written to disk.
 FILES = frozenset(
     {
         *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
         *("vocab.json", "merges.txt", "vocab.txt", "chat_template.jinja"),
     }
 )
-# Characters in one file; the largest vocabularies in use take about 35 million.
-LARGEST_FILE = 2**27
+# Maximum number of characters in a file; the largest vocabularies in use have about 35 million.
+MAX_CHARACTERS = 2**27
 
 
 def tokenizer_from_folder(path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or a hub id; code that comes with it is not run.
+    """Load the tokenizer of a folder or a hub id, without running code that comes with it.
 
     Raises:
-        ConfigurationError: If there is none.
+        ConfigurationError: If it cannot be loaded.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except Exception as error:  # a damaged file raises whatever the tokenizer's class makes of it
+    except Exception as error:  # tokenizers raise all kinds of exceptions on damaged files
         reason = brief(error).replace(path, "its folder")
         raise ConfigurationError(f"its tokenizer cannot be loaded: {reason}") from error
-    # What would be saved with the tokenizer: the name of that code, and how it was loaded this time.
+    # Do not save the name of that code and the way it was loaded this time along with the tokenizer
     for name in ("auto_map", "is_local", "local_files_only"):
         tokenizer.init_kwargs.pop(name, None)
     return tokenizer
@@ -40,9 +40,9 @@ def tokenizer_files(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
     """The text files that make up the tokenizer, by name.
 
     Raises:
-        ConfigurationError: If it needs others than `FILES`, such as a binary SentencePiece model.
+        ConfigurationError: If it needs files other than `FILES`, such as a binary SentencePiece model.
     """
-    if tokenizer.is_fast:  # it keeps how it cut and padded the last texts, and would save that
+    if tokenizer.is_fast:  # would save the truncation and padding of its last call
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
     with tempfile.TemporaryDirectory() as folder:
@@ -54,21 +54,23 @@ def tokenizer_files(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
 
 
 def tokenizer_from_files(files: Any) -> PreTrainedTokenizerBase:
-    """The inverse of `tokenizer_files`, for files of unknown origin: nothing else is written, no code is run.
+    """The inverse of `tokenizer_files`, safe for untrusted files: runs no code and writes no other file.
 
     Raises:
-        ConfigurationError: If a name is not one of `FILES`, a content is not text of at most `LARGEST_FILE`
-            characters, or together they are not a tokenizer.
+        ConfigurationError: If a name is not one of `FILES`, a file is not text of at most `MAX_CHARACTERS`
+            characters, or the files do not make up a tokenizer.
     """
     if not isinstance(files, dict):
-        raise ConfigurationError(f"the tokenizer is {type(files).__name__}; files by name expected")
+        raise ConfigurationError(
+            f"the tokenizer must be a dictionary from file names to text, got {type(files).__name__}"
+        )
     for name, text in files.items():
         _check_name(name)
         if not isinstance(text, str):
-            raise ConfigurationError(f"{name} of the tokenizer is {type(text).__name__}; text expected")
-        if len(text) > LARGEST_FILE:
+            raise ConfigurationError(f"{name} of the tokenizer must be text, got {type(text).__name__}")
+        if len(text) > MAX_CHARACTERS:
             raise ConfigurationError(
-                f"{name} of the tokenizer has {len(text)} characters; at most {LARGEST_FILE} are read"
+                f"{name} of the tokenizer must have at most {MAX_CHARACTERS} characters, got {len(text)}"
             )
     with tempfile.TemporaryDirectory() as folder:
         for name, text in files.items():
@@ -77,33 +79,34 @@ def tokenizer_from_files(files: Any) -> PreTrainedTokenizerBase:
 
 
 def check_same_vocabulary(key: str, path: str, ids: dict[str, int], others: dict[str, int]) -> None:
-    """Refuse two models whose token ids mean different tokens: a KL between them compares unlike words.
+    """Check that the token ids of two models have the same meaning, without which their KL has none.
 
-    Ids that only one of the two knows are no conflict: padding of the embedding, or extra special tokens.
+    Ids in only one of the vocabularies are allowed: padding of the embedding, or extra special tokens.
 
     Args:
-        key: The argument that named the second model, for the error message.
-        path: Where the second model comes from.
+        key: The argument that names the second model, for the error message.
+        path: Path of the second model.
         ids: Ids of the policy's tokens, `get_vocab()`.
         others: Ids of the second model's tokens.
 
     Raises:
-        ConfigurationError: Naming the first id with two meanings.
+        ConfigurationError: If an id has two meanings; names the first.
 
     Example:
         >>> check_same_vocabulary("reference_path", "gpt2", {"good": 0, "bad": 1}, {"bad": 0, "good": 1})
         Traceback (most recent call last):
-        lit_klrb.errors.ConfigurationError: reference_path: gpt2 reads other tokens than the policy: id 0 is
-        'bad' there and 'good' in the policy; a KL between them needs one vocabulary
+        lit_klrb.errors.ConfigurationError: reference_path: gpt2 has another vocabulary than the policy: id 0
+        is 'bad' there and 'good' in the policy; a KL between them needs the same vocabulary
     """
-    mine = {index: token for token, index in ids.items()}
-    theirs = {index: token for token, index in others.items()}
-    conflicts = [index for index in mine.keys() & theirs.keys() if mine[index] != theirs[index]]
+    tokens = {index: token for token, index in ids.items()}
+    other_tokens = {index: token for token, index in others.items()}
+    common = tokens.keys() & other_tokens.keys()
+    conflicts = [index for index in common if tokens[index] != other_tokens[index]]
     if conflicts:
         first = min(conflicts)
         raise ConfigurationError(
-            f"{path} reads other tokens than the policy: id {first} is {theirs[first]!r} there and "
-            f"{mine[first]!r} in the policy; a KL between them needs one vocabulary",
+            f"{path} has another vocabulary than the policy: id {first} is {other_tokens[first]!r} there and "
+            f"{tokens[first]!r} in the policy; a KL between them needs the same vocabulary",
             key=key,
         )
 

@@ -1,4 +1,4 @@
-"""Rollouts by vLLM, where it is installed: a drop-in for `generate_completions` on large models and GPUs."""
+"""Rollouts with vLLM: an optional replacement for `generate_completions`, for large models on GPUs."""
 
 import importlib.util
 import os
@@ -14,16 +14,15 @@ from lit_klrb.models.adapters import has_adapter
 from lit_klrb.models.generation import Rollout, Sampling, completion_mask
 from lit_klrb.seeding import derive_seed
 
-# vLLM takes seeds of 32 bits, signed.
+# vLLM's seeds are signed 32-bit integers.
 _SEEDS = 2**31
 
 
 class VLLMBackend:
-    """Samples with vLLM, which is handed the policy's weights before every rollout.
+    """Samples completions with vLLM, updating its weights from the policy before every rollout.
 
-    Each completion has a seed of its own, but vLLM's sums depend on how requests are batched: a run is
-    repeatable in distribution, not bit for bit. Log-probabilities are never taken from vLLM; policy and
-    reference are read by `Scorer` as always.
+    Each completion has its own seed, but vLLM's rounding depends on how requests are batched: runs are
+    reproducible in distribution, not bit for bit. Log-probabilities are computed by `Scorer`, never by vLLM.
 
     Args:
         options: Arguments of `vllm.LLM`, such as {gpu_memory_utilization: 0.4}.
@@ -55,11 +54,11 @@ class VLLMBackend:
         """Sample completions; arguments and result are those of `generate_completions`.
 
         Raises:
-            ConfigurationError: If the policy has an adapter: its weights have other names.
+            ConfigurationError: If the policy has an adapter, which renames its weights.
         """
         from vllm import SamplingParams
 
-        engine = self._with_weights_of(policy)
+        engine = self._updated_engine(policy)
         count = sampling.completions_per_prompt
         prompts, prompt_mask = prompts.repeat_interleave(count, 0), prompt_mask.repeat_interleave(count, 0)
         requests = [
@@ -72,29 +71,29 @@ class VLLMBackend:
                 max_tokens=sampling.max_new_tokens,
                 seed=derive_seed(seed, rows_before + row) % _SEEDS,
                 stop_token_ids=None if eos_token_id is None else [eos_token_id],
-                # Its own notion of an end: the only one is the tokenizer's, if at all.
+                # Only stop_token_ids end a completion, not the EOS of the model's configuration
                 ignore_eos=True,
                 detokenize=False,
             )
             for row in range(len(requests))
         ]
         outputs = engine.generate(requests, settings, use_tqdm=False)
-        drawn = [list(output.outputs[0].token_ids) for output in outputs]
-        width = max(map(len, drawn))
-        completions = torch.tensor([[*ids, *[pad_token_id] * (width - len(ids))] for ids in drawn])
+        sampled = [list(output.outputs[0].token_ids) for output in outputs]
+        width = max(map(len, sampled))
+        completions = torch.tensor([[*ids, *[pad_token_id] * (width - len(ids))] for ids in sampled])
         completions = completions.to(prompts.device)
         mask = completion_mask(completions, eos_token_id)
         return Rollout(torch.cat([prompts, completions], 1), torch.cat([prompt_mask.bool(), mask], 1), mask)
 
-    def _with_weights_of(self, policy: PreTrainedModel) -> Any:
-        """The engine, started at first use from the policy's own files, with its weights of now."""
+    def _updated_engine(self, policy: PreTrainedModel) -> Any:
+        """The engine with the policy's current weights; the first call starts it."""
         if has_adapter(policy):
             raise ConfigurationError(
-                "vllm samples from whole models, and the policy has an adapter; choose transformers",
+                "vllm is not supported for a policy with an adapter; choose transformers",
                 key="rollout_backend",
             )
         if self._engine is None:
-            # In this process, where the weights are: they are handed over, not sent.
+            # Run the engine in this process, so that weights are passed without a copy between processes
             os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
             from vllm import LLM
 

@@ -131,7 +131,7 @@ class RegularisedModule(PolicyModule, ABC):
         if sizes[0] != sizes[1]:
             raise ConfigurationError(
                 f"{path} has a vocabulary of {sizes[1]}, "
-                f"the policy one of {sizes[0]}; a KL between them needs one vocabulary",
+                f"the policy one of {sizes[0]}; a KL between them needs the same vocabulary",
                 key="reference_path",
             )
         words = [t.get_vocab() for t in (self.tokenizer, loading.load_tokenizer("reference_path", path))]

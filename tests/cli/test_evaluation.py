@@ -40,7 +40,7 @@ def test_what_the_policy_started_from_may_be_gone(chain, tmp_path, capsys):
 
 def test_a_checkpoint_of_another_kind_of_module(chain, tmp_path, capsys):
     assert chain.run("validate", "rloo", "--ckpt_path", chain.checkpoint("reward"), run=tmp_path) == 2
-    assert f"ckpt_path: {chain.checkpoint('reward')}: holds no policy" in capsys.readouterr().err
+    assert f"ckpt_path: {chain.checkpoint('reward')}: contains no policy" in capsys.readouterr().err
 
 
 def test_a_reference_with_other_words(chain, tmp_path, capsys):
@@ -55,7 +55,7 @@ def test_a_reference_with_other_words(chain, tmp_path, capsys):
     words[first], words[second] = 11, 10
     path.write_text(json.dumps(content))
     assert chain.run("fit", "rloo", "--model.reference_path", str(path.parent), run=tmp_path / "run") == 2
-    assert "reads other tokens than the policy: id 10 is" in capsys.readouterr().err
+    assert "has another vocabulary than the policy: id 10 is" in capsys.readouterr().err
 
 
 def test_a_language_model_as_reward(chain, tmp_path, capsys):

@@ -99,5 +99,5 @@ def test_a_folder_that_cannot_be_made(chain, capsys):
 
 def test_a_checkpoint_without_a_policy(chain, tmp_path, capsys):
     assert export(chain, tmp_path / "reward", "reward") == 2
-    assert "holds no policy" in one_line_of(capsys)
+    assert "contains no policy" in one_line_of(capsys)
     assert os.listdir(tmp_path) == []

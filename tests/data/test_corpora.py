@@ -55,7 +55,7 @@ def test_grammar_splits_are_streams_of_their_own():
 
 
 def test_grammar_refuses_all_reviews_and_unknown_splits():
-    with pytest.raises(ConfigurationError, match=r"^source: grammar has no end"):
+    with pytest.raises(ConfigurationError, match=r"^source: grammar is unlimited"):
         load_reviews("grammar", "train", size=0)
     with pytest.raises(ConfigurationError, match="no dev reviews; allowed: test, train, validation"):
         load_reviews("grammar", "dev", size=3)
@@ -88,7 +88,7 @@ def test_a_text_is_in_no_split_beside_the_one_it_is_held_out_in(folder, caplog):
     assert shared
     dropped = ("1 train", f"{1 + len(shared)} unsup")
     logged = [message.split(": ")[1] for message in caplog.messages]
-    assert logged == [f"dropped {n} reviews that a held-out split has too" for n in dropped]
+    assert logged == [f"dropped {n} reviews that are also in a held-out split" for n in dropped]
 
 
 def test_splits_a_source_has_are_left_alone(tmp_path, caplog):

@@ -201,7 +201,7 @@ def test_other_texts_have_log_odds_and_no_probability(grammar):
         ("review = <word> film", "uses <word>, which no later line defines"),
         ("review = a <review>", "uses <review>, which no later line defines"),
         ("review = <x> <y>\nx 1 = good / bad\ny 2 = good / dull", "'good' has two strengths"),
-        ("review = <x> so bad\nx 1 = good / bad", "'bad' is evidence of the label in one place and not"),
+        ("review = <x> so bad\nx 1 = good / bad", "'bad' is evidence of the label in one place but not"),
     ],
 )
 def test_rules_the_exact_posterior_cannot_rest_on_are_refused(rules, message):

@@ -26,7 +26,7 @@ def test_pairs_need_a_module_that_makes_them(chain, tmp_path):
     module, _ = attached(chain, tmp_path, RaoBlackwell())
     data = PreferenceDataModule(train_size=4, eval_size=4)
     data.trainer = module.trainer
-    with pytest.raises(ConfigurationError, match="holds preferences, and RLOOModule reads prompts"):
+    with pytest.raises(ConfigurationError, match="provides preferences, but RLOOModule needs prompts"):
         data.setup("fit")
     data.setup("validate")
     assert len(data.val_dataloader()) == 1
@@ -48,4 +48,4 @@ def test_a_tokenizer_is_trained_on_reviews_only(chain, tmp_path, capsys):
     data = ["--data", "PromptDataModule", "--data.train_size", "8", "--data.eval_size", "4"]
     argv = ["--model.vocab_size", "300", *data]
     assert chain.run("fit", "sft", *argv, run=tmp_path) == 2
-    assert "data: PromptDataModule holds prompts, and SFTModule reads reviews" in capsys.readouterr().err
+    assert "data: PromptDataModule provides prompts, but SFTModule needs reviews" in capsys.readouterr().err

@@ -95,17 +95,17 @@ def test_no_other_name_gets_as_far_as_the_disk(name):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (None, "the tokenizer is NoneType; files by name expected"),
-        (["tokenizer.json"], "the tokenizer is list; files by name expected"),
-        ({"vocab.txt": 3}, "vocab.txt of the tokenizer is int; text expected"),
-        ({"vocab.txt": "x" * 1001}, "vocab.txt of the tokenizer has 1001 characters; at most 1000 are read"),
+        (None, "the tokenizer must be a dictionary from file names to text, got NoneType"),
+        (["tokenizer.json"], "the tokenizer must be a dictionary from file names to text, got list"),
+        ({"vocab.txt": 3}, "vocab.txt of the tokenizer must be text, got int"),
+        ({"vocab.txt": "x" * 1001}, "vocab.txt of the tokenizer must have at most 1000 characters, got 1001"),
         ({"tokenizer.json": "{"}, "its tokenizer cannot be loaded: "),
         ({"tokenizer.json": "[" * 900}, "its tokenizer cannot be loaded: "),
         ({"tokenizer_config.json": '{"tokenizer_class": "\ud800"}'}, "its tokenizer cannot be loaded: "),
     ],
 )
 def test_a_tokenizer_is_text_of_bounded_size(content, tmp_path, monkeypatch, files, message):
-    monkeypatch.setattr(tokenizers, "LARGEST_FILE", 1000)
+    monkeypatch.setattr(tokenizers, "MAX_CHARACTERS", 1000)
     path = written(content, tmp_path / "a.ckpt", **{loading.TOKENIZER_KEY: files})
     assert error_of(path, tmp_path).startswith(message)
 
@@ -185,7 +185,7 @@ def test_hyper_parameters_name_no_code(content, tmp_path, monkeypatch, hyper_par
     assert "evil" not in sys.modules
 
 
-WHOLE = "the weight transformer.wte.weight is not a tensor that is stored whole"
+WHOLE = "the weight transformer.wte.weight is not a dense tensor that is stored in full"
 
 
 def without(state, name):
@@ -195,8 +195,11 @@ def without(state, name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda state: None, "state_dict is NoneType; a dictionary with names as keys expected"),
-        (lambda state: {0: torch.zeros(1)}, "state_dict is dict; a dictionary with names as keys expected"),
+        (lambda state: None, "state_dict: must be a dictionary with strings as keys, got NoneType"),
+        (
+            lambda state: {0: torch.zeros(1)},
+            "state_dict: must be a dictionary with strings as keys, got dict",
+        ),
         (lambda state: without(state, EMBEDDING), "the weight transformer.wte.weight is missing"),
         (lambda state: {**state, "policy.x": torch.zeros(1)}, "the weight x belongs to no layer of its"),
         (
@@ -222,10 +225,10 @@ def test_weights_that_are_not_the_models(content, tmp_path, change, message):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ("gpt2", "policy_config is str; a dictionary with names as keys expected"),
+        ("gpt2", "policy_config: must be a dictionary with strings as keys, got str"),
         (
             {"model_type": "os.system"},
-            "policy_config: model_type is 'os.system'; the name of",
+            "policy_config: model_type must be the name of an architecture",
         ),
         # As much as asked for would be four petabytes: shapes are compared before any memory is taken.
         (
@@ -242,7 +245,7 @@ def test_configurations_that_are_not_the_models(content, tmp_path, config, messa
 @pytest.mark.parametrize(
     ("adapter", "message"),
     [
-        ("x", "adapter is str; a dictionary with names as keys expected"),
+        ("x", "adapter: must be a dictionary with strings as keys, got str"),
         (
             {"r": 2, "megatron_config": {}, "megatron_core": "evil"},
             "lora: megatron_config makes peft import",

@@ -167,8 +167,7 @@ def test_two_vocabularies_of_one_size_and_other_words():
     check("reference_path", "x", {**words, "<extra>": len(words)}, {**words, "<other>": len(words) + 1})
     first, second = (next(word for word, index in words.items() if index == n) for n in (10, 11))
     swapped = {**words, first: 11, second: 10}
-    message = (
-        f"^reference_path: x reads other tokens than the policy: id 10 is '{second}' there and '{first}' in"
-    )
+    difference = f"id 10 is '{second}' there and '{first}' in"
+    message = f"^reference_path: x has another vocabulary than the policy: {difference}"
     with pytest.raises(ConfigurationError, match=message):
         check("reference_path", "x", words, swapped)

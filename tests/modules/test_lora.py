@@ -105,4 +105,4 @@ def test_what_cannot_be_is_refused_in_one_line(chain, tmp_path, capsys, options,
 def test_a_second_adapter_is_refused(chain, dpo, tmp_path, capsys):
     start = ["--model.policy_path", checkpoint(dpo)]
     assert chain.run("fit", "rloo", *start, *LORA, run=tmp_path) == 2
-    assert "the policy has an adapter already" in capsys.readouterr().err
+    assert "the policy already has an adapter" in capsys.readouterr().err

@@ -96,8 +96,8 @@ def test_a_digest_is_of_every_weight(chain):
     ("row", "message"),
     [
         ({"prompt": "a", "chosen": "b"}, "has no column rejected; its columns: prompt, chosen"),
-        ({"prompt": [{"role": "user"}], "chosen": "b", "rejected": "c"}, "three texts expected"),
-        ({"prompt": "", "chosen": "b", "rejected": "c"}, "the prompt not empty"),
+        ({"prompt": [{"role": "user"}], "chosen": "b", "rejected": "c"}, "rows must have three texts"),
+        ({"prompt": "", "chosen": "b", "rejected": "c"}, "a prompt that is not empty"),
     ],
 )
 def test_other_data_sets_are_refused_in_one_line(chain, tmp_path, capsys, row, message):

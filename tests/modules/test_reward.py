@@ -45,10 +45,10 @@ def test_its_checkpoint_is_a_reward(run):
 def test_it_is_no_policy_and_a_policy_is_no_reward(run, chain, tmp_path, capsys):
     path = str(run / "checkpoints" / "last.ckpt")
     assert chain.run("fit", "rloo", "--model.policy_path", path, run=tmp_path / "run") == 2
-    assert f"{path}: holds no policy" in capsys.readouterr().err
+    assert f"{path}: contains no policy" in capsys.readouterr().err
     other = chain.checkpoint("sft")
     assert chain.run("fit", "rloo", "--model.reward_path", other, run=tmp_path / "run") == 2
-    assert f"{other}: holds no classifier" in capsys.readouterr().err
+    assert f"{other}: contains no classifier" in capsys.readouterr().err
 
 
 def test_policies_are_trained_with_it(run, chain, tmp_path):
