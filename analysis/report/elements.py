@@ -71,11 +71,12 @@ class Section:
         name: Its address in the page and in `results.json`.
         title: Its heading.
         findings: Conclusions, each from a `Verdict`.
-        paragraphs: Prose.
+        paragraphs: Prose, shown at once.
+        notes: How to read the section and what it assumes, behind a click.
         figures: Drawings.
         tables: Tables shown at once.
         details: Tables behind a click.
-        glossary: Terms with their meanings.
+        glossary: Terms with their meanings, shown with the notes.
         numbers: Everything it says, for `results.json` and its check.
         exploratory: Whether nothing here was planned as a test.
     """
@@ -84,6 +85,7 @@ class Section:
     title: str
     findings: Sequence[Finding] = ()
     paragraphs: Sequence[str] = ()
+    notes: Sequence[str] = ()
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
     details: Sequence[Table] = ()

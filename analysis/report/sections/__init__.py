@@ -20,13 +20,13 @@ from analysis.report.sections.tradeoff import tradeoff
 
 SECTIONS: tuple[Callable[[Assessment], Section | None], ...] = (
     summary,
+    tradeoff,
     arms,
     execution,
-    tradeoff,
-    attainment,
     outcomes,
     evidence,
     training_curves,
+    attainment,
     stability,
     gradient_noise,
     estimation,

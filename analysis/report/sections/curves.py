@@ -1,12 +1,17 @@
-"""Training curves of every run, seed by seed."""
+"""Training curves: the mean of each arm with its band, single runs behind it."""
 
+import functools
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from scipy import stats
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
-from analysis.report.figures import MANY, legend_lines, looks, sheet
+from analysis.report.figures import MANY, Look, legend_lines, looks, sheet
 from analysis.results.records import Curve, Run
 from analysis.stats.pairs import FloatArray
 from analysis.stats.text import number
@@ -33,10 +38,7 @@ def training_curves(assessment: Assessment) -> Section | None:
         return None
     return Section(
         "curves",
-        "Training curves of every seed",
-        paragraphs=[
-            "Nothing is smoothed or averaged: one line is one run. A line that stops early diverged."
-        ],
+        "Training curves",
         figures=figures,
         numbers={
             run.cell.id: {
@@ -61,8 +63,10 @@ def _figure(assessment: Assessment, source: str, where: str) -> Figure | None:
     name = NAMES[source]
     return Figure(
         _draw(assessment, runs, source),
-        f"{name} curves of reward and KL against the training step for {len(runs)} runs, one row for each β.",
-        f"{name}: reward and KL {where}. One line is one run; colour and dashes name the estimator.",
+        f"{name} curves of reward and KL against the training step for {len(runs)} runs, one row per β.",
+        f"{name}: reward and KL {where}. A strong line is the mean of an arm over its replicates, the band "
+        "around it a 95% t interval at each step by itself, as far as all of them have a value; pale lines "
+        "are single runs. Nothing is smoothed. A line that stops early diverged.",
         _table(assessment, runs, source),
     )
 
@@ -120,23 +124,50 @@ def _draw(assessment: Assessment, runs: Sequence[Run], source: str) -> str:
             for axes, (metric, label) in zip(row, METRICS.items(), strict=True):
                 axes.set_title(f"β = {beta:g}: {label}", loc="left", fontsize=8)
                 axes.tick_params(labelsize=7.5)
-                for run in runs:
-                    curve = _curve(run, source, metric)
-                    if run.point.beta_index == index and curve is not None:
-                        look = styles[run.point.arm]
-                        thin = slice(None, None, 1 + len(curve.step) // _POINTS)
-                        axes.plot(
-                            curve.step[thin],
-                            curve.value[thin],
-                            color=look.colour,
-                            linestyle=look.dashes,
-                            linewidth=0.9,
-                            alpha=0.75,
-                            rasterized=len(runs) > MANY,
-                        )
+                for name, look in styles.items():
+                    mine = [run for run in runs if run.point.beta_index == index and run.point.arm == name]
+                    curves = [curve for run in mine if (curve := _curve(run, source, metric)) is not None]
+                    _draw_arm(axes, curves, look, rasterized=len(runs) > MANY)
         for axes in panels[-1]:
             axes.set_xlabel("training step", fontsize=8)
         drawn.canvas.legend(
             handles=legend_lines(styles, lines=True), loc="outside upper left", ncols=2, fontsize=8
         )
     return drawn.svg
+
+
+def _draw_arm(axes: Axes, curves: Sequence[Curve], look: Look, *, rasterized: bool) -> None:
+    for curve in curves:
+        thin = _thinned(curve)
+        pale: dict[str, Any] = {"linewidth": 0.6, "alpha": 0.3, "rasterized": rasterized}
+        axes.plot(thin.step, thin.value, color=look.colour, **pale)
+    if not curves:
+        return
+    mean, half_width = mean_curve(curves)
+    mean = _thinned(mean)
+    axes.plot(mean.step, mean.value, color=look.colour, linestyle=look.dashes, linewidth=1.5)
+    if len(curves) > 1:
+        half_width = _thinned(half_width)
+        band = mean.value - half_width.value, mean.value + half_width.value
+        axes.fill_between(mean.step, *band, color=look.colour, alpha=0.18, linewidth=0)
+
+
+def _thinned(curve: Curve) -> Curve:
+    every = slice(None, None, 1 + len(curve.step) // _POINTS)
+    return Curve(curve.step[every], curve.value[every])
+
+
+def mean_curve(curves: Sequence[Curve]) -> tuple[Curve, Curve]:
+    """The mean of several curves and half the width of its pointwise 95% t interval.
+
+    Args:
+        curves: Curves of one metric, one per replicate.
+
+    Returns:
+        Mean and half-width at the steps where every curve has a finite value.
+    """
+    steps = functools.reduce(np.intersect1d, [curve.step[np.isfinite(curve.value)] for curve in curves])
+    values = np.stack([curve.value[np.isin(curve.step, steps)] for curve in curves])
+    error = values.std(axis=0, ddof=1) / math.sqrt(len(curves)) if len(curves) > 1 else np.zeros(len(steps))
+    critical = float(stats.t.ppf(0.975, len(curves) - 1)) if len(curves) > 1 else 0.0
+    return Curve(steps, values.mean(axis=0)), Curve(steps, critical * error)

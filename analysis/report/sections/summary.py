@@ -42,7 +42,11 @@ def summary(assessment: Assessment) -> Section:
         "verdict",
         "What this sweep says",
         findings=[_finding(comparison) for comparison in comparisons],
-        paragraphs=[_design(assessment), *_conditions(assessment)],
+        paragraphs=[
+            " ".join([_counts(assessment), *_conditions(assessment)]),
+            *biased_arms(assessment.sweep),
+        ],
+        notes=[_inference(assessment)],
         glossary=GLOSSARY,
         numbers={
             "complete": True,
@@ -130,22 +134,29 @@ def _share_card(comparison: Comparison) -> Card:
     return Card(name, value, f"{share_interval_text(share)}; describes, does not decide")
 
 
-def _design(assessment: Assessment) -> str:
+def _counts(assessment: Assessment) -> str:
     plan, grid = assessment.sweep.plan, assessment.sweep.grid
     diverged = sum(run.diverged for run in grid.values())
-    pairs = assessment.comparisons[0].pairs
-    swaps = "whole replicates, because seeds are shared across β" if pairs.blocked else "single pairs"
     return (
-        f"Design: {count(len(plan.grid.arms), 'estimator')} × {len(plan.grid.beta)} values of β × "
+        f"{count(len(plan.grid.arms), 'arm')} × {len(plan.grid.beta)} values of β × "
         f"{count(plan.grid.replicates, 'replicate')} = {len(plan.places)} runs, {len(grid)} with a result, "
-        f"{diverged} of them diverged. n counts replicates. The exact tests swap the estimators' labels "
-        f"within {swaps}; their null hypothesis is that the two estimators' outcomes are exchangeable. "
-        "Intervals are for one comparison at a time; p-values are corrected for all of them (Holm)."
+        f"{diverged} of them diverged."
+    )
+
+
+def _inference(assessment: Assessment) -> str:
+    blocked = assessment.comparisons[0].pairs.blocked
+    swaps = "whole replicates, because seeds are shared across β" if blocked else "single pairs"
+    return (
+        f"n counts replicates. The exact tests swap the labels of two arms within {swaps}; their null "
+        "hypothesis is that the outcomes of both arms are exchangeable. Intervals are for one comparison at "
+        "a time; p-values are corrected for all of them (Holm)."
     )
 
 
 def _conditions(assessment: Assessment) -> list[str]:
-    texts = biased_arms(assessment.sweep)
+    """What every statement of the page is conditional on."""
+    texts = []
     if assessment.sweep.plan.setting:
         texts.append(
             f"The setting: {assessment.sweep.plan.setting} What is said here is said of it and no other."

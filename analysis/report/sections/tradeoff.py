@@ -1,6 +1,7 @@
-"""Fig. 1: reward against KL, every run."""
+"""Fig. 1: reward against KL, means with intervals over single runs."""
 
 import math
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,42 +13,35 @@ from analysis.report.figures import FAINT, INK, MANY, Look, legend_lines, looks,
 from analysis.results.records import Run
 from analysis.results.sweep import Sweep
 from analysis.stats.frontier import nondominated
-from analysis.stats.pairs import BoolArray, FloatArray
+from analysis.stats.intervals import Estimate
+from analysis.stats.pairs import BoolArray
 from analysis.stats.text import number
+from analysis.stats.unpaired import mean_over
 from lit_klrb import schema
 
 NORMAL_95 = 1.959963984540054
 
 
 def tradeoff(assessment: Assessment) -> Section | None:
-    """All runs with the frontier, matched pairs joined, per-run evaluation intervals and landmarks."""
+    """Means of each arm at each beta with intervals, single runs behind them, frontier and landmarks."""
     runs = [run for run in assessment.sweep.grid.values() if not run.diverged]
     if not runs:
         return None
     on = _frontier(runs)
-    table = Table(
-        "Every run that did not diverge: final evaluation with its 95% interval over evaluation prompts.",
-        ("Estimator", "β", "Replicate", "KL (nats)", "± 95%", "Reward", "± 95%", "On the frontier"),
-        [_row(run, member) for run, member in zip(runs, on, strict=True)],
-    )
-    svg = _draw(assessment, runs, on)
+    names = assessment.sweep.plan.grid.arms
     return Section(
         "tradeoff",
         "Reward against KL",
-        paragraphs=[
-            "Up is better (more reward), left is cheaper (closer to the reference). A run is on the frontier "
-            "if no other run has at least its reward at no more KL, one of them strictly better."
-        ],
         figures=[
             Figure(
-                svg,
-                f"Scatter plot of reward against KL for {len(runs)} runs of "
-                f"{', '.join(assessment.sweep.plan.grid.arms)}; {int(on.sum())} are on the frontier.",
-                "One mark is one run (one estimator, β and replicate). Grey lines join matched pairs: same "
-                "β, same seed, other estimator. Crosses are 95% intervals of each run's evaluation, over "
-                "prompts; they do not show the spread between replicates. The dashed steps are the frontier "
-                "of all runs.",
-                table,
+                _draw(assessment, runs, on),
+                f"Reward against KL for {', '.join(names)}: means over replicates at each beta, and "
+                f"{len(runs)} single runs, {int(on.sum())} of them on the frontier.",
+                "Up is more reward, left is closer to the reference. A large mark is the mean over the "
+                "replicates of an arm at one β, its bars are 95% t intervals over replicates, lines join the "
+                "betas of an arm. Pale marks are single runs; the dashed steps are their frontier, the runs "
+                "that no other run equals or beats in both reward and KL.",
+                _table(runs, on),
             )
         ],
         numbers={
@@ -60,6 +54,14 @@ def tradeoff(assessment: Assessment) -> Section | None:
                 for run, member in zip(runs, on, strict=True)
             }
         },
+    )
+
+
+def _table(runs: list[Run], on: BoolArray) -> Table:
+    return Table(
+        "Every run that did not diverge: final evaluation with its 95% interval over evaluation prompts.",
+        ("Arm", "β", "Replicate", "KL (nats)", "± 95%", "Reward", "± 95%", "On the frontier"),
+        [_row(run, member) for run, member in zip(runs, on, strict=True)],
     )
 
 
@@ -89,18 +91,17 @@ def _draw(assessment: Assessment, runs: list[Run], on: BoolArray) -> str:
     reward = np.array([run.outcome(schema.REWARD) for run in runs])
     with sheet(4.2) as drawn:
         axes = drawn.canvas.subplots()
-        for comparison in assessment.comparisons:
-            joined = comparison.pairs.kl.T, comparison.pairs.reward.T
-            axes.plot(*joined, color=FAINT, linewidth=0.7, zorder=1, rasterized=len(runs) > MANY)
         order = np.lexsort((reward[on], kl[on]))
         steps = (kl[on][order], reward[on][order])
-        axes.step(*steps, where="post", color=INK, linestyle=(0, (2, 2)), linewidth=1, zorder=2)
+        axes.step(*steps, where="post", color=FAINT, linestyle=(0, (2, 2)), linewidth=1, zorder=1)
         for name, look in styles.items():
             mine = np.array([run.point.arm == name for run in runs])
-            members = [run for run in runs if run.point.arm == name]
-            _draw_runs(axes, members, kl[mine], reward[mine], look, rasterized=len(runs) > MANY)
+            pale: dict[str, Any] = {"color": look.colour, "alpha": 0.3, "markersize": 3.5, "zorder": 2}
+            pale |= {"markeredgewidth": 0, "rasterized": len(runs) > MANY}
+            axes.plot(kl[mine], reward[mine], look.marker, **pale)
+            _draw_means(axes, [run for run in runs if run.point.arm == name], look)
         marks = _draw_landmarks(axes, assessment.sweep)
-        _label_betas(axes, runs, kl, reward)
+        _label_betas(axes, runs)
         axes.set_xlabel("KL to the reference (nats per completion)")
         axes.set_ylabel("Mean reward")
         axes.margins(y=0.12)
@@ -109,39 +110,51 @@ def _draw(assessment: Assessment, runs: list[Run], on: BoolArray) -> str:
     return drawn.svg
 
 
-def _draw_runs(
-    axes: Axes, runs: list[Run], kl: FloatArray, reward: FloatArray, look: Look, *, rasterized: bool
-) -> None:
-    def halves(key: str) -> FloatArray:
-        return NORMAL_95 * np.nan_to_num([run.outcome(key) for run in runs])
-
+def _draw_means(axes: Axes, runs: list[Run], look: Look) -> None:
+    """The means of one arm, joined in the order of beta."""
+    points = [[_mean(runs, beta, key) for key in (schema.KL, schema.REWARD)] for beta in _betas(runs)]
+    kl, reward = ([point[index] for point in points] for index in (0, 1))
     axes.errorbar(
-        kl,
-        reward,
-        xerr=halves(schema.KL_SE),
-        yerr=halves(schema.REWARD_SE),
-        fmt=look.marker,
+        [mean.value for mean in kl],
+        [mean.value for mean in reward],
+        xerr=[_half_width(mean) for mean in kl],
+        yerr=[_half_width(mean) for mean in reward],
+        marker=look.marker,
+        linestyle=look.dashes,
         color=look.colour,
-        markersize=5.5,
+        linewidth=1.1,
+        markersize=7,
         markeredgecolor="white",
-        markeredgewidth=0.6,
-        elinewidth=0.7,
-        ecolor=(look.colour, 0.4),
+        markeredgewidth=0.8,
+        elinewidth=1.3,
         zorder=3,
-        rasterized=rasterized,
     )
 
 
-def _label_betas(axes: Axes, runs: list[Run], kl: FloatArray, reward: FloatArray) -> None:
-    for beta in sorted({run.point.beta for run in runs}):
-        mine = np.array([run.point.beta == beta for run in runs])
-        lowest = reward[mine] - NORMAL_95 * np.nan_to_num(
-            [run.outcome(schema.REWARD_SE) for run in runs if run.point.beta == beta]
-        )
+def _betas(runs: list[Run]) -> list[float]:
+    return sorted({run.point.beta for run in runs})
+
+
+def _mean(runs: list[Run], beta: float, key: str) -> Estimate:
+    return mean_over([np.array([run.outcome(key) for run in runs if run.point.beta == beta])])
+
+
+def _half_width(mean: Estimate) -> float:
+    interval = mean.interval()
+    return 0.0 if interval is None else interval.high - mean.value
+
+
+def _label_betas(axes: Axes, runs: list[Run]) -> None:
+    """The betas, each below the lowest of its runs."""
+    for beta in _betas(runs):
+        mine = [run for run in runs if run.point.beta == beta]
         axes.annotate(
             f"β = {beta:g}",
-            (float(np.median(kl[mine])), float(lowest.min())),
-            xytext=(0, -5),
+            (
+                float(np.median([run.outcome(schema.KL) for run in mine])),
+                min(run.outcome(schema.REWARD) for run in mine),
+            ),
+            xytext=(0, -6),
             textcoords="offset points",
             ha="center",
             va="top",

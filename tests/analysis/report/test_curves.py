@@ -1,0 +1,29 @@
+"""The mean of learning curves, against scipy."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from analysis.report.sections.curves import mean_curve
+from analysis.results.records import Curve
+
+
+def test_mean_and_band_are_those_of_a_t_interval_at_each_common_step():
+    rng = np.random.default_rng(0)
+    curves = [Curve(np.arange(0, 10, 2.0), rng.normal(size=5)) for _ in range(4)]
+    curves.append(Curve(np.arange(2, 7, 1.0), rng.normal(size=5)))  # steps 2, 4 and 6 are common
+    curves[0].value[2] = np.nan  # diverged at step 4
+    mean, half_width = mean_curve(curves)
+    assert mean.step.tolist() == half_width.step.tolist() == [2, 6]
+    for place, step in enumerate((2, 6)):
+        values = [float(curve.value[curve.step == step][0]) for curve in curves]
+        low, high = stats.t.interval(0.95, 4, loc=np.mean(values), scale=stats.sem(values))
+        assert mean.value[place] - half_width.value[place] == pytest.approx(low)
+        assert mean.value[place] + half_width.value[place] == pytest.approx(high)
+
+
+def test_a_single_run_has_no_band():
+    curve = Curve(np.array([0.0, 1.0]), np.array([1.0, 2.0]))
+    mean, half_width = mean_curve([curve])
+    assert mean.value.tolist() == [1.0, 2.0]
+    assert half_width.value.tolist() == [0.0, 0.0]
