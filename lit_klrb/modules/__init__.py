@@ -1,4 +1,4 @@
-"""The Lightning modules: they wire models, data and losses together, and log."""
+"""The Lightning modules, which connect models, data and losses, and log."""
 
 from .distill import DistillModule as DistillModule
 from .dpo import DPOModule as DPOModule

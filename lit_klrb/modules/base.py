@@ -1,4 +1,4 @@
-"""What every module shares: a model, its tokenizer, its optimizer, and self-contained checkpoints."""
+"""Base classes of the modules: a model, its tokenizer, its optimizer, and self-contained checkpoints."""
 
 import math
 from abc import ABC, abstractmethod
@@ -25,39 +25,39 @@ REFERENCE_PREFIX = "reference."
 PROGRESS_BAR_METRICS = {schema.REWARD, schema.KL, schema.LOSS}
 
 
-# Settings are dataclass fields: every module inherits the settings of its bases, by name and documented.
+# Settings are dataclass fields, so every module inherits the documented settings of its base classes.
 @dataclass(kw_only=True, eq=False, repr=False)
 class TrainedModule(L.LightningModule, ABC):
-    """A model that is trained, and whose checkpoint can be loaded, exported or trained on from anywhere.
+    """A module that trains a model and writes self-contained checkpoints.
 
-    Models are built in `configure_model`, when the trainer is known. `load_from_checkpoint` needs no trainer:
-    it takes the model from the checkpoint.
+    Models are built in `configure_model`, when the trainer is known. `load_from_checkpoint` works without a
+    trainer and takes the model from the checkpoint.
 
     Args:
         learning_rate: Peak learning rate of AdamW.
         weight_decay: Decoupled weight decay of AdamW.
         adam_epsilon: Epsilon of AdamW.
-        schedule: Learning rate after the warm-up: constant, or falling to 0 over the run.
-        warmup_steps: Optimizer steps in which the learning rate rises from 0.
+        schedule: Learning rate after the warm-up: constant, or decaying to 0 over the run.
+        warmup_steps: Optimizer steps over which the learning rate increases from 0.
         gradient_checkpointing: Store only the input of each block and recompute the rest in the backward
             pass: less memory, more time.
         compile_backend: Backend of torch.compile for the model's blocks in training and scoring, such as
-            "inductor" (needs a C++ compiler or a GPU); None does not compile. Sampling is never compiled, as
-            its shapes change with each token.
-        seed: Seed of every draw of the module; set by --seed_everything.
+            "inductor" (needs a C++ compiler or a GPU); None for no compilation. Sampling is never compiled,
+            as its shapes change with each token.
+        seed: Seed of all random numbers of the module; set by --seed_everything.
 
     Raises:
         ConfigurationError: If a number is out of range or the backend is unknown.
     """
 
-    # Attribute that holds the trained model, and what kind of model it is.
+    # The role of the trained model, which names the attribute that holds it.
     role: ClassVar[loading.Role]
     # Whether dropout is active in training. It is off where log-probabilities are compared with those of a
-    # rollout or a reference: the ratio at the first inner step is then exactly 1.
+    # rollout or a reference, so that the ratio at the first inner step is exactly 1.
     uses_dropout: ClassVar[bool] = False
-    # Whether the loss has a KL term that an estimator can be plugged into.
+    # Whether the loss has a KL term, for which an estimator can be plugged in.
     uses_kl_estimator: ClassVar[bool] = False
-    # What its batches hold in training and in evaluation: `contents` of a data module.
+    # Content of its batches in training and in evaluation; must equal `contents` of the data module.
     reads: ClassVar[tuple[str, str]]
 
     learning_rate: float = 1e-3
@@ -72,8 +72,8 @@ class TrainedModule(L.LightningModule, ABC):
     def __post_init__(self) -> None:
         super().__init__()
         self.tokenizer: PreTrainedTokenizerBase
-        # The checkpoint that the trainer is about to restore, set by the command line: Lightning itself tells
-        # a module only after `configure_model`.
+        # The checkpoint to be restored. The command line sets it, as Lightning passes it to a module only
+        # after `configure_model`.
         self.ckpt_path: str | None = None
         self.save_hyperparameters()
         if not 0 < self.learning_rate < math.inf:
@@ -102,22 +102,22 @@ class TrainedModule(L.LightningModule, ABC):
 
     @property
     def trained(self) -> PreTrainedModel:
-        """The model that is trained."""
+        """The trained model."""
         model: PreTrainedModel = getattr(self, self.role.name)
         return model
 
     def setup(self, stage: str) -> None:
-        """Refuse options of the trainer that endless data do not allow.
+        """Check options of the trainer that infinite training data do not allow.
 
         Raises:
-            ConfigurationError: Naming the trainer's argument.
+            ConfigurationError: If one is set; names the trainer's argument.
         """
         check_strategy(self.trainer)
         if stage == "fit" and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             check_training_options({name: getattr(self.trainer, name, None) for name in RULES})
 
     def configure_model(self) -> None:
-        """Build the model, unless it comes from a checkpoint: the one to resume, or one loaded before."""
+        """Build the model, or load it from the checkpoint to resume from, unless it is already loaded."""
         if trainer_of(self) is None or hasattr(self, self.role.name):
             return
         if self.ckpt_path is not None:
@@ -127,13 +127,13 @@ class TrainedModule(L.LightningModule, ABC):
         setattr(self, self.role.name, model)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what makes the checkpoint self-contained: configuration, tokenizer, adapter settings."""
+        """Add configuration, tokenizer and adapter settings, which make the checkpoint self-contained."""
         checkpoint[self.role.config_key] = loading.config_dict(self.trained)
         checkpoint[loading.TOKENIZER_KEY] = loading.tokenizer_files(self.tokenizer)
         checkpoint[loading.ADAPTER_KEY] = adapter_settings(self.trained)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take model and tokenizer from the checkpoint, unless `configure_model` built them."""
+        """Build model and tokenizer from the checkpoint, unless `configure_model` did."""
         if not hasattr(self, self.role.name):
             setattr(self, self.role.name, loading.model_from_checkpoint(checkpoint, self.role))
             self.tokenizer = loading.tokenizer_from_files(checkpoint.get(loading.TOKENIZER_KEY))
@@ -146,13 +146,13 @@ class TrainedModule(L.LightningModule, ABC):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """The inverse of `state_dict`: the reference keeps its weights, every other key must match."""
-        # Loading stays strict: the reference's own weights stand in for those the checkpoint leaves out.
-        live = {k: v for k, v in super().state_dict().items() if k.startswith(REFERENCE_PREFIX)}
-        return super().load_state_dict({**state_dict, **live}, strict=strict, assign=assign)
+        """The inverse of `state_dict`: the reference keeps its weights, all other keys must match."""
+        # Inserting the reference's current weights, which checkpoints omit, keeps loading strict
+        reference = {k: v for k, v in super().state_dict().items() if k.startswith(REFERENCE_PREFIX)}
+        return super().load_state_dict({**state_dict, **reference}, strict=strict, assign=assign)
 
     def configure_optimizers(self) -> Any:
-        """AdamW on the trained parameters; the schedule moves at each optimizer step."""
+        """AdamW on the trained parameters, with a schedule per optimizer step."""
         optimizer = torch.optim.AdamW(
             [parameter for parameter in self.trained.parameters() if parameter.requires_grad],
             lr=self.learning_rate,
@@ -168,11 +168,12 @@ class TrainedModule(L.LightningModule, ABC):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_train_start(self) -> None:
-        """Set the model's mode, which `from_pretrained` and validation leave at eval; checkpoint, compile.
+        """Set the training mode, and enable gradient checkpointing and compilation if configured.
 
         Raises:
             ConfigurationError: If the architecture does not support gradient checkpointing.
         """
+        # `from_pretrained` and validation leave the model in eval mode
         self.trained.train(self.uses_dropout)
         if self.gradient_checkpointing:
             blocks = [m for m in self.trained.modules() if isinstance(m, GradientCheckpointingLayer)]
@@ -182,7 +183,7 @@ class TrainedModule(L.LightningModule, ABC):
                 )
             self.trained.activation_checkpointing_enable({"use_reentrant": False})
             for block in blocks:
-                # A block checkpoints only in training mode; the dropout layers inside keep their own mode.
+                # Blocks checkpoint in training mode only; this does not change the mode of dropout layers
                 block.training = True
         if self.compile_backend is not None:
             self.trained.base_model.compile(backend=self.compile_backend, dynamic=True)
@@ -190,13 +191,13 @@ class TrainedModule(L.LightningModule, ABC):
     def log_metrics(self, stage: str, metrics: Mapping[str, Tensor | float], batch_size: int) -> None:
         """Log each metric as `stage/name`, averaged over processes."""
         for name, value in metrics.items():
-            shown = name in PROGRESS_BAR_METRICS
-            self.log(f"{stage}/{name}", value, batch_size=batch_size, prog_bar=shown, sync_dist=True)
+            in_bar = name in PROGRESS_BAR_METRICS
+            self.log(f"{stage}/{name}", value, batch_size=batch_size, prog_bar=in_bar, sync_dist=True)
 
     def log_evaluation(self, stage: str, metrics: Mapping[str, float]) -> None:
-        """Log the metrics of an evaluation, that before the first step included.
+        """Log the metrics of an evaluation, including the one before the first step.
 
-        Lightning discards what is logged in the sanity check, so these metrics go to the loggers directly.
+        Lightning discards values logged in the sanity check, so these go to the loggers directly.
         """
         if not self.trainer.sanity_checking:
             return self.log_metrics(stage, metrics, batch_size=1)
@@ -207,13 +208,13 @@ class TrainedModule(L.LightningModule, ABC):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class PolicyModule(TrainedModule, ABC):
-    """A language model that is trained.
+    """A module that trains a language model.
 
     Args:
-        policy_path: The policy to start from: a hub id, an exported folder or a checkpoint. If it has an
-            adapter, only the adapter is trained.
+        policy_path: The initial policy: a hub id, an exported folder or a checkpoint. If it has an adapter,
+            only the adapter is trained.
         lora: Train a new LoRA adapter instead of all weights: arguments of `peft.LoraConfig`, such as
-            {r: 8, lora_alpha: 16}. By default it is on every linear layer but the head.
+            {r: 8, lora_alpha: 16}. By default every linear layer except the head has an adapter.
     """
 
     role = loading.POLICY
@@ -227,7 +228,7 @@ class PolicyModule(TrainedModule, ABC):
 
     @abstractmethod
     def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """The policy to start from, without a new adapter, and its tokenizer."""
+        """The initial policy, without a new adapter, and its tokenizer."""
 
     def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The policy to train, with a new adapter if `lora` is set, and its tokenizer."""

@@ -1,4 +1,4 @@
-"""On-policy distillation: a student learns a teacher on the student's own completions."""
+"""On-policy distillation: a student learns from a teacher on completions sampled from the student."""
 
 from dataclasses import dataclass
 from typing import Any, final
@@ -17,16 +17,17 @@ from lit_klrb.rewards import NoReward, Reward
 class DistillModule(OnPolicyModule):
     """Minimises KL(student‖teacher) on completions of the student, with any KL estimator.
 
-    It is RLOO without a reward: the policy is the student, the reference (`reference_path`) the teacher, and
-    beta only scales the gradient. Token-level losses (`RaoBlackwellLoss` with allow_biased) ignore how
-    earlier tokens change later KLs; unbiased estimators do not.
+    This is RLOO without a reward: the policy is the student, the reference (`reference_path`) the teacher,
+    and beta only scales the gradient. Token-level losses (`RaoBlackwellLoss` with allow_biased) omit the
+    effect of earlier tokens on later KLs; unbiased estimators include it.
 
     Args:
-        policy_config: Configuration of a student with new weights: `model_type` and what differs from its
-            defaults. It uses the teacher's tokenizer. Give this or policy_path.
+        policy_config: Configuration of a student with new weights: `model_type` and the settings that differ
+            from its defaults. The tokenizer is the teacher's. Give either this or policy_path.
 
     Raises:
-        ConfigurationError: If there is no teacher, or not exactly one of policy_config and policy_path.
+        ConfigurationError: If there is no teacher, or not exactly one of policy_config and policy_path is
+            given.
 
     Reference: Tang, Munos (2025), arXiv:2506.09477, Section 5.3.
     """
@@ -37,15 +38,15 @@ class DistillModule(OnPolicyModule):
         super().__post_init__()
         loading.check_one_given(loading.POLICY, self.policy_config, self.policy_path)
         if self.reference_path is None:
-            raise ConfigurationError("is None; name the teacher", key="reference_path")
+            raise ConfigurationError("must name the teacher, got None", key="reference_path")
 
     def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """The student of policy_path, or one with new weights drawn from the seed."""
+        """The student of policy_path, or a new one initialised from the seed."""
         if self.policy_config is None or self.reference_path is None:
             return self.load_policy()
         tokenizer = loading.load_tokenizer("reference_path", self.reference_path)
         return loading.fresh_model(self.policy_config, tokenizer, self.seed), tokenizer
 
     def load_reward(self, device: torch.device) -> Reward:
-        """None: zero for every text."""
+        """A reward of zero for every text."""
         return NoReward()

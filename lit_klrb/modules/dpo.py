@@ -1,4 +1,4 @@
-"""Direct preference optimisation: the warm start that RLOO continues from."""
+"""Direct preference optimisation, the warm start of RLOO."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -21,28 +21,28 @@ from lit_klrb.run.cache import cached, weights_digest
 from lit_klrb.seeding import derive_seed
 
 T = TypeVar("T")
-# Prompts completed at a time while the pairs are made; it decides their draws, so it is not a setting.
-CHUNK = 128
+# Prompts per batch when pairs are sampled. Not a setting, as the sampled completions depend on it.
+PROMPTS_PER_BATCH = 128
 
 
 @final
 @dataclass(kw_only=True, eq=False, repr=False)
 class DPOModule(RewardedModule):
-    """Raises preferred completions above rejected ones, relative to the reference.
+    """Trains the policy to prefer chosen over rejected completions, relative to the reference.
 
-    The pairs are the reference's own: of the completions of each prompt, the one with the largest reward
-    against the one with the smallest. Or they come from a data set (`preferences` of the data module).
-    The reference's completions and log-probabilities are computed once and cached on disk (in
-    `LIT_KLRB_CACHE`, by default ~/.cache/lit_klrb), under a hash of model, tokenizer and data. The policy
-    starts as the reference unless policy_path says otherwise.
+    Pairs consist of the completions with the largest and the smallest reward among those that the reference
+    samples for a prompt, or they come from a data set (`preferences` of the data module). The reference's
+    completions and log-probabilities are computed once and cached on disk (in `LIT_KLRB_CACHE`, by default
+    ~/.cache/lit_klrb), under a hash of model, tokenizer and data. The initial policy is the reference unless
+    policy_path is given.
 
     Args:
-        beta: Inverse scale of the implicit reward beta · log(policy/reference); larger keeps the policy
-            closer to the reference.
-        loss: Which loss of the implicit rewards: see `preference_loss`.
-        label_smoothing: Assumed share of wrong preferences, for the losses sigmoid and robust.
-        length_normalised: Divide each log ratio by the number of tokens of its completion, so that length
-            earns nothing.
+        beta: Scale of the implicit reward beta · log(policy/reference); larger values keep the policy closer
+            to the reference.
+        loss: The loss on the implicit rewards, see `preference_loss`.
+        label_smoothing: Assumed share of swapped preferences, for the losses sigmoid and robust.
+        length_normalised: Divide each log ratio by the number of tokens of its completion, so that length is
+            not rewarded.
     """
 
     reads = ("preferences", "prompts")
@@ -61,7 +61,7 @@ class DPOModule(RewardedModule):
         return self.load_policy()
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """The DPO loss of a batch of pairs, chosen completions before rejected ones."""
+        """The DPO loss of a batch of pairs: all chosen completions, then all rejected ones."""
         rollout = Rollout(batch["tokens"], batch["attention_mask"], batch["mask"])
         log_ratio = self._logprob(self.policy, rollout) - batch["ref_logprob"]
         if self.length_normalised:
@@ -76,29 +76,31 @@ class DPOModule(RewardedModule):
 
     @torch.no_grad()
     def preference_pairs(self, prompts: Sequence[list[int]]) -> list[PreferencePair]:
-        """The reference's best and worst completion of each prompt.
+        """The reference's completions with the largest and the smallest reward for each prompt.
 
-        A prompt whose completions all have the same reward gives no pair.
+        Prompts whose completions all have the same reward are skipped.
 
         Raises:
-            ConfigurationError: If there is one completion of each prompt, or no prompt gives a pair.
+            ConfigurationError: If completions_per_prompt is 1, or all prompts are skipped.
         """
         if self.sampling.completions_per_prompt < 2:
             raise ConfigurationError(
-                "must be at least 2 for a pair, unless the data module's preferences give the pairs, got "
+                "must be at least 2 unless the data module has preferences, got "
                 f"{self.sampling.completions_per_prompt}",
                 key="completions_per_prompt",
             )
-        starts = range(0, len(prompts), CHUNK)
-        parts = [prompts[first : first + CHUNK] for first in starts]
+        starts = range(0, len(prompts), PROMPTS_PER_BATCH)
+        parts = [prompts[first : first + PROMPTS_PER_BATCH] for first in starts]
         key = {"prompts": prompts, "sampling": asdict(self.sampling), "stop_at_eos": self.stop_at_eos}
-        drafts = self._of_reference(
+        completed = self._cached_for_reference(
             "completions",
             {**key, "seed": self.seed},
-            lambda: [self._draft(part, first) for part, first in zip(with_bar(parts), starts, strict=True)],
+            lambda: [
+                self._complete(part, first) for part, first in zip(with_bar(parts), starts, strict=True)
+            ],
         )
         pairs: list[PreferencePair] = []
-        for part, (*tensors, ref_logprob) in zip(parts, drafts, strict=True):
+        for part, (*tensors, ref_logprob) in zip(parts, completed, strict=True):
             rollout = Rollout(*(tensor.to(self.device) for tensor in tensors))
             pairs += best_and_worst(part, rollout, self.rewards(rollout), ref_logprob)
         if not pairs:
@@ -111,10 +113,10 @@ class DPOModule(RewardedModule):
 
     @torch.no_grad()
     def given_pairs(self, preferences: Sequence[Preference]) -> list[PreferencePair]:
-        """Pairs of a data set as tokens; completions end with EOS and are cut after max_new_tokens.
+        """Tokenize the preferences of a data set; completions get an EOS and are truncated to max_new_tokens.
 
         Args:
-            preferences: Texts.
+            preferences: Prompts with chosen and rejected completions, as text.
         """
         eos, length = self.tokenizer.eos_token_id, self.sampling.max_new_tokens
 
@@ -125,9 +127,11 @@ class DPOModule(RewardedModule):
         prompts, *completions = (tokens(list(texts)) for texts in zip(*preferences, strict=True))
         chosen, rejected = ([[*ids, eos][:length] for ids in column] for column in completions)
         pairs = [PreferencePair(*row, 0.0, 0.0) for row in zip(prompts, chosen, rejected, strict=True)]
-        parts = [pairs[first : first + CHUNK] for first in range(0, len(pairs), CHUNK)]
+        parts = [
+            pairs[first : first + PROMPTS_PER_BATCH] for first in range(0, len(pairs), PROMPTS_PER_BATCH)
+        ]
         key = {"pairs": pairs, "temperature": self.sampling.temperature}
-        logprobs = self._of_reference(
+        logprobs = self._cached_for_reference(
             "logprobs", key, lambda: [self._ref_logprobs(part) for part in with_bar(parts)]
         )
         return [
@@ -136,13 +140,15 @@ class DPOModule(RewardedModule):
             for pair, first, second in zip(part, *columns.view(2, -1).tolist(), strict=True)
         ]
 
-    def _of_reference(self, name: str, key: dict[str, Any], make: Callable[[], list[Any]]) -> list[Any]:
-        """What the reference makes of the data, from disk if it was made before."""
+    def _cached_for_reference(
+        self, name: str, key: dict[str, Any], compute: Callable[[], list[Any]]
+    ) -> list[Any]:
+        """The result of a computation with the reference, from the cache on disk if it is there."""
         with self.reading_reference() as reference:
             model = {"weights": weights_digest(reference), "adapter_off": self.reference_path is None}
-        return cached(name, {**key, **model, "tokenizer": tokenizer_files(self.tokenizer)}, make)
+        return cached(name, {**key, **model, "tokenizer": tokenizer_files(self.tokenizer)}, compute)
 
-    def _draft(self, prompts: Sequence[list[int]], number: int) -> tuple[Tensor, ...]:
+    def _complete(self, prompts: Sequence[list[int]], number: int) -> tuple[Tensor, ...]:
         """Completions of some prompts by the reference, and their log-probabilities under it."""
         batch = pad(prompts, self.tokenizer.pad_token_id, side="left")
         batch = {key: value.to(self.device) for key, value in batch.items()}
@@ -152,7 +158,7 @@ class DPOModule(RewardedModule):
             return tuple(tensor.cpu() for tensor in (*rollout, self._logprob(reference, rollout)))
 
     def _ref_logprobs(self, pairs: Sequence[PreferencePair]) -> Tensor:
-        """Log-probabilities of chosen completions and then of rejected ones, [2B]."""
+        """Log-probabilities of the chosen, then of the rejected completions, shape [2B]."""
         batch = collate_pairs(pairs, self.tokenizer.pad_token_id)
         tensors = (batch[name].to(self.device) for name in ("tokens", "attention_mask", "mask"))
         with self.reading_reference() as reference:
@@ -164,20 +170,20 @@ class DPOModule(RewardedModule):
 
 
 def with_bar(parts: Sequence[T]) -> Iterable[T]:
-    """The parts, with a progress bar."""
+    """Iterate over the parts with a progress bar."""
     return track(parts, "preference pairs", transient=True)
 
 
 def best_and_worst(
     prompts: Sequence[list[int]], rollout: Rollout, rewards: Tensor, ref_logprob: Tensor
 ) -> list[PreferencePair]:
-    """The pair with the largest difference in reward of each prompt, where there is a difference.
+    """The pair with the largest difference in reward for each prompt; prompts with equal rewards are skipped.
 
     Args:
-        prompts: Token ids of P prompts, unpadded.
-        rollout: Their K completions each, prompt-major, [P·K].
-        rewards: Of each sequence, [P·K].
-        ref_logprob: Log-probability of each completion under the reference, [P·K].
+        prompts: Token ids of P prompts, without padding.
+        rollout: K completions of each prompt, prompt-major.
+        rewards: Reward of each completion, shape [P·K].
+        ref_logprob: Log-probability of each completion under the reference, shape [P·K].
     """
     grouped = rewards.view(len(prompts), -1)
     first_row = torch.arange(len(prompts), device=rewards.device) * grouped.shape[1]

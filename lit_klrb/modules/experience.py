@@ -1,4 +1,4 @@
-"""A rollout with everything that was computed on the whole of it."""
+"""A rollout with the quantities computed from it."""
 
 from typing import Any, NamedTuple
 
@@ -10,15 +10,15 @@ from lit_klrb.models.generation import Rollout
 
 
 class Experience(NamedTuple):
-    """A rollout and what was computed on all of it, before any split: detached, prompt-major.
+    """A rollout and the quantities computed on the whole of it: detached, prompt-major.
 
     Args:
         rollout: B sequences with T completion positions.
-        reference_states: What the scorer keeps of the reference, [B, T, D].
-        behaviour_logprobs: Log-probabilities the completions were drawn with, [B, T].
-        rewards: What each completion is trained for, [B].
-        weights: The estimator's weights of the loss, [B, T].
-        metrics: Means over the rollouts of all processes, logged at each step on this one.
+        reference_states: The result of `Scorer.reference_states`, shape [B, T, D].
+        behaviour_logprobs: Log-probabilities under the policy that sampled the completions, shape [B, T].
+        rewards: Training reward of each completion, shape [B].
+        weights: The estimator's weights of the loss, shape [B, T].
+        metrics: Means over the rollouts of all processes, logged at each step on the rollout.
     """
 
     rollout: Rollout
@@ -29,18 +29,18 @@ class Experience(NamedTuple):
     metrics: dict[str, float]
 
     def rows(self, rows: slice) -> "Experience":
-        """The same for some of the sequences."""
+        """A slice of the sequences."""
         tensors: dict[str, Any] = {k: v[rows] for k, v in self._asdict().items() if isinstance(v, Tensor)}
         weights = self.weights.map(lambda field: field[rows])
         return self._replace(rollout=self.rollout.rows(rows), weights=weights, **tensors)
 
     def part(self, index: int, count: int) -> "Experience":
-        """Part number `index` of `count` equal ones, in the order of the rows."""
+        """Part number `index` of `count` parts of equal size, in the order of the rows."""
         size = len(self.rewards) // count
         return self.rows(slice(index * size, (index + 1) * size))
 
     def state(self) -> list[Any]:
-        """The fields as tensors and plain tuples: reading a checkpoint then imports no class of ours."""
+        """The fields as tensors and plain tuples, so that a checkpoint refers to no class of this package."""
         return [tuple(field) if isinstance(field, tuple) else field for field in self]
 
     @classmethod

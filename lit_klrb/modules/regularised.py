@@ -1,4 +1,4 @@
-"""What DPO, RLOO and distillation share: a frozen reference, a reward, and the common evaluation."""
+"""Base classes of DPO, RLOO and distillation: a frozen reference, a reward and the common evaluation."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -29,9 +29,9 @@ class Evaluation(NamedTuple):
     """Completions with their statistics and rewards.
 
     Args:
-        rollout: Completions of P prompts, K each, prompt-major.
-        stats: Their token statistics under policy and reference, [P·K, T].
-        rewards: Their rewards, [P·K].
+        rollout: K completions of each of P prompts, prompt-major.
+        stats: Their token statistics under policy and reference, shape [P·K, T].
+        rewards: Their rewards, shape [P·K].
         completions_per_prompt: K.
     """
 
@@ -41,7 +41,7 @@ class Evaluation(NamedTuple):
     completions_per_prompt: int
 
     def summary(self) -> dict[str, Tensor]:
-        """Reward, Rao-Blackwellized KL in nats and length in tokens of each completion, [P, K]."""
+        """Reward, Rao-Blackwell estimate of the KL (nats) and length (tokens) of each completion, [P, K]."""
         mask = self.rollout.mask
         columns = {
             "reward": self.rewards,
@@ -53,20 +53,21 @@ class Evaluation(NamedTuple):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class RegularisedModule(PolicyModule, ABC):
-    """A policy that is kept close to a frozen reference and evaluated on its own completions.
+    """A policy that is regularised towards a frozen reference and evaluated on its own completions.
 
-    The evaluation is common to all subclasses, whatever they train with: new completions of the same prompts
-    from the same seeds, their reward, and the Rao-Blackwell estimate of their KL to the reference.
+    The evaluation is the same for all subclasses, regardless of the training objective: new completions of
+    the same prompts with the same seeds, their reward, and the Rao-Blackwell estimate of their KL to the
+    reference.
 
     Args:
         reference_path: The frozen reference: a hub id, an exported folder or a checkpoint. None means the
-            policy with its adapter off, which takes no extra memory.
-        completions_per_prompt: Completions of each training prompt.
-        max_new_tokens: Longest completion, in tokens.
+            policy with its adapter disabled, which takes no extra memory.
+        completions_per_prompt: Completions per training prompt.
+        max_new_tokens: Maximum number of tokens of a completion.
         stop_at_eos: Whether the end-of-sequence token ends a completion; if not, all have max_new_tokens.
         temperature: Divides the logits of both models, in sampling and in every log-probability.
-        evaluation_completions: Completions of each evaluation prompt.
-        evaluation_seed: Seed of the completions drawn in evaluation; the same for runs to be compared.
+        evaluation_completions: Completions per evaluation prompt.
+        evaluation_seed: Seed of the completions in evaluation; the same for runs to be compared.
     """
 
     reference_path: str | None = None
@@ -101,7 +102,7 @@ class RegularisedModule(PolicyModule, ABC):
 
     @abstractmethod
     def load_reward(self, device: torch.device) -> Reward:
-        """The reward of whole texts, on a device."""
+        """Load the reward of complete texts on a device."""
 
     def configure_model(self) -> None:
         """Build the policy, and load reference and reward."""
@@ -113,7 +114,7 @@ class RegularisedModule(PolicyModule, ABC):
             self._load_reference(self.reference_path)
         elif not has_adapter(self.policy):
             raise ConfigurationError(
-                "None means the policy with its adapter off, and the policy has no adapter; name the "
+                "None means the policy with its adapter disabled, but the policy has no adapter; name the "
                 "reference, or train an adapter (lora)",
                 key="reference_path",
             )
@@ -122,7 +123,8 @@ class RegularisedModule(PolicyModule, ABC):
         self.scorer = Scorer(self.policy, reference, self.temperature)
         if not self.scorer.tiled:
             self.print(
-                "policy or reference is not a backbone with a linear head: full logits are computed for both"
+                "policy or reference does not consist of a backbone and a linear head: full logits of both "
+                "are computed"
             )
 
     def _load_reference(self, path: str) -> None:
@@ -138,18 +140,18 @@ class RegularisedModule(PolicyModule, ABC):
         loading.check_same_vocabulary("reference_path", path, *words)
 
     def load_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """Policy and tokenizer of `policy_path`, or those of the reference.
+        """Load policy and tokenizer from `policy_path`, or from `reference_path` if it is None.
 
         Raises:
-            ConfigurationError: If neither is given or it cannot be loaded.
+            ConfigurationError: If both are None or loading fails.
         """
         key, path = "policy_path", self.policy_path or self.reference_path
         if path is None:
-            raise ConfigurationError("this and reference_path are both None; give one or both", key=key)
+            raise ConfigurationError("must not be None if reference_path is None", key=key)
         return loading.load_model(key, path), loading.load_tokenizer(key, path)
 
     def reading_reference(self) -> AbstractContextManager[PreTrainedModel]:
-        """A context that gives the reference: its own model, or the policy with its adapter off."""
+        """A context manager that yields the reference: a model, or the policy with its adapter disabled."""
         return adapter_off(self.policy) if self.reference_path is None else nullcontext(self.reference)
 
     def generate(
@@ -162,7 +164,7 @@ class RegularisedModule(PolicyModule, ABC):
         rows_before: int = 0,
         backend: Callable[..., Rollout] = generate_completions,
     ) -> Rollout:
-        """Completions of a batch of prompts by policy or reference; see `generate_completions`."""
+        """Sample completions of a batch of prompts from policy or reference, see `generate_completions`."""
         with self.stopwatch("generate"):
             return backend(
                 model,
@@ -177,23 +179,24 @@ class RegularisedModule(PolicyModule, ABC):
 
     @torch.no_grad()
     def score(self, rollout: Rollout) -> tuple[Tensor, TokenStats]:
-        """The reference's states that the scorer keeps, [B, T, D], and the token statistics, [B, T]."""
+        """The reference's hidden states, shape [B, T, D], and the token statistics, [B, T]."""
         with self.stopwatch("statistics"):
             reference_states = self.scorer.reference_states(rollout)
             return reference_states, self.scorer.stats(rollout, reference_states)
 
     def texts(self, rollout: Rollout) -> list[str]:
         """Prompt and completion of each sequence as one text."""
-        kept = rollout.tokens.masked_fill(~rollout.attention_mask, self.tokenizer.pad_token_id)
-        return self.tokenizer.batch_decode(kept, skip_special_tokens=True)
+        # Replace tokens after the end, which need not be padding tokens
+        tokens = rollout.tokens.masked_fill(~rollout.attention_mask, self.tokenizer.pad_token_id)
+        return self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
 
     def rewards(self, rollout: Rollout) -> Tensor:
-        """The reward of each sequence, [B]."""
+        """The reward of each sequence, shape [B]."""
         with self.stopwatch("reward"):
             return self.reward(self.texts(rollout)).to(rollout.tokens.device)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Evaluation]:
-        """The common evaluation on one batch of prompts; callbacks get its completions."""
+        """The common evaluation on a batch of prompts; callbacks receive the completions."""
         evaluation = self._evaluate(batch, batch_idx)
         self._evaluated.append(evaluation.summary())
         return {"evaluation": evaluation}
@@ -203,7 +206,7 @@ class RegularisedModule(PolicyModule, ABC):
         self._log_evaluation("val")
 
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Evaluation]:
-        """The common evaluation on one batch of test prompts."""
+        """The common evaluation on a batch of test prompts."""
         return self.validation_step(batch, batch_idx)
 
     def on_test_epoch_end(self) -> None:
@@ -211,7 +214,7 @@ class RegularisedModule(PolicyModule, ABC):
         self._log_evaluation("test")
 
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> list[dict[str, Any]]:
-        """Each completion as text, with its reward, KL and length."""
+        """The text of each completion, with its reward, KL and length."""
         evaluation = self._evaluate(batch, batch_idx)
         columns = {
             "text": self.texts(evaluation.rollout),
@@ -240,15 +243,15 @@ class RegularisedModule(PolicyModule, ABC):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class RewardedModule(RegularisedModule, ABC):
-    """A regularised policy that learns from a reward of whole texts.
+    """A regularised policy that is trained with a reward of complete texts.
 
     Args:
         reward_path: The reward: "grammar" (the embedded world's exact log odds of a positive review), a
-            classifier (a hub id, a folder or a checkpoint of RewardModule), or "package.module:function",
-            from a list of texts to a list of numbers. Several of these with their weights are summed:
+            classifier (a hub id, a folder or a checkpoint of RewardModule), or "package.module:function", a
+            function from a list of texts to a list of numbers. A mapping gives a weighted sum:
             {"grammar": 1.0, "my_rewards:shortness": 0.1}.
         reward_label: Rewarded label of a classifier; by default the second of two, the positive one.
-        reward_output: The log odds of that label, or its logit.
+        reward_output: Whether the reward is the log odds of that label or its logit.
     """
 
     reward_path: str | dict[str, float] = loading.GRAMMAR
@@ -256,5 +259,5 @@ class RewardedModule(RegularisedModule, ABC):
     reward_output: RewardOutput = "log_odds"
 
     def load_reward(self, device: torch.device) -> Reward:
-        """The reward that `reward_path` names."""
+        """Load the reward given by `reward_path`."""
         return load_reward(self.reward_path, self.reward_label, self.reward_output, device)

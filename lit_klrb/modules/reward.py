@@ -1,4 +1,4 @@
-"""A reward model: a classifier of texts, trained on labelled reviews."""
+"""Training of a reward model: a text classifier on labelled reviews."""
 
 from dataclasses import dataclass
 from typing import Any, final
@@ -20,15 +20,17 @@ LABELS = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0
 @final
 @dataclass(kw_only=True, eq=False, repr=False)
 class RewardModule(TrainedModule):
-    """Maximum likelihood of the label given the text, from new weights or from a given classifier.
+    """Maximum likelihood training of a classifier, from new weights or from a given classifier.
 
-    Its checkpoint is a `reward_path` for DPO and RLOO: the reward is the log odds of the label "positive".
+    Its checkpoint can be the `reward_path` of DPO and RLOO: the reward is the log odds of the label
+    "positive".
 
     Args:
-        classifier_config: Configuration of a model with new weights: `model_type` and what differs from its
-            defaults; vocabulary and special tokens come from the tokenizer. Give this or classifier_path.
-        classifier_path: The classifier to start from: a hub id, an exported folder or a checkpoint.
-        tokenizer_path: Tokenizer of the new model: "grammar", a hub id, a folder or a policy's checkpoint.
+        classifier_config: Configuration of a model with new weights: `model_type` and the settings that
+            differ from its defaults; vocabulary and special tokens are the tokenizer's. Give either this or
+            classifier_path.
+        classifier_path: The initial classifier: a hub id, an exported folder or a checkpoint.
+        tokenizer_path: Tokenizer of a new model: "grammar", a hub id, a folder or a policy's checkpoint.
 
     Raises:
         ConfigurationError: If not exactly one of classifier_config and classifier_path is given.
@@ -49,12 +51,13 @@ class RewardModule(TrainedModule):
         fixed = sorted({*LABELS, "num_labels"} & {*(self.classifier_config or ())})
         if fixed:
             raise ConfigurationError(
-                f"{fixed[0]} is given by the data's two labels; leave it out", key="classifier_config"
+                f"{fixed[0]} is determined by the two labels of the data; leave it out",
+                key="classifier_config",
             )
         self._evaluated: list[Tensor] = []
 
     def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """The classifier of classifier_path, or one with new weights drawn from the seed."""
+        """The classifier of classifier_path, or a new one initialised from the seed."""
         if self.classifier_path is not None:
             source = "classifier_path", self.classifier_path, self.role
             return loading.load_model(*source), loading.load_tokenizer(*source)
@@ -73,25 +76,25 @@ class RewardModule(TrainedModule):
         return loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """Keep the nats of each text and whether its label was predicted; means are taken at the end."""
+        """Collect the cross-entropy of each text and whether its label is predicted; averaged at the end."""
         logits, labels = self._logits(batch), batch["labels"]
         nats = cross_entropy(logits, labels, reduction="none")
         self._evaluated.append(torch.stack([nats, (logits.argmax(1) == labels).float()]))
 
     def on_validation_epoch_end(self) -> None:
-        """Log cross-entropy and accuracy, each with its standard error."""
+        """Log cross-entropy and accuracy with standard errors."""
         self._log_evaluation("val")
 
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """Keep the nats of each test text and whether its label was predicted."""
+        """Collect the cross-entropy of each test text and whether its label is predicted."""
         self.validation_step(batch, batch_idx)
 
     def on_test_epoch_end(self) -> None:
-        """Log cross-entropy and accuracy on the test split, each with its standard error."""
+        """Log cross-entropy and accuracy on the test split with standard errors."""
         self._log_evaluation("test")
 
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> list[dict[str, Any]]:
-        """Each text with its label and the probability that the classifier gives to it."""
+        """Each text with its label and the label's probability."""
         logprobs = self._logits(batch).log_softmax(1)
         texts = self.tokenizer.batch_decode(batch["tokens"], skip_special_tokens=True)
         labels = batch["labels"]

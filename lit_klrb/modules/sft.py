@@ -1,4 +1,4 @@
-"""Supervised training of a language model: the reference of all later stages."""
+"""Supervised training of a language model, the reference of all later stages."""
 
 from dataclasses import dataclass
 from typing import Any, final
@@ -19,12 +19,13 @@ from lit_klrb.seeding import derive_seed, forked_rng
 @final
 @dataclass(kw_only=True, eq=False, repr=False)
 class SFTModule(PolicyModule):
-    """Maximum likelihood on whole texts, from new weights or from a given policy.
+    """Maximum likelihood training on complete texts, from new weights or from a given policy.
 
     Args:
-        policy_config: Configuration of a model with new weights: `model_type` and what differs from its
-            defaults; vocabulary and special tokens come from the tokenizer. Give this or policy_path.
-        tokenizer_path: Tokenizer of the new model: "grammar", a hub id, a folder or a checkpoint.
+        policy_config: Configuration of a model with new weights: `model_type` and the settings that differ
+            from its defaults; vocabulary and special tokens are the tokenizer's. Give either this or
+            policy_path.
+        tokenizer_path: Tokenizer of a new model: "grammar", a hub id, a folder or a checkpoint.
         vocab_size: Train a byte-level BPE tokenizer with this many tokens on the training reviews instead.
 
     Raises:
@@ -43,14 +44,14 @@ class SFTModule(PolicyModule):
         loading.check_one_given(loading.POLICY, self.policy_config, self.policy_path)
         if self.vocab_size is not None and self.tokenizer_path != loading.GRAMMAR:
             raise ConfigurationError(
-                f"{self.vocab_size} trains a tokenizer, and tokenizer_path={self.tokenizer_path} names one: "
-                "give one of them",
+                f"{self.vocab_size} trains a tokenizer, but tokenizer_path={self.tokenizer_path} names one: "
+                "give only one of them",
                 key="vocab_size",
             )
         self._evaluated: list[Tensor] = []
 
     def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """The policy of policy_path, or one with new weights drawn from the seed."""
+        """The policy of policy_path, or a new one initialised from the seed."""
         if self.policy_path is not None:
             key = "policy_path"
             return loading.load_model(key, self.policy_path), loading.load_tokenizer(key, self.policy_path)
@@ -64,8 +65,8 @@ class SFTModule(PolicyModule):
         reviews = self.corpus.reviews.get("train") if self.corpus is not None else None
         if reviews is None:
             raise ConfigurationError(
-                f"{self.vocab_size} trains a tokenizer on reviews, which needs fit and a data module of "
-                "reviews; to evaluate, name the checkpoint that has the tokenizer by ckpt_path",
+                f"{self.vocab_size} trains a tokenizer, which needs fit and a data module of reviews; to "
+                "evaluate, give the checkpoint with the trained tokenizer as ckpt_path",
                 key="vocab_size",
             )
         return train_bpe((review.text for review in reviews), self.vocab_size)
@@ -80,21 +81,21 @@ class SFTModule(PolicyModule):
         """Mean cross-entropy over the batch's tokens, in nats."""
         with forked_rng(derive_seed(self.seed, "dropout", batch_idx, self.global_rank), self.device):
             nats, count = self._cross_entropy(batch)
-        # Processes have different numbers of tokens, and their gradients are averaged.
+        # DDP averages gradients over processes, whose numbers of tokens differ: divide by the mean number
         loss = nats / self.trainer.strategy.reduce(count.float(), reduce_op="mean")
         self.log_metrics("train", {"loss": loss.detach()}, batch_size=int(count))
         return loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """Add up nats and tokens; the mean is taken once, at the end."""
+        """Sum the cross-entropy and count tokens; averaged at the end."""
         self._evaluated.append(torch.stack(self._cross_entropy(batch)))
 
     def on_validation_epoch_end(self) -> None:
-        """Log the cross-entropy, and its excess over the entropy of the source where that is known."""
+        """Log the cross-entropy, and its excess over the entropy of the source if that is known."""
         self._log_evaluation("val")
 
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """Add up nats and tokens of a test batch."""
+        """Sum the cross-entropy and count tokens of a test batch."""
         self.validation_step(batch, batch_idx)
 
     def on_test_epoch_end(self) -> None:
@@ -125,7 +126,7 @@ class SFTModule(PolicyModule):
         return nats.sum(), mask.sum()
 
     def _token_nats(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """−log p of every token given those before it, [B, N−1], and the mask of real tokens."""
+        """−log p of every token given the preceding ones, shape [B, N−1], and the mask of real tokens."""
         tokens, mask = batch["tokens"], batch["attention_mask"]
         logits = self.policy(
             input_ids=tokens[:, :-1], attention_mask=mask[:, :-1].long(), use_cache=False

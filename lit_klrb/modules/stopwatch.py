@@ -1,4 +1,4 @@
-"""Where the time of a step goes, stage by stage, for whoever asks."""
+"""Measuring the time of the stages of a training step."""
 
 import time
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import torch
 
 
 class Stopwatch:
-    """Adds up the seconds of named stages while it is running; otherwise it does nothing, and costs nothing.
+    """Accumulates the time of named stages while `running` is true; does nothing otherwise.
 
     Example:
         >>> watch = Stopwatch()
@@ -27,7 +27,7 @@ class Stopwatch:
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        """Count what happens inside towards a stage."""
+        """Add the time of the block to a stage."""
         if not self.running:
             yield
             return
@@ -36,13 +36,13 @@ class Stopwatch:
         self._seconds[stage] = self._seconds.get(stage, 0.0) + now() - start
 
     def take(self) -> dict[str, float]:
-        """Seconds of every stage since they were last taken."""
+        """Seconds of each stage since the last call."""
         seconds, self._seconds = self._seconds, {}
         return seconds
 
 
 def now() -> float:
-    """Seconds on a clock that waits for a GPU to have done what it was given."""
+    """The time in seconds, after waiting for pending work on a GPU."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.perf_counter()

@@ -90,7 +90,10 @@ def test_an_export_has_the_adapter_merged(dpo, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (OFF, "reference_path: None means the policy with its adapter off, and the policy has no adapter"),
+        (
+            OFF,
+            "reference_path: None means the policy with its adapter disabled, but the policy has no adapter",
+        ),
         (["--model.lora", "{rank: 3}"], "model.init_args.lora: {'rank': 3}: "),
         (["--model.lora", "{target_modules: [nowhere]}"], "nowhere"),
     ],

@@ -64,7 +64,7 @@ def test_the_references_part_is_computed_once(chain, tmp_path, preferences, monk
     monkeypatch.setenv("LIT_KLRB_CACHE", str(tmp_path / "cache"))
     extra = ["--data.preferences", preferences] if given else []
     calls = []
-    for name in ("_draft", "_ref_logprobs"):
+    for name in ("_complete", "_ref_logprobs"):
         original = getattr(DPOModule, name)
         monkeypatch.setattr(
             DPOModule, name, lambda *args, original=original: calls.append(1) or original(*args)
