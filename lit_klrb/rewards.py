@@ -1,4 +1,4 @@
-"""Rewards: a number for each text, from the embedded world, a classifier or any Python function."""
+"""Rewards of texts, from the embedded world, a classifier or any Python function."""
 
 import importlib
 import math
@@ -16,23 +16,23 @@ from lit_klrb.models import loading
 
 KEY = "reward_path"
 RewardOutput = Literal["log_odds", "logit"]
-# Texts that a classifier reads at a time; it decides no score.
+# Number of texts per forward pass of a classifier; has no influence on scores.
 BATCH_SIZE = 128
 
 
 class Reward(Protocol):
-    """Scores whole texts, prompt and completion together."""
+    """Scores complete texts, which are prompts with completions."""
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        """One finite score a text, float32 [B]."""
+        """One finite score per text, float32, shape [B]."""
         ...
 
 
 class GrammarReward:
-    """Log odds that a text of the embedded world is positive, exact and clipped.
+    """Exact log odds that a text of the embedded world is positive, clipped.
 
     Args:
-        grammar: The world that wrote the reviews.
+        grammar: The grammar of the reviews.
     """
 
     def __init__(self, grammar: ReviewGrammar | None = None) -> None:
@@ -44,7 +44,7 @@ class GrammarReward:
 
 
 class NoReward:
-    """Zero for every text: for objectives that are a KL alone."""
+    """A reward of zero for every text, for objectives without a reward."""
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """Zeros, float32 [B]."""
@@ -52,37 +52,37 @@ class NoReward:
 
 
 class FunctionReward:
-    """Any function from a list of texts to numbers, checked.
+    """A reward by any function from a list of texts to numbers, whose results are checked.
 
     Args:
-        name: What to call it in an error.
-        function: Returns one number per text: a sequence, an array, a tensor or a generator of them.
+        name: The function's name in error messages.
+        function: Returns one number per text, as a sequence, an array, a tensor or a generator.
 
     Raises:
-        ConfigurationError: If it is not a function; when called, if it returns anything else than one finite
-            number per text.
+        ConfigurationError: If it is not a function; when called, if it does not return one finite number per
+            text.
     """
 
     def __init__(self, name: str, function: Callable[[Sequence[str]], Iterable[float]]) -> None:
         if isinstance(function, type) or not callable(function):
             kind = "a class" if isinstance(function, type) else brief(function)
-            raise ConfigurationError(f"{name} is {kind}; a function of a list of texts expected", key=KEY)
+            raise ConfigurationError(f"{name} is {kind}; it must be a function of a list of texts", key=KEY)
         self.name, self.function = name, function
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """The function's scores, float32 [B]."""
-        given = self.function(texts)
-        scores = as_numbers(given)
+        result = self.function(texts)
+        scores = as_numbers(result)
         if scores is None or scores.shape != (len(texts),):
             raise ConfigurationError(
-                f"{self.name} must return {len(texts)} numbers for {len(texts)} texts, got {brief(given)}",
+                f"{self.name} must return {len(texts)} numbers for {len(texts)} texts, got {brief(result)}",
                 key=KEY,
             )
         return finite(self.name, texts, scores)
 
 
 def as_numbers(values: Any) -> Tensor | None:
-    """Real numbers in whatever holds them as a float32 tensor; None if they are none.
+    """Convert real numbers in any container to a float32 tensor; None if that is not possible.
 
     Example:
         >>> as_numbers(n / 2 for n in range(3)), as_numbers("good"), as_numbers(["1.5"])
@@ -100,7 +100,7 @@ def as_numbers(values: Any) -> Tensor | None:
 
 
 def brief(value: Any, length: int = 60) -> str:
-    """What a value is, in a line: the shape of a tensor, how many elements another one has, or all of it."""
+    """A short description of a value: the shape of a tensor, the length of a list, and a truncated repr."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     shown = repr(value)
@@ -109,20 +109,20 @@ def brief(value: Any, length: int = 60) -> str:
 
 
 class ClassifierReward:
-    """What a sequence classifier makes of a text: the log odds of one of its labels, or that label's logit.
+    """The log odds of one of a classifier's labels, or that label's logit.
 
-    A classifier with a single output (a reward model) gives that output either way.
+    For a classifier with a single output (a reward model), the reward is that output in both cases.
 
     Args:
-        name: What to call it in an error.
+        name: The classifier's name in error messages.
         classifier: The model; it is frozen.
-        tokenizer: Its own.
+        tokenizer: The classifier's tokenizer.
         label: Name or number of the label; by default the second of two, the positive one.
         output: Log odds, log p / (1 - p), or the raw logit.
 
     Raises:
-        ConfigurationError: If there is no such label, or it has to be said which; when called, if a score is
-            not finite.
+        ConfigurationError: If the label is unknown, or None with more than two labels; when called, if a
+            score is not finite.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class ClassifierReward:
 
     @torch.no_grad()
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        """The classifier's scores, float32 [B]; texts longer than it can read lose their end."""
+        """The classifier's scores, float32, shape [B]; texts longer than its context are truncated."""
         parts = [self._scores(texts[i : i + BATCH_SIZE]) for i in range(0, len(texts), BATCH_SIZE)]
         return finite(self.name, texts, torch.cat(parts))
 
@@ -153,6 +153,7 @@ class ClassifierReward:
         chosen: Tensor = logits[:, self.index]
         if self.output == "logit" or logits.shape[1] == 1:
             return chosen
+        # log p / (1 - p) = logit - logsumexp of all other logits
         return chosen - torch.cat([logits[:, : self.index], logits[:, self.index + 1 :]], 1).logsumexp(1)
 
 
@@ -167,15 +168,15 @@ class WeightedReward:
         self.parts = parts
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        """The sum, float32 [B]."""
+        """The weighted sum, float32, shape [B]."""
         return torch.stack([weight * reward(texts).cpu() for reward, weight in self.parts]).sum(0)
 
 
 def finite(name: str, texts: Sequence[str], scores: Tensor) -> Tensor:
-    """The scores, if all are finite.
+    """Return the scores after checking that all are finite.
 
     Raises:
-        ConfigurationError: With the first text whose score is not.
+        ConfigurationError: If one is not; names the first such text.
     """
     wrong = (~scores.isfinite()).nonzero().flatten().tolist()
     if wrong:
@@ -186,15 +187,15 @@ def finite(name: str, texts: Sequence[str], scores: Tensor) -> Tensor:
 
 
 def label_index(name: str, labels: Mapping[Any, str], label: str | None) -> int:
-    """Which output of a classifier belongs to a label.
+    """The index of a label among a classifier's outputs.
 
     Args:
-        name: What to call the classifier in an error.
+        name: The classifier's name in error messages.
         labels: Names of its outputs.
-        label: Name, upper or lower case, or number; None for the only output or the second of two.
+        label: Name, in any case, or number; None for the only output or the second of two.
 
     Raises:
-        ConfigurationError: If it is none of them, or None with more than two.
+        ConfigurationError: If the label is unknown, or None with more than two outputs.
     """
     names = {str(text).lower(): index for index, text in labels.items()}
     names |= {str(index): index for index in labels}
@@ -215,17 +216,17 @@ def load_reward(
     output: RewardOutput = "log_odds",
     device: torch.device | str = "cpu",
 ) -> Reward:
-    """The reward that `reward_path` names.
+    """Load the reward given by `reward_path`.
 
     Args:
         path: `"grammar"` for the embedded world, `"package.module:function"`, or a classifier: a hub id, a
-            folder or a checkpoint of `RewardModule`; several of these with their weights are summed.
-        label: Which label of a classifier is rewarded, see `ClassifierReward`.
-        output: Its log odds or its logit.
-        device: Where classifiers run.
+            folder or a checkpoint of `RewardModule`. A mapping from these to weights gives a weighted sum.
+        label: Rewarded label of a classifier, see `ClassifierReward`.
+        output: Whether the reward is the label's log odds or its logit.
+        device: Device of classifiers.
 
     Raises:
-        ConfigurationError: If there is no such reward.
+        ConfigurationError: If it cannot be loaded.
     """
     if not isinstance(path, str):
         check_weights(path)
@@ -241,24 +242,24 @@ def load_reward(
 
 
 def check_weights(weights: Mapping[str, float]) -> None:
-    """Refuse a weighted sum of nothing, or with weights that are not finite.
+    """Check that a weighted sum has at least one reward, and finite weights.
 
     Raises:
-        ConfigurationError: With the weights.
+        ConfigurationError: If not.
     """
     if not weights or not all(math.isfinite(weight) for weight in weights.values()):
         raise ConfigurationError(f"{dict(weights)} must name rewards, each with a finite weight", key=KEY)
 
 
 def import_function(path: str, module: str, name: str) -> Any:
-    """What `module:name` names.
+    """Import `name` from `module`.
 
     Raises:
-        ConfigurationError: If there is no such thing, or importing its module fails.
+        ConfigurationError: If importing the module fails, or it has no such attribute.
     """
     try:
         return getattr(importlib.import_module(module), name)
-    except Exception as error:  # the module is the user's: anything may go wrong in it
+    except Exception as error:  # a user's module may raise anything
         missing = isinstance(error, (ImportError, AttributeError))
         reason = str(error) if missing else f"{type(error).__name__}: {error}"
         raise ConfigurationError(f"cannot import {path}: {' '.join(reason.split())}", key=KEY) from error

@@ -1,4 +1,4 @@
-"""Lightning callbacks: the KL plug-in, and what a run leaves on disk."""
+"""Lightning callbacks: the KL plug-in, monitors, and the files of a run."""
 
 from .checkpoint import RunCheckpoint as RunCheckpoint
 from .gradient_noise import GradientNoiseMonitor as GradientNoiseMonitor

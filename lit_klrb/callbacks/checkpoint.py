@@ -1,4 +1,4 @@
-"""When a run's checkpoint is written: at the start of a step, when everything before it is on disk."""
+"""Checkpoints of a run, which are written at the start of a step, when all earlier metrics are on disk."""
 
 from datetime import timedelta
 from typing import Any
@@ -9,19 +9,19 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lit_klrb.run.lightning_internals import count_completed_batches
 from lit_klrb.run.loggers import MetricsLogger
 
-# How much of a run a kill may lose, unless it is said otherwise.
+# The default interval between checkpoints: the maximum time of training that a kill loses.
 INTERVAL = timedelta(minutes=1)
 
 
 class RunCheckpoint(ModelCheckpoint):
-    """Saves a checkpoint every minute, or every so many steps, at the start of a step.
+    """Saves a checkpoint every minute, or at another interval, at the start of a step.
 
-    By then the metrics of the step before are logged, and the evaluation that was due is done. Lightning
-    saves before both: a run stopped soon after, and resumed, would never log them.
+    At that point the metrics of the previous step are logged and its evaluation, if due, is complete.
+    Lightning saves before both, so a run that is stopped then and resumed would never log them.
 
     Args:
-        every_n_train_steps: Optimizer steps between two checkpoints.
-        train_time_interval: Time between two checkpoints, such as 0:05:00; a minute unless another rhythm is
+        every_n_train_steps: Optimizer steps between checkpoints.
+        train_time_interval: Time between checkpoints, such as 0:05:00; one minute unless another interval is
             given.
         kwargs: See Lightning's `ModelCheckpoint`.
     """
@@ -41,23 +41,23 @@ class RunCheckpoint(ModelCheckpoint):
 
     @property
     def state_key(self) -> str:
-        """What tells two of them apart. Their rhythm does not: a resumed run may have another."""
+        """The key of the state. It excludes the interval, which may change when a run is resumed."""
         return self._generate_state_key(filename=self.filename, monitor=self.monitor, mode=self.mode)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Save, where a checkpoint is due; never between the parts of an optimizer step."""
+        """Save if a checkpoint is due; never between the accumulated batches of an optimizer step."""
         if between_steps(trainer, batch_idx):
             super().on_train_batch_end(trainer, pl_module, {}, batch, batch_idx)
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """Wait for the next step to begin."""
+        """Do nothing; `on_train_batch_start` of the next step saves."""
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Flush the loggers, since a resumed run does not log these steps again."""
+        """Flush the loggers, as a resumed run does not log these steps again."""
         for logger in trainer.loggers:
             logger.save()
             if isinstance(logger, MetricsLogger):
@@ -66,5 +66,5 @@ class RunCheckpoint(ModelCheckpoint):
 
 
 def between_steps(trainer: L.Trainer, batch_idx: int) -> bool:
-    """Whether the batch about to begin is the first of an optimizer step: only then can a run be resumed."""
+    """Whether the next batch is the first of an optimizer step; runs can be resumed only there."""
     return batch_idx % trainer.accumulate_grad_batches == 0

@@ -1,4 +1,4 @@
-"""Noise and signal of the gradients of reward, KL and objective, from the prompts of a rollout."""
+"""Noise and signal of the gradients of reward, KL and objective, estimated from the prompts of a rollout."""
 
 from typing import Any, final
 
@@ -16,17 +16,17 @@ from lit_klrb.studies.rollouts import require_rollouts
 class GradientNoiseMonitor(L.Callback):
     """Logs the noise and the signal of the gradients of reward, KL and objective.
 
-    Each prompt of a rollout gives an independent gradient g, and a step takes the mean over P prompts. Logged
-    for each term are `train/gradient_noise_*`, the trace of the covariance of that mean, tr Cov(g) / P, and
-    `train/gradient_snr_*`, the squared length of its expectation, estimated without bias, over the noise:
-    below 1 a step is mostly noise. `train/gradient_kl_share` is the KL's part of the noise of reward and KL.
-    The terms are those of `GradientNoiseStudy`: see `lit_klrb.studies.gradients`.
+    Each prompt of a rollout gives an independent gradient g, and a step uses the mean over P prompts. For
+    each term, `train/gradient_noise_*` is the trace of the covariance of that mean, tr Cov(g) / P, and
+    `train/gradient_snr_*` is the squared norm of its expectation, estimated without bias, divided by the
+    noise: below 1, a step is mostly noise. `train/gradient_kl_share` is the KL's share of the noise of reward
+    and KL. The terms are defined in `lit_klrb.studies.gradients`, as for `GradientNoiseStudy`.
 
-    It measures at the first step on a rollout, before the policy moves, and changes neither the step nor any
-    draw. A measurement costs about two more forward and backward passes over the rollout.
+    Measurements take place at the first step on a rollout, before the policy changes, and affect neither the
+    step nor any random number. Each costs about two more forward and backward passes over the rollout.
 
     Args:
-        every_n_rollouts: Rollouts from one measurement to the next.
+        every_n_rollouts: Number of rollouts between measurements.
     """
 
     def __init__(self, every_n_rollouts: int = 10) -> None:
@@ -38,36 +38,36 @@ class GradientNoiseMonitor(L.Callback):
         self._due = False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuse a module without rollouts, and a command that does not train."""
+        """Check that the module has rollouts and the command trains."""
         require_rollouts(self, trainer, pl_module, stage)
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Note whether this is the first step on a rollout to be measured."""
+        """Decide whether to measure: at the first step on every n-th rollout."""
         number, step = divmod(batch_idx, pl_module.steps_per_batch)
         self._due = step == 0 and number % self.every_n_rollouts == 0
 
     def on_after_backward(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Measure, and log."""
+        """Measure and log, if due."""
         if not self._due:
             return
         self._due = False
         *totals, count = prompt_gradients(pl_module)
         sums, squares = (trainer.strategy.reduce(total, reduce_op="sum") for total in totals)
         values = noise_and_signal(sums, squares, count * trainer.world_size)
-        # Lightning would log what the module logs here again at every step until the next measurement.
+        # Not pl_module.log: Lightning would repeat the values at every step until the next measurement
         for logger in trainer.loggers:
             logger.log_metrics({f"train/gradient_{k}": v for k, v in values.items()}, trainer.global_step)
 
 
 def prompt_gradients(module: OnPolicyModule) -> tuple[Tensor, Tensor, int]:
-    """First and second moments of the gradients of the prompts in this process's rollout.
+    """Sums of the gradients of the prompts in this process's rollout, and of their squared norms.
 
     Args:
-        module: The rollout, and the policy that sampled it.
+        module: The module with its current rollout.
 
     Returns:
-        Sums over prompts of the gradients of reward, KL and objective, [3, parameters], and of their squared
-        lengths, [3]; the number of prompts.
+        Sums over prompts of the gradients of reward, KL and objective, shape [3, parameters], and of their
+        squared norms, [3], and the number of prompts.
     """
     experience, group_size = module.experience, module.sampling.completions_per_prompt
     assert experience is not None
@@ -83,7 +83,7 @@ def prompt_gradients(module: OnPolicyModule) -> tuple[Tensor, Tensor, int]:
     squares = torch.zeros(len(TERMS), device=module.device)
     starts = range(0, len(experience.rewards), group_size)
     for start in starts:
-        # Weights are those of the whole rollout: the estimator may have fitted coefficients on other prompts.
+        # Rows of the whole rollout's weights: the estimator may have fitted coefficients on other prompts
         prompt, prompt_reward = (e.rows(slice(start, start + group_size)) for e in (experience, reward_alone))
         mask = prompt.rollout.mask
         stats = module.scorer.stats(prompt.rollout, prompt.reference_states)

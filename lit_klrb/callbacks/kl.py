@@ -1,4 +1,4 @@
-"""The plug: one KL estimator and its weight, installed into the module that trains with them."""
+"""The KL plug-in: gives the trained module a KL estimator and the weight of the KL."""
 
 import math
 from typing import Any, final
@@ -8,29 +8,28 @@ import lightning as L
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import KLEstimator
 
-# The controller's error is cut here: one noisy rollout does not throw beta off.
+# The controller's error is clipped to ± this, which limits the influence of a single noisy rollout.
 MAX_ERROR = 0.2
 
 
 @final
 class KLEstimatorCallback(L.Callback):
-    """Gives `RLOOModule` its KL estimator and the weight of the KL.
+    """Gives `RLOOModule` its KL estimator and the weight of the KL, beta.
 
-    beta is fixed, or moves from rollout to rollout: in a line to final_beta, or so that the KL comes to
-    target_kl. A module without a KL term is left alone, and a line says so.
+    beta is constant by default. With final_beta it changes linearly over the run; with target_kl a controller
+    adjusts it after each rollout. Modules without a KL term ignore the callback and print a message.
 
     Args:
-        estimator: How the KL's gradient is estimated: `python -m lit_klrb explain` lists them all.
-        beta: Weight of KL(policy‖reference) against the reward, in reward units per nat; the first one, if it
-            moves.
-        final_beta: The weight at the last step; it moves there in a line.
-        target_kl: The KL that beta is to bring about, in nats a completion: after each rollout beta is
-            multiplied by 1 + clip(KL / target_kl − 1, ±0.2) · completions / horizon.
-        horizon: Completions in which the controller can change beta by a fifth or so.
+        estimator: Estimator of the KL's gradient; `python -m lit_klrb explain` lists all.
+        beta: Weight of KL(policy‖reference), in units of reward per nat; the initial weight if it changes.
+        final_beta: Weight at the last step, approached linearly.
+        target_kl: Target of the KL, in nats per completion. After each rollout beta is multiplied by
+            1 + clip(KL / target_kl − 1, ±0.2) · completions / horizon.
+        horizon: Number of completions over which the controller changes beta by at most about 20 %.
 
     Raises:
-        ConfigurationError: If a number is out of range, if final_beta and target_kl are both given, or if the
-            estimator is known to be wrong for training and is not allowed to be.
+        ConfigurationError: If a number is out of range, if both final_beta and target_kl are given, or if the
+            estimator's gradient is known to be biased and allow_biased is false.
 
     Reference: Ziegler et al. (2019), arXiv:1909.08593, Section 2.2 (the controller).
     """
@@ -77,19 +76,19 @@ class KLEstimatorCallback(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], batch_idx: int
     ) -> None:
-        """Set the weight; it changes only before a rollout, whose score weights are computed with it."""
+        """Set beta. It changes only before a new rollout, whose score weights are computed with it."""
         if not pl_module.uses_kl_estimator:
             return
         if self.final_beta is not None and batch_idx % pl_module.steps_per_batch == 0:
-            done = trainer.global_step / trainer.max_steps
-            self.current = self.beta + done * (self.final_beta - self.beta)
+            progress = trainer.global_step / trainer.max_steps
+            self.current = self.beta + progress * (self.final_beta - self.beta)
         pl_module.beta = self.current
         pl_module.log("train/beta", self.current)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: dict[str, Any], batch_idx: int
     ) -> None:
-        """Move the weight towards the target KL, after the last step of a rollout."""
+        """Adjust beta towards the target KL, after the last step on a rollout."""
         if not pl_module.uses_kl_estimator or self.target_kl is None:
             return
         if (batch_idx + 1) % pl_module.steps_per_batch == 0:
@@ -98,7 +97,7 @@ class KLEstimatorCallback(L.Callback):
             self.current *= 1 + error * completions / self.horizon
 
     def state_dict(self) -> dict[str, Any]:
-        """The weight in use."""
+        """The current beta."""
         return {"current": self.current}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

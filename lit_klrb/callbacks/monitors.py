@@ -1,4 +1,4 @@
-"""What the common evaluation shows beyond its means: every KL value side by side, KL by position, texts."""
+"""Monitors of the common evaluation: all KL estimates, the KL by position, and sample completions."""
 
 import csv
 import io
@@ -22,28 +22,28 @@ from lit_klrb.run.tables import text_table
 
 
 class EvaluationMonitor(L.Callback, ABC):
-    """Reads the completions of every evaluation, in `fit`, `validate` and `test`.
+    """Processes the completions of every evaluation, in `fit`, `validate` and `test`.
 
-    Files go to the run directory and are named by the step, or `validate` and `test` where those commands
-    evaluate a checkpoint. A resumed run replaces those of the evaluations that it repeats.
+    Files are written to the run directory and named after the step, or `validate` and `test` if those
+    commands evaluate a checkpoint. A resumed run overwrites the files of evaluations that it repeats.
     """
 
     def __init__(self) -> None:
         self._evaluations: list[Evaluation] = []
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuse a module or a command without an evaluation of completions.
+        """Check that module and command evaluate completions.
 
         Raises:
-            ConfigurationError: Naming the monitor, and the module or the command.
+            ConfigurationError: If one does not; names the monitor and the module or command.
         """
         name = f"trainer.callbacks: {type(self).__name__}"
         if not isinstance(pl_module, RegularisedModule):
             raise ConfigurationError(
-                f"{name} reads completions, and the evaluation of {type(pl_module).__name__} has none"
+                f"{name} needs completions, but the evaluation of {type(pl_module).__name__} has none"
             )
         if stage == "predict":
-            raise ConfigurationError(f"{name} reads evaluations, and predict makes none")
+            raise ConfigurationError(f"{name} needs an evaluation, but predict has none")
 
     def on_validation_batch_end(
         self,
@@ -58,7 +58,7 @@ class EvaluationMonitor(L.Callback, ABC):
         self._evaluations.append(outputs["evaluation"])
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Report on all batches."""
+        """Report on all batches of the evaluation."""
         self._report(trainer, pl_module, "val")
 
     def on_test_batch_end(self, *arguments: Any) -> None:
@@ -78,24 +78,24 @@ class EvaluationMonitor(L.Callback, ABC):
     def report(
         self, trainer: L.Trainer, pl_module: RegularisedModule, evaluations: list[Evaluation], stage: str
     ) -> None:
-        """What the monitor does with the batches of one evaluation.
+        """Process the batches of an evaluation.
 
         Args:
-            trainer: What ran the evaluation.
-            pl_module: The module that was evaluated.
-            evaluations: Its batches.
+            trainer: The trainer that ran the evaluation.
+            pl_module: The evaluated module.
+            evaluations: The batches of the evaluation.
             stage: "val" or "test", the prefix of metrics.
         """
 
     def write(self, trainer: L.Trainer, folder: str, suffix: str, text: str) -> None:
-        """Write the file of this evaluation, in a folder of the run directory; one process does."""
+        """Write a file of this evaluation to a folder of the run directory, in one process only."""
         if trainer.is_global_zero:
             name = f"{step_label(trainer)}.{suffix}"
             write_atomically(Path(trainer.default_root_dir) / folder / name, text)
 
 
 def step_label(trainer: L.Trainer) -> str:
-    """The step of an evaluation that belongs to a run, or the command that evaluates a checkpoint."""
+    """The step of an evaluation during a run, or the name of the command that evaluates a checkpoint."""
     fn = trainer.state.fn
     if fn is None or fn == TrainerFn.FITTING or trainer.global_step:
         return f"step_{trainer.global_step:06d}"
@@ -104,13 +104,13 @@ def step_label(trainer: L.Trainer) -> str:
 
 @final
 class KLMonitor(EvaluationMonitor):
-    """Logs every value of KL(policy‖reference) side by side, each with its standard error, in nats.
+    """Logs all estimates of KL(policy‖reference) with standard errors, in nats per sequence.
 
-    In expectation all but k2 are the same number, per sequence: how far they lie apart shows their noise.
-    `kl_rb_per_token` divides by the tokens. kl_by_position/step_N.csv has the KL at each position.
+    All but k2 have the same expectation, so their differences show their noise. `kl_rb_per_token` is in nats
+    per token. kl_by_position/step_N.csv has the KL at each position.
 
     Args:
-        alpha: Of the control variate `kl_cv`; 1 is Schulman's.
+        alpha: Coefficient of the control variate in `kl_cv`; 1 gives Schulman's k3.
     """
 
     def __init__(self, alpha: float = 1.0) -> None:
@@ -120,7 +120,7 @@ class KLMonitor(EvaluationMonitor):
     def report(
         self, trainer: L.Trainer, pl_module: RegularisedModule, evaluations: list[Evaluation], stage: str
     ) -> None:
-        """Log the values, write the positions."""
+        """Log the estimates and write the KL by position."""
         stats, mask, completions = together(evaluations)
         group_size = evaluations[0].completions_per_prompt
         values = kl_values(stats, mask, completions, group_size=group_size, alpha=self.alpha)
@@ -139,12 +139,12 @@ class KLMonitor(EvaluationMonitor):
 
 @final
 class CompletionTable(EvaluationMonitor):
-    """Shows completions of each evaluation beside those of the first evaluation, with their rewards.
+    """Shows completions of each evaluation beside those of the first, with rewards.
 
-    They are printed, and written to completions/step_N.csv and, as a page, step_N.html.
+    The table is printed and written to completions/step_N.csv and step_N.html.
 
     Args:
-        rows: How many prompts are shown, with one completion each.
+        rows: Number of prompts to show, with one completion each.
     """
 
     def __init__(self, rows: int = 5) -> None:
@@ -161,9 +161,9 @@ class CompletionTable(EvaluationMonitor):
         evaluation = evaluations[0]
         every = evaluation.completions_per_prompt  # one completion per prompt
         texts = pl_module.texts(evaluation.rollout)[::every][: self.rows]
-        now = [list(row) for row in zip(texts, evaluation.rewards[::every].tolist(), strict=False)]
-        first = self._first.setdefault(stage, now)
-        rows = [[*before, *after] for before, after in zip(first, now, strict=False)]
+        current = [list(row) for row in zip(texts, evaluation.rewards[::every].tolist(), strict=False)]
+        first = self._first.setdefault(stage, current)
+        rows = [[*before, *after] for before, after in zip(first, current, strict=False)]
         header = ("first evaluation", "reward", step_label(trainer), "reward")
         self.write(trainer, "completions", "html", completion_page(header, rows))
         columns = ["text_at_start", "reward_at_start", "text", "reward"]
@@ -181,7 +181,7 @@ class CompletionTable(EvaluationMonitor):
 
 
 def completion_page(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table as an HTML page of its own.
+    """A table as a complete HTML page.
 
     Args:
         header: Names of the columns.
@@ -193,7 +193,7 @@ def completion_page(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str
 
 
 def together(evaluations: list[Evaluation]) -> tuple[TokenStats, Tensor, Tensor]:
-    """Statistics, mask and completions of all batches as one, [B, longest completion]."""
+    """Concatenate statistics, masks and completions of all batches, shape [B, longest completion]."""
     stats = stacked_stats([evaluation.stats for evaluation in evaluations])
     mask = stacked([evaluation.rollout.mask for evaluation in evaluations])
     return stats, mask, stacked([evaluation.rollout.completions for evaluation in evaluations])
@@ -203,13 +203,13 @@ def by_position(values: Tensor, mask: Tensor, group_size: int) -> tuple[Tensor, 
     """Means at each position over the completions that reach it.
 
     Args:
-        values: One number per token, [B, T]; completions of a prompt are adjacent.
-        mask: Completion tokens, [B, T].
-        group_size: Completions of each prompt.
+        values: One value per token, shape [B, T], prompt-major.
+        mask: True on completion tokens, shape [B, T].
+        group_size: Completions per prompt.
 
     Returns:
-        Means, their standard errors clustered by prompt (of a ratio, both sums being random), and how many
-        completions reach the position, each [T].
+        Means, their standard errors clustered by prompt, and the number of completions that reach the
+        position, shape [T] each. The mean is a ratio of two random sums, hence the delta method.
 
     Example:
         >>> values, mask = torch.tensor([[1.0, 5.0], [3.0, 0.0]]), torch.tensor([[True, True], [True, False]])

@@ -1,4 +1,4 @@
-"""Predictions as a file to work with and a table to look at."""
+"""Predictions as a file and a printed table."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from lit_klrb.errors import printable
 from lit_klrb.files import write_atomically
 from lit_klrb.run.tables import text_table
 
-SHOWN = 10
+PRINTED_ROWS = 10
 
 
 class PredictionWriter(L.Callback):
@@ -34,16 +34,18 @@ class PredictionWriter(L.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Keep the batch's rows."""
+        """Collect the batch's rows."""
         self._rows += outputs
 
     def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write all rows, print some; one process does, as all have all."""
+        """Write all rows and print the first, in one process only, as every process has all."""
         if not trainer.is_global_zero:
             return
         path = self.directory / "predictions.jsonl"
         write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self._rows))
         console = Console()
         if self._rows:
-            console.print(text_table(list(self._rows[0]), [list(row.values()) for row in self._rows[:SHOWN]]))
+            console.print(
+                text_table(list(self._rows[0]), [list(row.values()) for row in self._rows[:PRINTED_ROWS]])
+            )
         print(printable(f"{len(self._rows)} rows in {path}"))

@@ -1,4 +1,4 @@
-"""The progress bar, with the numbers that matter and no others."""
+"""The progress bar of a run."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from lightning.pytorch.callbacks import RichProgressBar
 
 
 class RunProgressBar(RichProgressBar):
-    """Steps instead of epochs: training data are endless here, so that an epoch means nothing."""
+    """A progress bar that counts steps instead of epochs, as training data are infinite."""
 
     def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
-        """The metrics the module asked for, without the logger's version."""
+        """The metrics that modules log with `prog_bar`, without the logger's version number."""
         metrics = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
         return metrics

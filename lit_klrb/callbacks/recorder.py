@@ -1,4 +1,4 @@
-"""What a run leaves behind: its configuration, its identity in each checkpoint, and how it ended."""
+"""Records a run: its configuration, its id in each checkpoint, and its summary."""
 
 import json
 import math
@@ -21,16 +21,16 @@ from lit_klrb.run.directory import RunDirectory
 from lit_klrb.run.lightning_internals import set_logged_step
 from lit_klrb.run.same_run import RUN_KEY, record
 
-# Their releases can change a run's numbers.
+# Packages whose version can change a run's results.
 PACKAGES = ("torch", "lightning", "transformers", "tokenizers", "numpy")
 
 
 class DivergedError(RuntimeError):
-    """Training left the finite numbers; the run's summary records it."""
+    """Loss or gradient are not finite; recorded in the run's summary."""
 
 
 def versions() -> dict[str, str]:
-    """The versions a run's numbers depend on."""
+    """The versions of the software that a run's results depend on."""
     packages = {name: version(name) for name in PACKAGES}
     return {"lit_klrb": lit_klrb.__version__, "python": platform.python_version(), **packages}
 
@@ -38,8 +38,8 @@ def versions() -> dict[str, str]:
 class RunRecorder(L.Callback):
     """Writes `config.yaml` when a fit starts and `summary.json` when it ends; stops a run that diverges.
 
-    A loss or a gradient that is not finite ends the run with the state "diverged": a result, recorded as
-    such, never retried with other draws.
+    If loss or gradient are not finite, the run ends with the state "diverged". This is a result like any
+    other and is never retried with other random numbers.
 
     Args:
         directory: The run directory.
@@ -48,15 +48,15 @@ class RunRecorder(L.Callback):
 
     def __init__(self, directory: RunDirectory, config: str) -> None:
         self.directory, self.config = directory, config
-        # Whether this attempt has left anything; what fails before that is a failed start.
+        # Whether this attempt has completed a step; an error before that is a failed start, which is undone.
         self.begun = False
-        # What a configuration must agree with to resume the run.
+        # The settings that a configuration must agree with to resume the run.
         self._record: dict[str, Any] = {}
         self._final: dict[str, float] = {}
         self._evaluated_at = -1
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write the configuration: what it asks for has been made by now."""
+        """Write the configuration, now that everything it configures has been built."""
         self._record = record(yaml.safe_load(self.config) or {})
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             write_atomically(self.directory.path / schema.CONFIG, self.config)
@@ -64,16 +64,16 @@ class RunRecorder(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Let a resumed run log at the steps it would have logged at.
+        """Set the loggers' step to the optimizer's.
 
-        Lightning counts the loggers' steps apart from the optimizer's, and can resume them one behind.
+        Lightning counts them separately and can resume the former one behind.
         """
         set_logged_step(trainer, trainer.global_step)
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Log the gradient's norm; refuse to step on one that is not finite."""
+        """Log the norm of the gradient; stop the run if it is not finite."""
         gradients = [p.grad for p in pl_module.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         pl_module.log("train/grad_norm", norm)
@@ -82,55 +82,54 @@ class RunRecorder(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Stop on a loss that is not finite."""
+        """Stop the run if the loss is not finite."""
         self._check(trainer, "the loss", outputs["loss"])
         self.begun = True
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Keep the trained policy, whatever rhythm checkpoints are written in."""
+        """Save the trained policy, regardless of the interval between checkpoints."""
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             trainer.save_checkpoint(self.directory.checkpoint)
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Add which run the checkpoint belongs to, and what a configuration must agree with to resume it."""
+        """Add the run's id, and the settings that a configuration must agree with to resume it."""
         run = {"id": self.directory.run_id, "processes": trainer.world_size}
         checkpoint[RUN_KEY] = {**run, **self._record}
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Refuse to resume in more or fewer processes: each trains on its share of a batch.
+        """Check the number of processes, each of which trains on its part of a batch.
 
         Raises:
-            ConfigurationError: Naming both numbers.
+            ConfigurationError: If it differs from that of the run to resume.
         """
         processes = checkpoint.get(RUN_KEY, {}).get("processes", trainer.world_size)
         if trainer.state.fn == "fit" and processes != trainer.world_size:
             raise ConfigurationError(
-                f"the run of ckpt_path has {processes} processes, not {trainer.world_size}; resume it with "
-                "as many",
+                f"must give {processes} processes, as in the run of ckpt_path, got {trainer.world_size}",
                 key="trainer.devices",
             )
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Keep the newest evaluation."""
+        """Store the metrics of the latest evaluation."""
         metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
         self._final = {name.removeprefix("val/"): v for name, v in metrics.items() if name.startswith("val/")}
         self._evaluated_at = -1 if trainer.sanity_checking else trainer.global_step
 
     def conclude(self, trainer: L.Trainer, evaluate: Callable[[], object]) -> None:
-        """Record how a fit ended, with an evaluation of the policy it ended with.
+        """Write the summary of a completed fit, with an evaluation of the final policy.
 
         Args:
-            trainer: What ran the fit.
-            evaluate: Runs the validation loop, in case the last one was before the last step.
+            trainer: The trainer that ran the fit.
+            evaluate: Runs the validation loop; called unless the last evaluation was after the last step.
         """
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         if self._evaluated_at != trainer.global_step:
-            # An evaluation after n steps is logged beside the last of them, as Lightning does within a fit.
+            # Within a fit, Lightning logs an evaluation after n steps at step n - 1; do the same here
             set_logged_step(trainer, max(0, trainer.global_step - 1))
             evaluate()
         self._write(

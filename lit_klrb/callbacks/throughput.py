@@ -1,4 +1,4 @@
-"""How fast a run is, and where its time goes."""
+"""Throughput of a run and the shares of its stages."""
 
 from typing import Any, final
 
@@ -12,13 +12,13 @@ UPDATE = "update"
 
 @final
 class RolloutThroughput(L.Callback):
-    """Logs completion tokens per second and the shares of the time, once per rollout.
+    """Logs completion tokens per second and shares of the training time, once per rollout.
 
     `throughput/rollout_tokens_per_s` is the number of sampled tokens divided by the time of sampling,
     `throughput/update_tokens_per_s` the number of tokens in all training steps on the rollout divided by the
-    time of these steps. `throughput/share_*` are shares of the whole time: generate (sampling), statistics
-    (policy and reference on the completions), reward, and update (forward, backward, optimizer). Times differ
-    from run to run, so with this monitor the metrics of two runs are no longer equal to the byte.
+    time of these steps. `throughput/share_*` are shares of the total time: generate (sampling), statistics
+    (policy and reference on the completions), reward, and update (forward, backward, optimizer). With this
+    monitor, metrics of repeated runs are not identical, as times vary.
     """
 
     def __init__(self) -> None:
@@ -34,14 +34,14 @@ class RolloutThroughput(L.Callback):
         pl_module.stopwatch.running = True
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Start the clock; what the stopwatch counted since the last step was an evaluation's."""
+        """Start timing, and discard stages since the last step, which belong to an evaluation."""
         pl_module.stopwatch.take()
         self._start = now()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Stop the clock; after the last step of a rollout, log."""
+        """Stop timing; log after the last step on a rollout."""
         step_seconds, stages = now() - self._start, pl_module.stopwatch.take()
         stages[UPDATE] = step_seconds - sum(stages.values())
         for stage, seconds in stages.items():
@@ -55,7 +55,7 @@ class RolloutThroughput(L.Callback):
         whole = sum(self._seconds.values())
         tokens = int(module.experience.rollout.mask.sum())
         metrics = {f"share_{stage}": seconds / whole for stage, seconds in self._seconds.items()}
-        if "generate" in self._seconds:  # not if the run was resumed between the steps of the rollout
+        if "generate" in self._seconds:  # missing if the run was resumed between the steps on a rollout
             metrics["rollout_tokens_per_s"] = tokens / self._seconds["generate"]
         passes = self._steps / module.steps_per_batch * module.inner_epochs
         metrics["update_tokens_per_s"] = tokens * passes / self._seconds[UPDATE]

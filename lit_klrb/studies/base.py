@@ -1,4 +1,4 @@
-"""What studies share: when they measure, on which prompts, and the artifact they write."""
+"""Base class of studies: when they measure, their prompts, and their artifact."""
 
 import json
 from abc import ABC, abstractmethod
@@ -43,7 +43,7 @@ class PolicyStudy(L.Callback, ABC):
         self._due: list[int] = []
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuse a module without rollouts, and a command that does not train."""
+        """Check that the module has rollouts and the command trains."""
         require_rollouts(self, trainer, pl_module, stage)
 
     @property
@@ -53,20 +53,20 @@ class PolicyStudy(L.Callback, ABC):
 
     @abstractmethod
     def measure(self, trainer: L.Trainer, module: OnPolicyModule) -> dict[str, Any]:
-        """Measure the policy as it is now; the content of one snapshot."""
+        """Measure the current policy and return the content of a snapshot."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """List the steps to measure at; a resumed run has the earlier ones in its artifact."""
+        """Determine the steps of the snapshots; a resumed run has the earlier ones in its artifact."""
         steps = [round(fraction * trainer.max_steps) for fraction in self.at]
         self._due = [step for step in steps if step >= trainer.global_step]
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Measure, if a snapshot is due."""
+        """Take a snapshot if one is due."""
         if self._due and self._due[0] == trainer.global_step:
             self._take_snapshot(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Measure the trained policy, if that is due."""
+        """Take a snapshot of the trained policy if one is due."""
         if self._due and self._due[0] == trainer.global_step:
             self._take_snapshot(trainer, pl_module)
 

@@ -1,4 +1,4 @@
-"""Every KL value estimator on the same completions: their mean and spread."""
+"""All KL estimates on the same completions, for their means and variances."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,15 +21,15 @@ _PROMPTS_PER_PASS = 4
 
 @final
 class EstimationStudy(PolicyStudy):
-    """Samples many completions of some prompts and records each estimator's KL, in nats per completion.
+    """Samples many completions of some prompts and records all KL estimates, in nats per completion.
 
-    For each snapshot and each estimator of `kl_values` the artifact holds one number per completion; for the
-    Horvitz-Thompson estimate, which depends on the number of completions, one per group of M.
+    For each snapshot and each estimate of `kl_values` the artifact has one number per completion. The
+    Horvitz-Thompson estimate depends on the number of completions: it has one number per group of M.
 
     Args:
         prompts: Number of prompts.
         completions: Completions per prompt; a multiple of every number in group_sizes.
-        group_sizes: Numbers of completions (M) to form estimates from.
+        group_sizes: Numbers of completions (M) per Horvitz-Thompson estimate.
         at: When to measure, as fractions of the run's steps: 0 before the first, 1 after the last.
     """
 
@@ -60,7 +60,7 @@ class EstimationStudy(PolicyStudy):
 
     @torch.no_grad()
     def measure(self, trainer: L.Trainer, module: OnPolicyModule) -> dict[str, Any]:
-        """Values of each estimator, [P, completions], and Horvitz-Thompson estimates by group size."""
+        """Each estimate, shape [P, completions], and the Horvitz-Thompson estimates by group size."""
         prompts, completions = self.sizes
         sampling = replace(module.sampling, completions_per_prompt=completions)
         seed = derive_seed(module.seed, self.name)

@@ -15,18 +15,18 @@ from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.base import Batch, PolicyStudy, rounded
 from lit_klrb.studies.gradients import REWARD_ALONE, policy_gradient
 
-# Parameters whose inner products are formed at once, in float64.
+# Parameters that are converted to float64 at a time for inner products.
 _BLOCK = 1 << 16
 
 
 @final
 class GradientNoiseStudy(PolicyStudy):
-    """Takes the gradient of independent batches under several estimators, and records their inner products.
+    """Computes gradients on independent batches under several estimators and records their inner products.
 
-    Batches differ in prompts and completions; within a batch all estimators see the same. With B batches and
-    E estimators each snapshot holds the Gram matrix of (1 + E) B gradients: the reward's, then the whole
-    objective's under each estimator. It suffices for the variances of KL, reward and objective and for the
-    difference of two estimators' means. Memory: (1 + E) B gradients in float32.
+    Batches differ in prompts and completions; within a batch all estimators use the same. With B batches and
+    E estimators, each snapshot has the Gram matrix of (1 + E) B gradients: first those of the reward, then
+    those of the objective under each estimator. It determines the variances for KL, reward and objective, and
+    differences between the means of two estimators. Memory: (1 + E) B gradients in float32.
 
     Args:
         estimators: Estimators to compare; MonteCarlo, RaoBlackwell and RaoBlackwellControlVariate by default.
@@ -74,7 +74,7 @@ class GradientNoiseStudy(PolicyStudy):
         return {"beta": module.beta, "completions": completions, "gram": triangle}
 
     def _gradients(self, module: OnPolicyModule, batch: Batch, index: int) -> Tensor:
-        """Gradients on one batch: the reward's, then each estimator's, [1 + E, parameters]."""
+        """Gradients on one batch: of the reward, then under each estimator, shape [1 + E, parameters]."""
         seed, group_size = derive_seed(module.seed, self.name, index), module.sampling.completions_per_prompt
         rollout = module.generate(module.policy, batch, module.sampling, seed=seed)
         rewards = module.training_rewards(rollout, module.rewards(rollout))
@@ -87,7 +87,7 @@ class GradientNoiseStudy(PolicyStudy):
 
 
 def gram(gradients: Tensor) -> Tensor:
-    """Inner products of the rows, [n, n], in float64; formed in blocks of columns.
+    """Inner products of the rows, shape [n, n], in float64.
 
     Args:
         gradients: Shape [n, parameters].
@@ -97,6 +97,7 @@ def gram(gradients: Tensor) -> Tensor:
         [[5.0, 6.0], [6.0, 9.0]]
     """
     total = torch.zeros(len(gradients), len(gradients), dtype=torch.float64, device=gradients.device)
+    # In blocks of columns, as a float64 copy of all gradients takes twice their memory
     for block in torch.split(gradients, _BLOCK, dim=1):
         columns = block.double()
         total += columns @ columns.mT

@@ -1,4 +1,4 @@
-"""What callbacks that measure the training on rollouts share."""
+"""A check for callbacks that measure training on rollouts."""
 
 import lightning as L
 
@@ -7,19 +7,19 @@ from lit_klrb.modules.rloo import OnPolicyModule
 
 
 def require_rollouts(callback: L.Callback, trainer: L.Trainer, module: L.LightningModule, stage: str) -> None:
-    """Refuse a module without rollouts, and a command that does not train.
+    """Check that the module has rollouts and the command trains.
 
     Args:
-        callback: Whose `setup` this is.
+        callback: The callback, whose `setup` calls this.
         trainer: The trainer.
-        module: The module that the trainer runs.
+        module: The trained module.
         stage: "fit", "validate", "test" or "predict".
 
     Raises:
-        ConfigurationError: Naming the callback, and the module or the command.
+        ConfigurationError: If not; names the callback and the module.
     """
     name = f"trainer.callbacks: {type(callback).__name__}"
     if not isinstance(module, OnPolicyModule):
-        raise ConfigurationError(f"{name} measures rollouts, and {type(module).__name__} has none")
-    if stage != "fit" and not trainer.global_step:  # a fit ends with an evaluation
-        raise ConfigurationError(f"{name} measures training, and this command does not train; use fit")
+        raise ConfigurationError(f"{name} measures rollouts, but {type(module).__name__} has none")
+    if stage != "fit" and not trainer.global_step:  # steps were made if this is the evaluation after a fit
+        raise ConfigurationError(f"{name} measures training, but this command does not train; use fit")

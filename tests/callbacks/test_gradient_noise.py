@@ -103,6 +103,6 @@ def test_at_beta_0_the_kl_has_no_gradient(chain, tmp_path):
 
 def test_a_module_without_rollouts_is_refused(chain, tmp_path, capsys):
     assert chain.run("fit", "sft", *MONITOR, run=tmp_path) == 2
-    assert "GradientNoiseMonitor measures rollouts, and SFTModule has none" in capsys.readouterr().err
+    assert "GradientNoiseMonitor measures rollouts, but SFTModule has none" in capsys.readouterr().err
     with pytest.raises(ConfigurationError, match="every_n_rollouts must be at least 1, got 0"):
         GradientNoiseMonitor(0)

@@ -87,7 +87,7 @@ def test_a_resumed_run_remembers_the_start(chain, monitored, tmp_path):
 
 def test_a_module_without_completions_is_refused(chain, tmp_path, capsys):
     assert chain.run("fit", "sft", "--trainer.callbacks+=KLMonitor", run=tmp_path) == 2
-    assert "KLMonitor reads completions, and the evaluation of SFTModule has none" in (
+    assert "KLMonitor needs completions, but the evaluation of SFTModule has none" in (
         capsys.readouterr().err
     )
 
@@ -106,7 +106,7 @@ def test_a_test_is_monitored_as_a_validation_is(chain, tmp_path, capsys):
 def test_a_prediction_is_not_monitored(chain, tmp_path, capsys):
     ckpt = ["--ckpt_path", chain.checkpoint("rloo")]
     assert chain.run("predict", "rloo", "--trainer.callbacks+=KLMonitor", *ckpt, run=tmp_path) == 2
-    assert "KLMonitor reads evaluations, and predict makes none" in capsys.readouterr().err
+    assert "KLMonitor needs an evaluation, but predict has none" in capsys.readouterr().err
 
 
 def test_a_table_has_rows():

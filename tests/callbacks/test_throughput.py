@@ -49,4 +49,4 @@ def test_a_rollouts_time_is_split_and_its_tokens_are_counted(chain, tmp_path, mo
 
 def test_a_module_without_rollouts_is_refused(chain, tmp_path, capsys):
     assert chain.run("fit", "sft", MONITOR, run=tmp_path) == 2
-    assert "RolloutThroughput measures rollouts, and SFTModule has none" in capsys.readouterr().err
+    assert "RolloutThroughput measures rollouts, but SFTModule has none" in capsys.readouterr().err

@@ -73,5 +73,5 @@ def test_a_language_model_as_reward(chain, tmp_path, capsys):
 def test_what_measures_training_is_refused(chain, tmp_path, capsys, command, callback):
     extra = ["--ckpt_path", chain.checkpoint("rloo"), f"--trainer.callbacks+={callback}"]
     assert chain.run(command, "rloo", *extra, run=tmp_path) == 2
-    line = f"error: trainer.callbacks: {callback} measures training, and this command does not train; use fit"
+    line = f"error: trainer.callbacks: {callback} measures training, but this command does not train; use fit"
     assert capsys.readouterr().err.strip().splitlines() == [line]

@@ -128,7 +128,7 @@ def test_what_cannot_be_studied_is_refused_in_one_line(chain, tmp_path, capsys, 
 
 def test_a_module_without_rollouts_is_refused(chain, tmp_path, capsys):
     assert chain.run("fit", "sft", VALUES[0], run=tmp_path / "run") == 2
-    assert "EstimationStudy measures rollouts, and SFTModule has none" in capsys.readouterr().err
+    assert "EstimationStudy measures rollouts, but SFTModule has none" in capsys.readouterr().err
 
 
 def test_the_defaults_are_what_the_statistics_ask_for():
