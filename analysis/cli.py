@@ -46,6 +46,7 @@ Plans, runs and reads sweeps over {arm x beta x replicate}.
   python -m analysis sweep  --config configs/demo/sweep.yaml   run what is missing; kill and repeat at will
   python -m analysis report runs/demo                          one HTML file, and results.json beside it
   python -m analysis verify runs/demo                          recompute every number of the report
+  python -m analysis compare runs/one runs/other               two sweeps side by side, unpaired
   python -m analysis audit  --share 7/9                        what a published share of a frontier supports
 
 Exit codes: 0 done; 2 wrong usage or configuration; 3 a report agrees as far as it could be compared;
@@ -85,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(required=True, metavar="plan|sweep|report|audit|verify")
+    commands = parser.add_subparsers(required=True, metavar="plan|sweep|report|verify|import|compare|audit")
 
     plan = commands.add_parser("plan", help="the cells a sweep would run, their time, what they could show")
     plan.set_defaults(run=_plan)
@@ -138,6 +139,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     imported.add_argument("--config", required=True, type=Path, metavar="MAPPING", help="what columns mean")
     imported.add_argument("--output", required=True, type=Path, metavar="DIR", help="the directory to write")
+
+    compare = commands.add_parser("compare", help="two sweeps side by side, unpaired")
+    compare.set_defaults(run=_compare)
+    compare.add_argument("first", type=Path, metavar="DIR", help="a sweep's directory")
+    compare.add_argument("second", type=Path, metavar="DIR", help="another one, which is compared with it")
+    compare.add_argument("--output", type=Path, metavar="FILE", help="an HTML page to write, too")
 
     verify = commands.add_parser("verify", help="recompute every number of a report from its results")
     verify.set_defaults(run=_verify)
@@ -284,6 +291,13 @@ def _audit(arguments: argparse.Namespace) -> int:
 
 def _import(arguments: argparse.Namespace) -> int:
     print(import_runs(arguments.source, arguments.config, arguments.output))
+    return 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from analysis.report.side_by_side import side_by_side
+
+    print("\n".join(map(_printable, side_by_side(arguments.first, arguments.second, arguments.output))))
     return 0
 
 

@@ -12,11 +12,10 @@ from typing import Any
 
 from analysis.design.fingerprint import code_hash
 from analysis.report.assessment import Assessment, load_assessment
-from analysis.report.html import render
+from analysis.report.html import check_target, render
 from analysis.report.numbers import summary_numbers
 from analysis.report.sections import SECTIONS
 from analysis.results.layout import NUMBERS, NUMBERS_SCHEMA, REPORT
-from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import write_atomically
 
 # What can move the last digit of a number or a coordinate of a drawing.
@@ -53,20 +52,11 @@ def build(runs_dir: Path, output: Path | None = None) -> Path:
     output = runs_dir / REPORT if output is None else output
     numbers = output.parent / NUMBERS
     for path in (output, numbers):
-        _check_target(path)
+        check_target(path)
     report = compose(load_assessment(runs_dir), output)
     write_atomically(output, report.page)
     write_atomically(numbers, json.dumps(report.numbers, indent=1, ensure_ascii=False).encode() + b"\n")
     return output
-
-
-def _check_target(path: Path) -> None:
-    """Refuse to write over anything but an ordinary file: not through a link, not over a device."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise ConfigurationError(f"{path} is a link or not a file; a report is written to a file of its own")
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
-    if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise ConfigurationError(f"{path} cannot be written: {folder} is not a directory that can be written")
 
 
 def compose(assessment: Assessment, output: Path) -> Report:

@@ -1,6 +1,8 @@
 """One HTML page from the sections: no script, no network, the same bytes for the same input."""
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -8,12 +10,26 @@ from markupsafe import Markup
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section
+from lit_klrb.errors import ConfigurationError
 
 
 def render(assessment: Assessment, sections: Sequence[Section]) -> str:
-    """The report as HTML."""
+    """The report of a sweep as HTML."""
     plan = assessment.sweep.plan
     others = [name for name in plan.grid.arms if name != plan.primary.control]
+    title = _title(plan.primary.control, others)
+    return page(title, f"Sweep report: {plan.name}", assessment.withheld, sections)
+
+
+def page(title: str, kicker: str, withheld: str, sections: Sequence[Section]) -> str:
+    """Sections as one HTML page.
+
+    Args:
+        title: The heading.
+        kicker: The line above it.
+        withheld: Why there is no verdict; empty if there is one.
+        sections: The content.
+    """
     environment = Environment(
         loader=PackageLoader("analysis.report"),
         autoescape=True,
@@ -24,13 +40,22 @@ def render(assessment: Assessment, sections: Sequence[Section]) -> str:
     environment.filters["data_uri"] = data_uri
     css, _, _ = environment.loader.get_source(environment, "report.css")  # type: ignore[union-attr]
     return environment.get_template("report.html.j2").render(
-        title=_title(plan.primary.control, others),
-        kicker=f"Sweep report: {plan.name}",
-        withheld=assessment.withheld,
+        title=title,
+        kicker=kicker,
+        withheld=withheld,
         sections=sections,
         css=Markup(css),  # the package's own file
         footer="One file, no script, nothing loaded from elsewhere.",
     )
+
+
+def check_target(path: Path) -> None:
+    """Refuse to write over anything but an ordinary file: not through a link, not over a device."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise ConfigurationError(f"{path} is a link or not a file; a page is written to a file of its own")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise ConfigurationError(f"{path} cannot be written: {folder} is not a directory that can be written")
 
 
 def data_uri(svg: str) -> str:

@@ -140,6 +140,18 @@ def edit_plan(runs: Path, edit: Callable[[dict], None], *, rehash: bool = True) 
     (runs / "plan.json").write_text(json.dumps(document))
 
 
+def diverge(*points: tuple[str, int, int]) -> Callable[[tuple[str, int, int], dict], dict]:
+    """An edit for `write_sweep`: the runs at these places diverged."""
+
+    def edit(point, made):
+        if not points or point in points:
+            made["state"] = "diverged"
+            made["final"] = {"reward": None, "kl": None}
+        return made
+
+    return edit
+
+
 def fail(runs: Path, place: tuple[str, int, int], error: str = "Traceback\nOSError: disk full") -> None:
     """Record that a planned cell of the grid failed."""
     keys = ("arm", "beta_index", "replicate")

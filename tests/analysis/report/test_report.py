@@ -6,7 +6,7 @@ from importlib import import_module
 
 import numpy as np
 import pytest
-from synthetic import cell, edit_plan, fail, publish, result, write_sweep
+from synthetic import cell, diverge, edit_plan, fail, publish, result, write_sweep
 
 from analysis.report.assessment import load_assessment
 from analysis.report.build import build
@@ -145,16 +145,6 @@ def test_a_failed_run_drops_its_pair_and_keeps_the_verdict(tmp_path):
     assert "no verdict" not in text
     assert "1 run lost to the machinery" in text
     assert "3 attempts: OSError: disk full" in text
-
-
-def diverge(*points):
-    def edit(point, made):
-        if not points or point in points:
-            made["state"] = "diverged"
-            made["final"] = {"reward": None, "kl": None}
-        return made
-
-    return edit
 
 
 def test_a_diverged_run_is_listed_and_ranks_are_named(tmp_path):

@@ -1,0 +1,190 @@
+"""Two sweeps beside each other: means of every arm, and unpaired differences between arms."""
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from statsmodels.stats.multitest import multipletests
+
+from analysis.report.elements import Section, Table
+from analysis.report.html import check_target, page
+from analysis.results.load import load_sweep
+from analysis.results.records import Run
+from analysis.results.sweep import Sweep
+from analysis.stats.intervals import Estimate
+from analysis.stats.pairs import FloatArray
+from analysis.stats.text import interval_text, number, signed
+from analysis.stats.unpaired import difference, mean_over, two_sided_p
+from lit_klrb import schema
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.files import write_atomically
+
+_CAUTION = (
+    "The runs of two sweeps are not matched: a difference may come from whatever else differs between them, "
+    "such as checkpoints, prompts, seeds, evaluator or code. Differences are Welch's, between means of "
+    "replicates over the betas that both sweeps have; p-values are corrected over all rows (Holm)."
+)
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """The difference in J of an arm of the second sweep and one of the first, betas counting equally.
+
+    Attributes:
+        ours: Label in the second sweep.
+        theirs: Label in the first sweep.
+        betas: The values of beta that both have.
+        estimate: Mean over replicates of ours minus that of theirs; `nan` where there is no beta in common.
+        p_value: Welch's, two-sided, not corrected.
+    """
+
+    ours: str
+    theirs: str
+    betas: tuple[float, ...]
+    estimate: Estimate
+    p_value: float
+
+
+def side_by_side(first: Path, second: Path, output: Path | None = None) -> list[str]:
+    """Compare two sweeps, and write the comparison as a page if it is asked for.
+
+    Args:
+        first: Directory of a sweep.
+        second: Directory of another one. Each of its arms is compared with the arm of the same label in the
+            first sweep, or with the control of the first where there is none.
+        output: The page to write.
+
+    Returns:
+        The comparison as lines of text.
+
+    Raises:
+        ConfigurationError: If both are the same sweep, one has no results, or the page cannot be written.
+    """
+    if first.resolve() == second.resolve():
+        raise ConfigurationError(f"{first} and {second} are one directory; two sweeps are expected")
+    sweeps = load_sweep(first), load_sweep(second)
+    arms = Table(
+        "Mean over replicates with its 95% t interval, of runs that did not diverge.",
+        ("Sweep", "Arm", "β", "n", "Diverged", "Reward", "KL (nats)", "J"),
+        [row for sweep in sweeps for row in _arm_rows(sweep)],
+    )
+    tables = [arms, _differences(*sweeps)]
+    notes = [_CAUTION, *_unlike(*sweeps)]
+    if output is not None:
+        check_target(output)
+        title = f"{sweeps[0].plan.name} and {sweeps[1].plan.name}, side by side"
+        section = Section("comparison", "Two sweeps, unpaired", paragraphs=notes, tables=tables)
+        write_atomically(output, page(title, "Comparison of sweeps", "", [section]).encode())
+    return [*notes, *(line for table in tables for line in _as_text(table))]
+
+
+def contrasts(first: Sweep, second: Sweep) -> list[Contrast]:
+    """Each arm of the second sweep against its counterpart in the first."""
+    found = []
+    for ours in second.plan.grid.arms:
+        theirs = ours if ours in first.plan.grid.arms else first.plan.primary.control
+        shared = sorted(set(first.plan.grid.beta.values()) & set(second.plan.grid.beta.values()))
+        estimate = Estimate(math.nan)
+        if shared:
+            groups = [replicate_means(sweep, arm, shared) for sweep, arm in ((second, ours), (first, theirs))]
+            estimate = difference([groups[0]], [groups[1]])
+        found.append(Contrast(ours, theirs, tuple(shared), estimate, two_sided_p(estimate)))
+    return found
+
+
+def replicate_means(sweep: Sweep, arm: str, betas: Sequence[float]) -> FloatArray:
+    """J of each replicate that is complete, averaged over the betas.
+
+    Replicates are independent even where seeds are shared over betas. One with a diverged or missing run is
+    left out: there is no value to rank it by among the runs of another sweep.
+    """
+    by_replicate: dict[int, dict[float, float]] = {}
+    for run in sweep.grid.values():
+        if run.point.arm == arm and run.point.beta in betas and not run.diverged:
+            by_replicate.setdefault(run.point.replicate, {})[run.point.beta] = _objective(run)
+    complete = [values for _, values in sorted(by_replicate.items()) if len(values) == len(betas)]
+    return np.array([np.mean(list(values.values())) for values in complete])
+
+
+def _objective(run: Run) -> float:
+    return run.outcome(schema.REWARD) - run.point.beta * run.outcome(schema.KL)
+
+
+def _arm_rows(sweep: Sweep) -> Iterator[tuple[str, ...]]:
+    for arm in sweep.plan.grid.arms:
+        for beta in sorted(sweep.plan.grid.beta.values()):
+            mine = [r for r in sweep.grid.values() if (r.point.arm, r.point.beta) == (arm, beta)]
+            kept = [run for run in mine if not run.diverged]
+            outcomes = (
+                [run.outcome(schema.REWARD) for run in kept],
+                [run.outcome(schema.KL) for run in kept],
+                [_objective(run) for run in kept],
+            )
+            means = (_mean_text(values) for values in outcomes)
+            counts = str(len(kept)), str(len(mine) - len(kept))
+            yield (sweep.plan.name, arm, f"{beta:g}", *counts, *means)
+
+
+def _mean_text(values: list[float]) -> str:
+    mean = mean_over([np.array(values)])
+    interval = mean.interval()
+    half = "" if interval is None else f" ± {number(interval.high - mean.value, 2)}"
+    return number(mean.value) + half
+
+
+def _differences(first: Sweep, second: Sweep) -> Table:
+    found = contrasts(first, second)
+    known = [one for one in found if not math.isnan(one.p_value)]
+    withheld = bool(first.invalid or second.invalid)
+    adjusted = multipletests([one.p_value for one in known], method="holm")[1] if known else []
+    p_values = {id(one): float(p) for one, p in zip(known, adjusted, strict=True)}
+    return Table(
+        f"Difference in J: arms of {second.plan.name} minus arms of {first.plan.name}.",
+        ("Arm", "Against", "Common β", "Difference", "95% CI", "p (Welch, Holm)"),
+        [
+            (
+                one.ours,
+                one.theirs,
+                ", ".join(f"{beta:g}" for beta in one.betas) or "none",
+                signed(one.estimate.value),
+                interval_text(one.estimate.interval()),
+                "withheld" if withheld else number(p_values.get(id(one)), 2),
+            )
+            for one in found
+        ],
+    )
+
+
+def _unlike(first: Sweep, second: Sweep) -> list[str]:
+    """What is known to differ between the sweeps, and what is wrong with either."""
+    texts = [f"{sweep.plan.name}: {problem.text}" for sweep in (first, second) for problem in sweep.problems]
+    for name, of in (("setting", _setting), ("reference and warm start", _starts), ("versions", _versions)):
+        ours, theirs = of(first), of(second)
+        if ours != theirs:
+            texts.append(f"Different {name}: {ours or 'none given'}; {theirs or 'none given'}.")
+    return texts
+
+
+def _setting(sweep: Sweep) -> str:
+    return sweep.plan.setting
+
+
+def _starts(sweep: Sweep) -> str:
+    """The checkpoints that runs start from, by a hash of their cells' ids."""
+    needs = sorted({need for run in sweep.grid.values() for need in run.cell.needs})
+    return hashlib.sha256(" ".join(needs).encode()).hexdigest()[:12] if needs else ""
+
+
+def _versions(sweep: Sweep) -> str:
+    return ", ".join(sorted({f"{k} {v}" for run in sweep.runs for k, v in run.versions.items()}))
+
+
+def _as_text(table: Table) -> list[str]:
+    """A table in columns of equal width, for a terminal."""
+    rows = [table.header, *table.rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(table.header))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return ["", table.caption, *(line.rstrip() for line in lines)]

@@ -1,0 +1,96 @@
+"""`python -m analysis compare`: two sweeps, nothing paired, against scipy's Welch test."""
+
+import numpy as np
+import pytest
+from scipy import stats
+from synthetic import diverge, edit_plan, write_sweep
+
+from analysis.cli import main
+from analysis.report.side_by_side import contrasts, replicate_means
+from analysis.results.load import load_sweep
+
+
+@pytest.fixture(scope="module")
+def sweeps(tmp_path_factory):
+    root = tmp_path_factory.mktemp("sweeps")
+    write_sweep(root / "one", replicates=4)
+    write_sweep(
+        root / "other",
+        estimators=("MonteCarlo", "K3Loss"),
+        betas={0: 0.1, 1: 0.2, 2: 0.4},
+        replicates=6,
+        lift={"K3Loss": 0.5},
+    )
+    return root / "one", root / "other"
+
+
+def objective(directory, arm, betas):
+    """J by replicate, straight from the runs."""
+    runs = load_sweep(directory).grid
+    return [
+        np.mean(
+            [r.final["reward"] - b * r.final["kl"] for b in betas for r in runs.values() if at(r, arm, b, n)]
+        )
+        for n in sorted({place[2] for place in runs})
+    ]
+
+
+def at(run, arm, beta, replicate):
+    return (run.point.arm, run.point.beta, run.point.replicate) == (arm, beta, replicate)
+
+
+def test_differences_are_welchs_over_the_common_betas(sweeps):
+    found = {one.ours: one for one in contrasts(*map(load_sweep, sweeps))}
+    assert found["MonteCarlo"].theirs == "MonteCarlo"
+    assert found["K3Loss"].theirs == "MonteCarlo", "the control, as the first sweep has no such arm"
+    for arm, one in found.items():
+        assert one.betas == (0.1, 0.2)
+        ours = objective(sweeps[1], arm, one.betas)
+        theirs = objective(sweeps[0], "MonteCarlo", one.betas)
+        expected = stats.ttest_ind(ours, theirs, equal_var=False)
+        assert one.p_value == pytest.approx(expected.pvalue)
+        interval = one.estimate.interval()
+        assert (interval.low, interval.high) == pytest.approx(tuple(expected.confidence_interval()))
+
+
+def test_a_replicate_with_a_diverged_run_is_left_out(tmp_path):
+    directory = write_sweep(tmp_path, replicates=4, edit=diverge(("MonteCarlo", 1, 2)))
+    assert len(replicate_means(load_sweep(directory), "MonteCarlo", [0.1])) == 3
+    assert len(replicate_means(load_sweep(directory), "MonteCarlo", [0.05])) == 4
+
+
+def test_the_command_prints_both_and_says_that_nothing_is_paired(sweeps, tmp_path, capsys):
+    first, second = map(str, sweeps)
+    assert main(["compare", first, second, "--output", str(tmp_path / "page.html")]) == 0
+    text = capsys.readouterr().out
+    assert "The runs of two sweeps are not matched" in text
+    row = next(line for line in text.splitlines() if line.startswith("K3Loss"))
+    assert "0.1, 0.2" in row
+    assert "K3Loss" in (tmp_path / "page.html").read_text()
+
+
+def test_what_cannot_be_compared(sweeps, tmp_path, capsys):
+    first, second = sweeps
+    assert main(["compare", str(first), str(first)]) == 2
+    assert "are one directory; two sweeps are expected" in capsys.readouterr().err
+    link = tmp_path / "page.html"
+    link.symlink_to(tmp_path / "elsewhere")
+    assert main(["compare", str(first), str(second), "--output", str(link)]) == 2
+    assert "is a link or not a file" in capsys.readouterr().err
+
+
+def test_without_a_common_beta_there_is_no_difference(sweeps, tmp_path):
+    other = write_sweep(tmp_path, betas={0: 7.0}, replicates=3)
+    (one, _) = contrasts(load_sweep(sweeps[0]), load_sweep(other))
+    assert one.betas == ()
+    assert np.isnan(one.estimate.value)
+
+
+def test_no_p_value_where_a_sweep_cannot_be_trusted(sweeps, tmp_path, capsys):
+    directory = write_sweep(tmp_path, replicates=3)
+    edit_plan(
+        directory, lambda document: document["content"]["plan"]["primary"].update(alpha=0.2), rehash=False
+    )
+    assert main(["compare", str(sweeps[0]), str(directory)]) == 0
+    text = capsys.readouterr().out
+    assert text.count("withheld") == 2
