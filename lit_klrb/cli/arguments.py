@@ -1,4 +1,4 @@
-"""The arguments of the commands that do without Lightning."""
+"""The argument parser of the commands that do not use Lightning."""
 
 import argparse
 from typing import NoReturn
@@ -7,7 +7,7 @@ from lit_klrb.errors import ConfigurationError
 
 
 class Arguments(argparse.ArgumentParser):
-    """Raises its errors, instead of printing them below a page of usage."""
+    """An argument parser that raises errors instead of printing them with the usage."""
 
     def error(self, message: str) -> NoReturn:
         """Raise the message.

@@ -1,8 +1,8 @@
-"""`python -m lit_klrb check`: whether runs could start, found out before the first of them does.
+"""`python -m lit_klrb check`: checks whether runs could start.
 
-A sweep asks this of every stage and every arm when its plan is made. Standard input holds a JSON list of
-command lines of `fit`; standard output gets a JSON list with one answer to each. Settings are parsed, and the
-module, the data module and the callbacks are built; no trainer is made and no weights are loaded.
+A sweep calls this for every stage and every arm when its plan is made. Standard input is a JSON list of
+command lines of `fit`, standard output a JSON list of answers. Settings are parsed, and the module, the data
+module and the callbacks are instantiated, but no trainer is created and no weights are loaded.
 """
 
 import json
@@ -22,7 +22,7 @@ from lit_klrb.data.tables import READERS
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.loading import check_exists, is_checkpoint
 
-# Arguments that decide what the common evaluation measures: runs that differ in one cannot be compared.
+# Arguments on which the common evaluation depends: runs that differ in one of them cannot be compared.
 EVALUATION = {
     "model": (
         *("reference_path", "reward_path", "reward_label", "reward_output", "max_new_tokens", "stop_at_eos"),
@@ -32,15 +32,15 @@ EVALUATION = {
 }
 
 
-# Where a data module says what it reads.
+# Arguments of data modules that name data.
 DATA = ("source", "preferences")
 
 
 class CheckCLI(LitCLI):
-    """Builds what `fit` would train, and stops there."""
+    """Instantiates what `fit` would train, without training it."""
 
     def before_instantiate_classes(self) -> None:
-        """Refuse what is missing on this machine, folders and data included."""
+        """Check that all inputs exist, folders and data included."""
         super().before_instantiate_classes()
         for section, keys in (("model", PATHS), ("data", DATA)):
             for key in keys:
@@ -48,42 +48,42 @@ class CheckCLI(LitCLI):
                     check_input(key, path)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """None: the machine that plans need not have the devices of those that run."""
+        """None, as the machine that makes the plan need not have the devices of those that run it."""
         return None  # type: ignore[return-value]
 
     def _run_subcommand(self, subcommand: str) -> None:
         pass
 
     def arguments(self, section: str) -> dict[str, Any]:
-        """The resolved arguments of the module or of the data module."""
+        """The resolved arguments of the module or the data module."""
         settings: dict[str, Any] = self.config["fit"][section].init_args.as_dict()
         return settings
 
     def answer(self) -> dict[str, Any]:
-        """What the run would optimise, and what its evaluation would depend on."""
+        """The run's module and estimator, and the arguments on which its evaluation depends."""
         estimator = self.config_init["fit"]["kl"].estimator
-        found: dict[str, Any] = {"module": type(self.model).__name__, "estimator": None}
+        answer: dict[str, Any] = {"module": type(self.model).__name__, "estimator": None}
         if getattr(self.model, "uses_kl_estimator", False):
             about = estimator.explanation
-            found["estimator"] = {
+            answer["estimator"] = {
                 "name": type(estimator).__name__,
                 "optimises": None if about is None else about.optimises,
                 "biased": estimator.refusal is not None,
             }
-        found["evaluation"] = {
+        answer["evaluation"] = {
             f"{section}.init_args.{key}": self.arguments(section)[key]
             for section, keys in EVALUATION.items()
             for key in keys
             if key in self.arguments(section)
         }
-        return found
+        return answer
 
 
 def check_input(key: str, path: str) -> None:
-    """Refuse a path that is not there and a function that cannot be imported; hub ids pass.
+    """Check that a path exists or a function can be imported; hub ids pass.
 
     Raises:
-        ConfigurationError: With the argument and the path.
+        ConfigurationError: If not; names the argument and the path.
     """
     if key == rewards.KEY and ":" in path and not is_checkpoint(path):
         rewards.load_reward(path)
@@ -94,7 +94,7 @@ def check_input(key: str, path: str) -> None:
 
 
 def check(argv: Sequence[str]) -> dict[str, Any]:
-    """Whether a run could start.
+    """Check whether a run could start.
 
     Args:
         argv: A command line: "fit" and its arguments.
@@ -112,19 +112,19 @@ def check(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Answer the command lines on standard input; the exit code.
+    """Check the command lines on standard input and return the exit code.
 
     Raises:
-        ConfigurationError: If standard input holds no JSON list of lists of strings.
+        ConfigurationError: If standard input is not a JSON list of lists of strings.
     """
     try:
         requests = json.load(sys.stdin)
     except ValueError:
         requests = None
     if not _are_command_lines(requests):
-        raise ConfigurationError("a JSON list of command lines is expected on standard input")
+        raise ConfigurationError("standard input must be a JSON list of command lines")
     quiet()
-    with redirect_stdout(sys.stderr):  # what builders print must not mix with the answers
+    with redirect_stdout(sys.stderr):  # constructors may print, and standard output is for the answers
         answers = [check(argv) for argv in requests]
     json.dump(answers, sys.stdout)
     return 0

@@ -1,4 +1,4 @@
-"""`python -m lit_klrb explain`: what each KL estimator computes and what its gradient really optimises."""
+"""`python -m lit_klrb explain`: what each KL estimator computes, and what its gradient optimises."""
 
 import difflib
 import importlib
@@ -16,23 +16,23 @@ from lit_klrb.estimators.recipe import NOTATION
 
 
 def estimator_classes() -> dict[str, type[KLEstimator]]:
-    """This package's estimators by name: those that train, then those refused for training."""
-    found = {
+    """This package's estimators by name; those refused for training come last."""
+    classes = {
         name: value
         for name, value in vars(estimators).items()
         if isinstance(value, type) and issubclass(value, KLEstimator) and not inspect.isabstract(value)
     }
-    return dict(sorted(found.items(), key=lambda item: (item[1].refusal is not None, item[0])))
+    return dict(sorted(classes.items(), key=lambda item: (item[1].refusal is not None, item[0])))
 
 
 def find_estimator(name: str) -> KLEstimator:
-    """The estimator called `name`, with its default settings.
+    """The estimator with the given name, with default settings.
 
     Args:
-        name: A class of `lit_klrb.estimators`, or the import path package.module.Class of one's own.
+        name: A class of `lit_klrb.estimators`, or the import path package.module.Class of another.
 
     Raises:
-        ConfigurationError: If there is none, or it cannot be made.
+        ConfigurationError: If it does not exist, is not an estimator, or cannot be instantiated.
     """
     found = _import(name) if "." in name else _of_this_package(name)
     if not isinstance(found, type) or not issubclass(found, KLEstimator):
@@ -40,7 +40,7 @@ def find_estimator(name: str) -> KLEstimator:
     try:
         return found()
     except (TypeError, ConfigurationError) as error:
-        raise ConfigurationError(f"{name} cannot be made without arguments: {error}") from error
+        raise ConfigurationError(f"{name} cannot be instantiated without arguments: {error}") from error
 
 
 def _of_this_package(name: str) -> object:
@@ -60,7 +60,7 @@ def _import(path: str) -> object:
     module_name, _, name = path.rpartition(".")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever a user's file raises
+    except Exception as error:  # a user's module may raise anything
         raise ConfigurationError(
             f"{path}: importing {module_name!r} failed: {type(error).__name__}: {error}"
         ) from error
@@ -83,7 +83,7 @@ def _describe(name: str, estimator: KLEstimator) -> dict[str, str | None]:
 
 
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Boxed and wrapped in a terminal, one tab-separated line per row in a pipe."""
+    """Print a box table to a terminal, and one tab-separated line per row to a pipe."""
     if not sys.stdout.isatty():
         for row in (header, *rows):
             print("\t".join(row))
@@ -124,7 +124,9 @@ def _print_page(name: str, estimator: KLEstimator) -> None:
         if about[key] is not None:
             print(f"{label}: {about[key]}")
     print(f"where {NOTATION}; g = sum_t [c_t grad log p(y_t) + grad l_t]")
-    print("\nIts expectation for an enumerated model, against the exact KL and its gradient:")
+    print(
+        "\nExpected value and gradient on an enumerated model, compared with the exact KL and its gradient:"
+    )
     _print_table(
         ("KL", "mean value", "cosine of gradients", "ratio of norms"),
         [
@@ -149,7 +151,7 @@ def _print_counterexample() -> None:
         for sequence, *numbers in zip(example.sequences, *columns, strict=True)
     ]
     rows.append(("variance", "", *(f"{variance:.3f}" for variance in example.variances)))
-    print("\nTwo models for which its value varies more than MonteCarlo's:")
+    print("\nTwo models for which the variance of its value exceeds MonteCarlo's:")
     _print_table(("sequence", "probability", "MonteCarlo", "RaoBlackwell"), rows)
 
 
@@ -167,7 +169,7 @@ def main(argv: Sequence[str]) -> int:
         "estimator",
         nargs="?",
         metavar="ESTIMATOR",
-        help="a class name, or package.module.Class of your own; none for the table of all",
+        help="a class name, or package.module.Class for your own; without it, a table of all is printed",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""`python -m lit_klrb export`: a checkpoint as a folder that `transformers` loads by itself."""
+"""`python -m lit_klrb export`: writes a checkpoint as a folder that `transformers` loads."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.errors import ConfigurationError
 
-# What an export consists of. A folder with anything else in it is never replaced.
+# The files of an export. A folder with any other file is never replaced.
 EXPORTED = re.compile(
     r"config\.json|generation_config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
     r"|tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)|merges\.txt"
@@ -18,16 +18,16 @@ EXPORTED = re.compile(
 
 
 def export_checkpoint(ckpt_path: str, output_dir: str) -> None:
-    """Write the policy of a checkpoint as a folder, an adapter merged into it.
+    """Write the policy of a checkpoint as a folder, with an adapter merged into the weights.
 
-    The folder appears at once and whole. An earlier export in its place is replaced.
+    The folder is created atomically and replaces an earlier export.
 
     Args:
         ckpt_path: A checkpoint written by `fit`.
         output_dir: The folder to write: a new or an empty one, or an earlier export.
 
     Raises:
-        ConfigurationError: If the checkpoint holds no policy, or the folder cannot be written.
+        ConfigurationError: If the checkpoint contains no policy, or the folder cannot be written.
     """
     target = Path(output_dir).expanduser().resolve()
     check_target(target)
@@ -48,27 +48,27 @@ def export_checkpoint(ckpt_path: str, output_dir: str) -> None:
 
 
 def check_target(target: Path) -> None:
-    """Refuse to replace what is not an earlier export.
+    """Check that a path is free, an empty folder, or an earlier export.
 
     Raises:
-        ConfigurationError: Naming the folder, and what is in the way.
+        ConfigurationError: If not; names the path and an obstructing file.
     """
     key = "output_dir"
     if target == Path.cwd():
-        raise ConfigurationError(f"{target} is the current directory; name a folder to be made", key=key)
+        raise ConfigurationError(f"{target} is the current directory; name a new folder", key=key)
     if target.exists() and not target.is_dir():
-        raise ConfigurationError(f"{target} is a file; name a folder to be made", key=key)
+        raise ConfigurationError(f"{target} is a file; name a new folder", key=key)
     names = sorted(path.name for path in target.iterdir()) if target.exists() else []
     foreign = [name for name in names if not EXPORTED.fullmatch(name)]
     if foreign or (names and "config.json" not in names):
         raise ConfigurationError(
-            f"{target} holds {(foreign or names)[0]} and is not an earlier export; name a folder to be made",
+            f"{target} contains {(foreign or names)[0]} and is not an earlier export; name a new folder",
             key=key,
         )
 
 
 def move_into_place(partial: Path, target: Path) -> None:
-    """Rename a finished folder to its name; an earlier one of that name is kept until then."""
+    """Rename a complete folder to its final name; an earlier export is removed only after that."""
     if not target.exists() or not any(target.iterdir()):
         partial.rename(target)  # replaces an empty folder
         return

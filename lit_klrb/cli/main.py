@@ -1,4 +1,4 @@
-"""Dispatch of the commands, so that `explain`, `export` and `--help` do not wait for Lightning's import."""
+"""Dispatch of the commands. Lightning is imported only by commands that need it."""
 
 import argparse
 import os
@@ -10,24 +10,24 @@ from lit_klrb.errors import ConfigurationError, error_line
 from lit_klrb.stops import Stopped, Stops
 
 COMMANDS = {
-    "fit": "train, and leave a run directory",
+    "fit": "train a model and write a run directory",
     "validate": "evaluate a checkpoint on the validation prompts",
     "test": "evaluate a checkpoint on the test prompts",
     "predict": "write the completions of a checkpoint to predictions.jsonl",
-    "explain": "say what a KL estimator computes and what its gradient optimises",
-    "export": "turn a checkpoint into a folder that transformers loads",
+    "explain": "show what a KL estimator computes and what its gradient optimises",
+    "export": "write a checkpoint as a folder that transformers loads",
     "clean": "empty the cache",
 }
-# Asked by other programs, not by people: it reads standard input.
+# For programs only: reads standard input.
 CHECK = "check"
 HELP = f"""usage: python -m lit_klrb COMMAND [--help] ...
 
-Fine-tune language models under a KL penalty whose estimates and gradients are right.
+Fine-tune language models with a KL penalty whose estimates and gradients are correct.
 
 commands:
 {chr(10).join(f"  {name:<10}{does}" for name, does in COMMANDS.items())}
 
-The chain, on an embedded world of film reviews:
+The stages of training, on an embedded world of film reviews:
   python -m lit_klrb fit --config configs/demo/sft.yaml   the reference
   python -m lit_klrb fit --config configs/demo/dpo.yaml   the warm start
   python -m lit_klrb fit --config configs/demo/rloo.yaml  RLOO; --kl.estimator and --kl.beta set the penalty
@@ -88,7 +88,7 @@ def _run(command: str, rest: list[str]) -> int:
 
 
 def clean(argv: Sequence[str]) -> int:
-    """`clean`: empty the cache."""
+    """Run `clean`, which empties the cache, and return the exit code."""
     argparse.ArgumentParser("python -m lit_klrb clean", description=COMMANDS["clean"]).parse_args(argv)
     from lit_klrb.run.cache import default_folder, trim
 
@@ -98,14 +98,14 @@ def clean(argv: Sequence[str]) -> int:
 
 
 def printing(command: Callable[[], int | None]) -> int:
-    """Run a command whose work is what it prints: a reader that stops early (`| head`) ends it quietly."""
+    """Run a command that prints; a closed pipe (`| head`) ends it without an error message."""
     try:
         try:
             code = command()
         finally:  # after --help too, which exits
             sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes once more when it exits, and would complain then.
+        # Python flushes again at exit, which would print an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code or 0

@@ -1,4 +1,4 @@
-"""What a module starts from: the checkpoints that must be there, and which configuration makes them."""
+"""Checks of the checkpoints that a module starts from, and hints how to make missing ones."""
 
 import re
 from pathlib import Path
@@ -7,35 +7,35 @@ from typing import Any
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
 
-# Where a module says what it starts from.
+# Arguments of modules that name models and tokenizers.
 PATHS = ("policy_path", "reference_path", "classifier_path", "tokenizer_path", "reward_path")
-# Of these, what a checkpoint given by ckpt_path has in itself.
+# Those that are not used with ckpt_path, as that checkpoint contains them.
 INITIAL = ("policy_path", "classifier_path", "tokenizer_path")
 
 
 def check_upstream(settings: dict[str, Any]) -> None:
-    """See that the checkpoints a module starts from are there.
+    """Check that the checkpoints a module starts from exist.
 
     Raises:
-        ConfigurationError: Naming the key, the path, and the command that makes it if a config beside the
-            default ones does.
+        ConfigurationError: If one does not; names the key, the path, and the command that makes it if a
+            configuration under configs/ does.
     """
     paths = [(key, path) for key in PATHS for path in paths_of(settings.get(key))]
     for key, path in paths:
         if not path.endswith(".ckpt") or Path(path).exists():
             continue
         maker = config_that_makes(Path(path))
-        how = f"make it with: python -m lit_klrb fit --config {maker}" if maker else "name one that does"
-        raise ConfigurationError(f"{path} does not exist; {how}", key=key)
+        hint = f"make it with: python -m lit_klrb fit --config {maker}" if maker else "name one that does"
+        raise ConfigurationError(f"{path} does not exist; {hint}", key=key)
 
 
 def paths_of(value: str | dict[str, float] | None) -> list[str]:
-    """The paths a setting names: one, none, or several with their weights."""
+    """The paths in a setting, which is a path, None, or a mapping from paths to weights."""
     return [] if value is None else [value] if isinstance(value, str) else list(value)
 
 
 def config_that_makes(checkpoint: Path) -> Path | None:
-    """The file under configs/ whose run directory the checkpoint lies in."""
+    """The file under configs/ whose run writes the checkpoint."""
     pattern = re.compile(r"^\s*default_root_dir:\s*(\S+)", re.MULTILINE)
     for config in sorted(Path("configs").rglob("*.yaml")):
         found = pattern.search(config.read_text("utf-8"))

@@ -88,4 +88,4 @@ def test_every_argument_is_of_the_evaluation_or_of_training_alone():
 def test_what_is_no_list_of_command_lines_is_refused(monkeypatch, capsys, text):
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
     assert main(["check"]) == 2
-    assert "a JSON list of command lines is expected" in capsys.readouterr().err
+    assert "standard input must be a JSON list of command lines" in capsys.readouterr().err

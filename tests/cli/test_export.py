@@ -28,7 +28,7 @@ def test_a_file_in_its_place_is_kept(chain, tmp_path, capsys):
     target = tmp_path / "thesis"
     target.write_text("mine")
     assert export(chain, target) == 2
-    assert one_line_of(capsys) == f"error: output_dir: {target} is a file; name a folder to be made"
+    assert one_line_of(capsys) == f"error: output_dir: {target} is a file; name a new folder"
     assert contents(tmp_path) == {Path("thesis"): b"mine"}
 
 
@@ -37,7 +37,7 @@ def test_a_folder_that_is_not_an_export_is_kept(chain, tmp_path, capsys, name):
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / name).write_text("mine")
     assert export(chain, tmp_path / "project") == 2
-    line = f"error: output_dir: {tmp_path}/project holds {name} and is not an earlier export; name a folder"
+    line = f"error: output_dir: {tmp_path}/project contains {name} and is not an earlier export;"
     assert one_line_of(capsys).startswith(line)
     assert contents(tmp_path) == {Path("project", name): b"mine"}
 
@@ -47,14 +47,14 @@ def test_one_file_more_keeps_an_export_too(chain, tmp_path, capsys):
     (tmp_path / "policy" / "notes.md").write_text("mine")
     before = contents(tmp_path)
     assert export(chain, tmp_path / "policy", "dpo") == 2
-    assert "holds notes.md and is not an earlier export" in one_line_of(capsys)
+    assert "contains notes.md and is not an earlier export" in one_line_of(capsys)
     assert contents(tmp_path) == before
 
 
 def test_the_current_directory_is_not_replaced(chain, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert export(chain, ".") == 2
-    assert one_line_of(capsys).endswith(f"{tmp_path} is the current directory; name a folder to be made")
+    assert one_line_of(capsys).endswith(f"{tmp_path} is the current directory; name a new folder")
 
 
 def test_new_empty_linked_and_earlier_folders(chain, tmp_path):
