@@ -35,6 +35,11 @@ from lit_klrb.errors import ConfigurationError
 
 # Taken for a cell of a stage of which none has finished.
 ASSUMED_SECONDS = 60.0
+# What an outcome of a plan is.
+_DECIDES = {
+    "objective": "J = reward - beta * KL at the run's own beta, each beta counting the same",
+    "kl": "the KL alone, each beta counting the same",
+}
 # Exit code of `verify` where all that was compared agrees.
 NOT_ALL_COMPARED = 3
 
@@ -217,11 +222,10 @@ def _attainable(plan: Plan) -> list[str]:
     verdict = "can reject" if least <= plan.level else "CANNOT reject, whatever the results"
     shared = plan.starting_points
     lines = [
-        f"{', '.join(others)} against {primary.control}, "
-        "by J = reward - beta * KL at the run's own beta and by reward at matched KL",
+        f"{', '.join(others)} against {primary.control}, by {_DECIDES[primary.outcome]}",
         f"  {len(grid.beta)} betas x {grid.replicates} replicates = {plan.pairs} matched pairs",
         f"  smallest two-sided p of a swap test {least:.2g}, "
-        f"level {plan.level:.2g} (alpha {primary.alpha:g}, {plan.tests} tests, Holm): {verdict}",
+        f"level {plan.level:.2g} (alpha {primary.alpha:g}, {plan.tests} comparisons, Holm): {verdict}",
     ]
     if shared:
         lines.append(f"  all runs share one {' and one '.join(shared)}: what is found holds given these")

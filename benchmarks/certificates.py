@@ -10,7 +10,8 @@ from scipy import stats
 
 from analysis.stats.attainment import hypervolume_test
 from analysis.stats.gradient_variance import disjoint_differences, squared_distances
-from analysis.stats.power import STANDARD, Rate, Scenario, rejection_rates, swap_p_values
+from analysis.stats.power import Rate, rejection_rates, swap_p_values
+from analysis.stats.scenario import STANDARD, Scenario
 from analysis.stats.stability import spread_test
 
 from .table import markdown
@@ -18,7 +19,14 @@ from .table import markdown
 sys.path.append(str(Path(__file__).parents[1] / "analysis" / "stats"))
 from generators import draw_curves, draw_gradients
 
-SUMS = ("T1", "T2", "T6", "T3", "objective", "matched_kl")
+TESTS = (
+    "frontier_share",
+    "replicate_share",
+    "matched_dominance",
+    "net_dominance",
+    "objective",
+    "matched_kl",
+)
 # Fixed in advance, beyond what the scenario's runs reach.
 CORNER = (60.0, -0.5)
 LEVEL = 0.05
@@ -32,8 +40,8 @@ def report(quick: bool) -> str:
     errors = " and ".join(f"{Rate(LEVEL, count).error:.3f}" for count in (repetitions, few))
     intro = (
         f"`python -m benchmarks certificates`: shares of {repetitions:,} simulated data sets in which a "
-        f"test rejects at {LEVEL:.0%}, ± one Monte-Carlo standard error; {few:,} for T7, D1, D2 and the test "
-        f"beside them. At a true {LEVEL:.0%} these errors are {errors}."
+        f"test rejects at {LEVEL:.0%}, ± one Monte-Carlo standard error; {few:,} for hypervolume, "
+        f"spread and the test beside them. At a true {LEVEL:.0%} these errors are {errors}."
     )
     return "\n\n".join([intro, _sweeps(repetitions, few), _gradients(repetitions), _stability(few)])
 
@@ -67,7 +75,7 @@ def _sweeps(repetitions: int, few: int) -> str:
             scenario = replace(standard, replicates=count)
             rates = rejection_rates(
                 scenario,
-                SUMS,
+                TESTS,
                 alternative="greater" if upwards else "less",
                 sweeps=repetitions,
                 alpha=LEVEL,
@@ -79,8 +87,8 @@ def _sweeps(repetitions: int, few: int) -> str:
                 found = hypervolume_test(scenario.simulate(rng, **settings), CORNER, resamples=RESAMPLES)
                 same_side = (found.differences.sum() > 0) == upwards
                 volumes.append(same_side and found.test.p_value / 2 <= LEVEL)
-            rows.append([label, str(count), *(_cell(rates[key]) for key in SUMS), _share(volumes)])
-    return "### Swap tests of a sweep\n\n" + markdown(["truth", "S", *SUMS, "T7"], rows)
+            rows.append([label, str(count), *(_cell(rates[key]) for key in TESTS), _share(volumes)])
+    return "### Swap tests of a sweep\n\n" + markdown(["truth", "S", *TESTS, "hypervolume"], rows)
 
 
 def _gradients(repetitions: int) -> str:
@@ -151,5 +159,5 @@ def _stability(repetitions: int) -> str:
                 steps = stats.levene(curves[:, 0], curves[:, 1], center="median", axis=0).pvalue
                 pointwise.append((steps <= LEVEL).any())
             rows.append([label, str(count), *map(_share, (average, anywhere, pointwise))])
-    header = ["truth", "S", "D2, one-sided", "D1", "wrong: Brown-Forsythe at any step"]
+    header = ["truth", "S", "spread, one-sided", "spread at any step", "wrong: Brown-Forsythe at any step"]
     return "### Spread between replicates\n\n" + markdown(header, rows)

@@ -11,8 +11,12 @@ from analysis.results import Plan
 from analysis.results.load import load_sweep
 from analysis.results.sweep import Sweep
 from analysis.stats import Comparison, Pairs, Rules, compare
-from analysis.stats.matching import match
-from analysis.stats.sequential import objective_evidence
+from analysis.stats.attainment import Reference
+from analysis.stats.curves import Curves
+from analysis.stats.matching import match, matched_curves
+from analysis.stats.objective import objective
+from analysis.stats.sequential import evidence_of
+from lit_klrb import schema
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,24 +26,17 @@ class Assessment:
     Attributes:
         sweep: The run directory as read.
         comparisons: One for each estimator other than the control, in plan order; empty if no pair matched.
+        withheld: Why there is no verdict, in a few words; empty if there is one.
     """
 
     sweep: Sweep
     comparisons: tuple[Comparison, ...]
+    withheld: str = ""
 
     @property
     def complete(self) -> bool:
         """Whether every planned run has a result or a recorded failure."""
         return not self.sweep.missing
-
-    @property
-    def withheld(self) -> str:
-        """Why there is no verdict, in a few words; empty if there is one."""
-        if self.sweep.invalid:
-            return "the files are not those of the plan"
-        if not self.complete:
-            return "partial sweep"
-        return "" if self.comparisons else "no two runs form a matched pair"
 
 
 def load_assessment(directory: Path) -> Assessment:
@@ -47,12 +44,50 @@ def load_assessment(directory: Path) -> Assessment:
     sweep = load_sweep(directory)
     plan = sweep.plan
     designs = [match(sweep, name, plan.primary.control) for name in plan.comparisons]
-    rules = Rules(plan.primary.alpha, plan.primary.margins, tuple(plan.primary.kl_cuts))
-    comparisons = compare([pairs for pairs in designs if len(pairs)], rules)
+    designs = [pairs for pairs in designs if len(pairs)]
+    withheld = _withheld(sweep, designs)
+    rules = Rules(
+        plan.primary.alpha,
+        plan.primary.margins,
+        tuple(plan.primary.kl_cuts),
+        plan.primary.outcome,
+        len(plan.comparisons),
+        corner_of(sweep),
+        withheld,
+    )
+    comparisons = compare(designs, rules, [_curves(sweep, pairs) for pairs in designs])
     not_fixed = _not_fixed(sweep)
     if not_fixed:
         comparisons = tuple(_by_evidence(comparison, sweep, not_fixed) for comparison in comparisons)
-    return Assessment(sweep, comparisons)
+    return Assessment(sweep, comparisons, withheld)
+
+
+def _withheld(sweep: Sweep, designs: Sequence[Pairs]) -> str:
+    if sweep.invalid:
+        return "the files are not those of the plan"
+    if sweep.missing:
+        return "partial sweep"
+    return "" if designs else "no two runs form a matched pair"
+
+
+def _curves(sweep: Sweep, pairs: Pairs) -> list[Curves]:
+    metrics = (schema.KL,) if sweep.plan.primary.outcome == schema.KL else (schema.REWARD, schema.KL)
+    found = (matched_curves(sweep, pairs, metric) for metric in metrics)
+    return [curves for curves in found if curves is not None]
+
+
+def corner_of(sweep: Sweep) -> Reference | None:
+    """Where hypervolume is measured from: as planned, else the worst KL and reward of any run.
+
+    Returns:
+        KL and reward; None where there is no area, as a KL is not positive or the reward is void.
+    """
+    runs = [run for run in sweep.grid.values() if not run.diverged]
+    kl, reward = ([run.outcome(key) for run in runs] for key in (schema.KL, schema.REWARD))
+    if not runs or min(kl) <= 0 or sweep.plan.primary.outcome == schema.KL:
+        return None
+    corner = sweep.plan.primary.corner
+    return (corner[0], corner[1]) if corner else (max(kl), min(reward))
 
 
 def _not_fixed(sweep: Sweep) -> str:
@@ -72,7 +107,8 @@ def _by_evidence(comparison: Comparison, sweep: Sweep, not_fixed: str) -> Compar
             for index, replicate in zip(pairs.beta_index, pairs.replicate, strict=True)
         ]
     )
-    evidence = objective_evidence(pairs, _threshold(versions), added)
+    values = -pairs.kl if sweep.plan.primary.outcome == schema.KL else objective(pairs)
+    evidence = evidence_of(pairs, values, _threshold(versions), added)
     return replace(comparison, decision=replace(comparison.decision, evidence=evidence, not_fixed=not_fixed))
 
 

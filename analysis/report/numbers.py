@@ -11,8 +11,6 @@ from analysis.stats.intervals import Estimate, Interval
 from analysis.stats.pairs import FloatArray
 from lit_klrb import schema
 
-NO_VERDICT = "no_verdict"
-
 
 def summary_numbers(assessment: Assessment) -> dict[str, Any]:
     """What a program wants to know of a sweep: the plan, the problems, the verdicts, the arms, the start."""
@@ -28,32 +26,39 @@ def summary_numbers(assessment: Assessment) -> dict[str, Any]:
         "problems": [problem.text for problem in sweep.problems],
         "complete": assessment.complete,
         "withheld": assessment.withheld,
-        "comparisons": [_comparison(one, decided=not assessment.withheld) for one in assessment.comparisons],
+        "comparisons": [_comparison(one) for one in assessment.comparisons],
         "arms": _arms(assessment),
         "start": _start(assessment),
     }
 
 
-def _comparison(comparison: Comparison, *, decided: bool) -> dict[str, Any]:
-    decision, pairs = comparison.decision, comparison.pairs
+def _comparison(comparison: Comparison) -> dict[str, Any]:
+    decision, pairs, fit = comparison.decision, comparison.pairs, comparison.fit
     usable = np.isfinite(pairs.kl).all(axis=1) & (pairs.kl > 0).all(axis=1)
     log_ratio = np.log(pairs.kl[usable, 0] / pairs.kl[usable, 1])
     return {
         "treatment": pairs.treatment,
         "control": pairs.control,
-        "outcome": decision.outcome.key if decided else NO_VERDICT,
-        "decided_by": decision.decided_by if decided else None,
-        "objective": _verdict(decision.objective, decided=decided),
-        "matched_kl": _verdict(decision.matched, decided=decided),
+        "outcome": decision.outcome.key,
+        "decided_by": None if decision.primary.withheld else decision.decided_by,
+        "objective": None,
+        decision.primary.claim.key: _verdict(decision.primary),
+        "matched_kl": {
+            **_verdict(comparison.matched),
+            "overlap": None if fit is None else fit.overlap,
+            "refused": comparison.matched.untested if fit is None or fit.refused else None,
+        },
         "kl_ratio": float(np.exp(log_ratio.mean())) if usable.any() else None,
     }
 
 
-def _verdict(verdict: Verdict, *, decided: bool) -> dict[str, Any]:
+def _verdict(verdict: Verdict) -> dict[str, Any]:
     """An outcome's numbers; its p-values only where there may be a verdict."""
+    decided = not verdict.withheld
     return {
         "estimate": verdict.estimate.value,
         "interval": _ends(verdict.interval),
+        "level": 1 - verdict.first_step,
         "p": verdict.test.p_value if decided else None,
         "p_adjusted": verdict.adjusted if decided else None,
     }

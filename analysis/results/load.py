@@ -14,6 +14,7 @@ from analysis.results.locked import LockedPlan
 from analysis.results.plan import Grid, Plan, Primary, Stage
 from analysis.results.records import Failure, Run, read_failure, read_run
 from analysis.results.sweep import Problem, Sweep
+from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
 
 Record = TypeVar("Record", Run, Failure)
@@ -45,7 +46,7 @@ def load_sweep(directory: Path) -> Sweep:
         locked, plan = None, _inferred_plan(directory, [run.cell for run in runs])
         runs, unclear = _without_duplicates(runs, plan)
         problems += unclear
-    runs, unmatched = _matched(runs, plan)
+    runs, unmatched = _matched([_judged(run, plan) for run in runs], plan)
     problems += unmatched
     order = {place: i for i, place in enumerate(plan.places)}
     published = {run.cell.id for run in runs}
@@ -57,6 +58,13 @@ def load_sweep(directory: Path) -> Sweep:
         tuple(failure for failure in failures if failure.cell.id not in published),
         problems,
     )
+
+
+def _judged(run: Run, plan: Plan) -> Run:
+    """The run, diverged if it lacks an outcome that the plan compares."""
+    compared = (schema.KL,) if plan.primary.outcome == schema.KL else (schema.REWARD, schema.KL)
+    lacks = run.cell.point is not None and any(key not in run.final for key in compared)
+    return replace(run, diverged=True) if lacks else run
 
 
 def _read_all(paths: Sequence[Path], read: Callable[[Path], Record]) -> tuple[list[Record], list[Problem]]:

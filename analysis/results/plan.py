@@ -10,8 +10,8 @@ from analysis.results.cell import ESTIMATOR
 from analysis.results.checksum import canonical
 from lit_klrb.errors import ConfigurationError
 
-# The outcomes that decide, corrected together: J = reward - beta * KL, and the reward at matched KL.
-PRIMARY_OUTCOMES = ("objective", "matched_kl")
+# What has a margin where J = reward - beta * KL decides: J itself, and the reward at matched KL.
+REWARD_OUTCOMES = ("objective", "matched_kl")
 # What can decide.
 OUTCOMES = ("objective", "kl")
 # Configuration keys of a run that the design itself sets.
@@ -62,7 +62,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Primary:
-    """The comparison that decides: by J = reward - beta * KL, and by the reward at matched KL.
+    """The comparison that decides: by J = reward - beta * KL, or by the KL alone.
 
     Args:
         control: The arm the others are compared with.
@@ -89,7 +89,7 @@ class Primary:
     @property
     def margin_keys(self) -> tuple[str, ...]:
         """The outcomes that may have a margin."""
-        return ("kl",) if self.outcome == "kl" else PRIMARY_OUTCOMES
+        return ("kl",) if self.outcome == "kl" else REWARD_OUTCOMES
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ class Plan:
 
     @property
     def tests(self) -> int:
-        """Tests in the family that decides."""
-        return len(PRIMARY_OUTCOMES) * len(self.comparisons)
+        """Tests in the family that decides: one per comparison."""
+        return len(self.comparisons)
 
     @property
     def level(self) -> float:

@@ -127,7 +127,8 @@ def _run(content: dict[str, Any]) -> Run:
     if content["state"] not in (schema.DONE, schema.DIVERGED):
         raise ValueError(f"state {content['state']!r}, expected {schema.DONE!r} or {schema.DIVERGED!r}")
     final = {key: _number(value) for key, value in content["final"].items()}
-    finite = all(math.isfinite(final.get(key, math.nan)) for key in (schema.REWARD, schema.KL))
+    # Whether a run without any reward has diverged is for its plan to say.
+    finite = all(math.isfinite(final.get(key, 0.0)) for key in (schema.REWARD, schema.KL))
     return Run(
         cell,
         content["state"] == schema.DIVERGED or (cell.point is not None and not finite),

@@ -1,10 +1,8 @@
 """Exact tests, intervals and verdicts for paired seed sweeps. Reads no files."""
 
-from analysis.stats.comparison import Comparison as Comparison, Rules as Rules, compare as compare
+from analysis.stats.claims import Claim as Claim
+from analysis.stats.comparison import Comparison as Comparison, compare as compare
+from analysis.stats.decision import Decision as Decision
 from analysis.stats.pairs import Pairs as Pairs
-from analysis.stats.verdict import (
-    Claim as Claim,
-    Decision as Decision,
-    Outcome as Outcome,
-    Verdict as Verdict,
-)
+from analysis.stats.rules import Rules as Rules
+from analysis.stats.verdict import Outcome as Outcome, Verdict as Verdict

@@ -1,4 +1,4 @@
-"""What a set of runs attains: hypervolume (T7) and the empirical attainment function.
+"""What a set of runs attains: hypervolume and the empirical attainment function.
 
 moocore does the geometry, behind a guard: it would let a nan run evict real ones, and says nothing of points
 outside the reference.
@@ -55,7 +55,7 @@ def outside(pairs: Pairs, reference: Reference) -> int:
 
 @dataclass(frozen=True, eq=False)
 class HypervolumeTest:
-    """T7.
+    """The hypervolumes of two estimators, replicate by replicate.
 
     Attributes:
         differences: HV(treatment) - HV(control) of each replicate, shape [S].

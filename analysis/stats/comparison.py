@@ -1,73 +1,18 @@
-"""All tests of a treatment against its control, corrected for multiplicity, as verdicts."""
+"""All tests of each treatment against the control, corrected for multiplicity, as verdicts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-import numpy as np
-
-from analysis.stats import frontier
-from analysis.stats.contrast import Contrast
-from analysis.stats.holm import Finding, corrected
-from analysis.stats.intervals import Estimate, clustered_mean, stratified_mean
-from analysis.stats.matched_kl import matched_kl_contrast
-from analysis.stats.objective import objective_contrast
-from analysis.stats.pairs import FloatArray, Pairs
-from analysis.stats.swaps import SwapTest, swap_test
-from analysis.stats.verdict import Claim, Decision, Verdict
-
-OBJECTIVE = Claim(
-    "objective", "J = reward − β·KL", "higher J = reward − β·KL", "lower J = reward − β·KL", primary=True
-)
-MATCHED_KL = Claim(
-    "matched_kl",
-    "reward at matched KL",
-    "more reward at matched KL",
-    "less reward at matched KL",
-    primary=True,
-)
-_SHARE_CAVEAT = (
-    "A larger share also comes from a larger spread between runs; it does not make an estimator better."
-)
-POOLED_SHARE = Claim(
-    "T1", "the share of the frontier", "more frontier points", "fewer frontier points", caveat=_SHARE_CAVEAT
-)
-REPLICATE_SHARE = Claim(
-    "T2",
-    "the share of each replicate's frontier",
-    "more frontier points within replicates",
-    "fewer frontier points within replicates",
-    bounds=(-1, 1),
-)
-NET_DOMINANCE = Claim(
-    "T3",
-    "net dominance over all pairs of replicates",
-    "more net dominance",
-    "less net dominance",
-    bounds=(-1, 1),
-)
-MATCHED_DOMINANCE = Claim(
-    "T6",
-    "dominance within matched pairs",
-    "more dominant runs within matched pairs",
-    "fewer dominant runs within matched pairs",
-    bounds=(-1, 1),
-)
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What was fixed before any result was seen.
-
-    Attributes:
-        alpha: Two-sided level of each family of tests.
-        margins: Claim key -> equivalence margin in reward units; without one there is no equivalence.
-        cuts: KL cuts for the pooled frontier share, each a test of its own.
-    """
-
-    alpha: float = 0.05
-    margins: dict[str, float] = field(default_factory=dict)
-    cuts: tuple[float, ...] = ()
+from analysis.stats.claims import FRONTIER_SHARE
+from analysis.stats.curves import Curves
+from analysis.stats.decision import Decision
+from analysis.stats.holm import corrected
+from analysis.stats.matched_kl import MatchedKL
+from analysis.stats.pairs import Pairs
+from analysis.stats.primary import gated_verdicts, primary_verdicts
+from analysis.stats.rules import Rules
+from analysis.stats.secondary import Spread, secondary_count, secondary_findings, spreads_of
+from analysis.stats.verdict import Verdict
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,100 +21,76 @@ class Comparison:
 
     Attributes:
         pairs: The matched pairs behind it.
-        decision: What the two primary outcomes allow, Holm-corrected over all comparisons.
-        secondary: T1, T2, T3, T6, and T1 below each KL cut; Holm-corrected as a family of their own.
+        decision: What the primary outcome allows; Holm's correction over all comparisons.
+        matched: The verdict on the reward at matched KL, tested only where the primary outcome rejects.
+        fit: The model behind it; None where the plan decides by the KL.
+        secondary: All other tests; one family over all comparisons.
+        spreads: The tests of spread behind some of these, for their curves.
     """
 
     pairs: Pairs
     decision: Decision
+    matched: Verdict
+    fit: MatchedKL | None
     secondary: tuple[Verdict, ...]
+    spreads: tuple[Spread, ...] = ()
 
     @property
-    def share(self) -> Verdict:
-        """The verdict on the pooled frontier share (T1), which holds its counts."""
-        return self.secondary[0]
+    def share(self) -> Verdict | None:
+        """The verdict on the pooled frontier share, which holds its counts."""
+        return self.of(FRONTIER_SHARE.key)
+
+    def of(self, key: str) -> Verdict | None:
+        """The secondary verdict on a claim, if there is one."""
+        return next((verdict for verdict in self.secondary if verdict.claim.key == key), None)
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """Every verdict, primary ones first."""
-        return (self.decision.objective, self.decision.matched, *self.secondary)
+        """Every verdict, the primary one first."""
+        return (self.decision.primary, self.matched, *self.secondary)
 
 
-def mean_of(contrast: Contrast, pairs: Pairs) -> Estimate:
-    """The weighted mean of a contrast, with the standard error its design allows."""
-    if pairs.blocked:
-        return clustered_mean(contrast.values, contrast.weights, pairs.replicate)
-    return stratified_mean(contrast.values, contrast.weights, pairs.beta_index)
-
-
-def compare(designs: Sequence[Pairs], rules: Rules) -> tuple[Comparison, ...]:
+def compare(
+    designs: Sequence[Pairs], rules: Rules, curves: Sequence[Sequence[Curves]] | None = None
+) -> tuple[Comparison, ...]:
     """Test each treatment against the control it is paired with.
+
+    Three families, each at `rules.alpha`: the primary outcome of all planned comparisons; the reward at
+    matched KL, entered only where that rejects; everything else. A family's size is that of the plan: tests
+    that could not be run count.
 
     Args:
         designs: Matched pairs of each treatment.
-        rules: Level, margins and cuts fixed in advance.
+        rules: What was fixed in advance.
+        curves: Training curves of each treatment's pairs, if there are any.
 
     Returns:
-        One comparison for each design. The primary outcomes of all of them form one Holm family, the
-        secondary tests another.
+        One comparison for each design.
     """
-    primary = corrected([f for pairs in designs for f in _primary(pairs, rules)], rules.alpha)
-    secondary = corrected([f for pairs in designs for f in _secondary(pairs, rules)], rules.alpha)
-    per_design = len(secondary) // max(1, len(designs))
+    curves = [()] * len(designs) if curves is None else curves
+    primary = primary_verdicts(designs, rules)
+    gated = gated_verdicts(designs, primary, rules)
+    panels = sum(map(len, curves))
+    spreads = [spreads_of(mine, rules.alpha, panels) for mine in curves]
+    findings = [secondary_findings(pairs, mine, rules) for pairs, mine in zip(designs, spreads, strict=True)]
+    secondary = iter(
+        corrected(
+            [finding for mine in findings for finding in mine],
+            rules.alpha,
+            planned=max(rules.comparisons, len(designs)) * secondary_count(rules),
+            withheld=rules.withheld,
+        )
+    )
     return tuple(
         Comparison(
             pairs,
-            Decision(primary[2 * i], primary[2 * i + 1]),
-            tuple(secondary[per_design * i : per_design * (i + 1)]),
+            Decision(verdict),
+            matched,
+            fit,
+            tuple(next(secondary) for _ in mine),
+            tuple(drawn),
         )
-        for i, pairs in enumerate(designs)
-    )
-
-
-def _primary(pairs: Pairs, rules: Rules) -> list[Finding]:
-    findings = []
-    for claim, contrast in ((OBJECTIVE, objective_contrast(pairs)), (MATCHED_KL, matched_kl_contrast(pairs))):
-        test = swap_test(contrast.contributions, pairs.unit)
-        margin = None if contrast.ranked else rules.margins.get(claim.key)
-        estimate = mean_of(contrast, pairs)
-        findings.append(finding_of(claim, pairs, estimate, contrast.unit, test, margin=margin))
-    return findings
-
-
-def finding_of(
-    claim: Claim, pairs: Pairs, estimate: Estimate, unit: str, test: SwapTest, **more: Any
-) -> Finding:
-    """A finding about the two estimators of matched pairs."""
-    return Finding(claim, pairs.treatment, pairs.control, estimate, unit, test, pairs.replicates, **more)
-
-
-def _secondary(pairs: Pairs, rules: Rules) -> list[Finding]:
-    def share(claim: Claim, cut: float = np.inf) -> Finding:
-        counts = frontier.pooled_share(pairs, cut)
-        test = swap_test(frontier.share_contributions(pairs, cut), pairs.unit)
-        difference = Estimate(2.0 * counts.count - counts.total)
-        return finding_of(claim, pairs, difference, "points", test, share=counts)
-
-    def mean(claim: Claim, values: FloatArray, unit: str, scale: float = 1.0) -> Finding:
-        contrast = Contrast(values * scale, np.ones(len(pairs)), unit, ranked=False)
-        return finding_of(claim, pairs, mean_of(contrast, pairs), unit, swap_test(values, pairs.unit))
-
-    betas = len(pairs) / max(1, pairs.replicates)  # contributions to T2 add up within a replicate
-    return [
-        share(POOLED_SHARE),
-        *(share(_cut_claim(cut), cut) for cut in rules.cuts),
-        mean(REPLICATE_SHARE, frontier.replicate_share_contributions(pairs), "of the share", betas),
-        mean(NET_DOMINANCE, frontier.net_dominance_contributions(pairs), "net probability"),
-        mean(MATCHED_DOMINANCE, frontier.matched_dominance_contributions(pairs), "net probability"),
-    ]
-
-
-def _cut_claim(cut: float) -> Claim:
-    below = f"below KL = {cut:g}"
-    return Claim(
-        f"T1 {below}",
-        f"{POOLED_SHARE.subject} {below}",
-        f"{POOLED_SHARE.favourable} {below}",
-        f"{POOLED_SHARE.unfavourable} {below}",
-        caveat=_SHARE_CAVEAT,
+        for pairs, verdict, (matched, fit), mine, drawn in zip(
+            designs, primary, gated, findings, spreads, strict=True
+        )
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from analysis.stats.intervals import Estimate, clustered_mean, stratified_mean
 from analysis.stats.pairs import FloatArray, Pairs
 
 
@@ -37,6 +38,13 @@ def equal_betas(pairs: Pairs) -> FloatArray:
     """
     _, place, counts = np.unique(pairs.beta_index, return_inverse=True, return_counts=True)
     return np.asarray(1.0 / (len(counts) * counts[place]))
+
+
+def mean_of(contrast: Contrast, pairs: Pairs) -> Estimate:
+    """The weighted mean of a contrast, with the standard error its design allows."""
+    if pairs.blocked:
+        return clustered_mean(contrast.values, contrast.weights, pairs.replicate)
+    return stratified_mean(contrast.values, contrast.weights, pairs.beta_index)
 
 
 def ranked(pairs: Pairs, values: FloatArray) -> Contrast:

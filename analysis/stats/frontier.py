@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import moocore
 import numpy as np
-from scipy import stats
 
 from analysis.stats.intervals import Interval
-from analysis.stats.pairs import BoolArray, FloatArray, IntArray, Pairs
+from analysis.stats.pairs import BoolArray, FloatArray, Pairs
 
 
 def nondominated(kl: FloatArray, reward: FloatArray) -> BoolArray:
@@ -95,42 +94,56 @@ def pooled_share(pairs: Pairs, cut: float = np.inf, *, resamples: int = 1_000, s
         Counts, and a 95% percentile interval if there are at least two replicates everywhere.
     """
     member = pooled_frontier(pairs, cut)
-    groups = pairs.replicate if pairs.blocked else np.arange(len(pairs))
-    strata = np.zeros_like(pairs.beta_index) if pairs.blocked else pairs.beta_index
-    # one index vector for each stratum, over the groups it may draw from
-    choices = [np.unique(groups[strata == stratum]) for stratum in np.unique(strata)]
     interval = None
-    if resamples and member.any() and all(len(choice) > 1 for choice in choices):
-        rows = {group: np.flatnonzero(groups == group) for group in np.unique(groups)}
-
-        def share(*drawn: IntArray) -> float:
-            index = np.concatenate([rows[group] for part in drawn for group in part])
-            kl, reward = pairs.kl[index], pairs.reward[index]
-            on = nondominated(kl, reward) & (np.nan_to_num(kl, nan=np.inf) < cut)
-            return float(on[:, 0].sum() / max(1, on.sum()))
-
-        drawn = stats.bootstrap(
-            tuple(choices),
-            share,
-            n_resamples=resamples,
-            vectorized=False,
-            method="percentile",
-            rng=np.random.default_rng(seed),
-        )
-        low, high = drawn.confidence_interval
+    shares = _resampled_shares(pairs, cut, resamples, seed) if resamples and member.any() else None
+    if shares is not None:
+        low, high = np.quantile(shares, [0.025, 0.975])
         interval = Interval(float(low), float(high), 0.95, "percentile bootstrap over replicates")
     one_sided = member[:, 0] != member[:, 1]
     return Share(int(member[:, 0].sum()), int(member.sum()), int(one_sided.sum()), interval)
 
 
+def _resampled_shares(pairs: Pairs, cut: float, resamples: int, seed: int) -> FloatArray | None:
+    """The share in each bootstrap resample, shape [resamples]; None with one replicate somewhere.
+
+    Frontiers of all resamples at once: of the distinct runs that a resample has, in the order of rising KL
+    and falling reward, those are on its frontier whose reward exceeds that of all before.
+    """
+    groups = pairs.replicate if pairs.blocked else np.arange(len(pairs))
+    strata = np.zeros_like(pairs.beta_index) if pairs.blocked else pairs.beta_index
+    rng = np.random.default_rng(seed)
+    times = np.zeros((resamples, len(pairs)))  # how often a resample has each pair
+    for stratum in np.unique(strata):
+        names, place = np.unique(groups[strata == stratum], return_inverse=True)
+        if len(names) < 2:
+            return None
+        drawn = rng.integers(len(names), size=(resamples, len(names)))
+        counts = np.apply_along_axis(np.bincount, 1, drawn, minlength=len(names))
+        times[:, strata == stratum] = counts[:, place]
+    finite = ~pairs.diverged
+    points, place = np.unique(
+        np.column_stack([pairs.kl[finite], -pairs.reward[finite]]), axis=0, return_inverse=True
+    )
+    ours, all_ = (np.zeros((resamples, len(points))) for _ in range(2))
+    for point, pair, side in zip(place.ravel(), *np.nonzero(finite), strict=True):
+        all_[:, point] += times[:, pair]
+        if side == 0:
+            ours[:, point] += times[:, pair]
+    reward = -points[:, 1]
+    best = np.maximum.accumulate(np.where(all_ > 0, reward, -np.inf), axis=1)
+    before = np.concatenate([np.full((resamples, 1), -np.inf), best[:, :-1]], axis=1)
+    on = (reward > before) & (points[:, 0] < cut)
+    return np.asarray((ours * on).sum(axis=1) / np.maximum(1.0, (all_ * on).sum(axis=1)))
+
+
 def share_contributions(pairs: Pairs, cut: float = np.inf) -> FloatArray:
-    """T1: +1 for a pair with only the treatment on the pooled frontier, -1 for only the control."""
+    """+1 for a pair with only the treatment on the pooled frontier, -1 for only the control."""
     member = pooled_frontier(pairs, cut).astype(np.float64)
     return member[:, 0] - member[:, 1]
 
 
 def replicate_share_contributions(pairs: Pairs) -> FloatArray:
-    """T2: membership of the frontier inside each replicate, over the size of that frontier.
+    """Membership of the frontier inside each replicate, over the size of that frontier.
 
     Summed over a replicate's pairs: its treatment share minus its control share. Unlike the pooled share
     this has an estimand that does not depend on the number of replicates.
@@ -144,7 +157,7 @@ def replicate_share_contributions(pairs: Pairs) -> FloatArray:
 
 
 def net_dominance_contributions(pairs: Pairs) -> FloatArray:
-    """T3: P(treatment dominates control) - P(control dominates treatment) over all pairs of replicates.
+    """P(treatment dominates control) - P(control dominates treatment) over all pairs of replicates.
 
     At each KL weight every treatment run meets every control run; incomparable runs count 0. Dominance is
     antisymmetric, so the double sum is one over runs: (#dominated - #dominating), which makes it a sum of
@@ -160,7 +173,7 @@ def net_dominance_contributions(pairs: Pairs) -> FloatArray:
 
 
 def matched_dominance_contributions(pairs: Pairs) -> FloatArray:
-    """T6: +1 for a pair whose treatment run dominates, -1 for one whose control run does, else 0."""
+    """+1 for a pair whose treatment run dominates, -1 for one whose control run does, else 0."""
     kl, reward = pairs.worst_filled()
     weakly = (kl[:, 0] <= kl[:, 1]) & (reward[:, 0] >= reward[:, 1])
     weakly_other = (kl[:, 1] <= kl[:, 0]) & (reward[:, 1] >= reward[:, 0])

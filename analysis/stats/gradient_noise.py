@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.stats.claims import Claim
 from analysis.stats.gradient_variance import GradientVariance, compare_gradient_variance
 from analysis.stats.holm import Finding, corrected
+from analysis.stats.kl_reward import LOG_RATIO
 from analysis.stats.pairs import FloatArray
-from analysis.stats.verdict import LOG_RATIO, Claim, Verdict
+from analysis.stats.verdict import Verdict
 
 TERMS = ("KL", "total")
 # Fewer of either, and no claim is made.

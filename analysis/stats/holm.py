@@ -1,14 +1,20 @@
 """Findings that are tested together: Holm's correction over the whole family, then a verdict each."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from statsmodels.stats.multitest import multipletests
+import numpy as np
 
+from analysis.stats.claims import Claim
 from analysis.stats.frontier import Share
 from analysis.stats.intervals import Estimate
+from analysis.stats.pairs import FloatArray, Pairs
 from analysis.stats.swaps import SwapTest
-from analysis.stats.verdict import Claim, Verdict
+from analysis.stats.verdict import Verdict
+
+# In the place of a test that was not run.
+NO_TEST = SwapTest(math.nan, math.nan, 0, 0, True)
 
 
 @dataclass(frozen=True)
@@ -25,21 +31,75 @@ class Finding:
     margin: float | None = None
     share: Share | None = None
     doubt: str = ""
+    untested: str = ""
+    note: str = ""
+
+    @classmethod
+    def about(
+        cls,
+        claim: Claim,
+        pairs: Pairs,
+        estimate: Estimate,
+        unit: str,
+        test: SwapTest,
+        *,
+        margin: float | None = None,
+        share: Share | None = None,
+        untested: str = "",
+        note: str = "",
+    ) -> "Finding":
+        """A finding about the two arms of matched pairs."""
+        return cls(
+            claim,
+            pairs.treatment,
+            pairs.control,
+            estimate,
+            unit,
+            test,
+            pairs.replicates,
+            margin=margin,
+            share=share,
+            untested=untested,
+            note=note,
+        )
 
 
-def corrected(findings: Sequence[Finding], alpha: float) -> list[Verdict]:
+def corrected(
+    findings: Sequence[Finding], alpha: float, *, planned: int = 0, withheld: str = ""
+) -> list[Verdict]:
     """A verdict on each finding of a family, in their order.
 
     Args:
         findings: The family.
         alpha: Its two-sided level.
+        planned: Number of its tests in the plan. Those that could not be run count as if they had p = 1, and
+            so do untested findings.
+        withheld: Why there is no verdict, or "".
     """
+    size = max(len(findings), planned)
     if not findings:
         return []
-    adjusted = multipletests([f.test.p_value for f in findings], method="holm")[1]
+    adjusted = _holm([finding.test.p_value for finding in findings], size)
     # Holm's correction is monotone in every p-value: the smallest ones give the smallest corrected ones
-    attainable = multipletests([f.test.attainable for f in findings], method="holm")[1]
+    attainable = _holm([finding.test.attainable for finding in findings], size)
     return [
-        Verdict(**vars(finding), adjusted=float(p_value), attainable=float(least), alpha=alpha)
+        Verdict(
+            **vars(finding),
+            adjusted=float(p_value),
+            attainable=float(least),
+            alpha=alpha,
+            level=alpha / size,
+            withheld=withheld,
+        )
         for finding, p_value, least in zip(findings, adjusted, attainable, strict=True)
     ]
+
+
+def _holm(p_values: Sequence[float], size: int) -> FloatArray:
+    """Corrected p-values: max over j <= i of (size - j) p_(j), at most 1; `nan` for what was not tested."""
+    given = np.array(p_values)
+    order = np.argsort(given)  # `nan` last, as p = 1 would be
+    steps = np.maximum.accumulate((size - np.arange(len(given))) * given[order])
+    adjusted = np.empty_like(given)
+    adjusted[order] = np.minimum(1.0, steps)
+    return adjusted

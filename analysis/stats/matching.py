@@ -1,17 +1,22 @@
-"""The matched pairs of a sweep."""
+"""The matched pairs of a sweep, and their training curves."""
 
 import numpy as np
 
 from analysis.results.sweep import Sweep
+from analysis.stats.curves import Curves
 from analysis.stats.pairs import FloatArray, Pairs
 from lit_klrb import schema
+
+# Replicates whose spread can be compared.
+_FEWEST = 3
 
 
 def match(sweep: Sweep, treatment: str, control: str) -> Pairs:
     """The matched pairs of two estimators: points of the grid where both have a result.
 
     Pairs are swapped on their own, unless a replicate's pairs share a seed across betas (then whole
-    replicates are): a seed's luck would count once for each beta.
+    replicates are): a seed's luck would count once for each beta. Where the plan decides by the KL the reward
+    is void, and 0 everywhere.
     """
     grid, rows = sweep.grid, []
     betas = sweep.plan.grid.beta
@@ -36,5 +41,45 @@ def match(sweep: Sweep, treatment: str, control: str) -> Pairs:
         replicates,
         replicates if shared else np.arange(len(rows)),
         outcomes(schema.KL),
-        outcomes(schema.REWARD),
+        np.zeros((len(rows), 2)) if sweep.plan.primary.outcome == schema.KL else outcomes(schema.REWARD),
     )
+
+
+def matched_curves(sweep: Sweep, pairs: Pairs, metric: str) -> Curves | None:
+    """A metric's training curves, of the pairs without a diverged run, at the steps they all have.
+
+    Args:
+        sweep: The sweep.
+        pairs: Matched pairs of it.
+        metric: The reward, or the KL, of which the log is taken: a KL spreads more where it is larger, and
+            "steadier" would be confounded with "closer to the reference".
+
+    Returns:
+        The curves; None with fewer than three replicates, as two have no spread once their median is taken,
+        or with fewer than two steps at which the metric varies.
+    """
+    pairs = pairs.subset(np.asarray(~pairs.diverged.any(axis=1)))
+    if pairs.replicates < _FEWEST:
+        return None
+    grid = sweep.grid
+    found = [
+        grid[name, int(index), int(replicate)].curves.get(f"train/{metric}")
+        for index, replicate in zip(pairs.beta_index, pairs.replicate, strict=True)
+        for name in (pairs.treatment, pairs.control)
+    ]
+    curves = [curve for curve in found if curve is not None and len(curve.step)]
+    if len(curves) < len(found):
+        return None
+    steps = curves[0].step
+    for curve in curves:
+        steps = np.intersect1d(steps, curve.step)
+    values = np.array([curve.value[np.searchsorted(curve.step, steps)] for curve in curves])
+    values = values.reshape(len(pairs), 2, len(steps))
+    allowed = np.isfinite(values).all(axis=(0, 1))
+    if metric == schema.KL:
+        allowed &= (values > 0).all(axis=(0, 1))
+        values = np.log(np.where(allowed, values, 1.0))
+    ranges = [np.ptp(values[pairs.beta_index == index], axis=0) for index in pairs.beta_indices]
+    allowed &= np.any(ranges, axis=(0, 1))
+    values, steps = values[..., allowed], steps[allowed]
+    return Curves(metric, pairs, steps, values) if len(steps) >= 2 else None

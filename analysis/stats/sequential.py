@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.stats.objective import objective
 from analysis.stats.pairs import FloatArray, IntArray, Pairs
 from analysis.stats.swaps import unit_sums
 
@@ -45,11 +44,11 @@ def _wealth(differences: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What the pairs say about J = reward - beta * KL, one after another.
+    """What the pairs say about the outcome that decides, one after another.
 
     Attributes:
-        differences: Treatment minus control in J, of what is swapped on its own: pairs in their order, or
-            whole replicates; shape [N].
+        differences: Treatment minus control, positive where the treatment is better, of what is swapped on
+            its own: pairs in their order, or whole replicates; shape [N].
         threshold: What the e-process must reach.
         unit: What one difference is of.
     """
@@ -77,21 +76,23 @@ class Evidence:
         return bool(for_it > against_it)
 
 
-def objective_evidence(pairs: Pairs, threshold: float, added: IntArray | None = None) -> Evidence:
-    """The e-process of the differences in J, in the order in which a sweep runs its pairs.
+def evidence_of(
+    pairs: Pairs, values: FloatArray, threshold: float, added: IntArray | None = None
+) -> Evidence:
+    """The e-process of the differences in an outcome, in the order in which a sweep runs its pairs.
 
     Where one run of a pair diverged the other is better, by as much as any pair before.
 
     Args:
         pairs: The matched pairs.
+        values: The outcome of each run, higher being better, shape [P, 2].
         threshold: What the e-process must reach: comparisons / alpha.
         added: In which version of the plan each pair was added, shape [P]. What was added after a look comes
             after what was looked at, whatever its beta and replicate.
     """
     added = np.zeros(len(pairs), dtype=np.int64) if added is None else added
     ordered = np.lexsort((pairs.beta_index, pairs.replicate, added))
-    values = objective(pairs)[ordered]
-    gone = pairs.diverged[ordered]
+    values, gone = values[ordered], pairs.diverged[ordered]
     differences = np.where(gone.any(axis=1), 0.0, values[:, 0] - values[:, 1])
     for i in np.flatnonzero(gone[:, 0] != gone[:, 1]):
         largest = np.abs(differences[:i]).max(initial=0.0)

@@ -7,7 +7,6 @@ X is the reward or the *log* of the KL: the spread of a KL grows with its level,
 from dataclasses import dataclass
 
 import numpy as np
-from statsmodels.stats.contingency_tables import mcnemar
 
 from analysis.stats.intervals import Estimate, jackknife_error
 from analysis.stats.pairs import FloatArray, IntArray
@@ -21,10 +20,10 @@ class SpreadTest:
     Attributes:
         curve: L_t = log sum |r_control| - log sum |r_treatment|, shape [T]; above 0 the treatment
             is steadier.
-        band: Half-width around 0 that |L_t| exceeds somewhere in 5% of relabelled data.
-        pointwise: D1, the swap test of max |L_t|: all steps at once.
-        mean: D2, mean L_t, with a jackknife standard error over units.
-        integrated: The swap test of D2.
+        band: Half-width around 0 that |L_t| exceeds somewhere in `band_alpha` of relabelled data.
+        pointwise: The swap test of max |L_t|: all steps at once.
+        mean: Mean L_t, with a jackknife standard error over units.
+        integrated: The swap test of the mean.
     """
 
     curve: FloatArray
@@ -35,9 +34,14 @@ class SpreadTest:
 
 
 def spread_test(
-    values: FloatArray, beta_index: IntArray, units: IntArray, *, resamples: int = RESAMPLES
+    values: FloatArray,
+    beta_index: IntArray,
+    units: IntArray,
+    *,
+    resamples: int = RESAMPLES,
+    band_alpha: float = 0.05,
 ) -> SpreadTest:
-    """Compare the spread between replicates over all steps (D1) and on average (D2).
+    """Compare the spread between replicates over all steps and on average.
 
     Residuals are taken from the median of each estimator, beta and step, so that differing mean curves do
     not count; they are exchanged within pairs, not computed again. Absolute values and medians keep the test
@@ -49,6 +53,7 @@ def spread_test(
         beta_index: Index of the KL weight of each pair, shape [P].
         units: Pairs with equal entries are swapped together, shape [P].
         resamples: Random swaps when enumeration would need more.
+        band_alpha: Share of relabelled data that leave the band.
 
     Raises:
         ValueError: If a value is not finite.
@@ -75,7 +80,7 @@ def spread_test(
     left_out = np.array([_mean_without(values, beta_index, place != i) for i in range(len(names))])
     return SpreadTest(
         observed,
-        float(np.quantile(largest(draws), 0.95)),
+        float(np.quantile(largest(draws), 1 - band_alpha)),
         sign_flip_test(len(names), largest, alternative="greater", resamples=resamples),
         _jackknife(float(average(np.ones(len(names)))), left_out),
         sign_flip_test(len(names), average, resamples=resamples),
@@ -83,7 +88,7 @@ def spread_test(
 
 
 def roughness_contributions(values: FloatArray, beta_index: IntArray) -> FloatArray:
-    """D3: log mean squared increment around the estimator's mean curve, control minus treatment.
+    """Log mean squared increment around the estimator's mean curve, control minus treatment.
 
     Roughness within a run is another claim than spread between runs, and is named so.
 
@@ -109,22 +114,6 @@ def roughness_test(values: FloatArray, beta_index: IntArray, units: IntArray) ->
     error = float(contributions.std(ddof=1) / np.sqrt(len(contributions))) if len(contributions) > 1 else 0.0
     estimate = Estimate(float(contributions.mean()), error, len(contributions) - 1.0)
     return estimate, swap_test(contributions, units)
-
-
-def collapse_p_value(treatment: int, control: int) -> float:
-    """Exact McNemar test on pairs in which one run alone diverged.
-
-    Args:
-        treatment: Pairs in which only the treatment's run diverged.
-        control: Pairs in which only the control's run diverged.
-
-    Example:
-        >>> collapse_p_value(0, 6)
-        0.03125
-    """
-    if treatment + control == 0:
-        return 1.0
-    return float(mcnemar([[0, treatment], [control, 0]], exact=True).pvalue)
 
 
 def _absolute_residuals(values: FloatArray, beta_index: IntArray) -> FloatArray:

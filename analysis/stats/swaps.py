@@ -131,6 +131,20 @@ def sign_flip_test(
     return SwapTest(min(1.0, float(result.pvalue)), least, count, drawn, exact)
 
 
+def swap_signs(units: int, resamples: int, seed: int = 0) -> tuple[FloatArray, bool]:
+    """Signs of swaps for simulations, shape [swaps, units], and whether these are all there are.
+
+    Args:
+        units: Units that may be swapped.
+        resamples: Random swaps when enumeration would need more.
+        seed: Seed of the random swaps.
+    """
+    if 2.0**units <= resamples:
+        patterns = (np.arange(2**units)[:, None] >> np.arange(units)) & 1
+        return np.asarray(1.0 - 2.0 * patterns, dtype=np.float64), True
+    return np.random.default_rng(seed).choice((-1.0, 1.0), size=(resamples, units)), False
+
+
 def unit_sums(contributions: FloatArray, units: IntArray | None = None) -> FloatArray:
     """Contributions added up within each unit, shape [units]."""
     if units is None:

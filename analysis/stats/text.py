@@ -45,11 +45,21 @@ def probability(p_value: float) -> str:
     return f"p\u00a0=\u00a0{number(p_value, 2)}"
 
 
+def percent(level: float) -> str:
+    """A level with the digits it needs.
+
+    Example:
+        >>> percent(0.95), percent(1 - 0.05 / 4), percent(1 - 0.05 / 52)
+        ('95%', '98.75%', '99.904%')
+    """
+    return f"{100 * level:.5g}%"
+
+
 def interval_text(interval: Interval | None) -> str:
     """The interval with its level, or why there is none."""
     if interval is None:
         return "no interval: too few replicates"
-    return f"{interval.level:.0%} CI {number(interval.low)} to {number(interval.high)}"
+    return f"{percent(interval.level)} CI {number(interval.low)} to {number(interval.high)}"
 
 
 def ratio_text(interval: Interval | None) -> str:
@@ -80,4 +90,4 @@ def share_interval_text(share: Share) -> str:
     """The interval of a share in percent, or why there is none."""
     if share.interval is None:
         return interval_text(None)
-    return f"{share.interval.level:.0%} CI {share.interval.low:.0%} to {share.interval.high:.0%}"
+    return f"{percent(share.interval.level)} CI {share.interval.low:.0%} to {share.interval.high:.0%}"

@@ -2,16 +2,17 @@
 
 An outcome is computed from the evidence and cannot be set, and every sentence carries the estimate, its
 unit and interval, the p-value after correction and the number of replicates. "Better" and "worse" are words
-of `Decision` alone, which needs the two primary outcomes.
+of `Decision` alone, which needs the primary outcome.
 """
 
 import math
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from analysis.stats.claims import Claim
 from analysis.stats.frontier import Share
 from analysis.stats.intervals import Estimate, Interval
-from analysis.stats.sequential import Evidence
+from analysis.stats.kl_reward import LOG_RATIO
 from analysis.stats.swaps import SwapTest
 from analysis.stats.text import (
     count,
@@ -24,9 +25,6 @@ from analysis.stats.text import (
     signed,
 )
 
-# The unit of an estimate that is read as a ratio.
-LOG_RATIO = "log ratio"
-
 
 class Outcome(Enum):
     """What a comparison may conclude."""
@@ -36,38 +34,13 @@ class Outcome(Enum):
     EQUIVALENT = "equivalent"
     INCONCLUSIVE = "inconclusive"
     CANNOT_REJECT = "cannot reject at this design"
+    NOT_TESTED = "not tested"
+    NO_VERDICT = "no verdict"
 
     @property
     def key(self) -> str:
         """Its name in `results.json`."""
         return self.name.lower()
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What one test is about, in the words its verdicts may use.
-
-    Attributes:
-        key: Short name, such as "objective".
-        subject: The quantity compared, treatment minus control.
-        favourable: The treatment "has ..." if the test rejects in its favour.
-        unfavourable: The same against it.
-        caveat: A sentence every conclusion from this claim ends with, or "".
-        primary: Whether the claim may support "better" or "worse".
-        higher_is_better: Whether a positive estimate favours the treatment.
-        bounds: Values the estimate can take at all; intervals are cut to them.
-        unit_of_n: What n counts.
-    """
-
-    key: str
-    subject: str
-    favourable: str
-    unfavourable: str
-    caveat: str = ""
-    primary: bool = False
-    higher_is_better: bool = True
-    bounds: tuple[float, float] = (-math.inf, math.inf)
-    unit_of_n: str = "replicate"
 
 
 @dataclass(frozen=True)
@@ -85,9 +58,14 @@ class Verdict:
         attainable: The smallest corrected p-value the design allows.
         replicates: n; of a sweep never prompts, steps or batches.
         alpha: Level of the family.
+        level: Level of Holm's first step, alpha over the size of the family: that of the interval, of the
+            equivalence test and of the detectable difference; `alpha` itself by default.
         margin: Equivalence margin fixed in the plan, in `unit`, or None: then equivalence is never claimed.
         share: For a claim on frontier shares: the counts, shown in place of the difference.
         doubt: Why nothing may be concluded whatever the test says, or "".
+        untested: Why there is no test, or "".
+        withheld: Why there is no verdict, or "".
+        note: What else belongs to the evidence, or "".
     """
 
     claim: Claim
@@ -103,32 +81,45 @@ class Verdict:
     margin: float | None = None
     share: Share | None = None
     doubt: str = ""
+    level: float | None = None
+    untested: str = ""
+    withheld: str = ""
+    note: str = ""
+
+    @property
+    def first_step(self) -> float:
+        """The level really used: that of Holm's first step."""
+        return self.alpha if self.level is None else self.level
 
     @property
     def outcome(self) -> Outcome:
         """The conclusion the evidence allows."""
+        if self.withheld:
+            return Outcome.NO_VERDICT
+        if self.untested:
+            return Outcome.NOT_TESTED
         if self.doubt:
             return Outcome.INCONCLUSIVE
         if self.adjusted <= self.alpha and self.estimate.value != 0 and not math.isnan(self.estimate.value):
             favours = (self.estimate.value > 0) == self.claim.higher_is_better
             return Outcome.BETTER if favours else Outcome.WORSE
-        if self.margin is not None and self.estimate.equivalence_p(self.margin) <= self.alpha:
+        if self.margin is not None and self.estimate.equivalence_p(self.margin) <= self.first_step:
             return Outcome.EQUIVALENT
         return Outcome.CANNOT_REJECT if self.attainable > self.alpha else Outcome.INCONCLUSIVE
 
     @property
     def interval(self) -> Interval | None:
-        """The 95% interval shown beside the estimate."""
+        """The interval shown beside the estimate, simultaneous with those of its family; a share's is not."""
         if self.share is not None:
             return self.share.interval
-        interval, (low, high) = self.estimate.interval(), self.claim.bounds
+        interval, (low, high) = self.estimate.interval(1 - self.first_step), self.claim.bounds
         return interval and replace(interval, low=max(low, interval.low), high=min(high, interval.high))
 
     @property
     def label(self) -> str:
         """The outcome in this claim's own words, for a table cell."""
-        if self.doubt:
-            return f"{self.outcome.value}: {self.doubt}"
+        if self.doubt or self.untested:
+            return f"{self.outcome.value}: {self.doubt or self.untested}"
         return {Outcome.BETTER: self.claim.favourable, Outcome.WORSE: self.claim.unfavourable}.get(
             self.outcome, self.outcome.value
         )
@@ -136,11 +127,15 @@ class Verdict:
     @property
     def sentence(self) -> str:
         """The whole finding as one or two sentences."""
-        evidence = f"{self._difference()}; {evidence_text(self.test, self.alpha)}"
+        if self.untested:
+            return self._not_tested()
+        if self.withheld:
+            return f"There is no verdict on {self.claim.subject}: {self.withheld}."
+        evidence = f"{self._difference()}; {evidence_text(self.test, self.first_step)}"
         if self.adjusted != self.test.p_value:
             evidence += f", {probability(self.adjusted)} after Holm's correction"
-        evidence += f"; n\u00a0=\u00a0{count(self.replicates, self.claim.unit_of_n)}"
-        subject = self.claim.subject
+        evidence += f"; {self._counts()}"
+        subject, arms = self.claim.subject, f"{self.treatment} against {self.control}"
         match self.outcome:
             case Outcome.BETTER | Outcome.WORSE:
                 text = f"{self.treatment} has {self.label} than {self.control} ({evidence})."
@@ -152,11 +147,11 @@ class Verdict:
                 )
             case Outcome.CANNOT_REJECT:
                 return (
-                    f"On {subject} this design cannot reject: with all informative pairs on one side "
-                    f"{probability(self.attainable)} would still exceed {self.alpha:g} ({evidence})."
+                    f"On {subject}, {arms}, this design cannot reject: with all informative pairs on one "
+                    f"side {probability(self.attainable)} would still exceed {self.alpha:g} ({evidence})."
                 )
             case _:
-                detectable = self.estimate.detectable(self.alpha)
+                detectable = self.estimate.detectable(self.first_step)
                 reach = (
                     ""
                     if detectable is None
@@ -166,7 +161,18 @@ class Verdict:
                     )
                 )
                 why = f": {self.doubt}" if self.doubt else ""
-                return f"On {subject} the result is inconclusive{why} ({evidence}).{reach}"
+                return f"On {subject}, {arms}, the result is inconclusive{why} ({evidence}).{reach}"
+
+    def _counts(self) -> str:
+        n = f"n\u00a0=\u00a0{count(self.replicates, self.claim.unit_of_n)}"
+        return f"{n}; {self.note}" if self.note else n
+
+    def _not_tested(self) -> str:
+        subject = self.claim.subject[0].upper() + self.claim.subject[1:]
+        subject += f", {self.treatment} against {self.control},"
+        if math.isnan(self.estimate.value):
+            return f"{subject} is not compared: {self.untested}."
+        return f"{subject} {self._difference()}; {self._counts()}; not tested, because {self.untested}."
 
     def _size(self, difference: float) -> str:
         if self.unit == LOG_RATIO:
@@ -181,79 +187,3 @@ class Verdict:
                 f"{share_text(self.share)} of the frontier, {count(self.share.discordant, 'discordant pair')}"
             )
         return f"difference {signed(self.estimate.value)} {self.unit}, {interval_text(self.interval)}"
-
-
-@dataclass(frozen=True)
-class Decision:
-    """Better or worse: what the primary outcomes allow, or the e-process where the design was not fixed.
-
-    Attributes:
-        objective: The verdict on J.
-        matched: The verdict on the reward at matched KL.
-        evidence: The e-process of J, if it decides in place of the two.
-        not_fixed: Why it does, as the end of a sentence: "the design is sequential".
-
-    Raises:
-        ValueError: If a verdict is not about a primary claim.
-    """
-
-    objective: Verdict
-    matched: Verdict
-    evidence: Evidence | None = None
-    not_fixed: str = ""
-
-    def __post_init__(self) -> None:
-        for verdict in (self.objective, self.matched):
-            if not verdict.claim.primary:
-                raise ValueError(f"{verdict.claim.key} cannot decide: only primary outcomes can")
-
-    @property
-    def outcome(self) -> Outcome:
-        """Better if a primary outcome says so and the other does not contradict it."""
-        if self.evidence is not None:
-            if self.evidence.crossing is None:
-                return Outcome.INCONCLUSIVE
-            return Outcome.BETTER if self.evidence.favours_treatment else Outcome.WORSE
-        found = {self.objective.outcome, self.matched.outcome}
-        if {Outcome.BETTER, Outcome.WORSE} <= found:
-            return Outcome.INCONCLUSIVE
-        for outcome in (Outcome.BETTER, Outcome.WORSE):
-            if outcome in found:
-                return outcome
-        return found.pop() if len(found) == 1 else Outcome.INCONCLUSIVE
-
-    @property
-    def headline(self) -> str:
-        """The conclusion in one short sentence."""
-        treatment, control = self.objective.treatment, self.objective.control
-        if self.evidence is not None:
-            return self._by_evidence(self.evidence)
-        match self.outcome:
-            case Outcome.BETTER | Outcome.WORSE:
-                return f"{treatment} is {self.outcome.value} than {control} on the primary outcomes."
-            case Outcome.EQUIVALENT:
-                return f"{treatment} and {control} are equivalent within the planned margins."
-            case Outcome.CANNOT_REJECT:
-                return f"This design cannot tell {treatment} from {control}, whatever the runs show."
-        if {self.objective.outcome, self.matched.outcome} == {Outcome.BETTER, Outcome.WORSE}:
-            return f"The two primary outcomes contradict each other on {treatment} against {control}."
-        return f"Inconclusive: these runs do not show whether {treatment} is better or worse than {control}."
-
-    @property
-    def decided_by(self) -> str:
-        """What the conclusion rests on, for `results.json`."""
-        return "swap_test" if self.evidence is None else "e_process"
-
-    def _by_evidence(self, evidence: Evidence) -> str:
-        treatment, control = self.objective.treatment, self.objective.control
-        how = f"decided by the e-process of J, because {self.not_fixed}"
-        if evidence.crossing is None:
-            last = number(float(evidence.values[-1])) if len(evidence.values) else "1"
-            return (
-                f"Inconclusive on {treatment} against {control}: E = {last}, and "
-                f"{number(evidence.threshold)} is needed ({how})."
-            )
-        return (
-            f"{treatment} is {self.outcome.value} than {control}: E reached {number(evidence.threshold)} at "
-            f"{evidence.unit} {evidence.crossing} ({how})."
-        )

@@ -1,18 +1,15 @@
-"""Fig. 3: what the runs of an estimator attain together, hypervolume (T7) and where attainment differs."""
+"""Fig. 3: what the runs of an estimator attain together: hypervolume, and where attainment differs."""
 
 import numpy as np
 
-from analysis.report.assessment import Assessment
+from analysis.report.assessment import Assessment, corner_of
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import sheet
 from analysis.stats import Pairs
-from analysis.stats.attainment import Reference, attainment_on, hypervolume_test, outside
-from analysis.stats.comparison import finding_of
-from analysis.stats.holm import Finding, corrected
-from analysis.stats.intervals import Estimate
+from analysis.stats.attainment import attainment_on, outside
+from analysis.stats.claims import HYPERVOLUME
 from analysis.stats.pairs import FloatArray
 from analysis.stats.text import number, signed
-from analysis.stats.verdict import Claim
 
 # Cells of the drawn map in each direction.
 _CELLS = 24
@@ -20,46 +17,32 @@ _CELLS = 24
 
 def attainment(assessment: Assessment) -> Section | None:
     """Hypervolume replicate by replicate, and the map of differences in attainment."""
-    corner = _corner(assessment)
+    corner = corner_of(assessment.sweep)
     if corner is None or assessment.withheld:
         return None
-    pairs = {comparison.pairs.treatment: comparison.pairs for comparison in assessment.comparisons}
-    verdicts = corrected(
-        [_finding(one, corner) for one in pairs.values()], assessment.sweep.plan.primary.alpha
-    )
+    found = [(c.pairs, verdict) for c in assessment.comparisons if (verdict := c.of(HYPERVOLUME.key))]
     control = assessment.sweep.plan.primary.control
-    beyond = {name: outside(one, corner) for name, one in pairs.items()}
     return Section(
         "attainment",
         "What the runs attain together",
         paragraphs=[
-            "Hypervolume (T7) is the area, on log KL and reward, that the runs of one replicate "
+            "Hypervolume is the area, on log KL and reward, that the runs of one replicate "
             f"dominate up to a corner: KL {number(corner[0])}, reward {number(corner[1])}, "
             f"{_origin(assessment)}",
-            *(verdict.sentence for verdict in verdicts),
+            *(verdict.sentence for _, verdict in found),
         ],
-        figures=[_figure(name, one, control) for name, one in pairs.items()],
+        figures=[_figure(pairs.treatment, pairs, control) for pairs, _ in found],
         numbers={
             verdict.treatment: {
                 "hypervolume_difference": verdict.estimate.value,
                 "p": verdict.test.p_value,
                 "p_holm": verdict.adjusted,
                 "outcome": verdict.outcome.value,
-                "runs_without_volume": beyond[verdict.treatment],
+                "runs_without_volume": outside(pairs, corner),
             }
-            for verdict in verdicts
+            for pairs, verdict in found
         },
     )
-
-
-def _corner(assessment: Assessment) -> Reference | None:
-    """The planned one, else the worst KL and reward of any run; None where no area can be had."""
-    runs = [run for run in assessment.sweep.grid.values() if not run.diverged]
-    kl, reward = ([run.outcome(key) for run in runs] for key in ("kl", "reward"))
-    if not runs or min(kl) <= 0:
-        return None
-    corner = assessment.sweep.plan.primary.corner
-    return (corner[0], corner[1]) if corner else (max(kl), min(reward))
 
 
 def _origin(assessment: Assessment) -> str:
@@ -70,16 +53,6 @@ def _origin(assessment: Assessment) -> str:
         "the worst of any run in this sweep. The corner was not fixed in advance: the exact test stays "
         "valid, the size of a difference does not carry over to other sweeps."
     )
-
-
-def _finding(pairs: Pairs, corner: Reference) -> Finding:
-    found = hypervolume_test(pairs, corner)
-    count = len(found.differences)
-    error = float(found.differences.std(ddof=1) / np.sqrt(count)) if count > 1 else float("nan")
-    estimate = Estimate(float(found.differences.mean()), error, count - 1.0)
-    subject = f"the hypervolume of {pairs.treatment}"  # several verdicts stand one below another
-    claim = Claim("T7", subject, "more hypervolume", "less hypervolume")
-    return finding_of(claim, pairs, estimate, "nats of log KL × reward", found.test)
 
 
 def _figure(name: str, pairs: Pairs, control: str) -> Figure:

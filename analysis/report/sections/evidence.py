@@ -22,13 +22,14 @@ def evidence(assessment: Assessment) -> Section | None:
         return None
     plan, first = assessment.sweep.plan, next(iter(found.values()))
     threshold, unit = first.threshold, first.unit
+    better = assessment.comparisons[0].decision.primary.claim.favourable.removeprefix("a ")
     because = assessment.comparisons[0].decision.not_fixed
     return Section(
         "evidence",
         f"Evidence {unit} by {unit}",
         paragraphs=[
             f"This decides, because {because}. E is what a bettor owns who starts with 1 and bets, before "
-            f"each {unit}, on which estimator has the higher J = reward − β·KL: if the labels mean nothing "
+            f"each {unit}, on which estimator has the {better}: if the labels mean nothing "
             f"no strategy gains, and the chance that E ever reaches {number(threshold)} for any comparison "
             f"is at most {plan.primary.alpha:g} (Bonferroni). That holds however often one looks and "
             "whenever one stops; a design fixed in advance with its swap test needs fewer runs.",

@@ -2,24 +2,20 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import INK, MANY, Look, legend_lines, looks, sheet
 from analysis.stats import Comparison, Pairs, Verdict
-from analysis.stats.comparison import mean_of
-from analysis.stats.contrast import Contrast
-from analysis.stats.intervals import Estimate
-from analysis.stats.matched_kl import matched_kl_contrast
-from analysis.stats.max_t import objective_max_t
+from analysis.stats.intervals import Estimate, Interval
+from analysis.stats.kl_reward import kl_contrast
 from analysis.stats.objective import objective_contrast
-from analysis.stats.text import number, share_text, signed
-
-CONTRASTS = {"J = reward − β·KL": objective_contrast, "Reward at matched KL": matched_kl_contrast}
+from analysis.stats.pairs import FloatArray
+from analysis.stats.text import number, percent, share_text, signed
 
 
 def outcomes(assessment: Assessment) -> Section | None:
@@ -31,91 +27,114 @@ def outcomes(assessment: Assessment) -> Section | None:
     return Section(
         "outcomes",
         f"Differences to {control}",
-        paragraphs=[
-            "J = reward − β·KL is what training maximises, so it is the primary outcome. Reward at matched "
-            "KL is the second: what is left of the reward after one curve in √KL fitted to all runs."
-        ],
+        paragraphs=_what_is_compared(assessment),
         figures=[
             _forest(assessment, [c for c in assessment.comparisons if unit_of(c) == unit]) for unit in units
         ],
-        tables=[_tests(assessment), *_all_at_once(assessment)] if not assessment.withheld else (),
+        tables=[_tests(assessment)] if not assessment.withheld else (),
         numbers={
             comparison.pairs.treatment: {
-                name: {
-                    str(index): estimate.value
-                    for index, estimate in by_beta(contrast_of(comparison.pairs), comparison.pairs).items()
+                panel.verdict.claim.key: {
+                    str(index): estimate.value for index, estimate in panel.by_beta(comparison.pairs).items()
                 }
-                for name, contrast_of in CONTRASTS.items()
+                for panel in _panels(comparison)
             }
             for comparison in assessment.comparisons
         },
     )
 
 
+def _what_is_compared(assessment: Assessment) -> list[str]:
+    verdict = assessment.comparisons[0].decision.primary
+    if verdict.claim.key == "kl":
+        return [
+            "This plan decides by the KL alone, lower being better: there is no reward that the arms were "
+            "trained for. Reward, frontier and reward at matched KL are void."
+        ]
+    return [
+        "J = reward − β·KL is what training maximises, so it alone decides. Its difference is the plain mean "
+        "over β of each β's mean: every β has the same weight. Reward at matched KL is what an arm's runs "
+        "earn more than the control's on one curve c0 + c1·√KL + c2·KL for both; it is tested only where "
+        "the test of J rejects, and not compared where the KLs do not overlap."
+    ]
+
+
 def unit_of(comparison: Comparison) -> str:
     """Unit of a comparison's differences: ranks once a run diverged."""
-    return comparison.decision.objective.unit
+    return comparison.decision.primary.unit
 
 
-def by_beta(contrast: Contrast, pairs: Pairs) -> dict[int, Estimate]:
-    """Mean difference at each β, with its standard error over replicates."""
-    found = {}
-    for index in pairs.beta_indices:
-        part = contrast.values[pairs.beta_index == index]
-        error = float(part.std(ddof=1) / np.sqrt(len(part))) if len(part) > 1 else math.nan
-        found[int(index)] = Estimate(float(part.mean()), error, len(part) - 1.0)
+@dataclass(frozen=True, eq=False)
+class _Panel:
+    """One outcome of one comparison: differences of the pairs [P], and the verdict on their mean.
+
+    A single beta's interval is left out where it would take the fitted curve as known.
+    """
+
+    title: str
+    values: FloatArray
+    verdict: Verdict
+    intervals: bool = True
+
+    def by_beta(self, pairs: Pairs) -> dict[int, Estimate]:
+        """Mean difference at each β, with its standard error over replicates."""
+        found = {}
+        for index in pairs.beta_indices:
+            part = self.values[pairs.beta_index == index]
+            known = self.intervals and len(part) > 1
+            error = float(part.std(ddof=1)) / math.sqrt(len(part)) if known else math.nan
+            found[int(index)] = Estimate(float(part.mean()), error, len(part) - 1.0 if known else 0.0)
+        return found
+
+
+def _panels(comparison: Comparison) -> list[_Panel]:
+    pairs, primary = comparison.pairs, comparison.decision.primary
+    if primary.claim.key == "kl":
+        return [_Panel("KL", kl_contrast(pairs).values, primary)]
+    found = [_Panel("J = reward − β·KL", objective_contrast(pairs).values, primary)]
+    if comparison.fit is not None and not comparison.fit.refused:
+        found.append(
+            _Panel("Reward at matched KL", comparison.fit.differences, comparison.matched, intervals=False)
+        )
     return found
 
 
 def _beta_rows(comparison: Comparison) -> Iterator[tuple[str, ...]]:
     pairs = comparison.pairs
-    for name, contrast_of in CONTRASTS.items():
-        contrast = contrast_of(pairs)
-        named = (pairs.treatment, f"{name} ({contrast.unit})")
-        for index, estimate in by_beta(contrast, pairs).items():
+    for panel in _panels(comparison):
+        named = (pairs.treatment, f"{panel.title} ({panel.verdict.unit})")
+        for index, estimate in panel.by_beta(pairs).items():
             rows = pairs.beta_index == index
             beta = f"{pairs.beta[rows][0]:g}"
-            yield (*named, beta, signed(estimate.value), _bare(estimate), str(int(rows.sum())))
-        overall = mean_of(contrast, pairs)
-        yield (*named, "all", signed(overall.value), _bare(overall), str(pairs.replicates))
+            yield (*named, beta, signed(estimate.value), _ends(estimate.interval()), str(int(rows.sum())))
+        value, interval = panel.verdict.estimate.value, panel.verdict.interval
+        yield (*named, "all", signed(value), _ends(interval), str(pairs.replicates))
 
 
-def _bare(estimate: Estimate) -> str:
-    interval = estimate.interval()
+def _ends(interval: Interval | None) -> str:
     return "–" if interval is None else f"{number(interval.low)} to {number(interval.high)}"
 
 
 def _tests(assessment: Assessment) -> Table:
-    alpha = assessment.sweep.plan.primary.alpha
-    not_fixed = assessment.comparisons[0].decision.not_fixed
+    alpha, comparisons = assessment.sweep.plan.primary.alpha, assessment.comparisons
+    not_fixed = comparisons[0].decision.not_fixed
+    primary = comparisons[0].decision.primary
     return Table(
         (f"Exploratory, because {not_fixed}. " if not_fixed else "")
-        + f"Every planned test, two-sided at {alpha:g}. “objective” and “matched_kl” form one Holm family "
-        "over all comparisons; the others describe and form another. “Least p” is the smallest corrected p "
-        "that this design allows.",
-        ("Test", "Estimator", "Estimate", "95% CI", "p (swap)", "p (Holm)", "Least p", "Verdict"),
-        [_test_row(verdict) for comparison in assessment.comparisons for verdict in comparison.verdicts],
+        + f"Every planned test, two-sided at {alpha:g}. “{primary.claim.key}” decides, Holm's correction "
+        "over the planned comparisons; “matched_kl” is tested only where it rejects, in a family of its own; "
+        "all others describe and form one family. Intervals are simultaneous, each at the level of the first "
+        f"step of Holm's correction in its family: {_levels(comparisons[0])}; those of frontier shares are "
+        "95% each. “Least p” is the smallest corrected p that this design allows.",
+        ("Test", "Estimator", "Estimate", "Interval", "p (swap)", "p (Holm)", "Least p", "Verdict"),
+        [_test_row(verdict) for comparison in comparisons for verdict in comparison.verdicts],
     )
 
 
-def _all_at_once(assessment: Assessment) -> list[Table]:
-    """A second correction of the test of J: the maximum over all comparisons, if there are several."""
-    comparisons = assessment.comparisons
-    p_values = objective_max_t([one.pairs for one in comparisons]) if len(comparisons) > 1 else None
-    if p_values is None:
-        return []
-    return [
-        Table(
-            "J once more, all comparisons at once: p of the largest difference when all estimators' labels "
-            "are permuted within their matched sets (max-T, Westfall and Young). It takes all estimators to "
-            "be exchangeable under the null; the verdicts rest on Holm's correction, which does not.",
-            ("Estimator", "p (max-T)", "p (Holm)"),
-            [
-                (one.pairs.treatment, number(float(p_value), 2), number(one.decision.objective.adjusted, 2))
-                for one, p_value in zip(comparisons, p_values, strict=True)
-            ],
-        )
-    ]
+def _levels(comparison: Comparison) -> str:
+    primary, others = comparison.decision.primary, comparison.secondary
+    found = f"{percent(1 - primary.first_step)} for the first two"
+    return f"{found}, {percent(1 - others[0].first_step)} for the others" if others else found
 
 
 def _test_row(verdict: Verdict) -> tuple[str, ...]:
@@ -128,7 +147,7 @@ def _test_row(verdict: Verdict) -> tuple[str, ...]:
         f"{verdict.claim.key}: {verdict.claim.subject}",
         verdict.treatment,
         estimate,
-        "–" if interval is None else f"{number(interval.low)} to {number(interval.high)}",
+        _ends(interval),
         number(verdict.test.p_value, 2),
         number(verdict.adjusted, 2),
         number(verdict.attainable, 2),
@@ -141,14 +160,15 @@ def _forest(assessment: Assessment, comparisons: Sequence[Comparison]) -> Figure
     control = assessment.sweep.plan.primary.control
     return Figure(
         _draw(assessment, comparisons),
-        f"Forest plot of differences to {control} in J and in reward at matched KL, for each β and overall.",
-        "Each small dot is one matched pair; the mark with its bar is the mean over replicates and its 95% t "
-        f"interval. Right of zero favours the estimator over {control}. “All β” is the quantity that is "
-        "tested; a single β is shown for orientation.",
+        f"Forest plot of differences to {control} in what is compared, for each β and overall.",
+        "Each small dot is one matched pair; the mark is the mean over replicates. “All β” is the quantity "
+        "that is tested, with its simultaneous interval; a single β has a 95% t interval and is shown for "
+        "orientation.",
         Table(
-            f"Differences to {control} by β: mean over matched pairs with its 95% t interval over "
-            "replicates, not corrected for looking at several β.",
-            ("Estimator", "Outcome", "β", "Difference", "95% CI", "Replicates"),
+            f"Differences to {control}: at each β the mean over matched pairs with its 95% t interval over "
+            "replicates, not corrected for looking at several β; over all β the estimate that is tested "
+            "with its simultaneous interval.",
+            ("Estimator", "Outcome", "β", "Difference", "Interval", "Replicates"),
             [row for comparison in comparisons for row in _beta_rows(comparison)],
         ),
     )
@@ -159,20 +179,25 @@ def _draw(assessment: Assessment, comparisons: Sequence[Comparison]) -> str:
     styles = looks(plan.grid.arms, plan.primary.control)
     spacing = 0.8 / len(comparisons)
     with sheet(1.6 + 0.3 * len(comparisons) * (len(plan.grid.beta) + 1)) as drawn:
-        panels = drawn.canvas.subplots(1, 2, sharey=True)
-        for axes, (title, contrast_of) in zip(panels, CONTRASTS.items(), strict=True):
+        titles = list(dict.fromkeys(panel.title for c in comparisons for panel in _panels(c)))
+        panels = drawn.canvas.subplots(1, len(titles), sharey=True, squeeze=False)[0]
+        for axes, title in zip(panels, titles, strict=True):
             for index, comparison in enumerate(comparisons):
-                pairs, contrast = comparison.pairs, contrast_of(comparison.pairs)
+                panel = next((panel for panel in _panels(comparison) if panel.title == title), None)
+                if panel is None:
+                    continue
+                pairs = comparison.pairs
                 offset = (index - (len(comparisons) - 1) / 2) * spacing
                 places = {index: row + offset for row, index in enumerate(plan.grid.beta)}
                 rows = [places[index] - 0.3 * spacing for index in pairs.beta_index]
                 look = styles[pairs.treatment]
                 dots: dict[str, Any] = {"color": look.colour, "alpha": 0.55, "markersize": 4, "zorder": 2}
                 many = len(pairs) * len(comparisons) > MANY
-                axes.plot(contrast.values, rows, ".", rasterized=many, **dots)
-                for index, estimate in by_beta(contrast, pairs).items():
-                    _draw_estimate(axes, estimate, places[index], look)
-                _draw_estimate(axes, mean_of(contrast, pairs), len(plan.grid.beta) + offset, look)
+                axes.plot(panel.values, rows, ".", rasterized=many, **dots)
+                for index, estimate in panel.by_beta(pairs).items():
+                    _draw_estimate(axes, estimate.value, estimate.interval(), places[index], look)
+                overall = panel.verdict.estimate.value, panel.verdict.interval
+                _draw_estimate(axes, *overall, len(plan.grid.beta) + offset, look)
             axes.axvline(0, color=INK, linewidth=0.8)
             axes.set_title(title, loc="left")
             axes.set_xlabel(f"difference to {plan.primary.control}\n({unit_of(comparisons[0])})", fontsize=8)
@@ -186,10 +211,9 @@ def _draw(assessment: Assessment, comparisons: Sequence[Comparison]) -> str:
     return drawn.svg
 
 
-def _draw_estimate(axes: Axes, estimate: Estimate, place: float, look: Look) -> None:
-    interval = estimate.interval()
+def _draw_estimate(axes: Axes, value: float, interval: Interval | None, place: float, look: Look) -> None:
     if interval is not None:
         ends = [interval.low, interval.high]
         axes.plot(ends, [place, place], color=look.colour, linewidth=1.6, zorder=3)
     mark: dict[str, Any] = {"color": look.colour, "markeredgecolor": "white", "markersize": 7}
-    axes.plot([estimate.value], [place], look.marker, zorder=4, **mark)
+    axes.plot([value], [place], look.marker, zorder=4, **mark)

@@ -1,12 +1,13 @@
 """The verdict, with the counts it rests on."""
 
+import math
 from typing import Any
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Card, Finding, Section
 from analysis.report.sections.arms import biased_arms
 from analysis.stats import Comparison, Decision, Verdict
-from analysis.stats.text import count, interval_text, probability, share_interval_text, signed
+from analysis.stats.text import count, interval_text, percent, probability, share_interval_text, signed
 
 GLOSSARY = (
     ("KL", "how far a trained policy has moved from its reference, in nats per completion"),
@@ -18,6 +19,10 @@ GLOSSARY = (
     ),
     ("Matched pair", "two runs with the same β, replicate and seed that differ in the estimator only"),
     ("Reward at matched KL", "what one estimator's runs earn more than the other's at the same KL"),
+    (
+        "Simultaneous interval",
+        "at the level of the first step of Holm's correction: all intervals of a family hold together",
+    ),
     ("Replicate", "one repetition of the whole grid with its own seeds; n counts these"),
     (
         "Swap p-value",
@@ -87,6 +92,7 @@ def verdict_numbers(verdict: Verdict) -> dict[str, Any]:
         "estimate": verdict.estimate.value,
         "unit": verdict.unit,
         "interval": None if interval is None else [interval.low, interval.high],
+        "level": 1 - verdict.first_step,
         "p": verdict.test.p_value,
         "p_holm": verdict.adjusted,
         "p_holm_attainable": verdict.attainable,
@@ -98,16 +104,17 @@ def verdict_numbers(verdict: Verdict) -> dict[str, Any]:
 
 
 def _finding(comparison: Comparison) -> Finding:
-    decision, share = comparison.decision, comparison.share
+    decision, void = comparison.decision, comparison.fit is None
+    told = (decision.primary, comparison.matched, comparison.share)
     return Finding(
         decision.outcome.value,
         decision.headline,
         [
-            _card("Difference in J", decision.objective),
-            _card("Difference in reward at matched KL", decision.matched),
-            _share_card(comparison),
+            _card(f"Difference in {'the KL' if void else 'J'}", decision.primary),
+            *([] if void else [_card("Difference in reward at matched KL", comparison.matched)]),
+            *_share_card(comparison),
         ],
-        [*_caveat(decision), decision.objective.sentence, decision.matched.sentence, share.sentence],
+        [*_caveat(decision), *(verdict.sentence for verdict in told if verdict is not None)],
     )
 
 
@@ -122,16 +129,20 @@ def _caveat(decision: Decision) -> list[str]:
 
 
 def _card(name: str, verdict: Verdict) -> Card:
-    detail = f"{verdict.unit}; {interval_text(verdict.interval)}; {probability(verdict.adjusted)} (Holm)"
+    if math.isnan(verdict.estimate.value):
+        return Card(name, "–", verdict.untested)
+    how = (verdict.untested and "not tested") or f"{probability(verdict.adjusted)} (Holm)"
+    detail = f"{verdict.unit}; {interval_text(verdict.interval)}; {how}"
     return Card(name, signed(verdict.estimate.value), detail)
 
 
-def _share_card(comparison: Comparison) -> Card:
-    share = comparison.share.share
-    assert share is not None
+def _share_card(comparison: Comparison) -> list[Card]:
+    share = None if comparison.share is None else comparison.share.share
+    if share is None:
+        return []
     name = f"Frontier points of {comparison.pairs.treatment}"
     value = f"{share.count}/{share.total}" + (f" ({share.value:.0%})" if share.total else "")
-    return Card(name, value, f"{share_interval_text(share)}; describes, does not decide")
+    return [Card(name, value, f"{share_interval_text(share)}; describes, does not decide")]
 
 
 def _counts(assessment: Assessment) -> str:
@@ -145,12 +156,14 @@ def _counts(assessment: Assessment) -> str:
 
 
 def _inference(assessment: Assessment) -> str:
+    primary, planned = assessment.comparisons[0].decision.primary, len(assessment.sweep.plan.comparisons)
     blocked = assessment.comparisons[0].pairs.blocked
     swaps = "whole replicates, because seeds are shared across β" if blocked else "single pairs"
     return (
         f"n counts replicates. The exact tests swap the labels of two arms within {swaps}; their null "
-        "hypothesis is that the outcomes of both arms are exchangeable. Intervals are for one comparison at "
-        "a time; p-values are corrected for all of them (Holm)."
+        f"hypothesis is that the outcomes of both arms are exchangeable. {primary.claim.subject} decides: "
+        f"Holm's correction over {count(planned, 'planned comparison')}, intervals simultaneous, "
+        f"{percent(1 - primary.first_step)} each. Everything else describes."
     )
 
 
@@ -166,10 +179,10 @@ def _conditions(assessment: Assessment) -> list[str]:
             "All runs share one warm start and one reference: every statement here is conditional on them, "
             "and says nothing about other checkpoints."
         )
-    if any(c.decision.objective.unit != "reward units" for c in assessment.comparisons):
+    if any(c.pairs.diverged.any() for c in assessment.comparisons):
         texts.append(
-            "Some runs diverged. They count as worst, so J and the reward at matched KL are compared by rank "
-            "within each β instead of by value."
+            "Some runs diverged. They count as worst, so differences are compared by rank within each β "
+            "instead of by value, and there is no comparison at matched KL."
         )
     if assessment.sweep.locked is None:
         texts.append("There is no locked plan: the design was inferred from the results themselves.")

@@ -203,7 +203,7 @@ def test_a_plan_grown_after_results_or_sequential_is_decided_by_the_e_process(tm
     assert (one["outcome"] == "better") == (evidence.crossing is not None)
     (finding,) = summary(assessment).findings
     why = "the plan is sequential" if sequential else "the plan was changed after results were published"
-    assert finding.headline.endswith(f"(decided by the e-process of J, because {why}).")
+    assert finding.headline.endswith(f"(decided by the e-process of J = reward − β·KL, because {why}).")
     assert finding.sentences[0].startswith("Exploratory: ")
 
 

@@ -10,7 +10,8 @@ from analysis.cli import main
 from analysis.design import read_plan
 from analysis.report.power import power
 from analysis.results.arm import Arm
-from analysis.stats.power import STANDARD, rejection_rates
+from analysis.stats.power import rejection_rates
+from analysis.stats.scenario import STANDARD
 from analysis.sweep import lock
 from lit_klrb.errors import ConfigurationError
 
@@ -43,15 +44,11 @@ def test_power_is_that_of_the_planned_design_at_holms_first_step(plan):
         log_kl=tuple(STANDARD.log_kl[i] for i in (0, 2, 5)),
         replicates=8,
     )
-    expected = rejection_rates(design, ("objective", "matched_kl"), lift=0.5, alpha=0.025)
+    expected = rejection_rates(design, lift=0.5, alpha=0.05)["objective"]
     lines = power(plan, None)
     assert "assumed, no pilot" in lines[0]
-    assert "3 betas x 8 replicates; level 0.025" in lines[0]
-    assert (
-        f"0.0500 more reward: finds it with objective {expected['objective'].value:.2f}, matched_kl"
-        in lines[3]
-    )
-    assert "replicates" in lines[3].partition("80% needs")[2]
+    assert "3 betas x 8 replicates; level 0.05" in lines[0]
+    assert f"0.0500 more reward (0.5 SD): found with power {expected}; 80% needs" in lines[3]
 
 
 def test_a_pilot_brings_its_own_spreads(plan, tmp_path):

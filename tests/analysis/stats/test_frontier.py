@@ -116,6 +116,23 @@ def test_the_bootstrap_interval_holds_the_share_and_repeats():
     assert first.interval.low <= first.value <= first.interval.high
 
 
+def test_frontiers_of_all_resamples_at_once_are_those_of_each():
+    pairs = draw_pairs(np.random.default_rng(3), replicates=4)
+    pairs.kl[1] = pairs.kl[0]
+    pairs.reward[1] = pairs.reward[0]  # exact ties
+    pairs.kl[2, 1] = np.nan
+    rng = np.random.default_rng(0)
+    shares = []
+    draws = [np.flatnonzero(pairs.beta_index == b)[rng.integers(4, size=(200, 4))] for b in range(3)]
+    for rows in np.concatenate(draws, axis=1):
+        on = frontier.nondominated(pairs.kl[rows], pairs.reward[rows])
+        on &= np.nan_to_num(pairs.kl[rows], nan=9) < 4
+        shares.append(on[:, 0].sum() / max(1, on.sum()))
+    interval = frontier.pooled_share(pairs, 4.0, resamples=200).interval
+    assert [interval.low, interval.high] == pytest.approx(np.quantile(shares, [0.025, 0.975]))
+    assert len(set(shares)) > 10
+
+
 def test_blocks_are_resampled_whole():
     # two replicates: each resample of whole blocks is one of three frontiers, so the limits are among them
     pairs = draw_pairs(np.random.default_rng(2), replicates=2, blocked=True)

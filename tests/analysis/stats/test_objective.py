@@ -2,13 +2,15 @@ import numpy as np
 import pytest
 from designs import draw_pairs, pairs_of
 
-from analysis.stats.comparison import mean_of
+from analysis.stats.contrast import mean_of
 from analysis.stats.intervals import Estimate, clustered_mean, stratified_mean
-from analysis.stats.matched_kl import matched_kl_contrast, matched_kl_residuals, reward_curve
+from analysis.stats.kl_reward import kl_contrast, log_kl_contrast, reward_contrast
 from analysis.stats.objective import objective, objective_contrast
 
+CONTRASTS = (objective_contrast, kl_contrast, log_kl_contrast, reward_contrast)
 
-@pytest.mark.parametrize("contrast_of", [objective_contrast, matched_kl_contrast])
+
+@pytest.mark.parametrize("contrast_of", CONTRASTS)
 @pytest.mark.parametrize("diverged", [False, True])
 def test_a_swap_turns_one_difference_and_leaves_the_weights(contrast_of, diverged):
     rng = np.random.default_rng(4)
@@ -54,26 +56,20 @@ def test_ranks_by_hand():
 
 def test_all_diverged_is_a_tie():
     pairs = pairs_of(np.full((3, 2), np.nan), np.zeros((3, 2)))
-    for contrast_of in (objective_contrast, matched_kl_contrast):
+    for contrast_of in CONTRASTS:
         assert contrast_of(pairs).values.tolist() == [0.0, 0.0, 0.0]
 
 
-def test_the_curve_recovers_its_own_coefficients_and_ignores_diverged_runs():
-    kl = np.linspace(0.1, 4, 8)
-    reward = 1 + 2 * np.sqrt(kl) - 0.5 * kl
-    np.testing.assert_allclose(
-        reward_curve(np.append(kl, np.nan), np.append(reward, 7)), [1, 2, -0.5], atol=1e-9
-    )
-    assert len(reward_curve(kl[:5], reward[:5])) == 2
-    assert len(reward_curve(kl[:3], reward[:3])) == 1
-
-
-def test_a_lift_of_reward_at_equal_kl_is_found_whole():
-    kl = np.linspace(0.5, 5, 10)[:, None] * np.ones(2)
-    reward = np.sqrt(kl) + np.array([0.3, 0.0])
-    pairs = pairs_of(kl, reward)
-    np.testing.assert_allclose(matched_kl_contrast(pairs).values, 0.3)
-    np.testing.assert_allclose(matched_kl_residuals(pairs).sum(), 0, atol=1e-9)
+def test_kl_and_reward_by_hand_and_a_diverged_run_has_the_highest_kl():
+    pairs = pairs_of([[2, 4], [1, 3]], [[1, 1.5], [2, 2]], beta_index=[0, 1])
+    assert kl_contrast(pairs).values.tolist() == [-2, -2]
+    np.testing.assert_allclose(log_kl_contrast(pairs).values, np.log([2 / 4, 1 / 3]))
+    assert reward_contrast(pairs).values.tolist() == [-0.5, 0]
+    lost = pairs_of([[2, np.nan], [3, 1]], [[1, 1], [1, 1]])
+    # KLs 2, diverged, 3 and 1 at one beta: ranks 2, 4, 3 and 1 of 4
+    for contrast_of in (kl_contrast, log_kl_contrast):
+        np.testing.assert_allclose(contrast_of(lost).values, [(2 - 4) / 4, (3 - 1) / 4])
+    assert log_kl_contrast(pairs_of([[0, 1]], [[1, 1]])).ranked
 
 
 def test_stratified_mean_of_one_stratum_is_the_paired_t_interval():

@@ -1,4 +1,4 @@
-"""Stability, attainment, collapses and sequential seeds against brute force."""
+"""Stability, attainment and sequential seeds against brute force."""
 
 import itertools
 
@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from designs import draw_pairs, pairs_of
 from generators import draw_curves
-from scipy.stats import binomtest
 
 from analysis.stats.attainment import attainment_on, hypervolume, hypervolume_test, outside
-from analysis.stats.stability import collapse_p_value, roughness_test, spread_test
+from analysis.stats.stability import roughness_test, spread_test
 
 SIGNS = np.array(list(itertools.product((1, -1), repeat=6)))
 
@@ -61,12 +60,6 @@ def test_equal_spreads_are_rejected_at_the_level(noise):
 def test_curves_that_are_not_finite_are_refused():
     with pytest.raises(ValueError, match="leave out pairs with a diverged run"):
         spread_test(np.full((3, 2, 4), np.nan), np.zeros(3, dtype=int), np.arange(3))
-
-
-@pytest.mark.parametrize(("one", "other"), [(0, 0), (0, 6), (3, 5), (7, 1)])
-def test_collapses_are_scipys_binomial_test(one, other):
-    expected = binomtest(one, one + other, 0.5).pvalue if one + other else 1.0
-    assert collapse_p_value(one, other) == pytest.approx(expected)
 
 
 def area_by_hand(kl, reward, corner):

@@ -1,9 +1,14 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from designs import draw_pairs, pairs_of
+from scipy import stats
 
 from analysis.stats import Claim, Decision, Outcome, Rules, Verdict, compare
+from analysis.stats.holm import Finding, corrected
 from analysis.stats.intervals import Estimate
+from analysis.stats.matched_kl import matched_kl
 from analysis.stats.swaps import SwapTest
 from analysis.stats.text import number, signed
 
@@ -65,24 +70,54 @@ def test_lower_can_be_better():
 
 def test_only_primary_claims_decide():
     with pytest.raises(ValueError, match="cannot decide"):
-        Decision(verdict(), verdict(claim=Claim("T1", "share", "more", "fewer")))
+        Decision(verdict(claim=Claim("frontier_share", "share", "more", "fewer")))
 
 
 @pytest.mark.parametrize(
-    ("objective", "matched", "outcome"),
+    ("made", "headline"),
     [
-        (verdict(), verdict(p=0.5), Outcome.BETTER),
-        (verdict(p=0.5), verdict(-0.5), Outcome.WORSE),
-        (verdict(), verdict(-0.5), Outcome.INCONCLUSIVE),
-        (verdict(0.0, 0.9, margin=0.5), verdict(0.0, 0.9, margin=0.5), Outcome.EQUIVALENT),
-        (verdict(0.0, 0.9, margin=0.5), verdict(0.0, 0.9), Outcome.INCONCLUSIVE),
-        (verdict(p=0.5, attainable=0.1), verdict(p=0.5, attainable=0.1), Outcome.CANNOT_REJECT),
+        (verdict(), "A is better than B: it has higher J."),
+        (verdict(-0.5), "A is worse than B: it has lower J."),
+        (verdict(p=0.5), "Inconclusive: these runs do not show whether A is better or worse than B in J."),
+        (
+            verdict(0.0, 0.9, margin=0.5),
+            "A and B are equivalent in J within the planned margin, ±0.500 units.",
+        ),
+        (
+            verdict(p=0.5, attainable=0.1),
+            "This design cannot tell A from B, whatever the runs show.",
+        ),
+        (
+            replace(verdict(), withheld="partial sweep"),
+            "No verdict on A against B: partial sweep.",
+        ),
     ],
 )
-def test_the_decision_needs_a_primary_outcome_and_no_contradiction(objective, matched, outcome):
-    decision = Decision(objective, matched)
-    assert decision.outcome is outcome
-    assert decision.headline.startswith("A is better") == (outcome is Outcome.BETTER)
+def test_the_headline_names_the_outcome_that_decides(made, headline):
+    assert Decision(made).headline == headline
+    assert Decision(made).outcome is made.outcome
+
+
+def test_a_withheld_verdict_says_nothing_of_the_evidence():
+    made = replace(verdict(), withheld="partial sweep")
+    assert made.outcome is Outcome.NO_VERDICT
+    assert made.sentence == "There is no verdict on J: partial sweep."
+    assert Outcome.NO_VERDICT.key == "no_verdict"
+
+
+def test_interval_equivalence_and_detectable_difference_are_at_holms_first_step():
+    finding = Finding(
+        PRIMARY, "A", "B", Estimate(0.0, 0.1, 9), "units", SwapTest(0.9, 0.001, 10, 1024, True), 5, margin=0.2
+    )
+    (alone,), (among,) = corrected([finding], 0.05), corrected([finding], 0.05, planned=4)
+    assert alone.interval.high == pytest.approx(0.1 * stats.t.ppf(0.975, 9))
+    assert among.interval.high == pytest.approx(0.1 * stats.t.ppf(1 - 0.0125 / 2, 9))
+    assert "98.75% CI" in among.sentence
+    # TOST: p = P(t > 2) = 0.038
+    assert alone.outcome is Outcome.EQUIVALENT
+    assert among.outcome is Outcome.INCONCLUSIVE
+    assert number(finding.estimate.detectable(0.0125)) in among.sentence
+    assert among.attainable == pytest.approx(0.004)
 
 
 def test_a_share_alone_never_says_better():
@@ -95,18 +130,89 @@ def test_a_share_alone_never_says_better():
     assert made.decision.outcome is Outcome.INCONCLUSIVE
 
 
-def test_holm_spans_all_comparisons():
+def test_three_families_each_corrected_by_holm():
     from statsmodels.stats.multitest import multipletests
 
-    designs = [draw_pairs(np.random.default_rng(seed), lift=0.5) for seed in range(3)]
-    made = compare(designs, Rules(cuts=(4.0,)))
-    primary = [v for c in made for v in (c.decision.objective, c.decision.matched)]
-    expected = multipletests([v.test.p_value for v in primary], method="holm")[1]
-    np.testing.assert_allclose([v.adjusted for v in primary], expected)
+    designs = [draw_pairs(np.random.default_rng(seed), lift=lift) for seed, lift in enumerate((2, 1.5, 0.1))]
+    made = compare(designs, Rules(cuts=(4.0,), comparisons=4, corner=(9.0, -1.0)))
+    primary = [c.decision.primary for c in made]
+    expected = multipletests([*(v.test.p_value for v in primary), 1.0], method="holm")[1]
+    np.testing.assert_allclose([v.adjusted for v in primary], expected[:3])
+    assert [v.outcome for v in primary] == [Outcome.BETTER, Outcome.BETTER, Outcome.INCONCLUSIVE]
+    # the third does not pass the gate, the fourth has no runs: both count as p = 1
+    gated = [c.matched for c in made]
+    expected = multipletests([gated[0].test.p_value, gated[1].test.p_value, 1.0, 1.0], method="holm")[1]
+    np.testing.assert_allclose([v.adjusted for v in gated], [*expected[:2], np.nan])
+    assert gated[2].untested == "the test of J does not reject"
+    assert gated[2].estimate.value == pytest.approx(matched_kl(designs[2]).estimate.value)
     secondary = [v for c in made for v in c.secondary]
-    expected = multipletests([v.test.p_value for v in secondary], method="holm")[1]
+    # and so do the six tests of curves, the one of collapses, and those of the fourth comparison
+    planned = 4 * (8 + 6 + 1)
+    p_values = [*(v.test.p_value for v in secondary), *[1.0] * (planned - len(secondary))]
+    expected = multipletests(p_values, method="holm")[1][: len(secondary)]
     np.testing.assert_allclose([v.adjusted for v in secondary], expected)
-    assert [v.claim.key for v in made[1].secondary] == ["T1", "T1 below KL = 4", "T2", "T3", "T6"]
+    assert {v.first_step for v in secondary} == {0.05 / planned}
+    assert [v.claim.key for v in made[1].secondary] == [
+        "kl",
+        "reward",
+        "frontier_share",
+        "frontier_share below KL = 4",
+        "replicate_share",
+        "net_dominance",
+        "matched_dominance",
+        "hypervolume",
+    ]
+
+
+def test_matched_kl_is_never_tested_without_a_rejection_of_j():
+    """Neither an equivalence nor a clear gap at matched KL opens the gate."""
+    wide = draw_pairs(np.random.default_rng(0), replicates=10)
+    assert compare([wide], Rules(margins={"objective": 1.0}))[0].decision.outcome is Outcome.EQUIVALENT
+    kl = np.linspace(1, 9, 10)[:, None] * np.array([1.3, 1.0])
+    jitter = 0.01 * np.random.default_rng(1).normal(size=(10, 2))
+    # more reward at a given KL, all of it paid for: J is the same
+    paid = pairs_of(kl, 0.1 * kl + jitter)
+    for pairs in (wide, paid):
+        made = compare([pairs], Rules(margins={"objective": 1.0}))[0]
+        assert made.matched.outcome is Outcome.NOT_TESTED
+        assert np.isnan(made.matched.adjusted)
+        assert "not tested, because the test of J does not reject" in made.matched.sentence
+
+
+def test_what_is_refused_has_no_number():
+    pairs = draw_pairs(np.random.default_rng(0), lift=9.0)
+    pairs.kl[:, 0] *= 0.02
+    made = compare([pairs], Rules())[0]
+    assert made.decision.outcome is Outcome.BETTER
+    assert made.matched.sentence.startswith(
+        "Reward at matched KL, RaoBlackwell against MonteCarlo, is not compared: their KLs do not overlap "
+    )
+    assert np.isnan(made.matched.estimate.value)
+
+
+def test_a_plan_that_decides_by_the_kl_voids_what_needs_a_reward():
+    pairs = draw_pairs(np.random.default_rng(0), replicates=6)
+    pairs.kl[:, 0] *= 0.5
+    pairs.reward[:] = 0
+    made = compare([pairs], Rules(outcome="kl", margins={"kl": 9.0}))[0]
+    assert made.decision.primary.claim.key == "kl"
+    assert made.decision.primary.unit == "nats"
+    expected = np.mean([(pairs.kl[pairs.beta_index == b] @ [1, -1]).mean() for b in range(3)])
+    assert made.decision.primary.estimate.value == pytest.approx(expected)
+    assert made.decision.headline == "RaoBlackwell is better than MonteCarlo: it has a lower KL."
+    assert made.matched.untested == "the plan decides by the KL alone"
+    assert made.secondary == ()
+
+
+def test_a_run_that_diverged_alone_is_tested_by_mcnemar():
+    from statsmodels.stats.contingency_tables import mcnemar
+
+    pairs = draw_pairs(np.random.default_rng(0), replicates=6)
+    pairs.kl[:7, 1] = np.nan
+    pairs.kl[9, 0] = np.nan
+    found = compare([pairs], Rules())[0].of("collapses")
+    assert found.test.p_value == pytest.approx(mcnemar([[0, 1], [7, 0]], exact=True).pvalue)
+    assert found.estimate.value == -6
 
 
 def test_a_clear_lift_is_better_and_its_mirror_worse():
@@ -118,8 +224,7 @@ def test_a_clear_lift_is_better_and_its_mirror_worse():
 
 def test_a_margin_allows_equivalence():
     pairs = draw_pairs(np.random.default_rng(0), replicates=10)
-    margins = {"objective": 1.0, "matched_kl": 1.0}
-    assert compare([pairs], Rules(margins=margins))[0].decision.outcome is Outcome.EQUIVALENT
+    assert compare([pairs], Rules(margins={"objective": 1.0}))[0].decision.outcome is Outcome.EQUIVALENT
     assert compare([pairs], Rules())[0].decision.outcome is Outcome.INCONCLUSIVE
 
 
@@ -136,7 +241,8 @@ def test_a_margin_allows_equivalence():
 def test_poor_designs_say_that_they_cannot_reject(pairs):
     made = compare([pairs], Rules())[0]
     assert made.decision.outcome is Outcome.CANNOT_REJECT
-    for found in made.verdicts:
+    assert made.matched.outcome is Outcome.NOT_TESTED
+    for found in (made.decision.primary, *made.secondary):
         assert found.outcome is Outcome.CANNOT_REJECT
         assert "cannot reject" in found.sentence
 
@@ -145,8 +251,8 @@ def test_one_diverged_run_counts_as_worst_and_switches_to_ranks():
     pairs = draw_pairs(np.random.default_rng(0), replicates=6)
     pairs.kl[0, 1] = np.nan
     made = compare([pairs], Rules(margins={"objective": 9.0}))[0]
-    assert "rank" in made.decision.objective.unit
-    assert made.decision.objective.margin is None
+    assert "rank" in made.decision.primary.unit
+    assert made.decision.primary.margin is None
 
 
 @pytest.mark.parametrize(

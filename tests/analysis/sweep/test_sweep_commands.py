@@ -180,7 +180,7 @@ def test_a_plan_tells_cells_time_and_what_it_could_show(project, capsys):
     assert "rloo: 8 to run, each 60 s (assumed: none has finished)" in output
     assert "about 6 min 00 s with 2 at a time" in output
     assert "4 matched pairs" in output
-    assert "smallest two-sided p of a swap test 0.12, level 0.025" in output
+    assert "smallest two-sided p of a swap test 0.12, level 0.05" in output
     assert "CANNOT reject" in output
     assert [path.name for path in (project.directory / "plan").iterdir()] == ["plan.json"]
 
@@ -192,7 +192,7 @@ def test_a_plan_knows_what_has_run_and_how_long_it_took(swept, capsys):
     output = capsys.readouterr().out
     assert "18 cells, 8 to run" in output
     assert "rloo: 8 to run, each 90 s\n  about 3 min 00 s with 4 at a time" in output
-    assert "smallest two-sided p of a swap test 0.0078, level 0.025" in output
+    assert "smallest two-sided p of a swap test 0.0078, level 0.05" in output
     assert "can reject" in output
 
 

@@ -1,0 +1,127 @@
+"""What each test is about, in the words its verdicts may use."""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What one test is about, in the words its verdicts may use.
+
+    Attributes:
+        key: Short name, such as "objective".
+        subject: The quantity compared, treatment minus control.
+        favourable: The treatment "has ..." if the test rejects in its favour.
+        unfavourable: The same against it.
+        caveat: A sentence every conclusion from this claim ends with, or "".
+        primary: Whether the claim may support "better" or "worse".
+        higher_is_better: Whether a positive estimate favours the treatment.
+        bounds: Values the estimate can take at all; intervals are cut to them.
+        unit_of_n: What n counts.
+    """
+
+    key: str
+    subject: str
+    favourable: str
+    unfavourable: str
+    caveat: str = ""
+    primary: bool = False
+    higher_is_better: bool = True
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+    unit_of_n: str = "replicate"
+
+
+OBJECTIVE = Claim(
+    "objective", "J = reward − β·KL", "higher J = reward − β·KL", "lower J = reward − β·KL", primary=True
+)
+KL_DECIDES = Claim("kl", "the KL", "a lower KL", "a higher KL", primary=True, higher_is_better=False)
+MATCHED_KL = Claim(
+    "matched_kl", "reward at matched KL", "more reward at matched KL", "less reward at matched KL"
+)
+_NOT_THE_AIM = "What training maximises is J, of which this is a part."
+KL = Claim("kl", "the KL itself", "a lower KL", "a higher KL", caveat=_NOT_THE_AIM, higher_is_better=False)
+REWARD = Claim("reward", "the reward itself", "more reward", "less reward", caveat=_NOT_THE_AIM)
+_SHARE_CAVEAT = (
+    "A larger share also comes from a larger spread between runs; it does not make an estimator better."
+)
+FRONTIER_SHARE = Claim(
+    "frontier_share",
+    "the share of the frontier",
+    "more frontier points",
+    "fewer frontier points",
+    caveat=_SHARE_CAVEAT,
+)
+REPLICATE_SHARE = Claim(
+    "replicate_share",
+    "the share of each replicate's frontier",
+    "more frontier points within replicates",
+    "fewer frontier points within replicates",
+    bounds=(-1, 1),
+)
+NET_DOMINANCE = Claim(
+    "net_dominance",
+    "net dominance over all pairs of replicates",
+    "more net dominance",
+    "less net dominance",
+    bounds=(-1, 1),
+)
+MATCHED_DOMINANCE = Claim(
+    "matched_dominance",
+    "dominance within matched pairs",
+    "more dominant runs within matched pairs",
+    "fewer dominant runs within matched pairs",
+    bounds=(-1, 1),
+)
+HYPERVOLUME = Claim("hypervolume", "the hypervolume", "more hypervolume", "less hypervolume")
+COLLAPSES = Claim(
+    "collapses",
+    "runs that diverged alone in their pair",
+    "fewer diverged runs",
+    "more diverged runs",
+    higher_is_better=False,
+)
+
+
+def share_below(cut: float) -> Claim:
+    """The frontier share below a KL cut."""
+    below = f"below KL = {cut:g}"
+    return Claim(
+        f"{FRONTIER_SHARE.key} {below}",
+        f"{FRONTIER_SHARE.subject} {below}",
+        f"{FRONTIER_SHARE.favourable} {below}",
+        f"{FRONTIER_SHARE.unfavourable} {below}",
+        caveat=_SHARE_CAVEAT,
+    )
+
+
+def spread_of(metric: str, what: str) -> Claim:
+    """The spread between replicates of a metric's curves, averaged over training."""
+    return Claim(
+        f"spread_{metric}",
+        f"the spread of {what} between replicates",
+        f"less spread of {what} between replicates",
+        f"more spread of {what} between replicates",
+        higher_is_better=False,
+    )
+
+
+def spread_anywhere(metric: str, what: str) -> Claim:
+    """The largest difference of that spread at a single step."""
+    return Claim(
+        f"spread_{metric}_at_any_step",
+        f"the spread of {what} between replicates, at the step where it differs most",
+        f"less spread of {what} between replicates at some step",
+        f"more spread of {what} between replicates at some step",
+        higher_is_better=False,
+    )
+
+
+def roughness_of(metric: str, what: str) -> Claim:
+    """Roughness within runs: another claim than spread between them."""
+    return Claim(
+        f"roughness_{metric}",
+        f"the roughness of {what} within runs",
+        f"smoother runs in {what}",
+        f"rougher runs in {what}",
+        higher_is_better=False,
+    )

@@ -1,0 +1,22 @@
+"""Training curves of matched pairs on the steps they share."""
+
+from dataclasses import dataclass
+
+from analysis.stats.pairs import FloatArray, Pairs
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """One metric of matched pairs over training.
+
+    Attributes:
+        metric: "reward" or "kl".
+        pairs: The pairs of which both runs have the curve; none diverged.
+        steps: The steps they share, shape [T].
+        values: The reward, or the *log* of the KL, of treatment and control, shape [P, 2, T].
+    """
+
+    metric: str
+    pairs: Pairs
+    steps: FloatArray
+    values: FloatArray

@@ -1,0 +1,85 @@
+"""`Decision`: better or worse, in the words of the outcome that decides."""
+
+from dataclasses import dataclass
+
+from analysis.stats.sequential import Evidence
+from analysis.stats.text import number
+from analysis.stats.verdict import Outcome, Verdict
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the primary outcome allows, or the e-process where the design was not fixed.
+
+    Attributes:
+        primary: The verdict on J, or on the KL in a plan that says so.
+        evidence: The e-process of that outcome, if it decides in place of the swap test.
+        not_fixed: Why it does, as the end of a sentence: "the design is sequential".
+
+    Raises:
+        ValueError: If the verdict is not about a primary claim.
+    """
+
+    primary: Verdict
+    evidence: Evidence | None = None
+    not_fixed: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.primary.claim.primary:
+            raise ValueError(f"{self.primary.claim.key} cannot decide: only a primary outcome can")
+
+    @property
+    def outcome(self) -> Outcome:
+        """The conclusion."""
+        if self.primary.withheld:
+            return Outcome.NO_VERDICT
+        if self.evidence is None:
+            return self.primary.outcome
+        if self.evidence.crossing is None:
+            return Outcome.INCONCLUSIVE
+        return Outcome.BETTER if self.evidence.favours_treatment else Outcome.WORSE
+
+    @property
+    def headline(self) -> str:
+        """The conclusion in one short sentence, which names the outcome that decides."""
+        verdict = self.primary
+        treatment, control, subject = verdict.treatment, verdict.control, verdict.claim.subject
+        if self.evidence is not None and not verdict.withheld:
+            return self._by_evidence(self.evidence)
+        match self.outcome:
+            case Outcome.NO_VERDICT:
+                return f"No verdict on {treatment} against {control}: {verdict.withheld}."
+            case Outcome.BETTER | Outcome.WORSE:
+                return f"{treatment} is {self.outcome.value} than {control}: it has {verdict.label}."
+            case Outcome.EQUIVALENT:
+                margin = f"±{number(verdict.margin)} {verdict.unit}"
+                return (
+                    f"{treatment} and {control} are equivalent in {subject} within the planned margin, "
+                    f"{margin}."
+                )
+            case Outcome.CANNOT_REJECT:
+                return f"This design cannot tell {treatment} from {control}, whatever the runs show."
+            case _:
+                return (
+                    f"Inconclusive: these runs do not show whether {treatment} is better or worse than "
+                    f"{control} in {subject}."
+                )
+
+    @property
+    def decided_by(self) -> str:
+        """What the conclusion rests on, for `results.json`."""
+        return "swap_test" if self.evidence is None else "e_process"
+
+    def _by_evidence(self, evidence: Evidence) -> str:
+        treatment, control = self.primary.treatment, self.primary.control
+        how = f"decided by the e-process of {self.primary.claim.subject}, because {self.not_fixed}"
+        if evidence.crossing is None:
+            last = number(float(evidence.values[-1])) if len(evidence.values) else "1"
+            return (
+                f"Inconclusive on {treatment} against {control}: E = {last}, and "
+                f"{number(evidence.threshold)} is needed ({how})."
+            )
+        return (
+            f"{treatment} is {self.outcome.value} than {control}: E reached {number(evidence.threshold)} at "
+            f"{evidence.unit} {evidence.crossing} ({how})."
+        )

@@ -1,0 +1,37 @@
+"""Differences in the KL and in the reward themselves, the two parts of J."""
+
+import numpy as np
+
+from analysis.stats.contrast import Contrast, equal_betas, ranked
+from analysis.stats.pairs import Pairs
+
+LOG_RATIO = "log ratio"
+"""The unit of an estimate that is read as a ratio."""
+
+
+def kl_contrast(pairs: Pairs) -> Contrast:
+    """The difference in KL in nats: the plain mean over betas."""
+    if pairs.diverged.any():
+        return _lower_first(pairs)
+    return Contrast(pairs.kl[:, 0] - pairs.kl[:, 1], equal_betas(pairs), "nats", ranked=False)
+
+
+def log_kl_contrast(pairs: Pairs) -> Contrast:
+    """The mean log ratio of the KLs, each beta counting the same; by rank where a log does not exist."""
+    if pairs.diverged.any() or (pairs.kl <= 0).any():
+        return _lower_first(pairs)
+    logs = np.log(pairs.kl)
+    return Contrast(logs[:, 0] - logs[:, 1], equal_betas(pairs), LOG_RATIO, ranked=False)
+
+
+def reward_contrast(pairs: Pairs) -> Contrast:
+    """The difference in reward: the plain mean over betas."""
+    if pairs.diverged.any():
+        return ranked(pairs, pairs.reward)
+    return Contrast(pairs.reward[:, 0] - pairs.reward[:, 1], equal_betas(pairs), "reward units", ranked=False)
+
+
+def _lower_first(pairs: Pairs) -> Contrast:
+    """Ranks of the KL, in which a diverged run has the highest KL."""
+    found = ranked(pairs, -pairs.kl)
+    return Contrast(-found.values, found.weights, found.unit, ranked=True)

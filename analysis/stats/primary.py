@@ -1,0 +1,64 @@
+"""The outcome that decides, and the reward at matched KL, which is tested only where it has decided."""
+
+import math
+from collections.abc import Sequence
+
+from analysis.stats.claims import KL_DECIDES, MATCHED_KL, OBJECTIVE
+from analysis.stats.contrast import mean_of
+from analysis.stats.holm import NO_TEST, Finding, corrected
+from analysis.stats.intervals import Estimate
+from analysis.stats.kl_reward import kl_contrast
+from analysis.stats.matched_kl import MatchedKL, matched_kl, matched_kl_test
+from analysis.stats.objective import objective_contrast
+from analysis.stats.pairs import Pairs
+from analysis.stats.rules import Rules
+from analysis.stats.swaps import swap_test
+from analysis.stats.verdict import Outcome, Verdict
+
+
+def primary_verdicts(designs: Sequence[Pairs], rules: Rules) -> list[Verdict]:
+    """The verdict on the outcome that decides, for each design: Holm over the planned comparisons."""
+    findings = [_primary(pairs, rules) for pairs in designs]
+    return corrected(findings, rules.alpha, planned=rules.comparisons, withheld=rules.withheld)
+
+
+def _primary(pairs: Pairs, rules: Rules) -> Finding:
+    claim = KL_DECIDES if rules.outcome == "kl" else OBJECTIVE
+    contrast = kl_contrast(pairs) if rules.outcome == "kl" else objective_contrast(pairs)
+    test = swap_test(contrast.contributions, pairs.unit)
+    margin = None if contrast.ranked else rules.margins.get(claim.key)
+    return Finding.about(claim, pairs, mean_of(contrast, pairs), contrast.unit, test, margin=margin)
+
+
+def gated_verdicts(
+    designs: Sequence[Pairs], primary: Sequence[Verdict], rules: Rules
+) -> list[tuple[Verdict, MatchedKL | None]]:
+    """The verdict on the reward at matched KL, and the fitted model, for each design.
+
+    A family of its own, Holm over the planned comparisons, entered only through a rejection of the primary
+    outcome: under the null hypothesis of both, nothing is tested here unless that one has erred already.
+    """
+    fits = [None if rules.outcome == "kl" else matched_kl(pairs) for pairs in designs]
+    findings = [
+        _gated(pairs, verdict, fit, rules) for pairs, verdict, fit in zip(designs, primary, fits, strict=True)
+    ]
+    verdicts = corrected(findings, rules.alpha, planned=rules.comparisons, withheld=rules.withheld)
+    return list(zip(verdicts, fits, strict=True))
+
+
+def _gated(pairs: Pairs, primary: Verdict, fit: MatchedKL | None, rules: Rules) -> Finding:
+    unit = "reward units"
+    if fit is None or fit.refused:
+        reason = "the plan decides by the KL alone" if fit is None else fit.refused
+        return Finding.about(MATCHED_KL, pairs, Estimate(math.nan), unit, NO_TEST, untested=reason)
+    closed = "" if primary.outcome in (Outcome.BETTER, Outcome.WORSE) else "the test of J does not reject"
+    return Finding.about(
+        MATCHED_KL,
+        pairs,
+        fit.estimate,
+        unit,
+        NO_TEST if closed else matched_kl_test(pairs),
+        margin=rules.margins.get(MATCHED_KL.key),
+        untested=closed,
+        note=f"overlap of the KLs {fit.overlap:.2f}",
+    )

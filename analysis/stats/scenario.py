@@ -1,0 +1,139 @@
+"""Simulated sweeps: one curve of reward against KL with noise on both, like the sweep at hand."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.stats.matched_kl import curve_design, matched_kl
+from analysis.stats.pairs import FloatArray, IntArray, Pairs
+from analysis.stats.swaps import unit_sums
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A sweep to simulate: one curve of reward against KL, with Gaussian noise on log KL and on the reward.
+
+    Attributes:
+        betas: KL weights.
+        log_kl: Mean log KL at each.
+        replicates: Matched runs at each.
+        curve: c0, c1, .. of reward = c0 + c1 sqrt(KL) + c2 KL + noise; shorter for a line or a constant.
+        log_kl_sd: SD of log KL between replicates.
+        reward_sd: SD of the reward around the curve between replicates.
+        correlation: Correlation of the two runs of a pair.
+        cluster: SD of a replicate's effect on the difference at all its betas, in `reward_sd`.
+        blocked: Whether replicates share seeds over beta, so that whole replicates are swapped.
+    """
+
+    betas: tuple[float, ...]
+    log_kl: tuple[float, ...]
+    replicates: int
+    curve: tuple[float, ...]
+    log_kl_sd: float
+    reward_sd: float
+    correlation: float = 0.3
+    cluster: float = 0.0
+    blocked: bool = False
+
+    @property
+    def pairs(self) -> int:
+        """Matched pairs of a sweep, P."""
+        return len(self.betas) * self.replicates
+
+    @property
+    def beta_index(self) -> IntArray:
+        """Index of the KL weight of each pair, shape [P]."""
+        return np.repeat(np.arange(len(self.betas)), self.replicates)
+
+    @property
+    def replicate(self) -> IntArray:
+        """Replicate of each pair, shape [P]."""
+        return np.tile(np.arange(self.replicates), len(self.betas))
+
+    @property
+    def unit(self) -> IntArray:
+        """What is swapped together, shape [P]."""
+        return self.replicate if self.blocked else np.arange(self.pairs)
+
+    def draw(
+        self, rng: np.random.Generator, sweeps: int, *, lift: float = 0.0, spread: float = 1.0
+    ) -> tuple[FloatArray, FloatArray]:
+        """KL and reward of all runs of many sweeps, shape [sweeps, P, 2] each.
+
+        Args:
+            rng: Source of the noise.
+            sweeps: How many.
+            lift: Added to the treatment's reward, in `reward_sd`.
+            spread: Factor on the control's noise.
+        """
+        shape = (2, sweeps, self.pairs)
+        noise = math.sqrt(self.correlation) * rng.normal(size=(*shape, 1))
+        noise = noise + math.sqrt(1 - self.correlation) * rng.normal(size=(*shape, 2))
+        noise *= np.array([1.0, spread])
+        shared = self.cluster * rng.normal(size=(sweeps, self.replicates))[:, self.replicate]
+        kl = np.exp(np.array(self.log_kl)[self.beta_index, None] + self.log_kl_sd * noise[0])
+        reward = np.polynomial.polynomial.polyval(np.sqrt(kl), np.array(self.curve))
+        reward = reward + self.reward_sd * noise[1]
+        reward[..., 0] += self.reward_sd * (lift + shared)
+        return kl, reward
+
+    def simulate(self, rng: np.random.Generator, *, lift: float = 0.0, spread: float = 1.0) -> Pairs:
+        """Draw one sweep; arguments as for `draw`."""
+        kl, reward = self.draw(rng, 1, lift=lift, spread=spread)
+        return self.pairs_of(kl[0], reward[0])
+
+    def pairs_of(self, kl: FloatArray, reward: FloatArray) -> Pairs:
+        """A drawn sweep's KL and reward, shape [P, 2] each, as its matched pairs."""
+        beta = np.array(self.betas)[self.beta_index]
+        where = (beta, self.beta_index, self.replicate, self.unit)
+        return Pairs("treatment", "control", *where, kl, reward)
+
+
+STANDARD = Scenario(
+    betas=tuple(0.5 / math.sqrt(kl) for kl in (0.5, 1, 2, 4, 8, 16)),
+    log_kl=tuple(math.log(kl) for kl in (0.5, 1, 2, 4, 8, 16)),
+    replicates=10,
+    curve=(0.0, 1.0),
+    log_kl_sd=0.15,
+    reward_sd=0.1,
+)
+"""Six betas at their own optimum of reward = sqrt(KL); pair correlation .3: for plans without a pilot."""
+
+
+def scenario_of(pairs: Pairs) -> Scenario | None:
+    """The scenario a sweep's own runs suggest, or None with too few finite ones.
+
+    Spreads are taken within estimator and beta, so that a difference between the estimators does not count
+    as noise.
+    """
+    pairs = pairs.subset(np.asarray(~pairs.diverged.any(axis=1) & (pairs.kl > 0).all(axis=1)))
+    sizes = [int((pairs.beta_index == index).sum()) for index in pairs.beta_indices]
+    if not sizes or min(sizes) < 2:
+        return None
+    free = len(pairs) - len(sizes)
+    log_kl = np.log(pairs.kl)
+    curve = matched_kl(pairs).curve
+    residuals = pairs.reward - (curve_design(pairs.kl.ravel()) @ curve).reshape(-1, 2)
+    means = [float(log_kl[pairs.beta_index == index].mean()) for index in pairs.beta_indices]
+    for values in (log_kl, residuals):
+        for index in pairs.beta_indices:
+            values[pairs.beta_index == index] -= values[pairs.beta_index == index].mean(axis=0)
+    products = residuals.T @ residuals / free
+    variance = float(np.trace(products)) / 2
+    cluster = 0.0
+    if pairs.blocked and variance > 0:
+        sums = unit_sums(residuals[:, 0] - residuals[:, 1], pairs.unit) / len(sizes)
+        excess = sums.var(ddof=1) - 2 * (variance - products[0, 1]) / len(sizes)
+        cluster = math.sqrt(max(0.0, float(excess)) / variance)
+    return Scenario(
+        betas=tuple(float(pairs.beta[pairs.beta_index == index][0]) for index in pairs.beta_indices),
+        log_kl=tuple(means),
+        replicates=max(sizes),
+        curve=tuple(map(float, curve)),
+        log_kl_sd=math.sqrt(float((log_kl**2).sum()) / (2 * free)),
+        reward_sd=math.sqrt(variance),
+        correlation=min(0.95, max(0.0, float(products[0, 1]) / variance)) if variance > 0 else 0.0,
+        cluster=cluster,
+        blocked=pairs.blocked,
+    )
