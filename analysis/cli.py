@@ -2,7 +2,7 @@
 
 import argparse
 import os
-import signal
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +32,7 @@ from analysis.sweep import (
     survey,
 )
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.stops import Stopped, Stops
 
 # Taken for a cell of a stage of which none has finished.
 ASSUMED_SECONDS = 60.0
@@ -55,8 +56,9 @@ Plans, runs and reads sweeps over {arm x beta x replicate}.
   python -m analysis audit  --share 7/9                        what a published share of a frontier supports
 
 Exit codes: 0 done; 2 wrong usage or configuration; 3 a report agrees as far as it could be compared;
-1 anything else.
+130 and 143 stopped by Ctrl-C or SIGTERM; 1 anything else.
 """
+_STOPPING = "stopping: cells that run end after this step and save; once more to stop at once, without saving"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -71,17 +73,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments; those of the process by default.
     """
     try:
-        arguments = _parser().parse_args(argv)
-        code: int = arguments.run(arguments)
+        with Stops():
+            arguments = _parser().parse_args(argv)
+            arguments.command = shlex.join(["python", "-m", "analysis", *(argv or sys.argv[1:])])
+            code: int = arguments.run(arguments)
     except ConfigurationError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (DamagedFileError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("stopped; what is published stays, and the same command goes on from there", file=sys.stderr)
-        return 1
+    except Stopped as stop:
+        print("; ".join([str(stop), *getattr(stop, "__notes__", [])]), file=sys.stderr)
+        return stop.exit_code
     return code
 
 
@@ -235,15 +239,18 @@ def _attainable(plan: Plan) -> list[str]:
 def _sweep(arguments: argparse.Namespace) -> int:
     plan, cells, store, workers, _ = _open(arguments, record=True)
     launcher = _launcher(arguments, plan, workers)
-    # `kill` and Ctrl-C end a sweep in the same way.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with Progress(plan.name, Console()) as progress:
-        outcome = Coordinator(plan, cells, store, launcher, progress).run()
+    with Stops(later=_STOPPING) as stops, Progress(plan.name, Console()) as progress:
+        coordinator = Coordinator(plan, cells, store, launcher, progress)
+        outcome = coordinator.run(lambda: stops.asked is not None)
     for cell in cells:
         # The stages that all runs start from are found where their own configurations would put them.
         if cell.point is None and outcome.states[cell.id] is State.DONE:
             store.link(cell.stage, cell.id)
     _tell(plan, cells, store, outcome)
+    if outcome.stopped and stops.asked is not None:
+        stopped = Stopped(stops.asked)
+        stopped.add_note(f"to go on: {arguments.command}")
+        raise stopped
     return 0 if outcome.complete else 1
 
 

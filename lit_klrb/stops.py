@@ -7,6 +7,8 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+# Progress bars hide a terminal's cursor.
+SHOW_CURSOR = b"\x1b[?25h"
 
 
 class Stopped(BaseException):
@@ -32,11 +34,15 @@ class Stops:
     A signal that the process was started to ignore is still ignored.
 
     Args:
-        later: Only note the first one in `asked`, for the block to stop where it is safe. Otherwise `Stopped`
-            is raised wherever the program is.
+        later: Only note the first one in `asked`, for the block to stop where it is safe, and print this
+            text. Without it `Stopped` is raised wherever the program is.
     """
 
-    def __init__(self, later: bool = False) -> None:
+    # Whether a second signal ends the process at once. In the processes of a sweep it does not: a process
+    # manager may signal all of them, and the coordinator then does so, too.
+    at_once = True
+
+    def __init__(self, later: str = "") -> None:
         self.later = later
         self.asked: int | None = None
         self._before: dict[int, Any] = {}
@@ -59,9 +65,13 @@ class Stops:
 
     def _answer(self, number: int, frame: FrameType | None) -> None:
         if self.asked is not None:
+            if not self.at_once:
+                return
+            if os.isatty(2):
+                os.write(2, SHOW_CURSOR)
             os._exit(128 + number)
         self.asked = number
         if not self.later:
             raise Stopped(number)
         # `print` cannot be used here: the signal may have interrupted one.
-        os.write(2, b"stopping after this step; once more to stop at once, without saving\n")
+        os.write(2, f"{self.later}\n".encode())

@@ -1,6 +1,6 @@
 """Which cell runs next, and what its end means. Several coordinators may work on one directory."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -38,12 +38,14 @@ class Outcome:
         reasons: Cell id -> why it is blocked.
         ran: How many cells this sweep ran to a result.
         refused: Results that differ from the published result of the same cell.
+        stopped: Whether it was asked to stop before its end.
     """
 
     states: dict[str, State]
     reasons: dict[str, str] = field(default_factory=dict)
     ran: int = 0
     refused: list[Path] = field(default_factory=list)
+    stopped: bool = False
 
     @property
     def complete(self) -> bool:
@@ -106,20 +108,31 @@ class Coordinator:
         self._clock = Clock(cells, store)
         self._reasons: dict[str, str] = {}
         self._ran = 0
+        self._stopped = False
 
-    def run(self) -> Outcome:
-        """Run what is missing. However it is left, by return, exception or kill, published results stand."""
+    def run(self, asked_to_stop: Callable[[], bool] = lambda: False) -> Outcome:
+        """Run what is missing. However it is left, by return, exception or kill, published results stand.
+
+        Args:
+            asked_to_stop: Called several times per second. Once it is true no more cells start; those that
+                run are asked to save a checkpoint and end, and are waited for.
+        """
         self._progress.counted(len(self._in(State.DONE, State.DIVERGED)), len(self._cells))
         try:
-            while self._submit() or self._in(State.RUNNING):
-                for cell_id, code in self._launcher.wait(POLL_SECONDS):
+            while (not self._stops(asked_to_stop) and self._submit()) or self._in(State.RUNNING):
+                ended = self._launcher.wait(POLL_SECONDS)
+                # A cell may have been asked by whoever asked this process.
+                self._stops(asked_to_stop)
+                for cell_id, code in ended:
                     self._ended(self._cells[cell_id], code)
         finally:
             self._launcher.stop()
-        self._block(self._in(State.TODO), "a cell it starts from has no checkpoint")
+        if not self._stopped:
+            self._block(self._in(State.TODO), "a cell it starts from has no checkpoint")
         self._store.tidy()
         refused = [path for cell_id in self._cells if (path := self._store.refused(cell_id))]
-        return Outcome(self._states, self._reasons, self._ran, refused)
+        stopped = self._stopped and bool(self._in(State.TODO))
+        return Outcome(self._states, self._reasons, self._ran, refused, stopped)
 
     def _in(self, *states: State) -> list[Cell]:
         return [cell for cell in self._cells.values() if self._states[cell.id] in states]
@@ -151,6 +164,12 @@ class Coordinator:
         self._states[cell.id] = State.RUNNING
         return True
 
+    def _stops(self, asked_to_stop: Callable[[], bool]) -> bool:
+        if not self._stopped and asked_to_stop():
+            self._stopped = True
+            self._launcher.ask_to_stop()
+        return self._stopped
+
     def _is_settled(self, cell: Cell) -> bool:
         return self._store.is_settled(cell.id, cell.id in self._required)
 
@@ -158,7 +177,7 @@ class Coordinator:
         if self._is_settled(cell):
             self._ran += 1
             self._settle(cell)
-        elif code == BUSY:
+        elif code == BUSY or self._stopped:
             self._states[cell.id] = State.TODO
         else:
             reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}"

@@ -21,9 +21,12 @@ from analysis.sweep.harvest import harvest, read_summary
 from analysis.sweep.store import Store
 from lit_klrb import schema
 from lit_klrb.files import sync, write_atomically
+from lit_klrb.stops import SIGNALS, Stops
 
 # Exit codes of a job: a result is published; there is none; wrong usage; another process has the cell.
 PUBLISHED, FAILED, USAGE, BUSY = 0, 1, 2, 75
+# Exit codes of a command that was asked to stop.
+STOPPED = {128 + number for number in SIGNALS}
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,11 @@ class Job:
 
 def run_job(job: Job) -> None:
     """Run a cell unless it is settled or another process has it, publish its result, and end the process."""
-    # The coordinator alone decides when to stop: on Ctrl-C training code must not wind up as if it were done.
+    # A terminal sends Ctrl-C to every process. The coordinator alone decides when to stop: it sends SIGTERM,
+    # and where that is not to be waited for, its end is the end of this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    Stops.at_once = False
     threading.Thread(target=_end_with_parent, daemon=True).start()
     store = Store(job.directory)
     with store.claim(job.cell.id) as claimed:
@@ -59,11 +65,18 @@ def run_job(job: Job) -> None:
 def _run(job: Job, store: Store) -> int:
     started = time.monotonic()
     cell = job.cell
-    # A half-written directory is thrown away and the cell starts afresh. To resume inside a cell instead,
-    # keep the directory where it holds a checkpoint, and give the command that checkpoint.
-    workdir = store.clear(cell.id)
-    OmegaConf.save(OmegaConf.create(cell.config), workdir / layout.STAGE)
+    workdir = store.workdir(cell.id)
+    checkpoint = workdir / schema.CHECKPOINT
     argv = [argument.replace(RUNS, str(job.directory)) for argument in cell.argv]
+    # An attempt that was killed or stopped goes on from its checkpoint: a resumed run ends like another, bit
+    # for bit. Without a checkpoint there is nothing to keep.
+    resumed = checkpoint.exists()
+    if resumed:
+        (workdir / schema.SUMMARY).unlink(missing_ok=True)
+        argv += ["--ckpt_path", str(checkpoint)]
+    else:
+        store.clear(cell.id)
+    OmegaConf.save(OmegaConf.create(cell.config), workdir / layout.STAGE)
     _redirect_output(store.log(cell.id))
     print("$ python -m", job.module, shlex.join(argv))
     code = _run_module(job.module, argv)
@@ -71,11 +84,13 @@ def _run(job: Job, store: Store) -> int:
     diverged = summary is not None and summary["state"] == schema.DIVERGED
     # A command may end a diverged run with an error code; its summary makes it a result all the same.
     if code and not diverged:
+        if resumed and code not in STOPPED:
+            checkpoint.unlink(missing_ok=True)  # damaged, maybe: the next attempt starts anew
+            return FAILED
         return USAGE if code == USAGE else FAILED
     if summary is None:
         print(f"the run ended without {schema.SUMMARY}")
         return FAILED
-    checkpoint = workdir / schema.CHECKPOINT
     if checkpoint.exists():
         # Cells that start from it trust the published result: it must survive whatever the result survives.
         sync(checkpoint)

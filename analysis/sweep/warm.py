@@ -7,8 +7,13 @@ the same error, in its own log.
 import contextlib
 import importlib
 import os
+import signal
 
 from analysis.sweep.launchers.local import WARM
 
-with contextlib.suppress(Exception):
-    importlib.import_module(os.environ[WARM])
+_coordinator, _, _module = os.environ.get(WARM, "").partition(" ")
+if _coordinator == str(os.getppid()):
+    # A process manager may signal every process of a sweep: the server stays until its coordinator ends.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with contextlib.suppress(Exception):
+        importlib.import_module(_module)

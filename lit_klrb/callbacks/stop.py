@@ -21,7 +21,7 @@ class StopBetweenSteps(L.Callback):
 
     def __init__(self, checkpoint: Path | None) -> None:
         self.checkpoint = checkpoint
-        self._stops = Stops(later=True)
+        self._stops = Stops(later="stopping after this step; once more to stop at once, without saving")
         self._began_at = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -1,5 +1,6 @@
 """The first Ctrl-C or SIGTERM stops in order, the second one at once; what was ignored stays ignored."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -43,21 +44,36 @@ def test_the_first_one_is_raised_where_the_program_is(number):
 
 @pytest.mark.parametrize("number", CODES)
 def test_or_only_noted(number, capfd):
-    with Stops(later=True) as stops:
+    with Stops(later="wait; once more to stop at once") as stops:
         assert stops.asked is None
         os.kill(os.getpid(), number)
         assert stops.asked == number
-    assert "once more to stop at once" in capfd.readouterr().err
+    assert capfd.readouterr().err == "wait; once more to stop at once\n"
 
 
 @pytest.mark.parametrize("second", CODES)
 def test_the_second_one_ends_the_process(second):
     def twice():
-        with Stops(later=True):
+        with Stops(later="wait"):
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), second)
 
     assert exit_code_of(twice) == CODES[second]
+
+
+@pytest.mark.parametrize("later", ["", "wait"])
+def test_in_a_sweeps_cell_it_changes_nothing(later, monkeypatch):
+    monkeypatch.setattr(Stops, "at_once", False)
+
+    def thrice():
+        with Stops(later) as stops:
+            with contextlib.suppress(Stopped):
+                os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
+            os._exit(0 if stops.asked == signal.SIGTERM else 1)
+
+    assert exit_code_of(thrice) == 0
 
 
 def test_what_was_ignored_stays_ignored():
@@ -71,7 +87,7 @@ def test_what_was_ignored_stays_ignored():
 
 def test_an_inner_block_answers_in_place_of_the_outer():
     with Stops() as outer:
-        with Stops(later=True) as inner:
+        with Stops(later="wait") as inner:
             os.kill(os.getpid(), signal.SIGTERM)
         assert (inner.asked, outer.asked) == (signal.SIGTERM, None)
         with pytest.raises(Stopped):

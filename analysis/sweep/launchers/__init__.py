@@ -23,5 +23,8 @@ class Launcher(Protocol):
         A negative exit code is the signal that killed the job.
         """
 
+    def ask_to_stop(self) -> None:
+        """Ask the cells that run to save a checkpoint and end; `wait` says when each has."""
+
     def stop(self) -> None:
         """Kill what still runs: a cell that did not publish is run again another time."""

@@ -10,7 +10,7 @@ from multiprocessing.context import ForkServerProcess
 
 from analysis.sweep.job import Job, run_job
 
-# The environment variable that tells `analysis.sweep.warm` what to import.
+# The environment variable that tells `analysis.sweep.warm` whose server it is in, and what to import.
 WARM = "LIT_KLRB_WARM"
 
 
@@ -42,7 +42,7 @@ class LocalLauncher:
         self._running: dict[str, ForkServerProcess] = {}
         for library in ("OMP", "MKL", "OPENBLAS"):
             os.environ[f"{library}_NUM_THREADS"] = str(threads)
-        os.environ[WARM] = f"{module}.cli.lightning"
+        os.environ[WARM] = f"{os.getpid()} {module}.cli.lightning"
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["analysis.sweep.warm"])
 
@@ -65,6 +65,11 @@ class LocalLauncher:
         for cell_id, _ in codes:
             self._running.pop(cell_id).close()
         return codes
+
+    def ask_to_stop(self) -> None:
+        """Ask the cells that run to save a checkpoint and end."""
+        for process in self._running.values():
+            process.terminate()
 
     def stop(self) -> None:
         """Kill what still runs."""

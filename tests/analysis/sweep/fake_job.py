@@ -3,8 +3,10 @@
 `python -m fake_job check` answers as the real one does: an estimator whose behaviour is "refused" is refused.
 
 Its numbers are a function of its arguments and of the checkpoints it starts from, as training's are. The
-configuration tells it how long to take (`seconds`) and which estimators misbehave (`behaviour`); the
-environment variable FAKE_JOB stands for what should not, but does, change a run: "noise" or "crash".
+configuration tells it how long to take (`seconds`), whether to wait for a minute in its first attempt
+(`waits`), not to be stopped (`deaf`), and which estimators misbehave (`behaviour`). On SIGTERM it saves a
+checkpoint and exits with 143; with --ckpt_path it goes on from one. The environment variable FAKE_JOB stands
+for what should not, but does, change a run: "noise" or "crash".
 """
 
 import hashlib
@@ -13,6 +15,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -25,6 +28,7 @@ def main(argv):
         json.dump([check(*read(request)) for request in json.load(sys.stdin)], sys.stdout)
         return
     options, config = read(argv)
+    begun = resumed_at(options.pop("ckpt_path", None))
     run = Path(options["trainer.default_root_dir"])
     ran = run.parents[1] / "ran.txt"
     with ran.open("a") as file:
@@ -42,9 +46,14 @@ def main(argv):
     if os.environ.get("FAKE_JOB") == "crash":
         raise OSError("no luck today")
 
-    write_metrics(run, reward, kl, config.get("seconds", 0))
+    seconds = [config.get("seconds", 0) / 3] * 3
+    if config.get("waits") and ran.read_text().count(run.name) == 1:
+        seconds[2] = 60
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if config.get("deaf") else partial(stop, run))
+    write_metrics(run, reward, kl, seconds, begun)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     misbehave(config.get("behaviour", {}).get(estimator), run, ran)
-    (run / schema.CHECKPOINT).parent.mkdir()
+    (run / schema.CHECKPOINT).parent.mkdir(exist_ok=True)
     (run / schema.CHECKPOINT).write_bytes(digest)
     write_summary(run, schema.DONE, {schema.REWARD: reward, schema.KL: kl})
 
@@ -68,13 +77,32 @@ def check(options, config):
     return {"module": "FakeModule", "estimator": estimator and about, "evaluation": evaluation}
 
 
-def write_metrics(run, reward, kl, seconds):
-    attempt = run / schema.METRICS_DIR / "attempt_0"
+def resumed_at(checkpoint):
+    """The step to go on from."""
+    if checkpoint is None:
+        return 0
+    content = Path(checkpoint).read_bytes()
+    if not (len(content) == 32 or content.startswith(b"step ")):
+        print("error: ckpt_path: damaged", file=sys.stderr)
+        sys.exit(2)
+    print("resumed")
+    return 3 if len(content) == 32 else int(content[5:])
+
+
+def stop(run, *_):
+    (run / schema.CHECKPOINT).parent.mkdir(exist_ok=True)
+    rows = [row for path in run.rglob("metrics.csv") for row in path.read_text().splitlines()[1:]]
+    (run / schema.CHECKPOINT).write_bytes(b"step %d" % len(rows))
+    sys.exit(143)
+
+
+def write_metrics(run, reward, kl, seconds, begun):
+    attempt = run / schema.METRICS_DIR / f"attempt_{len(list(run.glob('metrics/*')))}"
     attempt.mkdir(parents=True)
     with (attempt / "metrics.csv").open("w") as file:
         print("step,train/reward,val/kl,time/tokens_per_second", file=file)
-        for step in range(3):
-            time.sleep(seconds / 3)
+        for step in range(begun, 3):
+            time.sleep(seconds[step])
             print(f"{step},{reward * step},{kl if step == 2 else ''},{time.time()}", file=file, flush=True)
 
 

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
+import time
 from io import StringIO
 
 import pytest
@@ -155,22 +157,62 @@ def test_a_larger_plan_runs_what_is_new_and_lost_checkpoints_and_compares_the_re
     assert before.items() < swept.results().items()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_sweep_stops_its_workers_and_goes_on_later(project, number):
-    # Long enough to be interrupted on a busy machine too.
-    plan = project.write(rloo={"seconds": 0.6})
+def interrupt(project, plan, send, *numbers):
+    """Stop a sweep of which two cells of the grid run: its exit code, and what it printed."""
     process = project.start("sweep", "--config", plan, "--workers", 2)
-    wait_until(lambda: len(project.ran()) >= 5)
-    # A terminal sends Ctrl-C to the whole group.
-    (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+    metrics = project.directory / "plan" / "cells"
+    wait_until(lambda: sum(path.read_text().count("\n1,") for path in metrics.rglob("metrics.csv")) == 4)
+    for number in numbers:
+        send(process.pid, number)
+        time.sleep(0.1)
     output, _ = process.communicate(timeout=30)
-    assert process.returncode == 1
-    assert output.endswith("stopped; what is published stays, and the same command goes on from there\n")
-    assert "Traceback" not in output
     wait_until(lambda: not session(process.pid), seconds=5)
-    assert 0 < len(project.results()) < 10
-    assert project.run("sweep", "--config", plan)[0] == 0
-    assert len(project.results()) == 10
+    assert "Traceback" not in output
+    assert len(project.results()) == 2
+    return process.returncode, output
+
+
+# They wait to be interrupted.
+WAITING = {"rloo": {"waits": True}, "grid": {"replicates": 1, "beta": {0: 0.1}}}
+
+
+@pytest.mark.parametrize(("number", "damaged"), [(signal.SIGINT, 0), (signal.SIGTERM, 1)])
+def test_a_stopped_sweep_saves_its_cells_and_goes_on_from_there(project, finished, number, damaged):
+    """A cell whose checkpoint was damaged since starts anew."""
+    plan = project.write(**WAITING)
+    # A terminal sends Ctrl-C to the whole group, and managers of services do so with SIGTERM.
+    code, output = interrupt(project, plan, os.killpg, number)
+    assert code == 128 + number, output
+    name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+    command = f"python -m analysis sweep --config {plan} --workers 2"
+    assert output.endswith(f"stopped by {name}; to go on: {command}\n")
+    assert "stopping: cells that run end after this step and save; once more to stop at once" in output
+    assert not list((project.directory / "plan" / "failed").glob("*"))
+    cells = project.directory / "plan" / "cells"
+    saved = [path for path in cells.glob("*/checkpoints/last.ckpt") if path.read_bytes().startswith(b"step")]
+    assert len(saved) == 2
+    for checkpoint in saved[:damaged]:
+        checkpoint.write_bytes(b"torn")
+    code, output = project.run(*shlex.split(command)[3:])
+    assert code == 0, output
+    assert output.count("exit code 1; it is run again") == damaged
+    assert sum("resumed" in path.read_text() for path in cells.glob("*/log.txt")) == 2 - damaged
+    assert len(outcomes(project)) == 4
+    assert outcomes(project).items() <= outcomes(finished).items()
+
+
+def outcomes(project):
+    """What is published of each cell. Its id depends on its configuration, how long it takes included."""
+    results = [json.loads(content) for content in project.results().values()]
+    keys = ("stage", "arm", "beta_index", "replicate")
+    return {tuple(r["cell"][key] for key in keys): [r["final"], r["curves"]] for r in results}
+
+
+def test_a_second_signal_stops_a_sweep_at_once(project):
+    plan = project.write(rloo={"waits": True, "deaf": True})
+    code, output = interrupt(project, plan, os.kill, signal.SIGTERM, signal.SIGINT)
+    assert code == 130
+    assert output.endswith("once more to stop at once, without saving\n")
 
 
 def test_a_plan_tells_cells_time_and_what_it_could_show(project, capsys):
