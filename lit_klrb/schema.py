@@ -7,6 +7,7 @@ RUN/tensorboard/attempt_N/         the same for TensorBoard
 RUN/checkpoints/last.ckpt          the newest checkpoint (policy, optimizer, step; never the reference)
 RUN/checkpoints/previous.ckpt      the one before it
 RUN/studies/*.json                 what studies measured at snapshots of the run, if it had any
+RUN/completions/step_N.csv         completions of an evaluation beside the first one's, with `CompletionTable`
 RUN/summary.json                   written last and atomically: how the run ended, and the final evaluation
 """
 
@@ -17,9 +18,10 @@ TENSORBOARD = "tensorboard"
 CHECKPOINT = "checkpoints/last.ckpt"
 PREVIOUS_CHECKPOINT = "checkpoints/previous.ckpt"
 STUDIES = "studies"
+COMPLETIONS = "completions"
 SUMMARY = "summary.json"
 # All that a run writes for itself.
-OWN = (RUN, CONFIG, METRICS_DIR, TENSORBOARD, "checkpoints", STUDIES, SUMMARY)
+OWN = (RUN, CONFIG, METRICS_DIR, TENSORBOARD, "checkpoints", STUDIES, COMPLETIONS, SUMMARY)
 
 # A sweep's directory: published results by cell id, and the run directories of its cells.
 RESULTS = "results"

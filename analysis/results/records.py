@@ -3,9 +3,10 @@
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,15 @@ class Curve:
     value: FloatArray
 
 
+class Completion(NamedTuple):
+    """The completion of one evaluation prompt at the first and at the last evaluation of a run."""
+
+    text_at_start: str
+    reward_at_start: float
+    text: str
+    reward: float
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """One published result. Its outcome is `nan` if it diverged, whatever else the file says.
@@ -40,6 +50,8 @@ class Run:
         versions: Package -> version that made it.
         checksum: The checksum of the file.
         studies: What studies of it have found.
+        completions: A few of its completions.
+        settings: Its hyperparameters: dotted key -> value.
     """
 
     cell: Cell
@@ -49,6 +61,8 @@ class Run:
     versions: dict[str, str]
     checksum: str
     studies: tuple[ValueStudy | GradientStudy, ...] = ()
+    completions: tuple[Completion, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def point(self) -> Point:
@@ -137,7 +151,14 @@ def _run(content: dict[str, Any]) -> Run:
         {str(key): str(value) for key, value in content["versions"].items()},
         content["checksum"],
         read_studies(content.get("studies", {})),
+        tuple(_completion(one) for one in content.get("completions", ())),
+        {str(key): str(value) for key, value in content.get("settings", {}).items()},
     )
+
+
+def _completion(content: dict[str, Any]) -> Completion:
+    start, reward = (_number(content[name]) for name in ("reward_at_start", "reward"))
+    return Completion(str(content["text_at_start"]), start, str(content["text"]), reward)
 
 
 def _number(value: Any) -> float:

@@ -4,9 +4,11 @@ import csv
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from analysis.results import Cell
 from analysis.results.layout import RESULT_SCHEMA
@@ -14,6 +16,11 @@ from lit_klrb import schema
 
 # What counts as a curve; other columns, such as speed, differ from run to run and are no result.
 _CURVES = ("train/", "val/")
+# Sections of the configuration that hold hyperparameters, and those of the trainer's keys that are one.
+_SETTINGS = ("model", "data", "kl")
+_TRAINER_SETTINGS = ("max_steps", "precision", "accumulate_grad_batches", "gradient_clip_val")
+# Completions that are kept of each run, and letters of each.
+_COMPLETIONS, _LETTERS = 3, 1_000
 
 
 def harvest(cell: Cell, run: Path, summary: dict[str, Any]) -> dict[str, Any]:
@@ -32,6 +39,7 @@ def harvest(cell: Cell, run: Path, summary: dict[str, Any]) -> dict[str, Any]:
     if any(final.get(name, 0.0) is None for name in (schema.REWARD, schema.KL)):
         state = schema.DIVERGED
     studies = {path.stem: json.loads(path.read_bytes()) for path in (run / schema.STUDIES).glob("*.json")}
+    shown = completions(run / schema.COMPLETIONS)
     return {
         "schema": RESULT_SCHEMA,
         "id": cell.id,
@@ -41,6 +49,8 @@ def harvest(cell: Cell, run: Path, summary: dict[str, Any]) -> dict[str, Any]:
         "curves": curves(run / schema.METRICS_DIR),
         "versions": summary["versions"],
         **({"studies": studies} if studies else {}),
+        **({"completions": shown} if shown else {}),
+        "settings": settings(run / schema.CONFIG),
     }
 
 
@@ -83,6 +93,44 @@ def curves(metrics: Path) -> dict[str, dict[str, list[Any]]]:
         name: {"step": sorted(points), "value": [points[step] for step in sorted(points)]}
         for name, points in sorted(stitched.items())
     }
+
+
+def completions(folder: Path) -> list[dict[str, Any]]:
+    """A few completions of the newest evaluation beside those of the first; none without a table of them."""
+    tables = sorted(folder.glob("step_*.csv"))
+    if not tables:
+        return []
+    with tables[-1].open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))[:_COMPLETIONS]
+    return [
+        {
+            **{name: row[name][:_LETTERS] for name in ("text_at_start", "text")},
+            **{name: _finite(float(row[name])) for name in ("reward_at_start", "reward")},
+        }
+        for row in rows
+    ]
+
+
+def settings(config: Path) -> dict[str, Any]:
+    """The hyperparameters of a run: dotted key -> value, without nulls and local paths."""
+    if not config.exists():
+        return {}
+    content = yaml.safe_load(config.read_text("utf-8"))
+    kept = {name: content.get(name) for name in _SETTINGS}
+    kept["trainer"] = {name: (content.get("trainer") or {}).get(name) for name in _TRAINER_SETTINGS}
+    return {
+        key.replace("init_args.", ""): value
+        for key, value in _leaves(kept)
+        if value is not None and not str(value).startswith(("/", "~", "."))
+    }
+
+
+def _leaves(content: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in content.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{before}{name}.")
+        elif isinstance(value, str | int | float | None):
+            yield f"{before}{name}", value
 
 
 def _attempt(path: Path) -> int:

@@ -13,6 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from rich.console import Console
 from torch import Tensor
 
+from lit_klrb import schema
 from lit_klrb.distributed import stacked, stacked_stats
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import csv_text, write_atomically
@@ -165,9 +166,9 @@ class CompletionTable(EvaluationMonitor):
         first = self._first.setdefault(stage, current)
         rows = [[*before, *after] for before, after in zip(first, current, strict=False)]
         header = ("first evaluation", "reward", step_label(trainer), "reward")
-        self.write(trainer, "completions", "html", completion_page(header, rows))
+        self.write(trainer, schema.COMPLETIONS, "html", completion_page(header, rows))
         columns = ["text_at_start", "reward_at_start", "text", "reward"]
-        self.write(trainer, "completions", "csv", csv_text(columns, rows, csv.QUOTE_NONNUMERIC))
+        self.write(trainer, schema.COMPLETIONS, "csv", csv_text(columns, rows, csv.QUOTE_NONNUMERIC))
         if trainer.is_global_zero:
             Console().print(text_table(header, rows))
 

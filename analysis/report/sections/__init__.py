@@ -7,10 +7,12 @@ from analysis.report.elements import Section
 from analysis.report.sections.arms import arms
 from analysis.report.sections.attainment import attainment
 from analysis.report.sections.certificates import certificates
+from analysis.report.sections.completions import completions
 from analysis.report.sections.curves import training_curves
 from analysis.report.sections.evidence import evidence
 from analysis.report.sections.execution import execution
 from analysis.report.sections.gradient_noise import gradient_noise
+from analysis.report.sections.hyperparameters import hyperparameters
 from analysis.report.sections.kl_values import estimation
 from analysis.report.sections.outcomes import outcomes
 from analysis.report.sections.provenance import provenance
@@ -23,6 +25,8 @@ SECTIONS: tuple[Callable[[Assessment], Section | None], ...] = (
     tradeoff,
     arms,
     execution,
+    completions,
+    hyperparameters,
     outcomes,
     evidence,
     training_curves,

@@ -96,3 +96,36 @@ def test_studies_are_published_with_the_run(tmp_path, cells):
     (tmp_path / "studies").mkdir()
     (tmp_path / "studies" / "estimation.json").write_text('{"snapshots": [1]}')
     assert harvest(cells[0], tmp_path, summary)["studies"] == {"estimation": {"snapshots": [1]}}
+
+
+def test_completions_of_the_newest_evaluation_are_published(tmp_path, cells):
+    folder = tmp_path / "completions"
+    folder.mkdir()
+    header = "text_at_start,reward_at_start,text,reward\n"
+    (folder / "step_000002.csv").write_text(header + '"old",1.0,"old",1.0\n')
+    rows = [f'"a, ""{n}""",{n}.5,"{"b" * 2000}",nan\n' for n in range(9)]
+    (folder / "step_000010.csv").write_text(header + "".join(rows))
+    (folder / "test.csv").write_text(header)
+    found = harvest(cells[0], tmp_path, {"state": "done", "final": {}, "versions": {}})["completions"]
+    assert len(found) == 3
+    assert found[1] == {"text_at_start": 'a, "1"', "reward_at_start": 1.5, "text": "b" * 1000, "reward": None}
+
+
+def test_hyperparameters_are_published_without_paths(tmp_path, cells):
+    config = {
+        "model": {"class_path": "x.RLOOModule", "init_args": {"learning_rate": 0.1, "policy_path": "/a/b"}},
+        "kl": {"estimator": {"class_path": "x.RaoBlackwell", "init_args": {"clip_range": 0.2}}, "beta": 0.3},
+        "data": {"init_args": {"source": "grammar", "files": ["a"]}},
+        "trainer": {"max_steps": 6, "precision": None, "default_root_dir": "there"},
+    }
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    found = harvest(cells[0], tmp_path, {"state": "done", "final": {}, "versions": {}})["settings"]
+    assert found == {
+        "model.class_path": "x.RLOOModule",
+        "model.learning_rate": 0.1,
+        "kl.estimator.class_path": "x.RaoBlackwell",
+        "kl.estimator.clip_range": 0.2,
+        "kl.beta": 0.3,
+        "data.source": "grammar",
+        "trainer.max_steps": 6,
+    }

@@ -1,0 +1,58 @@
+"""A few completions before and after training, as they are."""
+
+from analysis.report.assessment import Assessment
+from analysis.report.elements import Section, Table
+from analysis.results.records import Run
+from analysis.stats.text import number
+
+
+def completions(assessment: Assessment) -> Section | None:
+    """The same prompts under every arm, at each beta, in the first replicate that has any."""
+    by_beta = {
+        beta: runs
+        for index, beta in assessment.sweep.plan.grid.beta.items()
+        if (runs := _first_runs(assessment, index))
+    }
+    if not by_beta:
+        return None
+    tables = [_table(beta, runs) for beta, runs in by_beta.items()]
+    middle = len(tables) // 2
+    return Section(
+        "completions",
+        "Completions before and after",
+        paragraphs=["The first prompts of the evaluation, not selected; prompt and completion as one text."],
+        tables=tables[middle : middle + 1],
+        details=tables[:middle] + tables[middle + 1 :],
+        numbers={
+            run.cell.id: [[one.reward_at_start, one.reward] for one in run.completions]
+            for runs in by_beta.values()
+            for run in runs
+        },
+    )
+
+
+def _first_runs(assessment: Assessment, beta_index: int) -> list[Run]:
+    """One run of each arm that shows completions: that of the lowest replicate."""
+    found: dict[str, Run] = {}
+    for run in assessment.sweep.grid.values():
+        point = run.point
+        if point.beta_index == beta_index and run.completions:
+            known = found.setdefault(point.arm, run)
+            if point.replicate < known.point.replicate:
+                found[point.arm] = run
+    return [found[arm] for arm in assessment.sweep.plan.grid.arms if arm in found]
+
+
+def _table(beta: float, runs: list[Run]) -> Table:
+    rows = []
+    for place, first in enumerate(runs[0].completions):
+        rows.append(("at the start", number(first.reward_at_start), first.text_at_start))
+        rows += [
+            (run.point.arm, number(run.completions[place].reward), run.completions[place].text)
+            for run in runs
+            if place < len(run.completions)
+        ]
+    seeds = ", ".join(sorted({str(run.cell.seed) for run in runs}))
+    return Table(
+        f"β = {beta:g}, replicate {runs[0].point.replicate}, seed {seeds}.", ("Arm", "Reward", "Text"), rows
+    )
