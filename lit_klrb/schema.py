@@ -35,6 +35,9 @@ GRADIENT_NOISE = "gradient_noise"
 DONE = "done"
 DIVERGED = "diverged"
 
+# In `summary.json`, and in what a sweep publishes: SHA-256 of the names and bytes of the trained weights.
+WEIGHTS = "weights_sha256"
+
 # Metric keys, `train/...` each step and `val/...` at each evaluation.
 STEP = "step"
 REWARD = "reward"

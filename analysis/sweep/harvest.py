@@ -48,6 +48,7 @@ def harvest(cell: Cell, run: Path, summary: dict[str, Any]) -> dict[str, Any]:
         "final": final,
         "curves": curves(run / schema.METRICS_DIR),
         "versions": summary["versions"],
+        **{key: summary[key] for key in (schema.WEIGHTS,) if key in summary},
         **({"studies": studies} if studies else {}),
         **({"completions": shown} if shown else {}),
         "settings": settings(run / schema.CONFIG),

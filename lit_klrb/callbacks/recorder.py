@@ -133,7 +133,10 @@ class RunRecorder(L.Callback):
             set_logged_step(trainer, max(0, trainer.global_step - 1))
             evaluate()
         self._write(
-            trainer, schema.DONE, self._final, weights_sha256=digest(trainer.lightning_module.state_dict())
+            trainer,
+            schema.DONE,
+            self._final,
+            **{schema.WEIGHTS: digest(trainer.lightning_module.state_dict())},
         )
 
     def _check(self, trainer: L.Trainer, what: str, value: Tensor) -> None:

@@ -1,10 +1,12 @@
 """Base classes of the modules: a model, its tokenizer, its optimizer, and self-contained checkpoints."""
 
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
 import lightning as L
 import torch
@@ -17,6 +19,7 @@ from lit_klrb.distributed import check_strategy
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
 from lit_klrb.models.adapters import adapter_settings, add_adapter
+from lit_klrb.run.checkpoints import check_intact
 from lit_klrb.run.lightning_internals import trainer_of
 from lit_klrb.run.options import RULES, check_training_options
 from lit_klrb.seeding import derive_seed
@@ -115,6 +118,23 @@ class TrainedModule(L.LightningModule, ABC):
         check_strategy(self.trainer)
         if stage == "fit" and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             check_training_options({name: getattr(self.trainer, name, None) for name in RULES})
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
+        """Lightning's own, which does not look at checksums, for a checkpoint that is whole.
+
+        Args:
+            checkpoint_path: The file; a stream or an address is read as Lightning does.
+            args: See Lightning.
+            kwargs: See Lightning.
+
+        Raises:
+            ConfigurationError: If it is damaged, or not there.
+        """
+        if isinstance(checkpoint_path, str | os.PathLike) and "://" not in str(checkpoint_path):
+            with loading.reading("checkpoint_path", os.fspath(checkpoint_path)) as place:
+                check_intact(Path(place))
+        return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
 
     def configure_model(self) -> None:
         """Build the model, or load it from the checkpoint to resume from, unless it is already loaded."""

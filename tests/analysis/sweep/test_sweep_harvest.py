@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from analysis.results.records import encode_result, read_result, read_run
 from analysis.sweep.harvest import curves, harvest, read_summary
 
 
@@ -81,6 +82,18 @@ def test_a_run_without_a_finite_reward_or_kl_has_diverged(tmp_path, cells, state
     assert result["id"] == cells[2].id
     assert result["cell"] == cells[2].record()
     assert result["versions"] == {"torch": "2"}
+
+
+def test_the_hash_of_the_weights_is_published(tmp_path, cells):
+    """Runs that diverged have none, and those of earlier versions."""
+    summary = {"state": "done", "final": {}, "versions": {}}
+    assert "weights_sha256" not in harvest(cells[0], tmp_path, summary)
+    result = harvest(cells[0], tmp_path, summary | {"weights_sha256": "1f"})
+    assert result["weights_sha256"] == "1f"
+    path = tmp_path / f"{cells[0].id}.json"
+    path.write_bytes(encode_result(result))
+    assert read_run(path).cell.id == cells[0].id
+    assert read_result(path)["weights_sha256"] == "1f"
 
 
 def test_a_summary_with_an_unknown_state_is_refused(tmp_path):
