@@ -54,13 +54,13 @@ class Finding:
         outcome: The outcome's value, which colours it.
         headline: The conclusion in one sentence.
         cards: Its headline numbers.
-        sentences: The verdicts behind it.
+        sentences: The verdicts behind it, behind a click.
     """
 
     outcome: str
     headline: str
-    cards: Sequence[Card]
-    sentences: Sequence[str]
+    cards: Sequence[Card] = ()
+    sentences: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ class Section:
         glossary: Terms with their meanings, shown with the notes.
         numbers: Everything it says, for `results.json` and its check.
         exploratory: Whether nothing here was planned as a test.
+        folded: Whether all of it is behind a click.
     """
 
     name: str
@@ -92,3 +93,4 @@ class Section:
     glossary: Sequence[tuple[str, str]] = ()
     numbers: Mapping[str, Any] = field(default_factory=dict)
     exploratory: bool = False
+    folded: bool = False

@@ -8,6 +8,7 @@ from analysis.report.assessment import Assessment
 from analysis.results.records import Run
 from analysis.stats import Comparison, Verdict
 from analysis.stats.intervals import Estimate, Interval
+from analysis.stats.kl_reward import kl_ratio
 from analysis.stats.pairs import FloatArray
 from lit_klrb import schema
 
@@ -34,8 +35,6 @@ def summary_numbers(assessment: Assessment) -> dict[str, Any]:
 
 def _comparison(comparison: Comparison) -> dict[str, Any]:
     decision, pairs, fit = comparison.decision, comparison.pairs, comparison.fit
-    usable = np.isfinite(pairs.kl).all(axis=1) & (pairs.kl > 0).all(axis=1)
-    log_ratio = np.log(pairs.kl[usable, 0] / pairs.kl[usable, 1])
     return {
         "treatment": pairs.treatment,
         "control": pairs.control,
@@ -48,7 +47,7 @@ def _comparison(comparison: Comparison) -> dict[str, Any]:
             "overlap": None if fit is None else fit.overlap,
             "refused": comparison.matched.untested if fit is None or fit.refused else None,
         },
-        "kl_ratio": float(np.exp(log_ratio.mean())) if usable.any() else None,
+        "kl_ratio": kl_ratio(pairs),
     }
 
 

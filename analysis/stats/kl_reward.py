@@ -1,5 +1,7 @@
 """Differences in the KL and in the reward themselves, the two parts of J."""
 
+import math
+
 import numpy as np
 
 from analysis.stats.contrast import Contrast, equal_betas, ranked
@@ -29,6 +31,20 @@ def reward_contrast(pairs: Pairs) -> Contrast:
     if pairs.diverged.any():
         return ranked(pairs, pairs.reward)
     return Contrast(pairs.reward[:, 0] - pairs.reward[:, 1], equal_betas(pairs), "reward units", ranked=False)
+
+
+def kl_ratio(pairs: Pairs) -> float:
+    """The geometric mean of KL(treatment) / KL(control) over the pairs that have one; `nan` if none has.
+
+    Example:
+        >>> one = np.array([0]), np.array([0]), np.array([0])
+        >>> pairs = Pairs("a", "b", np.array([0.1]), *one, np.array([[1.0, 2.0]]), np.array([[3.0, 3.0]]))
+        >>> kl_ratio(pairs)
+        0.5
+    """
+    usable = (np.isfinite(pairs.kl) & (pairs.kl > 0)).all(axis=1)
+    logs = np.log(pairs.kl[usable])
+    return float(np.exp((logs[:, 0] - logs[:, 1]).mean())) if usable.any() else math.nan
 
 
 def _lower_first(pairs: Pairs) -> Contrast:

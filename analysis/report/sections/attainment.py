@@ -32,6 +32,7 @@ def attainment(assessment: Assessment) -> Section | None:
             *(verdict.sentence for _, verdict in found),
         ],
         figures=[_figure(pairs.treatment, pairs, control) for pairs, _ in found],
+        folded=True,
         numbers={
             verdict.treatment: {
                 "hypervolume_difference": verdict.estimate.value,

@@ -35,6 +35,7 @@ def certificates(assessment: Assessment) -> Section | None:
             *(_spread(name, scenario) for name, scenario in found.items()),
         ],
         tables=[_table(found, rates, plan.level)],
+        folded=True,
         numbers={
             name: {str(lift): rate.value for lift, rate in measured.items()}
             for name, measured in rates.items()

@@ -31,7 +31,7 @@ def outcomes(assessment: Assessment) -> Section | None:
         figures=[
             _forest(assessment, [c for c in assessment.comparisons if unit_of(c) == unit]) for unit in units
         ],
-        tables=[_tests(assessment)] if not assessment.withheld else (),
+        details=[_tests(assessment)] if not assessment.withheld else (),
         numbers={
             comparison.pairs.treatment: {
                 panel.verdict.claim.key: {

@@ -32,6 +32,7 @@ def stability(assessment: Assessment) -> Section | None:
         ],
         figures=[_figure(assessment, [spread for _, spread in spreads])],
         tables=[_table(spreads), _collapses(assessment.comparisons)],
+        folded=True,
         numbers={
             f"{spread.curves.pairs.treatment}, {spread.curves.metric}": {
                 "log_ratio": (verdict := _verdict((comparison, spread), "spread")).estimate.value,

@@ -1,14 +1,34 @@
 """The verdict, with the counts it rests on."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from analysis.report.assessment import Assessment
-from analysis.report.elements import Card, Finding, Section
+from analysis.report.elements import Card, Finding, Section, Table
 from analysis.report.sections.arms import biased_arms
 from analysis.stats import Comparison, Decision, Verdict
-from analysis.stats.text import count, interval_text, percent, probability, share_interval_text, signed
+from analysis.stats.kl_reward import kl_ratio
+from analysis.stats.text import (
+    count,
+    interval_text,
+    number,
+    percent,
+    probability,
+    share_interval_text,
+    signed,
+)
+from analysis.stats.verdict import Outcome
 
+_AGAINST = {
+    Outcome.BETTER: "Better than {}",
+    Outcome.WORSE: "Worse than {}",
+    Outcome.EQUIVALENT: "Equivalent to {} within the planned margin",
+    Outcome.INCONCLUSIVE: "Inconclusive against {}",
+    Outcome.CANNOT_REJECT: "Not distinguishable from {} by this design",
+    Outcome.NOT_TESTED: "Not tested against {}",
+    Outcome.NO_VERDICT: "No verdict against {}",
+}
 GLOSSARY = (
     ("KL", "how far a trained policy has moved from its reference, in nats per completion"),
     ("β", "the price of a nat: each run maximises J = reward − β·KL at its own β"),
@@ -46,12 +66,16 @@ def summary(assessment: Assessment) -> Section:
     return Section(
         "verdict",
         "What this sweep says",
-        findings=[_finding(comparison) for comparison in comparisons],
+        findings=[_finding(comparisons[0])] if len(comparisons) == 1 else _by_outcome(comparisons),
+        tables=[] if len(comparisons) == 1 else [_verdict_table(comparisons)],
         paragraphs=[
-            " ".join([_counts(assessment), *_conditions(assessment)]),
             *biased_arms(assessment.sweep),
+            " ".join([_counts(assessment), *_conditions(assessment)]),
         ],
-        notes=[_inference(assessment)],
+        notes=[
+            *(sentence for one in comparisons for sentence in _sentences(one) if len(comparisons) > 1),
+            _inference(assessment),
+        ],
         glossary=GLOSSARY,
         numbers={
             "complete": True,
@@ -103,9 +127,53 @@ def verdict_numbers(verdict: Verdict) -> dict[str, Any]:
     }
 
 
+def _by_outcome(comparisons: Sequence[Comparison]) -> list[Finding]:
+    """One line for each outcome with the arms that have it, the decided ones first."""
+    control = comparisons[0].pairs.control
+    arms: dict[Outcome, list[str]] = {}
+    for comparison in comparisons:
+        arms.setdefault(comparison.decision.outcome, []).append(comparison.pairs.treatment)
+    return [
+        Finding(outcome.value, f"{_AGAINST[outcome].format(control)}: {', '.join(arms[outcome])}.")
+        for outcome in Outcome
+        if outcome in arms
+    ]
+
+
+def _verdict_table(comparisons: Sequence[Comparison]) -> Table:
+    primary = comparisons[0].decision.primary
+    return Table(
+        f"Each arm against {comparisons[0].pairs.control}: difference in {primary.claim.subject} "
+        f"({primary.unit}) with its {percent(1 - primary.first_step)} interval, simultaneous over all arms.",
+        ("Arm", "Difference", "Interval", "p (Holm)", "Reward at matched KL", "KL ratio", "Verdict"),
+        [_verdict_row(comparison) for comparison in comparisons],
+    )
+
+
+def _verdict_row(comparison: Comparison) -> tuple[str, ...]:
+    primary, matched, fit = comparison.decision.primary, comparison.matched, comparison.fit
+    interval = primary.interval
+    comparable = fit is not None and not fit.refused
+    return (
+        comparison.pairs.treatment,
+        signed(primary.estimate.value),
+        "–" if interval is None else f"{number(interval.low)} to {number(interval.high)}",
+        number(primary.adjusted, 2),
+        signed(matched.estimate.value) if comparable else "not comparable",
+        number(kl_ratio(comparison.pairs), 2),
+        comparison.decision.outcome.value,
+    )
+
+
+def _sentences(comparison: Comparison) -> list[str]:
+    """The conclusion and the verdicts behind it, in full."""
+    decision = comparison.decision
+    verdicts = (decision.primary, comparison.matched, comparison.share)
+    return [*_caveat(decision), *(verdict.sentence for verdict in verdicts if verdict is not None)]
+
+
 def _finding(comparison: Comparison) -> Finding:
     decision, void = comparison.decision, comparison.fit is None
-    told = (decision.primary, comparison.matched, comparison.share)
     return Finding(
         decision.outcome.value,
         decision.headline,
@@ -114,7 +182,7 @@ def _finding(comparison: Comparison) -> Finding:
             *([] if void else [_card("Difference in reward at matched KL", comparison.matched)]),
             *_share_card(comparison),
         ],
-        [*_caveat(decision), *(verdict.sentence for verdict in told if verdict is not None)],
+        _sentences(comparison),
     )
 
 
