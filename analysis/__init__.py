@@ -1,4 +1,4 @@
-"""Plans, runs and reads seed sweeps; never imports torch or lightning."""
+"""Plans, runs and analyses sweeps over seeds; never imports torch or lightning."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,14 +11,14 @@ def frames(directory: str | Path) -> "Frames":
     """A sweep as pandas data frames.
 
     Args:
-        directory: The sweep's directory, such as runs/demo; an imported one will do.
+        directory: The sweep's directory, such as runs/demo; imported sweeps are allowed.
 
     Returns:
-        `runs`, a row per cell with its final metrics, and `curves`, a row per logged value.
+        `runs`, one row per cell with its final metrics, and `curves`, one row per logged value.
 
     Raises:
-        ConfigurationError: If there is no result to read.
+        ConfigurationError: If the directory has no results.
     """
-    from analysis.results.frames import read_frames  # commands do not wait for it
+    from analysis.results.frames import read_frames  # imported here to keep the commands fast
 
     return read_frames(directory)

@@ -1,6 +1,6 @@
 """The files of a sweep: their names, schema and checksum, how they are written, read and checked.
 
-Everything else knows a sweep's directory through this package alone. `load.load_sweep` reads one whole.
+All other code accesses a sweep's directory through this package. `load.load_sweep` reads a complete sweep.
 """
 
 from analysis.results.cell import Cell as Cell, Point as Point

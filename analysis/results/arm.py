@@ -1,4 +1,4 @@
-"""What is known of an arm beside what it changes: found out when the plan is made, locked with it."""
+"""Properties of an arm, determined when the plan is made and locked with it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,14 +15,14 @@ _MEMBERS = {
 
 @dataclass(frozen=True)
 class Arm:
-    """What an arm trains with, and what that optimises.
+    """The module and the estimator of an arm.
 
     Args:
-        module: Class of the module it trains; None if unknown.
+        module: Class of the trained module; None if unknown.
         estimator: Class of its KL estimator; None if unknown, or if it has none.
-        optimises: What the estimator's gradient is that of; None if unknown.
-        biased: Whether it is known not to be that of KL(policy || reference).
-        evaluation: Configuration key -> [its value, the control's], where its evaluation is another one.
+        optimises: What the estimator's gradient optimises; None if unknown.
+        biased: Whether that is known to differ from KL(policy || reference).
+        evaluation: Configuration key -> [its value, the control's value], where its evaluation differs.
     """
 
     module: str | None = None
@@ -39,10 +39,10 @@ class Arm:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> Self:
-        """The arm that `record` describes.
+        """Create an arm from its record.
 
         Raises:
-            ValueError: If it is not a record, naming the member.
+            ValueError: If the record is invalid; names the member.
         """
         for name, kinds in _MEMBERS.items():
             if not isinstance(record.get(name), kinds):

@@ -1,4 +1,4 @@
-"""What studies of a policy leave in a run's result, checked and as arrays."""
+"""The artifacts of studies in a run's result, checked and converted to arrays."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class ValueSnapshot:
-    """Values of the KL under each estimator at one point of training.
+    """The estimates of the KL at one snapshot.
 
     Attributes:
-        step: Optimizer steps done.
+        step: Number of completed optimizer steps.
         values: Estimator -> one value per completion, shape [P, N].
-        horvitz_thompson: M -> one value for each M completions, shape [P, N / M].
+        horvitz_thompson: M -> one value per M completions, shape [P, N / M].
     """
 
     step: int
@@ -39,14 +39,14 @@ class ValueStudy:
 
 @dataclass(frozen=True, eq=False)
 class GradientSnapshot:
-    """Gradients at one point of training.
+    """The gradients at one snapshot.
 
     Attributes:
-        step: Optimizer steps done.
+        step: Number of completed optimizer steps.
         beta: The weight of the KL.
         completions: Completions per prompt.
-        gram: Inner products of the gradients of B batches, shape [(1 + E) B, (1 + E) B]: the reward's, then
-            the whole objective's under each of E estimators.
+        gram: Inner products of the gradients of B batches, shape [(1 + E) B, (1 + E) B]: of the reward, then
+            of the objective under each of E estimators.
     """
 
     step: int
@@ -66,10 +66,10 @@ class GradientStudy:
 
 
 def read_studies(artifacts: Mapping[str, Any]) -> tuple[ValueStudy | GradientStudy, ...]:
-    """The artifacts of a result; those of unknown studies are passed over.
+    """Read the artifacts of a result; those of unknown studies are ignored.
 
     Raises:
-        ValueError, KeyError, TypeError, AttributeError: If an artifact is not what its study writes.
+        ValueError, KeyError, TypeError, AttributeError: If an artifact does not have its study's format.
     """
     readers: dict[str, Callable[[Any], ValueStudy | GradientStudy]] = {
         schema.ESTIMATION: _value_study,
@@ -125,6 +125,7 @@ def _gradient_study(artifact: dict[str, Any]) -> GradientStudy:
 
 
 def _snapshots(artifact: Mapping[str, Any]) -> list[Any]:
+    # Schema 1, of results that are still read, called them moments
     contents: list[Any] = artifact["moments" if artifact["schema"] == 1 else "snapshots"]
     return contents
 

@@ -1,4 +1,4 @@
-"""A cell: one run of a sweep, and where it stands in the plan."""
+"""A cell: one run of a sweep and its position in the plan."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ ESTIMATOR = "kl.estimator"
 
 
 class Point(NamedTuple):
-    """Where a cell of the last stage stands in the grid."""
+    """The position of a cell of the last stage in the grid."""
 
     arm: str
     beta: float
@@ -18,7 +18,7 @@ class Point(NamedTuple):
 
     @property
     def place(self) -> tuple[str, int, int]:
-        """(arm, beta index, replicate): what only one run of a sweep can have."""
+        """(arm, beta index, replicate), which is unique within a sweep."""
         return self.arm, self.beta_index, self.replicate
 
 
@@ -32,9 +32,9 @@ class Cell:
         point: Its arm, beta and replicate; None outside the grid.
         seed: Its seed, shared by all arms at the same beta and replicate.
         needs: Ids of the cells whose checkpoints it starts from.
-        argv: Arguments of its command, paths relative to the sweep's directory.
-        overrides: What its arm changes: configuration key -> value; empty outside the grid.
-        config: Content of the configuration file it runs; empty for a cell read from a file.
+        argv: Arguments of its command, with paths relative to the sweep's directory.
+        overrides: The configuration values that its arm changes; empty outside the grid.
+        config: Content of its configuration file; empty for a cell read from a file.
     """
 
     id: str
@@ -53,7 +53,7 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """What a page calls it."""
+        """Its name on a page."""
         if self.point is None:
             return self.stage
         return f"{self.point.arm}, β = {self.point.beta:g}, replicate {self.point.replicate}"
@@ -64,7 +64,7 @@ class Cell:
         return None if self.point is None else self.point.place
 
     def record(self) -> dict[str, Any]:
-        """What a published result says about its cell."""
+        """The description of the cell in a published result."""
         return {
             "stage": self.stage,
             **dict.fromkeys(Point._fields),
@@ -77,12 +77,12 @@ class Cell:
 
     @classmethod
     def of_record(cls, cell_id: str, record: Mapping[str, Any]) -> Self:
-        """The cell that `record` describes.
+        """Create a cell from its record.
 
         Raises:
-            ValueError: If it is not a record, naming the member.
+            ValueError: If the record is invalid; names the member.
         """
-        if "estimator" in record:  # before there were arms, an estimator was one
+        if "estimator" in record:  # earlier versions had an estimator instead of an arm
             name = record["estimator"]
             record = {**record, "arm": name, "overrides": {} if name is None else {ESTIMATOR: name}}
         expected = {"stage": str, "seed": int, "needs": list, "argv": list, "overrides": dict}
@@ -91,7 +91,7 @@ class Cell:
         values: dict[str, Any] = {}
         for name, kind in (expected | coordinates if in_grid else expected).items():
             value = record.get(name)
-            # JSON has no way to tell 1.0 from 1.
+            # JSON does not distinguish 1.0 from 1
             value = float(value) if kind is float and type(value) is int else value
             if type(value) is not kind:
                 raise ValueError(f"cell.{name} is {value!r}, expected {kind.__name__}")

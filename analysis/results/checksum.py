@@ -1,4 +1,4 @@
-"""The one hash of JSON content, of which every id, checksum and lock is made."""
+"""The hash of JSON content that all ids, checksums and locks use."""
 
 import hashlib
 

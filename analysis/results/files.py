@@ -1,4 +1,4 @@
-"""Reads files that anybody may have made."""
+"""Reading files from untrusted sources."""
 
 import json
 import os
@@ -6,24 +6,24 @@ import stat
 from pathlib import Path
 from typing import Any, NoReturn
 
-# The largest file that is read: gradients of several hundred batches take some 100 MB.
+# The maximum size of a file; the gradients of several hundred batches take about 100 MB.
 LARGEST = 2**28
-# What content of the wrong shape raises where it is taken apart.
+# The exceptions that content of the wrong structure can raise.
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)
 
 
 class DamagedFileError(Exception):
-    """A file that is not what was written: edited, torn, misplaced, or made by something else."""
+    """A file that was edited, truncated, misplaced, or written by something else."""
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a regular file of bounded size; a pipe or a device is never waited for.
+    """Read a regular file of bounded size, without waiting for pipes or devices.
 
     Raises:
         DamagedFileError: If it is not such a file.
         OSError: If it cannot be opened.
     """
-    # Without O_NONBLOCK, to open a pipe that nobody writes to would wait forever.
+    # Without O_NONBLOCK, opening a pipe without a writer would wait forever
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         status = os.fstat(descriptor)
@@ -38,17 +38,17 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file.
+    """Read a JSON file.
 
     Raises:
-        DamagedFileError: If it is not JSON, holds NaN or an infinity, or is nested too deeply.
+        DamagedFileError: If it is not JSON, contains NaN or an infinity, or is nested too deeply.
         OSError: If it cannot be opened.
     """
     return parse_json(path, read_bytes(path))
 
 
 def parse_json(path: Path, raw: bytes) -> Any:
-    """The JSON content of the file `path`, whose bytes are `raw`; errors as in `read_json`."""
+    """Parse `raw`, the content of the JSON file `path`; errors as in `read_json`."""
 
     def refuse(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is not JSON")
@@ -56,7 +56,7 @@ def parse_json(path: Path, raw: bytes) -> Any:
     try:
         content = json.loads(raw, parse_constant=refuse)
         if b"\\u" in raw:
-            # Half a surrogate pair is valid JSON but cannot be written to any page.
+            # A lone surrogate is valid JSON but cannot be written to a page
             json.dumps(content, ensure_ascii=False).encode()
         return content
     except RecursionError:

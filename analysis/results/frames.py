@@ -1,4 +1,4 @@
-"""A sweep as pandas data frames, for whoever wants to look further."""
+"""A sweep as pandas data frames, for custom analyses."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class Frames(NamedTuple):
-    """Everything in a sweep that is a number.
+    """The numbers of a sweep.
 
     Args:
-        runs: A row per cell: id, stage, arm, beta, beta_index, replicate, seed, state (done, diverged, or
-            failed where the machinery lost it), and the metrics of its final evaluation.
-        curves: A row per logged value: id, arm, beta, replicate, metric, step and value, NaN where it was not
-            finite.
+        runs: One row per cell: id, stage, arm, beta, beta_index, replicate, seed, state (done, diverged, or
+            failed if it ended without a result), and the metrics of its final evaluation.
+        curves: One row per logged value: id, arm, beta, replicate, metric, step and value; NaN for values
+            that were not finite.
     """
 
     runs: "pd.DataFrame"
@@ -26,8 +26,8 @@ class Frames(NamedTuple):
 
 
 def read_frames(directory: str | Path) -> Frames:
-    """The data frames of a sweep: what `analysis.frames` returns."""
-    import pandas as pd  # slow, and nothing else needs it
+    """Read the data frames of a sweep, see `analysis.frames`."""
+    import pandas as pd  # slow to import, and needed here only
 
     sweep = load_sweep(Path(directory))
     runs: list[dict[str, Any]] = []
@@ -41,7 +41,8 @@ def read_frames(directory: str | Path) -> Frames:
             curves += [{**known, "metric": metric, "step": step, "value": value} for step, value in points]
     runs += [{**_where(failure.cell), "state": "failed"} for failure in sweep.failures]
     columns = ["id", "arm", "beta", "replicate", "metric", "step", "value"]
-    return Frames(_whole(pd.DataFrame(runs)), _whole(pd.DataFrame(curves, columns=columns)))
+    frames = pd.DataFrame(runs), pd.DataFrame(curves, columns=columns)
+    return Frames(*map(_with_integers, frames))
 
 
 def _where(cell: Cell) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def _where(cell: Cell) -> dict[str, Any]:
     return {"id": cell.id, "stage": cell.stage, **point, "seed": cell.seed}
 
 
-def _whole(frame: "pd.DataFrame") -> "pd.DataFrame":
-    """The frame with its counts as integers, which pandas would make floats where one is missing."""
+def _with_integers(frame: "pd.DataFrame") -> "pd.DataFrame":
+    """Convert counts to nullable integers: pandas makes them floats if one is missing."""
     counts = [name for name in ("beta_index", "replicate", "seed", "step") if name in frame]
     return frame.astype(dict.fromkeys(counts, "Int64"))

@@ -1,10 +1,10 @@
-"""What the files of a sweep are called.
+"""Names of the files of a sweep.
 
 RUNS/plan.json            the locked plan and its history
-RUNS/results/<id>.json    published results: immutable, checksum inside; the only truth
+RUNS/results/<id>.json    published results: immutable, with a checksum
 RUNS/refused/<id>.json    a second result of the same cell that differs from the published one
 RUNS/failed/<id>.json     cells that ended without a result, with the end of their log
-RUNS/cells/<id>/          working directories: stage.yaml, log.txt, seconds, and what the run itself writes
+RUNS/cells/<id>/          working directories: stage.yaml, log.txt, seconds, and the files of the run
 RUNS/report.html          the report
 RUNS/results.json         its numbers
 """
@@ -22,34 +22,34 @@ SECONDS = "seconds"
 REPORT = "report.html"
 NUMBERS = "results.json"
 
-# Numbers of the formats. A reader refuses those that it does not know.
+# Version numbers of the file formats. Readers refuse unknown ones.
 RESULT_SCHEMA = 1
 PLAN_SCHEMA = 2
 NUMBERS_SCHEMA = 2
 
 
 def result_path(directory: Path, cell_id: str) -> Path:
-    """Where the published result of a cell is."""
+    """The path of a cell's published result."""
     return directory / RESULTS / f"{cell_id}.json"
 
 
 def result_paths(directory: Path) -> list[Path]:
-    """All published results, in the order of their ids."""
+    """The paths of all published results, sorted by id."""
     return sorted((directory / RESULTS).glob("*.json"))
 
 
 def failure_path(directory: Path, cell_id: str) -> Path:
-    """Where it is recorded that a cell ended without a result."""
+    """The path of the record that a cell ended without a result."""
     return directory / FAILED / f"{cell_id}.json"
 
 
 def failure_paths(directory: Path) -> list[Path]:
-    """All records of cells that ended without a result."""
+    """The paths of all records of cells that ended without a result."""
     return sorted((directory / FAILED).glob("*.json"))
 
 
 def refused_path(directory: Path, cell_id: str) -> Path:
-    """Where a second, different result of a cell is kept."""
+    """The path of a second, different result of a cell."""
     return directory / REFUSED / f"{cell_id}.json"
 
 
@@ -59,5 +59,5 @@ def workdir(directory: Path, cell_id: str) -> Path:
 
 
 def has_begun(directory: Path) -> bool:
-    """Whether a cell of the sweep was ever started: from then on a changed plan is a change."""
+    """Whether a cell of the sweep was ever started; from then on, changes of the plan are recorded."""
     return any(next((directory / name).glob("*"), None) for name in (RESULTS, FAILED, CELLS))

@@ -1,4 +1,4 @@
-"""Reads the directory of a sweep: every file is checked before it is used, and what fails is named."""
+"""Reads the directory of a sweep and checks every file; failed checks are reported as problems."""
 
 import os
 from collections import Counter, defaultdict
@@ -21,14 +21,14 @@ Record = TypeVar("Record", Run, Failure)
 
 
 def load_sweep(directory: Path) -> Sweep:
-    """Read a sweep. What fails a check is left out and named in `problems`.
+    """Read a sweep. Files that fail a check are skipped and listed in `problems`.
 
     Args:
         directory: The sweep's directory, with a `results` folder.
 
     Raises:
-        ConfigurationError: If there is no result to read.
-        DamagedFileError: If there is a plan that cannot be read.
+        ConfigurationError: If it has no results.
+        DamagedFileError: If its plan cannot be read.
     """
     paths = layout.result_paths(directory)
     if not paths:
@@ -86,7 +86,7 @@ def _name(path: Path) -> str:
 
 
 def _plan_problems(locked: LockedPlan) -> list[Problem]:
-    """Whether the plan is what was locked, and its cells are those of its grid."""
+    """Problems of the locked plan: its hash, cells that do not match its grid, imports, evaluations."""
     found = []
     if not locked.recomputed:
         found.append(
@@ -118,7 +118,7 @@ def _plan_problems(locked: LockedPlan) -> list[Problem]:
 def _planned(
     runs: list[Run], failures: list[Failure], locked: LockedPlan
 ) -> tuple[list[Run], list[Failure], list[Problem]]:
-    """What the plan has, and a problem for each record that it does not have, or has otherwise."""
+    """The runs and failures that match the plan, and a problem for each other one."""
     kept, problems = [], []
     for run in runs:
         reason = _difference(run.cell, locked)
@@ -137,19 +137,19 @@ def _planned(
 
 
 def _difference(cell: Cell, locked: LockedPlan) -> str | None:
-    """Why a record is not the plan's; None if it is."""
+    """Why a record does not match the plan; None if it does."""
     planned = locked.cells.get(cell.id)
     if planned is None:
         return "its id is not in the plan"
     ours, theirs = cell.record(), planned.record()
     for key, value in ours.items():
-        if key != "arm" and value != theirs[key]:  # an arm may be called something else by now
+        if key != "arm" and value != theirs[key]:  # an arm may have been renamed
             return f"its {key} is {value!r}, the plan has {theirs[key]!r}"
     return None
 
 
 def _matched(runs: list[Run], plan: Plan) -> tuple[list[Run], list[Problem]]:
-    """The runs whose beta is the plan's and whose pair has one seed, and a problem for each other one."""
+    """The runs with the plan's beta and the same seed as their pair, and a problem for each other one."""
     groups: dict[tuple[int, int], list[Run]] = defaultdict(list)
     out: dict[str, str] = {}
     for run in runs:
@@ -177,12 +177,12 @@ def _inferred_plan(directory: Path, cells: Sequence[Cell]) -> Plan:
     arms = {cell.point.arm: cell.overrides for cell in cells if cell.point is not None}
     points = [cell.point for cell in cells if cell.point is not None]
     labels = sorted(arms)
-    # Of several betas with one index the most frequent: the others are problems.
+    # If an index has several betas, the most frequent one; the others are reported as problems
     weights: dict[int, Counter[float]] = defaultdict(Counter)
     for point in points:
         weights[point.beta_index][point.beta] += 1
     betas = {index: weights[index].most_common(1)[0][0] for index in sorted(weights)}
-    # A replicate beyond the number of runs is not one of a sweep, whatever a file says.
+    # The number of runs bounds the number of replicates, against absurd values in a file
     replicates = min(1 + max((point.replicate for point in points), default=-1), len(points))
     return Plan(
         name="sweep without a plan",
@@ -194,7 +194,7 @@ def _inferred_plan(directory: Path, cells: Sequence[Cell]) -> Plan:
 
 
 def _without_duplicates(runs: list[Run], plan: Plan) -> tuple[list[Run], list[Problem]]:
-    """The runs that are the only one of their place. To choose among several would be selection."""
+    """The runs that are alone in their place. Choosing among several would be a selection."""
     groups: dict[tuple[str, int, int] | str, list[Run]] = defaultdict(list)
     for run in runs:
         groups[run.cell.place or run.cell.stage].append(run)

@@ -1,11 +1,11 @@
-"""The locked plan: what was decided before the results, and every change made since.
+"""The locked plan: the plan before the results, and every later change.
 
-`hash` covers all the rest of the file: the content (plan, configurations, code and versions), the cells it
-expands to, and the history, which names the hash of each earlier version. A file of schema 1, which earlier
-versions wrote, has a hash of its content only.
+`hash` covers the rest of the file: the content (plan, configurations, code and versions), the cells it
+expands to, and the history, which has the hash of each earlier version. In files of schema 1, written by
+earlier versions, it covers only the content.
 
-A hash shows a careless or partial edit, not one by somebody who computes it anew: compare it with one that
-was published elsewhere, such as in a commit.
+The hash reveals accidental or partial edits, but not edits by someone who recomputes it. To detect those,
+compare it with a hash published elsewhere, such as in a commit.
 """
 
 import json
@@ -21,9 +21,9 @@ from analysis.results.files import MALFORMED, DamagedFileError, read_json
 from analysis.results.layout import PLAN_SCHEMA
 from analysis.results.plan import Plan
 
-# Where the content says what was found out about the arms.
+# The key of the content with the properties of the arms.
 ARMS = "arms"
-# Where the content says what runs were imported from.
+# The key of the content with the source of imported runs.
 IMPORTED = "imported"
 # The keys of margins in plans of schema 1.
 _RENAMED = {"T4": "objective", "T5": "matched_kl"}
@@ -34,9 +34,9 @@ class Version:
     """One version of a plan.
 
     Attributes:
-        published: How many results of the sweep there were when it was locked: what could have been seen.
-        changes: What it changed, one line per key.
-        plan: The plan; None for an earlier version in a file of schema 1, which does not keep it.
+        published: Number of results when it was locked, which could have been seen.
+        changes: Its changes, one line per key.
+        plan: The plan; None for an earlier version in a file of schema 1, which does not contain it.
     """
 
     published: int
@@ -46,7 +46,7 @@ class Version:
 
 @dataclass(frozen=True)
 class LockedPlan:
-    """A plan as it stands in the directory of its sweep.
+    """The plan in the directory of its sweep.
 
     Attributes:
         schema: Number of the file's format.
@@ -54,7 +54,7 @@ class LockedPlan:
         recomputed: Whether the file has that hash.
         plan: The plan.
         cells: Id -> cell.
-        arms: Label -> what was found out about the arm when the plan was made.
+        arms: Label -> properties of the arm.
         history: Its versions, oldest first; the last is the plan.
         document: The whole file.
     """
@@ -75,18 +75,18 @@ class LockedPlan:
 
     @property
     def imported_from(self) -> str | None:
-        """The log that the runs were imported from; None if they were run by this package."""
+        """The log from which the runs were imported; None for runs of this package."""
         origin = self.document["content"].get(IMPORTED)
         return None if origin is None else str(origin["source"])
 
     @property
     def versions(self) -> list[Plan]:
-        """Every version of the plan that the file keeps, oldest first."""
+        """All versions of the plan in the file, oldest first."""
         return [version.plan for version in self.history if version.plan is not None]
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a locked plan. One that does not have its hash is read all the same: see `recomputed`.
+        """Read a locked plan, even if its hash does not match, see `recomputed`.
 
         Raises:
             DamagedFileError: If the file is not a locked plan.
@@ -124,7 +124,7 @@ class LockedPlan:
 
 
 def _arms(plan: Plan, found: Mapping[str, Any]) -> dict[str, Arm]:
-    """What is known of each arm; of those of an earlier version's plan, the estimator."""
+    """The properties of each arm; only the estimator for plans of earlier versions."""
     return {
         label: Arm.of_record(found[label]) if label in found else Arm(estimator=str(overrides.get(ESTIMATOR)))
         for label, overrides in plan.grid.arms.items()
@@ -132,7 +132,7 @@ def _arms(plan: Plan, found: Mapping[str, Any]) -> dict[str, Arm]:
 
 
 def _updated(record: Mapping[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:
-    """The record of a plan of schema 1, whose stages were sorted by name, as one of today."""
+    """Convert the record of a plan of schema 1, whose stages were sorted by name, to the current schema."""
     primary = record["primary"]
     margins = {_RENAMED.get(key, key): margin for key, margin in primary["margins"].items()}
     stages = {name: record["stages"][name] for name in dict.fromkeys(cell.stage for cell in cells)}
@@ -154,7 +154,7 @@ def _recomputes(document: Mapping[str, Any]) -> bool:
 
 
 def hash_of(document: Mapping[str, Any]) -> str:
-    """The hash of a locked plan: of everything in the file but the hash itself."""
+    """The hash of a locked plan: of everything in the file except the hash itself."""
     return digest({key: value for key, value in document.items() if key != "hash"})
 
 
@@ -167,15 +167,15 @@ def lock_document(
     published: int = 0,
     changes: Sequence[str] = (),
 ) -> bytes:
-    """The file of a locked plan.
+    """The content of the file of a locked plan.
 
     Args:
         plan: The plan.
-        content: The plan's record and everything else that was hashed into the ids of its cells.
+        content: The plan's record and everything else that is hashed into the ids of its cells.
         cells: The cells it expands to.
-        before: The version it replaces, if there was one that counts.
-        published: How many results there are.
-        changes: What differs from the version before, one line per key.
+        before: The version it replaces; None if no cell had started under it.
+        published: Number of published results.
+        changes: Differences from the version before, one line per key.
     """
     version = {
         "previous": before and before.hash,

@@ -1,4 +1,4 @@
-"""Reads logs of other software as rows: CSV, JSON lines, and the JSON that Hugging Face's trainers leave."""
+"""Reads logs of other software as rows: CSV, JSON lines, and the JSON written by Hugging Face's trainers."""
 
 import csv
 import io
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from lit_klrb.errors import ConfigurationError
 
-# What a `trainer_state.json` calls its rows.
+# The key of the rows in a `trainer_state.json`.
 HISTORY = "log_history"
 FORMATS = ".csv, .jsonl, or .json with a list of rows or a trainer's log_history"
 
@@ -18,8 +18,8 @@ class Row(NamedTuple):
     """One logged row.
 
     Args:
-        place: Where it is, for messages: the file and its line, or its number among the rows.
-        values: Column -> value; empty ones are left out. Nested JSON has its keys joined by dots.
+        place: The file and the line, or the number of the row, for messages.
+        values: Column -> value, without empty ones. Keys of nested JSON are joined by dots.
     """
 
     place: str
@@ -27,14 +27,14 @@ class Row(NamedTuple):
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a log.
+    """Read the rows of a log.
 
     Args:
-        path: A .csv file; a .jsonl file, as verl's `file` logger writes it; a .json file that holds a list of
-            rows or, as `trainer_state.json` does, has them under `log_history`.
+        path: A .csv file; a .jsonl file, as written by verl's `file` logger; a .json file with a list of rows
+            or, like `trainer_state.json`, with rows under `log_history`.
 
     Raises:
-        ConfigurationError: If the file cannot be read as what it is called, in one line with the place.
+        ConfigurationError: If the file cannot be read in the format of its suffix; names the place.
     """
     readers = {".csv": _csv_rows, ".jsonl": _json_lines, ".json": _json_rows}
     reader = readers.get(path.suffix)
@@ -45,7 +45,7 @@ def read_rows(path: Path) -> list[Row]:
     if not path.is_file():
         raise ConfigurationError(f"{path}: does not exist, or is not a file")
     try:
-        text = path.read_bytes().decode("utf-8-sig")  # spreadsheets begin a CSV file with a byte order mark
+        text = path.read_bytes().decode("utf-8-sig")  # spreadsheets write a byte order mark
         rows = list(reader(path, text))
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""A sweep as read from its directory: the plan, the runs, what is missing, and what is wrong with it."""
+"""A sweep as read from its directory: the plan, the runs, missing runs and problems."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +16,11 @@ Artifact = TypeVar("Artifact", ValueStudy, GradientStudy)
 
 @dataclass(frozen=True)
 class Problem:
-    """Something in the directory that should not be.
+    """A problem with the files of a sweep.
 
     Attributes:
-        text: What it is, in one line, and the file.
-        serious: Whether no verdict may be given as long as it is there: the design that the tests rest on
-            cannot be trusted.
+        text: One line that names the problem and the file.
+        serious: Whether it rules out a verdict, because the design that the tests assume cannot be trusted.
     """
 
     text: str
@@ -33,12 +32,12 @@ class Sweep:
     """A sweep as read from its directory.
 
     Attributes:
-        directory: Where it is.
-        plan: The plan; without a locked one it is inferred from the results.
+        directory: The sweep's directory.
+        plan: The plan; inferred from the results if there is no locked one.
         locked: The locked plan, if there is one.
-        runs: Results that passed every check, in order of stage and plan.
-        failures: Cells lost to the machinery.
-        problems: What was left out, or is otherwise wrong.
+        runs: Results that passed all checks, in order of stage and plan.
+        failures: Cells that ended without a result.
+        problems: Files that were skipped, and other problems.
     """
 
     directory: Path
@@ -55,32 +54,32 @@ class Sweep:
 
     @property
     def arms(self) -> dict[str, Arm]:
-        """Label -> what is known of the arm, in plan order."""
+        """Label -> properties of the arm, in the order of the plan."""
         known = self.locked.arms if self.locked else {}
         return {label: known.get(label, Arm()) for label in self.plan.grid.arms}
 
     @property
     def landmarks(self) -> list[Run]:
-        """Runs outside the grid that it starts from: the reference and the warm start."""
+        """Runs outside the grid without studies: the reference and the warm start."""
         return [run for run in self.runs if run.cell.point is None and not run.studies]
 
     def study(self, kind: type[Artifact]) -> tuple[Run, Artifact] | None:
-        """What a study of that kind found, and the run it looked at; the first one, if there are several."""
+        """The artifact of a kind of study with its run; the first one, if there are several."""
         found = ((run, one) for run in self.runs for one in run.studies if isinstance(one, kind))
         return next(found, None)
 
     @property
     def missing(self) -> list[tuple[str, int, int]]:
-        """Planned places with neither a result nor a recorded failure: the sweep is not finished."""
+        """Planned places with neither a result nor a recorded failure, which have still to be run."""
         known = set(self.grid) | {failure.cell.place for failure in self.failures}
         return [place for place in self.plan.places if place not in known]
 
     @property
     def invalid(self) -> list[str]:
-        """Why there can be no verdict, whatever the results say; empty if nothing stands against one."""
+        """The problems that rule out a verdict; empty if there are none."""
         return [problem.text for problem in self.problems if problem.serious]
 
     @property
     def warm_starts(self) -> int:
-        """Number of different sets of checkpoints the runs of the grid started from."""
+        """Number of different sets of checkpoints from which the runs of the grid started."""
         return len({run.cell.needs for run in self.grid.values()})

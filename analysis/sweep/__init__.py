@@ -1,4 +1,4 @@
-"""Runs the cells of a plan, each to one published result, whatever is killed on the way."""
+"""Runs the cells of a plan and publishes one result per cell; can be killed at any time."""
 
 from analysis.sweep.coordinator import (
     Coordinator as Coordinator,

@@ -1,4 +1,4 @@
-"""What differs between two nested documents, one line a key."""
+"""Differences between two nested documents."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ _ABSENT = "nothing"
 
 
 def changes(old: Any, new: Any, key: str = "") -> Iterator[str]:
-    """Each leaf in which two documents of mappings and plain values differ.
+    """Yield one line per key in which two documents of mappings and plain values differ.
 
     Example:
         >>> list(changes({"a": {"b": 1, "c": 2}}, {"a": {"b": 3, "c": 2}, "d": 4}))

@@ -1,4 +1,4 @@
-"""Which cell runs next, and what its end means. Several coordinators may work on one directory."""
+"""Scheduling of cells and handling of their exits. Several coordinators can share a directory."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,13 +13,13 @@ from analysis.sweep.progress import Progress
 from analysis.sweep.store import Store
 from lit_klrb import schema
 
-# An attempt without a result is repeated: disks fill up and processes get killed. A divergence is a result.
+# Attempts without a result are repeated, as disks fill up and processes get killed. Divergence is a result.
 ATTEMPTS = 3
 POLL_SECONDS = 0.3
 
 
 class State(Enum):
-    """Where a cell stands."""
+    """The state of a cell."""
 
     TODO = "todo"
     RUNNING = "running"
@@ -36,9 +36,9 @@ class Outcome:
     Args:
         states: Cell id -> state.
         reasons: Cell id -> why it is blocked.
-        ran: How many cells this sweep ran to a result.
+        ran: Number of cells that this call ran to a result.
         refused: Results that differ from the published result of the same cell.
-        stopped: Whether it was asked to stop before its end.
+        stopped: Whether it was stopped before its end.
     """
 
     states: dict[str, State]
@@ -49,19 +49,19 @@ class Outcome:
 
     @property
     def complete(self) -> bool:
-        """Whether every cell has a result, and only one."""
+        """Whether every cell has exactly one result."""
         return not self.refused and {*self.states.values()} <= {State.DONE, State.DIVERGED}
 
 
 def survey(cells: Sequence[Cell], store: Store) -> dict[str, State]:
-    """Where each cell stands by the published results, each of which is checked.
+    """Determine the state of each cell from the published results, which are checked.
 
     Args:
         cells: The cells of a plan, each after those it needs.
         store: The sweep's directory.
 
     Raises:
-        DamagedFileError: If a published result was changed; one line for each.
+        DamagedFileError: If published results were changed; one line for each.
     """
     states: dict[str, State] = {}
     required: set[str] = set()
@@ -83,14 +83,14 @@ def survey(cells: Sequence[Cell], store: Store) -> dict[str, State]:
 
 
 class Coordinator:
-    """Hands out the cells of a plan until each has a result, has failed, or is blocked by one it needs.
+    """Runs the cells of a plan until each has a result, has failed, or is blocked by one it needs.
 
     Args:
         plan: The plan.
         cells: Its cells, each after those it needs.
         store: The sweep's directory.
-        launcher: Where cells run.
-        progress: Who is told.
+        launcher: Runs the cells.
+        progress: Reports the progress.
 
     Raises:
         DamagedFileError: If a published result was changed.
@@ -111,17 +111,17 @@ class Coordinator:
         self._stopped = False
 
     def run(self, asked_to_stop: Callable[[], bool] = lambda: False) -> Outcome:
-        """Run what is missing. However it is left, by return, exception or kill, published results stand.
+        """Run the missing cells. Published results remain valid, however this call ends.
 
         Args:
-            asked_to_stop: Called several times per second. Once it is true no more cells start; those that
-                run are asked to save a checkpoint and end, and are waited for.
+            asked_to_stop: Called several times per second. Once it returns true, no more cells start; running
+                cells are asked to save a checkpoint and exit, and are waited for.
         """
         self._progress.counted(len(self._in(State.DONE, State.DIVERGED)), len(self._cells))
         try:
             while (not self._stops(asked_to_stop) and self._submit()) or self._in(State.RUNNING):
                 ended = self._launcher.wait(POLL_SECONDS)
-                # A cell may have been asked by whoever asked this process.
+                # The signal to this process may have reached the cells as well
                 self._stops(asked_to_stop)
                 for cell_id, code in ended:
                     self._ended(self._cells[cell_id], code)
@@ -138,7 +138,7 @@ class Coordinator:
         return [cell for cell in self._cells.values() if self._states[cell.id] in states]
 
     def _submit(self) -> bool:
-        """Fill the free slots; whether a cell is left to a worker of another coordinator."""
+        """Fill the free slots, and return whether another coordinator is running a cell of this sweep."""
         elsewhere = False
         free = self._launcher.slots - len(self._in(State.RUNNING))
         for cell in self._in(State.TODO):
@@ -181,17 +181,17 @@ class Coordinator:
             self._states[cell.id] = State.TODO
         else:
             reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-            # Wrong usage stays wrong: it is not repeated.
+            # Wrong usage would fail again
             self._failed(cell, f"{reason}\n{self._store.log_tail(cell.id)}", 1 if code == USAGE else ATTEMPTS)
             if code == USAGE:
                 self._stop_kind(cell)
 
     def _stop_kind(self, failed: Cell) -> None:
-        """Start no more cells of a kind whose first one was refused: each of them would be."""
+        """Block all cells of a kind if its first one failed with wrong usage, as all of them would."""
         kind = [cell for cell in self._cells.values() if _kind(cell) == _kind(failed)]
         if not any(self._states[cell.id] in (State.DONE, State.DIVERGED) for cell in kind):
             waiting = [cell for cell in kind if self._states[cell.id] is State.TODO]
-            self._block(waiting, f"it would end as {failed} did, with exit code {USAGE}")
+            self._block(waiting, f"it would fail like {failed}, with exit code {USAGE}")
 
     def _block(self, cells: Sequence[Cell], reason: str) -> None:
         for cell in cells:
@@ -215,5 +215,5 @@ class Coordinator:
 
 
 def _kind(cell: Cell) -> tuple[str, str | None]:
-    """Cells of one kind differ in beta and seed alone."""
+    """Stage and arm: cells of the same kind differ only in beta and seed."""
     return cell.stage, cell.point.arm if cell.point else None

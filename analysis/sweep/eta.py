@@ -1,4 +1,4 @@
-"""How long the rest of a sweep takes."""
+"""Estimates of the remaining time of a sweep."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -9,10 +9,10 @@ from analysis.sweep.store import Store
 
 
 class Clock:
-    """Seconds that the cells of each stage take, from those that have finished.
+    """The times of finished cells by stage.
 
     Args:
-        cells: Cells to look at; those without a measured time are passed over.
+        cells: Cells; those without a measured time are ignored.
         store: The sweep's directory.
     """
 
@@ -23,25 +23,25 @@ class Clock:
             self.add(cell)
 
     def add(self, cell: Cell) -> None:
-        """Take in the time of one more finished cell."""
+        """Add the time of a finished cell."""
         path = self._store.seconds(cell.id)
         if path.exists():
             self._seconds.setdefault(cell.stage, []).append(float(path.read_text()))
 
     def mean(self, stage: str) -> float | None:
-        """Mean seconds of a cell of the stage; None before the first."""
+        """Mean time of a cell of the stage, in seconds; None before the first has finished."""
         return mean(self._seconds[stage]) if stage in self._seconds else None
 
     def left(self, cells: Iterable[Cell], workers: int, assumed: float | None = None) -> float | None:
-        """Seconds until all of `cells` have run, stage after stage.
+        """Estimate the time until all `cells` have run, one stage after the other.
 
         Args:
-            cells: The cells left.
-            workers: Cells run at the same time.
-            assumed: Seconds of a cell of a stage that has no time yet.
+            cells: The remaining cells.
+            workers: Number of cells that run at the same time.
+            assumed: Assumed time per cell of a stage without a measured time, in seconds.
 
         Returns:
-            The estimate; None if a stage has no time and none is assumed.
+            Seconds; None if a stage has neither a measured nor an assumed time.
         """
         total = 0.0
         for stage, count in Counter(cell.stage for cell in cells).items():

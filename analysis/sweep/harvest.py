@@ -1,4 +1,4 @@
-"""From a finished run directory to the result that is published."""
+"""Collects the result of a finished run directory for publication."""
 
 import csv
 import json
@@ -14,25 +14,25 @@ from analysis.results import Cell
 from analysis.results.layout import RESULT_SCHEMA
 from lit_klrb import schema
 
-# What counts as a curve; other columns, such as speed, differ from run to run and are no result.
+# Prefixes of metrics that are published; others, such as speed, differ between repetitions of a run.
 _CURVES = ("train/", "val/")
-# Sections of the configuration that hold hyperparameters, and those of the trainer's keys that are one.
+# Sections of the configuration with hyperparameters, and the trainer's keys that are hyperparameters.
 _SETTINGS = ("model", "data", "kl")
 _TRAINER_SETTINGS = ("max_steps", "precision", "accumulate_grad_batches", "gradient_clip_val")
-# Completions that are kept of each run, and letters of each.
+# Number of completions published per run, and the maximum number of characters of each.
 _COMPLETIONS, _LETTERS = 3, 1_000
 
 
 def harvest(cell: Cell, run: Path, summary: dict[str, Any]) -> dict[str, Any]:
-    """The result of a finished run, without its checksum: the same bytes however often it is run.
+    """The result of a finished run, without its checksum; identical for every repetition of the run.
 
-    Numbers that are not finite become None. A run whose final reward or KL is not finite has diverged,
-    whatever its summary says: no statistic may rank it as if it had a value.
+    Numbers that are not finite become None. A run whose final reward or KL is not finite counts as diverged,
+    regardless of its summary, so that no statistic uses such a value.
 
     Args:
         cell: The cell.
         run: Its run directory.
-        summary: What `read_summary` found there.
+        summary: The result of `read_summary`.
     """
     state = summary["state"]
     final = {name: _finite(value) for name, value in summary["final"].items()}
@@ -56,10 +56,10 @@ def harvest(cell: Cell, run: Path, summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_summary(run: Path) -> dict[str, Any] | None:
-    """How the run says it ended; None if it did not come to an end.
+    """Read the summary of a run; None if the run did not end.
 
     Raises:
-        ValueError: If it names a state that is none.
+        ValueError: If its state is unknown.
     """
     path = run / schema.SUMMARY
     if not path.exists():
@@ -71,10 +71,10 @@ def read_summary(run: Path) -> dict[str, Any] | None:
 
 
 def curves(metrics: Path) -> dict[str, dict[str, list[Any]]]:
-    """The training curves of a run, stitched from the files of its attempts.
+    """The curves of a run, combined from the files of its attempts.
 
-    A later attempt continues from a checkpoint: from the first step it logged of a curve, it replaces what
-    the attempts before it wrote.
+    A later attempt continues from a checkpoint: from the first step at which it logs a curve, its values
+    replace those of earlier attempts.
 
     Returns:
         Metric -> {"step": increasing integers, "value": floats, or None where not finite}.
@@ -83,7 +83,7 @@ def curves(metrics: Path) -> dict[str, dict[str, list[Any]]]:
     for path in sorted(metrics.rglob("*.csv"), key=_attempt):
         with path.open(newline="") as file:
             text = file.read()
-        # A line without an end was torn when the machine stopped: what is left of a number is another number.
+        # An incomplete last line, from a machine that stopped, may end in a truncated number: drop it
         lines = text[: text.rfind("\n") + 1].splitlines(keepends=True)
         attempt = _read_curves(csv.DictReader(lines))
         for name, points in attempt.items():
@@ -97,7 +97,7 @@ def curves(metrics: Path) -> dict[str, dict[str, list[Any]]]:
 
 
 def completions(folder: Path) -> list[dict[str, Any]]:
-    """A few completions of the newest evaluation beside those of the first; none without a table of them."""
+    """A few completions of the latest and the first evaluation; empty without a table of completions."""
     tables = sorted(folder.glob("step_*.csv"))
     if not tables:
         return []
@@ -137,7 +137,7 @@ def _leaves(content: dict[str, Any], before: str = "") -> Iterator[tuple[str, An
 def _attempt(path: Path) -> int:
     found = re.findall(r"attempt_(\d+)", str(path))
     if not found:
-        raise ValueError(f"{path}: no attempt_N in its name says which attempt wrote it")
+        raise ValueError(f"{path}: must have the number of its attempt, attempt_N, in its path")
     return int(found[-1])
 
 

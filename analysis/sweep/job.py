@@ -1,4 +1,4 @@
-"""One cell, run in a process of its own: claim, train, publish."""
+"""Runs one cell in a separate process: claim, train, publish."""
 
 import io
 import os
@@ -23,9 +23,9 @@ from lit_klrb import schema
 from lit_klrb.files import sync, write_atomically
 from lit_klrb.stops import SIGNALS, Stops
 
-# Exit codes of a job: a result is published; there is none; wrong usage; another process has the cell.
+# Exit codes of a job: result published; no result; wrong usage; cell claimed by another process.
 PUBLISHED, FAILED, USAGE, BUSY = 0, 1, 2, 75
-# Exit codes of a command that was asked to stop.
+# Exit codes of a command that was stopped by a signal.
 STOPPED = {128 + number for number in SIGNALS}
 
 
@@ -37,7 +37,7 @@ class Job:
         cell: The cell.
         directory: The sweep's directory.
         module: The package whose `fit` command runs it.
-        needs_checkpoint: Whether another cell waits for its checkpoint.
+        needs_checkpoint: Whether another cell needs its checkpoint.
     """
 
     cell: Cell
@@ -47,9 +47,9 @@ class Job:
 
 
 def run_job(job: Job) -> None:
-    """Run a cell unless it is settled or another process has it, publish its result, and end the process."""
-    # A terminal sends Ctrl-C to every process. The coordinator alone decides when to stop: it sends SIGTERM,
-    # and where that is not to be waited for, its end is the end of this process.
+    """Run a cell unless it is settled or claimed, publish its result, and exit the process."""
+    # A terminal sends Ctrl-C to every process, but only the coordinator decides when to stop: it sends
+    # SIGTERM, or exits at once, which ends this process too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     Stops.at_once = False
@@ -68,8 +68,8 @@ def _run(job: Job, store: Store) -> int:
     workdir = store.workdir(cell.id)
     checkpoint = workdir / schema.CHECKPOINT
     argv = [argument.replace(RUNS, str(job.directory)) for argument in cell.argv]
-    # An attempt that was killed or stopped goes on from its checkpoint: a resumed run ends like another, bit
-    # for bit. Without a checkpoint there is nothing to keep.
+    # An attempt that was killed or stopped is resumed from its checkpoint, with the same result bit for bit.
+    # Without a checkpoint there is nothing to keep.
     resumed = checkpoint.exists()
     if resumed:
         (workdir / schema.SUMMARY).unlink(missing_ok=True)
@@ -82,17 +82,17 @@ def _run(job: Job, store: Store) -> int:
     code = _run_module(job.module, argv)
     summary = read_summary(workdir)
     diverged = summary is not None and summary["state"] == schema.DIVERGED
-    # A command may end a diverged run with an error code; its summary makes it a result all the same.
+    # A diverged run may exit with an error code; its summary makes it a result nevertheless
     if code and not diverged:
         if resumed and code not in STOPPED:
-            checkpoint.unlink(missing_ok=True)  # damaged, maybe: the next attempt starts anew
+            checkpoint.unlink(missing_ok=True)  # it may be damaged: the next attempt starts from scratch
             return FAILED
         return USAGE if code == USAGE else FAILED
     if summary is None:
         print(f"the run ended without {schema.SUMMARY}")
         return FAILED
     if checkpoint.exists():
-        # Cells that start from it trust the published result: it must survive whatever the result survives.
+        # Other cells rely on the checkpoint once the result is published: it must be on disk before
         sync(checkpoint)
     elif job.needs_checkpoint and not diverged:
         print(f"the run ended without {schema.CHECKPOINT}, from which other cells start")
@@ -104,7 +104,7 @@ def _run(job: Job, store: Store) -> int:
 
 
 def _run_module(module: str, argv: list[str]) -> int:
-    """`python -m module argv...` in this process, whose imports are already made; its exit code."""
+    """Run `python -m module argv...` in this process, which has the imports already; return its exit code."""
     sys.argv = [module, *argv]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -124,13 +124,13 @@ def _redirect_output(log: Path) -> None:
     os.dup2(descriptor, sys.stdout.fileno())
     os.dup2(descriptor, sys.stderr.fileno())
     os.close(descriptor)
-    # What is printed and what is warned about stay in order, and a kill loses neither.
+    # Keeps standard output and errors in order, and loses nothing if the process is killed
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)
 
 
 def _end_with_parent() -> None:
-    """Kill this process when the coordinator is gone: nobody else would stop it."""
+    """Kill this process when the coordinator exits, as nothing else would stop it."""
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

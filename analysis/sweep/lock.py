@@ -1,4 +1,4 @@
-"""Locks the plan of a sweep: from the first cell on, every change to it is recorded."""
+"""Locks the plan of a sweep: once a cell has started, every change is recorded."""
 
 import json
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ from lit_klrb.files import write_atomically
 
 
 class Locked(NamedTuple):
-    """What locking a plan told.
+    """The result of locking a plan.
 
     Args:
-        changes: What differs from the plan that was locked before, one line per key.
-        arms: Label -> what is known of the arm.
+        changes: Differences from the plan that was locked before, one line per key.
+        arms: Label -> properties of the arm.
     """
 
     changes: list[str]
@@ -29,24 +29,24 @@ class Locked(NamedTuple):
 
 
 def lock(plan: Plan, expansion: Expansion, directory: Path, *, record: bool) -> Locked:
-    """Write the plan, under its hash, into the sweep's directory.
+    """Write the plan with its hash to the sweep's directory.
 
-    Before a cell has begun a new plan replaces the old one, and nothing is said of it. From then on a change
-    is recorded in the history, with the number of results there were: how much could have been seen.
+    Before a cell has started, a new plan replaces the old one without a record. From then on, changes are
+    recorded in the history, with the number of results that could have been seen.
 
     Args:
         plan: The plan.
-        expansion: Its cells, and what was hashed into their ids.
+        expansion: Its cells, and the content that is hashed into their ids.
         directory: The sweep's directory.
-        record: Whether a change is recorded; otherwise a plan under which cells have begun stays as it is.
+        record: Whether to record changes; otherwise a plan whose cells have started is not modified.
 
     Returns:
-        What differs from the plan that is locked, and what is known of its arms.
+        Differences from the locked plan, and properties of the arms.
 
     Raises:
         DamagedFileError: If the locked plan was edited by hand.
-        ConfigurationError: If a stage or an arm would be refused by what runs it; if it was locked by a
-            version whose sweeps this one cannot continue.
+        ConfigurationError: If a stage or an arm is invalid, or the plan was locked by an earlier version
+            whose sweeps cannot be continued.
     """
     path = directory / layout.PLAN
     begun = layout.has_begun(directory)
@@ -57,11 +57,11 @@ def lock(plan: Plan, expansion: Expansion, directory: Path, *, record: bool) -> 
     if before is None or not begun:
         _write(path, lock_document(plan, content, expansion.cells, published=_published(directory)))
         return Locked([], arms)
-    # What is known of the arms follows from the rest.
+    # Properties of the arms are derived from the rest
     altered = list(changes({**before.document["content"], ARMS: None}, {**content, ARMS: None}))
     if altered and before.schema != layout.PLAN_SCHEMA:
         raise ConfigurationError(
-            f"{directory} holds a sweep that an earlier version locked (plan schema {before.schema}), which "
+            f"{directory} contains a sweep locked by an earlier version (plan schema {before.schema}), which "
             "can be reported and verified but not continued; name another directory",
             key="directory",
         )
@@ -79,7 +79,7 @@ def lock(plan: Plan, expansion: Expansion, directory: Path, *, record: bool) -> 
 
 
 def _locked(path: Path, *, begun: bool) -> LockedPlan | None:
-    """The plan that is locked, if there is one; before a cell has begun, a damaged one is none."""
+    """The locked plan; None if there is none, or if it is damaged and no cell has started."""
     try:
         before = LockedPlan.read(path)
         if not before.recomputed:
@@ -98,7 +98,7 @@ def _locked(path: Path, *, begun: bool) -> LockedPlan | None:
 def _arms(
     plan: Plan, expansion: Expansion, content: dict[str, Any], before: LockedPlan | None
 ) -> Mapping[str, Arm]:
-    """What is known of the arms: as it was locked, unless what it follows from has changed since."""
+    """Properties of the arms: as locked, unless the content that they depend on has changed."""
     locked = before.document["content"] if before else {}
     if before and ARMS in locked and {**content, ARMS: None} == {**locked, ARMS: None}:
         return before.arms
@@ -110,6 +110,6 @@ def _published(directory: Path) -> int:
 
 
 def _write(path: Path, document: bytes) -> None:
-    """Write the locked plan unless it is there already, byte for byte."""
+    """Write the locked plan unless the file has the same content already."""
     if not (path.exists() and path.read_bytes() == document):
         write_atomically(path, document)

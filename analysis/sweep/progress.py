@@ -1,4 +1,4 @@
-"""What a sweep says while it runs: a bar in a terminal, plain lines in a pipe."""
+"""Progress of a sweep: a bar in a terminal, plain lines otherwise."""
 
 from types import TracebackType
 from typing import Any, Self
@@ -11,11 +11,11 @@ from lit_klrb import schema
 
 
 class Progress:
-    """Tells of each cell that ends.
+    """Reports every cell that ends.
 
     Args:
         name: The sweep's name.
-        console: Where to write.
+        console: The console to write to.
     """
 
     def __init__(self, name: str, console: Console) -> None:
@@ -40,11 +40,11 @@ class Progress:
         self._bar.stop()
 
     def counted(self, settled: int, total: int) -> None:
-        """How many cells have a result, of how many."""
+        """Set the number of cells with a result and the total number."""
         self._bar.update(self._task, completed=settled, total=total)
 
     def settled(self, cell: Cell, result: dict[str, Any], seconds_left: float | None) -> None:
-        """A cell has a result: how it ended, and the time left where it can be told."""
+        """Report the result of a cell, and the remaining time if it can be estimated."""
         values = {name: result["final"].get(name) for name in (schema.REWARD, schema.KL)}
         newest = f"{cell}: {result['state']}"
         newest += "".join(f", {name} {value:.4g}" for name, value in values.items() if value is not None)
@@ -56,19 +56,19 @@ class Progress:
             self.line(f"[{task.completed:.0f}/{task.total:.0f}] {newest}")
 
     def failed(self, cell: Cell, error: str, given_up: bool) -> None:
-        """An attempt at a cell ended without a result; the end of its log once it is given up."""
+        """Report an attempt without a result, with the end of the log if it was the last attempt."""
         reason, *log = error.splitlines()
         self.line(f"{cell}: {reason}; {'given up' if given_up else 'it is run again'}")
         for text in log if given_up else ():
             self.line(f"    {text}")
 
     def line(self, text: str) -> None:
-        """Write a line as it is, above the bar if there is one."""
+        """Write a line without markup, above the bar if there is one."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds for a person.
+    """Format a duration in hours, minutes and seconds.
 
     Example:
         >>> duration(8), duration(200), duration(7500)

@@ -1,12 +1,11 @@
-"""The directory of a sweep while it runs: what is published, and who is working on what.
+"""The directory of a running sweep: published results, and claims of cells.
 
-Why there is no database. That a cell has one result is decided by the file system alone: `os.link` gives a
-name to a complete file and fails if the name exists, so whatever runs twice, in whatever order it is killed,
-one result stands. All that is left is not to waste work, and to keep two writers out of one working
-directory. For that a worker holds a `flock` on the directory of its cell. The kernel drops it when the worker
-ends, however it ends: there is no lease to expire, no clock to compare and no stale owner to suspect. A
-`flock` reaches over one machine's processes; where several machines share a directory, one coordinator must
-hand out the cells.
+There is no database. The file system guarantees one result per cell: `os.link` gives a name to a complete
+file and fails if the name exists, so the first result is kept even if a cell runs twice. Claims only avoid
+duplicate work and two writers in the same working directory: a worker holds a `flock` on the directory of its
+cell, which the kernel releases when the worker exits, for whatever reason. No leases, clocks or stale owners
+have to be handled. A `flock` is visible to the processes of one machine only; if several machines share a
+directory, a single coordinator must distribute the cells.
 """
 
 import fcntl
@@ -28,7 +27,7 @@ class Store:
     """Reads and writes the directory of a sweep.
 
     Args:
-        directory: The sweep's directory; made when something is first written.
+        directory: The sweep's directory; created by the first write.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -40,12 +39,12 @@ class Store:
         return layout.workdir(self.directory, cell_id)
 
     def is_settled(self, cell_id: str, needs_checkpoint: bool) -> bool:
-        """Whether nothing is left to run for a cell.
+        """Whether a cell need not run any more.
 
         Args:
             cell_id: The cell.
-            needs_checkpoint: Whether a cell that is still to run starts from it. A published cell whose
-                checkpoint was deleted is then run again; that its result is the same is checked in passing.
+            needs_checkpoint: Whether another cell that has still to run needs its checkpoint. A published
+                cell whose checkpoint was deleted is then run again, and its result compared.
         """
         if not needs_checkpoint or (self.workdir(cell_id) / schema.CHECKPOINT).exists():
             return self._result(cell_id).exists()
@@ -53,27 +52,27 @@ class Store:
         return result is not None and result["state"] == schema.DIVERGED
 
     def count(self) -> int:
-        """How many results are published."""
+        """Number of published results."""
         return len(layout.result_paths(self.directory))
 
     def result(self, cell_id: str) -> dict[str, Any] | None:
-        """The published result of a cell, checked; None if it has none.
+        """Read and check the published result of a cell; None if it has none.
 
         Raises:
-            DamagedFileError: If the file is not what was published.
+            DamagedFileError: If the file was changed.
         """
         path = self._result(cell_id)
         return read_result(path) if path.exists() else None
 
     def publish(self, result: dict[str, Any]) -> bool:
-        """Publish the result of a cell unless it has one; a second, different one is kept under refused/.
+        """Publish the result of a cell unless it has one; a second, different one is stored under refused/.
 
         Args:
             result: The result without its checksum.
 
         Returns:
-            Whether the published result is this one. False means that the same cell gave two results:
-            something it depends on is not in its id, or its computation is not deterministic.
+            Whether the published result equals this one. False means that the same cell gave two results:
+            something it depends on is missing from its id, or its computation is not deterministic.
         """
         path = self._result(result["id"])
         content = encode_result(result)
@@ -84,12 +83,12 @@ class Store:
         return False
 
     def refused(self, cell_id: str) -> Path | None:
-        """Where a second, different result of the cell is kept, if there was one."""
+        """The path of a second, different result of the cell; None if there is none."""
         path = layout.refused_path(self.directory, cell_id)
         return path if path.exists() else None
 
     def failure(self, cell_id: str) -> dict[str, Any] | None:
-        """The record of a cell that ended without a result."""
+        """The record of a cell that ended without a result; None if there is none."""
         path = self._failure(cell_id)
         if self._result(cell_id).exists() or not path.exists():
             return None
@@ -97,16 +96,16 @@ class Store:
         return content
 
     def record_failure(self, cell_id: str, cell: dict[str, Any], error: str) -> None:
-        """Note that an attempt at a cell ended without a result."""
+        """Record that an attempt at a cell ended without a result."""
         attempts = 1 + (self.failure(cell_id) or {"attempts": 0})["attempts"]
         write_atomically(self._failure(cell_id), encode_failure(cell_id, cell, attempts, error))
 
     @contextmanager
     def claim(self, cell_id: str) -> Iterator[bool]:
-        """Hold the cell for this process, if nobody does; released when the process ends, however it ends.
+        """Claim the cell for this process if it is free; released at the end of the block or the process.
 
         Yields:
-            Whether the cell is held.
+            Whether the cell was claimed.
         """
         self.workdir(cell_id).mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.workdir(cell_id), os.O_RDONLY)
@@ -116,13 +115,13 @@ class Store:
             os.close(descriptor)
 
     def is_claimed(self, cell_id: str) -> bool:
-        """Whether some process holds the cell."""
+        """Whether a process has claimed the cell."""
         with self.claim(cell_id) as free:
             return not free
 
     def clear(self, cell_id: str) -> Path:
         """Empty the working directory of a claimed cell."""
-        # The directory itself carries the claim and stays.
+        # The claim is on the directory itself, which must not be replaced
         for path in self.workdir(cell_id).iterdir():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -131,21 +130,21 @@ class Store:
         return self.workdir(cell_id)
 
     def log(self, cell_id: str) -> Path:
-        """The file with all that the cell's newest attempt printed."""
+        """The log file of the cell's latest attempt."""
         return self.workdir(cell_id) / layout.LOG
 
     def log_tail(self, cell_id: str, lines: int = 10) -> str:
-        """The last lines that the cell's newest attempt printed."""
+        """The last lines of the log of the cell's latest attempt."""
         path = self.log(cell_id)
         text = path.read_text(errors="replace") if path.exists() else ""
         return "\n".join(text.rstrip().splitlines()[-lines:])
 
     def seconds(self, cell_id: str) -> Path:
-        """The file with the seconds the cell took; no part of its result, which is the same each time."""
+        """The file with the time of the cell, which is not part of its reproducible result."""
         return self.workdir(cell_id) / layout.SECONDS
 
     def link(self, name: str, cell_id: str) -> None:
-        """Let DIRECTORY/name lead to the run directory of a cell, unless something else is there."""
+        """Link DIRECTORY/name to the run directory of a cell, unless something else has that name."""
         place = self.directory / name
         if place.exists() and not place.is_symlink():
             return
@@ -154,7 +153,7 @@ class Store:
         partial.replace(place)
 
     def tidy(self) -> None:
-        """Remove what publications that were killed left: temporary files, failures since made good."""
+        """Remove leftovers of killed processes: temporary files, and failures of cells that have a result."""
         for record in layout.failure_paths(self.directory):
             if self._result(record.stem).exists():
                 record.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Imported once by the server that all cells are forked from: pays for the heavy imports before any cell.
+"""Imported once by the server from which all cells are forked, to import the heavy libraries in advance.
 
-The import may fail, and a failure must not take the server down: the cell that needs the module then meets
-the same error, in its own log.
+A failing import must not end the server: the cell that needs the module then raises the same error, which is
+in its log.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from analysis.sweep.launchers.local import WARM
 
 _coordinator, _, _module = os.environ.get(WARM, "").partition(" ")
 if _coordinator == str(os.getppid()):
-    # A process manager may signal every process of a sweep: the server stays until its coordinator ends.
+    # A process manager may signal all processes of a sweep: the server runs until its coordinator exits
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with contextlib.suppress(Exception):
         importlib.import_module(_module)

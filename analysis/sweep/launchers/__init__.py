@@ -1,4 +1,4 @@
-"""Where cells run: a launcher starts jobs and says how they ended. What to run is the coordinator's part."""
+"""Launchers, which start jobs and report how they ended. The coordinator decides what to run."""
 
 from typing import Protocol
 
@@ -6,7 +6,7 @@ from analysis.sweep.job import Job
 
 
 class Launcher(Protocol):
-    """Runs jobs side by side."""
+    """Runs jobs in parallel."""
 
     slots: int
 
@@ -18,13 +18,13 @@ class Launcher(Protocol):
         """
 
     def wait(self, seconds: float) -> list[tuple[str, int]]:
-        """Wait until a job has ended, at most `seconds`; the cells that ended, each with its exit code.
+        """Wait at most `seconds` until a job has ended; return ids and exit codes of the cells that ended.
 
         A negative exit code is the signal that killed the job.
         """
 
     def ask_to_stop(self) -> None:
-        """Ask the cells that run to save a checkpoint and end; `wait` says when each has."""
+        """Ask the running cells to save a checkpoint and exit; `wait` returns them when they have."""
 
     def stop(self) -> None:
-        """Kill what still runs: a cell that did not publish is run again another time."""
+        """Kill the running jobs; cells without a published result are run again by the next sweep."""

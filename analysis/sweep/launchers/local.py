@@ -1,4 +1,4 @@
-"""Cells as processes on this machine."""
+"""Runs cells as processes on this machine."""
 
 import multiprocessing
 import os
@@ -10,13 +10,13 @@ from multiprocessing.context import ForkServerProcess
 
 from analysis.sweep.job import Job, run_job
 
-# The environment variable that tells `analysis.sweep.warm` whose server it is in, and what to import.
+# The environment variable that tells `analysis.sweep.warm` its coordinator and what to import.
 WARM = "LIT_KLRB_WARM"
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Let signals wait: a process that is left half started complains, and nobody would stop it."""
+    """Block signals, as a process interrupted while it starts prints errors and would not be stopped."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
@@ -25,15 +25,15 @@ def _undisturbed() -> Iterator[None]:
 
 
 class LocalLauncher:
-    """Processes on this machine, forked from one server that has imported the stack.
+    """Runs cells as processes forked from a server that has imported the libraries.
 
-    A cell gets a fresh process, so that none sees what another left behind, and still does not pay for the
-    imports. This process never imports them: only the server does.
+    Every cell has a new process, so cells do not affect each other, without the time of the imports. Only the
+    server imports the libraries, not this process.
 
     Args:
-        workers: Cells run at the same time.
-        threads: Threads each computes with. Pinned in this process's environment, which the server inherits
-            and where they must be set before the libraries are loaded.
+        workers: Number of cells that run at the same time.
+        threads: Threads per cell. Set in this process's environment, which the server inherits, as it must be
+            set before the libraries are loaded.
         module: The package whose `fit` command runs a cell.
     """
 
@@ -67,12 +67,12 @@ class LocalLauncher:
         return codes
 
     def ask_to_stop(self) -> None:
-        """Ask the cells that run to save a checkpoint and end."""
+        """Ask the running cells to save a checkpoint and exit."""
         for process in self._running.values():
             process.terminate()
 
     def stop(self) -> None:
-        """Kill what still runs."""
+        """Kill the running cells."""
         for process in self._running.values():
             process.kill()
         for process in self._running.values():

@@ -1,7 +1,7 @@
-"""Cells as Ray tasks: on this machine, or on every node of a cluster that sees the sweep's directory.
+"""Runs cells as Ray tasks: on this machine, or on the nodes of a cluster that share the sweep's directory.
 
-Ray places cells and nothing more: a task runs its cell once, and whether it is run again is the coordinator's
-decision, as with any launcher.
+Ray only schedules cells: a task runs its cell once, and the coordinator decides whether it is run again, as
+with every launcher.
 """
 
 import time
@@ -19,12 +19,12 @@ POLL_SECONDS = 3600.0
 
 
 class RayLauncher:
-    """One task a cell.
+    """Runs one Ray task per cell.
 
-    Every Ray worker keeps a server of its own with the stack imported, from which its cells are forked.
+    Every Ray worker has a server with the libraries imported, from which its cells are forked.
 
     Args:
-        workers: Cells run at the same time; None for as many as the cluster has cores for.
+        workers: Number of cells that run at the same time; None for as many as the cluster has cores for.
         threads: Threads each cell computes with, and the CPUs it asks Ray for.
         address: "auto" or host:port of a running cluster; None starts one on this machine.
     """
@@ -42,7 +42,7 @@ class RayLauncher:
         self._running: dict[Any, str] = {}
 
     def submit(self, job: Job) -> None:
-        """Hand a job to Ray; it starts when a node has room for it."""
+        """Submit a job to Ray; it starts when a node has free CPUs."""
         elsewhere = replace(job, directory=job.directory.absolute())
         self._running[self._run.remote(elsewhere, self._threads)] = job.cell.id
 
@@ -55,12 +55,12 @@ class RayLauncher:
         return [(self._running.pop(task), _exit_code(task)) for task in ended]
 
     def ask_to_stop(self) -> None:
-        """Kill the cells that run: Ray has no signal for them. They go on from their newest checkpoints."""
+        """Kill the running cells, which Ray cannot signal; the next sweep resumes their checkpoints."""
         for task in self._running:
             ray.cancel(task, force=True)
 
     def stop(self) -> None:
-        """Leave the cluster; a task that still runs is killed."""
+        """Kill the running tasks and leave the cluster."""
         for task in self._running:
             ray.cancel(task, force=True)
         self._running.clear()
@@ -71,7 +71,7 @@ def _exit_code(task: Any) -> int:
     try:
         code: int = ray.get(task)
     except RayError:
-        # The worker or its node is gone, and the cell with it.
+        # The worker or its node has failed, and the cell with it
         return FAILED
     return code
 
@@ -82,7 +82,7 @@ def _forge(threads: int, module: str) -> LocalLauncher:
 
 
 def _run(job: Job, threads: int) -> int:
-    """Run a cell in a process of its own, forked from this worker's warm server."""
+    """Run a cell in a process forked from this worker's server."""
     launcher = _forge(threads, job.module)
     launcher.submit(job)
     ended: list[tuple[str, int]] = []

@@ -133,7 +133,7 @@ def test_wrong_usage_stops_its_kind_after_one_cell_and_the_others_go_on(run, cel
     assert outcome.states[mine[0].id] is State.FAILED
     assert {outcome.states[cell.id] for cell in mine[1:]} == {State.BLOCKED}
     assert [cell for cell in launcher.submitted if cell in mine] == mine[:1]
-    assert outcome.reasons[mine[3].id] == f"it would end as {mine[0]} did, with exit code 2"
+    assert outcome.reasons[mine[3].id] == f"it would fail like {mine[0]}, with exit code 2"
     assert {outcome.states[cell.id] for cell in others} == {State.DONE}
     assert not outcome.complete
     assert [store.failure(cell.id) is None for cell in mine] == [False, True, True, True]
