@@ -229,7 +229,7 @@ def _attainable(plan: Plan) -> list[str]:
         f"{', '.join(others)} against {primary.control}, by {_DECIDES[primary.outcome]}",
         f"  {len(grid.beta)} betas x {grid.replicates} replicates = {plan.pairs} matched pairs",
         f"  smallest two-sided p of a swap test {least:.2g}, "
-        f"level {plan.level:.2g} (alpha {primary.alpha:g}, {plan.tests} comparisons, Holm): {verdict}",
+        f"level {plan.level:.2g} (alpha {primary.alpha:g} over {plan.tests}, Holm): {verdict}",
     ]
     if shared:
         lines.append(f"  all runs share one {' and one '.join(shared)}: what is found holds given these")

@@ -8,7 +8,7 @@ from pathlib import Path
 from . import certificates, op, rounds, step, variance
 from .table import replace_part
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[1] / "docs"
 BENCHMARKS, CONTROL_VARIATE, CERTIFICATES = (
     DOCS / f"{name}.md" for name in ("benchmarks", "control_variate", "certificates")
 )

@@ -14,9 +14,10 @@ from analysis.stats.power import Rate, rejection_rates, swap_p_values
 from analysis.stats.scenario import STANDARD, Scenario
 from analysis.stats.stability import spread_test
 
+from .certificates_primary import growth, matched, objective
 from .table import markdown
 
-sys.path.append(str(Path(__file__).parents[1] / "analysis" / "stats"))
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "analysis" / "stats"))
 from generators import draw_curves, draw_gradients
 
 TESTS = (
@@ -34,26 +35,24 @@ RESAMPLES = 199
 
 
 def report(quick: bool) -> str:
-    """Three tables as Markdown."""
-    repetitions = 20 if quick else 1_000
+    """Six tables as Markdown."""
+    repetitions = 20 if quick else 500
     few = repetitions // 4
     errors = " and ".join(f"{Rate(LEVEL, count).error:.3f}" for count in (repetitions, few))
     intro = (
         f"`python -m benchmarks certificates`: shares of {repetitions:,} simulated data sets in which a "
         f"test rejects at {LEVEL:.0%}, ± one Monte-Carlo standard error; {few:,} for hypervolume, "
-        f"spread and the test beside them. At a true {LEVEL:.0%} these errors are {errors}."
+        f"spread and the test beside them, {4 * repetitions:,} for growth. At a true {LEVEL:.0%} the "
+        f"errors are {errors}."
     )
-    return "\n\n".join([intro, _sweeps(repetitions, few), _gradients(repetitions), _stability(few)])
-
-
-def _cell(rate: Rate) -> str:
-    return f"{rate.value:.3f} ± {rate.error:.3f}"
+    primary = [objective(repetitions), matched(repetitions), growth(4 * repetitions)]
+    return "\n\n".join([intro, *primary, _sweeps(repetitions, few), _gradients(repetitions), _stability(few)])
 
 
 def _share(rejected: Iterable[bool] | np.ndarray) -> str:
     """A share of rejections with its error."""
     hits = np.asarray(list(rejected))
-    return _cell(Rate(float(hits.mean()), len(hits)))
+    return str(Rate(float(hits.mean()), len(hits)))
 
 
 def _sweeps(repetitions: int, few: int) -> str:
@@ -87,7 +86,7 @@ def _sweeps(repetitions: int, few: int) -> str:
                 found = hypervolume_test(scenario.simulate(rng, **settings), CORNER, resamples=RESAMPLES)
                 same_side = (found.differences.sum() > 0) == upwards
                 volumes.append(same_side and found.test.p_value / 2 <= LEVEL)
-            rows.append([label, str(count), *(_cell(rates[key]) for key in TESTS), _share(volumes)])
+            rows.append([label, str(count), *(str(rates[key]) for key in TESTS), _share(volumes)])
     return "### Swap tests of a sweep\n\n" + markdown(["truth", "S", *TESTS, "hypervolume"], rows)
 
 

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 
 from analysis.report.assessment import Assessment
-from analysis.results.records import Run
 from analysis.stats import Comparison, Verdict
 from analysis.stats.intervals import Estimate, Interval
 from analysis.stats.kl_reward import kl_ratio
@@ -101,14 +100,7 @@ def _ends(interval: Interval | None) -> list[float] | None:
 def _start(assessment: Assessment) -> dict[str, float | None]:
     """Reward and KL where the runs of the grid start: their evaluation before the first step."""
     found = {
-        key: [value for run in assessment.sweep.grid.values() if (value := _first(run, key)) is not None]
+        key: [value for run in assessment.sweep.grid.values() if (value := run.first(key)) is not None]
         for key in (schema.REWARD, schema.KL)
     }
     return {key: float(np.mean(values)) if values else None for key, values in found.items()}
-
-
-def _first(run: Run, key: str) -> float | None:
-    curve = run.curves.get(f"val/{key}")
-    if curve is None or not len(curve.step) or curve.step[0] != 0 or np.isnan(curve.value[0]):
-        return None
-    return float(curve.value[0])

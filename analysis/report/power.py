@@ -4,10 +4,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from analysis.report.pilot import warnings
 from analysis.results import Plan
 from analysis.results.load import load_sweep
+from analysis.results.sweep import Sweep
 from analysis.stats.matching import match
-from analysis.stats.power import SWEEPS, rejection_rates, replicates_needed
+from analysis.stats.pairs import Pairs
+from analysis.stats.power import (
+    SWEEPS,
+    detectable_difference,
+    expected_detectable,
+    rejection_rates,
+    replicates_needed,
+)
 from analysis.stats.scenario import STANDARD, Scenario, scenario_of
 from analysis.stats.text import number
 from lit_klrb.errors import ConfigurationError
@@ -17,7 +26,7 @@ LIFTS = (0.25, 0.5, 1.0)
 
 
 def power(plan: Plan, pilot: Path | None) -> list[str]:
-    """Lines for `analysis plan`: type-I error, power, and the replicates that would do.
+    """Lines for `analysis plan`: type-I error, power, the replicates that would do, and other designs.
 
     Args:
         plan: Gives replicates and level; a treatment is compared with the control at Holm's first step.
@@ -26,7 +35,14 @@ def power(plan: Plan, pilot: Path | None) -> list[str]:
     Raises:
         ConfigurationError: If the pilot has no such sweep, or too few runs to tell a spread.
     """
-    scenario, source = (_assumed(plan), "assumed, no pilot") if pilot is None else _measured(plan, pilot)
+    if plan.primary.outcome == "kl":
+        return ["power: not simulated for a plan that decides by the KL alone"]
+    found = None if pilot is None else load_sweep(pilot)
+    if found is None:
+        scenario, source, pairs = _assumed(plan), "assumed, no pilot", None
+    else:
+        scenario, pairs = _measured(plan, found)
+        source = f"from {pairs.treatment} against {pairs.control} in {found.directory}"
     scenario = replace(scenario, replicates=plan.grid.replicates)
     return [
         f"power ({source}: reward spread {number(scenario.reward_sd)} between replicates at given KL, "
@@ -34,6 +50,9 @@ def power(plan: Plan, pilot: Path | None) -> list[str]:
         f"{len(scenario.betas)} betas x {scenario.replicates} replicates; level {plan.level:.2g}; "
         f"{SWEEPS:,} simulated sweeps)",
         *_rates(plan, scenario),
+        *_detectable(plan, scenario, pairs),
+        *_other_designs(plan, scenario),
+        *(f"  WARNING: {text}" for text in ([] if found is None else warnings(found))),
     ]
 
 
@@ -48,6 +67,32 @@ def _rates(plan: Plan, scenario: Scenario) -> Iterator[str]:
         yield f"  {more} more reward ({lift:g} SD): found with power {found}; 80% needs {needed}"
 
 
+def _detectable(plan: Plan, scenario: Scenario, pairs: Pairs | None) -> Iterator[str]:
+    """The smallest difference in J that is found in 80% of cases; after a pilot, from its own pairs."""
+    if pairs is None:
+        found = expected_detectable(scenario, plan.level)
+    else:
+        found = detectable_difference(pairs, plan.grid.replicates, plan.level)
+    yield f"  smallest difference in J found in 80% of cases: {number(found)} reward units"
+
+
+def _other_designs(plan: Plan, scenario: Scenario) -> Iterator[str]:
+    """The same number of runs as fewer arms with more replicates, or more arms with fewer."""
+    arms, betas = len(plan.grid.arms), len(plan.grid.beta)
+    runs = len(plan.places)
+    yield f"  about {runs} runs as other designs, power for +0.5 and +1 SD of reward:"
+    for count in range(2, max(arms, 4) + 2):
+        replicates = runs // (count * betas)
+        if replicates < 2:
+            break
+        design, level = replace(scenario, replicates=replicates), plan.primary.alpha / (count - 1)
+        half, whole = (
+            rejection_rates(design, lift=lift, alpha=level)["objective"].value for lift in (0.5, 1.0)
+        )
+        here = " (as planned)" if count == arms else ""
+        yield f"    {count} arms x {replicates} replicates: {half:.2f} and {whole:.2f}{here}"
+
+
 def _assumed(plan: Plan) -> Scenario:
     """The standard scenario at as many betas as are planned, from the middle of its six."""
     count = len(plan.grid.beta)
@@ -59,13 +104,13 @@ def _assumed(plan: Plan) -> Scenario:
     )
 
 
-def _measured(plan: Plan, pilot: Path) -> tuple[Scenario, str]:
-    sweep = load_sweep(pilot)
+def _measured(plan: Plan, pilot: Sweep) -> tuple[Scenario, Pairs]:
     for name in plan.comparisons:
-        scenario = scenario_of(match(sweep, name, plan.primary.control))
+        pairs = match(pilot, name, plan.primary.control)
+        scenario = scenario_of(pairs)
         if scenario is not None:
-            return scenario, f"from {name} against {plan.primary.control} in {pilot}"
+            return scenario, pairs
     raise ConfigurationError(
-        f"--pilot: {pilot} has no two matched runs at each beta of {plan.primary.control} and one of "
-        f"{', '.join(plan.comparisons)}"
+        f"--pilot: {pilot.directory} has no two matched runs at each beta of {plan.primary.control} and one "
+        f"of {', '.join(plan.comparisons)}"
     )

@@ -79,6 +79,13 @@ class Run:
         """A final metric; `nan` if absent or if the run diverged."""
         return math.nan if self.diverged else self.final.get(key, math.nan)
 
+    def first(self, key: str) -> float | None:
+        """A metric's evaluation before the first step of training; None if there was none."""
+        curve = self.curves.get(f"val/{key}")
+        if curve is None or not len(curve.step) or curve.step[0] != 0 or math.isnan(curve.value[0]):
+            return None
+        return float(curve.value[0])
+
 
 @dataclass(frozen=True)
 class Failure:

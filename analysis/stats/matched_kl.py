@@ -43,8 +43,12 @@ class MatchedKL:
     curve: FloatArray
 
 
-def matched_kl(pairs: Pairs) -> MatchedKL:
+def matched_kl(pairs: Pairs, *, least_overlap: float = LEAST_OVERLAP) -> MatchedKL:
     """Fit the model.
+
+    Args:
+        pairs: The matched pairs.
+        least_overlap: The overlap below which nothing is said.
 
     Example:
         >>> zeros, index = np.zeros(6, dtype=np.int64), np.arange(6)
@@ -64,8 +68,8 @@ def matched_kl(pairs: Pairs) -> MatchedKL:
     curve = np.asarray(np.linalg.lstsq(model.design, (pairs.reward - gap * label).ravel(), rcond=None)[0])
     curve = curve.astype(np.float64)
     left = pairs.reward - (model.design @ curve).reshape(-1, 2)
-    if overlap < LEAST_OVERLAP:
-        refused = f"their KLs do not overlap (overlap {overlap:.2f}, {LEAST_OVERLAP:g} is needed)"
+    if overlap < least_overlap:
+        refused = f"their KLs do not overlap (overlap {overlap:.2f}, {least_overlap:g} is needed)"
         return MatchedKL(Estimate(math.nan), overlap, refused, left[:, 0] - left[:, 1], curve)
     estimate = Estimate(gap, error, model.units - 1.0) if model.units > 1 else Estimate(gap)
     return MatchedKL(estimate, overlap, "", left[:, 0] - left[:, 1], curve)

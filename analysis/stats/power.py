@@ -181,10 +181,26 @@ def replicates_needed(
     return grid[low] if low < len(grid) else None
 
 
-def expected_estimate(scenario: Scenario) -> Estimate:
-    """An estimate of no difference in J with the standard error to be expected: the root mean square."""
+def detectable_difference(pairs: Pairs, replicates: int, level: float) -> float | None:
+    """The difference in J that a t test at `level` finds in 80% of cases, as a page says it of its own pairs.
+
+    Args:
+        pairs: Pairs of a pilot, or of the sweep itself.
+        replicates: Replicates of the sweep that is planned.
+        level: The level really used: that of Holm's first step.
+    """
+    estimate = mean_of(objective_contrast(pairs), pairs)
+    if not estimate.degrees > 0:
+        return None
+    factor = (replicates - 1) / (pairs.replicates - 1)
+    error = estimate.standard_error * math.sqrt(pairs.replicates / replicates)
+    return Estimate(0.0, error, estimate.degrees * factor).detectable(level)
+
+
+def expected_detectable(scenario: Scenario, level: float) -> float | None:
+    """The same for a scenario: at the root mean square of the standard errors of 200 simulated sweeps."""
     kl, reward = scenario.draw(np.random.default_rng(0), 200)
     found = [mean_of(objective_contrast(pairs), pairs) for pairs in map(scenario.pairs_of, kl, reward)]
     degrees = float(np.median([estimate.degrees for estimate in found]))
-    squares = np.mean([estimate.standard_error**2 for estimate in found])
-    return Estimate(0.0, math.sqrt(float(squares)), degrees)
+    squares = float(np.mean([estimate.standard_error**2 for estimate in found]))
+    return Estimate(0.0, math.sqrt(squares), degrees).detectable(level)

@@ -2,7 +2,7 @@
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section, Table
-from analysis.stats.power import SWEEPS, Rate, rejection_rates
+from analysis.stats.power import SWEEPS, Rate, detectable_difference, rejection_rates
 from analysis.stats.scenario import Scenario, scenario_of
 from analysis.stats.text import number
 
@@ -23,6 +23,11 @@ def certificates(assessment: Assessment) -> Section | None:
     if not found:
         return None
     rates = {name: power_of(scenario, plan.level) for name, scenario in found.items()}
+    reach = {
+        c.pairs.treatment: detectable_difference(c.pairs, c.pairs.replicates, plan.level)
+        for c in assessment.comparisons
+        if c.pairs.treatment in found
+    }
     return Section(
         "certificates",
         "What the test of J finds on this design",
@@ -34,10 +39,13 @@ def certificates(assessment: Assessment) -> Section | None:
             "simulation is only as good as its Gaussian noise; docs/certificates.md has the other tests.",
             *(_spread(name, scenario) for name, scenario in found.items()),
         ],
-        tables=[_table(found, rates, plan.level)],
+        tables=[_table(found, rates, reach, plan.level)],
         folded=True,
         numbers={
-            name: {str(lift): rate.value for lift, rate in measured.items()}
+            name: {
+                **{str(lift): rate.value for lift, rate in measured.items()},
+                "detectable": reach[name],
+            }
             for name, measured in rates.items()
         },
     )
@@ -56,13 +64,26 @@ def _spread(name: str, scenario: Scenario) -> str:
     )
 
 
-def _table(found: dict[str, Scenario], rates: dict[str, dict[float, Rate]], level: float) -> Table:
+def _table(
+    found: dict[str, Scenario],
+    rates: dict[str, dict[float, Rate]],
+    reach: dict[str, float | None],
+    level: float,
+) -> Table:
     return Table(
         f"Share of {SWEEPS:,} simulated sweeps in which the test of J rejects at {level:.2g}, ± its "
-        "Monte-Carlo standard error. One SD is that of the reward between replicates at given KL.",
-        ("Estimator", "SD", "Type-I error here", *(f"Power at +{lift:g} SD" for lift in LIFTS[1:])),
+        "Monte-Carlo standard error. One SD is that of the reward between replicates at given KL. “Found "
+        "in 80%” is the smallest difference in J, in reward units, that a t test at this level finds in 80% "
+        "of cases.",
+        (
+            "Estimator",
+            "SD",
+            "Type-I error here",
+            *(f"Power at +{lift:g} SD" for lift in LIFTS[1:]),
+            "Found in 80%",
+        ),
         [
-            (name, number(found[name].reward_sd), *map(str, measured.values()))
-            for name, measured in rates.items()
+            (name, number(found[name].reward_sd), *map(str, rates[name].values()), number(detectable))
+            for name, detectable in reach.items()
         ],
     )

@@ -2,14 +2,20 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import yaml
-from synthetic import write_sweep
+from synthetic import BETAS, write_sweep
 
 from analysis.cli import main
 from analysis.design import read_plan
+from analysis.report.assessment import load_assessment
+from analysis.report.pilot import warnings
 from analysis.report.power import power
+from analysis.report.sections import certificates
 from analysis.results.arm import Arm
+from analysis.results.artifacts import GradientStudy
+from analysis.results.load import load_sweep
 from analysis.stats.power import rejection_rates
 from analysis.stats.scenario import STANDARD
 from analysis.sweep import lock
@@ -51,11 +57,60 @@ def test_power_is_that_of_the_planned_design_at_holms_first_step(plan):
     assert f"0.0500 more reward (0.5 SD): found with power {expected}; 80% needs" in lines[3]
 
 
-def test_a_pilot_brings_its_own_spreads(plan, tmp_path):
-    pilot = write_sweep(tmp_path / "pilot", replicates=6)
+def test_plan_and_page_say_the_same_of_one_design(plan, tmp_path):
+    pilot = write_sweep(tmp_path / "pilot", replicates=8)
     lines = power(plan, pilot)
     assert f"from RaoBlackwell against MonteCarlo in {pilot}" in lines[0]
-    assert lines != power(plan, None)
+    assessment = load_assessment(pilot)
+    page = certificates(assessment)
+    found = page.numbers["RaoBlackwell"]
+    ((*_, size, half, whole, reach),) = page.tables[0].rows
+    assert lines[1].endswith(f"rejects {size}")
+    assert f"(0.5 SD): found with power {half};" in lines[3]
+    assert f"(1 SD): found with power {whole};" in lines[4]
+    assert f"80% of cases: {reach} reward units" in lines[5]
+    verdict = assessment.comparisons[0].decision.primary
+    assert found["detectable"] == pytest.approx(verdict.estimate.detectable(plan.level))
+
+
+def test_fewer_arms_with_more_replicates_stand_beside_more_arms_with_fewer(plan):
+    designs = [line.strip() for line in power(plan, None) if "arms x" in line]
+    assert [line.partition(":")[0] for line in designs] == [
+        f"{arms} arms x {48 // (3 * arms)} replicates" for arms in (2, 3, 4, 5)
+    ]
+    assert designs[0].endswith("(as planned)")
+    powers = [float(line.split()[-1]) for line in designs[1:]]
+    assert powers == sorted(powers, reverse=True)
+
+
+def test_a_pilot_warns_of_what_cannot_be_shown(plan, tmp_path):
+    """J falls at the third beta, and the gradients of the study are nearly all the reward's."""
+
+    def edit(point, made):
+        reward = made["curves"]["val/reward"]["value"]
+        kl = made["curves"]["val/kl"]["value"]
+        beta, sign = BETAS[point[1]], -1 if point[1] == 2 else 1
+        reward[0] = made["final"]["reward"] + beta * (kl[0] - made["final"]["kl"]) - sign
+        return made
+
+    quiet = load_sweep(write_sweep(tmp_path / "quiet", replicates=3, edit=edit, studied=True))
+    (line,) = warnings(quiet)
+    assert line.startswith("at beta 0.2 J does not rise in training: −1.00, 95% CI")
+    assert line.endswith("over 6 runs")
+    run, study = quiet.study(GradientStudy)
+    gram = study.snapshots[0].gram
+    batches = study.batches
+    # all estimators add a hundredth of an independent gradient to the reward's
+    rng = np.random.default_rng(0)
+    reward, noise = rng.normal(size=(2, batches, 40))
+    gradients = np.concatenate([reward, reward + 0.1 * noise, reward + 0.1 * noise])
+    drowned = [replace(one, gram=gradients @ gradients.T) for one in study.snapshots]
+    assert gram.shape == drowned[0].gram.shape
+    run = replace(run, studies=(replace(study, snapshots=drowned),))
+    others = tuple(one for one in quiet.runs if not one.studies)
+    found = warnings(replace(quiet, runs=(*others, run)))
+    share = np.trace(np.cov(0.1 * noise.T)) / np.trace(np.cov((reward + 0.1 * noise).T))
+    assert f"under MonteCarlo has at most {share:.1%} of the whole gradient's noise (beta 0.1)" in found[1]
 
 
 def test_a_pilot_without_matched_runs_is_refused(plan, tmp_path):

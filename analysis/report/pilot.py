@@ -1,0 +1,63 @@
+"""What a pilot warns of: designs in which no estimator of the KL could show anything."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from analysis.results.artifacts import GradientStudy
+from analysis.results.records import Run
+from analysis.results.sweep import Sweep
+from analysis.stats.gradient_noise import NoiseSnapshot
+from analysis.stats.intervals import Estimate, Interval
+from analysis.stats.text import number
+from lit_klrb import schema
+
+# Of the whole gradient's noise: below it another estimator of the KL changes next to nothing.
+LEAST_SHARE = 0.05
+
+
+def warnings(pilot: Sweep) -> list[str]:
+    """One line per reason to doubt that a sweep like the pilot can show a difference."""
+    return [*_still(pilot), *_drowned(pilot)]
+
+
+def _still(pilot: Sweep) -> Iterator[str]:
+    """The betas at which J does not rise between the start of training and its end."""
+    for index, beta in pilot.plan.grid.beta.items():
+        runs = [run for run in pilot.grid.values() if run.point.beta_index == index and not run.diverged]
+        rises = [rise for run in runs if (rise := _rise(run, beta)) is not None]
+        if len(rises) < 2:
+            continue
+        values = np.array(rises)
+        error = float(values.std(ddof=1)) / np.sqrt(len(values))
+        interval = Estimate(float(values.mean()), error, len(values) - 1.0).interval()
+        assert isinstance(interval, Interval)
+        if interval.low <= 0:
+            yield (
+                f"at beta {beta:g} J does not rise in training: {number(float(values.mean()))}, 95% CI "
+                f"{number(interval.low)} to {number(interval.high)} over {len(values)} runs"
+            )
+
+
+def _rise(run: Run, beta: float) -> float | None:
+    start = {key: run.first(key) for key in (schema.REWARD, schema.KL)}
+    if None in start.values():
+        return None
+    rises = {key: run.outcome(key) - float(value or 0.0) for key, value in start.items()}
+    return rises[schema.REWARD] - beta * rises[schema.KL]
+
+
+def _drowned(pilot: Sweep) -> Iterator[str]:
+    """Where the KL's gradient is a small part of the noise of the whole."""
+    found = pilot.study(GradientStudy)
+    if found is None:
+        return
+    study, control = found[1], pilot.plan.primary.control
+    name = control if control in study.estimators else study.estimators[0]
+    snapshots = [NoiseSnapshot(one.step, one.gram, study.estimators) for one in study.snapshots]
+    share = max(one.noise("KL", name) / one.noise("total", name) for one in snapshots)
+    if share < LEAST_SHARE:
+        yield (
+            f"the KL's gradient under {name} has at most {share:.1%} of the whole gradient's noise (beta "
+            f"{study.snapshots[0].beta:g}): another estimator of it changes next to nothing"
+        )
