@@ -33,6 +33,7 @@ from lit_klrb.callbacks import (
 from lit_klrb.cli.mistakes import EndedError, ending_of, flattened
 from lit_klrb.cli.parsing import OneLineParser, one_line
 from lit_klrb.cli.upstream import INITIAL, check_upstream
+from lit_klrb.cli.warned import once_of_a_kind
 from lit_klrb.errors import ConfigurationError, error_line
 from lit_klrb.models.loading import silence
 from lit_klrb.run.checkpoints import CheckpointFiles
@@ -272,7 +273,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     quiet()
     try:
-        LitCLI(argv)
+        with once_of_a_kind():
+            LitCLI(argv)
     except (DivergedError, DiskFullError) as error:
         print(error_line(error), file=sys.stderr)
         return 1
