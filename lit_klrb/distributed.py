@@ -1,7 +1,7 @@
-"""Training in several processes (DDP): what has to be put together, because it couples sequences.
+"""Training in several processes (DDP): gathering the quantities that couple sequences.
 
-Every process has its own prompts; the score weights of a rollout are those of all of them. Evaluation is the
-same in every process, on all prompts: its numbers are those of one process, without any reduction.
+Every process has its own prompts, and score weights are computed on the rollouts of all processes. Evaluation
+is repeated in every process on all prompts, so its metrics need no reduction.
 """
 
 from collections.abc import Sequence
@@ -20,16 +20,16 @@ T = TypeVar("T")
 
 
 def world_size() -> int:
-    """How many processes train together."""
+    """The number of processes that train together."""
     initialised = distributed.is_available() and distributed.is_initialized()
     return distributed.get_world_size() if initialised else 1
 
 
 def gather(value: T) -> list[T]:
-    """The value of every process in the order of their ranks; tensors arrive on the CPU they left from.
+    """The values of all processes, in the order of their ranks.
 
     Args:
-        value: Anything that can be pickled; the same call must be made by all processes.
+        value: Any value that can be pickled, tensors on the CPU; all processes must make this call.
 
     Example:
         >>> gather(3)
@@ -43,7 +43,7 @@ def gather(value: T) -> list[T]:
 
 
 def stacked(parts: Sequence[Tensor]) -> Tensor:
-    """Rows of all parts, [sum of B, longest T], filled with zeros on the right.
+    """Concatenate the rows of all parts, padded with zeros to shape [sum of B, longest T].
 
     Example:
         >>> stacked([torch.tensor([[1, 2]]), torch.tensor([[3]])]).tolist()
@@ -54,16 +54,16 @@ def stacked(parts: Sequence[Tensor]) -> Tensor:
 
 
 def stacked_stats(parts: Sequence[TokenStats]) -> TokenStats:
-    """Statistics of all parts; a field that the first part lacks is None."""
+    """Concatenate the statistics of all parts; fields that are None in the first part remain None."""
     fields: list[Any] = [None if field[0] is None else stacked(field) for field in zip(*parts, strict=True)]
     return TokenStats(*fields)
 
 
 def gather_rows(tensor: Tensor) -> Tensor:
-    """The rows of all processes, those of rank 0 first.
+    """The rows of all processes, in the order of their ranks.
 
     Args:
-        tensor: Shape [B] or [B, T]. All processes have the same B; rows of a smaller T are filled with zeros.
+        tensor: Shape [B] or [B, T]. B must be equal in all processes; smaller T are padded with zeros.
 
     Example:
         >>> gather_rows(torch.tensor([1.0, 2.0]))
@@ -76,23 +76,23 @@ def gather_rows(tensor: Tensor) -> Tensor:
 
 
 def gather_rollout(stats: TokenStats, mask: Tensor, rewards: Tensor) -> tuple[TokenStats, Tensor, Tensor]:
-    """The same of the completions of all processes.
+    """Statistics, mask and rewards of the completions of all processes.
 
     Args:
-        stats: Statistics of every token, [B, T].
-        mask: Completion tokens, [B, T].
-        rewards: One number per completion, [B].
+        stats: Statistics of this process's completions, shape [B, T].
+        mask: True on completion tokens, shape [B, T].
+        rewards: One reward per completion, shape [B].
     """
     fields: list[Any] = [None if field is None else gather_rows(field) for field in stats]
     return TokenStats(*fields), gather_rows(mask), gather_rows(rewards)
 
 
 def own_rows(gathered: Tensor, like: Tensor) -> Tensor:
-    """This process's part of what was computed on gathered rows.
+    """This process's rows of a tensor computed on gathered rows.
 
     Args:
         gathered: Shape [processes * B, longest T].
-        like: A tensor of this process before it was gathered, shape [B, T].
+        like: A tensor of this process before gathering, shape [B, T].
 
     Example:
         >>> own_rows(torch.tensor([[1, 2, 3]]), like=torch.zeros(1, 2)).tolist()
@@ -104,10 +104,10 @@ def own_rows(gathered: Tensor, like: Tensor) -> Tensor:
 
 
 def check_strategy(trainer: L.Trainer) -> None:
-    """Refuse what would shard the policy: sampling and the tiled loss read its weights whole.
+    """Check that the strategy does not shard the policy, as sampling and the tiled loss need whole weights.
 
     Raises:
-        ConfigurationError: Naming the strategy.
+        ConfigurationError: If it does; names the strategy.
     """
     if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
         raise ConfigurationError(

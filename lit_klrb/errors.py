@@ -1,18 +1,18 @@
-"""The one exception a user's input can cause, and text of unknown origin made fit to print."""
+"""The exception for wrong input, and functions that make untrusted text safe to print."""
 
 import textwrap
 import unicodedata
 
-# Join letters in Persian, in Indic scripts and in emoji, and do nothing else.
+# Invisible characters that join letters in Persian and Indic scripts and parts of emoji.
 JOINERS = "\u200c\u200d"
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""A text with everything that would steer a terminal or reorder a line shown as an escape.
+    r"""Escape all characters that would control a terminal or reorder a line.
 
     Args:
         text: Any text.
-        keep: Characters to leave as they are, such as a newline.
+        keep: Characters that are not escaped, such as a newline.
 
     Example:
         >>> print(printable("good\x1b[2J film\n"))
@@ -22,7 +22,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def error_line(message: object) -> str:
-    r"""What the command line prints of an error: one line, whatever the message quotes.
+    r"""The line that the command line prints for an error, whatever the message contains.
 
     Example:
         >>> error_line("no file two\nlines\x07.ckpt")
@@ -32,7 +32,7 @@ def error_line(message: object) -> str:
 
 
 def brief(error: Exception) -> str:
-    r"""What a library says of a file, in one line of at most 200 characters.
+    r"""The message of an exception as one line of at most 200 characters.
 
     Example:
         >>> brief(ValueError("no such file:\n  config.json")), brief(KeyError())
@@ -47,14 +47,13 @@ def _is_printable(character: str) -> bool:
 
 
 class ConfigurationError(ValueError):
-    """Wrong usage or configuration: one line that says what was given and what is allowed.
+    """Wrong usage or configuration, with a message of one line.
 
     The command line prints it and exits with code 2; in Python it is an ordinary `ValueError`.
 
     Args:
-        message: What is wrong, and what is allowed.
-        key: The argument at fault, by its name in Python; the command line adds where it is in a
-            configuration.
+        message: What is wrong and what is allowed.
+        key: The name of the argument in Python; the command line adds its section in the configuration.
 
     Example:
         >>> ConfigurationError("must be positive, got 0", key="temperature")

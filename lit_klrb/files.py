@@ -1,4 +1,4 @@
-"""Files that a kill, or a full disk, never leaves half written. For runs and for sweeps; imports nothing."""
+"""Atomic writing of files, for runs and for sweeps."""
 
 import csv
 import io
@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-# How the name of an unfinished file ends; it begins with a dot and the name of the file it is written for.
+# Suffix of unfinished files, whose names begin with a dot and the name of the final file.
 PARTIAL = ".partial"
 
 
 def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
-    """Replace the file at once: a reader, a kill or a power cut sees the old content or the new."""
+    """Replace a file atomically: after a kill or a power failure it has either the old or the new content."""
     partial = write_beside(path, content)
     try:
         partial.replace(path)
@@ -23,10 +23,10 @@ def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
 
 
 def write_once(path: Path, content: bytes) -> bool:
-    """Create the file, durably and only if it does not exist yet: the first writer wins.
+    """Create a file durably if it does not exist yet; of several writers the first wins.
 
-    The content is complete and on disk before the name appears: the unfinished file is linked to `path`,
-    which fails where the name exists. A kill at any moment leaves at most the unfinished file.
+    The content is on disk before the name appears: an unfinished file is linked to `path`, which fails if the
+    name exists. A kill leaves at most the unfinished file.
 
     Returns:
         Whether this call created the file.
@@ -43,10 +43,10 @@ def write_once(path: Path, content: bytes) -> bool:
 
 
 def write_beside(path: Path, content: str | bytes | memoryview) -> Path:
-    """Write the content to disk in an unfinished file of its own beside `path`, on the same file system.
+    """Write the content to an unfinished file beside `path`, on the same file system, and sync it.
 
     Returns:
-        The unfinished file, to be renamed to `path`. It is removed where writing fails.
+        The unfinished file, to be renamed to `path`. It is removed if writing fails.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PARTIAL}")
@@ -62,7 +62,7 @@ def write_beside(path: Path, content: str | bytes | memoryview) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or a folder's names, are on disk."""
+    """Wait until the content of a file or a folder is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -71,7 +71,7 @@ def sync(path: Path) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the unfinished files that killed processes left in a folder, however deep."""
+    """Remove the unfinished files of killed processes from a folder and its subfolders."""
     for partial in folder.rglob(f".*{PARTIAL}"):
         partial.unlink(missing_ok=True)
 
@@ -79,13 +79,13 @@ def remove_unfinished(folder: Path) -> None:
 def csv_text(
     header: Sequence[str], rows: Iterable[Sequence[Any]], quoting: Literal[0, 1, 2, 3] = csv.QUOTE_MINIMAL
 ) -> str:
-    r"""A table in the csv format.
+    r"""Format a table as CSV.
 
     Args:
         header: Names of the columns.
         rows: Cells.
-        quoting: What is quoted, see the module csv. Text of unknown origin needs `QUOTE_NONNUMERIC`: before
-            Python 3.13 a carriage return is no reason to quote a cell, and then ends its row.
+        quoting: A constant of the module csv. Untrusted text needs `QUOTE_NONNUMERIC`: before Python 3.13,
+            cells with a carriage return are not quoted otherwise, and it ends the row.
 
     Example:
         >>> csv_text(["a", "b"], [[1, "x, y"]])

@@ -1,14 +1,14 @@
 """The run directory: what `lit_klrb` writes and `analysis` reads. Names only; imports nothing.
 
-RUN/run.json                       the run's id; a directory without it is no run's
+RUN/run.json                       the run's id, which marks the directory as a run
 RUN/config.yaml                    the resolved configuration
 RUN/metrics/attempt_N/metrics.csv  one row per logged step, appended; a resumed run starts a new file
 RUN/tensorboard/attempt_N/         the same for TensorBoard
 RUN/checkpoints/last.ckpt          the newest checkpoint (policy, optimizer, step; never the reference)
 RUN/checkpoints/previous.ckpt      the one before it
-RUN/studies/*.json                 what studies measured at snapshots of the run, if it had any
-RUN/completions/step_N.csv         completions of an evaluation beside the first one's, with `CompletionTable`
-RUN/summary.json                   written last and atomically: how the run ended, and the final evaluation
+RUN/studies/*.json                 artifacts of studies, if the run has any
+RUN/completions/step_N.csv         completions of an evaluation and of the first one, by `CompletionTable`
+RUN/summary.json                   written last: how the run ended, and the final evaluation
 """
 
 RUN = "run.json"
@@ -20,7 +20,7 @@ PREVIOUS_CHECKPOINT = "checkpoints/previous.ckpt"
 STUDIES = "studies"
 COMPLETIONS = "completions"
 SUMMARY = "summary.json"
-# All that a run writes for itself.
+# All files and folders that every run writes.
 OWN = (RUN, CONFIG, METRICS_DIR, TENSORBOARD, "checkpoints", STUDIES, COMPLETIONS, SUMMARY)
 
 # A sweep's directory: published results by cell id, and the run directories of its cells.
@@ -31,14 +31,14 @@ CELLS = "cells"
 ESTIMATION = "estimation"
 GRADIENT_NOISE = "gradient_noise"
 
-# How a run can end (`summary.json`: "state").
+# The states of a run that has ended (`summary.json`: "state").
 DONE = "done"
 DIVERGED = "diverged"
 
 # In `summary.json`, and in what a sweep publishes: SHA-256 of the names and bytes of the trained weights.
 WEIGHTS = "weights_sha256"
 
-# Metric keys, `train/...` each step and `val/...` at each evaluation.
+# Metric keys, logged as `train/...` at each step and `val/...` at each evaluation.
 STEP = "step"
 REWARD = "reward"
 REWARD_SE = "reward_se"

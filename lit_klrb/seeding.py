@@ -1,8 +1,8 @@
-"""Randomness that is addressed, not consumed.
+"""Addressed randomness.
 
-Every draw runs under `forked_rng(derive_seed(seed, "purpose", coordinates...))`: what it returns depends on
-its address alone, not on what was drawn before. A resumed run, a validation loop or another estimator
-therefore never shifts the draws of the rest.
+All random numbers are drawn under `forked_rng(derive_seed(seed, "purpose", coordinates...))`: they depend on
+this address only, not on earlier random numbers. Resuming, validation or another estimator therefore never
+change the random numbers of the rest.
 """
 
 import hashlib
@@ -13,14 +13,14 @@ import torch
 
 
 def derive_seed(seed: int, *address: int | str) -> int:
-    """A seed in [0, 2**63) that is a hash of `seed` and the address of the draw.
+    """A seed in [0, 2**63), computed as a hash of `seed` and an address.
 
     Args:
         seed: The run's seed.
-        address: What the draw is for and where it stands, such as `"completions", rollout_index`.
+        address: Purpose and position of the random numbers, such as `"completions", rollout_index`.
 
     Returns:
-        The first 63 bits of SHA-256 over the address, types included: 1 and "1" differ.
+        The first 63 bits of the SHA-256 of the address, types included: 1 and "1" differ.
 
     Example:
         >>> derive_seed(0, "completions", 3) == derive_seed(0, "completions", 3)
@@ -34,11 +34,11 @@ def derive_seed(seed: int, *address: int | str) -> int:
 
 @contextmanager
 def forked_rng(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Seed torch inside the block and leave the surrounding random state as it was.
+    """Seed torch inside the block and restore its random state afterwards.
 
     Args:
         seed: The seed inside the block.
-        device: The device whose generator is forked beside the CPU's.
+        device: The device whose generator is seeded beside the CPU's.
 
     Example:
         >>> before = torch.get_rng_state()

@@ -1,4 +1,4 @@
-"""RLOO: REINFORCE with a leave-one-out baseline, under a KL penalty whose estimator is plugged in."""
+"""RLOO: REINFORCE with a leave-one-out baseline and a KL penalty whose estimator is plugged in."""
 
 import math
 from abc import ABC
@@ -26,20 +26,20 @@ EXPERIENCE_KEY = "experience"
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class OnPolicyModule(RegularisedModule, ABC):
-    """Trains the policy on completions that it samples itself, by RLOO.
+    """Trains the policy with RLOO on completions that it samples itself.
 
-    One rollout serves inner_epochs · mini_batches optimizer steps. Everything that couples sequences (the
-    leave-one-out baseline, fitted coefficients) is computed once, on the whole rollout. `KLEstimatorCallback`
-    (the keys under kl) plugs in the estimator that does so, and beta.
+    Each rollout is used for inner_epochs · mini_batches optimizer steps. Everything that couples sequences
+    (the leave-one-out baseline, fitted coefficients) is computed once, on the whole rollout, by the estimator
+    that `KLEstimatorCallback` (the keys under kl) plugs in together with beta.
 
     Args:
-        inner_epochs: Passes over each rollout. After the first step the completions are off-policy: see
+        inner_epochs: Passes over each rollout. After the first step the completions are off-policy, see
             `off_policy` of the estimator.
         mini_batches: Optimizer steps per pass; must divide the number of prompts per batch.
-        missing_eos_penalty: Subtracted in training from the reward of a completion that max_new_tokens cut
-            off; the logged reward is without it. `train/unfinished` is the share of these completions.
-        rollout_backend: What samples in training. vllm (installed separately) is for large models on GPUs;
-            its draws are not repeated bit for bit.
+        missing_eos_penalty: Subtracted in training from the reward of completions truncated at
+            max_new_tokens, but not from the logged reward. `train/unfinished` is their proportion.
+        rollout_backend: Samples the completions in training. vllm (installed separately) is for large models
+            on GPUs; its samples are not reproducible bit for bit.
         vllm_options: Arguments of `vllm.LLM`, such as {gpu_memory_utilization: 0.4}.
     """
 
@@ -75,14 +75,14 @@ class OnPolicyModule(RegularisedModule, ABC):
             raise ConfigurationError(f"{self.vllm_options} needs rollout_backend: vllm", key="vllm_options")
         vllm = self.rollout_backend == "vllm"
         self.backend = VLLMBackend(self.vllm_options) if vllm else generate_completions
-        # The rollout in use; checkpoints keep it.
+        # The current rollout, which checkpoints contain.
         self.experience: Experience | None = None
 
     def setup(self, stage: str) -> None:
-        """Refuse to train without an estimator, or with one whose gradient would be biased.
+        """Check that an estimator is plugged in and its gradient is not known to be biased.
 
         Raises:
-            ConfigurationError: If none was plugged in, or it has no correction for later optimizer steps.
+            ConfigurationError: If not, for example without a correction for later optimizer steps.
         """
         super().setup(stage)
         if stage != "fit":
@@ -95,28 +95,28 @@ class OnPolicyModule(RegularisedModule, ABC):
 
     @property
     def group_size(self) -> int:
-        """K, the number of completions of each prompt."""
+        """K, the number of completions per prompt."""
         return self.completions_per_prompt
 
     @property
     def parts(self) -> int:
-        """Equal parts that a rollout is split into, one for each training step of a pass."""
+        """Number of equal parts of a rollout, one per training step of a pass."""
         return self.mini_batches * self.trainer.accumulate_grad_batches
 
     @property
     def steps_per_batch(self) -> int:
-        """Training steps that one rollout serves."""
+        """Number of training steps per rollout."""
         return self.inner_epochs * self.parts
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """The loss of one step of gradient descent on beta KL(p || q) - E[r(x, y)].
 
-        x is a prompt, y a completion of it, p the policy, q the reference. Completions are new every
-        `steps_per_batch` steps; each of these steps is on one part of them.
+        x is a prompt, y a completion, p the policy, q the reference. New completions are sampled every
+        `steps_per_batch` steps; each of these steps uses one part of them.
         """
         number, step = divmod(batch_idx, self.steps_per_batch)
         if step == 0:
-            rollout = self.sample(batch, number)  # y ~ p(. | x), K completions of each prompt x
+            rollout = self.sample(batch, number)  # y ~ p(. | x), K completions per prompt x
             reference_states, stats = self.score(rollout)  # log p, log q and KL_t of every token
             rewards = self.rewards(rollout)  # r(x, y)
             training_rewards = self.training_rewards(rollout, rewards)  # less a penalty if y does not end
@@ -136,14 +136,14 @@ class OnPolicyModule(RegularisedModule, ABC):
         return loss
 
     def sample(self, batch: dict[str, Tensor], number: int) -> Rollout:
-        """Completions of the prompts by the policy.
+        """Sample completions of the prompts from the policy.
 
         Args:
             batch: P prompts.
-            number: Which rollout of the run this is; the seed of its draws depends on it.
+            number: The number of the rollout, on which its seed depends.
 
         Raises:
-            ConfigurationError: If the prompts cannot be split into `parts`: no prompt's completions are.
+            ConfigurationError: If P is not a multiple of `parts`, as completions of a prompt stay together.
         """
         prompts = len(batch["tokens"])
         if prompts % self.parts:
@@ -162,11 +162,11 @@ class OnPolicyModule(RegularisedModule, ABC):
         )
 
     def training_rewards(self, rollout: Rollout, rewards: Tensor) -> Tensor:
-        """What each completion is trained for, [B]: its reward, less a penalty if it has no end."""
+        """Rewards minus the penalty of completions without EOS, shape [B]."""
         return rewards - self.missing_eos_penalty * self.unfinished(rollout)
 
     def unfinished(self, rollout: Rollout) -> Tensor:
-        """Whether max_new_tokens cut a completion off before its EOS, bool [B]."""
+        """Whether a completion was truncated before its EOS, bool, shape [B]."""
         return ~((rollout.completions == self.tokenizer.eos_token_id) & rollout.mask).any(1)
 
     def policy_loss(self, experience: Experience) -> Tensor:
@@ -185,7 +185,7 @@ class OnPolicyModule(RegularisedModule, ABC):
         )
 
     def rollout_metrics(self, rollout: Rollout, stats: TokenStats, rewards: Tensor) -> dict[str, float]:
-        """Means over the completions of all processes, those of reward and KL with their standard errors."""
+        """Means over the completions of all processes, with standard errors for reward and KL."""
         metrics: dict[str, float] = {}
         summary = Evaluation(rollout, stats, rewards, self.group_size).summary()
         for name in ("reward", "kl"):
@@ -197,21 +197,21 @@ class OnPolicyModule(RegularisedModule, ABC):
 
     @property
     def last_rollout(self) -> tuple[float, int]:
-        """Mean KL in nats of the newest rollout, and its number of completions, over all processes."""
+        """Mean KL (nats) and number of completions of the latest rollout, over all processes."""
         assert self.experience is not None
         return self.experience.metrics["kl"], len(self.experience.rewards) * self.trainer.world_size
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the rollout of every process: after a stop between its steps it cannot be sampled again."""
+        """Add the rollouts of all processes, which cannot be sampled again once the policy has changed."""
         super().on_save_checkpoint(checkpoint)
         if self.experience is not None:
             checkpoint[EXPERIENCE_KEY] = gather(self.experience.state())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take this process's rollout from the checkpoint, to resume training on it.
+        """Restore this process's rollout, to resume training on it.
 
         Raises:
-            ConfigurationError: If the run was begun by another number of processes.
+            ConfigurationError: If the run was started with another number of processes.
         """
         super().on_load_checkpoint(checkpoint)
         trainer, states = trainer_of(self), checkpoint.get(EXPERIENCE_KEY)
@@ -219,8 +219,8 @@ class OnPolicyModule(RegularisedModule, ABC):
             return
         if len(states) != trainer.world_size:
             raise ConfigurationError(
-                f"ckpt_path: saved by {len(states)} processes, and trainer.devices makes "
-                f"{trainer.world_size}; a run is resumed by as many as began it"
+                f"ckpt_path: saved by {len(states)} processes, but trainer.devices gives "
+                f"{trainer.world_size}; resume with the same number"
             )
         self.experience = Experience.from_state(states[self.global_rank], self.device)
 
@@ -228,7 +228,7 @@ class OnPolicyModule(RegularisedModule, ABC):
 @final
 @dataclass(kw_only=True, eq=False, repr=False)
 class RLOOModule(RewardedModule, OnPolicyModule):
-    """Maximises E[reward] − beta · KL(policy‖reference) on completions the policy samples itself.
+    """Maximises E[reward] − beta · KL(policy‖reference) on completions sampled from the policy.
 
     Reference: Kool et al. (2019), "Buy 4 REINFORCE samples, get a baseline for free!"; Ahmadian et al.
     (2024), arXiv:2402.14740.

@@ -1,1 +1,1 @@
-"""A run's directory: its files, loggers and what is kept between runs."""
+"""The directory of a run: its files and loggers, and the cache shared by runs."""

@@ -1,4 +1,4 @@
-"""Results that take long to make and depend on nothing but their key, kept on disk."""
+"""A cache on disk for expensive results that depend only on their key."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 T = TypeVar("T")
-# To be raised whenever the same key would give another result.
+# To be increased whenever the same key would give another result.
 FORMAT = 2
-# Bytes above which the results that were not used for the longest time are removed.
+# Maximum size in bytes; the least recently used results are removed.
 LIMIT = 2_000_000_000
 
 
@@ -34,36 +34,37 @@ def default_folder() -> Path:
     return Path(os.environ.get("LIT_KLRB_CACHE") or Path(home) / "lit_klrb").expanduser()
 
 
-def cached(name: str, key: Any, make: Callable[[], T]) -> T:
-    """The result of `make`, from disk if it was made before with the same key.
+def cached(name: str, key: Any, compute: Callable[[], T]) -> T:
+    """The result of `compute`, read from disk if it was computed before with the same key.
 
     Args:
-        name: What it is, the beginning of the file's name.
-        key: All that the result depends on, as plain numbers, strings, lists and dictionaries.
-        make: Makes it, of tensors, numbers, strings, lists and tuples; again if its file cannot be read.
+        name: A name for the result, with which the file's name begins.
+        key: Everything the result depends on, as plain numbers, strings, lists and dictionaries.
+        compute: Computes the result, of tensors, numbers, strings, lists and tuples; called if the file does
+            not exist or cannot be read.
     """
     path = default_folder() / f"{name}-{_digest([FORMAT, key])[:32]}.pt"
     try:
-        found: T = read(path)["result"]
-        os.utime(path)
-    except (ConfigurationError, KeyError, OSError):  # not there, or damaged
-        found = make()
+        result: T = read(path)["result"]
+        os.utime(path)  # for the order of removal
+    except (ConfigurationError, KeyError, OSError):  # missing or damaged
+        result = compute()
         buffer = io.BytesIO()
-        torch.save({"result": found}, buffer)
-        with contextlib.suppress(OSError):  # a full disk costs time, not the run
+        torch.save({"result": result}, buffer)
+        with contextlib.suppress(OSError):  # a full disk must not stop the run
             write_atomically(path, buffer.getbuffer())
             trim(LIMIT)
-    return found
+    return result
 
 
 def trim(limit: int) -> tuple[int, int]:
-    """Remove the results that were not used for the longest time until the rest fits.
+    """Remove the least recently used results until the rest fits.
 
     Args:
-        limit: Bytes that may stay.
+        limit: Maximum size of the rest, in bytes.
 
     Returns:
-        How many files were removed, and their bytes.
+        Number of removed files and their size in bytes.
     """
     files = sorted(_files(), key=lambda file: -file[1].st_mtime)
     left, removed = limit, (0, 0)
@@ -81,11 +82,11 @@ def weights_digest(model: PreTrainedModel) -> str:
 
 
 def _files() -> Iterator[tuple[Path, os.stat_result]]:
-    """The cache's own files, with those that a kill left unfinished; what else is there is not ours."""
-    own = re.compile(rf"\.?[a-z_]+-[0-9a-f]{{32}}\.pt(\.[0-9a-f]+{re.escape(PARTIAL)})?")
+    """The cache's files, including unfinished ones of killed processes; other files are ignored."""
+    pattern = re.compile(rf"\.?[a-z_]+-[0-9a-f]{{32}}\.pt(\.[0-9a-f]+{re.escape(PARTIAL)})?")
     for path in default_folder().glob("*"):
-        if own.fullmatch(path.name) and path.is_file():
-            with contextlib.suppress(OSError):  # another process has just removed it
+        if pattern.fullmatch(path.name) and path.is_file():
+            with contextlib.suppress(OSError):  # another process may remove it
                 yield path, path.stat()
 
 

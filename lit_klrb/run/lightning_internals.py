@@ -1,6 +1,6 @@
-"""All that this package reads or writes of Lightning's private state, in one place.
+"""All accesses to Lightning's private state.
 
-A new release of Lightning may change any of it; `tests/run/test_lightning_internals.py` says which.
+A new release of Lightning may break them, which `tests/run/test_lightning_internals.py` detects.
 """
 
 from typing import Any
@@ -9,19 +9,19 @@ import lightning as L
 
 
 def trainer_of(module: L.LightningModule) -> L.Trainer | None:
-    """The trainer that a module is attached to, or None, as for `load_from_checkpoint`."""
+    """The trainer of a module; None without one, as in `load_from_checkpoint`."""
     return module._trainer
 
 
 def set_logged_step(trainer: L.Trainer, step: int) -> None:
-    """Set the step that loggers are given, which Lightning counts apart from the optimizer's."""
+    """Set the step of the loggers, which Lightning counts separately from the optimizer's."""
     trainer.fit_loop.epoch_loop._batches_that_stepped = step
 
 
 def count_completed_batches(checkpoint: dict[str, Any]) -> None:
-    """In a checkpoint saved as a batch begins, count only the batches before it.
+    """Exclude the current batch from the counts of a checkpoint that is saved when the batch starts.
 
-    Lightning schedules the next evaluation by the batches it has begun.
+    Lightning schedules the next evaluation by the number of started batches.
     """
     batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]
     batches["ready"] = batches["completed"]

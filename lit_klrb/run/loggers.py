@@ -1,4 +1,4 @@
-"""The record of a run: its metrics as CSV, each attempt at it in files of its own."""
+"""Loggers of a run: metrics as CSV and for TensorBoard, in separate files for each attempt."""
 
 import csv
 import os
@@ -17,11 +17,11 @@ from lit_klrb.run.directory import next_attempt
 class MetricsLogger(Logger):
     """Appends each row to metrics.csv.
 
-    A power cut leaves at most a torn last line; readers drop a line without an end. Where a new metric
-    appears, the file is replaced by one with another column; that happens in the first few rows.
+    After a power failure at most the last line is incomplete; readers drop a line without a newline. If a new
+    metric appears, which happens only in the first few rows, the file is rewritten with another column.
 
     Args:
-        folder: Where metrics.csv is written; a new one for each attempt at a run.
+        folder: The folder of metrics.csv; a new one for each attempt at a run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -69,7 +69,7 @@ class MetricsLogger(Logger):
 
 
 def run_loggers(root: Path, tensorboard: bool = True) -> list[Logger]:
-    """The record that every run has, and TensorBoard.
+    """The loggers of a run: CSV, and TensorBoard if requested.
 
     Args:
         root: The run directory.

@@ -1,4 +1,4 @@
-"""Options of Lightning's trainer that would train nothing, or something else than they say."""
+"""Checks of trainer options that would train nothing, or not do what their name says."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -8,32 +8,32 @@ from lit_klrb.errors import ConfigurationError
 
 
 class Rule(NamedTuple):
-    """What an option may be: a test of its value, and its words."""
+    """The allowed values of an option: a predicate and its description."""
 
     allows: Callable[[Any], bool]
-    words: str
+    description: str
 
 
 def _at_least(least: int) -> Callable[[Any], bool]:
     return lambda value: value is None or value >= least
 
 
-ENDLESS = "training data are endless, and max_steps says when to end"
+INFINITE = "training data are infinite, and max_steps ends training"
 RULES = {
-    "max_steps": Rule(_at_least(1), "must be at least 1: training data are endless"),
-    "max_epochs": Rule(lambda value: value in (None, -1), f"must be null: {ENDLESS}"),
-    "min_epochs": Rule(lambda value: value is None or value <= 1, f"must be null: {ENDLESS}"),
-    # 1 is one batch, 1.0 all of them.
+    "max_steps": Rule(_at_least(1), "must be at least 1: training data are infinite"),
+    "max_epochs": Rule(lambda value: value in (None, -1), f"must be null: {INFINITE}"),
+    "min_epochs": Rule(lambda value: value is None or value <= 1, f"must be null: {INFINITE}"),
+    # The integer 1 means one batch, 1.0 all batches
     "limit_train_batches": Rule(
         lambda value: value is None or (isinstance(value, float) and value == 1.0),
-        f"must be null or 1.0, or training would repeat the same batches: {ENDLESS}",
+        f"must be null or 1.0, or training would repeat the same batches: {INFINITE}",
     ),
     "overfit_batches": Rule(
-        lambda value: value == 0, f"must be 0, or training would repeat a few batches: {ENDLESS}"
+        lambda value: value == 0, f"must be 0, or training would repeat a few batches: {INFINITE}"
     ),
     "val_check_interval": Rule(
         lambda value: value == 1.0 if isinstance(value, float) else not isinstance(value, int) or value >= 1,
-        "must be a number of steps, at least 1, or a duration: endless data have no half",
+        "must be a number of steps, at least 1, or a duration: infinite data have no fractions",
     ),
     "check_val_every_n_epoch": Rule(_at_least(1), "must be null or at least 1"),
     "accumulate_grad_batches": Rule(_at_least(1), "must be at least 1"),
@@ -46,13 +46,13 @@ RULES = {
 
 
 def check_training_options(options: Mapping[str, Any]) -> None:
-    """Refuse options with which training would not do what they say.
+    """Check options of the trainer.
 
     Args:
-        options: Arguments of `lightning.Trainer` by name; those that are left out are not looked at.
+        options: Arguments of `lightning.Trainer` by name; missing ones are not checked.
 
     Raises:
-        ConfigurationError: Naming the option, what is allowed, and its value.
+        ConfigurationError: If one is not allowed; names the option, the allowed values and its value.
 
     Example:
         >>> check_training_options({"max_steps": 5, "limit_train_batches": 1.0})
@@ -62,4 +62,4 @@ def check_training_options(options: Mapping[str, Any]) -> None:
     """
     for name, rule in RULES.items():
         if name in options and not rule.allows(options[name]):
-            raise ConfigurationError(f"{rule.words}, got {options[name]}", key=name)
+            raise ConfigurationError(f"{rule.description}, got {options[name]}", key=name)

@@ -1,4 +1,4 @@
-"""Resuming goes on with the very same run: which settings may differ from its own, and which may not."""
+"""Checks that resuming continues the same run: which settings may differ, and which must not."""
 
 import hashlib
 from collections.abc import Iterator
@@ -8,42 +8,42 @@ from typing import Any
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.run.checkpoints import read
 
-# Keys that may differ, with all keys below them, and why. Every other key must agree.
+# Keys that may differ, with all keys below them, and why. All other keys must agree.
 MAY_DIFFER = {
-    "ckpt_path": "says what is resumed",
+    "ckpt_path": "names the run to resume",
     "weights_only": "how the checkpoint is read",
     "checkpoint": "when and where checkpoints are written; training does not depend on it",
     "trainer.default_root_dir": "the run's own directory, which may have been moved, or a new one",
-    "trainer.logger": "beside the run's own record",
+    "trainer.logger": "in addition to the run's metrics.csv",
     "trainer.log_every_n_steps": "how much of the training is logged",
     "trainer.enable_autolog_hparams": "what is logged",
     "trainer.enable_progress_bar": "what is shown",
     "trainer.enable_model_summary": "what is shown",
     "trainer.profiler": "what is measured",
     "trainer.max_time": "when to stop; the run can be resumed",
-    "trainer.accelerator": "the same draws; sums are rounded otherwise",
-    "trainer.devices": "as long as there are as many processes",
-    "trainer.num_nodes": "as long as there are as many processes",
-    "trainer.strategy": "as long as there are as many processes",
-    "trainer.callbacks": "those of lit_klrb.callbacks, which observe; all others must agree",
-    "trainer.max_steps": "more, where nothing depends on how many there are",
+    "trainer.accelerator": "the same random numbers; sums are rounded differently",
+    "trainer.devices": "if the number of processes stays the same",
+    "trainer.num_nodes": "if the number of processes stays the same",
+    "trainer.strategy": "if the number of processes stays the same",
+    "trainer.callbacks": "those of lit_klrb.callbacks, which only observe; all others must agree",
+    "trainer.max_steps": "may increase if nothing depends on it",
 }
 OBSERVERS = "lit_klrb.callbacks."
 STUDIES = "lit_klrb.studies."
 
-# Where a checkpoint says which run it belongs to.
+# The key of checkpoints with the id and the settings of their run.
 RUN_KEY = "run"
-# Keys of files and folders that a resumed run still reads: their content counts, not their place.
+# Keys of files and folders that a resumed run reads again: their content must agree, not their path.
 READ_AGAIN = ("reference_path", "reward_path", "source", "preferences")
 
 Settings = dict[str, Any]
 
 
 def record(settings: Settings) -> Settings:
-    """What a checkpoint keeps to tell later whether a configuration means the same run.
+    """The part of a checkpoint from which `check_same_run` tells whether a configuration is of the same run.
 
     Args:
-        settings: The whole configuration, as plain dictionaries.
+        settings: The complete configuration, as plain dictionaries.
     """
     contents = {
         key: _content(Path(value))
@@ -54,9 +54,9 @@ def record(settings: Settings) -> Settings:
 
 
 def run_of(path: str) -> Settings:
-    """The id and the `record` of the run that a checkpoint belongs to.
+    """The id and the `record` of the run of a checkpoint.
 
-    A checkpoint that was saved without them, by a trainer of one's own, has its module's arguments at least.
+    A checkpoint without them, saved by a user's own trainer, has at least the arguments of its module.
 
     Raises:
         ConfigurationError: If it is damaged, or no checkpoint.
@@ -74,19 +74,19 @@ def run_of(path: str) -> Settings:
 
 
 def check_same_run(path: str, saved: Settings, wanted: Settings) -> None:
-    """Refuse to resume a run with other settings than those it began with.
+    """Check that a run is resumed with the settings it was started with.
 
     Args:
         path: The checkpoint.
         saved: The `record` of its run.
-        wanted: The `record` of the configuration now.
+        wanted: The `record` of the current configuration.
 
     Raises:
-        ConfigurationError: Naming the first key that differs, both values, and the way out.
+        ConfigurationError: If a setting differs; names the key, both values, and an alternative.
     """
     old, new = dict(leaves(saved["settings"])), dict(leaves(wanted["settings"]))
-    way_out = (
-        "--ckpt_path resumes the very same run; to start another from its policy use "
+    alternative = (
+        "--ckpt_path resumes the same run only; to start another from its policy use "
         f"--model.init_args.policy_path {path}"
     )
     # A key that only one of them has belongs to another version, or to a class that differs.
@@ -95,16 +95,16 @@ def check_same_run(path: str, saved: Settings, wanted: Settings) -> None:
         if None not in contents:
             if contents[0] != contents[1]:
                 raise ConfigurationError(
-                    f"{new[key]} has changed since the run of {path} began; {way_out}", key=key
+                    f"{new[key]} has changed since the run of {path} was started; {alternative}", key=key
                 )
         elif old[key] != new[key] and (reason := _objection(key, old, new)) is not None:
             raise ConfigurationError(
-                f"{path} was trained with {old[key]}, not {new[key]}{reason}; {way_out}", key=key
+                f"{path} was trained with {old[key]}, not {new[key]}{reason}; {alternative}", key=key
             )
 
 
 def leaves(settings: Settings) -> Iterator[tuple[str, Any]]:
-    """Every setting by its dotted key; a dictionary that is the value of an argument is one setting.
+    """Yield every setting with its dotted key; a dictionary as the value of an argument is one setting.
 
     Example:
         >>> model = {"class_path": "SFTModule", "init_args": {"policy_config": {"n_layer": 2}}}
@@ -135,7 +135,7 @@ def _content(path: Path) -> str:
 
 
 def _objection(key: str, old: Settings, new: Settings) -> str | None:
-    """Why a key may not differ, as the end of a sentence; None if it may."""
+    """Why a key must not differ, as the end of a sentence; None if it may differ."""
     if key == "trainer.max_steps":
         return _objection_to_steps(old, new)
     if key == "trainer.callbacks":
@@ -145,13 +145,13 @@ def _objection(key: str, old: Settings, new: Settings) -> str | None:
 
 
 def _acting(callbacks: list[Settings] | None) -> list[Settings]:
-    """The callbacks that may do more than observe."""
+    """The callbacks that may influence training."""
     return [c for c in callbacks or [] if not c["class_path"].startswith(OBSERVERS)]
 
 
 def _objection_to_steps(old: Settings, new: Settings) -> str | None:
     if new["trainer.max_steps"] < old["trainer.max_steps"]:
-        return " (there may be more steps, not fewer)"
+        return " (it can only increase)"
     if old.get("model.init_args.schedule", "constant") != "constant":
         return " (the learning rate's schedule depends on it)"
     if old.get("kl.final_beta") is not None:

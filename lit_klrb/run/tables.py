@@ -1,4 +1,4 @@
-"""Tables for a terminal or a page, whose cells are data: text by models and by authors of data sets."""
+"""Tables of untrusted text, for a terminal or an HTML page."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,11 +10,11 @@ from lit_klrb.errors import printable
 
 
 def text_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
-    """A table in which nothing is markup, a code for an emoji, or a sequence that steers the terminal.
+    """A table in which text is not parsed as markup or emoji codes and cannot control the terminal.
 
     Args:
         header: Names of the columns.
-        rows: Cells; numbers that are not whole are shown with three significant digits.
+        rows: Cells; floats are shown with three significant digits.
 
     Example:
         >>> from rich.console import Console
@@ -27,7 +27,7 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
     """
     table = Table(show_lines=True)
     for name in header:
-        table.add_column(_cell(name), overflow="fold")  # a long word is broken, not cut off
+        table.add_column(_cell(name), overflow="fold")  # wraps long words instead of truncating them
     for row in rows:
         table.add_row(*map(_cell, row))
     return table

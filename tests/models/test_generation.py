@@ -126,11 +126,11 @@ def test_what_a_models_generation_settings_ask_for_is_left_out(model):
         asked = model.generation_config
         assert torch.equal(sample(model, PROMPTS, MASK, 20, seed=1).tokens, plain)
         assert model.generation_config is asked
-        endless = sample(model, PROMPTS, MASK, 50, length=20, eos=None)
-        assert endless.mask.all()
-        assert endless.mask.shape[1] == 20
+        unlimited = sample(model, PROMPTS, MASK, 50, length=20, eos=None)
+        assert unlimited.mask.all()
+        assert unlimited.mask.shape[1] == 20
         # No token ends a completion, so what follows one is drawn, not filled in.
-        assert (endless.completions[:, 1:][endless.completions[:, :-1] == EOS] != EOS).any()
+        assert (unlimited.completions[:, 1:][unlimited.completions[:, :-1] == EOS] != EOS).any()
     finally:
         model.generation_config = own
 

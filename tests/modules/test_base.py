@@ -64,7 +64,7 @@ def test_training_without_an_estimator_is_refused_and_evaluation_is_not(chain, t
     [
         (
             {"max_steps": -1, "max_epochs": 1},
-            "max_steps: must be at least 1: training data are endless, got -1",
+            "max_steps: must be at least 1: training data are infinite, got -1",
         ),
         ({"limit_train_batches": 2}, "limit_train_batches: must be null or 1.0, .*, got 2"),
         ({"overfit_batches": 0.5}, "limit_train_batches: must be null or 1.0, .*, got 0.5"),
@@ -73,7 +73,7 @@ def test_training_without_an_estimator_is_refused_and_evaluation_is_not(chain, t
         ({"max_epochs": 3}, "max_epochs: must be null: .*, got 3"),
     ],
 )
-def test_endless_data_need_an_end_in_steps(tmp_path, settings, message):
+def test_infinite_data_need_a_number_of_steps(tmp_path, settings, message):
     module = SFTModule(policy_config={"model_type": "gpt2"})
     with pytest.raises(ConfigurationError, match=message):
         make_trainer(tmp_path, **settings).fit(module, datamodule=ReviewDataModule(**SIZES))

@@ -67,7 +67,7 @@ def refusal(old, new):
         ("seed_everything", 1, "seed_everything: run/last.ckpt was trained with 0, not 1; "),
         ("trainer__callbacks", [AVERAGING], "trainer.callbacks: "),
         ("trainer__callbacks", [STUDY], "trainer.callbacks: "),
-        ("trainer__max_steps", 5, "with 6, not 5 (there may be more steps, not fewer); "),
+        ("trainer__max_steps", 5, "with 6, not 5 (it can only increase); "),
     ],
 )
 def test_what_decides_the_training_must_agree(key, value, message):
@@ -115,7 +115,7 @@ def test_files_that_are_read_again_count_by_their_content(tmp_path):
 
     assert refusal(config(first), config(copy)) is None
     for place in (other, other / "deep" / "file"):
-        assert f"{place} has changed since the run of run/last.ckpt began" in refusal(
+        assert f"{place} has changed since the run of run/last.ckpt was started" in refusal(
             config(first), config(place)
         )
     before = record(config(first))
