@@ -2,13 +2,11 @@
 
 from typing import Any
 
-import numpy as np
-
 from analysis.report.assessment import Assessment
 from analysis.stats import Comparison, Verdict
+from analysis.stats.arms import OBJECTIVE, ArmOutcome, arm_outcomes, start_of
 from analysis.stats.intervals import Estimate, Interval
 from analysis.stats.kl_reward import kl_ratio
-from analysis.stats.pairs import FloatArray
 from lit_klrb import schema
 
 
@@ -27,8 +25,8 @@ def summary_numbers(assessment: Assessment) -> dict[str, Any]:
         "complete": assessment.complete,
         "withheld": assessment.withheld,
         "comparisons": [_comparison(one) for one in assessment.comparisons],
-        "arms": _arms(assessment),
-        "start": _start(assessment),
+        "arms": [_arm(outcome) for outcome in arm_outcomes(sweep)],
+        "start": start_of(sweep),
     }
 
 
@@ -62,45 +60,26 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _arms(assessment: Assessment) -> list[dict[str, Any]]:
-    """Reward, KL and J of each estimator at each beta: means with 95% intervals over replicates."""
-    sweep = assessment.sweep
-    arms = []
-    for name in sweep.plan.grid.arms:
-        for index, beta in sweep.plan.grid.beta.items():
-            mine = [run for run in sweep.grid.values() if run.point.place[:2] == (name, index)]
-            runs = [run for run in mine if not run.diverged]
-            reward, kl = (np.array([run.outcome(key) for run in runs]) for key in (schema.REWARD, schema.KL))
-            arms.append(
-                {
-                    "label": name,
-                    "beta": beta,
-                    "n": len(runs),
-                    "diverged": len(mine) - len(runs),
-                    "reward": _mean(reward),
-                    "kl": _mean(kl),
-                    "objective": _mean(reward - beta * kl),
-                }
-            )
-    return arms
+def _arm(outcome: ArmOutcome) -> dict[str, Any]:
+    """Means of an arm at one beta with 95% intervals over replicates, and its matched differences."""
+    return {
+        "label": outcome.label,
+        "beta": outcome.beta,
+        "n": outcome.n,
+        "diverged": outcome.diverged,
+        **{key: None for key in (schema.REWARD, schema.KL, OBJECTIVE)},
+        **{key: _mean(estimate) for key, estimate in outcome.means.items()},
+        "difference": {
+            key: _mean(estimate) | {"pairs": outcome.pairs, "higher": outcome.higher[key]}
+            for key, estimate in outcome.differences.items()
+        }
+        or None,
+    }
 
 
-def _mean(values: FloatArray) -> dict[str, Any]:
-    if not len(values):
-        return {"mean": None, "interval": None}
-    error = float(values.std(ddof=1)) / np.sqrt(len(values)) if len(values) > 1 else np.nan
-    estimate = Estimate(float(values.mean()), error, len(values) - 1.0)
+def _mean(estimate: Estimate) -> dict[str, Any]:
     return {"mean": estimate.value, "interval": _ends(estimate.interval())}
 
 
 def _ends(interval: Interval | None) -> list[float] | None:
     return None if interval is None else [interval.low, interval.high]
-
-
-def _start(assessment: Assessment) -> dict[str, float | None]:
-    """Reward and KL where the runs of the grid start: their evaluation before the first step."""
-    found = {
-        key: [value for run in assessment.sweep.grid.values() if (value := run.first(key)) is not None]
-        for key in (schema.REWARD, schema.KL)
-    }
-    return {key: float(np.mean(values)) if values else None for key, values in found.items()}

@@ -154,11 +154,16 @@ def _facts(sweep: Sweep) -> dict[str, Any]:
         "plan.hash": sweep.locked and sweep.locked.hash,
         "provenance.results": {run.cell.id: run.checksum for run in sweep.runs},
         "tradeoff.runs": {
-            run.cell.id: {key: run.outcome(key) for key in (schema.REWARD, schema.KL)}
+            run.cell.id: {key: _number(run.outcome(key)) for key in (schema.REWARD, schema.KL)}
             for run in sweep.grid.values()
             if not run.diverged
         },
     }
+
+
+def _number(value: float) -> float | None:
+    """A number as JSON has it: a reward that is void is null."""
+    return value if math.isfinite(value) else None
 
 
 def _said(written: dict[str, Any]) -> dict[str, Any]:

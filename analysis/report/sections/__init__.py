@@ -12,6 +12,7 @@ from analysis.report.sections.curves import training_curves
 from analysis.report.sections.evidence import evidence
 from analysis.report.sections.execution import execution
 from analysis.report.sections.gradient_noise import gradient_noise
+from analysis.report.sections.happened import happened
 from analysis.report.sections.hyperparameters import hyperparameters
 from analysis.report.sections.kl_values import estimation
 from analysis.report.sections.outcomes import outcomes
@@ -23,6 +24,7 @@ from analysis.report.sections.tradeoff import tradeoff
 SECTIONS: tuple[Callable[[Assessment], Section | None], ...] = (
     summary,
     tradeoff,
+    happened,
     arms,
     execution,
     completions,

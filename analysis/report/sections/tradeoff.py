@@ -29,6 +29,13 @@ def tradeoff(assessment: Assessment) -> Section | None:
         return None
     on = _frontier(runs)
     names = assessment.sweep.plan.grid.arms
+    if assessment.sweep.plan.primary.outcome == schema.KL:
+        return Section(
+            "tradeoff",
+            "Reward against KL",
+            paragraphs=["Void: this plan decides by the KL alone, no arm was trained for a reward."],
+            numbers={"runs": {run.cell.id: _numbers(run, False) for run in runs}},
+        )
     return Section(
         "tradeoff",
         "Reward against KL",
@@ -45,16 +52,13 @@ def tradeoff(assessment: Assessment) -> Section | None:
             )
         ],
         numbers={
-            "runs": {
-                run.cell.id: {
-                    "reward": run.outcome(schema.REWARD),
-                    "kl": run.outcome(schema.KL),
-                    "frontier": bool(member),
-                }
-                for run, member in zip(runs, on, strict=True)
-            }
+            "runs": {run.cell.id: _numbers(run, bool(member)) for run, member in zip(runs, on, strict=True)}
         },
     )
+
+
+def _numbers(run: Run, member: bool) -> dict[str, Any]:
+    return {"reward": run.outcome(schema.REWARD), "kl": run.outcome(schema.KL), "frontier": member}
 
 
 def _table(runs: list[Run], on: BoolArray) -> Table:

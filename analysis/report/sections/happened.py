@@ -1,0 +1,74 @@
+"""What happened, before any test: the start, and each arm at each beta beside the control."""
+
+from analysis.report.assessment import Assessment
+from analysis.report.elements import Section, Table
+from analysis.stats.arms import OBJECTIVE, ArmOutcome, arm_outcomes, compared, start_of
+from analysis.stats.intervals import Estimate
+from analysis.stats.text import number, signed
+from lit_klrb import schema
+
+_NAMES = {schema.KL: "KL (nats)", schema.REWARD: "Reward", OBJECTIVE: "J = reward − β·KL"}
+
+
+def happened(assessment: Assessment) -> Section | None:
+    """Means with intervals over replicates, and matched differences."""
+    sweep = assessment.sweep
+    outcomes = arm_outcomes(sweep)
+    if not any(outcome.n for outcome in outcomes):
+        return None
+    keys = [key for key in _NAMES if key in compared(sweep)]
+    control = sweep.plan.primary.control
+    start = start_of(sweep)
+    told = ", ".join(f"{_NAMES[key]} {number(start[key])}" for key in keys if start.get(key) is not None)
+    others = [outcome for outcome in outcomes if outcome.label != control and outcome.pairs]
+    tables = [_means(outcomes, keys)]
+    if others:
+        tables.append(_differences(others, keys, control))
+    return Section(
+        "happened",
+        "What happened",
+        paragraphs=[f"The runs start at {told}."] if told else (),
+        tables=tables,
+    )
+
+
+def _means(outcomes: list[ArmOutcome], keys: list[str]) -> Table:
+    return Table(
+        "Each arm at each β after training: mean with its 95% t interval over replicates, runs that diverged "
+        "left out.",
+        ("Arm", "β", "Runs", *(_NAMES[key] for key in keys)),
+        [
+            (
+                outcome.label,
+                f"{outcome.beta:g}",
+                str(outcome.n) + (f" ({outcome.diverged} diverged)" if outcome.diverged else ""),
+                *(_with_interval(number(outcome.means[key].value), outcome.means[key]) for key in keys),
+            )
+            for outcome in outcomes
+        ],
+    )
+
+
+def _differences(outcomes: list[ArmOutcome], keys: list[str], control: str) -> Table:
+    return Table(
+        f"The same less {control}'s, pair by pair: mean difference with its 95% t interval over replicates, "
+        "each for itself and no test, and in how many matched pairs the arm has the higher value.",
+        ("Arm", "β", *(_NAMES[key] for key in keys)),
+        [
+            (
+                outcome.label,
+                f"{outcome.beta:g}",
+                *(
+                    f"{_with_interval(signed(outcome.differences[key].value), outcome.differences[key])}; "
+                    f"higher in {outcome.higher[key]} of {outcome.pairs}"
+                    for key in keys
+                ),
+            )
+            for outcome in outcomes
+        ],
+    )
+
+
+def _with_interval(text: str, estimate: Estimate) -> str:
+    interval = estimate.interval()
+    return text if interval is None else f"{text} ({number(interval.low)} to {number(interval.high)})"

@@ -1,0 +1,122 @@
+"""What happened, before any test: where the runs started, and KL, reward and J of each arm at each beta."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.results.records import Run
+from analysis.results.sweep import Sweep
+from analysis.stats.intervals import Estimate
+from analysis.stats.pairs import FloatArray
+from lit_klrb import schema
+
+# The key of J = reward - beta * KL.
+OBJECTIVE = "objective"
+
+
+@dataclass(frozen=True)
+class ArmOutcome:
+    """One arm at one beta.
+
+    Attributes:
+        label: The arm.
+        beta: The weight of the KL.
+        n: Runs that did not diverge.
+        diverged: Runs that did.
+        means: "reward", "kl" and "objective" -> mean over replicates with its standard error.
+        differences: The same of the matched differences to the control; empty for the control itself.
+        higher: The same -> number of matched pairs in which the arm has the higher value.
+        pairs: Matched pairs without a diverged run.
+    """
+
+    label: str
+    beta: float
+    n: int
+    diverged: int
+    means: dict[str, Estimate]
+    differences: dict[str, Estimate]
+    higher: dict[str, int]
+    pairs: int
+
+
+def arm_outcomes(sweep: Sweep) -> list[ArmOutcome]:
+    """Every arm at every beta, in plan order; where the plan decides by the KL, the KL alone."""
+    grid, plan = sweep.grid, sweep.plan
+    found = []
+    for label in plan.grid.arms:
+        for index, beta in plan.grid.beta.items():
+            mine = {
+                replicate: grid[label, index, replicate]
+                for replicate in range(plan.grid.replicates)
+                if (label, index, replicate) in grid
+            }
+            runs = {replicate: run for replicate, run in mine.items() if not run.diverged}
+            values = {key: _values(list(runs.values()), key, beta) for key in compared(sweep)}
+            others = {} if label == plan.primary.control else _controls(sweep, index, runs)
+            matched = [runs[replicate] for replicate in others]
+            differences = {
+                key: _values(matched, key, beta) - _values(list(others.values()), key, beta)
+                for key in (values if label != plan.primary.control else ())
+            }
+            found.append(
+                ArmOutcome(
+                    label,
+                    beta,
+                    len(runs),
+                    len(mine) - len(runs),
+                    {key: mean_over_replicates(value) for key, value in values.items()},
+                    {key: mean_over_replicates(value) for key, value in differences.items()},
+                    {key: int((value > 0).sum()) for key, value in differences.items()},
+                    len(others),
+                )
+            )
+    return found
+
+
+def compared(sweep: Sweep) -> tuple[str, ...]:
+    """What there is to compare: without a reward, the KL alone."""
+    if sweep.plan.primary.outcome == schema.KL:
+        return (schema.KL,)
+    return (schema.REWARD, schema.KL, OBJECTIVE)
+
+
+def _controls(sweep: Sweep, index: int, runs: dict[int, Run]) -> dict[int, Run]:
+    """Replicate -> the control's run, where neither it nor the arm's diverged."""
+    control = sweep.plan.primary.control
+    found = {replicate: sweep.grid.get((control, index, replicate)) for replicate in runs}
+    return {replicate: run for replicate, run in found.items() if run is not None and not run.diverged}
+
+
+def _values(runs: Sequence[Run], key: str, beta: float) -> FloatArray:
+    if key == OBJECTIVE:
+        return _values(runs, schema.REWARD, beta) - beta * _values(runs, schema.KL, beta)
+    return np.array([run.outcome(key) for run in runs])
+
+
+def mean_over_replicates(values: FloatArray) -> Estimate:
+    """The mean with the standard error of independent values; `nan` without any."""
+    if not len(values):
+        return Estimate(np.nan)
+    error = float(values.std(ddof=1)) / np.sqrt(len(values)) if len(values) > 1 else np.nan
+    return Estimate(float(values.mean()), float(error), len(values) - 1.0)
+
+
+def start_of(sweep: Sweep) -> dict[str, float | None]:
+    """Reward and KL where the runs of the grid start.
+
+    The runs' own evaluation before the first step, which is one and the same; without it the final evaluation
+    of the last stage that they start from.
+    """
+    found: dict[str, float | None] = {}
+    needed = {name for run in sweep.grid.values() for name in run.cell.needs}
+    stages = list(sweep.plan.stages)
+    before = sorted(
+        (run for run in sweep.landmarks if run.cell.id in needed and np.isfinite(run.outcome(schema.KL))),
+        key=lambda run: stages.index(run.cell.stage),
+    )
+    for key in (schema.REWARD, schema.KL):
+        first = [value for run in sweep.grid.values() if (value := run.first(key)) is not None]
+        last = before[-1].outcome(key) if before else np.nan
+        found[key] = float(np.mean(first)) if first else float(last) if np.isfinite(last) else None
+    return found

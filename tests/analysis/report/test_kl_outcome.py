@@ -1,0 +1,49 @@
+"""A plan that decides by the KL alone, as for distillation: reward, frontier and matched KL are void."""
+
+import json
+
+import numpy as np
+import pytest
+from synthetic import write_sweep
+
+from analysis.report.build import build
+from analysis.report.verify import verify
+from analysis.results.load import load_sweep
+
+
+def test_a_plan_that_decides_by_the_kl_is_read_without_any_reward(tmp_path, monkeypatch, undrawn):
+    def distilled(point, made):
+        del made["final"]["reward"], made["final"]["reward_se"]
+        made["curves"] = {name: curve for name, curve in made["curves"].items() if "reward" not in name}
+        if point[0] == "RaoBlackwell":
+            made["final"]["kl"] *= 0.3
+        return made
+
+    runs = write_sweep(
+        tmp_path, replicates=4, edit=distilled, primary={"outcome": "kl", "margins": {"kl": 0.1}}
+    )
+    page = build(runs).read_text("utf-8")
+    assert "RaoBlackwell is better than MonteCarlo: it has a lower KL." in page
+    assert "Void: this plan decides by the KL alone" in page
+    numbers = json.loads((runs / "results.json").read_text())
+    (one,) = numbers["comparisons"]
+    assert one["objective"] is None
+    assert one["outcome"] == "better"
+    assert one["matched_kl"]["refused"] == "the plan decides by the KL alone"
+    grid = load_sweep(runs).grid
+    means = {
+        arm: np.mean([run.final["kl"] for place, run in grid.items() if place[0] == arm])
+        for arm in ("RaoBlackwell", "MonteCarlo")
+    }
+    assert one["kl"]["estimate"] == pytest.approx(means["RaoBlackwell"] - means["MonteCarlo"])
+    assert all(arm["reward"] is None and arm["objective"] is None for arm in numbers["arms"])
+    assert {verdict["claim"] for verdict in numbers["sections"]["verdict"]["verdicts"]["RaoBlackwell"]} == {
+        "kl",
+        "matched_kl",
+        "spread_kl",
+        "spread_kl_at_any_step",
+        "roughness_kl",
+    }
+    assert verify(runs).differences == []
+    monkeypatch.setattr("analysis.report.verify.code_version", lambda: {"version": "another"})
+    assert verify(runs).differences == []

@@ -1,0 +1,82 @@
+"""What happened in a sweep, against the result files read by hand."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from synthetic import BETAS, write_sweep
+
+from analysis.results.load import load_sweep
+from analysis.stats.arms import arm_outcomes, start_of
+
+
+def finals(runs):
+    found = {}
+    for path in (runs / "results").glob("*.json"):
+        content = json.loads(path.read_text())
+        where = content["cell"]
+        if where["arm"]:
+            found[where["arm"], where["beta_index"], where["replicate"]] = content["final"]
+    return found
+
+
+def lose(point, made):
+    if point == ("RaoBlackwell", 1, 2):
+        made["state"], made["final"] = "diverged", {"reward": None, "kl": None}
+    return made
+
+
+def test_means_and_matched_differences_are_those_of_the_files(tmp_path):
+    runs = write_sweep(tmp_path, replicates=4, lift={"RaoBlackwell": 0.3}, edit=lose)
+    values = finals(runs)
+    outcomes = {(one.label, one.beta): one for one in arm_outcomes(load_sweep(runs))}
+    assert len(outcomes) == 6
+    for (label, beta), found in outcomes.items():
+        index = next(key for key, value in BETAS.items() if value == beta)
+        lost = (label, index) == ("RaoBlackwell", 1)
+        kept = [r for r in range(4) if not (lost and r == 2)]
+        assert (found.n, found.diverged) == (len(kept), int(lost))
+
+        def j(arm, replicate, index=index, beta=beta):
+            final = values[arm, index, replicate]
+            return final["reward"] - beta * final["kl"]
+
+        mine = [j(label, r) for r in kept]
+        low, high = stats.ttest_1samp(mine, 0).confidence_interval(0.95)
+        assert found.means["objective"].value == pytest.approx(np.mean(mine))
+        assert found.means["objective"].interval().low == pytest.approx(low)
+        assert found.means["objective"].interval().high == pytest.approx(high)
+        if label == "MonteCarlo":
+            assert not found.differences
+            continue
+        paired = np.array([j(label, r) - j("MonteCarlo", r) for r in kept])
+        assert found.differences["objective"].value == pytest.approx(paired.mean())
+        assert found.differences["objective"].standard_error == pytest.approx(stats.sem(paired))
+        assert (found.higher["objective"], found.pairs) == ((paired > 0).sum(), len(kept))
+
+
+def test_the_start_is_the_first_evaluation_or_that_of_the_stage_before(tmp_path):
+    sweep = load_sweep(write_sweep(tmp_path / "a", replicates=2, betas={0: 0.1}))
+    firsts = [run.curves["val/reward"].value[0] for run in sweep.grid.values()]
+    assert start_of(sweep)["reward"] == pytest.approx(np.mean(firsts))
+
+    def bare(point, made):
+        made["curves"] = {}
+        return made
+
+    # the warm start, not the reference before it
+    sweep = load_sweep(write_sweep(tmp_path / "b", replicates=2, betas={0: 0.1}, edit=bare))
+    assert start_of(sweep) == {"reward": 0.5, "kl": 0.4}
+
+
+def test_a_run_without_reward_has_diverged_where_j_decides(tmp_path):
+    def torn(point, made):
+        if point == ("MonteCarlo", 0, 0):
+            del made["final"]["reward"]
+        return made
+
+    sweep = load_sweep(write_sweep(tmp_path, replicates=2, edit=torn))
+    assert sweep.grid["MonteCarlo", 0, 0].diverged
+    assert math.isnan(sweep.grid["MonteCarlo", 0, 0].outcome("kl"))
