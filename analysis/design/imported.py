@@ -86,7 +86,7 @@ def import_runs(source: Path, mapping_path: Path, output: Path) -> Path:
     runs, logs = logged_runs(source, mapping.files, mapping.columns, mapping.runs)
     plan, placed = _planned(runs, mapping, mapping_path, output)
     origin = {
-        "source": source.name,
+        "source": source.resolve().name,
         "files": {_relative(path, source): hashlib.sha256(path.read_bytes()).hexdigest() for path in logs},
         "columns": mapping.columns,
         "runs": mapping.runs,

@@ -108,13 +108,15 @@ def test_an_import_that_was_cut_off_is_completed(tmp_path, imported):
     assert {path: path.read_bytes() for path in theirs.rglob("*.json")} == files
 
 
-def test_states_that_a_trl_trainer_left(request, imported):
+def test_states_that_a_trl_trainer_left(request, imported, monkeypatch):
     """The log_history of eight runs of TRL 1.16, four steps each on a CPU."""
     folder = request.config.rootpath / "tests" / "analysis" / "results" / "trl_logs"
+    monkeypatch.chdir(folder)
     columns = {"reward": "reward", "kl": "kl", "step": "step"}
     files = "{arm}-{beta}-{replicate}/trainer_state.json"
-    sweep = load_sweep(imported(folder, columns=columns, files=files, control="rloo"))
+    sweep = load_sweep(imported(".", columns=columns, files=files, control="rloo"))
     assert not sweep.missing
+    assert "imported from trl_logs: " in sweep.problems[0].text
     assert list(sweep.plan.grid.arms) == ["grpo", "rloo"]
     assert dict(sweep.plan.grid.beta) == {0: 0.05, 1: 0.2}
     run = sweep.grid["rloo", 0, 1]
