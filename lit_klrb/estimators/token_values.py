@@ -1,0 +1,219 @@
+"""What each token of the vocabulary is worth: a table fitted to the rewards of earlier rollouts."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding_bag
+
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.functional.baselines import check_group_size
+
+
+class _Window(NamedTuple):
+    """Completions, oldest first: their tokens one after the other, how many each has, its centred reward."""
+
+    tokens: Tensor
+    lengths: Tensor
+    rewards: Tensor
+
+
+class TokenValues:
+    """Predicts rewards, up to a constant of each prompt, by sums of token values: r(y) ~ sum_t a(y_t).
+
+    Ridge regression of within-prompt centred rewards on within-prompt centred token counts of a window of
+    completions: the a that minimises |r - X a|^2 + ridge |a|^2, which is the best linear unbiased prediction
+    if the values are drawn with 1 / ridge times the variance of what they leave unexplained. There is a table
+    for each of `ridges`. The one in use is the one that has best predicted rollouts before it was fitted to
+    them. A table of zeros competes: rewards that no table predicts get zeros.
+
+    Tables are improved from one rollout to the next by a few steps of conjugate gradients on the tokens
+    themselves: no matrix of counts is formed, so that large vocabularies cost little. Everything is computed
+    on the CPU in float64, in one order: processes that observe the same completions have the same table.
+
+    A rollout is to be weighed with a table fitted before it: `fit`, then statistics and weights with `table`,
+    then `observe`.
+
+    Args:
+        window: Completions that are kept; older rollouts are dropped.
+        ridges: Penalties to choose from, in squared counts; a larger one shrinks more. Until a rollout has
+            been predicted the largest is used.
+        iterations: Steps of conjugate gradients per fit.
+
+    Example:
+        >>> values = TokenValues(ridges=(0.01,), iterations=10)
+        >>> values.table is None
+        True
+        >>> tokens, rewards = torch.tensor([[0, 1], [0, 2]]), torch.tensor([1.0, 3.0])
+        >>> values.observe(tokens, torch.ones(2, 2) > 0, rewards, group_size=2)
+        >>> values.fit(vocabulary=4)
+        >>> [round(value, 2) for value in values.table.tolist()]
+        [0.0, -0.99, 0.99, 0.0]
+    """
+
+    def __init__(
+        self,
+        window: int = 2048,
+        ridges: Sequence[float] = (2.0, 8.0, 32.0, 128.0),
+        iterations: int = 3,
+    ) -> None:
+        for name, value in (("window", window), ("iterations", iterations)):
+            if value < 1:
+                raise ConfigurationError(f"must be at least 1, got {value}", key=f"token_values.{name}")
+        if not ridges or not all(0 < ridge < float("inf") for ridge in ridges):
+            raise ConfigurationError(
+                f"must be positive and finite, got {list(ridges)}", key="token_values.ridges"
+            )
+        self.window, self.iterations = window, iterations
+        self._ridges = torch.tensor(sorted(ridges), dtype=torch.float64)
+        # One column per ridge, then zeros.
+        self._tables = torch.zeros(0, len(ridges) + 1, dtype=torch.float64)
+        # Squared errors of each column, of rollouts it was not yet fitted to.
+        self._errors = torch.zeros(len(ridges) + 1, dtype=torch.float64)
+        self._chosen = len(ridges) - 1
+        nothing = torch.zeros(0, dtype=torch.int64)
+        self._window = _Window(nothing, nothing, torch.zeros(0, dtype=torch.float64))
+        self._group_size = 1
+
+    @property
+    def table(self) -> Tensor | None:
+        """The values of the last fit, float32 [V]; None before the first."""
+        return self._tables[:, self._chosen].float() if len(self._tables) else None
+
+    @property
+    def explained(self) -> float:
+        """Share of the within-prompt variance of rewards that the best table predicted, on new rollouts."""
+        return float(1 - self._errors.min() / self._errors[-1]) if self._errors[-1] > 0 else 0.0
+
+    def observe(self, tokens: Tensor, mask: Tensor, rewards: Tensor, group_size: int) -> None:
+        """Judge the tables by a rollout, then keep it for the next fit.
+
+        Args:
+            tokens: Token ids of the completions of all processes, [B, T].
+            mask: Completion tokens, [B, T].
+            rewards: What each completion is trained for, [B].
+            group_size: Completions per prompt; the same in every rollout.
+
+        Raises:
+            ConfigurationError: If the batch does not consist of groups, or their size has changed.
+        """
+        check_group_size(len(mask), group_size)
+        if len(self._window.lengths) and group_size != self._group_size:
+            raise ConfigurationError(
+                f"must be {self._group_size} as before, got {group_size}", key="group_size"
+            )
+        self._group_size = group_size
+        tokens, mask, rewards = tokens.cpu(), mask.cpu(), rewards.cpu().double()
+        new = _Window(tokens[mask], mask.sum(1), _centred(rewards, group_size))
+        if len(self._tables):
+            predicted = _centred(_sums(new, self._tables), group_size)
+            errors = (new.rewards[:, None] - predicted).square().sum(0)
+            self._errors = errors + 0.5 ** (len(mask) / self.window) * self._errors
+        excess = len(self._window.lengths) + len(mask) - self.window
+        # Whole groups leave; a rollout larger than the window is kept whole.
+        excess = min(max(-(-excess // group_size) * group_size, 0), len(self._window.lengths))
+        kept = _Window(
+            self._window.tokens[int(self._window.lengths[:excess].sum()) :],
+            self._window.lengths[excess:],
+            self._window.rewards[excess:],
+        )
+        self._window = _Window(*(torch.cat(pair) for pair in zip(kept, new, strict=True)))
+
+    def fit(self, vocabulary: int) -> None:
+        """Improve the tables by what has been observed.
+
+        Args:
+            vocabulary: V.
+        """
+        if not len(self._window.lengths):
+            return
+        if not len(self._tables):
+            self._tables = torch.zeros(vocabulary, len(self._errors), dtype=torch.float64)
+        if self._errors.any():
+            self._chosen = int(self._errors.argmin())
+        counts = _CentredCounts(self._window, vocabulary, self._group_size)
+        start = self._tables[:, :-1]
+        fitted = _conjugate_gradients(counts, self._window.rewards, self._ridges, start, self.iterations)
+        self._tables = torch.cat([fitted, self._tables[:, -1:]], 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that later tables depend on, as plain tensors and numbers."""
+        return {
+            **self._window._asdict(),
+            "tables": self._tables,
+            "errors": self._errors,
+            "chosen": self._chosen,
+            "group_size": self._group_size,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`.
+
+        Raises:
+            ConfigurationError: If it is of other ridges.
+        """
+        if len(state["errors"]) != len(self._errors):
+            raise ConfigurationError(
+                f"must be as many as in the state, {len(state['errors']) - 1}, got {len(self._ridges)}",
+                key="token_values.ridges",
+            )
+        self._window = _Window(*(state[name].cpu() for name in _Window._fields))
+        self._tables, self._errors = state["tables"].cpu(), state["errors"].cpu()
+        self._chosen, self._group_size = state["chosen"], state["group_size"]
+
+
+class _CentredCounts:
+    """The matrix X [n, V] of within-prompt centred token counts, known by its products."""
+
+    def __init__(self, window: _Window, vocabulary: int, group_size: int) -> None:
+        self.window, self.group_size = window, group_size
+        rows = torch.arange(len(window.lengths)).repeat_interleave(window.lengths)
+        tokens, order = window.tokens.sort(stable=True)
+        self._rows = rows[order]
+        self._starts = torch.searchsorted(tokens, torch.arange(vocabulary))
+        self.frequencies = torch.bincount(tokens, minlength=vocabulary).double()
+
+    def times(self, tables: Tensor) -> Tensor:
+        """X a, [n, L]."""
+        return _centred(_sums(self.window, tables), self.group_size)
+
+    def transposed_times(self, values: Tensor) -> Tensor:
+        """X^T u, [V, L]."""
+        return embedding_bag(self._rows, _centred(values, self.group_size), self._starts, mode="sum")
+
+
+def _sums(window: _Window, tables: Tensor) -> Tensor:
+    """The sum of the table over each completion's tokens, [n, L]."""
+    starts = window.lengths.cumsum(0) - window.lengths
+    return embedding_bag(window.tokens, tables, starts, mode="sum")
+
+
+def _centred(values: Tensor, group_size: int) -> Tensor:
+    groups = values.view(-1, group_size, *values.shape[1:])
+    return (groups - groups.mean(1, keepdim=True)).flatten(0, 1)
+
+
+def _conjugate_gradients(
+    counts: _CentredCounts, rewards: Tensor, ridges: Tensor, tables: Tensor, iterations: int
+) -> Tensor:
+    """Towards (X^T X + ridge) a = X^T r for all ridges at once, [V, L], from the tables of the last fit.
+
+    The frequencies of tokens differ by orders of magnitude: each value is scaled by that of its token.
+    """
+
+    def matrix(vectors: Tensor) -> Tensor:
+        return counts.transposed_times(counts.times(vectors)) + ridges * vectors
+
+    scale = counts.frequencies[:, None] + ridges
+    residual = counts.transposed_times(rewards[:, None]) - matrix(tables)
+    direction = residual / scale
+    square = (residual * direction).sum(0)
+    for _ in range(iterations):
+        image = matrix(direction)
+        step = torch.where(square > 0, square / (direction * image).sum(0), 0)
+        tables, residual = tables + step * direction, residual - step * image
+        scaled = residual / scale
+        last, square = square, (residual * scaled).sum(0)
+        direction = scaled + torch.where(last > 0, square / last, 0) * direction
+    return tables

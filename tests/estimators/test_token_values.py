@@ -1,0 +1,183 @@
+"""Token values against ridge regression on dense counts, and what they may and may not know."""
+
+import pytest
+import torch
+from torch.nn.functional import one_hot
+
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.estimators.token_values import TokenValues
+
+V, K = 12, 3
+RIDGES = (0.5, 4.0)
+
+
+def rollouts(count, seed=0, noise=0.3, groups=6):
+    """Completions of up to seven tokens, frequent and rare; rewards are sums of token values and noise."""
+    generator = torch.Generator().manual_seed(seed)
+    truth = torch.randn(V, generator=generator)
+    frequency = 1.0 / torch.arange(1, V + 1)
+    for _ in range(count):
+        tokens = torch.multinomial(frequency, groups * K * 7, True, generator=generator).view(-1, 7)
+        mask = torch.arange(7) < torch.randint(1, 8, (len(tokens), 1), generator=generator)
+        prompts = 5 * torch.randn(groups, generator=generator).repeat_interleave(K)
+        rewards = (truth[tokens] * mask).sum(1) + prompts
+        yield tokens, mask, rewards + noise * torch.randn(len(tokens), generator=generator)
+
+
+def centred(values):
+    return (
+        values.view(-1, K, *values.shape[1:]) - values.view(-1, K, *values.shape[1:]).mean(1, True)
+    ).flatten(0, 1)
+
+
+def dense(rolls):
+    """Centred counts [n, V] and rewards [n] of several rollouts."""
+    counts, rewards = [], []
+    for tokens, mask, reward in rolls:
+        counts.append(centred((one_hot(tokens, V) * mask[..., None]).sum(1).double()))
+        rewards.append(centred(reward.double()))
+    return torch.cat(counts), torch.cat(rewards)
+
+
+def exact(rolls, ridge):
+    counts, rewards = dense(rolls)
+    return torch.linalg.solve(counts.T @ counts + ridge * torch.eye(V).double(), counts.T @ rewards)
+
+
+def followed(rolls, **options):
+    """Token values after all rollouts, and the table that each was weighed with."""
+    values, tables = TokenValues(**{"ridges": RIDGES, "iterations": 60, **options}), []
+    for tokens, mask, rewards in rolls:
+        values.fit(V)
+        tables.append(values.table)
+        values.observe(tokens, mask, rewards, K)
+    return values, tables
+
+
+def test_a_table_is_the_ridge_regression_of_the_rollouts_before_it():
+    rolls = list(rollouts(3))
+    _, (first, second, third) = followed(rolls)
+    assert first is None
+    # Nothing has been predicted before the second: the larger penalty.
+    torch.testing.assert_close(second, exact(rolls[:1], 4.0).float())
+    choices = [exact(rolls[:2], ridge).float() for ridge in RIDGES]
+    counts, rewards = dense(rolls[1:2])
+    errors = [(rewards - counts @ exact(rolls[:1], ridge)).square().sum() for ridge in RIDGES]
+    torch.testing.assert_close(third, choices[int(errors[1] < errors[0])])
+    assert (choices[0] - choices[1]).abs().max() > 0.01
+
+
+def test_few_steps_from_the_last_table_come_close_to_it():
+    rolls = list(rollouts(6))
+    truth = followed(rolls)[1][-1]
+    few, cold = (followed(rolls[i:], iterations=3)[1][-1] for i in (0, 4))
+    cold_truth = followed(rolls[4:])[1][-1]
+    assert (few - truth).norm() < 0.02 * truth.norm()
+    assert (few - truth).norm() / truth.norm() < (cold - cold_truth).norm() / cold_truth.norm()
+
+
+def test_the_penalty_is_the_one_that_predicted_best():
+    for noise, expected in ((0.01, 0), (6.0, 1)):
+        rolls = list(rollouts(8, seed=2, noise=noise))
+        values, _ = followed(rolls, ridges=(0.5, 60.0))
+        values.fit(V)
+        torch.testing.assert_close(
+            values.table, exact(rolls, (0.5, 60.0)[expected]).float(), atol=1e-4, rtol=0
+        )
+
+
+@pytest.mark.parametrize("reward", ["noise", "constant"])
+def test_rewards_that_tokens_do_not_explain_get_zeros(reward):
+    rolls = list(rollouts(6, seed=3))
+    generator = torch.Generator().manual_seed(1)
+    draw = torch.zeros_like if reward == "constant" else lambda r: torch.randn(r.shape, generator=generator)
+    values, tables = followed([(tokens, mask, draw(rewards)) for tokens, mask, rewards in rolls])
+    assert not tables[-1].any()
+    assert values.explained == 0
+
+
+def test_the_share_explained_is_that_of_predictions_before_the_fit_the_old_ones_fading():
+    rolls = list(rollouts(3, noise=1.0))
+    values, _ = followed(rolls, window=36)  # two rollouts; errors halve as often
+    errors = torch.zeros(3).double()
+    for index in (1, 2):
+        counts, rewards = dense(rolls[index : index + 1])
+        tables = torch.stack([*(exact(rolls[:index], ridge) for ridge in RIDGES), torch.zeros(V).double()], 1)
+        errors = 0.5**0.5 * errors + (rewards[:, None] - counts @ tables).square().sum(0)
+    assert values.explained == pytest.approx(float(1 - errors.min() / errors[-1]))
+
+
+def test_a_rollout_moves_no_table_before_the_next_fit():
+    values, _ = followed(rollouts(3))
+    values.fit(V)
+    before = values.table
+    tokens, mask, rewards = next(rollouts(1, seed=9))
+    values.observe(tokens, mask, 100 * rewards, K)
+    assert torch.equal(values.table, before)
+    values.fit(V)
+    assert not torch.equal(values.table, before)
+
+
+def test_the_oldest_completions_leave_the_window_by_whole_groups():
+    rolls = list(rollouts(4))
+    values, _ = followed(rolls, window=40, ridges=(1.0,))  # two rollouts of 18, and a group and a bit
+    values.fit(V)
+    kept = [tuple(field[-3:] for field in rolls[1]), *rolls[2:]]
+    torch.testing.assert_close(values.table, exact(kept, 1.0).float())
+
+
+def test_padding_does_not_matter():
+    rolls = list(rollouts(3))
+    junk = [
+        (
+            torch.cat([torch.where(mask, tokens, 10**6), tokens], 1),
+            torch.cat([mask, mask & False], 1),
+            rewards,
+        )
+        for tokens, mask, rewards in rolls
+    ]
+    assert torch.equal(followed(junk)[1][-1], followed(rolls)[1][-1])
+
+
+def test_a_saved_state_goes_on_bit_for_bit():
+    rolls = list(rollouts(6))
+    straight, _ = followed(rolls, iterations=2, window=50)
+    begun, _ = followed(rolls[:3], iterations=2, window=50)
+    begun.fit(V)
+    resumed = TokenValues(ridges=RIDGES, iterations=2, window=50)
+    resumed.load_state_dict(begun.state_dict())
+    assert torch.equal(resumed.table, begun.table)
+    for index, (tokens, mask, rewards) in enumerate(rolls[3:]):
+        if index:
+            resumed.fit(V)
+        resumed.observe(tokens, mask, rewards, K)
+    for name, field in straight.state_dict().items():
+        other = resumed.state_dict()[name]
+        assert torch.equal(field, other) if isinstance(field, torch.Tensor) else field == other, name
+
+
+def test_a_large_vocabulary_forms_no_matrix():
+    vocabulary = 152_000
+    values = TokenValues()
+    for tokens, mask, rewards in rollouts(3, groups=40):
+        values.fit(vocabulary)
+        values.observe(tokens * 12_000, mask, rewards, K)
+    values.fit(vocabulary)
+    assert values.table.shape == (vocabulary,)
+    assert values.table.count_nonzero() == V
+    assert values.explained > 0.5
+
+
+@pytest.mark.parametrize("wrong", [{"window": 0}, {"iterations": 0}, {"ridges": ()}, {"ridges": (1.0, -1.0)}])
+def test_settings_are_checked(wrong):
+    with pytest.raises(ConfigurationError, match=f"token_values.{next(iter(wrong))}"):
+        TokenValues(**wrong)
+
+
+def test_other_groups_and_other_penalties_are_refused():
+    values, _ = followed(rollouts(1))
+    tokens, mask, rewards = next(rollouts(1))
+    with pytest.raises(ConfigurationError, match="group_size: must be 3 as before, got 2"):
+        values.observe(tokens, mask, rewards, 2)
+    with pytest.raises(ConfigurationError, match=r"token_values.ridges: must be as many as in the state, 2"):
+        TokenValues(ridges=(1.0,)).load_state_dict(values.state_dict())
