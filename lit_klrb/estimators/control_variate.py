@@ -1,59 +1,91 @@
-"""The combination of `MonteCarlo` and `RaoBlackwell` that the other groups of the rollout ask for."""
+"""`MonteCarlo` plus control variates, each in the measure that the other prompts of the rollout ask for."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, final
+from typing import ClassVar, Literal, final, get_args
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators.base import Explanation, KLEstimator, LossWeights
-from lit_klrb.estimators.composed import weighted_recipes_loss
+from lit_klrb.estimators.composed import weighted_recipes_loss, weighted_recipes_score
+from lit_klrb.estimators.recipe import Recipe
+from lit_klrb.estimators.tilted import TOKEN_VALUE_DIFFERENCE
 from lit_klrb.estimators.unbiased import MonteCarlo, RaoBlackwell
+from lit_klrb.functional.baselines import leave_one_out_baseline
 from lit_klrb.functional.logprobs import TokenStats
 
-
-class _Arms(NamedTuple):
-    monte_carlo: MonteCarlo
-    rao_blackwell: RaoBlackwell
+Direction = Literal["kl", "token_values", "leave_one_out", "constant"]
+# A direction is worth fitting if one unit of it has at least about this share of the score weights' square.
+_NEGLIGIBLE = 1e-3
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class RaoBlackwellControlVariate(KLEstimator):
-    """`MonteCarlo` plus c times (`RaoBlackwell` - `MonteCarlo`), a control variate: its mean is zero.
+    """`MonteCarlo` plus gradients of mean zero, in a combination that is fitted on the other prompts.
 
-    Every c that does not depend on the completions it is applied to leaves the gradient unbiased; c = 0 is
-    `MonteCarlo`, c = beta is `RaoBlackwell`. Near the optimum of E[reward] - beta KL the log ratio is almost
-    an affine function of the reward, and MonteCarlo's noise cancels the reward's. On the way there it is
-    still correlated with it, and a negative c makes it a baseline for the reward. Each group's c is fitted
-    on the other groups of the batch: see `cross_fitted_coefficients`.
+    With r_t the log ratio, R = r - beta sum_t r_t and ctr(x) = x - LOO(x) the score weights are
 
-    c is the weight of the differentiable KL in `LossWeights`, and so survives any split of the rollout.
+        c_t = -ctr(R) + g_kl beta ctr(sum_{s>t} KL_s - sum_s r_s) + g_a ctr(sum_s a(y_s) - sum_{s>t} E_s[a])
+              - g_loo LOO(R) - g_1,    l_t = g_kl beta KL_t - g_a E_t[a].
+
+    The first term is `MonteCarlo`. The directions that are added to it are named
+
+    - kl: from `MonteCarlo` to `RaoBlackwell`. Near the optimum of E[reward] - beta KL the log ratio is almost
+      an affine function of the reward and MonteCarlo's noise cancels the reward's; elsewhere it does not;
+    - token_values: what a table of token values expects instead of what it finds (`TiltedRaoBlackwell`);
+    - leave_one_out: shrinks the leave-one-out mean, the noisiest part if there are few completions;
+    - constant: a baseline that all prompts share.
+
+    g = 0 is `MonteCarlo`, g_kl = 1 alone `RaoBlackwell`, with g_a = 1 `TiltedRaoBlackwell`. Every g that does
+    not depend on the completions it is applied to leaves the gradient unbiased: each prompt's is fitted on
+    the other prompts of the rollout, see `cross_fitted_coefficients`. The coefficients are weights of
+    differentiable terms in `LossWeights`, and so survive any split of the rollout.
+
+    Args:
+        directions: Those that are used. Without token values in the statistics that one is left out, and
+            without a baseline the leave-one-out mean.
     """
 
+    reads_token_values: ClassVar[bool] = True
     explanation = Explanation(
         optimises="the gradient of KL(policy || reference), exactly",
         used_by="nowhere else",
         caution=(
-            "made for the whole gradient of E[reward] - beta KL; c is 0, which is MonteCarlo, with fewer than"
-            " three groups in a batch, and stays near 0 where the other groups do not agree on it"
+            "made for the whole gradient of E[reward] - beta KL; the coefficients are 0, which is MonteCarlo,"
+            " with fewer than three prompts in a batch. Where rewards are so rare that most batches have none"
+            " the other prompts say nothing about them, and its noise is about RaoBlackwell's"
         ),
     )
+
+    directions: tuple[Direction, ...] = get_args(Direction)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.directions or not set(self.directions) <= set(get_args(Direction)):
+            raise ConfigurationError(
+                f"must be some of {', '.join(get_args(Direction))}, got {self.directions!r}", key="directions"
+            )
 
     @property
     @override
     def formula(self) -> str:
-        return "c_t = (1 - c) sum_s r_s + c sum_{s>t} KL_s, l_t = c KL_t, c fitted on other groups"
+        return (
+            "c_t = (1 - g) sum_s r_s + g sum_{s>t} KL_s, l_t = g KL_t, and multiples of a baseline and of"
+            " token values, all fitted on other prompts"
+        )
 
     @property
     @override
-    def cost(self) -> str | None:
-        return self._arms.rao_blackwell.cost
+    def cost(self) -> str:
+        return RaoBlackwell().cost
 
     @override
     def value(self, stats: TokenStats, mask: Tensor) -> Tensor:
-        return self._arms.rao_blackwell.value(stats, mask)
+        return RaoBlackwell().value(stats, mask)
 
     @override
     @torch.no_grad()
@@ -66,17 +98,17 @@ class RaoBlackwellControlVariate(KLEstimator):
         beta: float = 1.0,
         group_size: int = 1,
     ) -> LossWeights:
-        def at_zero_and_slope(arms: _Arms) -> tuple[Tensor, Tensor]:
-            monte_carlo, rao_blackwell = (
-                arm.weights(stats, mask, group_size=group_size).score for arm in arms
-            )
-            at_zero = arms.monte_carlo.weights(stats, mask, rewards, beta=beta, group_size=group_size)
-            return at_zero.score, rao_blackwell - monte_carlo
-
-        on_policy = replace(self, off_policy="none")._arms
-        coefficients = cross_fitted_coefficients(*at_zero_and_slope(on_policy), group_size)[:, None]
-        at_zero, slope = at_zero_and_slope(self._arms)
-        return LossWeights(at_zero + coefficients * slope, coefficients * mask)
+        rollout = stats.masked(mask), mask, rewards, beta, group_size
+        # Fitted to the whole weights of a step on the policy that sampled, whatever is left to `loss`.
+        on_policy = replace(self, off_policy="none")._terms(*rollout)
+        coefficients = cross_fitted_coefficients(*on_policy, group_size)
+        score, directions = self._terms(*rollout)
+        for name, direction in directions.items():
+            score = score + coefficients[name] * direction
+        nothing = torch.zeros_like(score[:, :1])
+        kl_weight = beta * coefficients.get("kl", nothing) * mask
+        value_weight = -coefficients.get("token_values", nothing) * mask
+        return LossWeights(score, kl_weight, None if stats.value is None else value_weight)
 
     @override
     def loss(
@@ -89,6 +121,8 @@ class RaoBlackwellControlVariate(KLEstimator):
         behaviour_logprobs: Tensor | None = None,
     ) -> Tensor:
         recipes = [(MonteCarlo.recipe, beta - weights.kl), (RaoBlackwell.recipe, weights.kl)]
+        if weights.value is not None:
+            recipes.append((TOKEN_VALUE_DIFFERENCE, weights.value))
         return weighted_recipes_loss(self, stats, mask, weights.score, recipes, behaviour_logprobs)
 
     @property
@@ -96,44 +130,66 @@ class RaoBlackwellControlVariate(KLEstimator):
     def is_fusable(self) -> bool:
         return not self.credits_own_kl_in_loss
 
-    @property
-    def _arms(self) -> _Arms:
-        options = {name: getattr(self, name) for name in ("baseline", "off_policy", "clip_range")}
-        return _Arms(MonteCarlo(**options), RaoBlackwell(**options))
+    def _terms(
+        self, stats: TokenStats, mask: Tensor, rewards: Tensor | None, beta: float, group_size: int
+    ) -> tuple[Tensor, dict[Direction, Tensor]]:
+        """Score weights of `MonteCarlo`, and what one unit of each direction adds to them, [B, T] each."""
+
+        def score(*recipes: tuple[Recipe, float], rewards: Tensor | None = None) -> Tensor:
+            return weighted_recipes_score(self, stats, mask, recipes, rewards, group_size)
+
+        directions: dict[Direction, Tensor] = {}
+        if "kl" in self.directions:
+            directions["kl"] = score((RaoBlackwell.recipe, beta), (MonteCarlo.recipe, -beta))
+        if "token_values" in self.directions and stats.value is not None:
+            directions["token_values"] = score((TOKEN_VALUE_DIFFERENCE, -1.0))
+        if "leave_one_out" in self.directions and self.baseline is not None:
+            penalty = beta * MonteCarlo().value(stats, mask)
+            others = leave_one_out_baseline(penalty if rewards is None else penalty - rewards, group_size)
+            directions["leave_one_out"] = others[:, None] * mask
+        if "constant" in self.directions:
+            directions["constant"] = -mask.to(stats.logprobs.dtype)
+        return score((MonteCarlo.recipe, beta), rewards=rewards), directions
 
 
-def cross_fitted_coefficients(at_zero: Tensor, slope: Tensor, group_size: int) -> Tensor:
-    """For each group the c, from the other groups, that makes the score weights `at_zero + c slope` small.
+def cross_fitted_coefficients(
+    origin: Tensor, directions: Mapping[Direction, Tensor], group_size: int
+) -> dict[Direction, Tensor]:
+    """For each group the g, from the other groups, that make `origin + sum_d g_d directions_d` small.
 
-    The mean square of the score weights stands for the variance of the gradient: the noise of both
-    estimators is in it. The least-squares c of the other groups is multiplied by the share of it (0 to 1)
-    that does best when each of them is predicted from the rest, less that share's standard error: what a
-    few groups claim and the others do not confirm is left out.
+    Least squares of the score weights, which stand for the gradient: the noise of all terms is in them. The
+    penalty is that of one more group in which every direction is unrelated to the rest, so that few groups
+    are believed less than many; directions that are negligible beside the score weights get nothing.
 
     Args:
-        at_zero: Score weights at c = 0, shape [B, T].
-        slope: Their derivative in c, shape [B, T].
+        origin: Score weights at g = 0, shape [B, T].
+        directions: What one unit of each direction adds, shape [B, T].
         group_size: Completions per prompt.
 
     Returns:
-        c of each sequence, shape [B]; 0 with fewer than three groups.
-
-    Reference: the share is the coefficient of Breiman (1996), "Stacked regressions".
+        g of each direction and sequence, shape [B, 1]; 0 with fewer than three groups.
     """
-    product, square = (
-        (factor * slope).double().sum(-1).view(-1, group_size).sum(-1) for factor in (at_zero, slope)
+    groups = len(origin) // group_size
+    if groups < 3 or not directions:
+        return {name: torch.zeros_like(origin[:, :1]) for name in directions}
+    slopes, start = (
+        values.double().reshape(-1, groups, group_size * origin.shape[1])
+        for values in (torch.stack(list(directions.values())), origin)
     )
+    products = torch.einsum("dgn,egn->gde", slopes, slopes)
+    target = torch.einsum("dgn,cgn->gd", slopes, start)
     # Sums over others are added up anew: taken off the whole, a huge group would leave rounding only.
-    others = 1 - torch.eye(len(square), dtype=torch.float64, device=square.device)
-
-    def least_squares(product: Tensor, square: Tensor) -> Tensor:
-        return torch.where(square > 0, -product / square, 0)
-
-    fitted = least_squares(others @ product, others @ square)
-    without_pair = least_squares((others * product) @ others, (others * square) @ others)
-    gain = others * -without_pair * product
-    cost = others * without_pair**2 * square
-    share = (gain.sum(1) / cost.sum(1)).clamp(0, 1)
-    error = (gain - share[:, None] * cost).square().sum(1).sqrt() / cost.sum(1)
-    coefficients = fitted * (share - error).clamp(min=0).nan_to_num()
-    return coefficients.to(slope.dtype).repeat_interleave(group_size)
+    others = 1 - torch.eye(groups, dtype=torch.float64, device=origin.device)
+    products, target = torch.einsum("gh,hde->gde", others, products), others @ target
+    diagonal = products.diagonal(dim1=1, dim2=2)
+    # The constant has no unit of reward to be compared in.
+    compared = torch.tensor([name != "constant" for name in directions], device=origin.device)
+    squares = (others @ start[0].square().sum(1))[:, None]
+    penalty = (diagonal + _NEGLIGIBLE * squares * compared) / (groups - 1)
+    # Scaled to a unit diagonal; a direction that is zero everywhere keeps its 1.
+    scale = torch.where(diagonal + penalty > 0, diagonal + penalty, 1).rsqrt()
+    matrix = scale[:, :, None] * products * scale[:, None, :]
+    matrix.diagonal(dim1=1, dim2=2).fill_(1.0)
+    coefficients = -scale * torch.linalg.solve(matrix, scale * target)
+    spread = coefficients.to(origin.dtype).repeat_interleave(group_size, 0)
+    return {name: spread[:, index, None] for index, name in enumerate(directions)}

@@ -2,12 +2,20 @@ import pytest
 import torch
 from enumerated import Case
 
-from lit_klrb.estimators import LossWeights, MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.estimators import (
+    LossWeights,
+    MonteCarlo,
+    RaoBlackwell,
+    RaoBlackwellControlVariate,
+    TiltedRaoBlackwell,
+)
 from lit_klrb.estimators.control_variate import cross_fitted_coefficients
 from lit_klrb.functional import TokenStats
 from lit_klrb.functional.enumeration import TabularLM, exact_kl_gradient, exact_objective
 
 BETA = 0.4
+DIRECTIONS = ("kl", "token_values", "leave_one_out", "constant")
 
 
 def rows_of(stats, rows):
@@ -32,7 +40,7 @@ def expected_batch_gradient(case, estimator, groups, group_size, *, beta=None, o
         )
         for batch in batches
     ]
-    weights = LossWeights(*map(torch.cat, zip(*(part[:2] for part in by_batch), strict=True)))
+    weights = LossWeights(*map(torch.cat, zip(*by_batch, strict=True)))
     rows = batches.flatten()
     leaf = current.map(lambda field: field[rows].detach().requires_grad_())
     estimator.loss(
@@ -43,31 +51,54 @@ def expected_batch_gradient(case, estimator, groups, group_size, *, beta=None, o
         behaviour_logprobs=generated.logprobs[rows].detach() if off_policy else None,
     ).backward()
     scale = (logprob[batches].sum(-1).exp() * len(batches)).repeat_interleave(groups * group_size)[:, None]
-    total = (scale * (leaf.logprobs.grad * current.logprobs[rows] + leaf.kl.grad * current.kl[rows])).sum()
+    total = sum(
+        (scale * getattr(leaf, name).grad * getattr(current, name)[rows]).sum()
+        for name in ("logprobs", "kl", "expected_value")
+        if getattr(leaf, name).grad is not None
+    )
     (gradient,) = torch.autograd.grad(total, logits)
     return gradient, weights
+
+
+def exact_gradient(case, beta):
+    """Of the KL or, with beta, of minus the objective."""
+    if beta is None:
+        return exact_kl_gradient(case.policy, case.reference)
+    leaf = case.policy.logits.clone().requires_grad_()
+    value = exact_objective(TabularLM(leaf, case.policy.max_length), case.reference, case.rewards, beta)
+    return -torch.autograd.grad(value, leaf)[0]
 
 
 @pytest.mark.parametrize(
     ("contexts", "vocab", "length", "groups", "group_size", "baseline"),
     [(2, 2, 2, 3, 2, "leave_one_out"), (1, 2, 2, 6, 1, None), (3, 3, 1, 3, 2, "leave_one_out")],
 )
-@pytest.mark.parametrize("off_policy", ["none", "prefix", "sequence"])
-@pytest.mark.parametrize("beta", [None, BETA])
+@pytest.mark.parametrize(
+    ("off_policy", "beta"), [("none", None), ("none", BETA), ("prefix", BETA), ("sequence", BETA)]
+)
 def test_unbiased_over_every_batch(contexts, vocab, length, groups, group_size, baseline, off_policy, beta):
+    """The coefficients couple the groups: the expectation is over all batches of three groups or more."""
     case = Case.random(contexts, vocab, length, seed=3)
     estimator = RaoBlackwellControlVariate(baseline=baseline, off_policy=off_policy)
     gradient, weights = expected_batch_gradient(
         case, estimator, groups, group_size, beta=beta, off_policy=off_policy != "none"
     )
     assert weights.kl.abs().max() > 0.05, "the coefficients must be at work"
-    if beta is None:
-        expected = exact_kl_gradient(case.policy, case.reference)
-    else:
-        leaf = case.policy.logits.clone().requires_grad_()
-        value = exact_objective(TabularLM(leaf, length), case.reference, case.rewards, beta)
-        expected = -torch.autograd.grad(value, leaf)[0]
-    torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-10)
+    assert weights.value.abs().max() > 0.01
+    torch.testing.assert_close(gradient, exact_gradient(case, beta), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("off_policy", ["none", "prefix"])
+def test_each_direction_alone_is_unbiased_over_every_batch(direction, off_policy):
+    case = Case.random(2, 2, 2, seed=4)
+    estimator = RaoBlackwellControlVariate(directions=(direction,), off_policy=off_policy)
+    gradient, weights = expected_batch_gradient(
+        case, estimator, 3, 2, beta=BETA, off_policy=off_policy != "none"
+    )
+    assert weights.kl.any() == (direction == "kl")
+    assert weights.value.any() == (direction == "token_values")
+    torch.testing.assert_close(gradient, exact_gradient(case, BETA), rtol=0, atol=1e-10)
 
 
 def random_stats(groups, group_size, seed):
@@ -78,65 +109,78 @@ def random_stats(groups, group_size, seed):
 
     mask = torch.arange(4) < torch.randint(1, 5, (groups * group_size, 1), generator=generator)
     rewards = torch.randn(groups * group_size, generator=generator, dtype=torch.float64)
-    return TokenStats(draw(), draw(), draw().square(), draw().square()), mask, rewards
+    return TokenStats(draw(), draw(), draw().square(), draw().square(), draw(), draw()), mask, rewards
 
 
-def plain_coefficients(at_zero, slope, group_size):
-    """The definition, group by group, in plain loops."""
-    groups = range(len(slope) // group_size)
-    members = [slice(g * group_size, (g + 1) * group_size) for g in groups]
-    product = [float((at_zero[m] * slope[m]).sum()) for m in members]
-    square = [float((slope[m] ** 2).sum()) for m in members]
-
-    def least_squares(used):
-        bottom = sum(square[g] for g in used)
-        return -sum(product[g] for g in used) / bottom if bottom else 0.0
-
+def plain_coefficients(origin, directions, group_size):
+    """The definition, group by group: least squares with one more row per direction, its penalty."""
+    groups = len(origin) // group_size
     result = []
-    for own in groups:
-        others = [g for g in groups if g != own]
-        fits = {g: least_squares([h for h in others if h != g]) for g in others}
-        gain = {g: -fits[g] * product[g] for g in others}
-        cost = {g: fits[g] ** 2 * square[g] for g in others}
-        if not sum(cost.values()):
-            result.append(0.0)
-            continue
-        share = min(max(sum(gain.values()) / sum(cost.values()), 0), 1)
-        error = sum((gain[g] - share * cost[g]) ** 2 for g in others) ** 0.5 / sum(cost.values())
-        result.append(max(share - error, 0) * least_squares(others))
-    return torch.tensor(result, dtype=slope.dtype).repeat_interleave(group_size)
+    for own in range(groups if groups > 2 else 0):
+        used = torch.ones(groups, group_size, dtype=torch.bool)
+        used[own] = False
+        rows = used.flatten()
+        columns = torch.stack([values[rows].flatten() for values in directions.values()], 1)
+        target = -origin[rows].flatten()
+        floor = (
+            torch.tensor([0.0 if name == "constant" else 1e-3 for name in directions]) * target.square().sum()
+        )
+        penalty = ((columns.square().sum(0) + floor) / (groups - 1)).sqrt().diag()
+        augmented = torch.cat([columns, penalty]), torch.cat([target, torch.zeros(len(directions))])
+        result.append(torch.linalg.lstsq(augmented[0], augmented[1][:, None], driver="gelsd").solution[:, 0])
+    found = torch.stack(result) if result else torch.zeros(groups, len(directions))
+    return dict(zip(directions, found.to(origin.dtype).repeat_interleave(group_size, 0).T, strict=True))
 
 
 @pytest.mark.parametrize(("groups", "group_size"), [(1, 2), (2, 3), (3, 2), (7, 1), (9, 4)])
 @pytest.mark.parametrize("related", [0.0, 1.0])
 def test_coefficients_are_their_definition(groups, group_size, related):
-    slope, noise = torch.randn(
-        2, groups * group_size, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(groups)
+    *slopes, noise = torch.randn(
+        4, groups * group_size, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(groups)
     )
-    slope[: group_size if groups > 4 else 0] = 0
-    at_zero = noise - related * slope
-    coefficients = cross_fitted_coefficients(at_zero, slope, group_size)
-    torch.testing.assert_close(coefficients, plain_coefficients(at_zero, slope, group_size))
-    if groups < 3:
-        assert not coefficients.any()
-
-
-def test_coefficients_on_which_all_groups_agree_are_used_whole_and_contradicted_ones_not_at_all():
-    slope = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(
-        cross_fitted_coefficients(-0.7 * slope, slope, 2), torch.full((8,), 0.7, dtype=torch.float64)
-    )
-    slope = slope.sign()
-    contradicted = slope * torch.tensor([1.0, 1, -1, -1, 1, 1, -1, -1])[:, None]
-    assert not cross_fitted_coefficients(contradicted, slope, 2).any()
+    directions = dict(zip(("kl", "token_values", "constant"), slopes, strict=True))
+    directions["kl"][: group_size if groups > 4 else 0] = 0
+    directions["token_values"] *= 0.03  # all but negligible
+    origin = noise - related * directions["kl"]
+    coefficients = cross_fitted_coefficients(origin, directions, group_size)
+    for name, plain in plain_coefficients(origin, directions, group_size).items():
+        torch.testing.assert_close(coefficients[name][:, 0], plain)
+        assert plain.any() == (groups > 2)
 
 
 def test_one_group_of_overwhelming_size_leaves_no_rounding_in_the_others():
     slope, noise = torch.randn(2, 8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     slope[:2] *= 1e12
-    coefficients = cross_fitted_coefficients(noise / 10 - slope, slope, 2)
-    torch.testing.assert_close(coefficients, plain_coefficients(noise / 10 - slope, slope, 2))
-    assert (coefficients[:2] > 0).all()
+    origin = noise / 10 - slope
+    coefficients = cross_fitted_coefficients(origin, {"kl": slope}, 2)["kl"][:, 0]
+    torch.testing.assert_close(coefficients, plain_coefficients(origin, {"kl": slope}, 2)["kl"])
+    assert (coefficients[:2] > 0.5).all()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("size", [0.0, 1e-17])
+def test_directions_of_nothing_get_nothing(size):
+    """Equal completions leave rounding in the centred values of the KL: nothing to divide by."""
+    noise = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    coefficients = cross_fitted_coefficients(noise, {"kl": size * noise, "token_values": 0 * noise}, 2)
+    assert all((values * size).abs().max() < 1e-12 for values in coefficients.values())
+    assert not cross_fitted_coefficients(0 * noise, {"kl": noise}, 2)["kl"].any()
+
+
+def test_rewards_in_other_units_change_the_units_only():
+    stats, mask, rewards = random_stats(6, 2, seed=1)
+    small, large = (
+        RaoBlackwellControlVariate().weights(
+            stats._replace(value=unit * stats.value, expected_value=unit * stats.expected_value),
+            mask,
+            unit * rewards,
+            beta=unit * BETA,
+            group_size=2,
+        )
+        for unit in (1, 1e6)
+    )
+    torch.testing.assert_close(large.score, 1e6 * small.score)
+    torch.testing.assert_close(large.value, small.value)
 
 
 def test_a_groups_own_rollout_never_moves_its_coefficient():
@@ -166,17 +210,40 @@ def test_fewer_than_three_groups_are_monte_carlo(off_policy):
 
 
 @pytest.mark.parametrize("off_policy", ["none", "prefix", "sequence", "clip"])
-def test_a_coefficient_of_beta_is_rao_blackwell(off_policy):
+@pytest.mark.parametrize("kind", [RaoBlackwell, TiltedRaoBlackwell])
+def test_it_holds_rao_blackwell_with_and_without_the_tilt(kind, off_policy):
     stats, mask, rewards = random_stats(4, 2, seed=3)
-    estimators = [kind(off_policy=off_policy) for kind in (RaoBlackwellControlVariate, RaoBlackwell)]
+    if kind is RaoBlackwell:
+        stats = stats._replace(value=None, expected_value=None)
+    estimators = [one(off_policy=off_policy) for one in (RaoBlackwellControlVariate, kind)]
     weights = estimators[1].weights(stats, mask, rewards, beta=BETA, group_size=2)
-    assert torch.equal(weights.kl, BETA * mask.double())
     losses = [
         estimator.loss(stats, mask, weights, beta=BETA, behaviour_logprobs=stats.logprobs - 0.1)
         for estimator in estimators
     ]
     assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-12)
     assert [estimator.is_fusable for estimator in estimators] == [off_policy in ("none", "clip")] * 2
+
+
+def test_without_token_values_the_other_directions_are_used():
+    stats, mask, rewards = random_stats(6, 2, seed=3)
+    plain = stats._replace(value=None, expected_value=None)
+    without, fewer = (
+        RaoBlackwellControlVariate(directions=directions).weights(
+            plain, mask, rewards, beta=BETA, group_size=2
+        )
+        for directions in (DIRECTIONS, ("kl", "leave_one_out", "constant"))
+    )
+    assert torch.equal(without.score, fewer.score)
+    assert without.value is None
+    table = RaoBlackwellControlVariate().weights(stats, mask, rewards, beta=BETA, group_size=2)
+    assert not torch.allclose(table.score, without.score)
+
+
+@pytest.mark.parametrize("wrong", [(), ("klr",)])
+def test_directions_are_checked(wrong):
+    with pytest.raises(ConfigurationError, match="directions: must be some of kl, token_values"):
+        RaoBlackwellControlVariate(directions=wrong)
 
 
 @pytest.mark.parametrize("off_policy", ["none", "prefix", "clip"])
@@ -186,7 +253,7 @@ def test_micro_batches_and_padding_do_not_matter(off_policy):
     whole = estimator.objective(stats, mask, rewards, beta=BETA, group_size=2)
     junk = stats.map(lambda field: torch.where(mask, field, torch.nan))
     weights = estimator.weights(junk, mask, rewards, beta=BETA, group_size=2)
-    assert not any(field[~mask].any() for field in weights[:2])
+    assert not any(field[~mask].any() for field in weights)
     parts = [
         estimator.loss(
             rows_of(junk, rows), mask[rows], weights.map(lambda field, rows=rows: field[rows]), beta=BETA

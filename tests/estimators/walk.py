@@ -15,17 +15,22 @@ GROUPS = 16
 class Walk:
     """Batches drawn from one policy on the way from the reference to the optimum."""
 
-    def __init__(self, policy, reference, rewards):
+    def __init__(self, policy, reference, rewards, token_values=None):
         self.rewards = rewards
         self.tokens, self.mask = tokens, _ = policy.sequences()
         logits = [model.token_logits(tokens) for model in (policy, reference)]
-        self.stats = token_stats(*logits, tokens)
-        # grad log p(v) = e_v - p and grad KL = p (log p - log q - KL), both in the row the prefix reads
+        values = torch.zeros(logits[0].shape[-1]) if token_values is None else token_values
+        values = values[: logits[0].shape[-1]].double()
+        self.stats = token_stats(*logits, tokens, token_values=values)
+        # grad log p(v) = e_v - p, grad KL = p (log p - log q - KL) and grad E[a] = p (a - E[a]), all in the
+        # row that the prefix reads
         row, chosen = one_hot(policy.prefixes(tokens) % len(policy.logits)), one_hot(tokens)
         logprobs, ref_logprobs = (values.log_softmax(-1) for values in logits)
         score = chosen - logprobs.exp()
         slope = logprobs.exp() * (logprobs - ref_logprobs - self.stats.kl[..., None])
-        self.gradients = [torch.einsum("ntc,ntv->ntcv", row.double(), part) for part in (score, slope)]
+        tilt = logprobs.exp() * (values - self.stats.expected_value[..., None])
+        parts = (score, slope, tilt)
+        self.gradients = [torch.einsum("ntc,ntv->ntcv", row.double(), part) for part in parts]
         leaf = policy.logits.clone().requires_grad_()
         value = exact_objective(TabularLM(leaf, policy.max_length), reference, rewards, BETA)
         (self.true,) = torch.autograd.grad(-value, leaf)
@@ -45,7 +50,8 @@ class Walk:
             gradients.append(
                 sum(
                     torch.einsum("bt,btcv->cv", part, gradient[batch])
-                    for part, gradient in zip(weights[:2], self.gradients, strict=True)
+                    for part, gradient in zip(weights, self.gradients, strict=True)
+                    if part is not None
                 )
                 / len(batch)
             )
