@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench check
+.PHONY: help demo test mistakes bench check
 
 help:  ## show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -20,6 +20,10 @@ demo: $(VENV)/.runtime  ## reference, DPO, a small RLOO sweep, runs/demo/report.
 
 test: check  ## lint, types and the default test suite
 	$(BIN)/python -m pytest -n 2
+
+mistakes: $(VENV)/.dev  ## try every wrong input that is known: about half an hour
+	rm -rf runs/mistakes
+	PYTHONPATH=tests $(BIN)/python -m mistakes --work runs/mistakes
 
 bench: $(VENV)/.bench  ## benchmarks: ratios measured side by side in one run
 	$(BIN)/python -m benchmarks

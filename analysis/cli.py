@@ -31,7 +31,7 @@ from analysis.sweep import (
     lock,
     survey,
 )
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import EXHAUSTED, ConfigurationError, error_line
 from lit_klrb.stops import Stopped, Stops
 
 # Taken for a cell of a stage of which none has finished.
@@ -77,12 +77,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments = _parser().parse_args(argv)
             arguments.command = shlex.join(["python", "-m", "analysis", *(argv or sys.argv[1:])])
             code: int = arguments.run(arguments)
-    except ConfigurationError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ConfigurationError, DamagedFileError) as error:
+        print(error_line(error), file=sys.stderr)
         return 2
-    except (DamagedFileError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    except OSError as error:
+        named = f"{error.filename}: {error.strerror}" if error.filename else error
+        print(error_line(named), file=sys.stderr)
+        return 1 if error.errno in EXHAUSTED else 2
     except Stopped as stop:
         print("; ".join([str(stop), *getattr(stop, "__notes__", [])]), file=sys.stderr)
         return stop.exit_code

@@ -1,8 +1,11 @@
 """The exception for wrong input, and functions that make untrusted text safe to print."""
 
+import errno
 import textwrap
 import unicodedata
 
+# Errors of a machine that lacks something: the same command may work later, or elsewhere.
+EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 # Invisible characters that join letters in Persian and Indic scripts and parts of emoji.
 JOINERS = "\u200c\u200d"
 

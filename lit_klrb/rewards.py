@@ -1,6 +1,7 @@
 """Rewards of texts, from the embedded world, a classifier or any Python function."""
 
 import importlib
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
@@ -67,6 +68,7 @@ class FunctionReward:
         if isinstance(function, type) or not callable(function):
             kind = "a class" if isinstance(function, type) else brief(function)
             raise ConfigurationError(f"{name} is {kind}; it must be a function of a list of texts", key=KEY)
+        _check_takes_texts(name, function)
         self.name, self.function = name, function
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
@@ -79,6 +81,17 @@ class FunctionReward:
                 key=KEY,
             )
         return finite(self.name, texts, scores)
+
+
+def _check_takes_texts(name: str, function: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # written in C, without one
+        return
+    try:
+        signature.bind([])
+    except TypeError as error:
+        raise ConfigurationError(f"{name} cannot be called with a list of texts: {error}", key=KEY) from None
 
 
 def as_numbers(values: Any) -> Tensor | None:
@@ -230,15 +243,27 @@ def load_reward(
     """
     if not isinstance(path, str):
         check_weights(path)
-        return WeightedReward([(load_reward(p, label, output, device), w) for p, w in path.items()])
+    parts = {path: 1.0} if isinstance(path, str) else path
+    if label is not None and not any(map(is_classifier, parts)):
+        raise ConfigurationError(f"{label} is a classifier's label, and {path} is none", key="reward_label")
+    rewards = [(_load_part(part, label, output, device), weight) for part, weight in parts.items()]
+    return rewards[0][0] if isinstance(path, str) else WeightedReward(rewards)
+
+
+def _load_part(path: str, label: str | None, output: RewardOutput, device: torch.device | str) -> Reward:
     if path == loading.GRAMMAR:
         return GrammarReward()
-    module, colon, name = path.partition(":")
-    if colon and not loading.is_checkpoint(path):
+    if not is_classifier(path):
+        module, _, name = path.partition(":")
         return FunctionReward(path, import_function(path, module, name))
     source = KEY, path, loading.CLASSIFIER
     classifier = loading.load_model(*source).to(device)  # type: ignore[arg-type]
     return ClassifierReward(path, classifier, loading.load_tokenizer(*source), label, output)
+
+
+def is_classifier(path: str) -> bool:
+    """Whether a reward's path means a model, rather than the embedded world or a function."""
+    return path != loading.GRAMMAR and (":" not in path or loading.is_checkpoint(path))
 
 
 def check_weights(weights: Mapping[str, float]) -> None:

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = [
     "lit_klrb",  # the version, nothing else
     "lit_klrb.errors",
+    "lit_klrb.config_files",  # YAML that may be of anybody
     "lit_klrb.schema",
     "lit_klrb.files",
     "lit_klrb.stops",
@@ -40,8 +41,8 @@ ANALYSIS_ROOMS = [
     "analysis.cli",
     "analysis.__main__",
 ]
-# What both packages use: standard library only.
-SHARED = {"lit_klrb.schema", "lit_klrb.errors", "lit_klrb.files", "lit_klrb.stops"}
+# What both packages use: the standard library, and PyYAML.
+SHARED = {"lit_klrb.config_files", "lit_klrb.schema", "lit_klrb.errors", "lit_klrb.files", "lit_klrb.stops"}
 MAY_IMPORT = {
     "lit_klrb.functional": {"lit_klrb.functional", "lit_klrb.errors"},
     "lit_klrb.estimators": {"lit_klrb.estimators", "lit_klrb.functional", "lit_klrb.errors"},

@@ -10,6 +10,7 @@ from yaml import YAMLError
 
 from analysis.results import Plan
 from analysis.results.plan import arms_of_estimators
+from lit_klrb.config_files import check_config_file
 from lit_klrb.errors import ConfigurationError
 
 Checked = TypeVar("Checked")
@@ -49,6 +50,7 @@ def read_checked(
         ConfigurationError: If the file or a value in it is not allowed; one line naming key and value.
     """
     try:
+        check_config_file(path)
         content = OmegaConf.load(path)
         if not isinstance(content, DictConfig):
             raise ConfigurationError(f"a mapping with the keys of {called} is expected")
@@ -63,7 +65,8 @@ def read_checked(
     except OmegaConfBaseException as error:
         raise ConfigurationError(f"{path}: {_one_line(error)}") from None
     except ConfigurationError as error:
-        raise ConfigurationError(f"{path}: {error}") from None
+        named = str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
+        raise ConfigurationError(named) from None
     return found
 
 

@@ -101,5 +101,14 @@ class KLEstimatorCallback(L.Callback):
         return {"current": self.current}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the weight that was in use."""
-        self.current = state_dict["current"]
+        """Go on with the weight that was in use.
+
+        Raises:
+            ConfigurationError: If it is none.
+        """
+        current = state_dict["current"]
+        if not isinstance(current, float) or not 0 <= current < math.inf:
+            raise ConfigurationError(
+                f"kl.beta is {current!r} in it, a finite number expected", key="ckpt_path"
+            )
+        self.current = current

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -116,6 +117,8 @@ class KLMonitor(EvaluationMonitor):
 
     def __init__(self, alpha: float = 1.0) -> None:
         super().__init__()
+        if not math.isfinite(alpha):
+            raise ConfigurationError(f"KLMonitor: alpha must be finite, got {alpha}")
         self.alpha = alpha
 
     def report(
@@ -177,8 +180,16 @@ class CompletionTable(EvaluationMonitor):
         return {"first": self._first}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take them from a checkpoint."""
-        self._first = state_dict["first"]
+        """Take them from a checkpoint.
+
+        Raises:
+            ConfigurationError: If they are not rows by stage.
+        """
+        first = state_dict["first"]
+        rows = [row for rows in first.values() for row in rows] if isinstance(first, dict) else [None]
+        if not all(isinstance(row, list) and len(row) == 2 for row in rows):
+            raise ConfigurationError("its completions of the first evaluation are not rows", key="ckpt_path")
+        self._first = first
 
 
 def completion_page(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -34,6 +34,9 @@ def export_checkpoint(ckpt_path: str, output_dir: str) -> None:
     from lit_klrb.models.adapters import has_adapter, merged
     from lit_klrb.models.loading import load_checkpoint
 
+    if not Path(ckpt_path).expanduser().exists():
+        raise ConfigurationError(f"{ckpt_path} does not exist", key="ckpt_path")
+
     model, tokenizer = load_checkpoint("ckpt_path", ckpt_path)
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:

@@ -89,8 +89,10 @@ class LitCLI(LightningCLI):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The configuration's values by dotted key; empty as long as it is not parsed."""
-        return {} if self.config is None else flattened(self.config[self.config.subcommand].as_dict())
+        """What the user may have set, by dotted key; empty as long as it is not parsed."""
+        found = {} if self.config is None else flattened(self.config[self.config.subcommand].as_dict())
+        found.pop("checkpoint.dirpath", None)  # follows from trainer.default_root_dir
+        return found
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """The KL plug-in, the checkpoint's rhythm, and one seed for everything."""
@@ -153,6 +155,9 @@ class LitCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Refuse what would train nothing, and missing checkpoints, before anything is built."""
         config = self.config[self.config.subcommand]
+        for key, value in self.settings.items():
+            if isinstance(value, str) and "\0" in value:
+                raise ConfigurationError(f"{value!r} has a null character, which no name has", key=key)
         if self.config.subcommand == "fit" and not config.trainer.fast_dev_run:
             check_training_options(config.trainer.as_dict())
         settings = config.model.get("init_args", Namespace()).as_dict()
@@ -172,6 +177,10 @@ class LitCLI(LightningCLI):
         is_run = self.subcommand == "fit" and not config.fast_dev_run
         self.recorder = RunRecorder(self.directory, self._config_text() if is_run else "")
         given = list(config.callbacks or [])
+        if any(isinstance(callback, KLEstimatorCallback) for callback in given):
+            raise ConfigurationError(
+                "trainer.callbacks: KLEstimatorCallback is what the keys under kl set; plug in one only"
+            )
         own: list[Callback] = [
             self.recorder,
             PredictionWriter(self.directory.path),

@@ -1,6 +1,5 @@
 """What a user can mend of the exceptions that libraries raise, as one line; a bug keeps its traceback."""
 
-import errno
 import re
 import sys
 import sysconfig
@@ -15,11 +14,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 import lit_klrb
 from lit_klrb.cli.parsing import located
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import EXHAUSTED, ConfigurationError, brief
 
 USAGE, FAILURE = 2, 1
-# What the machine lacks: the same command may work later, or elsewhere.
-EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
 PACKAGE = str(Path(lit_klrb.__file__).parent)
 
@@ -44,7 +41,7 @@ class EndedError(Exception):
         self.line, self.code = line, code
 
 
-def ending_of(error: BaseException, settings: Mapping[str, Any]) -> Ending | None:
+def ending_of(error: Exception, settings: Mapping[str, Any]) -> Ending | None:
     """The line for an exception that is no bug of this package; None for one that is.
 
     Args:
@@ -54,7 +51,7 @@ def ending_of(error: BaseException, settings: Mapping[str, Any]) -> Ending | Non
     causes = list(_causes(error))
     for cause in causes:
         if isinstance(cause, ConfigurationError):
-            return Ending(located(cause), USAGE)
+            return Ending(_of_checkpoint(cause, settings) or located(cause), USAGE)
     building = _is_building(error)
     for cause in reversed(causes):  # what a library wraps says more than its wrapping
         if (line := _in_users_code(cause, settings)) is not None:
@@ -68,7 +65,19 @@ def ending_of(error: BaseException, settings: Mapping[str, Any]) -> Ending | Non
             return Ending(_of_option(cause, settings), USAGE)
         if _is_out_of_memory(cause):
             return Ending(f"out of memory{_how_much(cause)}: smaller batches or models need less", FAILURE)
+    path = settings.get("ckpt_path")
+    if path is not None and _is_restoring(error):  # damaged entries raise whatever they are taken for
+        reason = f"{type(error).__name__}: {brief(error)}"
+        return Ending(f"ckpt_path: {path} cannot be restored ({reason})", USAGE)
     return None
+
+
+def _of_checkpoint(error: ConfigurationError, settings: Mapping[str, Any]) -> str | None:
+    """The line for what is wrong in the checkpoint, if the error does not say which; None for others."""
+    path = settings.get("ckpt_path")
+    if error.key != "ckpt_path" or path is None or str(path) in error.message:
+        return None
+    return f"ckpt_path: {path}: {error.message}"
 
 
 def flattened(config: Any, key: str = "") -> dict[str, Any]:
@@ -164,6 +173,12 @@ def _related(path: Path, other: Path) -> bool:
     return len(path.parts) > 1 and (other.is_relative_to(path) or path.is_relative_to(other))
 
 
+def _is_restoring(error: BaseException) -> bool:
+    """Whether the trainer was taking its state from a checkpoint."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(Path(frame.filename).name == "checkpoint_connector.py" for frame in frames)
+
+
 def _is_building(error: BaseException) -> bool:
     """Whether the run was still being put together."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -194,7 +209,7 @@ def _of_option(error: BaseException, settings: Mapping[str, Any]) -> str:
     if not places:
         return text
     key = min(places, key=lambda key: (places[key], not key.startswith("trainer.")))
-    return f"{key}: {settings[key]!r} is refused: {first_sentence(error)}"
+    return f"{_without_index(key)}: {settings[key]!r} is refused: {first_sentence(error)}"
 
 
 def _made_in(filename: str, key: str, class_path: Any) -> bool:

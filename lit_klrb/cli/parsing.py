@@ -1,15 +1,18 @@
 """The argument parser, and its errors as one line: the key, the value, and what is allowed."""
 
 import difflib
+import functools
 import inspect
+import operator
 import re
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lit_klrb.cli.config_files import check_config_file
+from lit_klrb.config_files import check_config_file
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import KLEstimator
 
@@ -37,6 +40,20 @@ class OneLineParser(LightningArgumentParser):
         """
         raise ConfigurationError(message) from ex
 
+    def add_class_arguments(self, *args: Any, **kwargs: Any) -> Any:
+        """Add the arguments of a class; whatever may be an integer or a float stays an integer if it is one.
+
+        For typing, Union[int, float] equals Union[float, int], and it may give one for the other. Whether `1`
+        means one batch or, as 1.0, all of them must not depend on that.
+        """
+        added = super().add_class_arguments(*args, **kwargs)
+        for action in self._actions:
+            kinds = list(getattr(getattr(action, "_typehint", None), "__args__", ()))
+            if int in kinds and float in kinds:
+                kinds.sort(key=lambda kind: kind is not int)
+                action._typehint = functools.reduce(operator.or_, kinds)  # type: ignore[attr-defined]
+        return added
+
     def parse_path(self, path: Any, **kwargs: Any) -> Any:
         """Parse a configuration file once it is known to be one; errors that name no key name the file.
 
@@ -49,7 +66,9 @@ class OneLineParser(LightningArgumentParser):
         except ConfigurationError as error:
             reason = str(error)
             if reason.startswith("Unexpected config"):
-                reason = "a mapping of keys to values is expected"
+                content = yaml.safe_load(Path(path).read_text("utf-8-sig"))
+                sections = f"{', '.join(map(str, content))}: " if isinstance(content, dict) else ""
+                reason = f"{sections}a mapping of keys to values is expected"
             elif not reason.startswith(("Problems parsing config: ", "Key must be")):
                 raise
             raise ConfigurationError(f"{path}: {reason.removeprefix('Problems parsing config: ')}") from None
@@ -92,6 +111,8 @@ def one_line(message: str, known_keys: list[str]) -> str:
     if match := re.match(
         r"unrecognized arguments: (\S+)|Subcommand '\w+' does not accept option '([^']+)'", message
     ):
+        if not (match[2] or match[1].startswith("-")):
+            return f"{match[1]}: an option is expected; a configuration is named by --config"
         key = re.split("[= ]", (match[1] or match[2]).lstrip("-"))[0]
         return _unknown(key, known_keys)
     # A value may also be the path of a file with the value: nobody means that, and it hides the real reason.
@@ -134,6 +155,7 @@ def _no_class(key: str, message: str) -> str | None:
         if match is None or (key not in CLASS_KEYS and "<class 'lightning" not in message):
             continue
         given = _given(message) or match["name"].strip(" '")
+        given = given.removeprefix("{'class_path': '").removesuffix("'}")
         known = list(known_classes(key)) if key in CLASS_KEYS else []
         listed = f"; known: {', '.join(known)}" if known else ""
         reason = f" ({match['reason']})" if "reason" in match.groupdict() else ""

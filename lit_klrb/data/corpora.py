@@ -89,7 +89,7 @@ def _load_splits(source: str) -> dict[str, list[Review]]:
     for name in sorted(splits, key=[*HELD_OUT, *splits].index):
         reviews = splits[name]
         splits[name] = [review for review in reviews if review.text not in seen]
-        if dropped := len(reviews) - len(splits[name]):
+        if splits[name] and (dropped := len(reviews) - len(splits[name])):
             log.warning("%s: dropped %d %s reviews that are also in a held-out split", source, dropped, name)
         if name in HELD_OUT:
             seen.update(review.text for review in reviews)
@@ -138,7 +138,7 @@ def _clean_rows(source: str, rows: Any) -> list[Review]:
             raise _source_error(source, f"has the label {label!r}; allowed: 1, 0, and -1 for unknown")
     reviews = [Review(clean_text(text), LABELS[label]) for text, label in zip(texts, labels, strict=True)]
     kept = [review for review in reviews if review.text]
-    if len(kept) < len(reviews):
+    if 0 < len(kept) < len(reviews):
         log.warning("%s: dropped %d empty reviews", source, len(reviews) - len(kept))
     return kept
 

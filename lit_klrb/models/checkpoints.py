@@ -75,6 +75,8 @@ def _weights(checkpoint: dict[str, Any], role: Role) -> dict[str, Tensor]:
     for name, value in weights.items():
         if not _is_stored_whole(value):
             raise ConfigurationError(f"the weight {name} is not a dense tensor that is stored in full")
+        if not value.isfinite().all():
+            raise ConfigurationError(f"the weight {name} has values that are not finite")
     return weights
 
 

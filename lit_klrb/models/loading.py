@@ -25,6 +25,8 @@ from lit_klrb.models.roles import (
     CLASSIFIER as CLASSIFIER,
     POLICY as POLICY,
     Role as Role,
+    check_predicts,
+    check_settings,
     config_dict as config_dict,
     model_from_config,
 )
@@ -62,11 +64,13 @@ def looks_local(path: str) -> bool:
 
 
 def check_exists(key: str, path: str) -> None:
-    """Check that a local path is a file or a folder; hub ids pass.
+    """Check that a path is not empty and, if local, a file or a folder; hub ids pass.
 
     Raises:
         ConfigurationError: If it is neither, or a folder has entries that are neither.
     """
+    if not path:
+        raise ConfigurationError("'' is not a path; a hub id, a folder or a checkpoint is expected", key=key)
     if not looks_local(path):
         return
     place = Path(path).expanduser()
@@ -114,8 +118,11 @@ def load_model(key: str, path: str, role: Role = POLICY) -> PreTrainedModel:
     """
     with reading(key, path) as place:
         if is_checkpoint(path):
-            return model_from_checkpoint(read_checkpoint(place, role), role)
-        return _model_from_folder(place, role)
+            model = model_from_checkpoint(read_checkpoint(place, role), role)
+        else:
+            model = _model_from_folder(place, role)
+        check_predicts(None, model, role)
+        return model
 
 
 def _model_from_folder(path: str, role: Role) -> PreTrainedModel:
@@ -160,6 +167,8 @@ def load_tokenizer(key: str, path: str, role: Role = POLICY) -> PreTrainedTokeni
             return tokenizer_from_files(read_checkpoint(place, role).get(TOKENIZER_KEY))
         tokenizer = tokenizer_from_folder(place)
         tokenizer_files(tokenizer)  # raise now rather than when the first checkpoint is written
+        if tokenizer.eos_token_id is None and (role == POLICY or tokenizer.pad_token_id is None):
+            raise ConfigurationError("its tokenizer has no end-of-sequence token")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
@@ -208,11 +217,18 @@ def fresh_model(
         tokenizer: Determines `vocab_size`, `eos_token_id` and `pad_token_id`.
         seed: Seed of the weights; the global random state has no influence.
         role: What the model is used for.
+
+    Raises:
+        ConfigurationError: If the type does not know a setting, the tokenizer determines it, or the settings
+            do not make a model for the role.
     """
     ids = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    settings = {**config, **ids, "pad_token_id": tokenizer.pad_token_id, "vocab_size": len(tokenizer)}
+    given = {**ids, "pad_token_id": tokenizer.pad_token_id, "vocab_size": len(tokenizer)}
+    check_settings(config, given, role)
     with forked_rng(derive_seed(seed, "initial weights")):
-        return model_from_config(settings, role)
+        model = model_from_config({**config, **given}, role)
+    check_predicts(role.config_key, model, role)
+    return model
 
 
 def freeze(model: Module) -> Module:

@@ -1,9 +1,12 @@
 """Roles of models, and models with fresh weights from a plain configuration."""
 
+import difflib
 import json
+import textwrap
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -17,6 +20,8 @@ from transformers.models.auto.modeling_auto import (
 
 from lit_klrb.errors import ConfigurationError, brief
 
+# Tokens of the text that a model is tried on.
+PROBE_LENGTH = 10
 # Entries of a model's configuration that name code, such as modules beside the weights or kernels on the hub.
 CODE_KEYS = frozenset({"auto_map", "custom_pipelines", "attn_implementation", "experts_implementation"})
 
@@ -64,9 +69,72 @@ def model_from_config(config: dict[str, Any], role: Role = POLICY) -> PreTrained
             f"model_type must be the name of an architecture, such as gpt2 or llama, got {kind!r}", key=key
         )
     try:
-        return role.auto_class.from_config(AutoConfig.for_model(kind, **settings), trust_remote_code=False)
-    except Exception as error:  # architectures raise all kinds of exceptions on wrong settings
-        raise ConfigurationError(brief(error), key=key) from error
+        model = role.auto_class.from_config(AutoConfig.for_model(kind, **settings), trust_remote_code=False)
+    except Exception as error:  # architectures raise all kinds of exceptions
+        raise ConfigurationError(
+            f"{_shown(config)}: {type(error).__name__}: {brief(error)}", key=key
+        ) from error
+    if empty := [name for name, weight in model.named_parameters() if not weight.numel()]:
+        raise ConfigurationError(f"{_shown(config)} leaves the weight {empty[0]} empty", key=key)
+    return model
+
+
+def check_settings(config: dict[str, Any], given: Collection[str], role: Role) -> None:
+    """Refuse settings of a new model that its type does not know, or that are not the user's to choose.
+
+    Args:
+        config: `model_type`, and what differs from the defaults of that type.
+        given: Names of the settings that the tokenizer decides.
+        role: What the model is used for.
+
+    Raises:
+        ConfigurationError: Naming the first such setting.
+    """
+    kind = config.get("model_type")
+    if kind not in role.architectures:
+        return  # refused where the model is made
+    known = AutoConfig.for_model(str(kind))
+    for name in config:
+        if name in given:
+            raise ConfigurationError(f"{name} follows from the tokenizer; leave it out", key=role.config_key)
+        if not hasattr(known, name):
+            close = difflib.get_close_matches(name, known.to_dict(), n=1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            raise ConfigurationError(f"{kind} has no setting {name}{hint}", key=role.config_key)
+
+
+@torch.no_grad()
+def check_predicts(key: str | None, model: PreTrainedModel, role: Role) -> None:
+    """Refuse a language model that has seen the token it predicts, as encoders have, or predicts no numbers.
+
+    Args:
+        key: The argument that named it, for the error message.
+        model: The model; only policies are looked at.
+        role: What it is used for.
+
+    Raises:
+        ConfigurationError: If a token's logits depend on later tokens, or are not finite.
+    """
+    # Some architectures keep two positions to themselves.
+    length = min(PROBE_LENGTH, getattr(model.config, "max_position_embeddings", None) or 1000) - 2
+    if role != POLICY or length < 2:
+        return
+    tokens = torch.zeros(2, length, dtype=torch.long, device=model.device)
+    tokens[1, 1:] = 1
+    was_training = model.training
+    logits = model.eval()(tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits[:, 0]
+    model.train(was_training)
+    if not logits.isfinite().all():
+        raise ConfigurationError("its weights give logits that are not finite", key=key)
+    rounding = max(1e-3, 16 * torch.finfo(logits.dtype).eps)
+    if (logits[0] - logits[1]).abs().max() > rounding * logits.abs().max():
+        kind = model.config.model_type
+        raise ConfigurationError(f"a {kind} model reads the tokens it should predict: not a policy", key=key)
+
+
+def _shown(config: dict[str, Any]) -> str:
+    """Settings in at most a hundred characters."""
+    return textwrap.shorten(str(config), 100, placeholder=" ...}")
 
 
 def config_dict(model: PreTrainedModel) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lit_klrb.errors import ConfigurationError, brief
 from lit_klrb.estimators import LossWeights
 from lit_klrb.models.generation import Rollout
 
@@ -45,13 +46,35 @@ class Experience(NamedTuple):
 
     @classmethod
     def from_state(cls, state: list[Any], device: torch.device) -> "Experience":
-        """The inverse of `state`, on a device."""
-        rollout, reference_states, behaviour_logprobs, rewards, weights, metrics = state
-        return cls(
-            Rollout(*(tensor.to(device) for tensor in rollout)),
-            reference_states.to(device),
-            behaviour_logprobs.to(device),
-            rewards.to(device),
-            LossWeights(*weights).map(lambda field: field.to(device)),
-            metrics,
-        )
+        """The inverse of `state`, on a device.
+
+        Raises:
+            ConfigurationError: If the parts are not those of one rollout.
+        """
+        try:
+            rollout, reference_states, behaviour_logprobs, rewards, weights, metrics = state
+            experience = cls(
+                Rollout(*(tensor.to(device) for tensor in rollout)),
+                reference_states.to(device),
+                behaviour_logprobs.to(device),
+                rewards.to(device),
+                LossWeights(*weights).map(lambda field: field.to(device)),
+                {str(name): float(value) for name, value in metrics.items()},
+            )
+            shapes = [
+                tuple(field.shape)
+                for field in (*experience.weights, experience.behaviour_logprobs)
+                if field is not None
+            ]
+            mask = tuple(experience.rollout.mask.shape)
+            sizes = {
+                len(field) for field in (*experience.rollout, experience.reference_states, experience.rewards)
+            }
+            fit = set(shapes) == {mask} and sizes == {mask[0]}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"its rollout cannot be read ({brief(error)})", key="ckpt_path"
+            ) from error
+        if not fit:
+            raise ConfigurationError("the parts of its rollout have unlike shapes", key="ckpt_path")
+        return experience

@@ -145,7 +145,7 @@ class RegularisedModule(PolicyModule, ABC):
         Raises:
             ConfigurationError: If both are None or loading fails.
         """
-        key, path = "policy_path", self.policy_path or self.reference_path
+        key, path = "policy_path", self.reference_path if self.policy_path is None else self.policy_path
         if path is None:
             raise ConfigurationError("must not be None if reference_path is None", key=key)
         return loading.load_model(key, path), loading.load_tokenizer(key, path)

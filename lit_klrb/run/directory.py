@@ -70,7 +70,10 @@ class RunDirectory:
             ConfigurationError: If another process writes to it, or if it is another run's, a published cell
                 of a sweep, or no run's and has files that a run would overwrite.
         """
-        root = self.path.resolve()
+        try:
+            root = self.path.resolve()
+        except (OSError, RuntimeError):
+            raise ConfigurationError(f"{self.path} is a link to itself", key=KEY) from None
         _check_unpublished(root)
         self._take(root)
         found = run_id(root)

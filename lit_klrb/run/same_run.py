@@ -7,6 +7,7 @@ from typing import Any
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.run.checkpoints import read
+from lit_klrb.run.resumable import check_resumable
 
 # Keys that may differ, with all keys below them, and why. All other keys must agree.
 MAY_DIFFER = {
@@ -59,18 +60,26 @@ def run_of(path: str) -> Settings:
     A checkpoint without them, saved by a user's own trainer, has at least the arguments of its module.
 
     Raises:
-        ConfigurationError: If it is damaged, or no checkpoint.
+        ConfigurationError: If it is damaged, no checkpoint, or lacks what resuming needs.
     """
     try:
         checkpoint = read(Path(path), mmap=True)
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}", key="ckpt_path") from error
+    check_resumable(path, checkpoint)
     if RUN_KEY in checkpoint:
         run: Settings = checkpoint[RUN_KEY]
+        if not _is_run(run):
+            raise ConfigurationError(f"{path}: its {RUN_KEY} is not what fit writes", key="ckpt_path")
         return run
     arguments = dict(checkpoint.get("hyper_parameters", {}))
     model = {"class_path": arguments.pop("_class_path", None), "init_args": arguments}
     return {"id": "", "settings": {"model": model}, "contents": {}}
+
+
+def _is_run(run: Any) -> bool:
+    kinds = {"id": str, "settings": dict, "contents": dict}
+    return isinstance(run, dict) and all(isinstance(run.get(name), kind) for name, kind in kinds.items())
 
 
 def check_same_run(path: str, saved: Settings, wanted: Settings) -> None:

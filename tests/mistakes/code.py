@@ -1,8 +1,15 @@
 """Mistakes in code of the user's own: what rewards return, estimators leave out, and imports lack."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from mistakes.driver import Mistake
+
+MODULES = {
+    "wrong_import.py": "import no_such_package\n",
+    "wrong_syntax.py": "def broken(:\n",
+    "wrong_start.py": "1 / 0\n",
+}
 
 REWARDS = {
     "not_callable": "not_callable is 5",
@@ -31,8 +38,8 @@ REWARDS = {
     "raises": r"RuntimeError: no luck today \(.*wrong_code\.py, line \d+\)",
     "raises_key": r"KeyError: 'nothing' \(.*wrong_code\.py, line \d+\)",
     "raises_deep": r"RuntimeError: .*size.* \(.*wrong_code\.py, line \d+\)",
-    "no_arguments": r"TypeError: no_arguments\(\) takes 0 positional arguments",
-    "two_arguments": r"TypeError: two_arguments\(\) missing 1 required positional argument",
+    "no_arguments": r"no_arguments cannot be called with a list of texts: too many",
+    "two_arguments": r"two_arguments cannot be called with a list of texts: missing .*'more'",
     "recursive": r"RecursionError",
     "later": "gave nan for the text",
     "Reward": "Reward is a class",
@@ -68,6 +75,12 @@ ESTIMATORS = {
     "Unexplained": None,
     "no_such_class": r"kl\.estimator: .*wrong_code\.no_such_class",
 }
+
+
+def make_code(root: Path) -> None:
+    """Write the modules that cannot be imported; `wrong_code` is one that can."""
+    for name, content in MODULES.items():
+        (root / name).write_text(content)
 
 
 def wrong_code() -> Iterator[Mistake]:

@@ -1,21 +1,28 @@
-"""Drives commands with wrong input, in this process, and judges how each one ends.
+"""Drives commands with wrong input, each in a process of its own, and judges how each one ends.
 
-A mistake is a command line, and what its one line must say. `judge` runs it under an alarm, and sorts what
-happens: a clear line and exit code 2, input that is rightly accepted, or one of the ways to fail a user.
+A mistake is a command line, and what its one line must say. `judge` runs it in a fork of this process, which
+has imported everything already: no mistake sees what another one left behind, and one that hangs is ended.
 """
 
 import contextlib
 import io
+import json
+import os
 import re
+import select
 import signal
+import sys
+import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
 SECONDS = 60.0
+# A child that neither answers nor dies at its alarm is ended after so many seconds more.
+GRACE = 5.0
 
 
 class Verdict(Enum):
@@ -38,20 +45,23 @@ class Mistake(NamedTuple):
     """A wrong command line.
 
     Args:
-        argv: Its arguments; FILES/ and CHAIN/ stand for the folders of the tests' files and finished runs.
+        argv: Its arguments; FILES, CHAIN and RUN stand for the folders of the tests' files, of finished runs
+            and of the run to be made.
         line: A regular expression that its one line must match; None where the input is fine.
         stage: The demo's configuration that the arguments are added to; None if they are all there is.
         command: What is done with it.
-        code: The exit code.
+        code: The exit code; None for 2, and for 0 where the input is fine.
         quick: Whether the default test run tries it.
+        program: The package whose command line it is.
     """
 
     argv: Sequence[str]
     line: str | None
     stage: str | None = "rloo"
     command: str = "fit"
-    code: int = 2
+    code: int | None = None
     quick: bool = False
+    program: str = "lit_klrb"
 
     def __str__(self) -> str:
         where = f"{self.command} {self.stage}: " if self.stage else ""
@@ -59,45 +69,51 @@ class Mistake(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """How a mistake ended, and what it printed."""
+    """How a mistake ended, what it printed, and how long it took."""
 
     verdict: Verdict
     output: str
-
-
-class HangError(BaseException):
-    """The alarm: a command took longer than any wrong input may."""
+    seconds: float
 
 
 def judge(mistake: Mistake, run: Callable[[], int], seconds: float = SECONDS) -> Judgement:
-    """Run a mistake and judge how it ends.
+    """Run a mistake in a fork of this process and judge how it ends.
 
     Args:
         mistake: What its line must say.
         run: Runs it, and returns the exit code.
         seconds: When it counts as hung.
     """
-    errors = io.StringIO()
-    try:
-        with _alarm(seconds), _captured(errors):
-            code = run()
-    except HangError:
-        return Judgement(Verdict.HANG, traceback.format_exc())
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else 1
-    except BaseException:  # whatever a user would see as a traceback
-        return Judgement(Verdict.TRACEBACK, traceback.format_exc())
-    return Judgement(_verdict(mistake, code, errors.getvalue().strip()), errors.getvalue().strip())
+    started = time.monotonic()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _answer(run, seconds, writing)
+    os.close(writing)
+    with contextlib.closing(os.fdopen(reading, "rb", buffering=0)) as answer:
+        said = _read(answer, seconds + GRACE)
+    if said is None:
+        os.killpg(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    took = time.monotonic() - started
+    if said is None:
+        return Judgement(Verdict.HANG, f"did not end within {seconds:g} s, nor at an alarm", took)
+    if not said:
+        return Judgement(Verdict.TRACEBACK, f"the process died: wait status {status}", took)
+    kind, code, output = json.loads(said)
+    return Judgement(Verdict[kind] if kind else verdict_of(mistake, code, output), output, took)
 
 
-def _verdict(mistake: Mistake, code: int, output: str) -> Verdict:
+def verdict_of(mistake: Mistake, code: int, output: str) -> Verdict:
+    """How a command ended that did end, by its exit code and what it printed to standard error."""
     if mistake.line is None:
-        return Verdict.ACCEPTED if code == 0 else Verdict.WRONG_CODE
-    if code == 0:
-        return Verdict.SILENT
+        return Verdict.ACCEPTED if code == (mistake.code or 0) else Verdict.WRONG_CODE
     if "Traceback" in output:
         return Verdict.TRACEBACK
-    if code != mistake.code:
+    if code == 0:
+        return Verdict.SILENT
+    if code != (mistake.code or 2):
         return Verdict.WRONG_CODE
     if len(output.splitlines()) != 1:
         return Verdict.NOISY
@@ -116,28 +132,56 @@ def summary(verdicts: Counter[Verdict]) -> str:
     return f"{verdicts.total()} tried: {', '.join(parts)}"
 
 
-@contextlib.contextmanager
-def _captured(errors: io.StringIO) -> Iterator[None]:
-    with (
-        contextlib.redirect_stderr(errors),
-        contextlib.redirect_stdout(io.StringIO()),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")
-        yield
+class _HangError(BaseException):
+    """The alarm: a command took longer than any wrong input may."""
 
 
-@contextlib.contextmanager
-def _alarm(seconds: float) -> Iterator[None]:
-    """Raise `HangError` after some time; an alarm that was set before goes on afterwards."""
+def _ring(*_: object) -> None:
+    raise _HangError
 
-    def ring(*_: object) -> None:
-        raise HangError
 
-    handler = signal.signal(signal.SIGALRM, ring)
-    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+def _answer(run: Callable[[], int], seconds: float, writing: int) -> None:
+    """The child: run, say how it ended, and end without a trace of the parent's own exit."""
     try:
-        yield
+        os.setpgid(0, 0)
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # it would warn of the fork
+        answer = json.dumps(_ended(run, seconds)).encode()
+        while answer:
+            answer = answer[os.write(writing, answer) :]
     finally:
-        signal.setitimer(signal.ITIMER_REAL, left)
-        signal.signal(signal.SIGALRM, handler)
+        os._exit(0)
+
+
+def _ended(run: Callable[[], int], seconds: float) -> tuple[str, int, str]:
+    """The name of a verdict, or "" if the exit code and the output decide; both."""
+    import torch
+
+    torch.set_num_threads(1)  # the threads of the parent's pool are not in the fork
+    errors = io.StringIO()
+    signal.signal(signal.SIGALRM, _ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    sys.stderr, sys.stdout = errors, io.StringIO()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            code = run()
+    except _HangError:
+        return Verdict.HANG.name, 0, traceback.format_exc()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
+    except BaseException:  # whatever a user would see as a traceback
+        return Verdict.TRACEBACK.name, 1, traceback.format_exc()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return "", code, errors.getvalue().strip()
+
+
+def _read(answer: io.RawIOBase, seconds: float) -> bytes | None:
+    """All that a pipe says until it is closed; None if that takes too long."""
+    said, end = b"", time.monotonic() + seconds
+    while select.select([answer], [], [], max(0.0, end - time.monotonic()))[0]:
+        part = answer.read(1 << 16)
+        if not part:
+            return said
+        said += part
+    return None

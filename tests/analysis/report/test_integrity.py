@@ -338,7 +338,7 @@ DAMAGES = {
 def test_a_damaged_plan_is_one_line(tmp_path, capsys, damage):
     write_sweep(tmp_path, replicates=1)
     damage(tmp_path / "plan.json")
-    assert main(["report", str(tmp_path)]) == 1
+    assert main(["report", str(tmp_path)]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("error: ")

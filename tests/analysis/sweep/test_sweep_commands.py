@@ -123,7 +123,7 @@ def test_a_changed_result_is_named_and_nothing_is_run(swept, capsys):
     digit = content.index('"reward":0.') + len('"reward":0.')
     path.write_text(content[:digit] + str((int(content[digit]) + 1) % 10) + content[digit + 1 :])
     for command in ("plan", "sweep"):
-        assert main([command, "--config", "plan.yaml"]) == 1
+        assert main([command, "--config", "plan.yaml"]) == 2
         message = f"error: {path}: does not match its checksum; it was changed after it was published\n"
         assert capsys.readouterr() == ("", message)
 
@@ -242,7 +242,7 @@ def test_a_plan_knows_what_has_run_and_how_long_it_took(swept, capsys):
     ("arguments", "message"),
     [
         (["sweep"], "the following arguments are required: --config; see python -m analysis sweep --help"),
-        (["sweep", "--config", "none.yaml"], "none.yaml: No such file or directory; the path of a plan"),
+        (["sweep", "--config", "none.yaml"], "none.yaml does not exist; the path of a configuration"),
         (
             ["sweep", "--config", "x", "--workers", "0"],
             "argument --workers: '0' is not allowed; an integer >= 1",

@@ -1,0 +1,83 @@
+"""`python -m mistakes`: try every mistake, and say how each one ended.
+
+One line of JSON is written for each; a mistake that has its line is not tried again.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from conftest import CHAIN, Commands
+
+from mistakes.driver import RIGHT, SECONDS, Mistake, Verdict, judge, summary
+from mistakes.tables import TABLES, Desk, make_files
+
+
+def main() -> int:
+    """Try the tables that are named, or all; 1 if any mistake of theirs ends badly."""
+    parser = argparse.ArgumentParser("python -m mistakes", description=__doc__)
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"{', '.join(TABLES)} (default: all)")
+    parser.add_argument("--work", type=Path, default=Path("runs/mistakes"), help="files, and the results")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="when a mistake counts as hung")
+    arguments = parser.parse_args()
+    work = arguments.work.absolute()
+    import lit_klrb.cli.lightning  # noqa: F401
+
+    desk = desk_at(work)
+    results = work / "results.jsonl"
+    known = {entry["mistake"]: entry for entry in read(results)}
+    counts = {}
+    for name in arguments.tables or TABLES:
+        counts[name] = Counter()
+        for mistake in TABLES[name]():
+            key = f"{name} {mistake}"
+            if key not in known:
+                verdict, output, seconds = desk.judge(mistake, arguments.seconds)
+                known[key] = {
+                    "mistake": key,
+                    "verdict": verdict.name,
+                    "seconds": round(seconds, 2),
+                    "expected": mistake.line,
+                    "output": output,
+                }
+                with results.open("a") as file:
+                    file.write(json.dumps(known[key]) + "\n")
+            counts[name][Verdict[known[key]["verdict"]]] += 1
+        print(f"{name}: {summary(counts[name])}", flush=True)
+    total = sum(counts.values(), Counter())
+    print(f"all: {summary(total)}")
+    return int(bool(total.keys() - RIGHT))
+
+
+def desk_at(work: Path) -> Desk:
+    """The finished runs and the files that mistakes name, made where they are not yet."""
+    commands = Commands(work / "chain")
+    for stage in CHAIN:
+        if not Path(commands.checkpoint(stage)).exists():
+            made = judge(Mistake([], None), lambda stage=stage: commands.run("fit", stage), 600)
+            assert made.verdict is Verdict.ACCEPTED, made.output
+    files = work / "files"
+    if not files.exists():
+        make_files(work / "new", work / "chain")
+        (work / "new").rename(files)
+    scratch = work / "scratch"
+
+    def empty() -> Path:
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        return Path(tempfile.mkdtemp(dir=scratch))
+
+    return Desk(files, commands, empty)
+
+
+def read(results: Path) -> list[dict]:
+    """What was found out before."""
+    return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""Mistakes in models: folders with one thing wrong, or of another kind."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from re import escape
+
+from mistakes.driver import Mistake
+
+DEEP = 100_000
+
+
+def make_models(root: Path, finished: Path) -> None:
+    """Folders of models, each with one thing wrong; a model with another tokenizer."""
+    from lit_klrb.cli.export import export_checkpoint
+    from lit_klrb.data.tokenizer import train_bpe
+    from lit_klrb.models import loading
+
+    export_checkpoint(str(finished / "sft" / "checkpoints" / "last.ckpt"), str(root / "model"))
+    bpe = train_bpe(["It was good."], 262)
+    settings = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64}
+    loading.fresh_model(settings, bpe, 0).save_pretrained(root / "bpe_model")
+    bpe.save_pretrained(root / "bpe_model")
+    for name, file, content in (
+        ("no_config", "config.json", None),
+        ("torn_config", "config.json", b"{"),
+        ("list_config", "config.json", b"[]"),
+        ("deep_config", "config.json", b'{"a": ' + b"[" * DEEP + b"]" * DEEP + b"}"),
+        ("latin1_config", "config.json", '{"model_type": "caf\u00e9"}'.encode("latin-1")),
+        ("unknown_type", "config.json", b'{"model_type": "nothing"}'),
+        ("no_weights", "model.safetensors", None),
+        ("empty_weights", "model.safetensors", b""),
+        ("torn_weights", "model.safetensors", (root / "model" / "model.safetensors").read_bytes()[:5000]),
+        ("text_weights", "model.safetensors", b"text"),
+        ("no_tokens", "tokenizer.json", None),
+        ("torn_tokens", "tokenizer.json", b"{"),
+        ("deep_tokens", "tokenizer.json", b"[" * DEEP),
+    ):
+        shutil.copytree(root / "model", root / f"model_{name}")
+        (root / f"model_{name}" / file).unlink()
+        if content is not None:
+            (root / f"model_{name}" / file).write_bytes(content)
+    shutil.copytree(root / "model", root / "model_no_eos")
+    path = root / "model_no_eos" / "tokenizer_config.json"
+    tokens = {k: v for k, v in json.loads(path.read_text()).items() if k not in ("eos_token", "pad_token")}
+    path.write_text(json.dumps(tokens))
+
+
+MODELS = [
+    "no_config",
+    "torn_config",
+    "list_config",
+    "deep_config",
+    "latin1_config",
+    "unknown_type",
+    "no_weights",
+    "empty_weights",
+    "torn_weights",
+    "text_weights",
+    "no_tokens",
+    "torn_tokens",
+    "deep_tokens",
+    "no_eos",
+]
+
+
+def wrong_models() -> Iterator[Mistake]:
+    """Folders as policies, references and rewards."""
+    for name in MODELS:
+        line = rf"model\.init_args\.policy_path: .*FILES/model_{name}\b"
+        yield Mistake(["--model.policy_path", f"FILES/model_{name}"], line)
+    for name in ("empty", "a_file", "bpe_model"):
+        line = rf"model\.init_args\.reference_path: .*FILES/{name}\b"
+        yield Mistake(["--model.reference_path", f"FILES/{name}"], line)
+    yield Mistake(["--model.reward_path", "FILES/model"], r"reward_path: .*FILES/model\b.*classifier")
+    yield Mistake(["--model.reward_path", "FILES/checkpoint.pt"], r"reward_path: .*FILES/checkpoint\.pt\b")
+    yield Mistake(
+        ["--model.reward_path", "{grammar: 1, FILES/empty.ckpt: 1}"], r"reward_path: .*FILES/empty\.ckpt"
+    )
+    for path in (
+        "/no/where",
+        "no-such/hub-id",
+        "no-such-id",
+        "a/b/c",
+        "~nobody/x",
+        ".",
+        "x" * 5000,
+        "a b",
+        "grammar",
+    ):
+        line = rf"model\.init_args\.policy_path: .*{escape(path[:50])}"
+        yield Mistake(["--model.policy_path", path], line)

@@ -1,0 +1,205 @@
+"""Mistakes with the directory of a sweep: each of its files damaged, or of something else."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from re import escape
+
+from mistakes.driver import Mistake
+
+DEEP = 100_000
+# What can lie where a file of JSON should be.
+JSON: dict[str, bytes] = {
+    "empty": b"",
+    "words": b"no JSON",
+    "torn": b'{"schema": 2, "content',
+    "deep": b"[" * DEEP,
+    "deep_mapping": b'{"a":' * DEEP + b"1" + b"}" * DEEP,
+    "infinity": b'{"schema": Infinity}',
+    "nan": b'{"schema": NaN}',
+    "list": b"[1, 2]",
+    "null": b"null",
+    "text": b'"text"',
+    "digits": b"1" * 5000,
+    "exponent": b'{"schema": 1e999}',
+    "latin1": '{"schema": "caf\u00e9"}'.encode("latin-1"),
+    "surrogate": b'{"schema": "\\ud800"}',
+    "other_schema": b'{"schema": 99}',
+    "nothing": b"{}",
+}
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _dangling(path: Path) -> None:
+    path.symlink_to("nothing")
+
+
+def _circle(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def _huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(2**28 + 1)
+
+
+def _device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+ODD: dict[str, Callable[[Path], None]] = {
+    "folder": _folder,
+    "fifo": _pipe,
+    "dangling": _dangling,
+    "circle": _circle,
+    "huge": _huge,
+    "device": _device,
+}
+# What is wrong with one member of a file that is JSON otherwise.
+MEMBERS = {"null": None, "text": "text", "number": 5, "list": [1], "mapping": {"a": 1}, "huge": 10**400}
+IN_PLAN = ("content", "cells", "history", "content.plan", "content.plan.grid", "content.plan.primary")
+# With the exit code of `verify`: cannot be read, differs, or cannot be compared.
+IN_REPORT = {"runs": 2, "sections": 1, "comparisons": 1, "arms": 1, "page": 3, "code": 3}
+# Copies of the sweep among which ways to damage a result are shared out.
+DAMAGED = 8
+IN_RESULT = ("cell", "state", "final", "curves", "versions", "final.reward", "cell.beta", "cell.seed")
+
+
+def make_sweeps(root: Path) -> None:
+    """Write a whole sweep with its report, and copies of it with something wrong."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "analysis"))
+    from synthetic import write_sweep
+
+    from analysis.report.build import build
+
+    root = root / "sweeps"
+    whole = write_sweep(root / "whole", betas={0: 0.1, 1: 0.3}, replicates=4)
+    build(whole)
+    _damage_documents(root, whole)
+    _damage_results(root, whole)
+    for name in ("results", "plan.json", "report.html"):
+        shutil.copytree(whole, root / f"without_{name}")
+        gone = root / f"without_{name}" / name
+        (shutil.rmtree if gone.is_dir() else os.unlink)(gone)
+    (root / "nothing").mkdir()
+    (root / "empty_results" / "results").mkdir(parents=True)
+
+
+def _damage_documents(root: Path, whole: Path) -> None:
+    """Copies with a plan, a page or its numbers damaged, one in each."""
+    files = {"plan": "plan.json", "numbers": "results.json", "page": "report.html"}
+    for tag, file in files.items():
+        for name, content in JSON.items():
+            _copy(whole, root / f"{tag}_is_{name}", file).write_bytes(content)
+        for name, make in ODD.items():
+            make(_copy(whole, root / f"{tag}_is_{name}", file))
+    for tag, members in (("plan", IN_PLAN), ("numbers", IN_REPORT)):
+        for member in members:
+            for name, value in MEMBERS.items():
+                target = _copy(whole, root / f"{tag}_{member}_{name}", files[tag])
+                document = json.loads((whole / files[tag]).read_bytes())
+                target.write_text(json.dumps(changed(document, member, value)))
+
+
+def _damage_results(root: Path, whole: Path) -> None:
+    """Copies with some results damaged, each in another way: a report of one takes seconds."""
+    from synthetic import publish
+
+    def member(place: str, value: object) -> Callable[[Path, dict], object]:
+        return lambda path, content: publish(path.parent, changed(content, place, value))
+
+    damages: list[Callable[[Path, dict], object]] = [
+        *(lambda path, _, content=content: path.write_bytes(content) for content in JSON.values()),
+        *(lambda path, _, make=make: make(path) for make in ODD.values()),
+        # There is no checksum of a number that large.
+        *(member(place, value) for place in IN_RESULT for name, value in MEMBERS.items() if name != "huge"),
+    ]
+    for number in range(DAMAGED):
+        target = root / f"damaged_{number}"
+        shutil.copytree(whole, target)
+        paths = sorted((target / "results").iterdir())
+        for path, damage in zip(paths, damages[number::DAMAGED], strict=False):
+            content = json.loads(path.read_bytes())
+            path.unlink()
+            damage(path, content)
+
+
+def _copy(whole: Path, target: Path, file: str) -> Path:
+    """A copy of a sweep without one of its files, and where that was."""
+    shutil.copytree(whole, target)
+    (target / file).unlink()
+    return target / file
+
+
+def changed(content: dict, place: str, value: object) -> dict:
+    """The content with another value at a dotted place."""
+    *above, last = place.split(".")
+    parent = content
+    for name in above:
+        parent = parent[name]
+    parent[last] = value
+    return content
+
+
+def analysis_mistake(argv: list[str], line: str | None, code: int | None = None) -> Mistake:
+    quick = bool(argv) and argv[-1].endswith(
+        ("plan_is_fifo", "numbers_is_deep", "plan_content_text", "grid.replicates_0.yaml")
+    )
+    return Mistake(argv, line, stage=None, code=code, quick=quick, program="analysis")
+
+
+def wrong_results() -> Iterator[Mistake]:
+    """`report` and `verify` of directories with one thing wrong."""
+    for name in (*JSON, *ODD):
+        yield analysis_mistake(["report", f"FILES/sweeps/plan_is_{name}"], r"plan\.json")
+        yield analysis_mistake(["verify", f"FILES/sweeps/numbers_is_{name}"], r"results\.json")
+    for name in ODD:
+        yield analysis_mistake(["verify", f"FILES/sweeps/page_is_{name}"], r"report\.html")
+    for member in IN_PLAN:
+        for name in MEMBERS:
+            yield analysis_mistake(["report", f"FILES/sweeps/plan_{member}_{name}"], r"plan\.json")
+    for argv, line in (
+        (["report", "FILES/sweeps/nothing"], r"FILES/sweeps/nothing: no results"),
+        (["report", "FILES/sweeps/empty_results"], r"FILES/sweeps/empty_results: no results"),
+        (["report", "FILES/sweeps/without_results"], r"FILES/sweeps/without_results: no results"),
+        (["report", "FILES/sweeps/without_plan.json"], None),
+        (["report", "/no/where"], r"/no/where: no results"),
+        (["report", "FILES/a_file"], r"FILES/a_file is not a directory"),
+        (["report", "x" * 5000], "xxx"),
+        (["report", ""], "results"),
+        (["verify", "FILES/sweeps/nothing"], r"FILES/sweeps/nothing: "),
+        (["verify", "FILES/sweeps/without_report.html"], r"report\.html"),
+        (["verify", "/no/where"], r"/no/where: "),
+        (["verify", "FILES/a_file"], r"FILES/a_file: "),
+        (["verify", "x" * 5000], "xxx"),
+        (["verify"], "REPORT_OR_DIR"),
+        (["report"], "RUNS_DIR"),
+        (["nothing"], "nothing"),
+        ([], "plan"),
+    ):
+        yield analysis_mistake(argv, line)
+    for place in ("FILES/a_file/x.html", "FILES/sweeps", "FILES/circle.yaml", "FILES/fifo.yaml", "/dev/full"):
+        yield analysis_mistake(["report", "FILES/sweeps/whole", "--output", place], escape(place))
+    for place in ("/proc/nowhere/x.html", "y" * 300):
+        line = escape(place[:100]).removesuffix(r"/x\.html")
+        yield analysis_mistake(["report", "FILES/sweeps/whole", "--output", place], line)
+
+
+def damaged_results() -> Iterator[Mistake]:
+    """Results that cannot be used are left out and named: the report is made; `verify` says what differs."""
+    for number in range(DAMAGED):
+        yield analysis_mistake(["report", f"FILES/sweeps/damaged_{number}"], None)
+    for member, code in IN_REPORT.items():
+        for name in MEMBERS if code == 2 else ("null", "huge"):
+            line = r"results\.json|no results" if code == 2 else None
+            yield analysis_mistake(["verify", f"FILES/sweeps/numbers_{member}_{name}"], line, code)

@@ -1,0 +1,83 @@
+"""Every table of mistakes, the files they name, and how one is run."""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from re import escape
+
+from mistakes.checkpoints import make_checkpoints, wrong_checkpoints
+from mistakes.code import make_code, wrong_code
+from mistakes.configs import make_configs, wrong_configs
+from mistakes.data import make_data, wrong_data
+from mistakes.driver import SECONDS, Judgement, Mistake, judge
+from mistakes.models import make_models, wrong_models
+from mistakes.places import make_places, wrong_places
+from mistakes.plans import make_plans, wrong_logs, wrong_plans
+from mistakes.results import damaged_results, make_sweeps, wrong_results
+from mistakes.settings import combinations, commands, out_of_range, wrong_types
+
+HERE = Path(__file__).parent
+TABLES: dict[str, Callable[[], Iterator[Mistake]]] = {
+    table.__name__: table
+    for table in (
+        *(wrong_types, out_of_range, combinations, commands, wrong_data, wrong_configs),
+        *(wrong_checkpoints, wrong_models, wrong_places, wrong_code),
+        *(wrong_results, damaged_results, wrong_plans, wrong_logs),
+    )
+}
+
+
+def make_files(root: Path, finished: Path) -> None:
+    """Write every file that a mistake names.
+
+    Args:
+        root: A new folder for them.
+        finished: Finished runs, by stage.
+    """
+    root.mkdir(parents=True)
+    make_data(root)
+    make_configs(root)
+    make_code(root)
+    make_places(root)
+    make_checkpoints(root, finished)
+    make_models(root, finished)
+    make_sweeps(root)
+    make_plans(root)
+
+
+class Desk:
+    """Where mistakes are made: their files, finished runs, and a folder for what each leaves.
+
+    Args:
+        files: Made by `make_files`.
+        commands: The command line with settings in place of the demo's, see `conftest.Commands`.
+        scratch: Called for a new folder.
+    """
+
+    def __init__(self, files, commands, scratch):
+        self.files, self.commands, self.scratch = files, commands, scratch
+
+    def judge(self, mistake: Mistake, seconds: float = SECONDS) -> Judgement:
+        """Run a mistake in its own folder and judge how it ends."""
+        folder = self.scratch()
+        places = {"FILES": self.files, "CHAIN": self.commands.root, "RUN": folder / "run"}
+
+        def placed(text, quote=str):
+            return re.sub(r"\b(FILES|CHAIN|RUN)\b", lambda name: quote(str(places[name[1]])), text)
+
+        argv = [placed(argument) for argument in mistake.argv]
+        if mistake.stage is not None:
+            argv = self.commands.argv(mistake.command, mistake.stage, *argv, run=folder / "run")
+
+        def run():
+            os.chdir(folder)
+            sys.path[:0] = [str(self.files), str(HERE)]
+            if mistake.program == "analysis":
+                from analysis.cli import main
+            else:
+                from lit_klrb.cli.main import main
+            return main(argv)
+
+        return judge(mistake._replace(line=mistake.line and placed(mistake.line, escape)), run, seconds)
