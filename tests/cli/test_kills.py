@@ -1,83 +1,63 @@
 """A run killed again and again, at any moment, ends like an undisturbed one, bit for bit."""
 
-import csv
 import os
 import random
-import shutil
-import signal
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import pytest
 import torch
 
-KILLS = 20
-LONG = ["--trainer.max_steps", "90", "--trainer.val_check_interval", "5", "--model.mini_batches", "2"]
+from benchmarks.kills.children import BEGIN, Child
+from benchmarks.kills.compare import different, torn
+from lit_klrb.cli.main import main
+
+ROOT = Path(__file__).parents[2]
 EVERY_STEP = ["--checkpoint.every_n_train_steps", "1"]
+LONG = ["--trainer.max_steps", "9", "--trainer.val_check_interval", "3", "--model.mini_batches", "2"]
 
 
-def start(argv):
-    return subprocess.Popen(
-        [sys.executable, "-m", "lit_klrb", *argv],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+def run_with_one_thread(argv):
+    torch.set_num_threads(1)  # a forked process has no others
+    return main(argv)
 
 
-def steps_logged(run):
-    """The last step in any attempt's metrics."""
-    steps = [-1]
-    for path in run.glob("metrics/attempt_*/metrics.csv"):
-        with path.open(newline="") as file:
-            steps += [int(row["step"]) for row in csv.DictReader(file) if row.get("step")]
-    return max(steps)
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_run_that_is_killed_three_times_ends_like_an_undisturbed_one(chain, tmp_path):
+    """At a random moment, in the write of a checkpoint, and after one."""
+    whole, run, temporary = tmp_path / "whole", tmp_path / "run", tmp_path / "temporary"
+    draw = random.Random(0)
+
+    def child(run, *extra):
+        argv = chain.commands.argv("fit", "rloo", *EVERY_STEP, *LONG, *extra, run=run)
+        return Child(run_with_one_thread, argv, tmp_path / "log", {"TMPDIR": str(temporary)})
+
+    with child(whole) as undisturbed:
+        assert undisturbed.wait() == 0, undisturbed.last_line
+    resume = []
+    for saves, delay in ((3, draw.uniform(0, 0.1)), (2, 0.0), (1, 0.01)):
+        with child(run, *resume) as killed:
+            assert killed.wait_for_save(saves), killed.last_line
+            killed.wait(delay)
+            assert killed.kill() < 0
+        assert killed.heard.count(BEGIN) >= saves
+        assert not torn(run)
+        resume = ["--ckpt_path", str(run / "checkpoints" / "last.ckpt")]
+    with child(run, *resume) as last:
+        assert last.wait() == 0, last.last_line
+    assert not different(whole, run)
+    assert not temporary.exists()
 
 
-def curves(run):
-    found = {}
-    for path in sorted(run.glob("metrics/attempt_*/metrics.csv"), key=lambda path: int(path.parent.name[8:])):
-        with path.open(newline="") as file:
-            for row in csv.DictReader(file):
-                found.update(
-                    {(name, row["step"]): value for name, value in row.items() if value and "/" in name}
-                )
-    return found
-
-
-@pytest.mark.slow
+@pytest.mark.slow  # dozens of runs and a few sweeps; docs/usage.md has the table of hundreds
 @pytest.mark.timeout(3600)
-def test_a_run_killed_at_random_moments_ends_like_an_undisturbed_one(chain, tmp_path):
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    assert chain.run("fit", "rloo", *EVERY_STEP, *LONG, run=whole) == 0
-    argv = chain.commands.argv("fit", "rloo", *EVERY_STEP, *LONG, run=run)
-    checkpoint, draw, cuts = run / "checkpoints" / "last.ckpt", random.Random(0), []
-    while len(cuts) < KILLS:
-        resume = ["--ckpt_path", str(checkpoint)] if checkpoint.exists() else []
-        if not resume:  # it would be set aside
-            shutil.rmtree(run, ignore_errors=True)
-        process = start([*argv, *resume])
-        # However fast the machine is, the kills are spread over steps, rollouts, validations and writes.
-        reached = steps_logged(run) + draw.randint(1, 5)
-        while steps_logged(run) < reached and process.poll() is None:
-            time.sleep(0.01)
-        time.sleep(draw.uniform(0, 0.2))
-        ended = process.poll() is not None
-        if not ended:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        cuts.append(steps_logged(run))
-        if ended:
-            break
-    print("last step logged before each kill:", cuts)
-    resume = ["--ckpt_path", str(checkpoint)] if checkpoint.exists() else []
-    assert start([*argv, *resume]).wait() == 0
-    first, other = (
-        torch.load(path / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-        for path in (whole, run)
-    )
-    assert all(torch.equal(first[key], other[key]) for key in first)
-    assert (whole / "summary.json").read_text() == (run / "summary.json").read_text()
-    assert curves(whole) == curves(run)
-    assert len(set(cuts)) == len(cuts) == KILLS
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system of its own")
+def test_kills_of_every_kind(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.kills", "--count", "5", "--folder", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for line in done.stdout.strip().splitlines()[-4:]:
+        _, _, kills, *_, wrong, _ = (cell.strip() for cell in line.split("|"))
+        assert int(kills) >= 5
+        assert wrong == "0"

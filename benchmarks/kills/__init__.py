@@ -1,0 +1,1 @@
+"""Kills training runs and sweeps at random moments, and compares what they end with."""
