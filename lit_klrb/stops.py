@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: what a process does when it is asked to stop."""
+"""Handling of Ctrl-C and SIGTERM."""
 
 import os
 import signal
@@ -12,10 +12,10 @@ SHOW_CURSOR = b"\x1b[?25h"
 
 
 class Stopped(BaseException):
-    """The process was asked to stop.
+    """The process received Ctrl-C or SIGTERM.
 
     Args:
-        number: The signal that asked.
+        number: The signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -29,17 +29,17 @@ class Stopped(BaseException):
 
 
 class Stops:
-    """Answers to Ctrl-C and SIGTERM while a block runs; the second one ends the process at once.
+    """Handles Ctrl-C and SIGTERM while a block runs; a second signal ends the process at once.
 
-    A signal that the process was started to ignore is still ignored.
+    Signals that the process ignored before are still ignored.
 
     Args:
-        later: Only note the first one in `asked`, for the block to stop where it is safe, and print this
-            text. Without it `Stopped` is raised wherever the program is.
+        later: If given, the first signal is only recorded in `asked`, for the block to stop at a safe point,
+            and this text is printed. Otherwise it raises `Stopped` immediately.
     """
 
-    # Whether a second signal ends the process at once. In the processes of a sweep it does not: a process
-    # manager may signal all of them, and the coordinator then does so, too.
+    # Whether a second signal ends the process at once. Not in the processes of a sweep, which a process
+    # manager may signal, and then the coordinator too.
     at_once = True
 
     def __init__(self, later: str = "") -> None:
@@ -48,7 +48,7 @@ class Stops:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        """Begin to listen."""
+        """Install the signal handlers."""
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 before = signal.getsignal(number)
@@ -59,7 +59,7 @@ class Stops:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let whoever listened before listen again."""
+        """Restore the previous signal handlers."""
         while self._before:
             signal.signal(*self._before.popitem())
 

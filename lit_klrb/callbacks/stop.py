@@ -25,14 +25,14 @@ class StopBetweenSteps(L.Callback):
         self._began_at = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begin to listen."""
+        """Install the signal handlers."""
         self._began_at = trainer.global_step
         self._stops.__enter__()
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Stop, if a signal has come."""
+        """Stop if a signal was received."""
         if between_steps(trainer, batch_idx):
             self._stop_if_asked(trainer, save=trainer.global_step > self._began_at)
 
@@ -44,7 +44,7 @@ class StopBetweenSteps(L.Callback):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Listen no longer."""
+        """Restore the previous signal handlers."""
         self._stops.__exit__(None, None, None)
 
     def _stop_if_asked(self, trainer: L.Trainer, save: bool) -> None:

@@ -1,4 +1,4 @@
-"""`python -m lit_klrb`: LightningCLI with this project's defaults, and one clear line for wrong input."""
+"""`python -m lit_klrb`: LightningCLI with this project's defaults, and one-line messages for wrong input."""
 
 import errno
 import logging
@@ -43,23 +43,23 @@ from lit_klrb.run.options import check_training_options
 from lit_klrb.run.same_run import check_same_run, record, run_of
 from lit_klrb.stops import Stopped
 
-# Errors that say a disk, or one's share of it, is full.
+# Error codes of a full disk or an exhausted quota.
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskFullError(RuntimeError):
-    """A run could not write: one line with what is kept and how to go on."""
+    """A run could not write; the message says how to resume it."""
 
 
-# NumPy's generator takes no larger seeds.
+# Upper bound of seeds, from NumPy's generator.
 MAX_SEED = 2**32
 
 
 class LitCLI(LightningCLI):
-    """Modules and data by class name, one run directory, the KL plug-in under `kl`."""
+    """LightningCLI with modules and data by class name, a run directory, and the KL plug-in under `kl`."""
 
     def __init__(self, args: Sequence[str]) -> None:
-        # The id of the run to resume; "" if its checkpoint has none.
+        # The id of the run to resume, "" if its checkpoint has none; None for a new run.
         self.resumed: str | None = None
         self._command = args[0] if args else ""
         self.config: Any = None
@@ -83,7 +83,7 @@ class LitCLI(LightningCLI):
             raise EndedError(*ending) from error
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        """The command that is run: each further one costs its own parser."""
+        """Only the command that is run, as building the parser of each command takes time."""
         every = LightningCLI.subcommands()
         return {self._command: every[self._command]} if self._command in every else every
 
@@ -95,7 +95,7 @@ class LitCLI(LightningCLI):
         return found
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """The KL plug-in, the checkpoint's rhythm, and one seed for everything."""
+        """Add the KL plug-in and the checkpoints, set defaults, and link all seeds to `seed_everything`."""
         parser.add_lightning_class_args(KLEstimatorCallback, "kl")
         parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
         parser.set_defaults(
@@ -107,7 +107,7 @@ class LitCLI(LightningCLI):
                 "trainer.log_every_n_steps": 1,
                 "trainer.enable_model_summary": False,
                 "trainer.num_sanity_val_steps": -1,
-                # Batches depend on (seed, step, rank) already; every process evaluates on all prompts.
+                # Batches depend on (seed, step, rank) already, and every process evaluates on all prompts
                 "trainer.use_distributed_sampler": False,
             }
         )
@@ -120,7 +120,7 @@ class LitCLI(LightningCLI):
             parser.link_arguments("seed_everything", key)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse the arguments given, whatever stands in sys.argv; an error becomes one line."""
+        """Parse the given arguments instead of sys.argv, and convert errors to one line."""
         try:
             self.config = parser.parse_args(args)
         except ConfigurationError as error:
@@ -129,7 +129,7 @@ class LitCLI(LightningCLI):
             raise ConfigurationError(one_line(str(error), command.known_keys())) from None
 
     def _parse_ckpt_path(self) -> None:
-        """Lightning would let the checkpoint's settings win over the command line's; here they must agree."""
+        """Check that the settings agree with the checkpoint's, which Lightning would silently prefer."""
         path = self.config[self.config.subcommand].get("ckpt_path")
         if path is None:
             return
@@ -141,19 +141,19 @@ class LitCLI(LightningCLI):
             self.resumed = run["id"]
 
     def _config_text(self) -> str:
-        """The resolved configuration, as YAML that `--config` takes."""
+        """The resolved configuration, as YAML for `--config`."""
         text: str = self._parser("fit").dump(self.config["fit"], skip_none=False)
         return text
 
     def _set_seed(self) -> None:
-        """Lightning's own, for seeds that all random generators take."""
+        """Check the range of the seed before Lightning sets it."""
         seed = self.config[self.config.subcommand].seed_everything
         if not isinstance(seed, bool) and not 0 <= seed < MAX_SEED:
             raise ConfigurationError(f"seed_everything: must be from 0 to {MAX_SEED - 1}, got {seed}")
         super()._set_seed()
 
     def before_instantiate_classes(self) -> None:
-        """Refuse what would train nothing, and missing checkpoints, before anything is built."""
+        """Check trainer options and the existence of checkpoints before anything is built."""
         config = self.config[self.config.subcommand]
         for key, value in self.settings.items():
             if isinstance(value, str) and "\0" in value:
@@ -170,7 +170,7 @@ class LitCLI(LightningCLI):
         self.model.ckpt_path = self._get(self.config_init, "ckpt_path")
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Add what every run has: its record, its checkpoints, its answer to signals, its predictions."""
+        """Add the callbacks, loggers and plugins of every run."""
         config = self._get(self.config_init, "trainer")
         check_accelerator(config.accelerator)
         self.directory = RunDirectory(config.default_root_dir)
@@ -190,13 +190,13 @@ class LitCLI(LightningCLI):
             own.append(RunProgressBar())
         config.callbacks = [*given, *own]
         config.plugins = [*as_list(config.plugins), CheckpointFiles()]
-        # The run's own record is not among them: no choice of loggers removes it.
+        # The loggers of a run are added later, so that no choice of loggers removes metrics.csv
         self.tensorboard = config.logger is not False
         config.logger = [] if config.logger is True else as_list(config.logger)
         return super().instantiate_trainer(**kwargs)
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """A fit holds its directory; one that fails before its first step leaves it as it was."""
+        """Run the command. A fit locks its directory, and restores it if it fails before its first step."""
         if subcommand != "fit" or self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             super()._run_subcommand(subcommand)
             return
@@ -207,22 +207,22 @@ class LitCLI(LightningCLI):
                 self.trainer.loggers = [*own, *self.trainer.loggers]
                 super()._run_subcommand(subcommand)
             except BaseException as error:
-                way_on = self._way_on()
+                hint = self._resume_hint()
                 if not self.recorder.begun:
                     self.directory.abandon()
                 if isinstance(error, OSError) and error.errno in DISK_FULL:
                     line = f"{error.strerror}, in the run of {self.directory.path}; earlier files are whole"
-                    raise DiskFullError(f"{line}; {way_on}") from error
+                    raise DiskFullError(f"{line}; {hint}") from error
                 if isinstance(error, Stopped):
-                    error.add_note(way_on)
+                    error.add_note(hint)
                 raise
 
     @rank_zero_only  # every process of a run starts with this command
     def _begin(self) -> None:
         self.directory.begin(self.resumed)
 
-    def _way_on(self) -> str:
-        """How to go on with a run that ends early."""
+    def _resume_hint(self) -> str:
+        """How to continue a run that ends early."""
         if not self.recorder.begun and self.resumed is None:
             return "nothing was trained yet"
         if not self.directory.checkpoint.exists():
@@ -237,10 +237,10 @@ class LitCLI(LightningCLI):
 
 
 def check_accelerator(name: Any) -> None:
-    """Refuse an accelerator that this machine does not have.
+    """Check that this machine has an accelerator.
 
     Raises:
-        ConfigurationError: With those it has.
+        ConfigurationError: If not; lists those it has.
     """
     known = AcceleratorRegistry.items()
     available = ["auto", *sorted(name for name, entry in known if entry["accelerator"].is_available())]
@@ -248,23 +248,23 @@ def check_accelerator(name: Any) -> None:
         available.append("gpu")
     if isinstance(name, str) and name not in available:
         raise ConfigurationError(
-            f"{name!r} is not there; this machine has {', '.join(available)}", key="accelerator"
+            f"{name!r} is not available; this machine has {', '.join(available)}", key="accelerator"
         )
 
 
 def quiet() -> None:
-    """Silence what is no news to the user: hardware banners, and hints against choices made on purpose."""
-    # Lightning calls methods of jsonargparse by their older names.
+    """Suppress hardware banners, and warnings about choices that are made on purpose."""
+    # Lightning uses deprecated names of jsonargparse
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
     silence()
     for package in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(package).setLevel(logging.WARNING)
     for hint in (
         ".*does not have many workers.*",  # the model is the bottleneck; loaders run in the main process
-        ".*module\\(s\\) in eval mode.*",  # the reference, always; the policy where dropout is not wanted
+        ".*module\\(s\\) in eval mode.*",  # the reference, and the policy where dropout is off
         ".*dirpath has changed.*",  # a run directory may be moved, or its checkpoint evaluated elsewhere
-        ".*exists and is not empty.*",  # a resumed run writes where it wrote before
-        ".*callbacks used to create the checkpoint.*",  # check_same_run says which may be left out
+        ".*exists and is not empty.*",  # a resumed run writes to the same directory
+        ".*callbacks used to create the checkpoint.*",  # check_same_run checks which may differ
         ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",  # Lightning's own use of torch
     ):
         warnings.filterwarnings("ignore", hint)
@@ -277,7 +277,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The command line after the program's name.
 
     Returns:
-        The exit code: 0 done, 2 wrong usage or configuration (one line says what), 1 anything else.
+        The exit code: 0 done, 2 wrong usage or configuration (with a one-line message), 1 anything else.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     quiet()
@@ -294,5 +294,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def as_list(value: Any) -> list[Any]:
-    """None as no element, one element as a list of it."""
+    """Convert None and False to an empty list, and a single element to a list."""
     return [] if value is None or value is False else list(value) if isinstance(value, list) else [value]

@@ -1,4 +1,4 @@
-"""What a user can mend of the exceptions that libraries raise, as one line; a bug keeps its traceback."""
+"""One-line messages for exceptions of libraries that the user can fix; bugs keep their traceback."""
 
 import re
 import sys
@@ -22,18 +22,18 @@ PACKAGE = str(Path(lit_klrb.__file__).parent)
 
 
 class Ending(NamedTuple):
-    """How a command ends that cannot go on: one line and an exit code."""
+    """The message and the exit code of a command that cannot continue."""
 
     line: str
     code: int
 
 
 class EndedError(Exception):
-    """A command cannot go on, and this is no bug: what to print, and the exit code.
+    """A command cannot continue for a reason that is not a bug.
 
     Args:
-        line: Says what is wrong.
-        code: 2 if the configuration is, 1 if the machine is.
+        line: The message.
+        code: The exit code: 2 for a wrong configuration, 1 for a problem of the machine.
     """
 
     def __init__(self, line: str, code: int) -> None:
@@ -42,18 +42,18 @@ class EndedError(Exception):
 
 
 def ending_of(error: Exception, settings: Mapping[str, Any]) -> Ending | None:
-    """The line for an exception that is no bug of this package; None for one that is.
+    """The message for an exception that is not a bug of this package; None for bugs.
 
     Args:
-        error: What was raised.
-        settings: The configuration's values by dotted key: the line names the one at fault.
+        error: The exception.
+        settings: The configuration's values by dotted key, of which the message names the wrong one.
     """
     causes = list(_causes(error))
     for cause in causes:
         if isinstance(cause, ConfigurationError):
             return Ending(_of_checkpoint(cause, settings) or located(cause), USAGE)
     building = _is_building(error)
-    for cause in reversed(causes):  # what a library wraps says more than its wrapping
+    for cause in reversed(causes):  # the innermost exception says most
         if (line := _in_users_code(cause, settings)) is not None:
             return Ending(line, USAGE)
         if isinstance(cause, OSError) and (ending := _of_file(cause, settings)) is not None:
@@ -66,14 +66,14 @@ def ending_of(error: Exception, settings: Mapping[str, Any]) -> Ending | None:
         if _is_out_of_memory(cause):
             return Ending(f"out of memory{_how_much(cause)}: smaller batches or models need less", FAILURE)
     path = settings.get("ckpt_path")
-    if path is not None and _is_restoring(error):  # damaged entries raise whatever they are taken for
+    if path is not None and _is_restoring(error):  # damaged entries raise all kinds of exceptions
         reason = f"{type(error).__name__}: {brief(error)}"
         return Ending(f"ckpt_path: {path} cannot be restored ({reason})", USAGE)
     return None
 
 
 def _of_checkpoint(error: ConfigurationError, settings: Mapping[str, Any]) -> str | None:
-    """The line for what is wrong in the checkpoint, if the error does not say which; None for others."""
+    """The message for a checkpoint error that does not name the checkpoint; None for other errors."""
     path = settings.get("ckpt_path")
     if error.key != "ckpt_path" or path is None or str(path) in error.message:
         return None
@@ -81,7 +81,7 @@ def _of_checkpoint(error: ConfigurationError, settings: Mapping[str, Any]) -> st
 
 
 def flattened(config: Any, key: str = "") -> dict[str, Any]:
-    """The plain values of a nested configuration by dotted key.
+    """Flatten a nested configuration to plain values by dotted key.
 
     Example:
         >>> flattened({"a": {"b": [1, {"c": 2}]}})
@@ -99,13 +99,13 @@ def flattened(config: Any, key: str = "") -> dict[str, Any]:
 
 
 def first_sentence(error: BaseException) -> str:
-    """The beginning of an exception's message, in one line; its class where it has none."""
+    """The first sentence of an exception's message, in one line; its class if the message is empty."""
     text = " ".join(str(error).split()) or type(error).__name__
     return re.split(r"(?<=[.!?])\s", text)[0].rstrip(".!")
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message; its class where it has none."""
+    """The first line of an exception's message; its class if the message is empty."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
@@ -117,7 +117,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _in_users_code(error: BaseException, settings: Mapping[str, Any]) -> str | None:
-    """The line for an exception of code that the configuration names; None for anybody else's."""
+    """The message for an exception in user code that the configuration names; None for other code."""
     if (
         isinstance(error, SyntaxError)
         and error.filename
@@ -149,7 +149,7 @@ def _is_in(filename: str, folders: tuple[str, ...]) -> bool:
 
 
 def _of_file(error: OSError, settings: Mapping[str, Any]) -> Ending | None:
-    """The line for a file that cannot be used; None if neither the user nor the machine is to blame."""
+    """The message for a file that cannot be used; None if neither configuration nor machine is the cause."""
     code = FAILURE if error.errno in EXHAUSTED else USAGE
     reason = error.strerror or str(error)
     if error.filename is None:
@@ -168,32 +168,32 @@ def _of_file(error: OSError, settings: Mapping[str, Any]) -> Ending | None:
 
 
 def _related(path: Path, other: Path) -> bool:
-    """Whether one of two paths is the other, or lies in it."""
+    """Whether two paths are equal or one is inside the other."""
     path, other = path.expanduser().absolute(), other.absolute()
     return len(path.parts) > 1 and (other.is_relative_to(path) or path.is_relative_to(other))
 
 
 def _is_restoring(error: BaseException) -> bool:
-    """Whether the trainer was taking its state from a checkpoint."""
+    """Whether the trainer was restoring its state from a checkpoint."""
     frames = traceback.extract_tb(error.__traceback__)
     return any(Path(frame.filename).name == "checkpoint_connector.py" for frame in frames)
 
 
 def _is_building(error: BaseException) -> bool:
-    """Whether the run was still being put together."""
+    """Whether the exception was raised while the run was being built."""
     frames = traceback.extract_tb(error.__traceback__)
     return any(frame.name in ("instantiate_classes", "_set_seed") for frame in frames)
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Whether Lightning, or what builds its classes, refuses an argument."""
+    """Whether Lightning or jsonargparse refused an argument."""
     frames = traceback.extract_tb(error.__traceback__)
     in_library = bool(frames) and re.search(r"/(lightning|jsonargparse)/", frames[-1].filename) is not None
     return in_library and isinstance(error, (ValueError, TypeError, ImportError, RuntimeError))
 
 
 def _of_option(error: BaseException, settings: Mapping[str, Any]) -> str:
-    """The message, after the option it speaks of: the first that it names, or whose value it does."""
+    """The message with the option that it is about: the first whose name or value it contains."""
     text = " ".join(str(error).split())
     places: dict[str, int] = {}
     for key, value in settings.items():
@@ -213,7 +213,7 @@ def _of_option(error: BaseException, settings: Mapping[str, Any]) -> str:
 
 
 def _made_in(filename: str, key: str, class_path: Any) -> bool:
-    """Whether a file is where the class is written that a key names."""
+    """Whether a file defines the class that a key names."""
     if not key.endswith("class_path") or not isinstance(class_path, str):
         return False
     module, _, name = class_path.rpartition(".")

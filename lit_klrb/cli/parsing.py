@@ -1,4 +1,4 @@
-"""The argument parser, and its errors as one line: the key, the value, and what is allowed."""
+"""The argument parser, whose errors are one line with the key, the value and what is allowed."""
 
 import difflib
 import functools
@@ -16,9 +16,9 @@ from lit_klrb.config_files import check_config_file
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import KLEstimator
 
-# Keys whose value is a class, and what the classes they accept descend from.
+# Keys whose value is a class, and the base classes they accept.
 CLASS_KEYS = {"model": L.LightningModule, "data": L.LightningDataModule, "kl.estimator": KLEstimator}
-# What jsonargparse says of a value that names no class, or none that the key accepts.
+# Messages of jsonargparse for a value that is not a class, or not one that the key accepts.
 NO_CLASS = (
     r"Expected a dot import path string: (?P<name>.+)",
     r"Import path (?P<name>\S+ )?does not correspond to a subclass",
@@ -30,10 +30,10 @@ NO_CLASS = (
 
 
 class OneLineParser(LightningArgumentParser):
-    """Raises its errors, instead of printing them below a page of usage."""
+    """An argument parser that raises errors instead of printing them with the usage."""
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
-        """Raise the message as it is: an outer parser may catch it, and quote it in its own.
+        """Raise the unchanged message, which an outer parser may catch and include in its own.
 
         Raises:
             ConfigurationError: Always.
@@ -55,10 +55,10 @@ class OneLineParser(LightningArgumentParser):
         return added
 
     def parse_path(self, path: Any, **kwargs: Any) -> Any:
-        """Parse a configuration file once it is known to be one; errors that name no key name the file.
+        """Check and parse a configuration file; errors that name no key name the file.
 
         Raises:
-            ConfigurationError: If it is none, or a value in it is not allowed.
+            ConfigurationError: If it is not a configuration file, or a value in it is not allowed.
         """
         check_config_file(Path(path))
         try:
@@ -74,12 +74,12 @@ class OneLineParser(LightningArgumentParser):
             raise ConfigurationError(f"{path}: {reason.removeprefix('Problems parsing config: ')}") from None
 
     def known_keys(self) -> list[str]:
-        """Every option by its dotted name."""
+        """The dotted names of all options."""
         return [option.lstrip("-") for option in self._option_string_actions]
 
 
 def known_classes(key: str) -> dict[str, type]:
-    """This package's classes that the key accepts, by name."""
+    """The classes of this package that a key accepts, by name."""
     found: dict[str, type] = {}
     todo: list[type] = [CLASS_KEYS[key]]
     while todo:
@@ -94,11 +94,11 @@ def known_classes(key: str) -> dict[str, type]:
 
 
 def one_line(message: str, known_keys: list[str]) -> str:
-    """Jsonargparse's page of tried alternatives as the one line a user needs.
+    """Reduce jsonargparse's message, which lists all alternatives it tried, to one line.
 
     Args:
         message: The parser's message.
-        known_keys: Keys to suggest where one is misspelt.
+        known_keys: Keys to suggest for a misspelt one.
     """
     if match := re.match(r"the following arguments are required: (.*)", message):
         return _missing(match[1].split(", "))
@@ -115,7 +115,7 @@ def one_line(message: str, known_keys: list[str]) -> str:
             return f"{match[1]}: an option is expected; a configuration is named by --config"
         key = re.split("[= ]", (match[1] or match[2]).lstrip("-"))[0]
         return _unknown(key, known_keys)
-    # A value may also be the path of a file with the value: nobody means that, and it hides the real reason.
+    # jsonargparse also tries the value as the path of a file, whose failure hides the real reason
     message = re.sub(
         r"\n- Expected a path but .*? either not accessible or invalid\n- ", " ", message, flags=re.DOTALL
     )
@@ -133,7 +133,7 @@ def one_line(message: str, known_keys: list[str]) -> str:
 
 
 def _unknown(key: str, known_keys: list[str]) -> str:
-    """What to say of a key that there is not: of its section, if there is no such section."""
+    """The message for an unknown key, or for its section if that is unknown."""
     section, sections = key.partition(".")[0], sorted({known.partition(".")[0] for known in known_keys})
     if section not in sections:
         return f"unknown key {section}{_close(section, sections)}"
@@ -141,7 +141,7 @@ def _unknown(key: str, known_keys: list[str]) -> str:
 
 
 def _missing(keys: list[str]) -> str:
-    """What to say of required keys that are not given."""
+    """The message for missing required keys."""
     known = [key.partition(".")[2] for key in keys if key.partition(".")[2] in CLASS_KEYS]
     if len(known) != 1:
         return "what to run is missing: name a configuration, for example --config configs/demo/sft.yaml"
@@ -149,7 +149,7 @@ def _missing(keys: list[str]) -> str:
 
 
 def _no_class(key: str, message: str) -> str | None:
-    """The line for a value that should be a class; None if it is no matter of classes."""
+    """The message for a value that should be a class; None for other errors."""
     for pattern in NO_CLASS:
         match = re.search(pattern, message)
         if match is None or (key not in CLASS_KEYS and "<class 'lightning" not in message):
@@ -164,7 +164,7 @@ def _no_class(key: str, message: str) -> str | None:
 
 
 def _wrong_type(key: str, message: str) -> str | None:
-    """The line for a value of a wrong type; None if the message does not tell one."""
+    """The message for a value of a wrong type; None for other errors."""
     if match := re.search(
         r"Subtypes: \[(.*?)\]\n.*?Given value: (.*?)\s*$", message, re.DOTALL | re.MULTILINE
     ):
@@ -185,7 +185,7 @@ def _wrong_type(key: str, message: str) -> str | None:
 
 
 def plain_type(name: str) -> str:
-    """The name of a type in Python as a reader of configurations calls it.
+    """The name of a Python type in the terms of configuration files.
 
     Example:
         >>> plain_type("<class 'int'>"), plain_type("typing.Literal['a']"), plain_type("dict[str, float]")
@@ -199,7 +199,7 @@ def plain_type(name: str) -> str:
 
 
 def parameters_of(key: str) -> list[str]:
-    """Every argument of the classes that the key accepts, those passed on to a base class included."""
+    """All arguments of the classes that a key accepts, including those of base classes."""
     if key not in CLASS_KEYS:
         return []
     mros = [ancestor for known in known_classes(key).values() for ancestor in known.__mro__[:-1]]
@@ -208,7 +208,7 @@ def parameters_of(key: str) -> list[str]:
 
 
 def located(error: ConfigurationError) -> str:
-    """The error's line, its key by its place in a configuration file.
+    """The message of an error, with the section of the configuration added to its key.
 
     Example:
         >>> located(ConfigurationError("must be positive, got 0", key="beta_of_nothing"))
@@ -223,7 +223,7 @@ def located(error: ConfigurationError) -> str:
 
 
 def _split(types: str) -> list[str]:
-    """The types of a list, as Python prints them: commas within brackets do not part them."""
+    """Split a list of types as printed by Python at the commas outside brackets."""
     return [part.strip() for part in re.split(r",(?![^\[]*\])", types)]
 
 
@@ -233,7 +233,7 @@ def _given(message: str) -> str | None:
 
 
 def _shown(value: str) -> str:
-    """A value as it was given: text in quotes, everything else as it is."""
+    """A value as written in YAML, with quotes around text."""
     value = " ".join(value.split())
     plain = value[:1] in ("[", "{") or value in ("None", "True", "False")
     return {"None": "null"}.get(value, value) if plain else repr(value)

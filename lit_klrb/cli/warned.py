@@ -1,4 +1,4 @@
-"""Warnings of a run: the first of each kind is shown."""
+"""Suppression of repeated warnings."""
 
 import warnings
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ from typing import TextIO
 
 @contextmanager
 def once_of_a_kind() -> Iterator[None]:
-    """Show only the first warning that comes from a line of code, while the block runs.
+    """Show only the first warning from each line of code while the block runs.
 
-    Python itself repeats a warning whose text differs, if only in a number: thousands in a long run.
+    Python repeats warnings whose text differs, even if only in a number: thousands in a long run.
     """
     show = warnings.showwarning
     shown: set[tuple[type[Warning], str, int]] = set()

@@ -1,4 +1,4 @@
-"""Checkpoint files: written whole or not at all, checked when they are read."""
+"""Checkpoint files, which are written atomically and checked when they are read."""
 
 import hashlib
 import io
@@ -19,14 +19,14 @@ from lit_klrb.files import PARTIAL, sync, write_beside
 
 
 class CheckpointFiles(TorchCheckpointIO):
-    """Writes a checkpoint beside its place and renames it; keeps the one before; checks what it reads.
+    """Writes checkpoints atomically, keeps the previous one, and checks checkpoints that it reads.
 
-    Lightning's own goes through a temporary file in `$TMPDIR`. Where that is another file system, a kill
-    leaves a torn checkpoint under its final name.
+    Lightning's own class uses a temporary file in `$TMPDIR`. If that is on another file system, a kill can
+    leave an incomplete checkpoint under its final name.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Replace the checkpoint at once; `last.ckpt` becomes `previous.ckpt`."""
+        """Replace the checkpoint atomically; the old `last.ckpt` becomes `previous.ckpt`."""
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
         target = Path(path)
@@ -39,7 +39,7 @@ class CheckpointFiles(TorchCheckpointIO):
     def load_checkpoint(
         self, path: Any, map_location: Callable[..., Any] | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a checkpoint that is whole.
+        """Check and read a checkpoint.
 
         Raises:
             ConfigurationError: If it is damaged.
@@ -52,14 +52,14 @@ class CheckpointFiles(TorchCheckpointIO):
 
 
 def read(path: Path, mmap: bool = False) -> dict[str, Any]:
-    """A checkpoint's content, on the CPU and without running any pickled code.
+    """Load a checkpoint on the CPU, without running pickled code.
 
     Args:
         path: A file written by `torch.save`.
-        mmap: Read tensors when they are used.
+        mmap: Read tensors only when they are used.
 
     Raises:
-        ConfigurationError: If it is damaged, or no checkpoint; without the path, which the caller adds.
+        ConfigurationError: If it is damaged or not a checkpoint; without the path, which the caller adds.
     """
     check_intact(path)
     try:
@@ -68,52 +68,52 @@ def read(path: Path, mmap: bool = False) -> dict[str, Any]:
         raise ConfigurationError(
             "damaged, or made of Python objects: loading those could run code"
         ) from error
-    except Exception as error:  # damaged bytes raise whatever they are taken for
+    except Exception as error:  # damaged files raise all kinds of exceptions
         raise ConfigurationError(f"not a checkpoint: {brief(error)}") from error
     if not isinstance(content, dict):
-        raise ConfigurationError(f"not a checkpoint: it holds a {type(content).__name__}")
+        raise ConfigurationError(f"not a checkpoint: it contains a {type(content).__name__}")
     return content
 
 
 def previous_of(checkpoint: Path) -> Path:
-    """Where the checkpoint before the newest one is kept."""
+    """The path of the previous checkpoint."""
     return checkpoint.with_name(Path(schema.PREVIOUS_CHECKPOINT).name)
 
 
 def check_intact(path: Path) -> None:
-    """Refuse a damaged checkpoint.
+    """Check that a checkpoint is not damaged.
 
     Raises:
-        ConfigurationError: What is wrong with it, and which other one is whole.
+        ConfigurationError: If it is; names the previous checkpoint if that is intact.
     """
     problem, previous = damage(path), previous_of(path)
     if problem is None:
         return
     if previous != path and previous.is_file() and damage(previous) is None:
-        problem += f"; the one before it is whole: {previous}"
+        problem += f"; the previous one is intact: {previous}"
     raise ConfigurationError(problem)
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint's bytes; None if nothing is.
+    """A description of the damage of a checkpoint; None if it is intact.
 
-    A checkpoint is a zip archive with a CRC-32 of each record, which `torch.load` does not look at.
+    A checkpoint is a zip archive with a CRC-32 for each record, which `torch.load` does not check.
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            # torch stores every record once and as it is.
+            # torch stores every record once, without compression
             if sum(record.file_size for record in archive.infolist()) > path.stat().st_size:
                 return "not a checkpoint: it would unpack to more than its size"
             record = archive.testzip()
     except zipfile.BadZipFile:
-        return "not a checkpoint, or one that is cut off"
-    except Exception as error:  # damaged headers raise whatever they are taken for
+        return "not a checkpoint, or a truncated one"
+    except Exception as error:  # damaged headers raise all kinds of exceptions
         return f"not a checkpoint: {brief(error)}"
     return record and f"damaged: {record} does not match its checksum"
 
 
 def digest(state: Mapping[str, Tensor]) -> str:
-    """SHA-256 of the names and bytes of tensors: the same for the same weights, wherever they are kept."""
+    """SHA-256 of the names and bytes of tensors, independent of how they are stored."""
     result = hashlib.sha256()
     for name, value in state.items():
         result.update(name.encode())
@@ -122,7 +122,7 @@ def digest(state: Mapping[str, Tensor]) -> str:
 
 
 def _keep(path: Path, other: Path) -> None:
-    """Give the file a second name. It never is without the first, where the file system has hard links."""
+    """Give a file a second name, by a hard link if possible, so that it never loses the first."""
     spare = other.with_name(f".{other.name}{PARTIAL}")
     spare.unlink(missing_ok=True)
     try:
@@ -131,5 +131,5 @@ def _keep(path: Path, other: Path) -> None:
         path.replace(other)
         return
     spare.replace(other)
-    # Renaming a file to another name that it already has does nothing.
+    # If both names are links to the same file, replace does nothing and leaves the spare name
     spare.unlink(missing_ok=True)

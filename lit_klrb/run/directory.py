@@ -1,4 +1,4 @@
-"""The run directory: whose it is, and that nothing a run left is lost to the next one."""
+"""The run directory, which belongs to one run; a new run never overwrites an earlier one."""
 
 import fcntl
 import json
@@ -20,10 +20,10 @@ LOCK = ".lock"
 
 
 class RunDirectory:
-    """The directory of one run, held by one process at a time.
+    """The directory of a run, locked by one process at a time.
 
-    A directory is a run's if it has the file `run.json`, which holds the run's id. A new run renames an
-    earlier one and takes its place. A resumed run goes on in its own directory, or in a new one.
+    A directory belongs to a run if it has the file `run.json` with the run's id. A new run renames the
+    directory of an earlier one. A resumed run continues in its own directory, or in a new one.
 
     Args:
         path: The directory.
@@ -33,42 +33,42 @@ class RunDirectory:
         self.path = Path(path)
         self.run_id = ""
         self._lock: int | None = None
-        # What a failed start takes back: the paths that are new, and the new place of the earlier run.
+        # To undo a failed start: the new paths, and the new name of the earlier run's directory
         self._new: list[Path] = []
         self._kept: Path | None = None
 
     def __enter__(self) -> Self:
-        """Nothing is touched before `begin`."""
+        """Does nothing; `begin` locks and creates the directory."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Release the directory."""
+        """Release the lock."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     @property
     def checkpoint(self) -> Path:
-        """The newest checkpoint."""
+        """The path of the latest checkpoint."""
         return self.path / schema.CHECKPOINT
 
     @property
     def resume_command(self) -> str:
-        """The command that goes on with the run."""
+        """The command that resumes the run."""
         config, checkpoint = (shlex.quote(str(path)) for path in (self.path / schema.CONFIG, self.checkpoint))
         return f"python -m lit_klrb fit --config {config} --ckpt_path {checkpoint}"
 
     def begin(self, resumed: str | None = None) -> None:
-        """Take the directory, and make room in it for a new run.
+        """Lock the directory, and rename an earlier run's directory for a new run.
 
         Args:
             resumed: The id of the run to resume; None for a new run.
 
         Raises:
-            ConfigurationError: If another process writes to it, or if it is another run's, a published cell
-                of a sweep, or no run's and has files that a run would overwrite.
+            ConfigurationError: If another process writes to it, if it belongs to another run than `resumed`
+                or to a published cell of a sweep, or if it has other files that a run would overwrite.
         """
         try:
             root = self.path.resolve()
@@ -90,13 +90,13 @@ class RunDirectory:
             remove_unfinished(root)
         else:
             raise ConfigurationError(
-                f"{self.path} holds another run than ckpt_path's; resume a run in its own directory, or in a "
-                "new one",
+                f"{self.path} belongs to another run than ckpt_path; resume it in its own directory, or in "
+                "a new one",
                 key=KEY,
             )
 
     def abandon(self) -> None:
-        """Take back what `begin` did, for a start that failed before its first step."""
+        """Undo `begin`, for a run that failed before its first step."""
         for path in self._new:
             if path.is_dir():
                 shutil.rmtree(path)
@@ -108,7 +108,7 @@ class RunDirectory:
         self._new, self._kept = [], None
 
     def _take(self, root: Path) -> None:
-        """Make the directory where it is not there, and lock it until `__exit__` or the process's end."""
+        """Create the directory if necessary, and lock it until `__exit__` or the end of the process."""
         busy = ConfigurationError(
             f"another run is writing to {self.path}; wait for its end, or name another directory", key=KEY
         )
@@ -129,15 +129,15 @@ class RunDirectory:
         if self._lock is not None:
             os.close(self._lock)
         self._lock = lock
-        # Between the two calls another process may have set the directory aside.
+        # Another process may have renamed the directory between opening and locking the file
         if not (root / LOCK).exists() or not os.path.samestat(os.fstat(lock), os.stat(root / LOCK)):
             raise busy
 
     def _set_aside(self, root: Path) -> None:
-        """Rename an earlier run, and make the directory anew."""
+        """Rename the directory of an earlier run, and create a new one."""
         if Path.cwd().resolve().is_relative_to(root):
             raise ConfigurationError(
-                f"{self.path} holds a run and is the directory you are in; start a new run from another "
+                f"{self.path} contains a run and is the current directory; start a new run from another "
                 "directory, or resume this one with --ckpt_path",
                 key=KEY,
             )
@@ -151,7 +151,7 @@ class RunDirectory:
 
 
 def run_id(root: Path) -> str | None:
-    """The id of the run whose directory this is; None if it is no run's."""
+    """The id of the run to which a directory belongs; None if there is none."""
     try:
         content = json.loads((root / schema.RUN).read_bytes())
     except (OSError, ValueError):
@@ -169,7 +169,7 @@ def next_attempt(root: Path) -> int:
 
 
 def _check_unpublished(root: Path) -> None:
-    """A sweep runs a published cell again only after it has emptied the cell's directory."""
+    """Refuse the directory of a published cell, which a sweep empties before it runs the cell again."""
     sweep = root.parent.parent
     published = root.parent.name == schema.CELLS and (sweep / schema.RESULTS / f"{root.name}.json").exists()
     if published and any((root / name).exists() for name in schema.OWN):
@@ -179,10 +179,10 @@ def _check_unpublished(root: Path) -> None:
 
 
 def _check_free(root: Path) -> None:
-    """A directory that is no run's may hold anything but what a run would overwrite."""
+    """Refuse a directory that does not belong to a run but has files that a run would overwrite."""
     taken = [name for name in schema.OWN if (root / name).exists()]
     if taken:
         raise ConfigurationError(
-            f"{root} has {', '.join(taken)} and is no run's directory: no {schema.RUN}; name another one",
+            f"{root} has {', '.join(taken)} but does not belong to a run (no {schema.RUN}); name another one",
             key=KEY,
         )

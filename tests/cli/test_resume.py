@@ -170,7 +170,7 @@ def test_a_run_is_not_resumed_into_the_directory_of_another(chain, halfway, tmp_
     shutil.copytree(chain.root / "dpo", other)
     before = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
     assert resumed(chain, halfway, other) == 2
-    assert f"{other} holds another run than ckpt_path's" in capsys.readouterr().err
+    assert f"{other} belongs to another run than ckpt_path" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in other.rglob("*") if path.is_file()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
@@ -197,7 +197,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_resumes(chain, tmp_
         assert chain.run("fit", "rloo", *EVERY_STEP, key, str(last), run=tmp_path / "new") == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert f"{last}: damaged: " in line
-        assert line.endswith(f"; the one before it is whole: {previous}")
+        assert line.endswith(f"; the previous one is intact: {previous}")
     assert chain.run("fit", "rloo", *EVERY_STEP, "--ckpt_path", str(previous), run=run) == 0
     assert_same_run(chain.root / "rloo", run)
 

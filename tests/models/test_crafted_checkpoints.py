@@ -273,4 +273,4 @@ def test_every_cut_of_a_checkpoint_is_refused(content, tmp_path):
     cut = tmp_path / "cut.ckpt"
     for size in (0, 1, 100, len(whole) // 2, len(whole) - 1):
         cut.write_bytes(whole[:size])
-        assert error_of(str(cut), tmp_path) == "not a checkpoint, or one that is cut off"
+        assert error_of(str(cut), tmp_path) == "not a checkpoint, or a truncated one"

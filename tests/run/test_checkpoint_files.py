@@ -190,11 +190,11 @@ def test_a_damaged_checkpoint_is_named_with_what_to_resume_from(tmp_path):
     with pytest.raises(ConfigurationError) as refusal:
         CheckpointFiles().load_checkpoint(last)
     assert str(refusal.value) == (
-        f"ckpt_path: {last}: not a checkpoint, or one that is cut off; the one before it is whole: {previous}"
+        f"ckpt_path: {last}: not a checkpoint, or a truncated one; the previous one is intact: {previous}"
     )
     previous.write_bytes(previous.read_bytes()[:-5])
     for path in (last, previous):
-        with pytest.raises(ConfigurationError, match=r"^not a checkpoint, or one that is cut off$"):
+        with pytest.raises(ConfigurationError, match=r"^not a checkpoint, or a truncated one$"):
             check_intact(path)
 
 
@@ -212,7 +212,7 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path):
         read(path)
     assert "\n" not in str(refusal.value)
     torch.save([1], path)
-    with pytest.raises(ConfigurationError, match=r"^not a checkpoint: it holds a list$"):
+    with pytest.raises(ConfigurationError, match=r"^not a checkpoint: it contains a list$"):
         read(path)
 
 

@@ -106,9 +106,9 @@ def test_a_run_is_resumed_in_its_own_directory_or_a_new_one_and_in_no_other(tmp_
         with RunDirectory(root) as directory:
             directory.begin(first)
         assert run_id(root) == directory.run_id == first
-    assert "holds another run than ckpt_path's" in refused(tmp_path / "other", first)
+    assert "belongs to another run than ckpt_path" in refused(tmp_path / "other", first)
     # A checkpoint that says no run's name is of no run that has a directory.
-    assert "holds another run than ckpt_path's" in refused(tmp_path / "other", "")
+    assert "belongs to another run than ckpt_path" in refused(tmp_path / "other", "")
     assert run_id(tmp_path / "other") == other
     assert not (tmp_path / "other.1").exists()
 
@@ -150,10 +150,10 @@ def test_the_directory_one_is_in_is_used_and_not_renamed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made(tmp_path)
     for root in (".", str(tmp_path)):
-        assert "is the directory you are in" in refused(root)
+        assert "is the current directory" in refused(root)
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
-    assert "is the directory you are in" in refused("..")
+    assert "is the current directory" in refused("..")
     monkeypatch.chdir(tmp_path)
     with RunDirectory(".") as directory:
         directory.begin(run_id(tmp_path))
