@@ -1,4 +1,4 @@
-"""Configuration files, looked at before anything reads them: bytes that are none end in one line."""
+"""Checks of configuration files before they are parsed."""
 
 from pathlib import Path
 
@@ -10,13 +10,13 @@ MAX_BYTES, MAX_DEPTH, MAX_NODES = 1_000_000, 50, 100_000
 
 
 def check_config_file(path: Path) -> None:
-    """Refuse what is no file of a configuration's size, shape and encoding.
+    """Check that a file has the size, structure and encoding of a configuration.
 
-    Deep nesting would exhaust the stack of libraries written in C, aliases of aliases the memory, and a pipe
-    or a device would never end.
+    Deep nesting could overflow the stack of libraries written in C, nested aliases could exhaust the memory,
+    and reading a pipe or a device might never end.
 
     Raises:
-        ConfigurationError: Naming the file, and what is wrong with it.
+        ConfigurationError: If not; names the file and the problem.
     """
     if not path.exists():
         raise ConfigurationError(f"{path} does not exist; the path of a configuration is expected")
@@ -37,18 +37,18 @@ def check_config_file(path: Path) -> None:
     try:
         _check_shape(text)
     except yaml.YAMLError as error:
-        raise ConfigurationError(f"{path} is no YAML: {_reason(error)}") from None
+        raise ConfigurationError(f"{path} is not YAML: {_reason(error)}") from None
     except ConfigurationError as error:
         raise ConfigurationError(f"{path} {error}") from None
 
 
 def _check_shape(text: str) -> None:
-    """Refuse nesting and repetition beyond any configuration's.
+    """Check the depth and the number of values.
 
     Raises:
-        ConfigurationError: Saying what there is too much of.
+        ConfigurationError: If one is too large.
     """
-    sizes: dict[str, int] = {}  # of what anchors name, aliases written out
+    sizes: dict[str, int] = {}  # number of values under each anchor, with aliases expanded
     open_nodes: list[tuple[str | None, int]] = [(None, 0)]
     for event in yaml.parse(text, Loader=yaml.CSafeLoader):
         anchor, size = getattr(event, "anchor", None), 1
@@ -68,7 +68,7 @@ def _check_shape(text: str) -> None:
         parent, before = open_nodes.pop()
         open_nodes.append((parent, before + size))
         if before + size > MAX_NODES:
-            raise ConfigurationError(f"has more than {MAX_NODES} values, aliases written out")
+            raise ConfigurationError(f"has more than {MAX_NODES} values with aliases expanded")
 
 
 def _reason(error: yaml.YAMLError) -> str:

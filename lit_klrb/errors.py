@@ -4,7 +4,7 @@ import errno
 import textwrap
 import unicodedata
 
-# Errors of a machine that lacks something: the same command may work later, or elsewhere.
+# Error codes of exhausted resources: the same command may work later or on another machine.
 EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 # Invisible characters that join letters in Persian and Indic scripts and parts of emoji.
 JOINERS = "\u200c\u200d"

@@ -86,7 +86,7 @@ class FunctionReward:
 def _check_takes_texts(name: str, function: Callable[..., Any]) -> None:
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # written in C, without one
+    except (TypeError, ValueError):  # functions written in C may have none
         return
     try:
         signature.bind([])
@@ -245,7 +245,7 @@ def load_reward(
         check_weights(path)
     parts = {path: 1.0} if isinstance(path, str) else path
     if label is not None and not any(map(is_classifier, parts)):
-        raise ConfigurationError(f"{label} is a classifier's label, and {path} is none", key="reward_label")
+        raise ConfigurationError(f"{label} needs a classifier, got {path}", key="reward_label")
     rewards = [(_load_part(part, label, output, device), weight) for part, weight in parts.items()]
     return rewards[0][0] if isinstance(path, str) else WeightedReward(rewards)
 
@@ -262,7 +262,7 @@ def _load_part(path: str, label: str | None, output: RewardOutput, device: torch
 
 
 def is_classifier(path: str) -> bool:
-    """Whether a reward's path means a model, rather than the embedded world or a function."""
+    """Whether the path of a reward names a model rather than the embedded world or a function."""
     return path != loading.GRAMMAR and (":" not in path or loading.is_checkpoint(path))
 
 

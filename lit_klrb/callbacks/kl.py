@@ -101,10 +101,10 @@ class KLEstimatorCallback(L.Callback):
         return {"current": self.current}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the weight that was in use.
+        """Restore beta.
 
         Raises:
-            ConfigurationError: If it is none.
+            ConfigurationError: If it is not a finite number.
         """
         current = state_dict["current"]
         if not isinstance(current, float) or not 0 <= current < math.inf:

@@ -180,7 +180,7 @@ class CompletionTable(EvaluationMonitor):
         return {"first": self._first}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take them from a checkpoint.
+        """Restore the completions of the first evaluation.
 
         Raises:
             ConfigurationError: If they are not rows by stage.

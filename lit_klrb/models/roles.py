@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import (
 
 from lit_klrb.errors import ConfigurationError, brief
 
-# Tokens of the text that a model is tried on.
+# Number of tokens of the text on which a model is tried.
 PROBE_LENGTH = 10
 # Entries of a model's configuration that name code, such as modules beside the weights or kernels on the hub.
 CODE_KEYS = frozenset({"auto_map", "custom_pipelines", "attn_implementation", "experts_implementation"})
@@ -80,19 +80,19 @@ def model_from_config(config: dict[str, Any], role: Role = POLICY) -> PreTrained
 
 
 def check_settings(config: dict[str, Any], given: Collection[str], role: Role) -> None:
-    """Refuse settings of a new model that its type does not know, or that are not the user's to choose.
+    """Check that the type of a new model has all settings, and that the tokenizer determines none of them.
 
     Args:
-        config: `model_type`, and what differs from the defaults of that type.
-        given: Names of the settings that the tokenizer decides.
+        config: `model_type` and the settings that differ from that type's defaults.
+        given: Names of the settings that the tokenizer determines.
         role: What the model is used for.
 
     Raises:
-        ConfigurationError: Naming the first such setting.
+        ConfigurationError: If not; names the first such setting.
     """
     kind = config.get("model_type")
     if kind not in role.architectures:
-        return  # refused where the model is made
+        return  # model_from_config raises
     known = AutoConfig.for_model(str(kind))
     for name in config:
         if name in given:
@@ -105,17 +105,17 @@ def check_settings(config: dict[str, Any], given: Collection[str], role: Role) -
 
 @torch.no_grad()
 def check_predicts(key: str | None, model: PreTrainedModel, role: Role) -> None:
-    """Refuse a language model that has seen the token it predicts, as encoders have, or predicts no numbers.
+    """Check that a language model is causal, which encoders are not, and that its logits are finite.
 
     Args:
-        key: The argument that named it, for the error message.
-        model: The model; only policies are looked at.
-        role: What it is used for.
+        key: The argument that names it, for the error message.
+        model: The model; only policies are checked.
+        role: What the model is used for.
 
     Raises:
         ConfigurationError: If a token's logits depend on later tokens, or are not finite.
     """
-    # Some architectures keep two positions to themselves.
+    # Some architectures reserve two positions
     length = min(PROBE_LENGTH, getattr(model.config, "max_position_embeddings", None) or 1000) - 2
     if role != POLICY or length < 2:
         return
@@ -133,7 +133,7 @@ def check_predicts(key: str | None, model: PreTrainedModel, role: Role) -> None:
 
 
 def _shown(config: dict[str, Any]) -> str:
-    """Settings in at most a hundred characters."""
+    """The settings, shortened to a hundred characters."""
     return textwrap.shorten(str(config), 100, placeholder=" ...}")
 
 

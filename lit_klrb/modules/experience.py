@@ -49,7 +49,7 @@ class Experience(NamedTuple):
         """The inverse of `state`, on a device.
 
         Raises:
-            ConfigurationError: If the parts are not those of one rollout.
+            ConfigurationError: If the parts do not belong to one rollout.
         """
         try:
             rollout, reference_states, behaviour_logprobs, rewards, weights, metrics = state
@@ -70,11 +70,11 @@ class Experience(NamedTuple):
             sizes = {
                 len(field) for field in (*experience.rollout, experience.reference_states, experience.rewards)
             }
-            fit = set(shapes) == {mask} and sizes == {mask[0]}
+            shapes_match = set(shapes) == {mask} and sizes == {mask[0]}
         except (AttributeError, TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"its rollout cannot be read ({brief(error)})", key="ckpt_path"
             ) from error
-        if not fit:
-            raise ConfigurationError("the parts of its rollout have unlike shapes", key="ckpt_path")
+        if not shapes_match:
+            raise ConfigurationError("the parts of its rollout have different shapes", key="ckpt_path")
         return experience

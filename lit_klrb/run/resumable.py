@@ -1,11 +1,11 @@
-"""Whether a checkpoint holds what resuming a run needs."""
+"""A check that a checkpoint has everything needed to resume a run."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from lit_klrb.errors import ConfigurationError
 
-# What a trainer reads of a checkpoint to go on with its run; one without trains the weights anew from step 0.
+# The entries that Lightning restores. If they are missing, it would train from step 0 without an error.
 PARTS: dict[str, type] = {
     "state_dict": dict,
     "loops": dict,
@@ -19,20 +19,20 @@ PARTS: dict[str, type] = {
 
 
 def check_resumable(path: str, checkpoint: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint that lacks something, such as one of weights alone.
+    """Check that a checkpoint is complete; one with weights only is not.
 
     Args:
-        path: Where it is, for the error message.
-        checkpoint: Its content.
+        path: The path of the checkpoint, for the error message.
+        checkpoint: The content of the checkpoint.
 
     Raises:
-        ConfigurationError: Naming what is missing or of another type.
+        ConfigurationError: If an entry is missing or has another type; names it.
     """
     for name, kind in PARTS.items():
         if not isinstance(checkpoint.get(name), kind):
             found = type(checkpoint[name]).__name__ if name in checkpoint else "missing"
             raise ConfigurationError(
-                f"{path} cannot be resumed: its {name} is {found}, {kind.__name__} expected; "
+                f"{path} cannot be resumed: its {name} must be {kind.__name__}, got {found}; "
                 "policy_path starts another run from its policy",
                 key="ckpt_path",
             )
