@@ -43,6 +43,7 @@ class ArmOutcome:
 def arm_outcomes(sweep: Sweep) -> list[ArmOutcome]:
     """Every arm at every beta, in plan order; where the plan decides by the KL, the KL alone."""
     grid, plan = sweep.grid, sweep.plan
+    control = plan.primary.control
     found = []
     for label in plan.grid.arms:
         for index, beta in plan.grid.beta.items():
@@ -53,11 +54,11 @@ def arm_outcomes(sweep: Sweep) -> list[ArmOutcome]:
             }
             runs = {replicate: run for replicate, run in mine.items() if not run.diverged}
             values = {key: _values(list(runs.values()), key, beta) for key in compared(sweep)}
-            others = {} if label == plan.primary.control else _controls(sweep, index, runs)
+            others = {} if label == control else _controls(grid, control, index, runs)
             matched = [runs[replicate] for replicate in others]
             differences = {
                 key: _values(matched, key, beta) - _values(list(others.values()), key, beta)
-                for key in (values if label != plan.primary.control else ())
+                for key in (values if label != control else ())
             }
             found.append(
                 ArmOutcome(
@@ -81,10 +82,11 @@ def compared(sweep: Sweep) -> tuple[str, ...]:
     return (schema.REWARD, schema.KL, OBJECTIVE)
 
 
-def _controls(sweep: Sweep, index: int, runs: dict[int, Run]) -> dict[int, Run]:
+def _controls(
+    grid: dict[tuple[str, int, int], Run], control: str, index: int, runs: dict[int, Run]
+) -> dict[int, Run]:
     """Replicate -> the control's run, where neither it nor the arm's diverged."""
-    control = sweep.plan.primary.control
-    found = {replicate: sweep.grid.get((control, index, replicate)) for replicate in runs}
+    found = {replicate: grid.get((control, index, replicate)) for replicate in runs}
     return {replicate: run for replicate, run in found.items() if run is not None and not run.diverged}
 
 

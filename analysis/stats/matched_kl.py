@@ -12,7 +12,7 @@ import numpy as np
 
 from analysis.stats.intervals import Estimate
 from analysis.stats.pairs import FloatArray, IntArray, Pairs
-from analysis.stats.swaps import RESAMPLES, Alternative, SwapTest, sign_flip_test, swap_signs
+from analysis.stats.swaps import RESAMPLES, Alternative, SwapTest, p_values, sign_flip_test, swap_signs
 
 LEAST_OVERLAP = 0.5
 # Below this share of the label's variance a swap's labels are a function of KL: there is no gap to estimate.
@@ -95,14 +95,8 @@ def matched_kl_p_value(
     """The p-value alone, for simulations: the same test without what prepares a verdict."""
     model = _Model(pairs)
     signs, exact = swap_signs(model.units, resamples, seed)
-    extra = 0 if exact else 1
-    null, observed = model.statistic(signs), model.statistic(np.ones((1, model.units)))[0]
-    tolerance = 2.0**-32
-    upper = ((null >= observed - tolerance).sum() + extra) / (len(null) + extra)
-    lower = ((null <= observed + tolerance).sum() + extra) / (len(null) + extra)
-    if alternative == "two-sided":
-        return float(min(1.0, 2 * min(upper, lower)))
-    return float(upper if alternative == "greater" else lower)
+    observed, null = model.statistic(np.ones((1, model.units)))[0], model.statistic(signs)
+    return float(p_values(observed, null, alternative, exact=exact, tolerance=2.0**-32))
 
 
 def curve_design(kl: FloatArray) -> FloatArray:

@@ -13,7 +13,7 @@ from analysis.stats.matched_kl import matched_kl, matched_kl_p_value
 from analysis.stats.objective import objective_contrast
 from analysis.stats.pairs import FloatArray, Pairs
 from analysis.stats.scenario import Scenario
-from analysis.stats.swaps import Alternative, swap_signs, unit_sums
+from analysis.stats.swaps import Alternative, p_values, swap_signs, unit_sums
 
 SUMS: dict[str, Callable[[Pairs], FloatArray]] = {
     "objective": lambda pairs: objective_contrast(pairs).contributions,
@@ -136,14 +136,8 @@ def swap_p_values(
     signs, exact = swap_signs(units, resamples, seed)
     # Each sweep meets other random swaps than the next.
     turned = sums if exact else sums * np.random.default_rng([seed, 1]).choice((-1.0, 1.0), size=sums.shape)
-    extra = 0 if exact else 1
-    observed, null = sums.sum(axis=1), signs @ turned.T
     tolerance = np.abs(sums).max(axis=1, initial=0.0) * 2.0**-32
-    upper = ((null >= observed - tolerance).sum(axis=0) + extra) / (len(signs) + extra)
-    lower = ((null <= observed + tolerance).sum(axis=0) + extra) / (len(signs) + extra)
-    if alternative == "two-sided":
-        return np.asarray(np.minimum(1.0, 2 * np.minimum(upper, lower)))
-    return np.asarray(upper if alternative == "greater" else lower)
+    return p_values(sums.sum(axis=1), signs @ turned.T, alternative, exact=exact, tolerance=tolerance)
 
 
 def replicates_needed(

@@ -1,4 +1,4 @@
-"""Exact label-swap tests: the randomisation of a paired design, on scipy's engine."""
+"""Exact label-swap tests: the randomisation of a paired design."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ RESAMPLES = 9_999
 """Monte-Carlo draws; designs of up to 2**13 swaps are enumerated instead."""
 
 # Statistics are compared on a grid of 2**-32 of their terms' size: swaps that tie in theory tie in the
-# computer too (scipy's own tolerance is relative to the observed value, hence nothing where that is 0).
+# computer too (a tolerance relative to the observed value would be nothing where that is 0).
 _GRID_BITS = 32
 
 
@@ -109,30 +109,41 @@ def sign_flip_test(
         resamples: Random swaps when enumeration would need more.
         seed: Seed of the random swaps.
     """
-    exact = 2.0**count <= resamples
     step = max(scale, np.finfo(float).tiny) * 2.0**-_GRID_BITS
 
-    def on_grid(signs: FloatArray, axis: int = -1) -> FloatArray:
-        return np.asarray(np.rint(statistic(signs[..., :count]) / step))
+    def on_grid(signs: FloatArray) -> FloatArray:
+        return np.asarray(np.rint(statistic(signs) / step))
 
     observed, mirrored = on_grid(np.ones(count)), on_grid(-np.ones(count))
     sides = 2 if alternative == "two-sided" or observed == mirrored else 1
-    result = stats.permutation_test(
-        (np.ones(max(2, count)),),  # scipy wants two observations; one beyond `count` changes nothing
-        on_grid,
-        permutation_type="samples",
-        vectorized=True,
-        n_resamples=resamples,
-        alternative=alternative,
-        rng=np.random.default_rng(seed),
-    )
+    signs, exact = swap_signs(count, resamples, seed)
+    p_value = float(p_values(observed, on_grid(signs), alternative, exact=exact))
     least = min(1.0, sides * (2.0**-count if exact else 1 / (resamples + 1)))
-    drawn = 2**count if exact else resamples
-    return SwapTest(min(1.0, float(result.pvalue)), least, count, drawn, exact)
+    return SwapTest(p_value, least, count, len(signs), exact)
+
+
+def p_values(
+    observed: FloatArray, null: FloatArray, alternative: Alternative, *, exact: bool, tolerance: float = 0.0
+) -> FloatArray:
+    """p-values of statistics against those of their swaps, as `scipy.stats.permutation_test` has them.
+
+    Args:
+        observed: Statistics, shape [...].
+        null: The same of each swap, shape [swaps, ...].
+        alternative: Which values speak against the null; two-sided is twice the smaller of both.
+        exact: Whether the swaps are all there are; else the data count as one more.
+        tolerance: Differences that count as ties.
+    """
+    extra = 0 if exact else 1
+    upper = ((null >= observed - tolerance).sum(axis=0) + extra) / (len(null) + extra)
+    lower = ((null <= observed + tolerance).sum(axis=0) + extra) / (len(null) + extra)
+    if alternative == "two-sided":
+        return np.asarray(np.minimum(1.0, 2 * np.minimum(upper, lower)))
+    return np.asarray(upper if alternative == "greater" else lower)
 
 
 def swap_signs(units: int, resamples: int, seed: int = 0) -> tuple[FloatArray, bool]:
-    """Signs of swaps for simulations, shape [swaps, units], and whether these are all there are.
+    """Signs of swaps, shape [swaps, units], and whether these are all there are.
 
     Args:
         units: Units that may be swapped.

@@ -78,6 +78,26 @@ def test_blocks_swap_together_and_cancel_inside():
     assert found.p_value == 1.0
 
 
+@pytest.mark.parametrize("alternative", ["two-sided", "greater", "less"])
+@pytest.mark.parametrize("count", [7, 30])
+def test_p_is_that_of_scipys_permutation_test(alternative, count):
+    """All swaps where there are few; where there are many, two Monte-Carlo estimates of one probability."""
+    values = np.random.default_rng(5).normal(0.2, size=count)
+    found = swap_test(values, alternative=alternative, resamples=4_000)
+    theirs = stats.permutation_test(
+        (values,),
+        lambda sample, axis: sample.sum(axis),
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=4_000,
+        alternative=alternative,
+        rng=np.random.default_rng(6),
+    )
+    # the standard error of the difference, doubled p-values having twice that of one side
+    error = 0 if count == 7 else 4 * np.sqrt(2 * theirs.pvalue / 4_000)
+    assert found.p_value == pytest.approx(float(theirs.pvalue), abs=error + 1e-12)
+
+
 def test_nothing_to_swap_gives_p_one():
     for values in (np.zeros(0), np.zeros(4)):
         found = swap_test(values)

@@ -1,0 +1,90 @@
+"""Simulated rates against the shipped tests, run one by one on the same simulated sweeps."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from designs import draw_pairs
+from scipy import stats
+
+from analysis.stats.contrast import mean_of
+from analysis.stats.matched_kl import matched_kl, matched_kl_test
+from analysis.stats.objective import objective_contrast
+from analysis.stats.power import (
+    SUMS,
+    detectable_difference,
+    expected_detectable,
+    rejection_rates,
+    replicates_needed,
+)
+from analysis.stats.scenario import STANDARD, Scenario, scenario_of
+from analysis.stats.swaps import swap_test
+
+SMALL = Scenario((0.1, 0.2, 0.4), (1.0, 0.5, 0.0), 3, (0.0, 1.0), 0.15, 0.1)
+
+
+@pytest.mark.parametrize("scenario", [SMALL, replace(SMALL, blocked=True, cluster=0.5, replicates=7)])
+@pytest.mark.parametrize("alternative", ["two-sided", "greater", "less"])
+def test_a_rate_is_how_often_the_test_itself_rejects(scenario, alternative):
+    sweeps = 40
+    drawn = list(map(scenario.pairs_of, *scenario.draw(np.random.default_rng(0), sweeps, lift=0.7)))
+    rates = rejection_rates(scenario, SUMS, lift=0.7, alternative=alternative, sweeps=sweeps)
+    for key, contributions in SUMS.items():
+        tests = [swap_test(contributions(pairs), pairs.unit, alternative=alternative) for pairs in drawn]
+        assert all(test.exact for test in tests)
+        assert rates[key].value == pytest.approx(np.mean([test.p_value <= 0.05 for test in tests]))
+    assert 0 < rates["objective"].value < 1 or alternative != "greater"
+
+
+def test_a_rate_of_matched_kl_counts_what_is_refused_as_not_rejected():
+    drawn = list(map(SMALL.pairs_of, *SMALL.draw(np.random.default_rng(0), 30, lift=1.0)))
+    expected = np.mean([matched_kl_test(pairs).p_value <= 0.1 for pairs in drawn])
+    assert rejection_rates(SMALL, ["matched_kl"], lift=1.0, alpha=0.1, sweeps=30)[
+        "matched_kl"
+    ].value == pytest.approx(expected)
+    assert not any(matched_kl(pairs).refused for pairs in drawn)
+
+
+def test_simulated_runs_have_the_spreads_they_are_said_to_have():
+    kl, reward = SMALL.draw(np.random.default_rng(1), 4_000, lift=2.0, spread=1.5)
+    logs = np.log(kl)[:, SMALL.beta_index == 1]
+    assert logs.mean() == pytest.approx(0.5, abs=0.01)
+    assert logs[..., 0].std() == pytest.approx(0.15, rel=0.05)
+    left = (reward - np.sqrt(kl)).reshape(-1, 2)
+    assert left.mean(axis=0) == pytest.approx([0.2, 0.0], abs=0.01)
+    assert left.std(axis=0) == pytest.approx([0.1, 0.15], rel=0.05)
+    assert np.corrcoef(left.T)[0, 1] == pytest.approx(0.3, abs=0.03)
+
+
+def test_a_sweeps_own_scenario_has_its_spreads_back():
+    pairs = replace(STANDARD, replicates=60).simulate(np.random.default_rng(2), lift=3.0)
+    found = scenario_of(pairs)
+    assert found.reward_sd == pytest.approx(STANDARD.reward_sd, rel=0.1)
+    assert found.log_kl_sd == pytest.approx(STANDARD.log_kl_sd, rel=0.1)
+    assert found.correlation == pytest.approx(STANDARD.correlation, abs=0.1)
+    assert found.log_kl == pytest.approx(STANDARD.log_kl, abs=0.1)
+
+
+def test_the_replicates_needed_are_the_first_that_do():
+    grid = (3, 4, 6, 8, 12, 20)
+    rates = [
+        rejection_rates(replace(SMALL, replicates=count), lift=1.0, sweeps=400)["objective"].value
+        for count in grid
+    ]
+    expected = next(count for count, rate in zip(grid, rates, strict=True) if rate >= 0.8)
+    assert replicates_needed(SMALL, 1.0, grid=grid) == expected
+    assert replicates_needed(SMALL, 0.01, grid=grid) is None
+
+
+def test_the_detectable_difference_is_that_of_the_pairs_and_shrinks_with_replicates():
+    pairs = draw_pairs(np.random.default_rng(0), replicates=6)
+    estimate = mean_of(objective_contrast(pairs), pairs)
+    found = detectable_difference(pairs, 6, 0.0125)
+    assert found == pytest.approx(estimate.detectable(0.0125))
+    # power of the t test at this difference, by its noncentral distribution
+    df, shift = estimate.degrees, found / estimate.standard_error
+    critical = stats.t.ppf(1 - 0.0125 / 2, df)
+    power = stats.nct.sf(critical, df, shift) + stats.nct.cdf(-critical, df, shift)
+    assert power == pytest.approx(0.8, abs=1e-4)
+    assert detectable_difference(pairs, 24, 0.0125) < found / 1.9
+    assert expected_detectable(SMALL, 0.05) < expected_detectable(SMALL, 0.01)
