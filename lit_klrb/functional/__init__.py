@@ -28,3 +28,4 @@ from .tiled import (
     tiled_policy_loss as tiled_policy_loss,
     tiled_token_stats as tiled_token_stats,
 )
+from .topk import TopK as TopK, kl_topk as kl_topk, topk_stats as topk_stats

@@ -1,0 +1,112 @@
+"""Top-k estimates of a token's KL against the exact KL, by enumeration of the sampled token."""
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.functional.topk import TOPK_ESTIMATES, kl_topk, topk_stats
+
+UNBIASED = {"exact head, k3 tail", "weighted tail (NeMo-RL)", "baseline (vOPD)"}
+UNBIASED_VALUE = UNBIASED | {"detached tail (EMA-PG)"}
+LOWER_BOUND = {"tail bucket", "head only (MOPD)"}
+VOCABULARY = 40
+
+
+def models(seed=0, distance=0.7, vocabulary=VOCABULARY):
+    """Logits of a policy and a reference over a vocabulary with Zipf's frequencies, float64."""
+    generator = torch.Generator().manual_seed(seed)
+    zipf = -torch.arange(1.0, vocabulary + 1, dtype=torch.float64).log()
+    noise = torch.randn(2, vocabulary, dtype=torch.float64, generator=generator)
+    return (zipf + 0.3 * noise[0]).requires_grad_(), zipf + 0.3 * noise[0] + distance * noise[1]
+
+
+def enumerated(estimate, logits, ref_logits, k, support):
+    """Mean value, mean gradient, smallest value, and the gradient's total variance over sampled tokens."""
+    tokens = torch.arange(len(logits))[:, None]
+    rows = logits.expand(len(logits), 1, -1), ref_logits.expand(len(logits), 1, -1)
+    values = estimate(topk_stats(*rows, tokens, k, support))[:, 0]
+    gradients = torch.stack([torch.autograd.grad(v, logits, retain_graph=True)[0] for v in values])
+    p = logits.detach().softmax(0)
+    mean = p @ gradients
+    variance = p @ (gradients - mean).square().sum(1)
+    return p @ values.detach(), mean, values.min().item(), variance.item()
+
+
+def exact(logits, ref_logits):
+    p, q = logits.log_softmax(0), ref_logits.log_softmax(0)
+    kl = (p.exp() * (p - q)).sum()
+    (gradient,) = torch.autograd.grad(kl, logits)
+    return kl.detach(), gradient
+
+
+@pytest.mark.parametrize("support", ["policy", "reference"])
+@pytest.mark.parametrize("k", [1, 7, VOCABULARY])
+@pytest.mark.parametrize("name", TOPK_ESTIMATES)
+def test_bias_is_what_is_said_of_each(name, k, support):
+    logits, ref_logits = models()
+    kl, gradient = exact(logits, ref_logits)
+    value, mean, least, _ = enumerated(TOPK_ESTIMATES[name], logits, ref_logits, k, support)
+    error, value_error = (mean - gradient).norm() / gradient.norm(), abs(value - kl)
+    whole = k == VOCABULARY
+    assert (error < 1e-12) == (name in UNBIASED or (whole and name != "baseline (vOPD)")), error
+    assert (value_error < 1e-12) == (name in UNBIASED_VALUE or whole), value_error
+    if name in LOWER_BOUND:
+        assert value <= kl + 1e-12
+    if name in {"exact head, k3 tail", *LOWER_BOUND}:
+        assert least > -1e-12
+
+
+def test_the_detached_tail_adds_the_gradient_of_the_heads_mass():
+    logits, ref_logits = models()
+    _, gradient = exact(logits, ref_logits)
+    _, mean, _, _ = enumerated(TOPK_ESTIMATES["detached tail (EMA-PG)"], logits, ref_logits, 7, "policy")
+    mass = logits.softmax(0).topk(7).values.sum()
+    (of_mass,) = torch.autograd.grad(mass, logits)
+    torch.testing.assert_close(mean - gradient, of_mass, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("distance", [0.1, 0.5, 1.0])
+def test_it_has_less_variance_than_the_sampled_log_ratio_and_its_unbiased_rivals(distance):
+    logits, ref_logits = models(distance=distance, vocabulary=200)
+    variances = {
+        name: enumerated(TOPK_ESTIMATES[name], logits, ref_logits, 32, "policy")[3] for name in UNBIASED
+    }
+    ours = variances.pop("exact head, k3 tail")
+
+    def sampled(stats):
+        log_ratio = (stats.logprobs - stats.ref_logprobs).detach()
+        return log_ratio * (stats.logprobs - stats.logprobs.detach()).exp()
+
+    variances["sampled"] = enumerated(sampled, logits, ref_logits, 32, "policy")[3]
+    assert ours < 0.5 * variances["sampled"]
+    assert all(ours < other for other in variances.values())
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    logits=st.lists(st.floats(-30, 30), min_size=6, max_size=6),
+    ref_logits=st.lists(st.floats(-30, 30), min_size=6, max_size=6),
+    token=st.integers(0, 5),
+    k=st.integers(1, 6),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_the_value_is_never_negative(logits, ref_logits, token, k, dtype):
+    policy, reference = (torch.tensor([[row]], dtype=dtype) for row in (logits, ref_logits))
+    assert kl_topk(topk_stats(policy, reference, torch.tensor([[token]]), k)).item() >= 0
+
+
+def test_the_support_is_that_of_the_model_that_is_named():
+    logits, ref_logits = models(distance=2.0)
+    rows = logits[None, None], ref_logits[None, None], torch.zeros(1, 1, dtype=torch.long)
+    for support, head, own in (("policy", "head", logits), ("reference", "ref_head", ref_logits)):
+        kept = getattr(topk_stats(*rows, 5, support), head)[0, 0]
+        torch.testing.assert_close(kept, own.log_softmax(0).topk(5).values)
+
+
+def test_what_is_out_of_range_is_refused():
+    logits, tokens = torch.zeros(1, 1, 3), torch.zeros(1, 1, dtype=torch.long)
+    with pytest.raises(ConfigurationError, match="k: must be between 1 and V = 3, got 4"):
+        topk_stats(logits, logits, tokens, k=4)
+    with pytest.raises(ConfigurationError, match="support: must be policy or reference, got 'teacher'"):
+        topk_stats(logits, logits, tokens, k=1, support="teacher")
