@@ -17,6 +17,7 @@ ROOMS = [
     "lit_klrb.schema",
     "lit_klrb.files",
     "lit_klrb.stops",
+    "lit_klrb.sweep_files",
     "lit_klrb.seeding",
     "lit_klrb.functional",  # tensors in, tensors out
     "lit_klrb.estimators",
@@ -42,7 +43,9 @@ ANALYSIS_ROOMS = [
     "analysis.__main__",
 ]
 # What both packages use: the standard library, and PyYAML.
-SHARED = {"lit_klrb.config_files", "lit_klrb.schema", "lit_klrb.errors", "lit_klrb.files", "lit_klrb.stops"}
+SHARED = {
+    f"lit_klrb.{name}" for name in ("config_files", "errors", "files", "schema", "stops", "sweep_files")
+}
 MAY_IMPORT = {
     "lit_klrb.functional": {"lit_klrb.functional", "lit_klrb.errors"},
     "lit_klrb.estimators": {"lit_klrb.estimators", "lit_klrb.functional", "lit_klrb.errors"},

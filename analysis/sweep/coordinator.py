@@ -205,6 +205,7 @@ class Coordinator:
         self._clock.add(cell)
         left = self._clock.left(self._in(State.TODO, State.RUNNING), self._launcher.slots)
         self._progress.settled(cell, result, left)
+        self._store.trim()
 
     def _failed(self, cell: Cell, error: str, attempts: int) -> None:
         self._store.record_failure(cell.id, cell.record(), error)

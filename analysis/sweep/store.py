@@ -21,6 +21,7 @@ from analysis.results.files import read_json
 from analysis.results.records import encode_failure, encode_result, read_result
 from lit_klrb import schema
 from lit_klrb.files import PARTIAL, write_atomically, write_once
+from lit_klrb.sweep_files import LIMIT, trim
 
 
 class Store:
@@ -151,6 +152,10 @@ class Store:
         partial = self.directory / f".{name}.{os.getpid()}"
         partial.symlink_to(self.workdir(cell_id).relative_to(self.directory), target_is_directory=True)
         partial.replace(place)
+
+    def trim(self) -> None:
+        """Remove working files of published cells where all of them together exceed the limit."""
+        trim(self.directory, LIMIT)
 
     def tidy(self) -> None:
         """Remove leftovers of killed processes: temporary files, and failures of cells that have a result."""

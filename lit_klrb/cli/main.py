@@ -1,6 +1,5 @@
 """Dispatch of the commands. Lightning is imported only by commands that need it."""
 
-import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ COMMANDS = {
     "predict": "write the completions of a checkpoint to predictions.jsonl",
     "explain": "show what a KL estimator computes and what its gradient optimises",
     "export": "write a checkpoint as a folder that transformers loads",
-    "clean": "empty the cache",
+    "clean": "empty the cache, or remove the working files of a sweep's published cells",
 }
 # For programs only: reads standard input.
 CHECK = "check"
@@ -77,7 +76,9 @@ def _run(command: str, rest: list[str]) -> int:
 
         return printing(lambda: explain(rest))
     if command == "clean":
-        return clean(rest)
+        from lit_klrb.cli.clean import main as clean
+
+        return printing(lambda: clean(rest))
     if command == CHECK and not rest:
         from lit_klrb.cli.check import main as check
 
@@ -85,16 +86,6 @@ def _run(command: str, rest: list[str]) -> int:
     from lit_klrb.cli.lightning import main as run
 
     return run([command, *rest])
-
-
-def clean(argv: Sequence[str]) -> int:
-    """Run `clean`, which empties the cache, and return the exit code."""
-    argparse.ArgumentParser("python -m lit_klrb clean", description=COMMANDS["clean"]).parse_args(argv)
-    from lit_klrb.run.cache import default_folder, trim
-
-    files, size = trim(0)
-    print(f"removed {files} files, {size / 1e6:.1f} MB, from {default_folder()}")
-    return 0
 
 
 def printing(command: Callable[[], int | None]) -> int:

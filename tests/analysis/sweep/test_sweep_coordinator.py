@@ -41,7 +41,7 @@ class ScriptedLauncher:
 def publish(store, cell):
     checkpoint = store.workdir(cell.id) / "checkpoints" / "last.ckpt"
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint.touch()
+    checkpoint.write_bytes(b"weights")
     result = {"schema": 1, "id": cell.id, "cell": cell.record(), "state": "done", "final": {}, "curves": {}}
     store.publish(result)
 
@@ -184,3 +184,16 @@ def test_the_time_left_follows_finished_cells(cells, store):
     assert clock.mean("rloo") == 2.0
     assert clock.left(cells, 2) == 5 + 7 + 8
     assert clock.left(cells[-1:], 8) == 2.0
+
+
+def test_a_sweep_keeps_within_the_limit_and_what_its_cells_start_from(
+    run, cells, store, launcher, monkeypatch
+):
+    monkeypatch.setattr("analysis.sweep.store.LIMIT", 0)
+    outcome = run()
+    assert outcome.complete
+    kept = {path.parents[1].name for path in store.directory.glob("cells/*/checkpoints/last.ckpt")}
+    assert kept == {cell.id for cell in cells if cell.point is None}
+    launcher.submitted.clear()
+    assert run().complete
+    assert launcher.submitted == []

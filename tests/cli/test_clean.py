@@ -1,0 +1,111 @@
+"""`clean` removes what can be made again, and nothing else; the same limit holds without it."""
+
+import json
+import os
+
+import pytest
+import torch
+
+from lit_klrb.cli.main import main
+from lit_klrb.run import cache
+from lit_klrb.sweep_files import trim
+
+SHARED, GRID, OLD, RUNNING = "shared", "grid", "old", "running"
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """A stage that others start from, cells of the grid of two schemas, and one that has no result yet."""
+    records = {SHARED: {"arm": None}, OLD: {"estimator": "MonteCarlo"}, GRID: {"arm": "MonteCarlo"}}
+    (tmp_path / "results").mkdir()
+    for age, name in enumerate([*records, RUNNING]):
+        cell = tmp_path / "cells" / name
+        for path in ("checkpoints/last.ckpt", "checkpoints/previous.ckpt", "metrics/attempt_0/metrics.csv"):
+            (cell / path).parent.mkdir(parents=True, exist_ok=True)
+            (cell / path).write_bytes(bytes(100))
+        for path in ("run.json", "log.txt", "seconds", "config.yaml", "summary.json"):
+            (cell / path).write_text(path)
+        if name in records:
+            result = tmp_path / "results" / f"{name}.json"
+            result.write_text(json.dumps({"cell": records[name]}))
+            os.utime(result, (1000 + age, 1000 + age))
+    (tmp_path / SHARED).symlink_to(tmp_path / "cells" / SHARED)
+    return tmp_path
+
+
+def heavy(sweep, name):
+    """Files in a cell's folders."""
+    cell = sweep / "cells" / name
+    return sorted(str(path.relative_to(cell)) for path in cell.rglob("*/*") if path.is_file())
+
+
+def test_what_published_cells_no_longer_need_is_removed(sweep, capsys):
+    before = {path: path.read_bytes() for path in sweep.rglob("*") if path.is_file()}
+    unfinished = heavy(sweep, RUNNING)
+    assert main(["clean", str(sweep)]) == 0
+    assert capsys.readouterr().out == f"removed 8 files, 0.0 MB, from {sweep}\n"
+    assert heavy(sweep, SHARED) == ["checkpoints/last.ckpt"]
+    assert heavy(sweep, GRID) == heavy(sweep, OLD) == []
+    assert heavy(sweep, RUNNING) == unfinished
+    assert len(unfinished) == 3
+    after = {path: path.read_bytes() for path in sweep.rglob("*") if path.is_file()}
+    assert after.items() <= before.items()
+    assert sorted(path.name for path in (sweep / "cells" / GRID).iterdir()) == sorted(
+        ["run.json", "log.txt", "seconds", "config.yaml", "summary.json"]
+    )
+    assert main(["clean", str(sweep)]) == 0
+    assert "removed 0 files" in capsys.readouterr().out
+
+
+def test_the_limit_takes_the_oldest_results_first(sweep):
+    assert trim(sweep, 800) == (0, 0)
+    assert trim(sweep, 650) == (2, 200)  # the shared stage, which keeps its checkpoint
+    assert trim(sweep, 599) == (3, 300)
+    assert (len(heavy(sweep, OLD)), len(heavy(sweep, GRID))) == (0, 3)
+
+
+def test_a_running_cell_is_left_alone(sweep):
+    import fcntl
+
+    descriptor = os.open(sweep / "cells" / GRID, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    assert trim(sweep, 0) == (5, 500)
+    os.close(descriptor)
+    assert trim(sweep, 0) == (3, 300)
+
+
+def test_links_are_removed_and_not_followed(sweep, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "file"
+    elsewhere.write_text("mine")
+    folder = sweep / "cells" / GRID / "checkpoints"
+    (folder / "link").symlink_to(elsewhere)
+    (folder / "folder").symlink_to(elsewhere.parent)
+    trim(sweep, 0)
+    assert elsewhere.read_text() == "mine"
+
+
+def test_a_result_that_cannot_be_read_keeps_its_checkpoint(sweep):
+    (sweep / "results" / f"{GRID}.json").write_text("{")
+    trim(sweep, 0)
+    assert heavy(sweep, GRID) == ["checkpoints/last.ckpt"]
+
+
+def test_what_is_no_sweep_is_refused_and_nothing_is_removed(sweep, tmp_path_factory, capsys):
+    other = tmp_path_factory.mktemp("other")
+    assert main(["clean", str(sweep), str(other)]) == 2
+    assert (
+        capsys.readouterr().err == f"error: {other} is no sweep's directory: it has no cells/ and results/\n"
+    )
+    assert len(heavy(sweep, GRID)) == 3
+
+
+def test_the_cache_is_emptied_of_what_is_its_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("LIT_KLRB_CACHE", str(tmp_path))
+    assert cache.cached("scores", [1], lambda: torch.zeros(3)).tolist() == [0, 0, 0]
+    (unfinished := tmp_path / f".scores-{'0' * 32}.pt.{'1f' * 8}.partial").write_bytes(b"xy")
+    (mine := tmp_path / "notes.pt").write_text("mine")
+    assert main(["clean"]) == 0
+    assert capsys.readouterr().out.startswith("removed 2 files, ")
+    assert not unfinished.exists()
+    assert list(tmp_path.iterdir()) == [mine]
+    assert cache.cached("scores", [1], lambda: torch.ones(3)).tolist() == [1, 1, 1]
