@@ -1,4 +1,4 @@
-"""`MonteCarlo` plus control variates, each in the measure that the other prompts of the rollout ask for."""
+"""`MonteCarlo` plus control variates with coefficients fitted on the other prompts of the rollout."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,46 +18,46 @@ from lit_klrb.functional.baselines import leave_one_out_baseline
 from lit_klrb.functional.logprobs import TokenStats
 
 Direction = Literal["kl", "token_values", "leave_one_out", "constant"]
-# A direction is worth fitting if one unit of it has at least about this share of the score weights' square.
+# Directions whose squared norm is below about this share of that of the score weights are suppressed.
 _NEGLIGIBLE = 1e-3
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class RaoBlackwellControlVariate(KLEstimator):
-    """`MonteCarlo` plus gradients of mean zero, in a combination that is fitted on the other prompts.
+    """`MonteCarlo` plus a combination of gradients with mean zero, fitted on the other prompts.
 
     With r_t the log ratio, R = r - beta sum_t r_t and ctr(x) = x - LOO(x) the score weights are
 
         c_t = -ctr(R) + g_kl beta ctr(sum_{s>t} KL_s - sum_s r_s) + g_a ctr(sum_s a(y_s) - sum_{s>t} E_s[a])
               - g_loo LOO(R) - g_1,    l_t = g_kl beta KL_t - g_a E_t[a].
 
-    The first term is `MonteCarlo`. The directions that are added to it are named
+    The first term is `MonteCarlo`. The directions added to it are
 
     - kl: from `MonteCarlo` to `RaoBlackwell`. Near the optimum of E[reward] - beta KL the log ratio is almost
-      an affine function of the reward and MonteCarlo's noise cancels the reward's; elsewhere it does not;
-    - token_values: what a table of token values expects instead of what it finds (`TiltedRaoBlackwell`);
-    - leave_one_out: shrinks the leave-one-out mean, the noisiest part if there are few completions;
-    - constant: a baseline that all prompts share.
+      an affine function of the reward, and MonteCarlo's noise cancels that of the reward; elsewhere not;
+    - token_values: replaces sampled token values by their expectations (`TiltedRaoBlackwell`);
+    - leave_one_out: shrinks the leave-one-out mean, the noisiest part with few completions;
+    - constant: a baseline common to all prompts.
 
-    g = 0 is `MonteCarlo`, g_kl = 1 alone `RaoBlackwell`, with g_a = 1 `TiltedRaoBlackwell`. Every g that does
-    not depend on the completions it is applied to leaves the gradient unbiased: each prompt's is fitted on
-    the other prompts of the rollout, see `cross_fitted_coefficients`. The coefficients are weights of
-    differentiable terms in `LossWeights`, and so survive any split of the rollout.
+    g = 0 gives `MonteCarlo`, g_kl = 1 gives `RaoBlackwell`, and g_a = 1 in addition `TiltedRaoBlackwell`. The
+    gradient is unbiased for every g that does not depend on the completions it is applied to, so the g of a
+    prompt is fitted on the other prompts of the rollout, see `cross_fitted_coefficients`. Coefficients are
+    weights of differentiable terms in `LossWeights` and therefore independent of any split of the rollout.
 
     Args:
-        directions: Those that are used. Without token values in the statistics that one is left out, and
-            without a baseline the leave-one-out mean.
+        directions: The directions to use. token_values is ignored without token values in the statistics, and
+            leave_one_out without a baseline.
     """
 
     reads_token_values: ClassVar[bool] = True
     explanation = Explanation(
         optimises="the gradient of KL(policy || reference), exactly",
-        used_by="nowhere else",
+        used_by="no other software",
         caution=(
-            "made for the whole gradient of E[reward] - beta KL; the coefficients are 0, which is MonteCarlo,"
-            " with fewer than three prompts in a batch. Where rewards are so rare that most batches have none"
-            " the other prompts say nothing about them, and its noise is about RaoBlackwell's"
+            "intended for the gradient of E[reward] - beta KL; with fewer than three prompts per batch the"
+            " coefficients are 0, which is MonteCarlo. If rewards are so rare that most batches have none,"
+            " nothing can be fitted on other prompts, and its noise is about that of RaoBlackwell"
         ),
     )
 
@@ -99,7 +99,7 @@ class RaoBlackwellControlVariate(KLEstimator):
         group_size: int = 1,
     ) -> LossWeights:
         rollout = stats.masked(mask), mask, rewards, beta, group_size
-        # Fitted to the whole weights of a step on the policy that sampled, whatever is left to `loss`.
+        # Fit to the complete on-policy weights, even if `loss` adds a part of them
         on_policy = replace(self, off_policy="none")._terms(*rollout)
         coefficients = cross_fitted_coefficients(*on_policy, group_size)
         score, directions = self._terms(*rollout)
@@ -133,7 +133,7 @@ class RaoBlackwellControlVariate(KLEstimator):
     def _terms(
         self, stats: TokenStats, mask: Tensor, rewards: Tensor | None, beta: float, group_size: int
     ) -> tuple[Tensor, dict[Direction, Tensor]]:
-        """Score weights of `MonteCarlo`, and what one unit of each direction adds to them, [B, T] each."""
+        """Score weights of `MonteCarlo`, and the increment per unit of each direction, shape [B, T] each."""
 
         def score(*recipes: tuple[Recipe, float], rewards: Tensor | None = None) -> Tensor:
             return weighted_recipes_score(self, stats, mask, recipes, rewards, group_size)
@@ -155,19 +155,19 @@ class RaoBlackwellControlVariate(KLEstimator):
 def cross_fitted_coefficients(
     origin: Tensor, directions: Mapping[Direction, Tensor], group_size: int
 ) -> dict[Direction, Tensor]:
-    """For each group the g, from the other groups, that make `origin + sum_d g_d directions_d` small.
+    """Coefficients g that minimise `origin + sum_d g_d directions_d`, for each group fitted on the others.
 
-    Least squares of the score weights, which stand for the gradient: the noise of all terms is in them. The
-    penalty is that of one more group in which every direction is unrelated to the rest, so that few groups
-    are believed less than many; directions that are negligible beside the score weights get nothing.
+    Least squares of the score weights, a proxy of the gradient that contains the noise of all terms. The
+    penalty corresponds to one additional group in which every direction is uncorrelated with the rest, so
+    coefficients from few groups are shrunk more. Negligible directions get coefficients near 0.
 
     Args:
         origin: Score weights at g = 0, shape [B, T].
-        directions: What one unit of each direction adds, shape [B, T].
+        directions: Increment per unit of each direction, shape [B, T].
         group_size: Completions per prompt.
 
     Returns:
-        g of each direction and sequence, shape [B, 1]; 0 with fewer than three groups.
+        Coefficients of each direction and sequence, shape [B, 1]; 0 with fewer than three groups.
     """
     groups = len(origin) // group_size
     if groups < 3 or not directions:
@@ -178,15 +178,15 @@ def cross_fitted_coefficients(
     )
     products = torch.einsum("dgn,egn->gde", slopes, slopes)
     target = torch.einsum("dgn,cgn->gd", slopes, start)
-    # Sums over others are added up anew: taken off the whole, a huge group would leave rounding only.
+    # Sums over the other groups, not the total minus the own group, which would cancel for a dominant group
     others = 1 - torch.eye(groups, dtype=torch.float64, device=origin.device)
     products, target = torch.einsum("gh,hde->gde", others, products), others @ target
     diagonal = products.diagonal(dim1=1, dim2=2)
-    # The constant has no unit of reward to be compared in.
+    # The constant direction is dimensionless and cannot be compared with score weights
     compared = torch.tensor([name != "constant" for name in directions], device=origin.device)
     squares = (others @ start[0].square().sum(1))[:, None]
     penalty = (diagonal + _NEGLIGIBLE * squares * compared) / (groups - 1)
-    # Scaled to a unit diagonal; a direction that is zero everywhere keeps its 1.
+    # Scale to a unit diagonal; 1 on the diagonal keeps the system solvable if a direction is zero everywhere
     scale = torch.where(diagonal + penalty > 0, diagonal + penalty, 1).rsqrt()
     matrix = scale[:, :, None] * products * scale[:, None, :]
     matrix.diagonal(dim1=1, dim2=2).fill_(1.0)

@@ -1,4 +1,4 @@
-"""`RaoBlackwell` with the part of the reward that token values predict moved into the reference."""
+"""`RaoBlackwell` with the part of the reward that token values predict absorbed into the reference."""
 
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -13,7 +13,7 @@ from lit_klrb.estimators.recipe import Recipe, Term
 from lit_klrb.estimators.unbiased import RaoBlackwell
 from lit_klrb.functional.logprobs import TokenStats
 
-# The gradient of E[sum_t E_t[a]] - E[sum_t a(y_t)]: zero in expectation, whatever the table a.
+# The gradient of E[sum_t E_t[a]] - E[sum_t a(y_t)], which is zero in expectation for every table a.
 TOKEN_VALUE_DIFFERENCE = Recipe(
     value=None,
     score=(Term("expected_value", "after"), Term("value", "whole", -1.0)),
@@ -26,29 +26,29 @@ TOKEN_VALUE_DIFFERENCE = Recipe(
 class TiltedRaoBlackwell(KLEstimator):
     """`RaoBlackwell` for the KL and for the part of the reward that a table of token values predicts.
 
-    For a table a of one value per token that does not depend on the completions it is applied to,
+    For a table a with one value per token, which must not depend on the completions it is applied to,
 
         E[r] - beta KL(p || q) = E[r - sum_t a(y_t)] + E[sum_t E_t[a]] - beta KL(p || q),
 
-    with E_t[a] = sum_v p(v | x, y_<t) a(v). The middle term has, as the KL has, an exact gradient over the
-    vocabulary, and only the rest of the reward is left to the sampled score. With R = r - sum_t a(y_t) and
+    with E_t[a] = sum_v p(v | x, y_<t) a(v). Like the KL, the middle term has an exact gradient over the
+    vocabulary; only the rest of the reward needs the sampled score. With R = r - sum_t a(y_t) and
     G_t = sum over s > t of (E_s[a] - beta KL_s):
 
         c_t = -[R - LOO(R)] - [G_t - LOO_t(G)],    l_t = beta KL_t - E_t[a].
 
-    It is `RaoBlackwell` for the reference q exp(a / beta), never normalised. Unbiased for every table that is
-    fitted on other completions; statistics without token values make it `RaoBlackwell`, and so does a
-    `surrogate`, which has no reward to take anything from.
+    This is `RaoBlackwell` for the unnormalised reference q exp(a / beta). It is unbiased for every table
+    fitted on other completions. Without token values in the statistics, and in `surrogate`, which has no
+    reward, it equals `RaoBlackwell`.
     """
 
     reads_token_values: ClassVar[bool] = True
     explanation = Explanation(
         optimises="the gradient of KL(policy || reference), exactly",
-        used_by="nowhere else",
+        used_by="no other software",
         caution=(
-            "for the whole gradient of E[reward] - beta KL, with token values fitted on earlier rollouts;"
-            " near the optimum its noise can exceed MonteCarlo's: RaoBlackwellControlVariate fits how much"
-            " of it to use"
+            "intended for the gradient of E[reward] - beta KL, with token values fitted on earlier rollouts;"
+            " near the optimum its noise can exceed MonteCarlo's: RaoBlackwellControlVariate combines both"
+            " with fitted coefficients"
         ),
     )
 

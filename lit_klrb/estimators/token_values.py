@@ -1,4 +1,4 @@
-"""What each token of the vocabulary is worth: a table fitted to the rewards of earlier rollouts."""
+"""A table of token values, fitted to the rewards of earlier rollouts."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from lit_klrb.functional.baselines import check_group_size
 
 
 class _Window(NamedTuple):
-    """Completions, oldest first: their tokens one after the other, how many each has, its centred reward."""
+    """Completions, oldest first: concatenated tokens, lengths and centred rewards."""
 
     tokens: Tensor
     lengths: Tensor
@@ -20,25 +20,25 @@ class _Window(NamedTuple):
 
 
 class TokenValues:
-    """Predicts rewards, up to a constant of each prompt, by sums of token values: r(y) ~ sum_t a(y_t).
+    """Predicts rewards, up to a constant per prompt, by sums of token values: r(y) ~ sum_t a(y_t).
 
-    Ridge regression of within-prompt centred rewards on within-prompt centred token counts of a window of
-    completions: the a that minimises |r - X a|^2 + ridge |a|^2, which is the best linear unbiased prediction
-    if the values are drawn with 1 / ridge times the variance of what they leave unexplained. There is a table
-    for each of `ridges`. The one in use is the one that has best predicted rollouts before it was fitted to
-    them. A table of zeros competes: rewards that no table predicts get zeros.
+    The values are a ridge regression of rewards on token counts X, both centred within prompts, over a window
+    of completions: a minimises |r - X a|^2 + ridge |a|^2. This is the best linear unbiased prediction if the
+    variance of the values is 1 / ridge times that of the residuals. There is one table for each of `ridges`,
+    and a table of zeros. The table in use is the one with the best predictions of rollouts before it was
+    fitted to them, so it is zero if no table predicts the rewards.
 
-    Tables are improved from one rollout to the next by a few steps of conjugate gradients on the tokens
-    themselves: no matrix of counts is formed, so that large vocabularies cost little. Everything is computed
-    on the CPU in float64, in one order: processes that observe the same completions have the same table.
+    After every rollout, the tables are improved by a few steps of conjugate gradients, which do not form the
+    matrix of counts, so large vocabularies cost little. Everything is computed on the CPU in float64 in a
+    fixed order: processes that observe the same completions have the same table.
 
-    A rollout is to be weighed with a table fitted before it: `fit`, then statistics and weights with `table`,
-    then `observe`.
+    The weights of a rollout must use a table fitted before it: call `fit`, compute statistics and weights
+    with `table`, then call `observe`.
 
     Args:
-        window: Completions that are kept; older rollouts are dropped.
-        ridges: Penalties to choose from, in squared counts; a larger one shrinks more. Until a rollout has
-            been predicted the largest is used.
+        window: Maximum number of completions; older rollouts are dropped.
+        ridges: Candidate penalties, in squared counts; larger ones shrink more. The largest is used until a
+            rollout has been predicted.
         iterations: Steps of conjugate gradients per fit.
 
     Example:
@@ -67,9 +67,9 @@ class TokenValues:
             )
         self.window, self.iterations = window, iterations
         self._ridges = torch.tensor(sorted(ridges), dtype=torch.float64)
-        # One column per ridge, then zeros.
+        # One column per ridge and a column of zeros
         self._tables = torch.zeros(0, len(ridges) + 1, dtype=torch.float64)
-        # Squared errors of each column, of rollouts it was not yet fitted to.
+        # Squared prediction errors of each column on rollouts before it was fitted to them
         self._errors = torch.zeros(len(ridges) + 1, dtype=torch.float64)
         self._chosen = len(ridges) - 1
         nothing = torch.zeros(0, dtype=torch.int64)
@@ -78,21 +78,21 @@ class TokenValues:
 
     @property
     def table(self) -> Tensor | None:
-        """The values of the last fit, float32 [V]; None before the first."""
+        """The values of the latest fit, float32, shape [V]; None before the first."""
         return self._tables[:, self._chosen].float() if len(self._tables) else None
 
     @property
     def explained(self) -> float:
-        """Share of the within-prompt variance of rewards that the best table predicted, on new rollouts."""
+        """Share of the within-prompt variance of rewards that the best table predicted on new rollouts."""
         return float(1 - self._errors.min() / self._errors[-1]) if self._errors[-1] > 0 else 0.0
 
     def observe(self, tokens: Tensor, mask: Tensor, rewards: Tensor, group_size: int) -> None:
-        """Judge the tables by a rollout, then keep it for the next fit.
+        """Evaluate the tables on a rollout, then add it to the window for the next fit.
 
         Args:
-            tokens: Token ids of the completions of all processes, [B, T].
-            mask: Completion tokens, [B, T].
-            rewards: What each completion is trained for, [B].
+            tokens: Token ids of the completions of all processes, shape [B, T].
+            mask: True on completion tokens, shape [B, T].
+            rewards: Training reward of each completion, shape [B].
             group_size: Completions per prompt; the same in every rollout.
 
         Raises:
@@ -109,9 +109,10 @@ class TokenValues:
         if len(self._tables):
             predicted = _centred(_sums(new, self._tables), group_size)
             errors = (new.rewards[:, None] - predicted).square().sum(0)
+            # Earlier errors lose half their weight per window of completions
             self._errors = errors + 0.5 ** (len(mask) / self.window) * self._errors
         excess = len(self._window.lengths) + len(mask) - self.window
-        # Whole groups leave; a rollout larger than the window is kept whole.
+        # Only complete groups are dropped, and never from the new rollout
         excess = min(max(-(-excess // group_size) * group_size, 0), len(self._window.lengths))
         kept = _Window(
             self._window.tokens[int(self._window.lengths[:excess].sum()) :],
@@ -121,10 +122,10 @@ class TokenValues:
         self._window = _Window(*(torch.cat(pair) for pair in zip(kept, new, strict=True)))
 
     def fit(self, vocabulary: int) -> None:
-        """Improve the tables by what has been observed.
+        """Improve the tables on the observed completions.
 
         Args:
-            vocabulary: V.
+            vocabulary: Size of the vocabulary, V.
         """
         if not len(self._window.lengths):
             return
@@ -138,7 +139,7 @@ class TokenValues:
         self._tables = torch.cat([fitted, self._tables[:, -1:]], 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that later tables depend on, as plain tensors and numbers."""
+        """The complete state, as plain tensors and numbers."""
         return {
             **self._window._asdict(),
             "tables": self._tables,
@@ -148,10 +149,10 @@ class TokenValues:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`.
+        """Restore the state of `state_dict`.
 
         Raises:
-            ConfigurationError: If it is of other ridges.
+            ConfigurationError: If its number of ridges differs.
         """
         if len(state["errors"]) != len(self._errors):
             raise ConfigurationError(
@@ -164,7 +165,7 @@ class TokenValues:
 
 
 class _CentredCounts:
-    """The matrix X [n, V] of within-prompt centred token counts, known by its products."""
+    """Products with the matrix X [n, V] of within-prompt centred token counts, which is never formed."""
 
     def __init__(self, window: _Window, vocabulary: int, group_size: int) -> None:
         self.window, self.group_size = window, group_size
@@ -175,16 +176,16 @@ class _CentredCounts:
         self.frequencies = torch.bincount(tokens, minlength=vocabulary).double()
 
     def times(self, tables: Tensor) -> Tensor:
-        """X a, [n, L]."""
+        """X a, shape [n, L]."""
         return _centred(_sums(self.window, tables), self.group_size)
 
     def transposed_times(self, values: Tensor) -> Tensor:
-        """X^T u, [V, L]."""
+        """X^T u, shape [V, L]."""
         return embedding_bag(self._rows, _centred(values, self.group_size), self._starts, mode="sum")
 
 
 def _sums(window: _Window, tables: Tensor) -> Tensor:
-    """The sum of the table over each completion's tokens, [n, L]."""
+    """Sums of the tables over the tokens of each completion, shape [n, L]."""
     starts = window.lengths.cumsum(0) - window.lengths
     return embedding_bag(window.tokens, tables, starts, mode="sum")
 
@@ -197,9 +198,9 @@ def _centred(values: Tensor, group_size: int) -> Tensor:
 def _conjugate_gradients(
     counts: _CentredCounts, rewards: Tensor, ridges: Tensor, tables: Tensor, iterations: int
 ) -> Tensor:
-    """Towards (X^T X + ridge) a = X^T r for all ridges at once, [V, L], from the tables of the last fit.
+    """Improve `tables` as solutions of (X^T X + ridge) a = X^T r, for all ridges at once, shape [V, L].
 
-    The frequencies of tokens differ by orders of magnitude: each value is scaled by that of its token.
+    Preconditioned with the frequencies of tokens, which differ by orders of magnitude.
     """
 
     def matrix(vectors: Tensor) -> Tensor:
