@@ -1,7 +1,6 @@
 """Rewards of texts, from the embedded world, a classifier or any Python function."""
 
 import importlib
-import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
@@ -68,12 +67,18 @@ class FunctionReward:
         if isinstance(function, type) or not callable(function):
             kind = "a class" if isinstance(function, type) else brief(function)
             raise ConfigurationError(f"{name} is {kind}; it must be a function of a list of texts", key=KEY)
-        _check_takes_texts(name, function)
         self.name, self.function = name, function
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """The function's scores, float32 [B]."""
-        result = self.function(texts)
+        try:
+            result = self.function(texts)
+        except Exception as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise  # from within the function, where a traceback helps its author
+            raise ConfigurationError(
+                f"{self.name} cannot be called with a list of texts ({error})", key=KEY
+            ) from error
         scores = as_numbers(result)
         if scores is None or scores.shape != (len(texts),):
             raise ConfigurationError(
@@ -81,17 +86,6 @@ class FunctionReward:
                 key=KEY,
             )
         return finite(self.name, texts, scores)
-
-
-def _check_takes_texts(name: str, function: Callable[..., Any]) -> None:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # functions written in C may have none
-        return
-    try:
-        signature.bind([])
-    except TypeError as error:
-        raise ConfigurationError(f"{name} cannot be called with a list of texts: {error}", key=KEY) from None
 
 
 def as_numbers(values: Any) -> Tensor | None:

@@ -40,6 +40,24 @@ def test_one_score_a_text():
         FunctionReward("mine", lambda texts: [1.0])(["a", "b"])
 
 
+@pytest.mark.parametrize("function", [math.sqrt, lambda: [1.0], lambda texts, more: [1.0]])
+def test_a_function_of_something_else(function):
+    with pytest.raises(ConfigurationError, match=r"^reward_path: mine cannot be called with a list of texts"):
+        FunctionReward("mine", function)(["a"])
+
+
+def test_an_error_within_the_function_is_its_own():
+    with pytest.raises(TypeError, match="unsupported operand"):
+        FunctionReward("mine", lambda texts: 1 + None)(["a"])
+
+
+def test_a_label_needs_a_classifier():
+    with pytest.raises(ConfigurationError, match=r"^reward_label: happy is a classifier's label"):
+        load_reward("grammar", "happy")
+    with pytest.raises(ConfigurationError, match=r"^reward_label: "):
+        load_reward({"grammar": 1.0, "math:sqrt": 1.0}, "happy")
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [

@@ -3,9 +3,10 @@
 import errno
 import logging
 import os
+import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,8 @@ class LitCLI(LightningCLI):
                 auto_configure_optimizers=False,
                 args=list(args),
             )
+        except (DivergedError, DiskFullError):
+            raise
         except Exception as error:
             ending = ending_of(error, self.settings)
             if ending is None:
@@ -155,9 +158,7 @@ class LitCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Check trainer options and the existence of checkpoints before anything is built."""
         config = self.config[self.config.subcommand]
-        for key, value in self.settings.items():
-            if isinstance(value, str) and "\0" in value:
-                raise ConfigurationError(f"{value!r} has a null character, which no name has", key=key)
+        check_text(self.settings)
         if self.config.subcommand == "fit" and not config.trainer.fast_dev_run:
             check_training_options(config.trainer.as_dict())
         settings = config.model.get("init_args", Namespace()).as_dict()
@@ -234,6 +235,23 @@ class LitCLI(LightningCLI):
         self.recorder.conclude(
             self.trainer, lambda: self.trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
         )
+
+
+def check_text(settings: Mapping[str, Any]) -> None:
+    """Refuse text that no file name and no log can hold.
+
+    Args:
+        settings: Values by dotted key.
+
+    Raises:
+        ConfigurationError: Naming the first key whose text has a null character or half of a surrogate pair.
+    """
+    for key, value in settings.items():
+        texts = [key, value] if isinstance(value, str) else [key]
+        if any(re.search("[\0\ud800-\udfff]", text) for text in texts):
+            raise ConfigurationError(
+                f"{value!r} is not text: it has a null character or a lone surrogate", key=key
+            )
 
 
 def check_accelerator(name: Any) -> None:

@@ -5,17 +5,23 @@ import io
 import json
 import unicodedata
 from html.parser import HTMLParser
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import example, given, settings, strategies as st
 from rich.console import Console
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from lit_klrb.callbacks import CompletionTable, PredictionWriter
 from lit_klrb.callbacks.monitors import completion_page
+from lit_klrb.cli.lightning import check_text
 from lit_klrb.errors import ConfigurationError, error_line, printable
 from lit_klrb.files import csv_text
+from lit_klrb.run.loggers import run_loggers
 from lit_klrb.run.tables import text_table
 
 HOSTILE = [
@@ -79,6 +85,35 @@ def test_in_a_terminal(text):
     assert not steers(shown.replace("\n", ""))
     for line in printable(text, keep="\n").expandtabs(8).split("\n"):
         assert line.strip() in shown
+
+
+@hostile
+def test_in_tensorboard(text):
+    """Settings go there as text, and their names. What is no text is refused before a run begins."""
+    if not is_text(text):
+        with pytest.raises(ConfigurationError, match="is not text"):
+            check_text({"model.init_args.reward_path": text})
+        text = text.encode(errors="replace").decode().replace("\0", "")
+    check_text({"model.init_args.reward_path": text, text: 1})
+    with TemporaryDirectory() as folder:
+        _, board = run_loggers(Path(folder))
+        board.log_hyperparams({"reward_path": text, f"x{text}": 0.5})
+        board.log_metrics({"train/kl": 0.25}, step=3)
+        board.save()
+        board.finalize("success")
+        (file,) = Path(folder).rglob("events.out.tfevents.*")
+        events = list(EventFileLoader(str(file)).Load())
+    values = [value for event in events for value in event.summary.value]
+    assert [value.tensor.float_val[0] for value in values if value.tag == "train/kl"] == [0.25]
+    (start,) = (value for value in values if value.tag == "_hparams_/session_start_info")
+    content = HParamsPluginData.FromString(start.metadata.plugin_data.content)
+    settings = content.session_start_info.hparams
+    assert settings["reward_path"].string_value == text
+    assert settings[f"x{text}"].number_value == 0.5
+
+
+def is_text(text):
+    return "\0" not in text and not any(unicodedata.category(c) == "Cs" for c in text)
 
 
 @hostile

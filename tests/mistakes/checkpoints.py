@@ -34,6 +34,8 @@ def make_checkpoints(root: Path, finished: Path) -> None:
 
     def damaged(name, edit):
         checkpoint = torch.load(whole, weights_only=True)
+        # With a schedule, a run that has ended has no more steps to be resumed for.
+        checkpoint["run"]["settings"]["model"]["init_args"]["schedule"] = "constant"
         edit(checkpoint)
         torch.save(checkpoint, root / f"{name}.ckpt")
 
@@ -178,7 +180,8 @@ def wrong_checkpoints() -> Iterator[Mistake]:
             yield Mistake([f"--model.{key}", f"FILES/{name}.ckpt"], line)
     for name in (*STARTS, *RESUMED, *CRAFTED):
         line = None if name in SPARED else rf"^error: ckpt_path: .*FILES/{name}\.ckpt\b"
-        yield Mistake(["--ckpt_path", f"FILES/{name}.ckpt", "--trainer.max_steps", "8"], line)
+        more = ["--trainer.max_steps", "8", "--model.schedule", "constant"]
+        yield Mistake(["--ckpt_path", f"FILES/{name}.ckpt", *more], line)
     for command in ("validate", "test", "predict"):
         for name in ("truncated", "other_shape", "nothing", "fifo"):
             line = rf"^error: ckpt_path: FILES/{name}\.ckpt\b"

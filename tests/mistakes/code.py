@@ -38,8 +38,8 @@ REWARDS = {
     "raises": r"RuntimeError: no luck today \(.*wrong_code\.py, line \d+\)",
     "raises_key": r"KeyError: 'nothing' \(.*wrong_code\.py, line \d+\)",
     "raises_deep": r"RuntimeError: .*size.* \(.*wrong_code\.py, line \d+\)",
-    "no_arguments": r"no_arguments cannot be called with a list of texts: too many",
-    "two_arguments": r"two_arguments cannot be called with a list of texts: missing .*'more'",
+    "no_arguments": r"no_arguments cannot be called with a list of texts .*takes 0",
+    "two_arguments": r"two_arguments cannot be called with a list of texts .*missing .*'more'",
     "recursive": r"RecursionError",
     "later": "gave nan for the text",
     "Reward": "Reward is a class",
@@ -56,7 +56,7 @@ IMPORTS = {
     "wrong_code:a:b": "wrong_code:a:b",
     "..code:f": r"\.\.code:f",
     "math:pi": "math:pi is 3.14|pi is 3.14",
-    "math:sqrt": "math:sqrt",
+    "math:sqrt": "math:sqrt cannot be called with a list of texts",
 }
 ESTIMATORS = {
     "NotAnEstimator": r"kl\.estimator: .*NotAnEstimator",

@@ -1,0 +1,89 @@
+"""A full disk, two runs at once, failing starts and loggers of one's own: nothing of a run is lost."""
+
+import errno
+import os
+import shlex
+
+import pytest
+from runs import differences, weights_of
+
+from lit_klrb.cli.main import main
+from lit_klrb.run import checkpoints
+from lit_klrb.run.directory import RunDirectory
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(chain, tmp_path, monkeypatch, capsys):
+    written, write = [], checkpoints.write_beside
+
+    def write_beside(target, content):
+        if len(written) == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+        written.append(target)
+        return write(target, content)
+
+    run = tmp_path / "run"
+    with monkeypatch.context() as full:
+        full.setattr(checkpoints, "write_beside", write_beside)
+        assert chain.run("fit", "rloo", "--checkpoint.every_n_train_steps", "1", run=run) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    said, _, command = line.partition("; to go on: ")
+    assert said == f"error: No space left on device, in the run of {run}; earlier files are whole"
+    assert main(shlex.split(command)[3:]) == 0
+    assert not [*differences(weights_of(run), weights_of(chain.root / "rloo"))]
+
+
+def test_a_second_run_in_the_same_directory_is_refused_and_touches_nothing(chain, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert chain.run("fit", "sft", run=run) == 0
+    with RunDirectory(run) as first:
+        first.begin(RunDirectory(run).run_id or None)
+        before = contents(tmp_path)
+        assert chain.run("fit", "sft", run=run) == 2
+        assert contents(tmp_path) == before
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith(f"error: trainer.default_root_dir: another run is writing to {run}; ")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--data.source", "/no/where.jsonl"],
+        ["--model.policy_path", "/no/where.ckpt"],
+        ["--model.max_new_tokens", "1000"],
+        ["--model.reward_path", "math:sqrt"],
+        ["--trainer.callbacks+=EstimationStudy", "--trainer.callbacks.prompts", "1000"],
+    ],
+    ids=lambda wrong: wrong[0],
+)
+def test_three_failing_starts_leave_a_good_run_where_it_is(chain, tmp_path, wrong):
+    run = tmp_path / "run"
+    with RunDirectory(run) as directory:
+        directory.begin()
+        for name in ("config.yaml", "summary.json", "checkpoints/last.ckpt"):
+            (run / name).parent.mkdir(exist_ok=True)
+            (run / name).write_text(f"the good run's {name}")
+    before = contents(tmp_path)
+    for _ in range(3):
+        assert chain.run("fit", "rloo", *wrong, run=run) == 2
+    assert contents(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_logger_of_ones_own_takes_nothing_from_the_runs_record(chain, tmp_path):
+    run, own = tmp_path / "run", tmp_path / "own"
+    options = ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", str(own)]
+    assert chain.run("fit", "sft", *options, run=run) == 0
+    assert [*own.rglob("metrics.csv")]
+    assert (run / "metrics" / "attempt_0" / "metrics.csv").stat().st_size > 100
+    assert [*run.rglob("events.out.tfevents.*")]
+
+
+def test_without_a_logger_the_runs_record_stays(chain, tmp_path):
+    run = tmp_path / "run"
+    assert chain.run("fit", "sft", "--trainer.logger", "false", run=run) == 0
+    assert (run / "metrics" / "attempt_0" / "metrics.csv").stat().st_size > 100
+    assert not [*run.rglob("events.out.tfevents.*")]
