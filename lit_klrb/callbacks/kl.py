@@ -7,6 +7,7 @@ import lightning as L
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import KLEstimator
+from lit_klrb.estimators.token_values import TokenValues
 
 # The controller's error is clipped to ± this, which limits the influence of a single noisy rollout.
 MAX_ERROR = 0.2
@@ -55,6 +56,7 @@ class KLEstimatorCallback(L.Callback):
         self.estimator, self.beta = estimator, beta
         self.final_beta, self.target_kl, self.horizon = final_beta, target_kl, horizon
         self.current = beta
+        self.token_values = TokenValues() if estimator.reads_token_values else None
         self.estimator.check_trainable()
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -72,6 +74,7 @@ class KLEstimatorCallback(L.Callback):
             name = type(pl_module).__name__
             raise ConfigurationError(f"kl.estimator: {name} already has {installed}; plug in one only")
         pl_module.kl_estimator, pl_module.beta = self.estimator, self.beta  # type: ignore[assignment]
+        pl_module.token_values = self.token_values  # type: ignore[assignment]
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], batch_idx: int
@@ -97,14 +100,17 @@ class KLEstimatorCallback(L.Callback):
             self.current *= 1 + error * completions / self.horizon
 
     def state_dict(self) -> dict[str, Any]:
-        """The current beta."""
-        return {"current": self.current}
+        """The current beta, and what the token values are fitted to."""
+        state: dict[str, Any] = {"current": self.current}
+        if self.token_values is not None:
+            state["token_values"] = self.token_values.state_dict()
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore beta.
+        """Restore beta and token values.
 
         Raises:
-            ConfigurationError: If it is not a finite number.
+            ConfigurationError: If they are not what `state_dict` gave.
         """
         current = state_dict["current"]
         if not isinstance(current, float) or not 0 <= current < math.inf:
@@ -112,3 +118,5 @@ class KLEstimatorCallback(L.Callback):
                 f"kl.beta is {current!r} in it, a finite number expected", key="ckpt_path"
             )
         self.current = current
+        if self.token_values is not None and "token_values" in state_dict:
+            self.token_values.load_state_dict(state_dict["token_values"])

@@ -152,8 +152,15 @@ class TokenValues:
         """Restore the state of `state_dict`.
 
         Raises:
-            ConfigurationError: If its number of ridges differs.
+            ConfigurationError: If it is not such a state, or one of other ridges.
         """
+
+        def kind(value: Any) -> tuple[Any, ...]:
+            return (value.dtype, value.ndim) if isinstance(value, Tensor) else (type(value),)
+
+        own = {name: kind(value) for name, value in self.state_dict().items()}
+        if not isinstance(state, dict) or {name: kind(value) for name, value in state.items()} != own:
+            raise ConfigurationError("holds no state of token values where one is expected", key="ckpt_path")
         if len(state["errors"]) != len(self._errors):
             raise ConfigurationError(
                 f"must be as many as in the state, {len(state['errors']) - 1}, got {len(self._ridges)}",

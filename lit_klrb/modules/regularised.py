@@ -178,11 +178,11 @@ class RegularisedModule(PolicyModule, ABC):
             )
 
     @torch.no_grad()
-    def score(self, rollout: Rollout) -> tuple[Tensor, TokenStats]:
+    def score(self, rollout: Rollout, token_values: Tensor | None = None) -> tuple[Tensor, TokenStats]:
         """The reference's hidden states, shape [B, T, D], and the token statistics, [B, T]."""
         with self.stopwatch("statistics"):
             reference_states = self.scorer.reference_states(rollout)
-            return reference_states, self.scorer.stats(rollout, reference_states)
+            return reference_states, self.scorer.stats(rollout, reference_states, token_values)
 
     def texts(self, rollout: Rollout) -> list[str]:
         """Prompt and completion of each sequence as one text."""

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from lit_klrb.distributed import gather, gather_rollout, gather_rows, own_rows
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import KLEstimator
+from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.functional import TokenStats
 from lit_klrb.functional.statistics import clustered_mean
 from lit_klrb.models.generation import Rollout, generate_completions
@@ -56,6 +57,8 @@ class OnPolicyModule(RegularisedModule, ABC):
         super().__post_init__()
         self.kl_estimator: KLEstimator
         self.beta: float
+        # Set by the callback, if the estimator reads them.
+        self.token_values: TokenValues | None = None
         finite = 0 <= self.missing_eos_penalty < math.inf
         if not finite or (self.missing_eos_penalty and not self.stop_at_eos):
             raise ConfigurationError(
@@ -117,13 +120,16 @@ class OnPolicyModule(RegularisedModule, ABC):
         number, step = divmod(batch_idx, self.steps_per_batch)
         if step == 0:
             rollout = self.sample(batch, number)  # y ~ p(. | x), K completions per prompt x
-            reference_states, stats = self.score(rollout)  # log p, log q and KL_t of every token
+            token_values = self.fit_token_values()  # a(v), from the rollouts before this one
+            # log p, log q, KL_t and E_t[a] of every token
+            reference_states, stats = self.score(rollout, token_values)
             rewards = self.rewards(rollout)  # r(x, y)
             training_rewards = self.training_rewards(rollout, rewards)  # less a penalty if y does not end
             # beta * credited KL - (r - mean of the other K - 1), on the completions of all processes
             gathered = gather_rollout(stats, rollout.mask, training_rewards)
             weights = self.kl_estimator.weights(*gathered, beta=self.beta, group_size=self.group_size)
             weights = weights.map(lambda rows: own_rows(rows, like=rollout.mask))
+            self.observe_rewards(rollout, training_rewards)
             metrics = self.rollout_metrics(rollout, stats, rewards)
             self.experience = Experience(
                 rollout, reference_states, stats.logprobs, training_rewards, weights, metrics
@@ -165,6 +171,25 @@ class OnPolicyModule(RegularisedModule, ABC):
         """Rewards minus the penalty of completions without EOS, shape [B]."""
         return rewards - self.missing_eos_penalty * self.unfinished(rollout)
 
+    @property
+    def token_value_table(self) -> Tensor | None:
+        """The token values that the current rollout is weighed with, [V]; None without any."""
+        table = None if self.token_values is None else self.token_values.table
+        return None if table is None else table.to(self.device)
+
+    def fit_token_values(self) -> Tensor | None:
+        """The token values for a new rollout, [V], fitted to those before it; None without any."""
+        if self.token_values is not None:
+            with self.stopwatch("statistics"):
+                self.token_values.fit(vocabulary=len(self.policy.get_output_embeddings().weight))
+        return self.token_value_table
+
+    def observe_rewards(self, rollout: Rollout, rewards: Tensor) -> None:
+        """Give the completions of all processes and their rewards to the fit of later token values."""
+        if self.token_values is not None:
+            tokens, mask, rewards = map(gather_rows, (rollout.completions, rollout.mask, rewards))
+            self.token_values.observe(tokens, mask, rewards, self.group_size)
+
     def unfinished(self, rollout: Rollout) -> Tensor:
         """Whether a completion was truncated before its EOS, bool, shape [B]."""
         return ~((rollout.completions == self.tokenizer.eos_token_id) & rollout.mask).any(1)
@@ -178,8 +203,10 @@ class OnPolicyModule(RegularisedModule, ABC):
         estimator = self.kl_estimator
         if estimator.is_fusable:
             clip_range = estimator.clip_range if estimator.off_policy == "clip" else None
-            return self.scorer.loss(rollout, states, weights, behaviour_logprobs, clip_range)
-        stats = self.scorer.stats(rollout, states)
+            return self.scorer.loss(
+                rollout, states, weights, behaviour_logprobs, clip_range, self.token_value_table
+            )
+        stats = self.scorer.stats(rollout, states, self.token_value_table)
         return estimator.loss(
             stats, rollout.mask, weights, beta=self.beta, behaviour_logprobs=behaviour_logprobs
         )
@@ -193,6 +220,8 @@ class OnPolicyModule(RegularisedModule, ABC):
             metrics |= {name: mean.item(), f"{name}_se": error.item()}
         for name, values in (("length", summary["length"]), ("unfinished", self.unfinished(rollout).float())):
             metrics[name] = gather_rows(values).mean().item()
+        if self.token_values is not None:
+            metrics["reward_explained"] = self.token_values.explained
         return metrics
 
     @property

@@ -78,7 +78,8 @@ class GradientNoiseStudy(PolicyStudy):
         seed, group_size = derive_seed(module.seed, self.name, index), module.sampling.completions_per_prompt
         rollout = module.generate(module.policy, batch, module.sampling, seed=seed)
         rewards = module.training_rewards(rollout, module.rewards(rollout))
-        stats = module.scorer.stats(rollout, module.scorer.reference_states(rollout))
+        reference_states = module.scorer.reference_states(rollout)
+        stats = module.scorer.stats(rollout, reference_states, module.token_value_table)
         gradients = []
         for estimator in (REWARD_ALONE, *self.estimators):
             weights = estimator.weights(stats, rollout.mask, rewards, beta=module.beta, group_size=group_size)

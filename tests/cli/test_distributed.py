@@ -51,6 +51,11 @@ def test_two_processes_do_what_one_does(chain, tmp_path, stage):
         parts = [torch.load(two / f"rollout_0_{rank}.pt") for rank in range(2)]
         assert torch.equal(torch.cat([part[0] for part in parts]), completions)
         assert torch.allclose(torch.cat([part[1] for part in parts]), weights, rtol=1e-3, atol=1e-5)
+        assert torch.load(one / "token_values_0_0.pt") is None  # nothing to fit to yet
+        table = torch.load(one / "token_values_2_0.pt")
+        assert table.any()
+        for rank in range(2):
+            assert torch.equal(torch.load(two / f"token_values_2_{rank}.pt"), table)
     first, second = metrics(one), metrics(two)
     assert first.keys() == second.keys()
     for key, value in first.items():

@@ -181,3 +181,6 @@ def test_other_groups_and_other_penalties_are_refused():
         values.observe(tokens, mask, rewards, 2)
     with pytest.raises(ConfigurationError, match=r"token_values.ridges: must be as many as in the state, 2"):
         TokenValues(ridges=(1.0,)).load_state_dict(values.state_dict())
+    for wrong in (None, {}, {**values.state_dict(), "tables": 3}, {**values.state_dict(), "chosen": 0.5}):
+        with pytest.raises(ConfigurationError, match=r"ckpt_path: holds no state of token values"):
+            values.load_state_dict(wrong)
