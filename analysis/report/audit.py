@@ -2,6 +2,7 @@
 
 import csv
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,14 +10,25 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from analysis.stats.frontier import nondominated
-from analysis.stats.pairs import BoolArray, FloatArray
+from analysis.report.audit_share import ALPHA, audit_share, read_share, settle
+from analysis.stats import frontier
+from analysis.stats.claims import FRONTIER_SHARE, MATCHED_KL, OBJECTIVE
+from analysis.stats.contrast import mean_of
+from analysis.stats.holm import NO_TEST, Finding, corrected
+from analysis.stats.matched_kl import matched_kl, matched_kl_test
+from analysis.stats.objective import objective_contrast
+from analysis.stats.pairs import BoolArray, FloatArray, Pairs
+from analysis.stats.rules import Rules
+from analysis.stats.secondary import secondary_findings
+from analysis.stats.swaps import swap_test
 from analysis.stats.text import count, number, probability
 from lit_klrb.errors import ConfigurationError
 
 COLUMNS = ("method", "kl", "reward")
-ALPHA, POWER = 0.05, 0.8
-LARGEST = 2_000
+# Columns that mean something beyond matching runs.
+BETA, SEEDS = "beta", ("seed", "replicate")
+
+Key = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -27,13 +39,18 @@ class Points:
         method: Name of each run's method, [N].
         kl: KL in nats, [N]; `nan` for a run that diverged.
         reward: Mean reward, [N].
-        pair: What each run is matched by (its beta and seed, say), [N]; None without such columns.
+        columns: Further columns, which match runs: name -> text of each run, [N].
     """
 
     method: list[str]
     kl: FloatArray
     reward: FloatArray
-    pair: list[tuple[str, ...]] | None
+    columns: dict[str, list[str]]
+
+    def keys(self, rows: Sequence[int], without: str | None = None) -> list[Key]:
+        """What each run is matched by: its further columns, but for one."""
+        used = [values for name, values in self.columns.items() if name != without]
+        return [tuple(values[row] for values in used) for row in rows]
 
 
 def read_points(path: Path) -> Points:
@@ -54,10 +71,11 @@ def read_points(path: Path) -> Points:
             f"{path}: {'has no column ' + missing[0] if missing else 'has no rows'}; the columns "
             f"{', '.join(COLUMNS)} are expected, and others that match runs in pairs, such as beta and seed"
         )
-    keys = [name for name in header if name not in COLUMNS]
     kl, reward = (np.array([_number(path, name, row[name]) for row in rows]) for name in COLUMNS[1:])
-    pair = [tuple(row[key] for key in keys) for row in rows] if keys else None
-    return Points([row["method"] for row in rows], kl, reward, pair)
+    columns = {name: [row[name] or "" for row in rows] for name in header if name not in COLUMNS}
+    for text in columns.get(BETA, ()):
+        _number(path, BETA, text)
+    return Points([row["method"] for row in rows], kl, reward, columns)
 
 
 def _number(path: Path, column: str, text: str) -> float:
@@ -65,72 +83,6 @@ def _number(path: Path, column: str, text: str) -> float:
         return float(text)
     except (TypeError, ValueError):
         raise ConfigurationError(f"{path}: {column} is {text!r}; a number expected") from None
-
-
-def read_share(text: str) -> tuple[int, int]:
-    """Both numbers of "k/n".
-
-    Raises:
-        ConfigurationError: If it is no such share.
-    """
-    first, _, second = text.partition("/")
-    if not (first.isdecimal() and second.isdecimal() and 0 < int(second) >= int(first)):
-        raise ConfigurationError(f"--share {text} is not allowed; K/N is expected: 7/9 for 7 of 9 points")
-    return int(first), int(second)
-
-
-def sign_p(wins: int, total: int) -> float:
-    """Two-sided p of so many of the discordant pairs on one side: exact, each side as likely.
-
-    Example:
-        >>> [round(sign_p(k, n), 4) for k, n in [(7, 9), (14, 18), (21, 27), (28, 36)]]
-        [0.1797, 0.0309, 0.0059, 0.0012]
-    """
-    return float(stats.binomtest(wins, total).pvalue) if total else 1.0
-
-
-def points_needed(share: float) -> int | None:
-    """Discordant pairs with which 80% of studies would find p <= 0.05, if the true share is this one.
-
-    The power of an exact test is a sawtooth in n: this is the n from which on it stays above. None if it
-    takes more than 2,000, so for a share of one half.
-
-    Example:
-        >>> points_needed(7 / 9), points_needed(0.5)
-        (28, None)
-    """
-    sizes = np.arange(1, LARGEST + 1)
-    # Reject at `critical` wins or more of either side.
-    critical = stats.binom.isf(ALPHA / 2, sizes, 0.5) + 1
-    power = stats.binom.sf(critical - 1, sizes, share) + stats.binom.cdf(sizes - critical, sizes, share)
-    below = np.flatnonzero(power < POWER)
-    last = int(sizes[below[-1]]) if len(below) else 0
-    return None if last == LARGEST else last + 1
-
-
-def audit_share(wins: int, total: int) -> list[str]:
-    """What "k of the n frontier points" supports, at best."""
-    lines = [
-        f"{wins} of {total} frontier points ({wins / total:.0%}) are the treatment's.",
-        "At best every point comes from a matched pair whose other run is off the frontier; then the exact "
-        f"two-sided swap {probability(sign_p(wins, total))}. Pairs with both runs on it carry no "
-        "information: with them p is larger.",
-        f"The smallest p that {total} such points allow at all: {number(sign_p(total, total), 2)}.",
-    ]
-    return [*lines, _settle(wins, total)]
-
-
-def _settle(wins: int, total: int) -> str:
-    share = max(wins, total - wins) / total if total else 0.5
-    needed = points_needed(share)
-    if needed is None:
-        return f"A true share of {share:.0%} would take more than {LARGEST:,} discordant pairs to settle."
-    if needed <= total:
-        return f"There are enough of them: {needed} find a true share of {share:.0%} in 80% of studies."
-    return (
-        f"To settle it, if the true share is {share:.0%}: {needed} discordant pairs, that is "
-        f"{number(needed / total, 2)} times as many replicates (80% power, p <= {ALPHA:g})."
-    )
 
 
 def audit_points(points: Points, control: str) -> list[str]:
@@ -145,44 +97,110 @@ def audit_points(points: Points, control: str) -> list[str]:
         raise ConfigurationError(
             f"--control {control}: the file has the methods {', '.join(methods)}; name one of at least two"
         )
+    matched = {name: _matched(points, name, control) for name in others}
+    findings = [f for pairs in matched.values() if pairs is not None for f in _findings(pairs, points)]
+    verdicts = corrected(findings, ALPHA)
     lines = []
-    for name in others:
+    for name, pairs in matched.items():
         rows = [index for index, method in enumerate(points.method) if method in (name, control)]
         treated = np.array([points.method[row] == name for row in rows])
-        member = nondominated(points.kl[rows], points.reward[rows])
-        pair = None if points.pair is None else [points.pair[row] for row in rows]
-        lines += _against(name, control, treated, member, pair)
-    return lines
-
-
-def _against(
-    name: str, control: str, treated: BoolArray, member: BoolArray, pair: Sequence[tuple[str, ...]] | None
-) -> list[str]:
-    wins, total = int((member & treated).sum()), int(member.sum())
-    lines = [f"{name} against {control}: {wins} of {count(total, 'frontier point')}."]
-    if pair is not None and _all_matched(treated, pair):
-        signs = {key: 0 for key in pair}
-        for key, is_treated, on in zip(pair, treated, member, strict=True):
-            signs[key] += (1 if is_treated else -1) * int(on)
-        ahead, discordant = sum(s > 0 for s in signs.values()), sum(s != 0 for s in signs.values())
+        member = frontier.nondominated(points.kl[rows], points.reward[rows])
+        wins, total = int((member & treated).sum()), int(member.sum())
+        lines.append(f"{name} against {control}: {wins} of {count(total, 'frontier point')}.")
+        if pairs is None:
+            lines += [*_unmatching(points, rows, name), _unmatched(wins, total, treated)]
+            continue
+        lines += _frontier(name, pairs)
+        lines += [f"  {one.claim.key}: {one.sentence}" for one in verdicts if one.treatment == name]
+    if findings:
         lines.append(
-            f"{count(len(signs), 'matched pair')}, {discordant} with exactly one run on the frontier, "
-            f"{ahead} of these {name}'s: exact swap {probability(sign_p(ahead, discordant))}."
+            f"p-values after Holm's correction are for these {len(findings)} tests together, intervals are "
+            "simultaneous. None of them was planned: they explore."
         )
-        return [*lines, _settle(ahead, discordant)]
+    return [*lines, FRONTIER_SHARE.caveat]
+
+
+def _matched(points: Points, name: str, control: str) -> Pairs | None:
+    """The matched pairs of two methods; None where the runs do not match one to one."""
+    rows = [index for index, method in enumerate(points.method) if method in (name, control)]
+    keys = points.keys(rows)
+    if not points.columns or not _one_to_one([points.method[row] for row in rows], keys, name):
+        return None
+    run = {(points.method[row], key): row for row, key in zip(rows, keys, strict=True)}
+    names = list(dict.fromkeys(keys))
+    both = np.array([[run[name, key], run[control, key]] for key in names])
+    betas = np.array(
+        [float(points.columns[BETA][row]) for row in both[:, 0]] if BETA in points.columns else 0.0
+    )
+    betas = np.broadcast_to(betas, len(names)).astype(np.float64)
+    index = np.unique(betas, return_inverse=True)[1]
+    seeds = next((points.columns[name] for name in SEEDS if name in points.columns), None)
+    # Without seeds the pairs of a beta are counted.
+    replicate = np.array([int((index[:i] == index[i]).sum()) for i in range(len(names))])
+    unit = np.arange(len(names))
+    if seeds is not None:
+        replicate = np.unique([seeds[row] for row in both[:, 0]], return_inverse=True)[1]
+        if len(np.unique(replicate)) < len(names):
+            unit = replicate
+    return Pairs(name, control, betas, index, replicate, unit, points.kl[both], points.reward[both])
+
+
+def _one_to_one(methods: Sequence[str], keys: Sequence[Key], name: str) -> bool:
+    """Whether every key has one run of each method."""
+    sides = [
+        Counter(key for key, method in zip(keys, methods, strict=True) if (method == name) == side)
+        for side in (True, False)
+    ]
+    return sides[0] == sides[1] and set(sides[0].values()) == {1}
+
+
+def _findings(pairs: Pairs, points: Points) -> list[Finding]:
+    """Every test that the columns allow."""
+    found = []
+    if BETA in points.columns:
+        contrast = objective_contrast(pairs)
+        test = swap_test(contrast.contributions, pairs.unit)
+        found.append(Finding.about(OBJECTIVE, pairs, mean_of(contrast, pairs), contrast.unit, test))
+    fit = matched_kl(pairs)
+    test = NO_TEST if fit.refused else matched_kl_test(pairs)
+    found.append(Finding.about(MATCHED_KL, pairs, fit.estimate, "reward units", test, untested=fit.refused))
+    return [*found, *secondary_findings(pairs, [], Rules())]
+
+
+def _frontier(name: str, pairs: Pairs) -> list[str]:
+    contributions = frontier.share_contributions(pairs)
+    ahead, discordant = int((contributions > 0).sum()), int((contributions != 0).sum())
+    lines = [
+        f"{count(len(pairs), 'matched pair')}, {discordant} with exactly one run on the frontier, {ahead} of "
+        f"these {name}'s: exact swap {probability(swap_test(contributions, pairs.unit).p_value)}."
+    ]
+    if pairs.blocked:
+        blocks = len(np.unique(pairs.unit))
+        lines.append(
+            f"Seeds repeat over the pairs, so whole seeds are swapped: {blocks} of them allow no p below "
+            f"{number(min(1.0, 2.0 ** (1 - blocks)), 2)}."
+        )
+        return lines
+    return [*lines, settle(ahead, discordant)]
+
+
+def _unmatching(points: Points, rows: Sequence[int], name: str) -> list[str]:
+    """The columns without which the runs would match in pairs."""
+    methods = [points.method[row] for row in rows]
+    return [
+        f"WARNING: the column {column} keeps the runs from matching; without it they are matched in pairs."
+        for column in points.columns
+        if len(points.columns) > 1 and _one_to_one(methods, points.keys(rows, without=column), name)
+    ]
+
+
+def _unmatched(wins: int, total: int, treated: BoolArray) -> str:
     table = [[wins, total - wins], [int(treated.sum()) - wins, int((~treated).sum()) - (total - wins)]]
     p_value = float(stats.fisher_exact(table).pvalue)
-    lines.append(
+    return (
         "The runs are not matched one to one, so all labels are taken as exchangeable: exact "
         f"{probability(p_value)}. That holds only if both methods ran at the same settings."
     )
-    return lines
-
-
-def _all_matched(treated: BoolArray, pair: Sequence[tuple[str, ...]]) -> bool:
-    """Whether every pair has one run of each method."""
-    sides = [{key for key, t in zip(pair, treated, strict=True) if t == side} for side in (True, False)]
-    return sides[0] == sides[1] and len(pair) == 2 * len(sides[0])
 
 
 def audit(path: Path | None, share: str | None, control: str | None) -> list[str]:

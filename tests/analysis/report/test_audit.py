@@ -1,12 +1,14 @@
 """The audit of published points against enumeration of all swaps, and its refusals."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
 
 from analysis.cli import main
-from analysis.report.audit import points_needed, read_points, sign_p
+from analysis.report.audit import read_points
+from analysis.report.audit_share import points_needed, sign_p
 from analysis.stats.frontier import nondominated
 
 
@@ -15,32 +17,78 @@ def write(path, rows, header="method,kl,reward,beta,seed"):
     return str(path)
 
 
-def matched(seed, shift, pairs=8):
+def matched(seed, shift, pairs=8, shared=False):
+    """Rows of matched runs at two betas; each pair has its seed, or both betas of a seed share it."""
     generator = np.random.default_rng(seed)
     rows = []
     for index in range(pairs):
         for method in ("MC", "RB"):
-            kl, noise = generator.uniform(0, 2), generator.normal(scale=0.3)
-            rows.append((method, kl, np.sqrt(kl) + noise + shift * (method == "RB"), index % 4, index // 4))
+            kl, noise = generator.uniform(0.1, 2), generator.normal(scale=0.3)
+            reward = np.sqrt(kl) + noise + shift * (method == "RB")
+            rows.append((method, kl, reward, 0.1 * (1 + index % 2), index // 2 if shared else index))
     return rows
 
 
-def enumerated_p(rows):
-    """Of |share - its mean| over all label swaps within pairs; the frontier is the same in all of them."""
-    on = nondominated(np.array([row[1] for row in rows]), np.array([row[2] for row in rows])).reshape(-1, 2)
-    difference = on[:, 1].astype(int) - on[:, 0]
-    signs = np.array(list(itertools.product([-1, 1], repeat=len(difference))))
-    return np.mean(np.abs(signs @ difference) >= abs(difference.sum()))
+def swaps(rows, shared):
+    """Signs of every swap of pairs, or of both pairs of a seed; the rows are MC and RB in turn."""
+    units = len(rows) // (4 if shared else 2)
+    signs = np.array(list(itertools.product([-1, 1], repeat=units)))
+    return np.repeat(signs, 2, axis=1) if shared else signs
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_matched_points_get_the_p_of_all_swaps(tmp_path, capsys, seed):
-    rows = matched(seed, shift=0.2 * seed)
+def enumerated_p(rows, statistic, shared=False):
+    """Of a sum over pairs, over all label swaps."""
+    difference = statistic(np.array([row[1:4] for row in rows]).reshape(-1, 2, 3))
+    return np.mean(np.abs(swaps(rows, shared) @ difference) >= abs(difference.sum()) - 1e-12)
+
+
+def frontier_difference(runs):
+    on = nondominated(runs[..., 0], runs[..., 1])
+    return on[:, 1].astype(int) - on[:, 0]
+
+
+def objective_difference(runs):
+    values = runs[..., 1] - runs[..., 2] * runs[..., 0]
+    return values[:, 1] - values[:, 0]
+
+
+def p_after(text, out):
+    return float(re.search(text + "p\u00a0=\u00a0([0-9.]*[0-9])", out)[1])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_matched_points_get_the_p_of_all_swaps_and_of_whole_seeds_where_these_repeat(
+    tmp_path, capsys, seed, shared
+):
+    rows = matched(seed, shift=0.2 * seed, shared=shared)
     assert main(["audit", write(tmp_path / "points.csv", rows), "--control", "MC"]) == 0
     out = capsys.readouterr().out
     assert "8 matched pairs" in out
-    found = float(out.split("exact swap p\u00a0=\u00a0")[1].split(".\n")[0])
-    assert found == pytest.approx(enumerated_p(rows), rel=0.06)  # two digits are printed
+    # two digits are printed
+    found = p_after("exact swap ", out)
+    assert found == pytest.approx(enumerated_p(rows, frontier_difference, shared), rel=0.06)
+    found = p_after(r"objective: .*?exact swap ", out)
+    assert found == pytest.approx(enumerated_p(rows, objective_difference, shared), rel=0.06)
+    assert ("4 of them allow no p below 0.12" in out) is shared
+    for claim in ("matched_kl", "kl", "reward", "frontier_share", "net_dominance", "matched_dominance"):
+        assert f"\n  {claim}: " in out
+    assert out.rstrip().endswith("it does not make an estimator better.")
+
+
+def test_j_needs_a_beta_and_what_unmatches_runs_is_named(tmp_path, capsys):
+    rows = [(*row[:3], row[4]) for row in matched(0, 0.3)]
+    assert main(["audit", write(tmp_path / "a.csv", rows, "method,kl,reward,seed"), "--control", "MC"]) == 0
+    out = capsys.readouterr().out
+    assert "  kl: " in out
+    assert "objective: " not in out
+    named = [(*row, number) for number, row in enumerate(rows)]
+    path = write(tmp_path / "b.csv", named, "method,kl,reward,seed,run")
+    assert main(["audit", path, "--control", "MC"]) == 0
+    out = capsys.readouterr().out
+    assert "WARNING: the column run keeps the runs from matching; without it they are matched" in out
+    assert "not matched one to one" in out
+    assert "the column seed" not in out
 
 
 def test_unmatched_points_get_the_p_of_all_labellings(tmp_path, capsys):
