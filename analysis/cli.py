@@ -1,4 +1,4 @@
-"""The commands: plan a sweep, run it, report it, verify the report."""
+"""The commands of `python -m analysis`."""
 
 import argparse
 import os
@@ -34,31 +34,31 @@ from analysis.sweep import (
 from lit_klrb.errors import EXHAUSTED, ConfigurationError, error_line
 from lit_klrb.stops import Stopped, Stops
 
-# Taken for a cell of a stage of which none has finished.
+# Assumed time of cells of a stage without a finished cell.
 ASSUMED_SECONDS = 60.0
-# What an outcome of a plan is.
+# Descriptions of the outcomes that can decide.
 _DECIDES = {
     "objective": "J = reward - beta * KL at the run's own beta, each beta counting the same",
     "kl": "the KL alone, each beta counting the same",
 }
-# Exit code of `verify` where all that was compared agrees.
+# Exit code of `verify` if everything compared agrees but something could not be compared.
 NOT_ALL_COMPARED = 3
 
 _DESCRIPTION = """\
-Plans, runs and reads sweeps over {arm x beta x replicate}.
+Plans, runs and analyses sweeps over {arm x beta x replicate}.
 
-  python -m analysis plan   --config configs/demo/sweep.yaml   what would run, how long, what it could show
-                            --pilot runs/demo                  with the spreads of a sweep that is there
-  python -m analysis sweep  --config configs/demo/sweep.yaml   run what is missing; kill and repeat at will
-  python -m analysis report runs/demo                          one HTML file, and results.json beside it
+  python -m analysis plan   --config configs/demo/sweep.yaml   list the cells, their time and the power
+                            --pilot runs/demo                  with the variances of an earlier sweep
+  python -m analysis sweep  --config configs/demo/sweep.yaml   run what is missing; can be killed and repeated
+  python -m analysis report runs/demo                          write an HTML file, and results.json beside it
   python -m analysis verify runs/demo                          recompute every number of the report
-  python -m analysis compare runs/one runs/other               two sweeps side by side, unpaired
-  python -m analysis audit  --share 7/9                        what a published share of a frontier supports
+  python -m analysis compare runs/one runs/other               compare two sweeps, unpaired
+  python -m analysis audit  --share 7/9                        check what a published frontier share supports
 
 Exit codes: 0 done; 2 wrong usage or configuration; 3 a report agrees as far as it could be compared;
 130 and 143 stopped by Ctrl-C or SIGTERM; 1 anything else.
 """
-_STOPPING = "stopping: cells that run end after this step and save; once more to stop at once, without saving"
+_STOPPING = "stopping: running cells save after this step; once more to stop at once, without saving"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -67,7 +67,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; its exit code.
+    """Run a command and return its exit code.
 
     Args:
         argv: The arguments; those of the process by default.
@@ -98,13 +98,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="plan|sweep|report|verify|import|compare|audit")
 
-    plan = commands.add_parser("plan", help="the cells a sweep would run, their time, what they could show")
+    plan = commands.add_parser("plan", help="list the cells of a sweep, their time and the power")
     plan.set_defaults(run=_plan)
     plan.add_argument(
         "--pilot",
         type=Path,
         metavar="RUNS_DIR",
-        help="an earlier sweep whose spreads the power is simulated with (default: stated assumptions)",
+        help="an earlier sweep with whose variances power is simulated (default: stated assumptions)",
     )
     sweep = commands.add_parser("sweep", help="run what is missing; safe to kill and to repeat")
     sweep.set_defaults(run=_sweep)
@@ -113,48 +113,50 @@ def _parser() -> argparse.ArgumentParser:
             "--config", required=True, type=Path, metavar="FILE", help="the plan: configs/demo/sweep.yaml"
         )
         command.add_argument(
-            "--workers", type=_positive, metavar="N", help="cells run at the same time (default: one a core)"
+            "--workers", type=_positive, metavar="N", help="cells run in parallel (default: one per core)"
         )
 
     sweep.add_argument(
-        "--launcher", choices=["local", "ray"], default="local", help="where cells run (default: local)"
+        "--launcher", choices=["local", "ray"], default="local", help="how cells are run (default: local)"
     )
     sweep.add_argument(
-        "--address", metavar="HOST:PORT", help="a running Ray cluster, or auto (default: one of this machine)"
+        "--address", metavar="HOST:PORT", help="a running Ray cluster, or auto (default: start one here)"
     )
 
-    report = commands.add_parser("report", help="one self-contained HTML file and results.json beside it")
+    report = commands.add_parser("report", help="write a self-contained HTML file and results.json")
     report.set_defaults(run=_report)
     report.add_argument("runs", type=Path, metavar="RUNS_DIR", help="a sweep's directory, such as runs/demo")
     report.add_argument(
-        "--output", type=Path, metavar="FILE", help="where to write it (default: RUNS_DIR/report.html)"
+        "--output", type=Path, metavar="FILE", help="the file to write (default: RUNS_DIR/report.html)"
     )
 
-    audit = commands.add_parser("audit", help="what published points or a share of a frontier support")
+    audit = commands.add_parser("audit", help="check what published points or a frontier share support")
     audit.set_defaults(run=_audit)
     audit.add_argument(
         "points",
         nargs="?",
         type=Path,
         metavar="CSV",
-        help="columns method, kl, reward, and what matches runs",
+        help="columns method, kl, reward, and columns that match runs in pairs",
     )
-    audit.add_argument("--share", metavar="K/N", help="K of N frontier points, where that is all there is")
-    audit.add_argument("--control", metavar="METHOD", help="what the other methods are compared with")
+    audit.add_argument("--share", metavar="K/N", help="K of N frontier points, if no points are published")
+    audit.add_argument("--control", metavar="METHOD", help="the method that the others are compared with")
 
-    imported = commands.add_parser("import", help="runs of other software as a sweep that report reads")
+    imported = commands.add_parser("import", help="import runs of other software as a sweep")
     imported.set_defaults(run=_import)
     imported.add_argument(
         "source", type=Path, metavar="FILE", help="a log (.csv, .jsonl, .json) or a folder of logs"
     )
-    imported.add_argument("--config", required=True, type=Path, metavar="MAPPING", help="what columns mean")
+    imported.add_argument(
+        "--config", required=True, type=Path, metavar="MAPPING", help="the meaning of the columns"
+    )
     imported.add_argument("--output", required=True, type=Path, metavar="DIR", help="the directory to write")
 
-    compare = commands.add_parser("compare", help="two sweeps side by side, unpaired")
+    compare = commands.add_parser("compare", help="compare two sweeps, unpaired")
     compare.set_defaults(run=_compare)
     compare.add_argument("first", type=Path, metavar="DIR", help="a sweep's directory")
-    compare.add_argument("second", type=Path, metavar="DIR", help="another one, which is compared with it")
-    compare.add_argument("--output", type=Path, metavar="FILE", help="an HTML page to write, too")
+    compare.add_argument("second", type=Path, metavar="DIR", help="the sweep to compare with it")
+    compare.add_argument("--output", type=Path, metavar="FILE", help="also write an HTML page")
 
     verify = commands.add_parser("verify", help="recompute every number of a report from its results")
     verify.set_defaults(run=_verify)
@@ -191,7 +193,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         print("\n".join(_time(todo, Clock(cells, store), workers)))
     print("\n".join([*_arms(locked.arms), *_attainable(plan)]))
     if plan.comparisons:
-        # Statistics are slow to load, and no other use of this module needs them.
+        # Imported here as the statistics are slow to import
         from analysis.report.power import power
 
         print("\n".join(power(plan, arguments.pilot)))
@@ -202,15 +204,15 @@ def _time(todo: Sequence[Cell], clock: Clock, workers: int) -> list[str]:
     lines = []
     for stage, count in Counter(cell.stage for cell in todo).items():
         seconds = clock.mean(stage)
-        told = f"{seconds:.0f} s" if seconds else f"{ASSUMED_SECONDS:.0f} s (assumed: none has finished)"
-        lines.append(f"  {stage}: {count} to run, each {told}")
+        each = f"{seconds:.0f} s" if seconds else f"{ASSUMED_SECONDS:.0f} s (assumed: none has finished)"
+        lines.append(f"  {stage}: {count} to run, each {each}")
     left = clock.left(todo, workers, ASSUMED_SECONDS)
     assert left is not None
     return [*lines, f"  about {duration(left)} with {workers} at a time"]
 
 
 def _arms(arms: Mapping[str, Arm]) -> Iterator[str]:
-    """What each arm optimises, and where its evaluation differs from the control's."""
+    """Lines with what each arm optimises, and where its evaluation differs from the control's."""
     yield "arms:"
     for label, arm in arms.items():
         yield f"  {label}: {arm}"
@@ -219,7 +221,7 @@ def _arms(arms: Mapping[str, Arm]) -> Iterator[str]:
 
 
 def _attainable(plan: Plan) -> list[str]:
-    """What the design can show at all."""
+    """Lines with the smallest p-value that the design allows."""
     grid, primary, others = plan.grid, plan.primary, plan.comparisons
     if not others:
         return [f"nothing is compared: {primary.control} is the only arm"]
@@ -244,13 +246,13 @@ def _sweep(arguments: argparse.Namespace) -> int:
         coordinator = Coordinator(plan, cells, store, launcher, progress)
         outcome = coordinator.run(lambda: stops.asked is not None)
     for cell in cells:
-        # The stages that all runs start from are found where their own configurations would put them.
+        # Link the stages from which all runs start to the directories named by their configurations
         if cell.point is None and outcome.states[cell.id] is State.DONE:
             store.link(cell.stage, cell.id)
-    _tell(plan, cells, store, outcome)
+    _print_outcome(plan, cells, store, outcome)
     if outcome.stopped and stops.asked is not None:
         stopped = Stopped(stops.asked)
-        stopped.add_note(f"to go on: {arguments.command}")
+        stopped.add_note(f"to resume: {arguments.command}")
         raise stopped
     return 0 if outcome.complete else 1
 
@@ -267,8 +269,8 @@ def _launcher(arguments: argparse.Namespace, plan: Plan, workers: int) -> Launch
     return RayLauncher(arguments.workers, plan.threads, arguments.address)
 
 
-def _tell(plan: Plan, cells: Sequence[Cell], store: Store, outcome: Outcome) -> None:
-    """How the sweep ended, and each cell that did not."""
+def _print_outcome(plan: Plan, cells: Sequence[Cell], store: Store, outcome: Outcome) -> None:
+    """Print how the sweep ended, and each cell without a result."""
     counts = Counter(outcome.states.values())
     ended = ", ".join(f"{counts[state]} {state.value}" for state in State if counts[state])
     ran = f"{outcome.ran} run now" if outcome.ran else "no cell was run"
@@ -276,7 +278,7 @@ def _tell(plan: Plan, cells: Sequence[Cell], store: Store, outcome: Outcome) -> 
     for cell in cells:
         state = outcome.states[cell.id]
         if state is State.FAILED:
-            print(f"failed: {cell}; all it printed: {store.log(cell.id)}")
+            print(f"failed: {cell}; its log: {store.log(cell.id)}")
         elif state is State.BLOCKED:
             print(f"blocked: {cell}; {outcome.reasons[cell.id]}")
     for path in outcome.refused:
@@ -287,7 +289,7 @@ def _tell(plan: Plan, cells: Sequence[Cell], store: Store, outcome: Outcome) -> 
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    # The figures' libraries are slow to load, and no other command needs them.
+    # Imported here as the libraries for figures are slow to import
     from analysis.report.build import build
 
     print(build(arguments.runs, arguments.output))
@@ -344,5 +346,5 @@ def _plan_state(locked: LockedPlan | None) -> str:
 
 
 def _printable(text: str) -> str:
-    """Text from a file for a terminal: control characters, which could rewrite it, are spelled out."""
+    """Escape control characters, which could rewrite the terminal, in text from a file."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

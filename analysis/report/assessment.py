@@ -1,4 +1,4 @@
-"""A sweep with its comparisons: what every section is built from."""
+"""A sweep with its comparisons, from which all sections are built."""
 
 import math
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from lit_klrb import schema
 
 @dataclass(frozen=True, eq=False)
 class Assessment:
-    """A sweep and what the planned tests say about it.
+    """A sweep and the results of the planned tests.
 
     Attributes:
         sweep: The run directory as read.
-        comparisons: One for each estimator other than the control, in plan order; empty if no pair matched.
+        comparisons: One per arm other than the control, in plan order; empty without matched pairs.
         withheld: Why there is no verdict, in a few words; empty if there is one.
     """
 
@@ -77,10 +77,10 @@ def _curves(sweep: Sweep, pairs: Pairs) -> list[Curves]:
 
 
 def corner_of(sweep: Sweep) -> Reference | None:
-    """Where hypervolume is measured from: as planned, else the worst KL and reward of any run.
+    """The corner of the hypervolume: as planned, otherwise the worst KL and reward of any run.
 
     Returns:
-        KL and reward; None where there is no area, as a KL is not positive or the reward is void.
+        KL and reward; None if hypervolume is undefined, as a KL is not positive or the reward is void.
     """
     runs = [run for run in sweep.grid.values() if not run.diverged]
     kl, reward = ([run.outcome(key) for run in runs] for key in (schema.KL, schema.REWARD))
@@ -91,7 +91,7 @@ def corner_of(sweep: Sweep) -> Reference | None:
 
 
 def _not_fixed(sweep: Sweep) -> str:
-    """Why the p-values of a fixed design do not hold; empty if they do."""
+    """Why the p-values of a fixed design are not valid; empty if they are."""
     if sweep.locked is not None and sweep.locked.changed_after_results:
         return "the plan was changed after results were published"
     return "the plan is sequential" if sweep.plan.primary.sequential else ""
@@ -113,7 +113,7 @@ def _by_evidence(comparison: Comparison, sweep: Sweep, not_fixed: str) -> Compar
 
 
 def _added(versions: Sequence[Plan], pairs: Pairs, index: int, replicate: int) -> int:
-    """The first version of the plan that has a pair."""
+    """The index of the first version of the plan that contains a pair."""
     return next(
         place
         for place, plan in enumerate(versions)
@@ -124,7 +124,7 @@ def _added(versions: Sequence[Plan], pairs: Pairs, index: int, replicate: int) -
 
 
 def _threshold(versions: Sequence[Plan]) -> float:
-    """What an e-process must reach: the comparisons that could have been chosen over the smallest level."""
+    """The threshold of an e-process: the number of possible comparisons divided by the smallest level."""
     names = {name for plan in versions for name in plan.grid.arms}
     controls = {plan.primary.control for plan in versions}
     possible = len(names) - 1 if len(controls) == 1 else math.comb(len(names), 2)

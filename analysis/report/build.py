@@ -1,4 +1,4 @@
-"""Writes the report: the page, and its numbers beside it."""
+"""Writes the report: the page and its numbers."""
 
 import functools
 import hashlib
@@ -18,7 +18,7 @@ from analysis.report.sections import SECTIONS
 from analysis.results.layout import NUMBERS, NUMBERS_SCHEMA, REPORT
 from lit_klrb.files import write_atomically
 
-# What can move the last digit of a number or a coordinate of a drawing.
+# Libraries that can change the last digits of numbers or coordinates of drawings.
 _ENGINES = ("numpy", "scipy", "statsmodels", "moocore", "matplotlib")
 
 
@@ -46,7 +46,7 @@ def build(runs_dir: Path, output: Path | None = None) -> Path:
         The path of the page.
 
     Raises:
-        ConfigurationError: If the directory holds no results, or the page cannot be written where it should.
+        ConfigurationError: If the directory has no results, or the page cannot be written.
         DamagedFileError: If the plan cannot be read.
     """
     output = runs_dir / REPORT if output is None else output
@@ -60,7 +60,7 @@ def build(runs_dir: Path, output: Path | None = None) -> Path:
 
 
 def compose(assessment: Assessment, output: Path) -> Report:
-    """The report of a sweep, for a page at `output`."""
+    """Compose the report of a sweep, for a page at `output`."""
     sections = [section for builder in SECTIONS if (section := builder(assessment)) is not None]
     page = render(assessment, sections).encode()
     return Report(
@@ -81,17 +81,17 @@ def compose(assessment: Assessment, output: Path) -> Report:
 
 @functools.cache  # the sources do not change under a running process
 def code_version() -> dict[str, str]:
-    """The version of the code that makes a report: its number, and the hash of its sources."""
+    """The version of the code that makes a report: its number and the hash of its sources."""
     return {"version": version("lit-klrb"), "sources": code_hash("analysis")}
 
 
 def engines() -> dict[str, str]:
-    """Versions of the libraries that compute and draw."""
+    """Versions of the libraries for computations and drawings."""
     return {name: version(name) for name in _ENGINES}
 
 
 def _plain(value: Any) -> Any:
-    """JSON without NaN or infinities, which are no JSON: both become null."""
+    """Replace NaN and infinities, which are not valid JSON, by null."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What a section of the report is made of. Text is plain: the page escapes it."""
+"""The elements of a section of the report. Text is plain and is escaped by the page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,10 +7,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts.
+    """A table of text.
 
     Attributes:
-        caption: What it shows, units included.
+        caption: Its content, including units.
         header: Names of the columns.
         rows: Cells, as long as the header.
     """
@@ -22,13 +22,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing with what stands in for it when it cannot be seen.
+    """A drawing with text alternatives.
 
     Attributes:
         svg: The drawing.
-        alt: What it shows, in a sentence or two.
+        alt: A description in one or two sentences.
         caption: How to read it; names the unit that n counts.
-        table: The numbers behind it.
+        table: The numbers that it shows.
     """
 
     svg: str
@@ -51,10 +51,10 @@ class Finding:
     """The conclusion of one comparison.
 
     Attributes:
-        outcome: The outcome's value, which colours it.
+        outcome: The value of the outcome, which determines the colour.
         headline: The conclusion in one sentence.
-        cards: Its headline numbers.
-        sentences: The verdicts behind it, behind a click.
+        cards: The main numbers.
+        sentences: The underlying verdicts, initially collapsed.
     """
 
     outcome: str
@@ -68,18 +68,18 @@ class Section:
     """One part of the report.
 
     Attributes:
-        name: Its address in the page and in `results.json`.
+        name: Its anchor on the page and its key in `results.json`.
         title: Its heading.
         findings: Conclusions, each from a `Verdict`.
-        paragraphs: Prose, shown at once.
-        notes: How to read the section and what it assumes, behind a click.
-        figures: Drawings.
-        tables: Tables shown at once.
-        details: Tables behind a click.
-        glossary: Terms with their meanings, shown with the notes.
-        numbers: Everything it says, for `results.json` and its check.
-        exploratory: Whether nothing here was planned as a test.
-        folded: Whether all of it is behind a click.
+        paragraphs: Text that is always shown.
+        notes: How to read the section and its assumptions, initially collapsed.
+        figures: Figures.
+        tables: Tables that are always shown.
+        details: Tables that are initially collapsed.
+        glossary: Terms with definitions, shown with the notes.
+        numbers: All its numbers, for `results.json` and `verify`.
+        exploratory: Whether it contains no planned test.
+        folded: Whether all of it is initially collapsed.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Figures as SVG text: the same bytes for the same numbers, readable without colour."""
+"""Figures as SVG, which are deterministic and readable without colour."""
 
 import base64
 import io
@@ -26,18 +26,18 @@ _DASHES: tuple[Dashes, ...] = (
 )
 INK = "#333333"
 FAINT = "#B8B8B8"
-# Wide enough for a screen and, at its full width of a phone, still 9 px text.
+# In inches; scaled to the width of a phone, text still has 9 px.
 WIDTH = 5.2
-# More marks than this, in all comparisons together, are drawn as pixels: as shapes they would take megabytes.
+# Above this number of marks in all comparisons, they are rasterised: as shapes they would take megabytes.
 MANY = 200
 _PIXELS_PER_INCH = 80
-# Colours, with their opacity, of a picture made of pixels: a few estimators' and what lies between them.
+# Number of colours (with opacity) of rasterised pictures: those of a few estimators and mixtures of them.
 _SHADES = 32
 
 _STYLE = {
     "svg.hashsalt": "lit_klrb",
     "svg.fonttype": "none",
-    "font.family": ["DejaVu Sans", "sans-serif"],  # whose names stand beside every text
+    "font.family": ["DejaVu Sans", "sans-serif"],  # repeated in the SVG for every text
     "font.size": 9,
     "axes.titlesize": 9,
     "axes.spines.top": False,
@@ -50,8 +50,8 @@ _STYLE = {
     "grid.linewidth": 0.6,
     "legend.frameon": False,
     "text.color": INK,
-    "text.parse_math": False,  # a name with two dollars in it is a name
-    "xtick.major.size": 0,  # the grid shows where they are
+    "text.parse_math": False,  # names may contain dollar signs
+    "xtick.major.size": 0,  # the grid is enough
     "ytick.major.size": 0,
     "xtick.color": INK,
     "ytick.color": INK,
@@ -70,7 +70,7 @@ class Look:
 
 
 def looks(labels: Iterable[str], control: str) -> dict[str, Look]:
-    """A look for each arm; the control's is always the same."""
+    """The look of each arm; that of the control is always the same."""
     ordered = [control, *(name for name in labels if name != control)]
     return {
         name: Look(_COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)], _DASHES[i % len(_DASHES)])
@@ -90,7 +90,7 @@ def legend_lines(styles: dict[str, Look], *, lines: bool) -> list[Line2D]:
 
 @dataclass
 class Sheet:
-    """A canvas and, once the block that drew on it has ended, its SVG."""
+    """A canvas and, after the block of `sheet`, its SVG."""
 
     canvas: Canvas
     svg: str = ""
@@ -98,7 +98,7 @@ class Sheet:
 
 @contextmanager
 def sheet(height: float, width: float = WIDTH) -> Iterator[Sheet]:
-    """Draw on a canvas of the house style; sizes in inches."""
+    """A canvas in the style of the report; sizes are in inches."""
     with style.context(["default", _STYLE]):
         drawn = Sheet(Canvas(figsize=(width, height), layout="constrained"))
         yield drawn
@@ -106,13 +106,14 @@ def sheet(height: float, width: float = WIDTH) -> Iterator[Sheet]:
         quiet = {"Date": None, "Creator": None}
         drawn.canvas.savefig(buffer, format="svg", metadata=quiet, dpi=_PIXELS_PER_INCH)
         svg = buffer.getvalue()
-        svg = svg[svg.index("<svg") :]  # the XML prolog is no use inside a data URI
-        svg = re.sub(r"\s*\n\s*|(?<=<g) id=\"[^\"]+\"", " ", svg)  # nor are indentation and names of groups
+        # Drop the XML prolog, indentation and ids of groups, which are not needed in a data URI
+        svg = svg[svg.index("<svg") :]
+        svg = re.sub(r"\s*\n\s*|(?<=<g) id=\"[^\"]+\"", " ", svg)
         drawn.svg = re.sub(r"(?<=data:image/png;base64,)[^\"]+", _with_few_colours, svg)
 
 
 def _with_few_colours(picture: re.Match[str]) -> str:
-    """The picture with a palette: a fifth to a third of the bytes."""
+    """Convert a picture to a palette of colours, which takes a fifth to a third of the bytes."""
     image = Image.open(io.BytesIO(base64.b64decode(picture[0])))
     buffer = io.BytesIO()
     image.quantize(_SHADES, Image.Quantize.FASTOCTREE).save(buffer, "PNG", optimize=True)

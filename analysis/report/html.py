@@ -1,4 +1,4 @@
-"""One HTML page from the sections: no script, no network, the same bytes for the same input."""
+"""The HTML page of a report, which is deterministic and needs neither scripts nor a network."""
 
 import os
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from lit_klrb.errors import ConfigurationError
 
 
 def render(assessment: Assessment, sections: Sequence[Section]) -> str:
-    """The report of a sweep as HTML."""
+    """Render the report of a sweep as HTML."""
     plan = assessment.sweep.plan
     others = [name for name in plan.grid.arms if name != plan.primary.control]
     title = _title(plan.primary.control, others)
@@ -22,7 +22,7 @@ def render(assessment: Assessment, sections: Sequence[Section]) -> str:
 
 
 def page(title: str, kicker: str, withheld: str, sections: Sequence[Section]) -> str:
-    """Sections as one HTML page.
+    """Render sections as an HTML page.
 
     Args:
         title: The heading.
@@ -50,7 +50,7 @@ def page(title: str, kicker: str, withheld: str, sections: Sequence[Section]) ->
 
 
 def check_target(path: Path) -> None:
-    """Refuse to write over anything but an ordinary file: not through a link, not over a device."""
+    """Check that a path is free or an ordinary file, not a link or a device, in a writable directory."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise ConfigurationError(f"{path} is a link or not a file; a page is written to a file of its own")
     folder = next(parent for parent in path.absolute().parents if parent.exists())
@@ -59,7 +59,7 @@ def check_target(path: Path) -> None:
 
 
 def data_uri(svg: str) -> str:
-    """A drawing as the source of an image; escaped for the attribute by the page."""
+    """A drawing as a data URI for an image; the page escapes it for the attribute."""
     return "data:image/svg+xml," + quote(svg, safe=" !$&'()*+,-./:;=?@[]^_`{|}~")
 
 

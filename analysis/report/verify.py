@@ -1,8 +1,8 @@
-"""Recomputes a written report and says where it differs from what the results give.
+"""Recomputes a report and lists the differences.
 
-What can be compared depends on what wrote the report. The same code with the same libraries gives the same
-bytes. Under other versions of the libraries drawings may differ, and under other code so may statistics and
-words: then the plan, the results and each run's outcome are compared, and the rest is named as not compared.
+The comparison depends on the code that wrote the report. The same code with the same libraries gives the same
+bytes. With other versions of the libraries, drawings may differ; with other code, statistics and text may
+differ too. Then only the plan, the results and each run's outcome are compared, and the rest is listed.
 """
 
 import hashlib
@@ -24,17 +24,17 @@ from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
 
 _DRAWING = re.compile(r'src="data:image/svg\+xml,[^"]*"')
-# Said of the whole document, and compared or reported each in its own way.
+# Keys of the document that are compared separately.
 _APART = ("engines", "code", "page")
 
 
 @dataclass
 class Verification:
-    """What a report and its results say of each other.
+    """The result of comparing a report with its sweep.
 
     Attributes:
-        sweep: The results.
-        differences: Where they differ, one line each; a plan that does not have its hash is one.
+        sweep: The sweep.
+        differences: One line per difference, including a plan that does not match its hash.
         not_compared: What could not be compared, and why.
     """
 
@@ -44,7 +44,7 @@ class Verification:
 
 
 def verify(path: Path) -> Verification:
-    """Recompute a report from the results it was made from.
+    """Recompute a report from the results of its sweep.
 
     Args:
         path: The page, its `results.json`, or the directory they are in.
@@ -123,7 +123,7 @@ def _recompute(written: dict[str, Any], runs: Path, page: Path) -> Verification:
 
 
 def _versions(written: Any) -> str:
-    """The libraries whose version differs."""
+    """Names and versions of the libraries whose version differs."""
     if not isinstance(written, dict):
         return "unknown versions"
     now = engines()
@@ -132,7 +132,7 @@ def _versions(written: Any) -> str:
 
 
 def _compare_facts(written: dict[str, Any], runs: Path) -> Verification:
-    """Compare what does not depend on the code: the plan, the results, and each run's outcome."""
+    """Compare what does not depend on the code: the plan, the results and each run's outcome."""
     sweep = load_sweep(runs)
     found = Verification(sweep)
     found.not_compared.append(
@@ -162,12 +162,12 @@ def _facts(sweep: Sweep) -> dict[str, Any]:
 
 
 def _number(value: float) -> float | None:
-    """A number as JSON has it: a reward that is void is null."""
+    """A number as in JSON, where NaN (a void reward) is null."""
     return value if math.isfinite(value) else None
 
 
 def _said(written: dict[str, Any]) -> dict[str, Any]:
-    """The same as `_facts`, from the numbers of a report."""
+    """The content of `_facts`, taken from the numbers of a report."""
     plan = written.get("plan")
     runs = _at(written, "sections", "tradeoff", "runs")
     outcomes = {
@@ -182,14 +182,14 @@ def _said(written: dict[str, Any]) -> dict[str, Any]:
 
 
 def _at(value: Any, *keys: str) -> Any:
-    """What a document has at a path of keys, or None."""
+    """The value of a document at a path of keys; None if it does not exist."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
 def _differences(written: Any, expected: Any, place: str = "") -> Iterator[str]:
-    """Leaves in which two JSON documents differ, but for rounding."""
+    """Yield the leaves in which two JSON documents differ by more than rounding."""
     if isinstance(written, dict) and isinstance(expected, dict):
         for key in dict.fromkeys((*written, *expected)):
             if place or key not in _APART:

@@ -228,7 +228,7 @@ class LitCLI(LightningCLI):
             return "nothing was trained yet"
         if not self.directory.checkpoint.exists():
             return "no checkpoint was due yet"
-        return f"to go on: {self.directory.resume_command}"
+        return f"to resume: {self.directory.resume_command}"
 
     def after_fit(self) -> None:
         """Write the run's summary."""

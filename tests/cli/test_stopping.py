@@ -55,7 +55,7 @@ def test_a_signal_saves_and_the_printed_command_goes_on(chain, signalled, tmp_pa
     run = tmp_path / "a run"  # with a blank: the command must be quoted
     assert signalled(number, "on_after_backward", 3, "fit", stage, run=run) == 128 + number
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("stopped by")]
-    assert line.startswith(f"stopped by {'SIGTERM' if number == SIGTERM else 'Ctrl-C'}; to go on: ")
+    assert line.startswith(f"stopped by {'SIGTERM' if number == SIGTERM else 'Ctrl-C'}; to resume: ")
     saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     assert saved["global_step"] == 3
     assert not (run / "summary.json").exists()

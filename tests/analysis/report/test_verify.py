@@ -168,7 +168,7 @@ def damage(path, content):
 def test_damaged_numbers_are_one_line(page, verified, content, message):
     damage(page.parent / "results.json", content)
     code, (line,) = verified(page)
-    assert code == 1
+    assert code == 2
     assert line.startswith("error: ")
     assert message in line
 

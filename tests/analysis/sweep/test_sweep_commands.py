@@ -72,7 +72,7 @@ def test_failing_cells_do_not_stop_the_others_and_are_listed(misbehaving):
     assert misbehaving.code == 1
     assert "10 cells: 4 done, 2 diverged, 4 failed; 6 run now" in misbehaving.output
     for name in ("crash", "usage", "no summary", "exit 75"):
-        assert f"failed: rloo {name} beta=0.1 #0; all it printed: " in misbehaving.output
+        assert f"failed: rloo {name} beta=0.1 #0; its log: " in misbehaving.output
     assert misbehaving.output.count("RuntimeError: out of luck") == 1
     assert misbehaving.output.count("the run ended without summary.json") == 1
     assert "rloo exit 75 beta=0.1 #0: exit code 1; given up" in misbehaving.output
@@ -185,8 +185,8 @@ def test_a_stopped_sweep_saves_its_cells_and_goes_on_from_there(project, finishe
     assert code == 128 + number, output
     name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
     command = f"python -m analysis sweep --config {plan} --workers 2"
-    assert output.endswith(f"stopped by {name}; to go on: {command}\n")
-    assert "stopping: cells that run end after this step and save; once more to stop at once" in output
+    assert output.endswith(f"stopped by {name}; to resume: {command}\n")
+    assert "stopping: running cells save after this step; once more to stop at once" in output
     assert not list((project.directory / "plan" / "failed").glob("*"))
     cells = project.directory / "plan" / "cells"
     saved = [path for path in cells.glob("*/checkpoints/last.ckpt") if path.read_bytes().startswith(b"step")]
