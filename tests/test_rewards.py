@@ -52,7 +52,7 @@ def test_an_error_within_the_function_is_its_own():
 
 
 def test_a_label_needs_a_classifier():
-    with pytest.raises(ConfigurationError, match=r"^reward_label: happy is a classifier's label"):
+    with pytest.raises(ConfigurationError, match=r"^reward_label: happy needs a classifier, got grammar"):
         load_reward("grammar", "happy")
     with pytest.raises(ConfigurationError, match=r"^reward_label: "):
         load_reward({"grammar": 1.0, "math:sqrt": 1.0}, "happy")
