@@ -1,6 +1,7 @@
 """Fig. 3: what the runs of an estimator attain together: hypervolume, and where attainment differs."""
 
 import numpy as np
+from matplotlib.ticker import NullFormatter
 
 from analysis.report.assessment import Assessment, corner_of
 from analysis.report.elements import Figure, Section, Table
@@ -28,8 +29,7 @@ def attainment(assessment: Assessment) -> Section | None:
         paragraphs=[
             "Hypervolume is the area, on log KL and reward, that the runs of one replicate "
             f"dominate up to a corner: KL {number(corner[0])}, reward {number(corner[1])}, "
-            f"{_origin(assessment)}",
-            *(verdict.sentence for _, verdict in found),
+            f"{_origin(assessment)} Its tests stand with the others under “Differences to {control}”.",
         ],
         figures=[_figure(pairs.treatment, pairs, control) for pairs, _ in found],
         folded=True,
@@ -104,6 +104,7 @@ def _draw(kl: FloatArray, reward: FloatArray, difference: FloatArray, name: str,
         filled.set_rasterized(True)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("KL to the reference (nats per completion, log scale)")
         axes.set_ylabel("Mean reward")
         bar = drawn.canvas.colorbar(filled, ticks=[-1, -0.5, 0, 0.5, 1], spacing="proportional")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.ticker import NullFormatter
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
@@ -34,8 +35,8 @@ def gradient_noise(assessment: Assessment) -> Section | None:
             f"{artifact.snapshots[0].beta:g}. The KL's gradient is what an estimator adds to the "
             "reward's; the whole gradient is what a step uses: a ratio for the one does not carry over to "
             "the other.",
-            *(finding.verdict.sentence for finding in findings if finding.term == "total"),
         ],
+        notes=[finding.verdict.sentence for finding in findings if finding.term == "total"],
         figures=[_figure(findings, names, control)] if findings else (),
         tables=[_absolute(snapshots)],
         numbers={"findings": [_numbers(finding) for finding in findings]},
@@ -142,6 +143,7 @@ def _draw(findings: Sequence[NoiseFinding], names: Sequence[str], control: str) 
         axes.axvline(1, color=INK, linewidth=0.8)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_yticks(range(len(places)), [f"{term}, step {step}" for term, step in places])
         axes.invert_yaxis()
         axes.set_xlabel(f"variance over {control}'s (log scale)")

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from matplotlib.ticker import NullFormatter
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
@@ -143,6 +144,7 @@ def _spread_figure(snapshots: Snapshots, sizes: list[int]) -> Figure:
             )
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_yticks(range(len(names)), [NAMES[name] for name in names])
         axes.invert_yaxis()
         axes.set_xlabel(f"spread of the estimate from {min(sizes)} completion (nats, log scale)")

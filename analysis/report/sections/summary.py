@@ -145,7 +145,7 @@ def _verdict_table(comparisons: Sequence[Comparison]) -> Table:
     return Table(
         f"Each arm against {comparisons[0].pairs.control}: difference in {primary.claim.subject} "
         f"({primary.unit}) with its {percent(1 - primary.first_step)} interval, simultaneous over all arms.",
-        ("Arm", "Difference", "Interval", "p (Holm)", "Reward at matched KL", "KL ratio", "Verdict"),
+        ("Arm", "Verdict", "Difference", "Interval", "p (Holm)", "Reward at matched KL", "KL ratio"),
         [_verdict_row(comparison) for comparison in comparisons],
     )
 
@@ -156,12 +156,12 @@ def _verdict_row(comparison: Comparison) -> tuple[str, ...]:
     comparable = fit is not None and not fit.refused
     return (
         comparison.pairs.treatment,
+        comparison.decision.outcome.value,
         signed(primary.estimate.value),
         "–" if interval is None else f"{number(interval.low)} to {number(interval.high)}",
         number(primary.adjusted, 2),
         signed(matched.estimate.value) if comparable else "not comparable",
         number(kl_ratio(comparison.pairs), 2),
-        comparison.decision.outcome.value,
     )
 
 
