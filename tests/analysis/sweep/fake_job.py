@@ -15,12 +15,12 @@ import os
 import signal
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import yaml
 
 from lit_klrb import schema
+from lit_klrb.stops import Stops
 
 
 def main(argv):
@@ -49,9 +49,8 @@ def main(argv):
     seconds = [config.get("seconds", 0) / 3] * 3
     if config.get("waits") and ran.read_text().count(run.name) == 1:
         seconds[2] = 60
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if config.get("deaf") else partial(stop, run))
-    write_metrics(run, reward, kl, seconds, begun)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with Stops(later="stopping") as stops:
+        write_metrics(run, reward, kl, seconds, begun, lambda: stops.asked and not config.get("deaf"))
     misbehave(config.get("behaviour", {}).get(estimator), run, ran)
     (run / schema.CHECKPOINT).parent.mkdir(exist_ok=True)
     (run / schema.CHECKPOINT).write_bytes(digest)
@@ -89,20 +88,24 @@ def resumed_at(checkpoint):
     return 3 if len(content) == 32 else int(content[5:])
 
 
-def stop(run, *_):
+def save_and_stop(run, step):
+    time.sleep(0.2)  # in which the same signal may come from somebody else
     (run / schema.CHECKPOINT).parent.mkdir(exist_ok=True)
-    rows = [row for path in run.rglob("metrics.csv") for row in path.read_text().splitlines()[1:]]
-    (run / schema.CHECKPOINT).write_bytes(b"step %d" % len(rows))
+    (run / schema.CHECKPOINT).write_bytes(b"step %d" % step)
     sys.exit(143)
 
 
-def write_metrics(run, reward, kl, seconds, begun):
+def write_metrics(run, reward, kl, seconds, begun, asked_to_stop):
     attempt = run / schema.METRICS_DIR / f"attempt_{len(list(run.glob('metrics/*')))}"
     attempt.mkdir(parents=True)
     with (attempt / "metrics.csv").open("w") as file:
         print("step,train/reward,val/kl,time/tokens_per_second", file=file)
         for step in range(begun, 3):
-            time.sleep(seconds[step])
+            due = time.monotonic() + seconds[step]
+            while time.monotonic() < due:
+                if asked_to_stop():
+                    save_and_stop(run, step)
+                time.sleep(min(0.01, seconds[step]))
             print(f"{step},{reward * step},{kl if step == 2 else ''},{time.time()}", file=file, flush=True)
 
 
