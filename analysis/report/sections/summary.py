@@ -113,6 +113,7 @@ def verdict_numbers(verdict: Verdict) -> dict[str, Any]:
     return {
         "claim": verdict.claim.key,
         "outcome": verdict.outcome.value,
+        "label": verdict.label,
         "estimate": verdict.estimate.value,
         "unit": verdict.unit,
         "interval": None if interval is None else [interval.low, interval.high],
