@@ -57,7 +57,7 @@ def _share(rejected: Iterable[bool] | np.ndarray) -> str:
 
 def _sweeps(repetitions: int, few: int) -> str:
     """Swap tests on (KL, reward) outcomes: six betas, one-sided."""
-    shared = replace(STANDARD, cluster=0.5)  # a replicate's runs have something in common at all betas
+    shared = replace(STANDARD, cluster=0.5)  # the runs of a replicate are correlated across betas
     cases: dict[str, tuple[Scenario, dict[str, float]]] = {
         "no difference": (STANDARD, {}),
         "no difference, seeds shared over β; wrong: pairs swapped": (shared, {}),

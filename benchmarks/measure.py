@@ -57,7 +57,7 @@ def peak_megabytes(warm_up: Callable[[], object], run: Callable[[], object]) -> 
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     before = _status_bytes("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the high-water mark
     run()
     return (_status_bytes("VmHWM") - before) / 1e6
 

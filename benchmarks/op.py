@@ -26,7 +26,7 @@ QUICK_SIZE = Size("small head, float32", 8_192, 256, 512, torch.float32, 1024)
 SMALL_VOCABULARY = 100_000
 ACCURACY_ROWS = 128
 WARM_UP_ROWS = 16
-RATIO_ROUNDS = (15, 120.0)  # rounds at most, and the seconds after which none begins
+RATIO_ROUNDS = (15, 120.0)  # maximum number of rounds, and seconds after which none starts
 
 MC = "MC, tiled, with reference"
 RB = "**RB, `tiled_policy_loss`**"
@@ -227,7 +227,7 @@ def goals(groups: list[dict[str, list[float]]], peaks: dict[str, float]) -> str:
 
 def report(key: str, quick: bool) -> str:
     """The part of one size; a small one instead if it is to be quick."""
-    warnings.simplefilter("ignore")  # the peers' own
+    warnings.simplefilter("ignore")  # warnings of the peers
     size, rounds = (QUICK_SIZE, 3) if quick else (SIZES[key], 2)
     heading = f"### {size.name}\n\n`python -m benchmarks {key}` on {machine(PACKAGES)}."
     return f"{heading}\n\n{measure(size, rounds)}"

@@ -36,7 +36,7 @@ class Variant(NamedTuple):
 
     def run(self, folder: Path, cycles: int = CYCLES) -> tuple[float, dict[str, float]]:
         """Train so many cycles."""
-        from . import step_runs  # TRL takes seconds to import, and is not always there
+        from . import step_runs  # TRL takes seconds to import, and may not be installed
 
         found: tuple[float, dict[str, float]] = getattr(step_runs, self.function)(
             folder, cycles=cycles, **self.options

@@ -1,4 +1,4 @@
-"""A tiny chain of runs, made once a worker through the command line itself."""
+"""Tiny runs of all stages, made once per worker with the command line."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ CHAIN = ("sft", "dpo", "rloo", "reward")
 
 
 class Commands:
-    """The command line in this process, with tiny settings in place of the demo's."""
+    """The command line in this process, with tiny settings instead of the demo's."""
 
     def __init__(self, root):
         self.root = root
@@ -70,7 +70,7 @@ class Commands:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory):
-    """A cache of the tests' own, that their subprocesses find too."""
+    """A separate cache for the tests and their subprocesses."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LIT_KLRB_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield

@@ -1,4 +1,4 @@
-"""What the tests compare of run directories."""
+"""Comparison of run directories."""
 
 import re
 import shlex
@@ -21,7 +21,7 @@ def curves(run):
 
 
 def assert_same_run(first, other):
-    """Weights, optimizer, schedule, rollout, metrics and summary agree to the last bit."""
+    """Check that weights, optimizer, schedule, rollout, metrics and summary are bit-identical."""
     found = different(first, other)
     assert not found, found
 
@@ -34,7 +34,7 @@ def resume_command(printed):
 
 @pytest.fixture
 def signals_heard():
-    """The tests may run in the background of a shell, which makes its children ignore Ctrl-C."""
+    """Enable Ctrl-C, which children of a shell in the background ignore."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

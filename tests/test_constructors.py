@@ -1,4 +1,4 @@
-"""Constructors name and explain every argument; classes are abstract or final."""
+"""Constructors name and document all arguments; classes are abstract or final."""
 
 import importlib
 import inspect
@@ -13,7 +13,7 @@ from lit_klrb.data import modules as data_modules
 from lit_klrb.data.base import CorpusDataModule
 
 ROOMS = ("data", "models", "modules", "studies", "callbacks")
-# Hooks of Lightning that a base class implements and a subclass extends, calling the base's with super().
+# Hooks of Lightning that a base class implements and subclasses extend with super().
 EXTENDED = {
     "RegularisedModule.configure_model",
     "OnPolicyModule.setup",
@@ -27,7 +27,7 @@ def public_classes():
     found += [
         c for c in vars(data_modules).values() if inspect.isclass(c) and issubclass(c, CorpusDataModule)
     ]
-    # Lightning's own checkpoint callback and progress bar hand everything on to their bases.
+    # Lightning's checkpoint callback and progress bar pass all arguments on to their base classes.
     return [
         c
         for c in found
@@ -36,7 +36,7 @@ def public_classes():
 
 
 def undocumented(kind):
-    """Arguments of a class that --help shows without a word."""
+    """Arguments of a class without help text."""
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(kind, "x", fail_untyped=False)
     return [a.dest for a in parser._actions if a.dest.startswith("x.") and not (a.help or "").strip("% ")]

@@ -1,4 +1,4 @@
-"""Every example of docs/extending.md works as it stands."""
+"""Every example of docs/extending.md works as written."""
 
 import re
 import shlex
@@ -19,7 +19,7 @@ COMMANDS = [
 
 @pytest.fixture(autouse=True)
 def extensions(tmp_path, monkeypatch):
-    """The page's files, importable for as long as a test runs."""
+    """The files of the page, importable during a test."""
     for name, content in FILES.items():
         (tmp_path / name).write_text(content, "utf-8")
     monkeypatch.syspath_prepend(tmp_path)

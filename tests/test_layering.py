@@ -1,4 +1,4 @@
-"""Imports point down only: the floors of the house, enforced."""
+"""Imports point down only: the order of the packages is enforced."""
 
 import ast
 import subprocess
@@ -9,25 +9,25 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# From the ground floor up: a module may import its own room and the rooms above it in this list.
+# From the bottom up: a module may import its own package and those above it in this list.
 ROOMS = [
     "lit_klrb",  # the version, nothing else
     "lit_klrb.errors",
-    "lit_klrb.config_files",  # YAML that may be of anybody
+    "lit_klrb.config_files",  # untrusted YAML
     "lit_klrb.schema",
     "lit_klrb.files",
     "lit_klrb.stops",
     "lit_klrb.sweep_files",
     "lit_klrb.seeding",
-    "lit_klrb.functional",  # tensors in, tensors out
+    "lit_klrb.functional",  # functions of tensors
     "lit_klrb.estimators",
     "lit_klrb.run",  # a run's directory, files and loggers
     "lit_klrb.distributed",
     "lit_klrb.data",
-    "lit_klrb.models",  # everything that touches a transformers model
+    "lit_klrb.models",  # code that handles transformers models
     "lit_klrb.rewards",
     "lit_klrb.modules",
-    "lit_klrb.studies",  # what measures a policy and leaves artifacts
+    "lit_klrb.studies",  # measurements of policies, as artifacts
     "lit_klrb.callbacks",
     "lit_klrb.cli",
     "lit_klrb.__main__",
@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "lit_klrb.estimators": {"lit_klrb.estimators", "lit_klrb.functional", "lit_klrb.errors"},
     "lit_klrb.run": {"lit_klrb.run", *SHARED},
     "analysis": {"analysis", *SHARED},
-    # what runs a sweep and what reads it meet in its files only
+    # running and analysing a sweep share only its files
     "analysis.stats": {"analysis.stats", "analysis.design", "analysis.results", "lit_klrb"},
     "analysis.report": {
         "analysis.report",
@@ -75,7 +75,7 @@ def module_name(path: Path) -> str:
 
 
 def imports(path: Path) -> set[str]:
-    """Every module a file imports, at any depth, as absolute names."""
+    """All modules that a file imports, anywhere in it, as absolute names."""
     package = module_name(path).split(".") if path.stem == "__init__" else module_name(path).split(".")[:-1]
     found = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -92,7 +92,7 @@ def imports(path: Path) -> set[str]:
 
 
 def room(name: str) -> int:
-    """Which floor of its package a module is on."""
+    """The index of a module's package in the order."""
     package = name.split(".")[0]
     rooms = {"lit_klrb": ROOMS, "analysis": ANALYSIS_ROOMS}[package]
     matches = [

@@ -1,4 +1,4 @@
-"""The names that users rely on, and how they are called."""
+"""Public names and signatures."""
 
 import inspect
 import subprocess

@@ -1,4 +1,4 @@
-"""What the README and the documentation say can be done."""
+"""The commands and examples of the README and the documentation."""
 
 import doctest
 import re

@@ -75,7 +75,7 @@ TEXTS = [review.text for review in ReviewGrammar().reviews(5, 0)]
 
 
 def tiny_classifier(kind, **config):
-    """A classifier as the hub has them, with the embedded world's words."""
+    """A classifier like those on the hub, with the vocabulary of the embedded world."""
     tokenizer = grammar_tokenizer()
     tokenizer.padding_side = "right"
     tokenizer.model_input_names = ["input_ids", "attention_mask"]

@@ -1,4 +1,4 @@
-"""docs/security.md: each line has its test, and code is reached by name in known places only."""
+"""docs/security.md: each line has a test, and code is imported by name in known places only."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "security.md"
 FILES = sorted(path for package in ("lit_klrb", "analysis") for path in (ROOT / package).rglob("*.py"))
 
-# Whatever imports, unpickles or runs what a text says.
+# Functions and modules that import, unpickle or run what a text names.
 BUILTINS = {"eval", "exec", "__import__"}
 METHODS = {"import_module", "run_path", "run_module", "system", "popen", "unsafe_load", "full_load"}
 MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
@@ -26,7 +26,7 @@ def nodes_of(path):
 
 
 def reached(path):
-    """What of the names above a file calls or imports."""
+    """The names above that a file calls or imports."""
     for node in nodes_of(path):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             yield from {node.func.id} & (BUILTINS | METHODS)
@@ -44,7 +44,7 @@ def test_code_is_reached_by_name_in_known_places_only():
 
 
 def test_torch_reads_tensors_only():
-    """Every torch.load says so itself, whatever the environment asks for."""
+    """Every torch.load passes weights_only=True, regardless of the environment."""
     calls = [
         node
         for path in FILES

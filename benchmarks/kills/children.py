@@ -106,7 +106,7 @@ def session(leader: int) -> list[int]:
     """The processes in the session of `leader`, but those that have ended and are not waited for."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # it may have ended
             state, _, _, sid = stat.read_text().rpartition(")")[2].split()[:4]
             if int(sid) == leader and state != "Z":
                 found.append(int(stat.parent.name))

@@ -110,7 +110,7 @@ def _place(
     for path in (here, there):
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
-    # The two file systems take turns.
+    # The two file systems alternate.
     here, there = (here, there) if number % 2 else (there, here)
     filler = None
     try:

@@ -60,7 +60,7 @@ def kill_sweep(number: int, kills: int, whole: Path) -> Outcome:
             child.wait(rng.uniform(0, 4))
             child.kill(alone=True)
         if child.code == 0:
-            shutil.rmtree(directory)  # it was faster than the kill
+            shutil.rmtree(directory)  # it ended before the kill
             continue
         outcome.problems += _left_running(child)
         outcome.problems += _torn(directory)

@@ -1,4 +1,4 @@
-"""Run directories with known outcomes, written as a sweep would write them."""
+"""Sweep directories with known outcomes."""
 
 import hashlib
 import json
@@ -132,7 +132,7 @@ def write_plan(runs: Path, made, estimators, betas, replicates, primary, setting
 
 
 def edit_plan(runs: Path, edit: Callable[[dict], None], *, rehash: bool = True) -> None:
-    """Change plan.json by hand, with or without computing its hash anew."""
+    """Change plan.json by hand, with or without recomputing its hash."""
     document = json.loads((runs / "plan.json").read_text())
     edit(document)
     if rehash:
@@ -164,7 +164,7 @@ def fail(runs: Path, place: tuple[str, int, int], error: str = "Traceback\nOSErr
 
 
 def studies(batches: int = 8, prompts: int = 6) -> dict[str, Any]:
-    """What the studies of a run would leave: a Rao-Blackwell estimate with less spread, and gradients."""
+    """Artifacts of studies: a Rao-Blackwell estimate with less spread, and gradients."""
     rng = np.random.default_rng(1)
     k1 = rng.normal(1.0, 1.0, (prompts, 10))
     gradients = rng.normal(size=(3 * batches, 30)) * np.repeat([1.0, 2.0, 1.5], batches)[:, None]

@@ -1,4 +1,4 @@
-"""Noise and signal of the gradients against the gradients themselves, one prompt at a time."""
+"""Noise and signal of the gradients, compared with gradients computed prompt by prompt."""
 
 import csv
 from inspect import isabstract
@@ -13,7 +13,7 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.scoring import completion_logprobs
 from lit_klrb.studies.gradients import noise_and_signal
 
-# Every estimator, those refused for training included: the reward's gradient has no part in what they do.
+# All estimators, including those refused for training, have the same gradient of the reward.
 ESTIMATORS = sorted(
     name
     for name, kind in vars(estimators).items()
@@ -81,7 +81,7 @@ def test_the_rewards_noise_is_the_same_whichever_estimator_is_plugged_in(chain, 
 
 
 def plain_reward_gradients(module):
-    """REINFORCE with the mean of the other completions' rewards for a baseline, prompt by prompt."""
+    """REINFORCE with the mean reward of the other completions as baseline, prompt by prompt."""
     rollout, rewards = module.experience.rollout, module.experience.rewards
     logprobs = completion_logprobs(module.policy, rollout, module.sampling.temperature)
     total = torch.where(rollout.mask, logprobs, 0).sum(1)

@@ -1,4 +1,4 @@
-"""How beta moves."""
+"""Schedules and the controller of beta."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from lit_klrb.estimators import MonteCarlo
 
 
 def betas(callback, kls, max_steps=10):
-    """beta at each step, two steps a rollout; `kls` are the rollouts' KLs."""
+    """beta at each step, with two steps per rollout; `kls` are the KLs of the rollouts."""
     module = SimpleNamespace(uses_kl_estimator=True, steps_per_batch=2, log=lambda *_: None)
     seen = []
     for step in range(2 * len(kls) + 2):

@@ -1,4 +1,4 @@
-"""Monitors see what the common evaluation sees, and write it down without touching training."""
+"""Monitors record the common evaluation without influence on training."""
 
 import csv
 import json
@@ -13,7 +13,7 @@ from lit_klrb.functional import TokenStats
 from lit_klrb.models.generation import Rollout
 from lit_klrb.modules.regularised import Evaluation
 
-# Eight completions are few for the fitted control variate, which says so.
+# The fitted control variate warns about as few as eight completions.
 pytestmark = pytest.mark.filterwarnings("ignore:one of")
 
 MONITORS = [
@@ -76,7 +76,10 @@ def test_completions_before_and_after(monitored):
 
 
 def test_a_resumed_run_remembers_the_start(chain, monitored, tmp_path):
-    constant = ["--model.schedule", "constant"]  # the only one that later steps do not change
+    constant = [
+        "--model.schedule",
+        "constant",
+    ]  # the only schedule that does not depend on the number of steps
     assert chain.run("fit", "rloo", *MONITORS, *constant, "--trainer.max_steps", "3", run=tmp_path) == 0
     resume = ["--ckpt_path", str(tmp_path / "checkpoints" / "last.ckpt")]
     schedule = [*constant, "--trainer.max_steps", "6"]

@@ -1,4 +1,4 @@
-"""Text is data: whatever a completion says, it is shown and stored, and does nothing."""
+"""Completions are displayed and stored as plain text, whatever they contain."""
 
 import csv
 import io
@@ -89,7 +89,7 @@ def test_in_a_terminal(text):
 
 @hostile
 def test_in_tensorboard(text):
-    """Settings go there as text, and their names. What is no text is refused before a run begins."""
+    """TensorBoard gets names and values of settings as text; invalid text is refused before a run starts."""
     if not is_text(text):
         with pytest.raises(ConfigurationError, match="is not text"):
             check_text({"model.init_args.reward_path": text})
@@ -140,7 +140,7 @@ def test_in_an_error(text):
 
 
 class Module:
-    """Completions that say one thing."""
+    """Completions with a given text."""
 
     def __init__(self, text):
         self.text = text

@@ -1,4 +1,4 @@
-"""Tokens a second and shares of time: what they add up to, and that nothing else moves."""
+"""Tokens per second and shares of time: their sums, and no influence on training."""
 
 import csv
 import itertools
@@ -21,7 +21,7 @@ def logged(run):
 
 
 def test_a_rollouts_time_is_split_and_its_tokens_are_counted(chain, tmp_path, monkeypatch):
-    ticks = iter(range(10_000))  # every look at the clock takes a second
+    ticks = iter(range(10_000))  # every reading of the clock takes a second
     for module in (stopwatch, throughput):
         monkeypatch.setattr(module, "now", lambda: float(next(ticks)))
     assert chain.run("fit", "rloo", MONITOR, run=tmp_path) == 0

@@ -7,7 +7,7 @@ import torch
 
 
 class GradientKeeper(L.Callback):
-    """Saves what the first optimizer steps step on, before clipping, and the rollout of each process."""
+    """Saves the gradients of the first optimizer steps, before clipping, and the rollout of each process."""
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         folder, step = Path(trainer.default_root_dir), trainer.global_step

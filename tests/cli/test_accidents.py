@@ -1,4 +1,4 @@
-"""A full disk, two runs at once, failing starts and loggers of one's own: nothing of a run is lost."""
+"""Full disks, concurrent runs, failed starts and custom loggers: no data of a run are lost."""
 
 import errno
 import os
@@ -30,7 +30,7 @@ def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(chain, tmp_p
         full.setattr(checkpoints, "write_beside", write_beside)
         assert chain.run("fit", "rloo", "--checkpoint.every_n_train_steps", "1", run=run) == 1
     (line,) = capsys.readouterr().err.strip().splitlines()
-    said, _, command = line.partition("; to go on: ")
+    said, _, command = line.partition("; to resume: ")
     assert said == f"error: No space left on device, in the run of {run}; earlier files are whole"
     assert main(shlex.split(command)[3:]) == 0
     assert not [*differences(weights_of(run), weights_of(chain.root / "rloo"))]

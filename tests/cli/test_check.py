@@ -1,4 +1,4 @@
-"""`check` answers for each command line what `fit` would do with it, and leaves nothing behind."""
+"""`check` reports for each command line what `fit` would do, without writing files."""
 
 import inspect
 import io

@@ -1,4 +1,4 @@
-"""`clean` removes what can be made again, and nothing else; the same limit holds without it."""
+"""`clean` removes only files that can be recomputed; sweeps do the same above the limit."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What each command does, and what a run leaves behind."""
+"""The commands and the files of a run."""
 
 import csv
 import json
@@ -41,7 +41,7 @@ def test_the_evaluation_before_the_first_step_is_logged_and_the_last_one_is_the_
     rows = [row for row in metrics_of(chain.root / "rloo") if row["val/kl"]]
     assert [int(row["step"]) for row in rows] == [0, 2, 5]
     assert float(rows[-1]["val/kl"]) == final_of(chain.root / "rloo")["kl"]
-    # It starts where the warm start ended, to the digit: same prompts, same seeds, same policy.
+    # It starts exactly where the warm start ended: same prompts, seeds and policy.
     before, warm = rows[0], final_of(chain.root / "dpo")
     assert float(before["val/kl"]) == warm["kl"] > 0
     assert float(before["val/reward"]) == warm["reward"]
@@ -127,7 +127,7 @@ def test_a_diverged_run_is_recorded_as_such(chain, tmp_path, capsys):
 
 
 def test_accumulation_splits_the_rollout_and_not_the_gradient(chain, tmp_path):
-    """Leave-one-out and the estimator's weights are those of the whole rollout, however it is cut."""
+    """The leave-one-out baseline and the weights do not depend on the split of the rollout."""
     for parts in (1, 2, 4):
         extra = ["--trainer.accumulate_grad_batches", str(parts), "--trainer.limit_val_batches", "0"]
         assert chain.run("fit", "rloo", *extra, run=tmp_path / str(parts)) == 0

@@ -1,4 +1,4 @@
-"""Every configuration runs, and explains each of its keys."""
+"""Every configuration runs, and documents each of its keys."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def test_every_key_has_a_comment_above_it(path):
         before = lines[number - 1].strip() if number else ""
         if line.startswith(structure) or before.startswith("#"):
             continue
-        # A second key may share the first one's comment: "shortest and longest".
+        # A second key may share the comment of the first: "shortest and longest".
         assert lines[number - 2].strip().startswith("#"), f"{path.name}:{number + 1}: {line}"
 
 

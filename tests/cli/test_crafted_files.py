@@ -1,4 +1,4 @@
-"""Crafted files through every argument that takes one: exit 2, one line, and nothing happens."""
+"""Malicious files in every argument that takes a file: exit code 2, one line, no effect."""
 
 import json
 import sys
@@ -95,7 +95,7 @@ def test_hyper_parameters_are_not_instantiated(chain, tmp_path, monkeypatch):
 
 
 def test_a_cache_holds_no_code(tmp_path, monkeypatch):
-    """A file that is not tensors, numbers and text is made again."""
+    """A cache file with anything but tensors, numbers and text is recomputed."""
     monkeypatch.setenv("LIT_KLRB_CACHE", str(tmp_path))
     assert cached("numbers", {"of": 3}, lambda: [1, 2, 3]) == [1, 2, 3]
     (path,) = tmp_path.glob("numbers-*.pt")
@@ -113,7 +113,7 @@ data: {class_path: lit_klrb.data.modules.PromptDataModule}
 
 @pytest.mark.parametrize("how", ["class_path", "reward_path"])
 def test_a_configuration_is_a_program(chain, tmp_path, monkeypatch, how):
-    """It names what is imported and called, so it is to be read before it is run."""
+    """Configurations name code that is imported and called."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # as `python -m` does with the current directory
     (tmp_path / "theirs.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
@@ -127,7 +127,7 @@ def test_a_configuration_is_a_program(chain, tmp_path, monkeypatch, how):
 
 
 def test_data_are_rows_of_text(chain, tmp_path, capsys):
-    """No column of anything else is read, whatever a file says of its types."""
+    """Only columns of text are read, whatever types a file declares."""
     source = tmp_path / "train.jsonl"
     source.write_text(json.dumps({"text": {"path": "/etc/passwd", "bytes": None}, "label": 1}) + "\n")
     assert chain.run("fit", "sft", "--data.source", str(source), run=tmp_path / "run") == 2

@@ -1,4 +1,4 @@
-"""A flipped bit in a checkpoint's weights is found by whatever reads it, and named in one line."""
+"""A flipped bit in the weights of a checkpoint is detected by all readers."""
 
 import json
 
@@ -13,7 +13,7 @@ from lit_klrb.run.checkpoints import digest
 
 @pytest.fixture(scope="module")
 def damaged(chain, tmp_path_factory):
-    """Checkpoints of which one bit of a weight has changed."""
+    """Checkpoints with a flipped bit in a weight."""
 
     def damage(stage):
         path = tmp_path_factory.mktemp(stage) / f"{stage}.ckpt"

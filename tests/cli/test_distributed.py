@@ -1,4 +1,4 @@
-"""Two processes against one with the same global batch: rollouts, gradients, metrics, resuming."""
+"""Two processes compared with one with the same global batch: rollouts, gradients, metrics, resuming."""
 
 import csv
 import os

@@ -1,4 +1,4 @@
-"""Wrong input ends with exit code 2 and one line that names the key, the value, and the way out."""
+"""Wrong input ends with exit code 2 and one line that names the key, the value and what is allowed."""
 
 import inspect
 import os
@@ -77,12 +77,12 @@ def test_a_reader_that_stops_early_ends_a_command_quietly(options):
     os.close(reader)
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
-    assert done.returncode in (0, 1)  # argparse, which prints the help, keeps the error to itself
+    assert done.returncode in (0, 1)  # argparse prints the help and ignores the error
     assert done.stderr == ""
 
 
 def test_one_training_batch_is_not_all_of_them_whatever_typing_saw_before(capsys, monkeypatch):
-    """For typing Union[float, int] equals Union[int, float]: either may be what Lightning's file says."""
+    """typing treats Union[float, int] and Union[int, float] as equal; Lightning uses both."""
     annotations = inspect.unwrap(L.Trainer.__init__).__annotations__
     assert annotations["limit_train_batches"] == float | int | None
     monkeypatch.setitem(annotations, "limit_train_batches", float | int | None)

@@ -1,4 +1,4 @@
-"""`validate`, `test` and `predict` take model and tokenizer from the checkpoint they are given."""
+"""`validate`, `test` and `predict` load model and tokenizer from the given checkpoint."""
 
 import json
 
@@ -11,7 +11,7 @@ BPE = ["--model.vocab_size", "280"]
 
 @pytest.fixture(scope="module")
 def bpe(chain, tmp_path_factory):
-    """A reference with a tokenizer of its own."""
+    """A reference with a tokenizer trained in the run."""
     run = tmp_path_factory.mktemp("bpe")
     assert chain.run("fit", "sft", *BPE, run=run) == 0
     return run
@@ -44,7 +44,7 @@ def test_a_checkpoint_of_another_kind_of_module(chain, tmp_path, capsys):
 
 
 def test_a_reference_with_other_words(chain, tmp_path, capsys):
-    """Of the same size, so that nothing but the words tells them apart."""
+    """Two vocabularies of the same size with different words."""
     model, tokenizer = loading.load_checkpoint("key", chain.checkpoint("sft"))
     model.save_pretrained(tmp_path / "other")
     tokenizer.save_pretrained(tmp_path / "other")

@@ -153,7 +153,7 @@ NotAnEstimator = dict
 
 @pytest.fixture
 def own_module(tmp_path, monkeypatch):
-    """A user's file outside the package."""
+    """A user's module outside the package."""
     (tmp_path / "own_estimators.py").write_text(OWN)
     (tmp_path / "own_mistake.py").write_text(
         "from lit_klrb.estimators import Recipe, Term\nRecipe('k1', (Term('k4', 'own'),))\n"

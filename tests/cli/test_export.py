@@ -1,4 +1,4 @@
-"""`export` writes a folder at once and whole, and replaces nothing but an earlier export."""
+"""`export` writes a folder atomically and replaces only an earlier export."""
 
 import os
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_new_empty_linked_and_earlier_folders(chain, tmp_path):
     assert first.keys() == contents(tmp_path / "empty").keys()
     assert first[Path("model.safetensors")] != contents(tmp_path / "empty")[Path("model.safetensors")]
     assert {path.name for path in tmp_path.iterdir()} == {"empty", "deep", "link", "behind"}
-    # Others may read it as far as the user's own files can be read.
+    # Its permissions are those of other files of the user.
     assert (tmp_path / "empty").stat().st_mode == (tmp_path / "deep").stat().st_mode
     AutoModelForCausalLM.from_pretrained(tmp_path / "link")
 

@@ -1,4 +1,4 @@
-"""The configurations for real reviews run, on models and reviews of the same kind that the test makes."""
+"""The configurations for real reviews run, on generated reviews and small models of the same kind."""
 
 import json
 import random
@@ -53,7 +53,7 @@ def test_the_papers_configurations_run(world, tmp_path, stage):
     where = ["--trainer.default_root_dir", str(tmp_path)]
     assert fit(f"imdb/{stage}.yaml", *paths, *sizes, *where, "--trainer.max_steps", "4") == 0
     final = json.loads((tmp_path / "summary.json").read_text())["final"]
-    assert final["length"] == 53  # the stop token is off
+    assert final["length"] == 53  # EOS does not end completions
 
 
 def test_the_small_chain_runs_from_nothing(world, tmp_path):

@@ -1,4 +1,4 @@
-"""A run killed again and again, at any moment, ends like an undisturbed one, bit for bit."""
+"""A run that is killed repeatedly at random times ends like an undisturbed one, bit for bit."""
 
 import os
 import random
@@ -19,13 +19,13 @@ LONG = ["--trainer.max_steps", "9", "--trainer.val_check_interval", "3", "--mode
 
 
 def run_with_one_thread(argv):
-    torch.set_num_threads(1)  # a forked process has no others
+    torch.set_num_threads(1)  # threads do not survive a fork
     return main(argv)
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_run_that_is_killed_three_times_ends_like_an_undisturbed_one(chain, tmp_path):
-    """At a random moment, in the write of a checkpoint, and after one."""
+    """At a random time, while a checkpoint is written, and after it."""
     whole, run, temporary = tmp_path / "whole", tmp_path / "run", tmp_path / "temporary"
     draw = random.Random(0)
 

@@ -1,4 +1,4 @@
-"""What does not grow with the number of steps: objects in memory, warnings, what is written again."""
+"""Objects in memory, warnings and rewritten files do not grow with the number of steps."""
 
 import gc
 import warnings
@@ -13,7 +13,7 @@ STEPS = 40
 
 
 class Watch(Callback):
-    """Counts the objects in memory from the tenth step on, and warns at each step in other words."""
+    """Counts the objects in memory from the tenth step on, and gives a different warning at each step."""
 
     def __init__(self):
         self.objects = []
@@ -27,7 +27,7 @@ class Watch(Callback):
 
 @pytest.fixture(scope="module")
 def watched(chain, tmp_path_factory):
-    """A run with all monitors that is watched: the run directory, what was seen, what was warned of."""
+    """A run with all monitors: the run directory, the counts of objects, the warnings."""
     watch, run = Watch(), tmp_path_factory.mktemp("long") / "run"
     original = cli.LitCLI.instantiate_trainer
 

@@ -1,4 +1,4 @@
-"""Every constructor argument reaches what it names: changing it changes the run, and nothing else's."""
+"""Every constructor argument has an effect on the run."""
 
 import inspect
 import json

@@ -1,4 +1,4 @@
-"""A run that was stopped goes on as if it had not been: the same weights and metrics, bit for bit."""
+"""A stopped run that is resumed has the same weights and metrics as an uninterrupted one, bit for bit."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ class Stopped(Exception):
 
 
 class StopAt(Callback):
-    """Ends the run once so many batches have been trained on, or inside a validation."""
+    """Ends the run after a number of batches, or during a validation."""
 
     def __init__(self, batches, in_validation=False):
         self.batches, self.in_validation, self.seen = batches, in_validation, 0
@@ -47,7 +47,7 @@ CASES = {
     ),
     "reward model": ("reward", ["--model.classifier_config.resid_pdrop", "0.2"]),
 }
-# How many batches are trained on before the stop, and whether it comes in the validation after them.
+# Number of batches before the stop, and whether it is in the validation after them.
 CUTS = [
     *(("adaptive beta", batches, False) for batches in (2, 3, 4, 5, 6, 7, 9)),
     *(("adaptive beta", batches, True) for batches in (3, 6, 9)),
@@ -81,7 +81,7 @@ def test_a_stopped_run_ends_like_an_undisturbed_one(
 
     def with_a_stop(self, **kwargs):
         trainer = original(self, **kwargs)
-        # After the checkpoint callback, which is always last: what it saved is on disk.
+        # After the checkpoint callback, which is always last: its file is on disk.
         trainer.callbacks.append(StopAt(batches, in_validation))
         return trainer
 
@@ -142,7 +142,7 @@ def test_other_settings_are_refused(chain, halfway, tmp_path, capsys, key, value
 
 
 def test_what_may_differ_changes_nothing_that_is_trained(chain, halfway, tmp_path):
-    """A new place, another rhythm of checkpoints, a bar, loggers and monitors."""
+    """Another directory, other intervals of checkpoints, a progress bar, loggers and monitors."""
     other = ["--checkpoint.every_n_train_steps", "2", "--trainer.enable_progress_bar", "true"]
     other += ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", str(tmp_path / "mine")]
     other += ["--trainer.callbacks+=KLMonitor", "--trainer.enable_model_summary", "true"]

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a checkpoint, the command that resumes, the exit code, and nothing lost."""
+"""Ctrl-C and SIGTERM: the checkpoint, the command that resumes, the exit code."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ CTRL_C, SIGTERM = signal.SIGINT, signal.SIGTERM
 
 
 class Signal(Callback):
-    """Sends a signal to this very process from a hook, the n-th time it is called."""
+    """Sends a signal to this process when a hook is called for the n-th time."""
 
     def __init__(self, number, hook, count):
         self.number, self.left = number, count
@@ -30,7 +30,7 @@ class Signal(Callback):
 
 @pytest.fixture
 def signalled(chain, monkeypatch):
-    """Runs a command that gets a signal from a hook; the exit code."""
+    """Run a command that receives a signal in a hook; return its exit code."""
 
     def run(number, hook, count, *arguments, **keywords):
         original = cli.LitCLI.instantiate_trainer
@@ -52,7 +52,7 @@ def signalled(chain, monkeypatch):
     [("sft", SIGTERM), ("reward", CTRL_C), ("dpo", CTRL_C), ("rloo", SIGTERM), ("distill", SIGTERM)],
 )
 def test_a_signal_saves_and_the_printed_command_goes_on(chain, signalled, tmp_path, capsys, stage, number):
-    run = tmp_path / "a run"  # with a blank: the command must be quoted
+    run = tmp_path / "a run"  # with a space: the command must be quoted
     assert signalled(number, "on_after_backward", 3, "fit", stage, run=run) == 128 + number
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("stopped by")]
     assert line.startswith(f"stopped by {'SIGTERM' if number == SIGTERM else 'Ctrl-C'}; to resume: ")

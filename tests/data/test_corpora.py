@@ -1,4 +1,4 @@
-"""Reviews read from stand-ins on disk, and from the real IMDB where LIT_KLRB_IMDB names its folder."""
+"""Reviews from generated files, and from the real IMDB if LIT_KLRB_IMDB names its folder."""
 
 import json
 import logging
@@ -18,14 +18,14 @@ ROWS = [{"text": review.text, "label": review.label} for review in ReviewGrammar
 
 @pytest.fixture(autouse=True)
 def cache_in(tmp_path, monkeypatch):
-    """Files that the datasets library writes stay in the test's folder."""
+    """Keep files of the datasets library in the test's folder."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     datasets.disable_progress_bars()
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """Splits in both formats that share texts."""
+    """Splits in both formats, with common texts."""
     path = tmp_path / "reviews"
     path.mkdir()
     write(path / "train.parquet", ROWS[:300])

@@ -1,4 +1,4 @@
-"""The grammar's exact quantities against brute force, and its texts against what a reader expects."""
+"""The exact quantities of the grammar, compared with brute force, and the form of its texts."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""Modules and data modules that do not fit are told apart, in one line."""
+"""Modules and data modules that do not match are refused in one line."""
 
 import pytest
 from single_steps import attached

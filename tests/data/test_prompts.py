@@ -1,4 +1,4 @@
-"""Prompts are beginnings of reviews, and which ones depends on the address alone."""
+"""Prompts are beginnings of reviews, whose lengths depend on the seed and the index only."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Tokenizers give back the text they read, keep their ids, and are ready for generation."""
+"""Tokenizers reproduce text, have fixed ids, and can be used for generation."""
 
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast

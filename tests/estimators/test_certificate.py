@@ -45,7 +45,7 @@ CASES = {
     "one row": Case.random(contexts=1, vocab_size=2, max_length=4, seed=6),
     "one token": Case.random(contexts=1, vocab_size=4, max_length=1, seed=3),
 }
-# Whether the completions are the behaviour policy's, and which correction is asked for.
+# Whether the completions are from a behaviour policy, and the correction.
 MODES = [
     (False, "none"),
     (False, "clip"),

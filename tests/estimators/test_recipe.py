@@ -8,7 +8,7 @@ from lit_klrb.estimators import ComposedEstimator, Recipe, Term
 
 VOCABULARY = "both models' logits over the vocabulary"
 TOKENS = "the reference's log-probability of the sampled tokens"
-# Written by hand, before the recipes.
+# Written by hand, independently of the recipes.
 WRITTEN = {
     "MonteCarlo": ("c_t = sum_s r_s, l_t = 0", TOKENS),
     "MonteCarloRewardToGo": ("c_t = sum_{s>=t} r_s, l_t = 0", TOKENS),
@@ -78,7 +78,7 @@ def test_an_estimator_without_an_explanation_trains_and_one_with_a_refusal_does_
 @pytest.mark.parametrize("name", WRITTEN)
 def test_several_optimizer_steps_need_a_correction_or_the_users_word(name):
     kind = getattr(estimators, name)
-    allowed = kind.refusal is not None  # those need the user's word for one step already
+    allowed = kind.refusal is not None  # those need allow_biased even for one step
     kind(allow_biased=allowed).check_trainable(optimizer_steps=1)
     for off_policy in ("token", "prefix", "sequence", "clip"):
         kind(off_policy=off_policy, allow_biased=allowed).check_trainable(optimizer_steps=2)

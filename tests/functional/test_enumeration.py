@@ -14,7 +14,7 @@ from lit_klrb.functional.enumeration import (
     optimal_policy,
 )
 
-# contexts, V, T, EOS: a row per prefix; Markov of order 1; rows pooled over prefixes; one row; T = 1
+# contexts, V, T, EOS: one row per prefix; Markov of order 1; shared rows; a single row; T = 1
 SHAPES = [(7, 3, 3, 0), (3, 4, 3, 2), (5, 3, 4, 1), (1, 2, 5, 1), (1, 5, 1, 4)]
 
 

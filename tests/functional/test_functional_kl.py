@@ -1,4 +1,4 @@
-"""Values that look at several completions, by enumeration of every draw."""
+"""KL values that use several completions, by enumeration of all samples."""
 
 import itertools
 
@@ -146,7 +146,7 @@ def test_the_fitted_alpha_is_minus_the_regression_slope(world):
     covariance = np.cov(log_ratio.numpy(), np.exp(-log_ratio.numpy()))
     expected = -covariance[0, 1] / covariance[1, 1]
     assert fit_control_variate(log_ratio).item() == pytest.approx(expected, abs=1e-12)
-    # It is the best of all on the completions it was fitted on.
+    # It has the smallest variance on the completions it was fitted on.
     variances = [
         kl_control_variate(log_ratio, alpha).var().item()
         for alpha in (expected - 0.1, expected, expected + 0.1)

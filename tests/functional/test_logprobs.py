@@ -1,4 +1,4 @@
-"""Token statistics against plain float64, and where floating point would break them."""
+"""Token statistics, compared with float64, also for extreme values."""
 
 import math
 import warnings

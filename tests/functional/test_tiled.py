@@ -58,7 +58,7 @@ def capped(logits: Tensor, softcap: float | None) -> Tensor:
 def plain_stats(
     case: Case, leaves, temperature=1.0, softcap=None, ref_softcap=None, token_values=None
 ) -> TokenStats:
-    """The same by definition: whole logits, `token_stats`, autograd."""
+    """The definition: full logits, `token_stats`, autograd."""
     hidden, weight, bias = leaves
     logits = hidden @ weight.T if bias is None else hidden @ weight.T + bias
     ref_logits = case.ref_hidden @ case.ref_weight.T + (0 if case.ref_bias is None else case.ref_bias)
@@ -308,7 +308,7 @@ def test_mass_where_the_reference_has_none_is_an_infinite_kl_and_a_warning_that_
     mask, weights = case.tokens >= 0, weights_like(case.tokens)
     with pytest.warns(UserWarning, match=r"\+inf.*token 9,"):
         loss, _ = tiled_loss(case, leaves, mask, weights, torch.zeros_like(weights))
-    expected = gradients(score, leaves)  # that of the score, since nobody weighs the KL
+    expected = gradients(score, leaves)  # the gradient of the score alone, as the KL has weight 0
     assert_close(gradients(loss, leaves), expected)
     assert_close(gradients((weights * stats.logprobs).sum() / 3, leaves), expected)
 
@@ -386,7 +386,7 @@ def test_half_precision_weights_are_read_in_float32():
         for gradient, true in zip(result, expected, strict=True):
             assert gradient.dtype == torch.bfloat16
             error = (gradient.double() - true).norm() / true.norm()
-            assert error < 2**-8  # of rounding the result once, not of summing in bfloat16
+            assert error < 2**-8  # the error of rounding the result, not of summing in bfloat16
 
 
 def test_autocast_does_not_reach_the_products():
@@ -444,7 +444,7 @@ def test_models_may_share_head_or_hidden_states(tied):
 
 
 class Recorder(TorchDispatchMode):
-    """Remembers the largest tensor that any operation returned, and the size of the matrix products made."""
+    """Records the largest tensor that an operation returns, and the size of matrix products."""
 
     largest = 0
     products = 0
@@ -619,7 +619,7 @@ def test_compiled_blocks_give_the_same(monkeypatch):
     for setting in ("0", "1"):
         monkeypatch.setenv("LIT_KLRB_COMPILE", setting)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # inductor's own
+            warnings.simplefilter("ignore")  # warnings of inductor
             valued = {"token_values": token_values(case)}
             options = {**valued, "value_weights": weights, "tile_size": 4}
             loss, stats = tiled_loss(case, leaves, mask, weights, weights, **options)
@@ -640,7 +640,7 @@ def test_compiled_blocks_give_the_same(monkeypatch):
 
 
 def test_calls_that_share_their_memory_do_not_disturb_each_other(monkeypatch):
-    """A result is its own whatever comes next: a small call after a large one, training after inference."""
+    """Later calls do not overwrite results: a small call after a large one, training after inference."""
     monkeypatch.setattr(blocks, "_WORKSPACE", blocks._Workspace())
     large, small = make_case(vocabulary=41), make_case(batch=1, seed=2)
 

@@ -34,7 +34,7 @@ def make_checkpoints(root: Path, finished: Path) -> None:
 
     def damaged(name, edit):
         checkpoint = torch.load(whole, weights_only=True)
-        # With a schedule, a run that has ended has no more steps to be resumed for.
+        # With a schedule, a completed run cannot be resumed for more steps.
         checkpoint["run"]["settings"]["model"]["init_args"]["schedule"] = "constant"
         edit(checkpoint)
         torch.save(checkpoint, root / f"{name}.ckpt")
@@ -165,7 +165,7 @@ CRAFTED = [
       "experience_each") for k in ("text", "empty")),
     "experience_other_shapes",
 ]  # fmt: skip
-# What a run can do without.
+# Entries that are optional.
 SPARED = {"no_experience", "experience_none", "text_hyper_parameters"}
 
 

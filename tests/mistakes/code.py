@@ -1,4 +1,4 @@
-"""Mistakes in code of the user's own: what rewards return, estimators leave out, and imports lack."""
+"""Mistakes in user code: return values of rewards, incomplete estimators, failing imports."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,13 +78,13 @@ ESTIMATORS = {
 
 
 def make_code(root: Path) -> None:
-    """Write the modules that cannot be imported; `wrong_code` is one that can."""
+    """Write modules that cannot be imported; `wrong_code` can be."""
     for name, content in MODULES.items():
         (root / name).write_text(content)
 
 
 def wrong_code() -> Iterator[Mistake]:
-    """Rewards, estimators, callbacks, modules and data of the user's own."""
+    """Rewards, estimators, callbacks, modules and data modules of a user."""
     for name, line in REWARDS.items():
         located = None if line is None else rf"model\.init_args\.reward_path: .*{line}"
         yield Mistake(["--model.reward_path", f"wrong_code:{name}"], located)

@@ -1,4 +1,4 @@
-"""A checkpoint made to do harm: nothing in it runs, nothing is written outside, and one line says why."""
+"""Malicious checkpoints: no code is run, no file is written, and the error is one line."""
 
 import builtins
 import json
@@ -46,7 +46,7 @@ def content():
 
 @pytest.fixture(autouse=True)
 def never_asked(monkeypatch):
-    """A question whether to run a stranger's code has a wrong answer: none may be asked."""
+    """Fail if transformers asks whether to run untrusted code."""
     monkeypatch.setattr(builtins, "input", lambda *_: pytest.fail("asked whether to run code"))
 
 
@@ -56,7 +56,7 @@ def written(content, path, **changes):
 
 
 def error_of(path, tmp_path):
-    """What both readers of a checkpoint say, and that neither leaves anything behind."""
+    """The error of both readers of a checkpoint; checks that neither writes a file."""
     before = set(tmp_path.rglob("*"))
     with pytest.raises(ConfigurationError) as refused:
         export_checkpoint(path, str(tmp_path / "out"))
@@ -111,7 +111,7 @@ def test_a_tokenizer_is_text_of_bounded_size(content, tmp_path, monkeypatch, fil
 
 
 def test_a_tokenizer_that_brings_code_is_not_run(content, tmp_path, monkeypatch):
-    """Its class is taken from transformers where there is one, and refused without a question otherwise."""
+    """The class of transformers is used if there is one; otherwise the tokenizer is refused."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "evil.py").write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch()")
     files = content[loading.TOKENIZER_KEY]
@@ -129,7 +129,7 @@ def test_a_tokenizer_that_brings_code_is_not_run(content, tmp_path, monkeypatch)
 
 
 def test_a_chat_template_is_kept_and_not_rendered(content, tmp_path):
-    """As text it can say what it likes: nothing here renders it."""
+    """It is stored as text and never rendered."""
     template = "{% for x in range(10**9) %}{% endfor %}{{ cycler.__init__.__globals__.os.system('false') }}"
     tokenizer = grammar_tokenizer()
     tokenizer.chat_template = {"default": template, "other": "{{ 1 }}"}
@@ -230,7 +230,7 @@ def test_weights_that_are_not_the_models(content, tmp_path, change, message):
             {"model_type": "os.system"},
             "policy_config: model_type must be the name of an architecture",
         ),
-        # As much as asked for would be four petabytes: shapes are compared before any memory is taken.
+        # This would need four petabytes: shapes are compared before memory is allocated.
         (
             {**TINY, "n_positions": 10**14, "vocab_size": 239},
             "the weight transformer.wpe.weight has",

@@ -1,4 +1,4 @@
-"""Folders from elsewhere: no code of theirs runs, and no weight of the model is left to chance."""
+"""Untrusted folders: their code is not run, and no weight is initialised at random."""
 
 import builtins
 import json
@@ -53,7 +53,7 @@ def folder(policy, tmp_path):
 
 @pytest.fixture(autouse=True)
 def never_asked(monkeypatch):
-    """A question whether to run a stranger's code has a wrong answer: none may be asked."""
+    """Fail if transformers asks whether to run untrusted code."""
     monkeypatch.setattr(builtins, "input", lambda *_: pytest.fail("asked whether to run code"))
 
 
@@ -62,7 +62,7 @@ def edit(path, **changes):
 
 
 def test_a_language_model_is_no_reward(policy, classifier):
-    """Its head would be drawn at random, and training would go on."""
+    """Its head would be random, without an error."""
     assert load_reward(str(classifier))(["What a film!"]).isfinite().all()
     with pytest.raises(
         ConfigurationError, match=f"^reward_path: {policy}: not a classifier: it has no weights"
@@ -71,7 +71,7 @@ def test_a_language_model_is_no_reward(policy, classifier):
 
 
 def test_a_classifier_is_no_policy(classifier):
-    """Its language model's head is tied to the embedding, so that no weight is missing."""
+    """Its language-model head is tied to the embedding, so no weight is missing."""
     message = f"^policy_path: {classifier}: not a policy: it has the weights of a classifier, score.weight$"
     with pytest.raises(ConfigurationError, match=message):
         loading.load_model("policy_path", str(classifier))
@@ -113,7 +113,7 @@ def test_code_beside_the_weights_is_not_run(folder, monkeypatch):
     monkeypatch.syspath_prepend(folder)
     edit(folder / "config.json", auto_map={"AutoModelForCausalLM": "evil.M", "AutoConfig": "evil.C"})
     edit(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.T", None]})
-    # The architecture is one that transformers has, so its own class is taken.
+    # transformers has this architecture, so its class is used.
     model, tokenizer = loading.load_model("key", str(folder)), loading.load_tokenizer("key", str(folder))
     assert "auto_map" not in loading.config_dict(model)
     assert "auto_map" not in loading.tokenizer_files(tokenizer)["tokenizer_config.json"]
@@ -126,14 +126,14 @@ def test_code_beside_the_weights_is_not_run(folder, monkeypatch):
 
 
 def test_an_adapter_is_no_model(folder):
-    """Loading it would fetch the model that it names, from anywhere."""
+    """Loading it would download the model that it names."""
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "stranger/model"}')
     with pytest.raises(ConfigurationError, match="this is an adapter; merge it into its model first"):
         loading.load_model("policy_path", str(folder))
 
 
 class Binary:
-    """A tokenizer with a model that is not text."""
+    """A tokenizer with a binary model."""
 
     is_fast = False
 

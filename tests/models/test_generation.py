@@ -129,14 +129,14 @@ def test_what_a_models_generation_settings_ask_for_is_left_out(model):
         unlimited = sample(model, PROMPTS, MASK, 50, length=20, eos=None)
         assert unlimited.mask.all()
         assert unlimited.mask.shape[1] == 20
-        # No token ends a completion, so what follows one is drawn, not filled in.
+        # No token ends a completion, so tokens after one are sampled, not padding.
         assert (unlimited.completions[:, 1:][unlimited.completions[:, :-1] == EOS] != EOS).any()
     finally:
         model.generation_config = own
 
 
 def test_pairs_of_tokens_follow_the_models_distribution(model):
-    """The second token is drawn from the cached states of a padded prompt and the first."""
+    """The second token is sampled from cached states of a padded prompt and the first token."""
     draws = 6000
     rollout = sample(model, PROMPTS, MASK, draws, length=2, eos=None)
     for prompt, mask, tokens in zip(PROMPTS, MASK, rollout.completions.view(2, draws, 2), strict=True):

@@ -1,4 +1,4 @@
-"""Policies and tokenizers come back from where they were put, the same."""
+"""Saving and loading policies and tokenizers."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Which configurations make a model for a role, and what is refused before anything is trained."""
+"""Valid and invalid configurations of models for a role."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Reading models through hidden states and heads equals reading them through logits."""
+"""Scoring by hidden states and heads equals scoring by logits."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""LoRA: what is trained, which reference it is held near, and that its checkpoints lead on."""
+"""LoRA: trained parameters, the reference, and training from its checkpoints."""
 
 import csv
 
@@ -45,7 +45,7 @@ def test_the_adapter_is_trained_and_nothing_else(chain, dpo):
         if "lora_" not in name:
             assert torch.equal(value, before[base]), name
         elif "lora_B" in name:
-            assert value.abs().max() > 0, name  # zero in the beginning
+            assert value.abs().max() > 0, name  # zero at the start
     names = [name for name, parameter in trained.named_parameters() if parameter.requires_grad]
     assert names
     assert all("lora_" in name for name in names)

@@ -1,4 +1,4 @@
-"""Options that change how a gradient is computed, not what it is: alone and all together."""
+"""Options that change how a gradient is computed but not its value, separately and together."""
 
 from collections import Counter
 
@@ -45,7 +45,7 @@ def first_gradient(chain, gradients, run, *options):
     return gradients["gradient"], dict(gradients["calls"])
 
 
-# Of torch itself: it traces the hook that lets checkpointed inputs require gradients.
+# A warning of torch, which traces the hook that makes checkpointed inputs require gradients.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_alone_and_together_they_give_the_gradient(chain, tmp_path, gradients, monkeypatch):
     plain, plain_calls = first_gradient(chain, gradients, tmp_path / "plain")

@@ -1,4 +1,4 @@
-"""Pairs that are given or cached: what is computed, from what, and how often."""
+"""Given and cached preference pairs."""
 
 import json
 

@@ -24,7 +24,7 @@ def run(chain, tmp_path_factory):
 
 def test_it_learns_the_labels(run):
     final = json.loads((run / "summary.json").read_text())["final"]
-    assert final["accuracy"] > 0.7  # the exact posterior itself is right on 82 %
+    assert final["accuracy"] > 0.7  # the accuracy of the exact posterior is 82 %
     assert final["loss"] < 0.6
     assert final["accuracy_se"] == pytest.approx(
         (final["accuracy"] * (1 - final["accuracy"]) / 127) ** 0.5, rel=1e-4

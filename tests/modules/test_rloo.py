@@ -1,4 +1,4 @@
-"""The training step against the estimators' own definition on whole logits."""
+"""The training step, compared with the estimators' definitions on full logits."""
 
 import pytest
 import torch

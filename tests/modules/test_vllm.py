@@ -1,4 +1,4 @@
-"""Rollouts by vLLM, against a stand-in with its interface: vLLM itself needs a GPU."""
+"""Rollouts with vLLM, tested with a mock of its interface, as vLLM needs a GPU."""
 
 import sys
 from types import ModuleType, SimpleNamespace

@@ -167,7 +167,7 @@ def test_a_flipped_bit_is_found_wherever_it_changes_anything(tmp_path):
     for position in positions + [draw.randrange(len(raw)) for _ in range(250)]:
         path.write_bytes(flipped(raw, position, draw.randrange(8)))
         found.append(damage(path) is not None)
-        if not found[-1]:  # dates and paddings, which nobody reads, and what PyTorch's reader finds
+        if not found[-1]:  # dates and padding, which are not read, and damage that PyTorch detects
             with contextlib.suppress(ConfigurationError):
                 assert step_of(path) == 1, position
     assert all(found[:50])

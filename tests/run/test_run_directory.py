@@ -107,7 +107,7 @@ def test_a_run_is_resumed_in_its_own_directory_or_a_new_one_and_in_no_other(tmp_
             directory.begin(first)
         assert run_id(root) == directory.run_id == first
     assert "belongs to another run than ckpt_path" in refused(tmp_path / "other", first)
-    # A checkpoint that says no run's name is of no run that has a directory.
+    # A checkpoint without a run's id belongs to no run with a directory.
     assert "belongs to another run than ckpt_path" in refused(tmp_path / "other", "")
     assert run_id(tmp_path / "other") == other
     assert not (tmp_path / "other.1").exists()

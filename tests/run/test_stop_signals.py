@@ -16,7 +16,7 @@ NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 @pytest.fixture(autouse=True)
 def heard():
-    """The tests may run in the background of a shell, which makes its children ignore Ctrl-C."""
+    """Enable Ctrl-C, which children of a shell in the background ignore."""
     before = {number: signal.signal(number, signal.default_int_handler) for number in CODES}
     yield
     for number, handler in before.items():

@@ -1,4 +1,4 @@
-"""Artifacts of the studies against slow versions; the training beside them must not notice."""
+"""Artifacts of the studies, compared with simple implementations; no influence on training."""
 
 import json
 
@@ -10,7 +10,7 @@ from lit_klrb.estimators import MonteCarlo, RaoBlackwell
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies import EstimationStudy, GradientNoiseStudy
 
-# Of so few completions one often has most of the variance of the fitted control variate.
+# The fitted control variate warns, as one of so few completions often dominates.
 pytestmark = pytest.mark.filterwarnings("ignore:one of .* completions has")
 
 NOISE = ["--trainer.callbacks+=GradientNoiseStudy", "--trainer.callbacks.batches=4"]
@@ -99,7 +99,7 @@ def test_the_gram_matrix_is_that_of_gradients_taken_one_by_one(chain, tmp_path):
 
 
 def gradient_of(module, batch, study, index):
-    """By way of a training step, on the study's draws."""
+    """Computed by a training step on the study's completions."""
     draws = derive_seed(module.seed, study.name, index)
     generate = module.generate
     module.generate = lambda *args, **options: generate(*args, **{**options, "seed": draws})

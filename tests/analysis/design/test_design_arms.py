@@ -1,4 +1,4 @@
-"""Arms: any overrides, checked when the plan is made, and what is kept of them."""
+"""Arms with any overrides: checks when the plan is made, and their record."""
 
 import json
 
@@ -22,7 +22,7 @@ BOTH_WRONG = {"a": {"kl.estimator": "K3Loss", "x": 1}, "b": {"kl.estimator": "K3
 
 @pytest.fixture
 def write(tmp_path, monkeypatch, request):
-    """Write a plan of two stages, run by a module that answers as lit_klrb does."""
+    """Write a plan of two stages for a module that imitates lit_klrb."""
     monkeypatch.chdir(tmp_path)
     jobs = request.config.rootpath / "tests" / "analysis" / "sweep"
     monkeypatch.setenv("PYTHONPATH", str(jobs), prepend=":")

@@ -30,7 +30,7 @@ TREES = st.dictionaries(KEYS, CONFIGS, max_size=5)
 
 
 def paths(node, at=()):
-    """Where the leaves of nested mappings are."""
+    """Paths of the leaves of nested mappings."""
     for key, value in node.items():
         if isinstance(value, dict) and value:
             yield from paths(value, (*at, key))
@@ -66,7 +66,7 @@ def test_every_other_key_matters(config, value, data):
 
 
 def rounded(node):
-    """As JSON sees it: every number is a double, and a boolean is no number."""
+    """As in JSON, all numbers are doubles, and booleans are not numbers."""
     if isinstance(node, dict):
         return {key: rounded(value) for key, value in node.items()}
     if isinstance(node, list):

@@ -1,4 +1,4 @@
-"""Runs of other software, imported: the same statistics as of a sweep, and the caveat beside them."""
+"""Imported runs of other software: the same statistics as for a sweep, with a caveat."""
 
 import json
 
@@ -19,7 +19,7 @@ CAVEAT = "they were not scored by the common evaluator"
 
 @pytest.fixture
 def imported(tmp_path):
-    """Import a log or a folder with a mapping: the directory."""
+    """Import a log or a folder with a mapping; return the directory."""
 
     def imported(source, *, output="theirs", code=0, control="mc", **mapping):
         path = tmp_path / "mapping.yaml"

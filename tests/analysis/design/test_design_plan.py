@@ -1,4 +1,4 @@
-"""The plan file, what it refuses, and the cells and seeds it expands to."""
+"""The plan file, its checks, and the cells and seeds it expands to."""
 
 import itertools
 
@@ -236,7 +236,7 @@ def test_seeds_are_addressed():
     addresses = [*itertools.product(("sft", "dpo", "rloo"), range(5), range(20))]
     assert len({cell_seed(0, *address) for address in addresses}) == len(addresses)
     assert cell_seed(0, "rloo", 1, 2) != cell_seed(1, "rloo", 1, 2) != cell_seed(1, "rloo", 2, 1)
-    # Published results carry these: they may never change.
+    # Published results have these ids, which must never change.
     assert (cell_seed(0, "sft"), cell_seed(0, "rloo", 1, 2)) == (3640312004, 2570763381)
 
 

@@ -5,5 +5,5 @@ from analysis.report import figures
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    """Empty drawings: to render them takes most of a page's time."""
+    """Replace drawings, which take most of the time of a page, by empty ones."""
     monkeypatch.setattr(figures.Canvas, "savefig", lambda canvas, file, **_: file.write("<svg/>"))

@@ -1,4 +1,4 @@
-"""The audit of published points against enumeration of all swaps, and its refusals."""
+"""The audit of published points, compared with an enumeration of all swaps, and its errors."""
 
 import itertools
 import re

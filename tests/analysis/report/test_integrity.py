@@ -1,4 +1,4 @@
-"""What a hostile or careless hand does to a sweep's files, and what the page says then."""
+"""Manipulated and damaged files of a sweep, and the problems that the page reports."""
 
 import json
 import os
@@ -113,7 +113,7 @@ def test_a_result_whose_record_is_not_the_plans_is_out_and_gives_no_verdict(runs
 
 
 def planned_otherwise(key, value):
-    """Edit a plan so that it agrees with a changed record of RaoBlackwell's first run at the second beta."""
+    """Edit a plan to match a changed record of RaoBlackwell's first run at the second beta."""
 
     def edit(document):
         keys = ("arm", "beta_index", "replicate")
@@ -179,7 +179,7 @@ def test_a_forged_failure_does_not_drop_a_pair(runs):
 
 
 def grow(runs, **version):
-    """Append a version to the plan, with the hash that goes with it."""
+    """Append a version to the plan and recompute its hash."""
 
     def edit(document):
         before = document["history"][-1]

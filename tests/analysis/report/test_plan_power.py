@@ -1,4 +1,4 @@
-"""What `analysis plan` promises of a design."""
+"""The power that `analysis plan` prints."""
 
 from dataclasses import replace
 

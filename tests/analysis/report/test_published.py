@@ -1,4 +1,4 @@
-"""What is published under docs/results is what its result files give."""
+"""Reports under docs/results agree with their result files."""
 
 from pathlib import Path
 

@@ -58,7 +58,7 @@ def page_of(runs, **design) -> Page:
 
 
 def said(runs) -> str:
-    """What a report says in findings, prose and tables: everything but the drawings, which take seconds."""
+    """The findings, text and tables of a report, without the drawings, which take seconds."""
     study = load_assessment(runs)
     sections = [summary(study), execution(study)]
     words = [word for s in sections for f in s.findings for word in (f.headline, *f.sentences)]

@@ -1,4 +1,4 @@
-"""Names in a report are data: they run nothing, break no figure, and are shown as they are."""
+"""Names in a report are displayed unchanged and never interpreted."""
 
 import io
 import sys
@@ -24,7 +24,7 @@ def test_a_report_of_hostile_labels(tmp_path):
 
 
 def test_a_result_directory_is_not_run(tmp_path, monkeypatch):
-    """Names of classes in a plan and in its results are text to whoever reads them."""
+    """Names of classes in a plan and in its results are read as text."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "their_estimators.py").write_text("raise SystemExit('imported')")
     runs = write_sweep(

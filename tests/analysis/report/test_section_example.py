@@ -1,4 +1,4 @@
-"""The report section of docs/extending.md works as it stands."""
+"""The report section of docs/extending.md works as written."""
 
 import re
 from pathlib import Path

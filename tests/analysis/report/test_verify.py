@@ -1,4 +1,4 @@
-"""`verify` against forged pages, figures and numbers, and what it says it did not compare."""
+"""`verify` detects forged pages, figures and numbers, and lists what it could not compare."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Logs of other software become runs, and what cannot be read is one line with its place."""
+"""Logs of other software become runs; errors are one line with the place."""
 
 import json
 import math

@@ -6,7 +6,7 @@ from analysis.stats import frontier
 
 
 def plain_nondominated(kl, reward):
-    """The definition, run by run."""
+    """The definition, applied run by run."""
     points = list(zip(kl, reward, strict=True))
     finite = [np.isfinite(k) and np.isfinite(r) for k, r in points]
     return [

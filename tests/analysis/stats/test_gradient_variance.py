@@ -1,4 +1,4 @@
-"""Gradient variance against numpy on the gradients themselves, and the sizes of their tests."""
+"""Gradient variance compared with NumPy on the gradients, and the size of the tests."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Spreads of KL estimates against the formulas written out, and biases that are there or not."""
+"""Spreads of KL estimates compared with explicit formulas, and the detection of biases."""
 
 import numpy as np
 import pytest

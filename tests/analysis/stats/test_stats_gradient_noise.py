@@ -1,4 +1,4 @@
-"""Noise of gradients from a Gram matrix against the gradients themselves."""
+"""Noise of gradients from a Gram matrix, compared with the gradients."""
 
 import numpy as np
 import pytest

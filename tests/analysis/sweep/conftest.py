@@ -30,7 +30,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def swept(project, finished):
-    """A copy of the finished project for a test to change: a sweep may be moved."""
+    """A copy of the finished project that a test may change; sweeps can be moved."""
     shutil.copytree(finished.directory, project.directory, dirs_exist_ok=True)
     project.write()
     return project

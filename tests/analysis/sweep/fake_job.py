@@ -77,7 +77,7 @@ def check(options, config):
 
 
 def resumed_at(checkpoint):
-    """The step to go on from."""
+    """The step to resume from."""
     if checkpoint is None:
         return 0
     content = Path(checkpoint).read_bytes()

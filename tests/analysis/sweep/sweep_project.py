@@ -48,7 +48,7 @@ class Project:
         return path
 
     def start(self, *arguments, **environment):
-        """Start a command in a session of its own, as a terminal would."""
+        """Start a command in a new session, as a terminal does."""
         return subprocess.Popen(
             [sys.executable, "-m", "analysis", *map(str, arguments)],
             cwd=self.directory,
@@ -62,7 +62,7 @@ class Project:
         )
 
     def run(self, *arguments, **environment):
-        """Run a command to its end: (exit code, output)."""
+        """Run a command; return (exit code, output)."""
         process = self.start(*arguments, **environment)
         output, _ = process.communicate(timeout=120)
         return process.returncode, output
@@ -89,7 +89,7 @@ def session(leader):
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, _, sid = stat.read_text().rpartition(")")[2].split()[:4]
-        except OSError:  # it has just ended
+        except OSError:  # it may have ended
             continue
         if int(sid) == leader and state != "Z":
             found.append(int(stat.parent.name))
@@ -97,7 +97,7 @@ def session(leader):
 
 
 def kill_session(process):
-    """SIGKILL everything a command started, and wait until nothing of it is left."""
+    """Kill all processes of a command and wait until they have ended."""
     for pid in session(process.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

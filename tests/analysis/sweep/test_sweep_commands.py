@@ -50,7 +50,7 @@ def test_results_do_not_depend_on_where_or_how_wide_a_sweep_runs(project, finish
 
 @pytest.fixture(scope="module")
 def misbehaving(tmp_path_factory):
-    """A sweep in which each estimator but the control misbehaves in its own way, and the same sweep again."""
+    """A sweep whose estimators, except the control, fail in different ways, run twice."""
     project = Project(tmp_path_factory.mktemp("misbehaving"))
     plan = project.write(
         rloo={"behaviour": {name: name for name in MISBEHAVIOURS}},
@@ -78,7 +78,7 @@ def test_failing_cells_do_not_stop_the_others_and_are_listed(misbehaving):
     assert "rloo exit 75 beta=0.1 #0: exit code 1; given up" in misbehaving.output
     records = [json.loads(path.read_text()) for path in (misbehaving.directory / "plan" / "failed").iterdir()]
     (crash,) = (record for record in records if record["cell"]["arm"] == "crash")
-    # Three in each of the two sweeps.
+    # Three attempts in each of the two sweeps.
     assert crash["attempts"] == 6
     assert crash["error"].startswith("exit code 1\n")
     assert crash["error"].endswith("RuntimeError: out of luck")
@@ -108,7 +108,7 @@ def test_the_failure_of_a_cell_is_forgotten_when_it_succeeds(project):
     plan = project.write(grid={"beta": {0: 0.1}, "replicates": 1})
     code, output = project.run("sweep", "--config", plan, FAKE_JOB="crash")
     assert code == 1
-    # What starts from a failed cell is blocked.
+    # Cells that start from a failed cell are blocked.
     assert "4 cells: 1 failed, 3 blocked; no cell was run" in output
     assert "blocked: rloo RaoBlackwell beta=0.1 #0" in output
     failed = project.directory / "plan" / "failed"
@@ -158,7 +158,7 @@ def test_a_larger_plan_runs_what_is_new_and_lost_checkpoints_and_compares_the_re
 
 
 def interrupt(project, plan, send, *numbers):
-    """Stop a sweep of which two cells of the grid run: its exit code, and what it printed."""
+    """Stop a sweep while two cells of the grid run; return its exit code and output."""
     process = project.start("sweep", "--config", plan, "--workers", 2)
     metrics = project.directory / "plan" / "cells"
     wait_until(lambda: sum(path.read_text().count("\n1,") for path in metrics.rglob("metrics.csv")) == 4)
@@ -178,7 +178,7 @@ WAITING = {"rloo": {"waits": True}, "grid": {"replicates": 1, "beta": {0: 0.1}}}
 
 @pytest.mark.parametrize(("number", "damaged"), [(signal.SIGINT, 0), (signal.SIGTERM, 1)])
 def test_a_stopped_sweep_saves_its_cells_and_goes_on_from_there(project, finished, number, damaged):
-    """A cell whose checkpoint was damaged since starts anew."""
+    """A cell with a damaged checkpoint starts from scratch."""
     plan = project.write(**WAITING)
     # A terminal sends Ctrl-C to the whole group, and managers of services do so with SIGTERM.
     code, output = interrupt(project, plan, os.killpg, number)

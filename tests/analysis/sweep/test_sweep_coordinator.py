@@ -1,4 +1,4 @@
-"""The order in which cells are handed out, and what their ends lead to; cells here end as a script says."""
+"""The order of cells and the handling of their exits; exit codes follow a script."""
 
 from collections import defaultdict
 
@@ -11,7 +11,7 @@ from analysis.sweep.job import BUSY
 
 
 class ScriptedLauncher:
-    """Ends jobs at once: each cell with the codes of its script in turn, 0 where it has none."""
+    """Ends jobs immediately, with the exit codes of each cell's script in turn, or 0."""
 
     def __init__(self, store, slots=2):
         self.store, self.slots = store, slots

@@ -1,4 +1,4 @@
-"""What is published of a run: curves stitched from its attempts, numbers JSON can hold, nothing of time."""
+"""The published result of a run: curves of all attempts, finite numbers, no times."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Nothing is torn, lost or doubled, whatever is killed and whenever; several sweeps share one directory."""
+"""Results are complete and unique after kills at any time, also if several sweeps share a directory."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ def published(project):
 
 
 def check(project, reference):
-    """The results of the killed sweep and of the undisturbed one are the same files, byte for byte."""
+    """Check that the result files of the killed and the undisturbed sweep are identical."""
     directory = project.directory / "plan"
     assert project.results() == project.results(reference)
     for path in (directory / "results").iterdir():
@@ -66,7 +66,7 @@ def test_concurrent_sweeps_share_the_work_and_run_no_cell_twice(project):
 
 
 def hunt(project, *, workers, kills, grid, seconds, seed):
-    """Sweep while random processes of it, coordinator included, get SIGKILL; how often each cell was run."""
+    """Run a sweep while random processes are killed; return how often each cell was run."""
     rng = random.Random(seed)
     keys = {"rloo": {"seconds": seconds}, "grid": grid}
     reference = project.write("reference", **keys)

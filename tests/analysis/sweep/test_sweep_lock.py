@@ -32,7 +32,7 @@ def locked(project, runs):
 
 
 def begin(runs, results=0):
-    """What is there once cells have begun, some of which have a result."""
+    """Create the files of cells that have started, some with a result."""
     (runs / "cells" / "a").mkdir(parents=True)
     (runs / "results").mkdir()
     for index in range(results):
@@ -63,7 +63,7 @@ def test_an_unchanged_plan_stays_byte_for_byte(locked, runs):
     locked()
     begin(runs, results=1)
     before = (runs / "plan.json").read_bytes()
-    # Where it is kept and how its YAML is written do not matter.
+    # The directory and the formatting of the YAML do not matter.
     assert locked(directory="elsewhere")[0] == []
     assert (runs / "plan.json").read_bytes() == before
 
@@ -102,7 +102,7 @@ def test_a_change_is_told_and_kept_with_what_could_have_been_seen(locked, runs):
         "plan": second["content"]["plan"],
     }
     assert second["history"] == [*first["history"], version]
-    # Going back is a change like any other.
+    # Undoing a change is a change too.
     third = locked()[1]
     assert third["content"] == first["content"]
     assert len({document["hash"] for document in (first, second, third)}) == 3

@@ -1,4 +1,4 @@
-"""Cells as Ray tasks: the same results as on the local launcher, with a node lost on the way."""
+"""Cells as Ray tasks: the same results as with the local launcher, even if a node fails."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from sweep_project import HERE, wait_until
 
 pytest.importorskip("ray")
 
-# Ray's own servers take seconds to start and say what they think.
+# Ray's servers take seconds to start and print warnings.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 

@@ -1,4 +1,4 @@
-"""Publication, claims and checks of the store, each against a kill or a full disk at the worst moment."""
+"""Publication, claims and checks of the store, with kills and full disks at the worst time."""
 
 import errno
 import json
@@ -20,7 +20,7 @@ RESULT = {"schema": 1, "id": ID, "cell": {"stage": "sft"}, "state": "done", "fin
 
 
 def in_child(action):
-    """Run `action` in a forked process; its wait status."""
+    """Run `action` in a forked process and return its wait status."""
     pid = os.fork()
     if pid == 0:
         try:

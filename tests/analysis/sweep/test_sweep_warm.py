@@ -1,4 +1,4 @@
-"""Cells are forked from one server that has paid for the imports, and compute what a fresh process does."""
+"""Cells forked from a server with imported libraries compute the same as new processes."""
 
 import json
 import os

@@ -1,1 +1,1 @@
-"""A package with a heavy import, as the trainer's: `python -m warm_job fit ...`."""
+"""A package with a heavy import: `python -m warm_job fit ...`."""

@@ -1,4 +1,4 @@
-"""The heavy import, and the process that paid for it."""
+"""The heavy import, and the process that made it."""
 
 import os
 
