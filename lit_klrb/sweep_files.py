@@ -1,4 +1,4 @@
-"""The working files of a sweep's cells, most of which nobody needs once their results are published."""
+"""Removal of the working files of published cells, most of which are no longer needed."""
 
 import contextlib
 import fcntl
@@ -10,23 +10,23 @@ from pathlib import Path
 
 from lit_klrb import schema
 
-# Bytes above which those of the cells that were published first are removed.
+# Maximum size in bytes; the files of the cells with the oldest results are removed.
 LIMIT = 10_000_000_000
 
 
 def trim(sweep: Path, limit: int) -> tuple[int, int]:
-    """Remove checkpoints, metrics and other folders of published cells, oldest result first, until they fit.
+    """Remove the folders of published cells (checkpoints, metrics, studies), oldest result first.
 
-    What lies in a cell's directory itself stays, such as its configuration and its log, and so does the
-    newest checkpoint of a stage that other cells start from. Cells without a result, which the next sweep
-    goes on with, and cells that are running keep everything. A result is never touched.
+    Files at the top level of a cell's directory, such as its configuration and its log, are not removed, nor
+    is the latest checkpoint of a stage from which other cells start. Cells without a result, which the next
+    sweep resumes, running cells and results are not changed.
 
     Args:
         sweep: The directory of a sweep.
-        limit: Bytes that may stay, over all published cells.
+        limit: Maximum size of the remaining files of all published cells, in bytes.
 
     Returns:
-        How many files were removed, and their bytes.
+        Number of removed files and their size in bytes.
     """
     files = {cell: dict(_removable(cell)) for cell in _published(sweep)}
     left = sum(sum(sizes.values()) for sizes in files.values())
@@ -46,27 +46,27 @@ def trim(sweep: Path, limit: int) -> tuple[int, int]:
 
 
 def _published(sweep: Path) -> list[Path]:
-    """The working directories of the published cells, those with the oldest results first."""
+    """The working directories of published cells, oldest result first."""
     results = sorted((sweep / schema.RESULTS).glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
     cells = (sweep / schema.CELLS / path.stem for path in results)
     return [cell for cell in cells if cell.is_dir() and not cell.is_symlink()]
 
 
 def _removable(cell: Path) -> Iterator[tuple[Path, int]]:
-    """The files in a cell's folders, but a checkpoint that others may start from, with their sizes."""
+    """The files in a cell's folders with their sizes, except a checkpoint from which others may start."""
     kept = cell / schema.CHECKPOINT if _is_shared(cell) else None
     for folder, _, names in os.walk(cell):  # links are not followed
         for path in (Path(folder, name) for name in names if Path(folder) != cell):
             if path != kept:
-                with contextlib.suppress(OSError):  # another process has just removed it
+                with contextlib.suppress(OSError):  # another process may remove it
                     yield path, path.lstat().st_size
 
 
 def _is_shared(cell: Path) -> bool:
-    """Whether the cell is of a stage before the grid; a result that cannot be read says nothing else."""
+    """Whether the cell belongs to a stage before the grid; assumed if its result cannot be read."""
     try:
         record = json.loads((cell.parents[1] / schema.RESULTS / f"{cell.name}.json").read_bytes())["cell"]
-        # Before there were arms, an estimator was one.
+        # Earlier versions had an estimator instead of an arm
         return bool(record.get("arm", record.get("estimator")) is None)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return True
@@ -74,7 +74,7 @@ def _is_shared(cell: Path) -> bool:
 
 @contextmanager
 def _held(cell: Path) -> Iterator[bool]:
-    """Hold a cell's directory as its worker does; whether nobody else had it."""
+    """Claim a cell's directory as its worker does; yields whether it was free."""
     descriptor = os.open(cell, os.O_RDONLY)
     try:
         try:

@@ -100,7 +100,7 @@ class KLEstimatorCallback(L.Callback):
             self.current *= 1 + error * completions / self.horizon
 
     def state_dict(self) -> dict[str, Any]:
-        """The current beta, and what the token values are fitted to."""
+        """The current beta, and the state of the token values."""
         state: dict[str, Any] = {"current": self.current}
         if self.token_values is not None:
             state["token_values"] = self.token_values.state_dict()
@@ -110,7 +110,7 @@ class KLEstimatorCallback(L.Callback):
         """Restore beta and token values.
 
         Raises:
-            ConfigurationError: If they are not what `state_dict` gave.
+            ConfigurationError: If the state is not valid.
         """
         current = state_dict["current"]
         if not isinstance(current, float) or not 0 <= current < math.inf:

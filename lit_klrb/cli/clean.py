@@ -1,4 +1,4 @@
-"""`python -m lit_klrb clean`: removes what can be made again."""
+"""`python -m lit_klrb clean`: removes files that can be recomputed."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ def main(argv: Sequence[str]) -> int:
         argv: The command line after `clean`.
 
     Raises:
-        ConfigurationError: If a directory is no sweep's; then nothing is removed.
+        ConfigurationError: If a directory is not that of a sweep; then nothing is removed.
     """
     parser = Arguments("python -m lit_klrb clean", description=__doc__)
     parser.add_argument(
@@ -23,24 +23,24 @@ def main(argv: Sequence[str]) -> int:
         nargs="*",
         type=Path,
         metavar="RUNS_DIR",
-        help="remove checkpoints, metrics and studies of this sweep's published cells, whose results stay, "
-        "but no checkpoint that other cells start from (default: empty the cache)",
+        help="remove checkpoints, metrics and studies of this sweep's published cells, except results and "
+        "checkpoints that other cells start from (default: empty the cache)",
     )
     sweeps: list[Path] = parser.parse_args(argv).sweeps
     for sweep in sweeps:
         if not (sweep / schema.CELLS).is_dir() or not (sweep / schema.RESULTS).is_dir():
             raise ConfigurationError(
-                f"{sweep} is no sweep's directory: it has no {schema.CELLS}/ and {schema.RESULTS}/"
+                f"{sweep} is not the directory of a sweep: it has no {schema.CELLS}/ and {schema.RESULTS}/"
             )
     for sweep in sweeps:
-        _say(sweep, *sweep_files.trim(sweep, limit=0))
+        _print_removed(sweep, *sweep_files.trim(sweep, limit=0))
     if not sweeps:
-        # Loads torch.
+        # Imported here as it imports torch
         from lit_klrb.run.cache import default_folder, trim
 
-        _say(default_folder(), *trim(0))
+        _print_removed(default_folder(), *trim(0))
     return 0
 
 
-def _say(place: Path, files: int, size: int) -> None:
+def _print_removed(place: Path, files: int, size: int) -> None:
     print(f"removed {files} files, {size / 1e6:.1f} MB, from {place}")

@@ -1,8 +1,8 @@
 """KL(policy || reference) from the k most likely tokens and the sampled one.
 
-The full vocabulary costs memory, so practice keeps the k most likely tokens of one model. What is done with
-the rest decides whether value and gradient are still right. `kl_topk` is unbiased in both and never negative;
-the others are in use elsewhere and are here to be studied.
+The full vocabulary needs memory, so implementations often keep only the k most likely tokens of one model.
+Whether value and gradient remain unbiased depends on how the other tokens are treated. `kl_topk` is unbiased
+in both and never negative; the other functions are used elsewhere and are included for study.
 
 Every function returns [B, T]. Its value estimates the token's KL in nats; its gradient, for tokens sampled
 from the policy, estimates that KL's gradient given the prefix. Notation: H are the k tokens, r(v) is the log
@@ -24,7 +24,7 @@ Support = Literal["policy", "reference"]
 
 
 class TopK(NamedTuple):
-    """What is kept of both distributions.
+    """The log-probabilities of k tokens and of the sampled token under both models.
 
     Args:
         head: log p(v) of the k tokens v in H, shape [B, T, k]; differentiable.
@@ -56,7 +56,7 @@ def topk_stats(
         ref_logits: Reference logits, shape [B, T, V].
         tokens: Token ids sampled from the policy, shape [B, T].
         k: Number of tokens kept, 1 to V.
-        support: Whose most likely tokens are kept.
+        support: The model whose most likely tokens are used.
         temperature: The sampling temperature; the logits of both models are divided by it.
 
     Raises:
@@ -117,7 +117,7 @@ def topk_renormalised(stats: TopK) -> Tensor:
 
 
 def topk_tail_bucket(stats: TopK) -> Tensor:
-    """The head, and the tail as if it were one token: a lower bound of the KL, its gradient biased."""
+    """The head, with the tail merged into one token: a lower bound of the KL with a biased gradient."""
     tail, ref_tail = (_tail_mass(values) for values in (stats.head, stats.ref_head))
     inside = (tail > 0) & (ref_tail > 0)
     tail, ref_tail = (torch.where(inside, values, 1) for values in (tail, ref_tail))

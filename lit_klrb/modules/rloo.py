@@ -57,7 +57,7 @@ class OnPolicyModule(RegularisedModule, ABC):
         super().__post_init__()
         self.kl_estimator: KLEstimator
         self.beta: float
-        # Set by the callback, if the estimator reads them.
+        # Set by the callback if the estimator uses them.
         self.token_values: TokenValues | None = None
         finite = 0 <= self.missing_eos_penalty < math.inf
         if not finite or (self.missing_eos_penalty and not self.stop_at_eos):
@@ -173,19 +173,19 @@ class OnPolicyModule(RegularisedModule, ABC):
 
     @property
     def token_value_table(self) -> Tensor | None:
-        """The token values that the current rollout is weighed with, [V]; None without any."""
+        """The token values with which the current rollout is weighted, shape [V]; None without any."""
         table = None if self.token_values is None else self.token_values.table
         return None if table is None else table.to(self.device)
 
     def fit_token_values(self) -> Tensor | None:
-        """The token values for a new rollout, [V], fitted to those before it; None without any."""
+        """Fit token values to earlier rollouts and return them, shape [V]; None without any."""
         if self.token_values is not None:
             with self.stopwatch("statistics"):
                 self.token_values.fit(vocabulary=len(self.policy.get_output_embeddings().weight))
         return self.token_value_table
 
     def observe_rewards(self, rollout: Rollout, rewards: Tensor) -> None:
-        """Give the completions of all processes and their rewards to the fit of later token values."""
+        """Add the completions and rewards of all processes to the data of later fits of token values."""
         if self.token_values is not None:
             tokens, mask, rewards = map(gather_rows, (rollout.completions, rollout.mask, rewards))
             self.token_values.observe(tokens, mask, rewards, self.group_size)

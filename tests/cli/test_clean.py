@@ -94,7 +94,8 @@ def test_what_is_no_sweep_is_refused_and_nothing_is_removed(sweep, tmp_path_fact
     other = tmp_path_factory.mktemp("other")
     assert main(["clean", str(sweep), str(other)]) == 2
     assert (
-        capsys.readouterr().err == f"error: {other} is no sweep's directory: it has no cells/ and results/\n"
+        capsys.readouterr().err
+        == f"error: {other} is not the directory of a sweep: it has no cells/ and results/\n"
     )
     assert len(heavy(sweep, GRID)) == 3
 
