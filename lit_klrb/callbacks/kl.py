@@ -106,6 +106,17 @@ class KLEstimatorCallback(L.Callback):
             state["token_values"] = self.token_values.state_dict()
         return state
 
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Refuse to go on with another weight than the one in use.
+
+        Raises:
+            ConfigurationError: If the checkpoint does not hold it: Lightning would only warn.
+        """
+        if trainer.state.fn == "fit" and not checkpoint["callbacks"].get(self.state_key):
+            raise ConfigurationError("its callbacks lack the state of KLEstimatorCallback", key="ckpt_path")
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore beta and token values.
 

@@ -246,10 +246,13 @@ class OnPolicyModule(RegularisedModule, ABC):
         trainer, states = trainer_of(self), checkpoint.get(EXPERIENCE_KEY)
         if trainer is None or trainer.state.fn != TrainerFn.FITTING or states is None:
             return
+        if not isinstance(states, list):
+            raise ConfigurationError("its rollouts are not a list", key="ckpt_path")
         if len(states) != trainer.world_size:
             raise ConfigurationError(
-                f"ckpt_path: saved by {len(states)} processes, but trainer.devices gives "
-                f"{trainer.world_size}; resume with the same number"
+                f"saved by {len(states)} processes, but trainer.devices gives {trainer.world_size}; "
+                "resume with the same number",
+                key="ckpt_path",
             )
         self.experience = Experience.from_state(states[self.global_rank], self.device)
 

@@ -1,6 +1,6 @@
 """A check that a checkpoint has everything needed to resume a run."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lit_klrb.errors import ConfigurationError
@@ -28,11 +28,22 @@ def check_resumable(path: str, checkpoint: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: If an entry is missing or has another type; names it.
     """
+    problem = next(_problems(checkpoint), None)
+    if problem is not None:
+        raise ConfigurationError(
+            f"{path} cannot be resumed: its {problem}; policy_path starts another run from its policy",
+            key="ckpt_path",
+        )
+
+
+def _problems(checkpoint: Mapping[str, Any]) -> Iterator[str]:
     for name, kind in PARTS.items():
         if not isinstance(checkpoint.get(name), kind):
             found = type(checkpoint[name]).__name__ if name in checkpoint else "missing"
-            raise ConfigurationError(
-                f"{path} cannot be resumed: its {name} must be {kind.__name__}, got {found}; "
-                "policy_path starts another run from its policy",
-                key="ckpt_path",
-            )
+            yield f"{name} must be {kind.__name__}, got {found}"
+    loop = checkpoint["loops"].get("fit_loop")
+    if not isinstance(loop, dict) or not loop:
+        yield "loops have no fit_loop"
+    for state in checkpoint["lr_schedulers"]:
+        if not isinstance(state, dict) or not isinstance(state.get("last_epoch"), int):
+            yield "lr_schedulers do not say which step they are at"

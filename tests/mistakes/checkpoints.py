@@ -191,7 +191,7 @@ def wrong_checkpoints() -> Iterator[Mistake]:
         )
     for stage in ("sft", "dpo", "reward"):
         other = "rloo" if stage != "rloo" else "sft"
-        line = rf"^error: ckpt_path: CHAIN/{other}/checkpoints/last\.ckpt\b"
+        line = rf"CHAIN/{other}/checkpoints/last\.ckpt was trained with "
         yield Mistake(["--ckpt_path", f"CHAIN/{other}/checkpoints/last.ckpt"], line, stage)
     for path in ("best", "last", "hpc", "registry:x", "s3://bucket/x.ckpt", "", "~/none.ckpt", "FILES"):
         yield Mistake(["--ckpt_path", path], r"^error: ckpt_path: ")

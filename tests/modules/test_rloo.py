@@ -114,7 +114,7 @@ def test_any_number_of_processes_evaluates_a_checkpoint_and_as_many_as_before_re
     torch.save(saved, path)
     assert chain.run("validate", "rloo", "--ckpt_path", path, run=tmp_path / "run") == 0
     assert chain.run("fit", "rloo", "--ckpt_path", path, run=tmp_path / "run") == 2
-    assert "ckpt_path: saved by 2 processes" in capsys.readouterr().err
+    assert "saved by 2 processes" in capsys.readouterr().err
 
 
 def test_a_renamed_weight_in_a_checkpoint_is_an_error(chain, tmp_path):
