@@ -150,6 +150,42 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch, step):
     assert (step_of(last), step_of(tmp_path / "previous.ckpt")) == (2, 1)
 
 
+class Calls:
+    """What is asked of the operating system, in order: syncs, links and renames, by the file's last name."""
+
+    def __init__(self, monkeypatch):
+        self.made = []
+        fsync, replace, link = os.fsync, files.Path.replace, os.link
+        monkeypatch.setattr(
+            "os.fsync", lambda fd: (self.note("sync", os.readlink(f"/proc/self/fd/{fd}")), fsync(fd))
+        )
+        monkeypatch.setattr("os.link", lambda a, b: (self.note("link", b), link(a, b)))
+        monkeypatch.setattr(
+            files.Path, "replace", lambda path, other: (self.note("rename", other), replace(path, other))
+        )
+
+    def note(self, call, path):
+        name = os.path.basename(path)
+        self.made.append((call, "partial" if name.endswith(".partial") else name))
+
+
+@pytest.mark.parametrize(
+    ("write", "name", "appears"),
+    [
+        (lambda path: CheckpointFiles().save_checkpoint(content(1), path), "step=1.ckpt", "rename"),
+        (lambda path: files.write_atomically(path, b"x"), "summary.json", "rename"),
+        (lambda path: files.write_once(path, b"x"), "result.json", "link"),
+    ],
+)
+def test_a_name_appears_after_its_content_is_on_disk_and_is_on_disk_itself(
+    tmp_path, monkeypatch, write, name, appears
+):
+    """What a power cut would show, which a kill does not."""
+    calls = Calls(monkeypatch)
+    write(tmp_path / name)
+    assert calls.made == [("sync", "partial"), (appears, name), ("sync", tmp_path.name)]
+
+
 def flipped(raw, position, bit):
     changed = bytearray(raw)
     changed[position] ^= 1 << bit

@@ -1,10 +1,13 @@
 """Metrics are appended, row by row; new columns lose nothing, and a torn line is dropped by the reader."""
 
 import csv
+import os
+from types import SimpleNamespace
 
 import pytest
 
 from analysis.sweep.harvest import curves
+from lit_klrb.callbacks import RunCheckpoint
 from lit_klrb.run.loggers import MetricsLogger, run_loggers
 
 
@@ -81,3 +84,20 @@ def test_every_run_has_its_record_and_each_attempt_files_of_its_own(tmp_path):
         assert tensorboard.log_dir == str(tmp_path / "tensorboard" / attempt)
         assert (record.name, record.version) == ("metrics", attempt)
     assert len(run_loggers(tmp_path, tensorboard=False)) == 1
+
+
+def test_a_checkpoint_waits_until_all_that_is_logged_before_it_is_on_disk(logger, monkeypatch, tmp_path):
+    """A resumed run does not log these steps again."""
+    synced, saved, fsync = [], [], os.fsync
+    other = SimpleNamespace(save=lambda: saved.append("other"))
+    trainer = SimpleNamespace(loggers=[logger, other])
+    progress = {"ready": 4, "completed": 3}
+    checkpoint = {"loops": {"fit_loop": {"epoch_loop.batch_progress": {"total": progress}}}}
+    logger.log_metrics({"train/loss": 1.0}, 0)
+    monkeypatch.setattr(
+        "os.fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd))[1]
+    )
+    RunCheckpoint(dirpath=tmp_path).on_save_checkpoint(trainer, None, checkpoint)
+    assert synced == [str(logger.path)]
+    assert saved == ["other"]
+    assert progress == {"ready": 3, "completed": 3}

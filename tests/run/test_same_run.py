@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.run.resumable import PARTS
 from lit_klrb.run.same_run import MAY_DIFFER, check_same_run, record, run_of
 
 STUDY = {"class_path": "lit_klrb.studies.EstimationStudy", "init_args": {}}
@@ -133,9 +134,9 @@ def test_a_key_that_one_version_does_not_know_is_passed_over():
 
 def test_a_checkpoint_of_a_trainer_of_ones_own_is_compared_by_its_modules_arguments(tmp_path):
     path = tmp_path / "own.ckpt"
-    torch.save(
-        {"hyper_parameters": {"_class_path": "lit_klrb.modules.RLOOModule", "schedule": "cosine"}}, path
-    )
+    arguments = {"_class_path": "lit_klrb.modules.RLOOModule", "schedule": "cosine"}
+    parts = {name: kind() for name, kind in PARTS.items()}
+    torch.save({**parts, "hyper_parameters": arguments}, path)
     run = run_of(str(path))
     assert run["id"] == ""
     with pytest.raises(ConfigurationError, match=r"model\.init_args\.schedule: .*cosine, not constant"):
