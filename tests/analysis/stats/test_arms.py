@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,9 +67,12 @@ def test_the_start_is_the_first_evaluation_or_that_of_the_stage_before(tmp_path)
         made["curves"] = {}
         return made
 
-    # the warm start, not the reference before it
     sweep = load_sweep(write_sweep(tmp_path / "b", replicates=2, betas={0: 0.1}, edit=bare))
     assert start_of(sweep) == {"reward": 0.5, "kl": 0.4}
+    # the warm start, not the reference before it
+    evaluated = {"reward": 0.1, "kl": 0.0}
+    runs = [replace(run, final=evaluated) if run.cell.stage == "sft" else run for run in sweep.runs]
+    assert start_of(replace(sweep, runs=tuple(runs))) == {"reward": 0.5, "kl": 0.4}
 
 
 def test_a_run_without_reward_has_diverged_where_j_decides(tmp_path):

@@ -1,0 +1,3 @@
+"""The commands of `python -m analysis`."""
+
+from analysis.cli.main import main as main

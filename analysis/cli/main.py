@@ -1,0 +1,145 @@
+"""Parses the command line of `python -m analysis` and runs a command."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from analysis.cli.plan import plan_command
+from analysis.cli.reports import (
+    audit_command,
+    compare_command,
+    import_command,
+    report_command,
+    verify_command,
+)
+from analysis.cli.sweep import sweep_command
+from analysis.results import DamagedFileError
+from lit_klrb.errors import EXHAUSTED, ConfigurationError, error_line
+from lit_klrb.stops import Stopped, Stops
+
+_DESCRIPTION = """\
+Plans, runs and analyses sweeps over {arm x beta x replicate}.
+
+  python -m analysis plan   --config configs/demo/sweep.yaml   list the cells, their time and the power
+                            --pilot runs/demo                  with the variances of an earlier sweep
+  python -m analysis sweep  --config configs/demo/sweep.yaml   run what is missing; can be killed and repeated
+  python -m analysis report runs/demo                          write an HTML file, and results.json beside it
+  python -m analysis verify runs/demo                          recompute every number of the report
+  python -m analysis compare runs/one runs/other               compare two sweeps, unpaired
+  python -m analysis audit  --share 7/9                        check what a published frontier share supports
+
+Exit codes: 0 done; 2 wrong usage or configuration; 3 a report agrees as far as it could be compared;
+130 and 143 stopped by Ctrl-C or SIGTERM; 1 anything else.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigurationError(f"{message}; see {self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code.
+
+    Args:
+        argv: The arguments; those of the process by default.
+    """
+    try:
+        with Stops():
+            arguments = _parser().parse_args(argv)
+            arguments.command = shlex.join(["python", "-m", "analysis", *(argv or sys.argv[1:])])
+            code: int = arguments.run(arguments)
+    except (ConfigurationError, DamagedFileError) as error:
+        print(error_line(error), file=sys.stderr)
+        return 2
+    except OSError as error:
+        named = f"{error.filename}: {error.strerror}" if error.filename else error
+        print(error_line(named), file=sys.stderr)
+        return 1 if error.errno in EXHAUSTED else 2
+    except Stopped as stop:
+        print("; ".join([str(stop), *getattr(stop, "__notes__", [])]), file=sys.stderr)
+        return stop.exit_code
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m analysis",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="plan|sweep|report|verify|import|compare|audit")
+
+    plan = commands.add_parser("plan", help="list the cells of a sweep, their time and the power")
+    plan.set_defaults(run=plan_command)
+    plan.add_argument(
+        "--pilot",
+        type=Path,
+        metavar="RUNS_DIR",
+        help="an earlier sweep with whose variances power is simulated (default: stated assumptions)",
+    )
+    sweep = commands.add_parser("sweep", help="run what is missing; safe to kill and to repeat")
+    sweep.set_defaults(run=sweep_command)
+    for command in (plan, sweep):
+        command.add_argument(
+            "--config", required=True, type=Path, metavar="FILE", help="the plan: configs/demo/sweep.yaml"
+        )
+        command.add_argument(
+            "--workers", type=_positive, metavar="N", help="cells run in parallel (default: one per core)"
+        )
+
+    sweep.add_argument(
+        "--launcher", choices=["local", "ray"], default="local", help="how cells are run (default: local)"
+    )
+    sweep.add_argument(
+        "--address", metavar="HOST:PORT", help="a running Ray cluster, or auto (default: start one here)"
+    )
+
+    report = commands.add_parser("report", help="write a self-contained HTML file and results.json")
+    report.set_defaults(run=report_command)
+    report.add_argument("runs", type=Path, metavar="RUNS_DIR", help="a sweep's directory, such as runs/demo")
+    report.add_argument(
+        "--output", type=Path, metavar="FILE", help="the file to write (default: RUNS_DIR/report.html)"
+    )
+
+    audit = commands.add_parser("audit", help="check what published points or a frontier share support")
+    audit.set_defaults(run=audit_command)
+    audit.add_argument(
+        "points",
+        nargs="?",
+        type=Path,
+        metavar="CSV",
+        help="columns method, kl, reward, and columns that match runs in pairs",
+    )
+    audit.add_argument("--share", metavar="K/N", help="K of N frontier points, if no points are published")
+    audit.add_argument("--control", metavar="METHOD", help="the method that the others are compared with")
+
+    imported = commands.add_parser("import", help="import runs of other software as a sweep")
+    imported.set_defaults(run=import_command)
+    imported.add_argument(
+        "source", type=Path, metavar="FILE", help="a log (.csv, .jsonl, .json) or a folder of logs"
+    )
+    imported.add_argument(
+        "--config", required=True, type=Path, metavar="MAPPING", help="the meaning of the columns"
+    )
+    imported.add_argument("--output", required=True, type=Path, metavar="DIR", help="the directory to write")
+
+    compare = commands.add_parser("compare", help="compare two sweeps, unpaired")
+    compare.set_defaults(run=compare_command)
+    compare.add_argument("first", type=Path, metavar="DIR", help="a sweep's directory")
+    compare.add_argument("second", type=Path, metavar="DIR", help="the sweep to compare with it")
+    compare.add_argument("--output", type=Path, metavar="FILE", help="also write an HTML page")
+
+    verify = commands.add_parser("verify", help="recompute every number of a report from its results")
+    verify.set_defaults(run=verify_command)
+    verify.add_argument("report", type=Path, metavar="REPORT_OR_DIR", help="a report, or its directory")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; an integer >= 1 is expected")
+    return int(text)

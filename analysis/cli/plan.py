@@ -1,0 +1,90 @@
+"""`python -m analysis plan`: the cells of a sweep, their time and the power."""
+
+import argparse
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from analysis.design import expand, read_plan, smallest_p
+from analysis.results import Cell, Plan
+from analysis.results.arm import Arm
+from analysis.sweep import Clock, Locked, State, Store, duration, lock, survey
+
+# Assumed time of cells of a stage without a finished cell.
+ASSUMED_SECONDS = 60.0
+# Descriptions of the outcomes that can decide.
+_DECIDES = {
+    "objective": "J = reward - beta * KL at the run's own beta, each beta counting the same",
+    "kl": "the KL alone, each beta counting the same",
+}
+
+
+def open_plan(arguments: argparse.Namespace, *, record: bool) -> tuple[Plan, list[Cell], Store, int, Locked]:
+    """Read the plan, lock it in its directory, and print what changed since it was locked."""
+    plan = read_plan(arguments.config)
+    expansion = expand(plan)
+    store = Store(Path(plan.directory).absolute())
+    locked = lock(plan, expansion, store.directory, record=record)
+    for change in locked.changes:
+        print(f"{plan.name}: changed since the plan was locked: {change}")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return plan, expansion.cells, store, arguments.workers or max(1, cores // plan.threads), locked
+
+
+def plan_command(arguments: argparse.Namespace) -> int:
+    """Print what would run, how long it takes and what it could show; writes the locked plan."""
+    plan, cells, store, workers, locked = open_plan(arguments, record=False)
+    states = survey(cells, store)
+    for cell in cells:
+        print(f"{cell.id[:12]}  {states[cell.id].value:8}  seed {cell.seed:<10}  {cell}")
+    todo = [cell for cell in cells if states[cell.id] is State.TODO]
+    print(f"\n{plan.name}: {len(cells)} cells, {len(todo)} to run, in {plan.directory}")
+    if todo:
+        print("\n".join(_time(todo, Clock(cells, store), workers)))
+    print("\n".join([*_arms(locked.arms), *_attainable(plan)]))
+    if plan.comparisons:
+        # Imported here as the statistics are slow to import
+        from analysis.report.power import power
+
+        print("\n".join(power(plan, arguments.pilot)))
+    return 0
+
+
+def _time(todo: Sequence[Cell], clock: Clock, workers: int) -> list[str]:
+    lines = []
+    for stage, count in Counter(cell.stage for cell in todo).items():
+        seconds = clock.mean(stage)
+        each = f"{seconds:.0f} s" if seconds else f"{ASSUMED_SECONDS:.0f} s (assumed: none has finished)"
+        lines.append(f"  {stage}: {count} to run, each {each}")
+    left = clock.left(todo, workers, ASSUMED_SECONDS)
+    assert left is not None
+    return [*lines, f"  about {duration(left)} with {workers} at a time"]
+
+
+def _arms(arms: Mapping[str, Arm]) -> Iterator[str]:
+    """Lines with what each arm optimises, and where its evaluation differs from the control's."""
+    yield "arms:"
+    for label, arm in arms.items():
+        yield f"  {label}: {arm}"
+        for key, (own, control) in arm.evaluation.items():
+            yield f"    evaluated with {key} = {own}, the control with {control}: not the same outcome"
+
+
+def _attainable(plan: Plan) -> list[str]:
+    """Lines with the smallest p-value that the design allows."""
+    grid, primary, others = plan.grid, plan.primary, plan.comparisons
+    if not others:
+        return [f"nothing is compared: {primary.control} is the only arm"]
+    least = smallest_p(plan.pairs)
+    verdict = "can reject" if least <= plan.level else "CANNOT reject, whatever the results"
+    shared = plan.starting_points
+    lines = [
+        f"{', '.join(others)} against {primary.control}, by {_DECIDES[primary.outcome]}",
+        f"  {len(grid.beta)} betas x {grid.replicates} replicates = {plan.pairs} matched pairs",
+        f"  smallest two-sided p of a swap test {least:.2g}, "
+        f"level {plan.level:.2g} (alpha {primary.alpha:g} over {plan.tests}, Holm): {verdict}",
+    ]
+    if shared:
+        lines.append(f"  all runs share one {' and one '.join(shared)}: what is found holds given these")
+    return lines

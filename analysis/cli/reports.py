@@ -1,0 +1,76 @@
+"""The commands that read results: report, verify, import, compare and audit."""
+
+import argparse
+
+from analysis.design.imported import import_runs
+from analysis.results.locked import LockedPlan
+
+# Exit code of `verify` if everything compared agrees but something could not be compared.
+NOT_ALL_COMPARED = 3
+
+
+def report_command(arguments: argparse.Namespace) -> int:
+    """Write the report of a sweep."""
+    # Imported here as the libraries for figures are slow to import
+    from analysis.report.build import build
+
+    print(build(arguments.runs, arguments.output))
+    return 0
+
+
+def audit_command(arguments: argparse.Namespace) -> int:
+    """Print what published points or a share support."""
+    from analysis.report.audit import audit
+
+    print("\n".join(audit(arguments.points, arguments.share, arguments.control)))
+    return 0
+
+
+def import_command(arguments: argparse.Namespace) -> int:
+    """Write runs of other software as a sweep."""
+    print(import_runs(arguments.source, arguments.config, arguments.output))
+    return 0
+
+
+def compare_command(arguments: argparse.Namespace) -> int:
+    """Print two sweeps side by side."""
+    from analysis.report.side_by_side import side_by_side
+
+    print("\n".join(map(_printable, side_by_side(arguments.first, arguments.second, arguments.output))))
+    return 0
+
+
+def verify_command(arguments: argparse.Namespace) -> int:
+    """Recompute a report and print where it differs."""
+    from analysis.report.verify import verify
+
+    found = verify(arguments.report)
+    sweep, locked = found.sweep, found.sweep.locked
+    print(f"data: {sweep.directory}, {len(sweep.runs)} results")
+    print(f"plan: {_plan_state(locked)}")
+    for problem in sweep.problems:
+        print(f"problem: {_printable(problem.text)}")
+    for line in found.differences:
+        print(f"differs: {_printable(line)}")
+    for line in found.not_compared:
+        print(f"not compared: {_printable(line)}")
+    if found.differences:
+        return 1
+    if found.not_compared:
+        print("everything that was compared agrees with the results")
+        return NOT_ALL_COMPARED
+    print("every number agrees with the results")
+    return 0
+
+
+def _plan_state(locked: LockedPlan | None) -> str:
+    if locked is None:
+        return "none"
+    state = "recomputed" if locked.recomputed else "does NOT recompute"
+    changed = "; changed after results" if locked.changed_after_results else ""
+    return f"{locked.hash}, {state}{changed}"
+
+
+def _printable(text: str) -> str:
+    """Escape control characters, which could rewrite the terminal, in text from a file."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

@@ -1,0 +1,66 @@
+"""`python -m analysis sweep`: run what is missing."""
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from analysis.cli.plan import open_plan
+from analysis.results import Cell, Plan
+from analysis.results.records import read_result
+from analysis.sweep import Coordinator, Launcher, LocalLauncher, Outcome, Progress, State, Store
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.stops import Stopped, Stops
+
+_STOPPING = "stopping: running cells save after this step; once more to stop at once, without saving"
+
+
+def sweep_command(arguments: argparse.Namespace) -> int:
+    """Run the sweep, print how it ended; 0 if it is complete."""
+    plan, cells, store, workers, _ = open_plan(arguments, record=True)
+    launcher = _launcher(arguments, plan, workers)
+    with Stops(later=_STOPPING) as stops, Progress(plan.name, Console()) as progress:
+        coordinator = Coordinator(plan, cells, store, launcher, progress)
+        outcome = coordinator.run(lambda: stops.asked is not None)
+    for cell in cells:
+        # Link the stages from which all runs start to the directories named by their configurations
+        if cell.point is None and outcome.states[cell.id] is State.DONE:
+            store.link(cell.stage, cell.id)
+    _print_outcome(plan, cells, store, outcome)
+    if outcome.stopped and stops.asked is not None:
+        stopped = Stopped(stops.asked)
+        stopped.add_note(f"to resume: {arguments.command}")
+        raise stopped
+    return 0 if outcome.complete else 1
+
+
+def _launcher(arguments: argparse.Namespace, plan: Plan, workers: int) -> Launcher:
+    if arguments.launcher == "local":
+        if arguments.address is not None:
+            raise ConfigurationError(f"--address {arguments.address} needs --launcher ray")
+        return LocalLauncher(workers, plan.threads, plan.module)
+    try:
+        from analysis.sweep.launchers.ray import RayLauncher
+    except ImportError:
+        raise ConfigurationError("--launcher ray needs Ray: pip install 'lit-klrb[ray]'") from None
+    return RayLauncher(arguments.workers, plan.threads, arguments.address)
+
+
+def _print_outcome(plan: Plan, cells: Sequence[Cell], store: Store, outcome: Outcome) -> None:
+    """Print how the sweep ended, and each cell without a result."""
+    counts = Counter(outcome.states.values())
+    ended = ", ".join(f"{counts[state]} {state.value}" for state in State if counts[state])
+    ran = f"{outcome.ran} run now" if outcome.ran else "no cell was run"
+    print(f"{plan.name}: {len(cells)} cells: {ended}; {ran}")
+    for cell in cells:
+        state = outcome.states[cell.id]
+        if state is State.FAILED:
+            print(f"failed: {cell}; its log: {store.log(cell.id)}")
+        elif state is State.BLOCKED:
+            print(f"blocked: {cell}; {outcome.reasons[cell.id]}")
+    for path in outcome.refused:
+        published, refused = store.result(path.stem), read_result(path)
+        assert published is not None
+        members = ", ".join(key for key in refused if key != "checksum" and refused[key] != published[key])
+        print(f"not deterministic: {path} differs from the published result of the same cell in: {members}")
