@@ -1,1 +1,1 @@
-"""Benchmarks, run by `make bench`: ratios of variants side by side, written to docs/benchmarks.md."""
+"""Benchmarks, run by `make bench`: ratios of variants measured in one run, written to docs."""

@@ -22,7 +22,7 @@ PARTS: dict[str, tuple[Callable[[bool], str], Path]] = {
 
 
 def main() -> None:
-    """Run the parts asked for; each rewrites its own part of the document when it is done."""
+    """Run the requested parts, each of which updates its part of the document."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "parts",

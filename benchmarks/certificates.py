@@ -1,4 +1,4 @@
-"""Size and power of every test of `analysis`, beside those of the wrong tests that are often used instead."""
+"""Size and power of all tests of `analysis`, and of wrong tests that are often used instead."""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -28,7 +28,7 @@ TESTS = (
     "objective",
     "matched_kl",
 )
-# Fixed in advance, beyond what the scenario's runs reach.
+# Fixed in advance, beyond the runs of the scenario.
 CORNER = (60.0, -0.5)
 LEVEL = 0.05
 RESAMPLES = 199
@@ -91,7 +91,7 @@ def _sweeps(repetitions: int, few: int) -> str:
 
 
 def _gradients(repetitions: int) -> str:
-    """Gradient variance from Gram matrices, beside the wrong tests; two-sided."""
+    """Gradient variance from Gram matrices, compared with the wrong tests; two-sided."""
     cases: dict[str, tuple[str, float]] = {
         "exchangeable, heavy tails": ("heavy", 1.0),
         "equal trace, other spectrum": ("spectrum", 1.0),
@@ -137,7 +137,7 @@ WRONG: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 
 def _stability(repetitions: int) -> str:
-    """Spread between replicates over training, beside pointwise tests as shaded bands suggest them."""
+    """Spread between replicates over training, compared with pointwise tests as in shaded bands."""
     cases = {
         "equal spread, Gaussian": {"noise": "gaussian"},
         "equal spread, t5": {"noise": "t5"},

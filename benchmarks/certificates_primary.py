@@ -1,4 +1,4 @@
-"""Size, coverage and power of J and of the reward at matched KL, beside their former definitions."""
+"""Size, coverage and power of J and of the reward at matched KL, compared with earlier definitions."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -51,7 +51,7 @@ def draw(rng: np.random.Generator, ratio: float, gap: float, curve: int, unlike:
 
 
 def pooled_curve(pairs: Pairs) -> tuple[Estimate, np.ndarray]:
-    """The former definition: the mean difference left by one curve fitted without the label."""
+    """The earlier definition: the mean difference of residuals of a curve fitted without the label."""
     design = curve_design(pairs.kl.ravel())
     curve = np.linalg.lstsq(design, pairs.reward.ravel(), rcond=None)[0]
     left = pairs.reward - (design @ curve).reshape(-1, 2)
@@ -64,7 +64,7 @@ class _Fits(NamedTuple):
     p_values: list[float]
 
     def covers(self, gap: float) -> str:
-        """The share of 95% intervals that hold the gap."""
+        """The share of 95% intervals that contain the gap."""
         ends = [estimate.interval() for estimate in self.estimates]
         return rate([one is not None and one.low <= gap <= one.high for one in ends])
 
@@ -131,7 +131,7 @@ BETAS = {
 
 
 def objective(repetitions: int) -> str:
-    """The test of J and its interval, beside weights 1 / SD."""
+    """The test of J and its interval, compared with weights 1 / SD."""
     rows = []
     for label, (sds, lifts) in BETAS.items():
         found = [_objective_fits(np.random.default_rng([5, i]), sds, lifts) for i in range(repetitions)]

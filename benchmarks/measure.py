@@ -1,4 +1,4 @@
-"""Time, memory and machine; nothing here knows what is measured."""
+"""Measurement of time and memory, and a description of the machine."""
 
 import ctypes
 import gc
@@ -22,7 +22,7 @@ T = TypeVar("T")
 def interleaved_times(
     runs: Mapping[str, Callable[[], object]], rounds: int, seconds: float = math.inf
 ) -> dict[str, list[float]]:
-    """Seconds of every run in every round, one run after another, so that all meet the same disturbances.
+    """Times of all runs in all rounds; runs alternate, so that disturbances affect all of them.
 
     Args:
         runs: What to time, already warm.
@@ -43,13 +43,13 @@ def interleaved_times(
 
 
 def in_own_process(function: Callable[..., T], *args: object) -> T:
-    """The result of a call in a fresh process."""
+    """The result of a call in a new process."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *args).result()
 
 
 def peak_megabytes(warm_up: Callable[[], object], run: Callable[[], object]) -> float:
-    """Resident memory that `run` takes beyond what there is before it, at its peak, in MB (10^6 bytes).
+    """Peak resident memory of `run` beyond that before the call, in MB (10^6 bytes).
 
     The warm-up pays for libraries, threads and compilation; what the allocator kept of it is given back.
     """
@@ -70,7 +70,7 @@ def _status_bytes(key: str) -> int:
 
 
 def machine(packages: list[str]) -> str:
-    """One line: processor, threads, load, versions."""
+    """One line with processor, threads, load and versions."""
     info = Path("/proc/cpuinfo").read_text()
     model = re.search(r"model name\s*: (.*)", info)
     flags = set(info.split())

@@ -1,4 +1,4 @@
-"""Part 1: statistics and gradients from hidden states and heads, every variant beside every other."""
+"""Statistics and gradients from hidden states and heads, by all variants."""
 
 import dataclasses
 import functools
@@ -41,7 +41,7 @@ BOTH = (torch.float32, torch.bfloat16)
 
 
 class Variant(NamedTuple):
-    """One way to do it.
+    """A variant of the operation.
 
     `loss` says what is differentiated: the log-probabilities (MC), the KL as well (RB), or a peer's own loss.
     What is not run everywhere is left out with the large vocabulary, where every run is long.
@@ -82,7 +82,7 @@ FLOORS = {f"matrix products alone, {str(dtype)[6:]}": dtype for dtype in BOTH}
 
 
 def loss_weights(loss: str, case: Case, truth: Outcome) -> tuple[Tensor, Tensor]:
-    """Score and KL weights with which our loss has the gradient of a variant's."""
+    """Score and KL weights with which our loss has the same gradient as a variant."""
     nothing = torch.zeros_like(case.kl_weights)
     if loss == "RB":
         return case.score_weights, case.kl_weights
@@ -115,7 +115,7 @@ def _error(value: Tensor | None, true: Tensor) -> float | None:
 
 
 def memory(size: Size, index: int) -> float:
-    """Peak memory of a variant beyond its inputs, MB; for a process of its own."""
+    """Peak memory of a variant beyond its inputs, in MB; run in a separate process."""
     variant, case = VARIANTS[index], dataclasses.replace(size, tokens=size.memory_tokens).case(draw=False)
     run = functools.partial(variant.function, **variant.options)
     return peak_megabytes(lambda: run(case.rows(8)), lambda: run(case))
@@ -160,7 +160,7 @@ def section(
     peaks: dict[str, float],
     errors: dict[str, tuple[float | None, ...]],
 ) -> str:
-    """What was measured, and the table of all variants."""
+    """The description of the measurement, and the table of all variants."""
     seconds = {label: statistics.median(values) for label, values in times.items()}
     base = min((MC, MC + COMPILED), key=seconds.__getitem__)
     floor = min((label for label in FLOORS if label in times), key=seconds.__getitem__)
@@ -188,7 +188,7 @@ def section(
 
 
 def compared_labels(times: dict[str, list[float]]) -> list[list[str]]:
-    """What the goals are stated in, in two groups that take turns apart: the fast ones get more rounds.
+    """The ratios with goals, in two groups measured separately, so that fast ones get more rounds.
 
     First the faster floor, Monte Carlo and ours; then the fastest peer, plain Monte Carlo and ours.
     """
@@ -204,7 +204,7 @@ def compared_labels(times: dict[str, list[float]]) -> list[list[str]]:
 
 
 def goals(groups: list[dict[str, list[float]]], peaks: dict[str, float]) -> str:
-    """The ratios that matter, from rounds of their own: medians, and the quartiles of the rounds."""
+    """The ratios with goals, from separate rounds: medians and quartiles."""
     fast, slow = groups
     floor, peer = next(iter(fast)), next(iter(slow))
     compared = {
@@ -226,7 +226,7 @@ def goals(groups: list[dict[str, list[float]]], peaks: dict[str, float]) -> str:
 
 
 def report(key: str, quick: bool) -> str:
-    """The part of one size; a small one instead if it is to be quick."""
+    """The part of one size, or a small size with --quick."""
     warnings.simplefilter("ignore")  # warnings of the peers
     size, rounds = (QUICK_SIZE, 3) if quick else (SIZES[key], 2)
     heading = f"### {size.name}\n\n`python -m benchmarks {key}` on {machine(PACKAGES)}."

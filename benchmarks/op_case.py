@@ -1,4 +1,4 @@
-"""The operation's inputs at one size, what a run of it returns, and its exact results."""
+"""Inputs and results of the operation at one size, and its exact results."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,12 +26,12 @@ class Case(NamedTuple):
         return self._replace(**cut)
 
     def leaves(self) -> tuple[Tensor, Tensor]:
-        """Hidden states and head to take gradients."""
+        """Hidden states and head that require gradients."""
         return self.hidden.detach().requires_grad_(), self.weight.detach().requires_grad_()
 
 
 class Outcome(NamedTuple):
-    """What a variant returns of a case: gradients of hidden states and head, statistics where it has them."""
+    """The results of a variant: gradients of hidden states and head, and statistics if it computes them."""
 
     gradients: tuple[Tensor, Tensor]
     logprobs: Tensor | None = None
@@ -51,7 +51,7 @@ class Size:
     memory_tokens: int
 
     def case(self, draw: bool = True) -> Case:
-        """Logits with a language model's spread, a reference not far away, and tokens.
+        """Logits with the variance of a language model's, a similar reference, and tokens.
 
         Args:
             draw: Tokens from the policy; otherwise any, which is faster.

@@ -1,4 +1,4 @@
-"""The operation as TRL and Liger offer it, as near as they come; imported only when run."""
+"""The closest equivalents of the operation in TRL and Liger; imported only when run."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ _GRPO_BETA = 0.05
 
 
 def trl_selective(case: Case) -> Outcome:
-    """TRL's `selective_log_softmax` of whole logits, both models."""
+    """TRL's `selective_log_softmax` of full logits, both models."""
     from trl.trainer.utils import selective_log_softmax
 
     hidden, weight = leaves = case.leaves()
@@ -46,7 +46,7 @@ def trl_chunked_divergence(case: Case) -> Outcome:
 
 
 def liger_jsd(case: Case) -> Outcome:
-    """Liger's fused linear JSD at the end that is KL(policy || reference): its batch mean, nothing else."""
+    """Liger's fused linear JSD with the parameter that gives the batch mean of KL(policy || reference)."""
     from liger_kernel.chunked_loss import LigerFusedLinearJSDLoss
 
     leaves = case.leaves()
@@ -55,7 +55,7 @@ def liger_jsd(case: Case) -> Outcome:
 
 
 def grpo_score_weights(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """What the loss below weighs each gradient of a log-probability with: the advantage, k3's derivative."""
+    """The weights of the gradients of log-probabilities in the loss below: advantage and k3's derivative."""
     return (-1 - _GRPO_BETA * torch.expm1(ref_logprobs - logprobs)) / len(logprobs)
 
 

@@ -1,4 +1,4 @@
-"""The operation by this package, by its own Monte-Carlo twin, and by plain autograd."""
+"""The operation by this package, its Monte-Carlo equivalent, and plain autograd."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ def compiling(enabled: bool) -> Iterator[None]:
 
 
 def finish(loss: Tensor, leaves: tuple[Tensor, Tensor], *statistics: Tensor | None) -> Outcome:
-    """Go back from the loss, and collect."""
+    """Backpropagate from the loss and collect the gradients."""
     loss.backward()
     gradients = tuple(leaf.grad for leaf in leaves)
     return Outcome(gradients, *(None if value is None else value.detach() for value in statistics))
@@ -69,7 +69,7 @@ def recomputed_stats(case: Case, compile_body: bool = False) -> Outcome:
 
 
 def floor(case: Case, dtype: torch.dtype) -> Callable[[], None]:
-    """The four matrix products and nothing else, 512 rows at a time into tensors that are there already."""
+    """Only the four matrix products, 512 rows at a time, into allocated tensors."""
     hidden, weight, ref_hidden, ref_weight = (tensor.to(dtype) for tensor in case[:4])
     logits, ref_logits = (torch.ones(512, len(weight), dtype=dtype) for _ in range(2))
     hidden_gradient, weight_gradient = torch.ones_like(hidden), torch.ones_like(weight)
@@ -93,12 +93,12 @@ def masses(logits: Tensor) -> Tensor:
 
 
 def weigh(exponentials: Tensor, factors: Tensor) -> None:
-    """Make the gradient of them, in place; factors are [N, 1]."""
+    """Compute the gradient from them in place; factors have shape [N, 1]."""
     exponentials.mul_(factors)
 
 
 def monte_carlo(case: Case, with_reference: bool = True, compile_body: bool = False) -> Outcome:
-    """What `tiled_policy_loss` would be without a KL: log-probabilities alone, built from the same parts."""
+    """`tiled_policy_loss` without the KL: only log-probabilities, built from the same parts."""
     pairs = [Pair(hidden[None], weight, None, None) for hidden, weight in (case[:2], case[2:4])]
     problem = Problem.of(*pairs, case.tokens[None], None, 1.0, None, None)
     gradients = HeadGradients(problem.policy, problem.inputs, (True, True, False))
@@ -157,7 +157,7 @@ def _whole_logprobs(hidden: Tensor, weight: Tensor, upcast: bool) -> Tensor:
 
 
 def plain_monte_carlo(case: Case, with_reference: bool = True) -> Outcome:
-    """Log-softmax of whole float32 logits of both models, the reference's without a graph."""
+    """Log-softmax of full float32 logits of both models, the reference's without a graph."""
     leaves, index = case.leaves(), case.tokens[:, None]
     logprobs = _whole_logprobs(*leaves, upcast=True).gather(-1, index)[:, 0]
     ref_logprobs = None
@@ -167,7 +167,7 @@ def plain_monte_carlo(case: Case, with_reference: bool = True) -> Outcome:
 
 
 def plain_rao_blackwell(case: Case, upcast: bool) -> Outcome:
-    """Softmaxes of whole logits of both models, in the type they come in, as released, or in float32."""
+    """Softmaxes of full logits of both models, in their dtype as in the released code, or in float32."""
     leaves, index = case.leaves(), case.tokens[:, None]
     policy = _whole_logprobs(*leaves, upcast=upcast)
     reference = _whole_logprobs(case.ref_hidden, case.ref_weight, upcast=upcast)

@@ -1,4 +1,4 @@
-"""The two ratios whose bars lie close to what a shared machine scatters, over many rounds."""
+"""The two ratios that need many rounds, as their bars are within the variation of a shared machine."""
 
 import functools
 import math
@@ -12,7 +12,7 @@ from .table import markdown
 MODES = ("", op.COMPILED)
 ROUNDS = {"op-gpt2-fp32": 80, "op-gpt2-bf16": 50}
 FLOOR = next(iter(op.FLOORS))
-# Ratio -> base, bar, goal; ours and a base that can be compiled are compared compiled, too.
+# Ratio -> base, bar, goal; if the base can be compiled, compiled variants are compared too.
 RATIOS = {
     "`tiled_policy_loss` / tiled MC with reference": (op.MC, "1.05", "1.02"),
     "`tiled_policy_loss` / floor": (FLOOR, "1.25", "1.1"),
@@ -44,13 +44,13 @@ def report(key: str, quick: bool) -> str:
 
 
 def cells(times: Mapping[str, Sequence[float]], base: str, mode: str) -> tuple[str, str]:
-    """Both ratios of ours in one mode to a base in the same mode, if it has modes."""
+    """Both ratios of our variant to a base, in the same mode if the base has modes."""
     pair = times[op.RB + mode], times.get(base + mode, times[base])
     return median_text(*pair), f"{fastest(*pair):.3f}"
 
 
 def median_text(ours: Sequence[float], base: Sequence[float]) -> str:
-    """The median of paired ratios, with the interval that its order statistics give.
+    """The median of paired ratios with an interval from order statistics.
 
     Example:
         >>> median_text([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], [1.0] * 8)
@@ -64,7 +64,7 @@ def median_text(ours: Sequence[float], base: Sequence[float]) -> str:
 
 
 def fastest(ours: Sequence[float], base: Sequence[float]) -> float:
-    """The mean of the fastest quarter of one, over that of the other.
+    """The mean of the fastest quarter of the first, divided by that of the second.
 
     Example:
         >>> fastest([2.0, 9.0, 9.0, 9.0], [1.0, 5.0, 5.0, 5.0])

@@ -1,4 +1,4 @@
-"""Part 2: whole training steps, ours beside TRL's."""
+"""Training steps, compared with TRL's."""
 
 import statistics
 import sys
@@ -28,14 +28,14 @@ libraries.
 
 
 class Variant(NamedTuple):
-    """One trainer on one task; `function` gives seconds of a cycle and the shares of its time."""
+    """A trainer on a task; `function` returns the time of a cycle and the shares of its stages."""
 
     label: str
     function: str
     options: dict[str, object]
 
     def run(self, folder: Path, cycles: int = CYCLES) -> tuple[float, dict[str, float]]:
-        """Train so many cycles."""
+        """Train for a number of cycles."""
         from . import step_runs  # TRL takes seconds to import, and may not be installed
 
         found: tuple[float, dict[str, float]] = getattr(step_runs, self.function)(
@@ -60,7 +60,7 @@ TRL_DPO = [
     Variant("DPO: TRL `DPOTrainer`", "trl_dpo", {"precompute": False}),
 ]
 VARIANTS = [*(group[inner] for inner in (1, 4) for group in (RB, MC, TRL)), DPO, *TRL_DPO]
-# Compared, against what, the bar and the goal.
+# Variant, base, bar and goal.
 RATIOS = [
     *((RB[inner], TRL[inner], "0.45", "0.33") for inner in (1, 4)),
     *((DPO, peer, "0.8", "0.5") for peer in TRL_DPO),
@@ -68,7 +68,7 @@ RATIOS = [
 
 
 def memory(folder: Path, index: int) -> float:
-    """Peak memory of a variant, MB; for a process of its own."""
+    """Peak memory of a variant, in MB; run in a separate process."""
     warnings.simplefilter("ignore")
     variant = VARIANTS[index]
     return peak_megabytes(lambda: None, lambda: variant.run(folder, cycles=2))
@@ -77,7 +77,7 @@ def memory(folder: Path, index: int) -> float:
 def take_turns(
     variants: list[Variant], folder: Path, rounds: int
 ) -> tuple[dict[str, list[float]], dict[str, dict[str, float]]]:
-    """Seconds of a cycle of every variant in every round, and the shares in the last."""
+    """Times of a cycle of all variants in all rounds, and the shares in the last round."""
     times: dict[str, list[float]] = {variant.label: [] for variant in variants}
     shares: dict[str, dict[str, float]] = {}
     for number_ in range(rounds):
@@ -94,7 +94,7 @@ def tables(
     pair_times: dict[str, list[float]],
     peaks: dict[str, float],
 ) -> str:
-    """Seconds, tokens a second, shares and memory of all; the ratios that matter."""
+    """Tables of seconds, tokens per second, shares and memory, and of the ratios with goals."""
     tokens = case.PROMPTS * case.COMPLETIONS_PER_PROMPT * case.COMPLETION_TOKENS
     rows = []
     for label, values in times.items():
@@ -112,7 +112,7 @@ def tables(
 
 
 def report(quick: bool) -> str:
-    """The part."""
+    """The part of the document."""
     warnings.simplefilter("ignore")
     text = HEADING.format(
         machine=machine(PACKAGES),

@@ -1,4 +1,4 @@
-"""What the training steps are compared on: an untrained tiny GPT-2, prompts and pairs of equal length."""
+"""The task of the training steps: an untrained tiny GPT-2, prompts and pairs of equal length."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ Shares = dict[str, float]
 
 
 def build(folder: Path) -> None:
-    """Model and tokenizer as a folder: V words, none of which ends a completion but by a chance of 1 in V."""
+    """A folder with model and tokenizer, of whose V words only one ends a completion."""
     words = {f"w{index}": index for index in range(VOCABULARY - 2)} | {"<pad>": VOCABULARY - 2}
     words["<eos>"] = VOCABULARY - 1
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
@@ -48,7 +48,7 @@ def draw(count: int, length: int, seed: int) -> list[list[int]]:
 
 
 def pairs(count: int) -> list[PreferencePair]:
-    """Random pairs; the reference's log-probabilities are of no account for the time a step takes."""
+    """Random pairs; the reference's log-probabilities do not influence the time of a step."""
     parts = zip(
         draw(count, PROMPT_TOKENS, 1),
         draw(count, COMPLETION_TOKENS, 2),
@@ -59,15 +59,15 @@ def pairs(count: int) -> list[PreferencePair]:
 
 
 def words(ids: list[int]) -> str:
-    """Token ids as a text of their words."""
+    """The text of token ids."""
     return " ".join(f"w{index}" for index in ids)
 
 
 def length_reward(texts: list[str], **_: Any) -> list[float]:
-    """A reward through the text that costs nothing: its characters, in hundreds."""
+    """A cheap reward of texts: the number of characters, in hundreds."""
     return [len(text) / 100 for text in texts]
 
 
 def trl_length_reward(completions: list[str], **_: Any) -> list[float]:
-    """The same in TRL's form."""
+    """The same with TRL's signature."""
     return length_reward(completions)

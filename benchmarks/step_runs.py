@@ -1,4 +1,4 @@
-"""A few training cycles by this package and by TRL; both are timed from the end of their first cycle."""
+"""Training cycles of this package and of TRL, timed from the end of the first cycle."""
 
 import tempfile
 import time
@@ -23,46 +23,46 @@ from . import step_case as case
 
 
 class Clock:
-    """Notes when each step ended."""
+    """Records the end of each step."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
 
     def tick(self, *_: Any, **__: Any) -> None:
-        """A step ended."""
+        """Record the end of a step."""
         self.ends.append(time.perf_counter())
 
     def seconds(self, steps: int) -> float:
-        """Of a cycle of so many steps; the first is left out, warming up."""
+        """Mean time of a cycle with a number of steps, without the first, which warms up."""
         return (self.ends[-1] - self.ends[steps - 1]) / (len(self.ends) / steps - 1)
 
     def in_trl(self) -> TrainerCallback:
-        """As TRL's trainer calls it."""
+        """A callback for TRL's trainer."""
         callback = TrainerCallback()
         callback.on_step_end = self.tick  # type: ignore[method-assign]
         return callback
 
 
 class ShareLogger(DummyLogger):
-    """Keeps the throughput of the newest rollout."""
+    """Stores the throughput of the latest rollout."""
 
     shares: dict[str, float] = {}  # noqa: RUF012
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Keep the shares of the time."""
+        """Store the shares of the time."""
         found = {k.split("share_")[1]: v for k, v in metrics.items() if k.startswith("throughput/share_")}
         self.shares = found or self.shares
 
 
 class Batches(L.LightningDataModule):
-    """The same batch again and again."""
+    """Repeats the same batch."""
 
     def __init__(self, batch: dict[str, Any]) -> None:
         super().__init__()
         self.batch = batch
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """The same batch again and again."""
+        """Repeats the same batch."""
         return DataLoader([self.batch] * 1000, batch_size=None)
 
 
@@ -84,7 +84,7 @@ def _fit(module: L.LightningModule, batch: dict[str, Any], steps: int, *callback
 
 
 def our_rloo(folder: Path, estimator: str, inner_epochs: int, cycles: int) -> tuple[float, dict[str, float]]:
-    """Seconds of a cycle of `RLOOModule`, and the shares of its time."""
+    """Time of a cycle of `RLOOModule`, and the shares of its stages."""
     plug = getattr(lit_klrb.estimators, estimator)(off_policy="clip", clip_range=case.CLIP_RANGE)
     module = RLOOModule(
         reference_path=str(folder),

@@ -1,4 +1,4 @@
-"""Markdown tables, and a document whose parts are rewritten one by one."""
+"""Markdown tables, and documents whose parts are updated separately."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """To so many significant digits; a dash for None."""
+    """Format with a number of significant digits; a dash for None."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if value >= 10**digits else f"{value:.{digits}g}"
@@ -28,7 +28,7 @@ def spread(times: Mapping[str, Sequence[float]], label: str, base: str) -> str:
 
 
 def replace_part(document: Path, name: str, text: str) -> None:
-    """Put the text between the part's markers, at the end of the document if there are none yet."""
+    """Replace the text between the markers of a part, or append the part to the document."""
     begin, end = f"<!-- {name}: written by python -m benchmarks {name} -->", f"<!-- end of {name} -->"
     before = document.read_text("utf-8")
     part = f"{begin}\n{text.strip()}\n{end}\n"

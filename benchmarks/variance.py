@@ -1,4 +1,4 @@
-"""Part 2: variance of the whole gradient of MonteCarlo, RaoBlackwell and their control variate."""
+"""Variance of the complete gradient of MonteCarlo, RaoBlackwell and their control variate."""
 
 import sys
 import tempfile
@@ -27,21 +27,21 @@ MOMENTS = (0, 28, 112)
 BETAS = (0.1, 0.3, 1.0)
 PROMPTS = 16
 
-HEADING = """## Variance of the whole gradient
+HEADING = """## Variance of the complete gradient
 
 `python -m benchmarks variance`. Traces of the covariance of the gradient of E[reward] - beta KL, with
-the leave-one-out baseline, relative to the better of `MonteCarlo` and `RaoBlackwell` ({groups} prompts a
+the leave-one-out baseline, relative to the better of `MonteCarlo` and `RaoBlackwell` ({groups} prompts per
 batch, the same batches for all three). Below 1: the control variate has less variance than both.
 """
 ENUMERABLE = """### Enumerable models
 
 On the way from the reference (0 % of the attainable objective) to the optimum, by exact gradient ascent; beta
-0.4, {batches} batches a point.
+0.4, {batches} batches per point.
 """
 NEURAL = """### The demo's models
 
 GPT-2 with two layers on the embedded world: the DPO checkpoint (0 steps), and policies after {late} RLOO
-steps with `RaoBlackwell` at the beta of the row; K = 4 completions a prompt, {batches} batches of {prompts}
+steps with `RaoBlackwell` at the beta of the row; K = 4 completions per prompt, {batches} batches of {prompts}
 prompts. ± is the jackknife standard error of the ratio.
 """
 
@@ -63,7 +63,7 @@ def enumerable(quick: bool) -> str:
 
 
 def gradients(policy_path: str, reference_path: str, beta: float, batches: int) -> Iterator[list[Tensor]]:
-    """One gradient in all parameters for each estimator, batch by batch, on the same completions."""
+    """Yield the gradients of all estimators on the same completions, for each batch."""
     tokenizer = loading.load_tokenizer("policy", policy_path)
     policy, reference = (
         loading.load_model("policy", policy_path),
@@ -100,7 +100,7 @@ def gradients(policy_path: str, reference_path: str, beta: float, batches: int) 
 
 
 def traces(samples: Tensor) -> Tensor:
-    """Trace of the covariance of samples [N, P], and with each sample left out: [1 + N]."""
+    """Trace of the covariance of samples [N, P], and the traces without each sample, shape [1 + N]."""
     gram = (samples @ samples.T).double()
     count, total, own = len(gram), gram.diagonal().sum(), gram.diagonal()
     whole = (total - gram.sum() / count) / (count - 1)
@@ -159,5 +159,5 @@ def _train(root: Path, stage: str, name: str | None = None, *extra: str) -> str:
 
 
 def report(quick: bool) -> str:
-    """The part."""
+    """The part of the document."""
     return "\n\n".join([HEADING.format(groups=GROUPS), enumerable(quick), neural(quick)])

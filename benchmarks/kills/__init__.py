@@ -1,1 +1,1 @@
-"""Kills training runs and sweeps at random moments, and compares what they end with."""
+"""Kills training runs and sweeps at random times and compares their results."""

@@ -1,4 +1,4 @@
-"""Kills training runs and sweeps at random moments, and compares what they end with.
+"""Kills training runs and sweeps at random times and compares their results.
 
 Starting Python with its libraries takes seconds, a small run less than one. This process therefore loads the
 libraries once, with one thread, and forks a child for each run: SIGKILL to a forked child is a real kill. The
@@ -24,14 +24,14 @@ from benchmarks.table import markdown
 
 COUNTS = {"anywhere": 130, "write": 50, "full": 20, "sweep": 40}
 KILLS_OF_A_SWEEP = 5
-# Before the libraries are loaded: a process with several threads cannot be forked.
+# Must be set before libraries are imported, as processes with several threads cannot be forked.
 for library in ("OMP", "MKL", "OPENBLAS"):
     os.environ[f"{library}_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def main() -> int:
-    """Kill what is still to be killed, and print the table; exit code 1 if a run was torn or is different."""
+    """Do the remaining kills and print the table; exit code 1 if a run is damaged or different."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.kills",
         description=__doc__,
@@ -97,7 +97,7 @@ def read_outcomes(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def table(folder: Path) -> str:
-    """All that is on record, as Markdown."""
+    """All recorded outcomes, as Markdown."""
     header = [
         "kind",
         "kills",

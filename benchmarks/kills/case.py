@@ -58,7 +58,7 @@ def write_plan(folder: Path, directory: Path) -> Path:
             "rloo": {
                 "config": str(folder / "rloo.yaml"),
                 "inputs": {**reference, f"{MODEL}.policy_path": "dpo"},
-                # Long enough for most kills to meet one that has a checkpoint.
+                # Long enough that most kills are after a checkpoint.
                 "overrides": {"trainer.max_steps": 80, "checkpoint.every_n_train_steps": 2},
             },
         },

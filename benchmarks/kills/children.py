@@ -17,7 +17,7 @@ BEGIN, RENAMED, END = b"<", b"=", b">"
 
 
 class Child:
-    """A command in a process of its own, forked from this one, with a session of its own; killed on leaving.
+    """A command in a forked process with a new session, which is killed at the end of the block.
 
     Args:
         command: `main` of a command line: arguments in, exit code out.
@@ -36,7 +36,7 @@ class Child:
         self.log = log
         self.code: int | None = None
         self.began = time.monotonic()
-        # What the child tells of its checkpoints: the begin of each save, its rename, its end.
+        # The child reports the start, the rename and the end of each save.
         self._told, tell = os.pipe()
         self.heard = b""
         self.pid = os.fork()
@@ -47,7 +47,7 @@ class Child:
         os.set_blocking(self._told, False)
 
     def wait(self, seconds: float = 600.0) -> int | None:
-        """Wait for its end, at most `seconds`; its exit code, negative for a signal, None before the end."""
+        """Wait at most `seconds` for its end; return the exit code, negative for a signal, or None."""
         deadline = time.monotonic() + seconds
         while self.code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -60,7 +60,7 @@ class Child:
         return self.code
 
     def wait_for_save(self, count: int) -> bool:
-        """Wait for the begin of the n-th save; False if the command ended before."""
+        """Wait for the start of the n-th save; False if the command ended before."""
         while self._listen().count(BEGIN) < count:
             if self.wait(0) is not None:
                 return False
@@ -68,7 +68,7 @@ class Child:
         return True
 
     def kill(self, alone: bool = False) -> int:
-        """SIGKILL to it and to all that it started; its exit code, which says whether it ended before.
+        """Kill it and its children with SIGKILL; return the exit code, which tells whether it had ended.
 
         Args:
             alone: Only to itself.
@@ -82,7 +82,7 @@ class Child:
 
     @property
     def last_line(self) -> str:
-        """The last line it printed."""
+        """The last line of its output."""
         return (self.log.read_text(errors="replace").strip().splitlines() or [""])[-1]
 
     def __enter__(self) -> Self:
@@ -91,7 +91,7 @@ class Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave nothing running."""
+        """Kill all its processes."""
         self.kill()
         os.close(self._told)
 
@@ -120,7 +120,7 @@ def _run(
     environment: Mapping[str, str],
     tell: int,
 ) -> None:
-    """What the child does; it never returns."""
+    """The code of the child, which never returns."""
     code = 1
     try:
         os.setsid()

@@ -1,4 +1,4 @@
-"""What is compared of two runs, bit for bit, and what a kill may never leave behind."""
+"""Bitwise comparison of two runs, and detection of damaged files."""
 
 import json
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from lit_klrb.run.checkpoints import damage, read
 
 @dataclass
 class Outcome:
-    """What became of one run, or of one sweep.
+    """The outcome of a run or a sweep.
 
     Args:
         what: The stage that was trained, or the workers of a sweep.
@@ -34,7 +34,7 @@ class Outcome:
 
 
 def differences(first: Any, other: Any, place: str = "") -> Iterator[str]:
-    """Places where the contents of two checkpoints are not the same, bit for bit."""
+    """Places where two checkpoints differ, bit for bit."""
     if isinstance(first, dict) and isinstance(other, dict):
         for key in {**first, **other}:
             if key in first and key in other:
@@ -51,7 +51,7 @@ def differences(first: Any, other: Any, place: str = "") -> Iterator[str]:
 
 
 def trained(run: Path) -> dict[str, Any]:
-    """What a run's last checkpoint holds, but the run's name, its place and the loops' counts."""
+    """The content of a run's last checkpoint, without the run's id, its path and the loops' counts."""
     checkpoint = read(run / schema.CHECKPOINT)
     kept = {key: value for key, value in checkpoint.items() if key not in ("run", "loops", "epoch")}
     callbacks = {k: v for k, v in kept["callbacks"].items() if not k.startswith("RunCheckpoint")}
@@ -59,7 +59,7 @@ def trained(run: Path) -> dict[str, Any]:
 
 
 def different(first: Path, other: Path) -> list[str]:
-    """In what two run directories differ: weights, optimizer, schedule, rollout, metrics, summary."""
+    """Differences of two run directories: weights, optimizer, schedule, rollout, metrics, summary."""
     found = list(differences(trained(first), trained(other)))
     if curves(first / schema.METRICS_DIR) != curves(other / schema.METRICS_DIR):
         found.append(schema.METRICS_DIR)
@@ -69,7 +69,7 @@ def different(first: Path, other: Path) -> list[str]:
 
 
 def torn(run: Path) -> list[str]:
-    """Files of a run that are not whole, though they have their final names."""
+    """Incomplete files of a run with their final names."""
     found = [f"{path}: {damage(path)}" for path in run.glob("checkpoints/*.ckpt") if damage(path)]
     for path in (run / name for name in (schema.RUN, schema.CONFIG, schema.SUMMARY)):
         if path.exists():

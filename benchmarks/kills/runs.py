@@ -1,4 +1,4 @@
-"""Training runs that are killed once, at a random moment, and resumed."""
+"""Training runs that are killed once at a random time and resumed."""
 
 import os
 import random
@@ -19,7 +19,7 @@ from .children import BEGIN, RENAMED, Child
 from .compare import Outcome, different, torn
 
 ANYWHERE, WRITE, FULL = "anywhere", "write", "full"
-# How often a run saves a checkpoint, on which its training does not depend, and how many it saves at least.
+# Interval of checkpoints, on which training does not depend, and their minimum number.
 RHYTHMS = (
     (("--checkpoint.every_n_train_steps", "1"), 16),
     (("--checkpoint.every_n_train_steps", "5"), 4),
@@ -27,12 +27,12 @@ RHYTHMS = (
 )
 # Share of the kills that are spread over the whole run; the others come after its first checkpoint.
 SPREAD = 0.2
-# Bytes of the file system that is nearly full.
+# Size in bytes of the file system that is nearly full.
 DISK = 64_000_000
 
 
 class Undisturbed(NamedTuple):
-    """A run that came to its end by itself.
+    """A run that was not killed.
 
     Args:
         path: Its directory.
@@ -47,21 +47,21 @@ class Undisturbed(NamedTuple):
 
 @dataclass
 class Aim:
-    """Where in a save the next kill goes: later after a hit, earlier after a miss."""
+    """The time of the next kill within a save: later after a hit, earlier after a miss."""
 
     seconds: float = 0.01
 
     def draw(self, rng: random.Random) -> float:
-        """Seconds after the begin of the save."""
+        """Seconds after the start of the save."""
         return rng.uniform(0, self.seconds)
 
     def learn(self, hit: bool) -> None:
-        """Take in how the last one went."""
+        """Record the result of the last kill."""
         self.seconds = min(1.0, max(1e-4, self.seconds * (1.15 if hit else 0.8)))
 
 
 def undisturbed(folder: Path) -> dict[str, Undisturbed]:
-    """A run of each stage that nobody kills, made where it is not there yet."""
+    """An undisturbed run of each stage, made if it does not exist."""
     found = {}
     for stage in STAGES:
         run, seconds = folder / stage, folder / f"{stage}.seconds"
@@ -105,7 +105,7 @@ def kill_one(
 def _place(
     kind: str, number: int, whole: Undisturbed, folder: Path, other: Path, rng: random.Random
 ) -> Iterator[tuple[Path, Path, Path | None]]:
-    """A folder for the run, one for temporary files, and what fills the disk, if anything does."""
+    """A folder for the run, one for temporary files, and the file that fills the disk, if any."""
     here, there = folder / "trial", other / f"kills.{os.getpid()}"
     for path in (here, there):
         shutil.rmtree(path, ignore_errors=True)
@@ -144,7 +144,7 @@ def _killed(
     temporary: Path,
     aim: Aim,
 ) -> bool:
-    """Start a run and kill it; whether it came to an end before its own."""
+    """Start a run and kill it; return whether it ended before the kill."""
     in_write = kind == WRITE or (kind == FULL and rng.random() < 0.5)
     rhythm, saves = RHYTHMS[0] if in_write else rng.choice(RHYTHMS)
     argv = [*_command(outcome, whole, place), *rhythm]
@@ -169,7 +169,7 @@ def _killed(
 
 
 def _go_on(outcome: Outcome, whole: Undisturbed, place: Path, temporary: Path, filler: Path | None) -> None:
-    """Resume the run where it has a checkpoint, as the user is told to; start it anew where it has none."""
+    """Resume the run from its checkpoint with the printed command, or start again without one."""
     if filler is not None:
         filler.unlink()
     run = place / "run"

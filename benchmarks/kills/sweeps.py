@@ -1,4 +1,4 @@
-"""Sweeps whose coordinator is killed again and again, at random moments, until they are finished."""
+"""Sweeps whose coordinator is killed repeatedly at random times until they are complete."""
 
 import contextlib
 import random
@@ -30,7 +30,7 @@ def _published(directory: Path) -> dict[str, bytes]:
 
 
 def undisturbed(folder: Path) -> Path:
-    """A sweep that nobody kills, made where it is not there yet."""
+    """An undisturbed sweep, made if it does not exist."""
     directory = folder / "whole_sweep"
     with _start(write_plan(folder, directory), 1, folder) as child:
         if child.wait() != 0:
@@ -39,7 +39,7 @@ def undisturbed(folder: Path) -> Path:
 
 
 def kill_sweep(number: int, kills: int, whole: Path) -> Outcome:
-    """Kill a sweep's coordinator so many times, finish the sweep, and compare what it published.
+    """Kill a sweep's coordinator repeatedly, finish the sweep, and compare its results.
 
     Args:
         number: Decides the number of workers and the moments.
@@ -54,7 +54,7 @@ def kill_sweep(number: int, kills: int, whole: Path) -> Outcome:
     plan = write_plan(folder, directory)
     while outcome.kills < kills and not outcome.problems:
         with _start(plan, workers, folder) as child:
-            # Four of five kills come after a cell has begun; before, only libraries are loaded.
+            # Four of five kills are after a cell has started; before, libraries are imported.
             if rng.random() < 0.8:
                 _wait_for_news(child, directory)
             child.wait(rng.uniform(0, 4))
