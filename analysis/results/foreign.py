@@ -1,4 +1,4 @@
-"""From the rows of others' logs to runs: which row belongs to which run, and where the run ended."""
+"""Converts rows of logs of other software to runs."""
 
 import hashlib
 import math
@@ -12,12 +12,12 @@ from analysis.results.logs import Row, read_rows
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
 
-# What has to be known of a run; `run` is a name that a mapping's `runs` gives these for.
+# The coordinates of a run; `run` is a name for which the mapping's `runs` gives them.
 COORDINATES = ("arm", "beta", "replicate")
 METRICS = (schema.REWARD, schema.KL)
-# Everything that a mapping may name a column for.
+# Everything for which a mapping may name a column.
 COLUMNS = (*COORDINATES, "run", "seed", *METRICS, "step")
-# In names of files and columns, {arm}, {beta}, {replicate} and {run} stand for what they say of a run.
+# Placeholders in names of files and columns for the coordinates of a run.
 _PLACEHOLDER = re.compile(r"\{(arm|beta|replicate|run)\}")
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 # JSON's integers are exact up to here.
@@ -31,9 +31,9 @@ class LoggedRun:
     Attributes:
         arm: Label of its arm.
         beta: Its KL weight.
-        replicate: What its replicate is called.
-        seed: Its seed: runs of one seed are not independent.
-        place: Where its first row is, for messages.
+        replicate: The name of its replicate.
+        seed: Its seed; runs with the same seed are not independent.
+        place: The place of its first row, for messages.
         curves: Metric -> step -> value; one step, 0, without a step column.
     """
 
@@ -49,7 +49,7 @@ class LoggedRun:
 
     @property
     def final(self) -> dict[str, float] | None:
-        """Reward and KL at the last step that has both; None if the newest of either is not finite.
+        """Reward and KL at the last step that has both; None if the latest value of either is not finite.
 
         Raises:
             ConfigurationError: If no step has both.

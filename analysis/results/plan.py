@@ -10,11 +10,11 @@ from analysis.results.cell import ESTIMATOR
 from analysis.results.checksum import canonical
 from lit_klrb.errors import ConfigurationError
 
-# What has a margin where J = reward - beta * KL decides: J itself, and the reward at matched KL.
+# The outcomes with margins if J = reward - beta * KL decides: J, and the reward at matched KL.
 REWARD_OUTCOMES = ("objective", "matched_kl")
-# What can decide.
+# The outcomes that can decide.
 OUTCOMES = ("objective", "kl")
-# Configuration keys of a run that the design itself sets.
+# Configuration keys of a run that the design sets.
 SEED, BETA = "seed_everything", "kl.beta"
 # Keys of the command line that no arm may set, and why.
 _RESERVED = {
@@ -24,13 +24,13 @@ _RESERVED = {
     "ckpt_path": "every cell starts afresh",
     "trainer.default_root_dir": "every cell has its own",
 }
-# Runs of a grid: who asks for more has mistaken a key.
+# Maximum number of runs of a grid, against typing errors.
 _MOST_RUNS = 1_000_000
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One step of the chain. All stages but the last are a single cell, shared by those that start from it.
+    """A stage of training. All stages except the last are single cells, shared by those that start from them.
 
     Args:
         config: The configuration file given to `fit`.
@@ -120,7 +120,7 @@ class Plan:
 
     @property
     def pairs(self) -> int:
-        """Matched pairs of an arm with the control: one per beta and replicate."""
+        """Number of matched pairs of an arm with the control: one per beta and replicate."""
         return len(self.grid.beta) * self.grid.replicates
 
     @property
@@ -130,12 +130,12 @@ class Plan:
 
     @property
     def tests(self) -> int:
-        """Tests in the family that decides: one per comparison."""
+        """Number of tests in the primary family: one per comparison."""
         return len(self.comparisons)
 
     @property
     def level(self) -> float:
-        """Holm's first step: what the family's smallest p must not exceed for anything to be rejected."""
+        """The level of Holm's first step, which the smallest p of the family must not exceed."""
         return self.primary.alpha / max(1, self.tests)
 
     @property
@@ -146,7 +146,7 @@ class Plan:
 
     @property
     def starting_points(self) -> list[str]:
-        """The stages that every run of the grid starts from, directly or through others."""
+        """The stages from which every run of the grid starts, directly or indirectly."""
         *_, last = self.stages
         found: set[str] = set()
         for name in reversed(self.stages):
@@ -155,7 +155,7 @@ class Plan:
         return [name for name in self.stages if name in found]
 
     def record(self) -> dict[str, Any]:
-        """What the locked plan says of the design: all but where it is kept, which may change."""
+        """The record of the design in the locked plan, without the directory, which may change."""
         design = asdict(self)
         del design["directory"]
         design["grid"]["beta"] = {str(index): beta for index, beta in self.grid.beta.items()}
@@ -163,7 +163,7 @@ class Plan:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any], directory: str) -> "Plan":
-        """The plan that `record` holds.
+        """Create a plan from its record.
 
         Raises:
             ValueError, TypeError, KeyError, AttributeError: If it is not the record of a plan.
@@ -186,7 +186,7 @@ class Plan:
         return plan
 
     def check(self) -> None:
-        """Check what types alone do not say.
+        """Check the conditions that types do not express.
 
         Raises:
             ConfigurationError: If a value is not allowed; one line naming key and value.
@@ -261,18 +261,18 @@ def _one_of(key: str, value: str, allowed: Collection[str]) -> None:
 
 
 def arms_of_estimators(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The arms that a list of estimators stands for."""
+    """Convert a list of estimators to arms."""
     return {name: {ESTIMATOR: name} for name in names}
 
 
 def _arms_of(grid: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    if "estimator" in grid:  # before there were arms, an estimator was one
+    if "estimator" in grid:  # earlier versions had estimators instead of arms
         return arms_of_estimators([str(name) for name in grid["estimator"]])
     return {label: dict(overrides) for label, overrides in grid["arms"].items()}
 
 
 def _plain(key: str) -> str:
-    """A configuration key without the `init_args` that the command line lets one leave out."""
+    """A configuration key without `init_args`, which are optional on the command line."""
     return ".".join(part for part in key.split(".") if part != "init_args")
 
 

@@ -40,16 +40,16 @@ class Completion(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One published result. Its outcome is `nan` if it diverged, whatever else the file says.
+    """A published result. If it diverged, its outcome is `nan`, regardless of the file.
 
     Attributes:
         cell: The cell.
         diverged: Whether it diverged.
         final: Metric -> value at the final evaluation.
-        curves: Metric -> what was logged during training.
-        versions: Package -> version that made it.
+        curves: Metric -> values logged during training.
+        versions: Package -> version used for the run.
         checksum: The checksum of the file.
-        studies: What studies of it have found.
+        studies: Artifacts of its studies.
         completions: A few of its completions.
         settings: Its hyperparameters: dotted key -> value.
     """
@@ -66,7 +66,7 @@ class Run:
 
     @property
     def point(self) -> Point:
-        """Where a run of the grid stands.
+        """The position of a run in the grid.
 
         Raises:
             ValueError: If it is outside the grid.
@@ -89,7 +89,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Failure:
-    """A cell lost to the machinery, not to training: its matched pair is dropped."""
+    """A cell that ended without a result for technical reasons: its matched pair is dropped."""
 
     cell: Cell
     attempts: int
@@ -114,7 +114,7 @@ def read_result(path: Path) -> dict[str, Any]:
     raw = read_bytes(path)
     content = parse_json(path, raw)
     try:
-        # The file is canonical JSON, and so is what is left without this member: no need to format it again.
+        # Canonical JSON without this member is canonical too, so it need not be formatted again
         rest = raw.replace(b'"checksum":"%s",' % content["checksum"].encode(), b"", 1)
         intact = hashlib.sha256(rest).hexdigest() == content["checksum"]
     except (KeyError, TypeError, AttributeError):
@@ -148,7 +148,7 @@ def _run(content: dict[str, Any]) -> Run:
     if content["state"] not in (schema.DONE, schema.DIVERGED):
         raise ValueError(f"state {content['state']!r}, expected {schema.DONE!r} or {schema.DIVERGED!r}")
     final = {key: _number(value) for key, value in content["final"].items()}
-    # Whether a run without any reward has diverged is for its plan to say.
+    # Whether a run without a reward counts as diverged depends on the plan
     finite = all(math.isfinite(final.get(key, 0.0)) for key in (schema.REWARD, schema.KL))
     return Run(
         cell,
@@ -169,7 +169,7 @@ def _completion(content: dict[str, Any]) -> Completion:
 
 
 def _number(value: Any) -> float:
-    """A number of a result, which is finite, or `nan` for the null that stands for one that was not."""
+    """A finite number of a result, or `nan` for null, which replaces numbers that are not finite."""
     number = math.nan if value is None else float(value)
     if math.isinf(number):
         raise ValueError(f"{value!r} is not a number")
@@ -184,7 +184,7 @@ def _curve(curve: dict[str, list[Any]]) -> Curve:
 
 
 def encode_failure(cell_id: str, cell: dict[str, Any], attempts: int, error: str) -> bytes:
-    """The bytes that record that a cell ended without a result."""
+    """The content of the record that a cell ended without a result."""
     record = {"id": cell_id, "cell": cell, "attempts": attempts, "error": error}
     return json.dumps(record, indent=1).encode()
 

@@ -92,7 +92,7 @@ class LitCLI(LightningCLI):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the user may have set, by dotted key; empty as long as it is not parsed."""
+        """The values that a user may set, by dotted key; empty before parsing."""
         found = {} if self.config is None else flattened(self.config[self.config.subcommand].as_dict())
         found.pop("checkpoint.dirpath", None)  # follows from trainer.default_root_dir
         return found

@@ -41,7 +41,7 @@ class OneLineParser(LightningArgumentParser):
         raise ConfigurationError(message) from ex
 
     def add_class_arguments(self, *args: Any, **kwargs: Any) -> Any:
-        """Add the arguments of a class; whatever may be an integer or a float stays an integer if it is one.
+        """Add the arguments of a class; integers given for int | float stay integers.
 
         For typing, Union[int, float] equals Union[float, int], and it may give one for the other. Whether `1`
         means one batch or, as 1.0, all of them must not depend on that.
