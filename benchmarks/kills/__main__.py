@@ -101,11 +101,11 @@ def table(folder: Path) -> str:
     header = [
         "kind",
         "kills",
-        "in the write",
+        "during a write",
         "runs",
-        "went on from a file",
+        "resumed from a file",
         "bit-identical",
-        "torn or different",
+        "damaged or different",
     ]
     rows = []
     for kind in COUNTS:

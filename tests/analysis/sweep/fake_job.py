@@ -89,7 +89,7 @@ def resumed_at(checkpoint):
 
 
 def save_and_stop(run, step):
-    time.sleep(0.2)  # in which the same signal may come from somebody else
+    time.sleep(0.6)  # in which the coordinator, which looks every 0.3 s, has sent the signal once more
     (run / schema.CHECKPOINT).parent.mkdir(exist_ok=True)
     (run / schema.CHECKPOINT).write_bytes(b"step %d" % step)
     sys.exit(143)
