@@ -106,12 +106,18 @@ def kl_topk(stats: TopK) -> Tensor:
 
 
 def topk_truncated(stats: TopK) -> Tensor:
-    """The sum of p r over H alone: biased in value and gradient, can be negative."""
+    """The sum of p r over H alone: biased in value and gradient, can be negative.
+
+    Reference: verl, issue 5041.
+    """
     return _head_kl(stats)
 
 
 def topk_renormalised(stats: TopK) -> Tensor:
-    """The KL of both heads, each scaled to sum to 1: biased in value and gradient."""
+    """The KL of both heads, each scaled to sum to 1: biased in value and gradient, never negative.
+
+    Reference: tinker-cookbook, issue 677.
+    """
     head, ref_head = (values.log_softmax(-1) for values in (stats.head, stats.ref_head))
     return (head.exp() * (head - ref_head)).sum(-1)
 
@@ -154,14 +160,14 @@ def topk_weighted_tail(stats: TopK) -> Tensor:
 
 
 def topk_baseline(stats: TopK) -> Tensor:
-    """The sampled log ratio, with the KL of the renormalised heads as the baseline of its score.
+    """The sampled log ratio, with the head's sum of p r as the baseline of its score: unbiased.
 
-    Value r(y_t); gradient (r(y_t) - KL_H) grad log p(y_t): unbiased, hardly less noisy than without it.
+    Value r(y_t), gradient (r(y_t) - sum over H of p r) grad log p(y_t), hardly less noisy than without it.
 
     Reference: vOPD, arXiv:2605.07865.
     """
     log_ratio = (stats.logprobs - stats.ref_logprobs).detach()
-    return log_ratio + (log_ratio - topk_renormalised(stats).detach()) * (_rho(stats) - 1)
+    return log_ratio + (log_ratio - _head_kl(stats).detach()) * (_rho(stats) - 1)
 
 
 TOPK_ESTIMATES: dict[str, Callable[[TopK], Tensor]] = {
