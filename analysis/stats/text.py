@@ -90,4 +90,5 @@ def share_interval_text(share: Share) -> str:
     """The interval of a share in percent, or why there is none."""
     if share.interval is None:
         return interval_text(None)
-    return f"{percent(share.interval.level)} CI {share.interval.low:.0%} to {share.interval.high:.0%}"
+    ends = f"{share.interval.low:.0%} to {share.interval.high:.0%}"
+    return f"{percent(share.interval.level)} CI {ends}, for this share alone"

@@ -9,6 +9,7 @@ from analysis.stats import Claim, Decision, Outcome, Rules, Verdict, compare
 from analysis.stats.holm import Finding, corrected
 from analysis.stats.intervals import Estimate
 from analysis.stats.matched_kl import matched_kl
+from analysis.stats.sequential import Evidence
 from analysis.stats.swaps import SwapTest
 from analysis.stats.text import number, signed
 
@@ -103,6 +104,15 @@ def test_a_withheld_verdict_says_nothing_of_the_evidence():
     assert made.outcome is Outcome.NO_VERDICT
     assert made.sentence == "There is no verdict on J: partial sweep."
     assert Outcome.NO_VERDICT.key == "no_verdict"
+
+
+def test_no_evidence_overrides_a_withheld_verdict():
+    evidence = Evidence(np.ones(200), 20.0)
+    decided = Decision(verdict(), evidence, "the plan is sequential")
+    assert decided.outcome is Outcome.BETTER
+    withheld = replace(decided, primary=replace(verdict(), withheld="partial sweep"))
+    assert withheld.outcome is Outcome.NO_VERDICT
+    assert withheld.headline == "No verdict on A against B: partial sweep."
 
 
 def test_interval_equivalence_and_detectable_difference_are_at_holms_first_step():
