@@ -232,8 +232,8 @@ def _inference(assessment: Assessment) -> str:
         f"n counts replicates. The exact tests swap the labels of two arms within {swaps}; their null "
         f"hypothesis is that the outcomes of both arms are exchangeable. {primary.claim.subject} decides: "
         f"Holm's correction over {count(planned, 'planned comparison')}, intervals simultaneous, "
-        f"{percent(1 - primary.first_step)} each, which is the first step of that correction: an interval may "
-        f"hold 0 beside a corrected p below {primary.alpha:g} that came later. Everything else describes."
+        f"{percent(1 - primary.first_step)} each, which is the first step of that correction: an interval "
+        f"may hold 0 beside a corrected p below {primary.alpha:g} that came later. Everything else describes."
     )
 
 
