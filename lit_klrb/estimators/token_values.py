@@ -29,8 +29,8 @@ class TokenValues:
     fitted to them, so it is zero if no table predicts the rewards.
 
     After every rollout, the tables are improved by a few steps of conjugate gradients, which do not form the
-    matrix of counts, so large vocabularies cost little. Everything is computed on the CPU in float64 in a
-    fixed order: processes that observe the same completions have the same table.
+    matrix of counts, so large vocabularies cost little. Everything is computed on the CPU in a fixed order:
+    processes that observe the same completions have the same table.
 
     The weights of a rollout must use a table fitted before it: call `fit`, compute statistics and weights
     with `table`, then call `observe`.
@@ -188,13 +188,18 @@ class _CentredCounts:
 
     def transposed_times(self, values: Tensor) -> Tensor:
         """X^T u, shape [V, L]."""
-        return embedding_bag(self._rows, _centred(values, self.group_size), self._starts, mode="sum")
+        return _bags(self._rows, _centred(values, self.group_size), self._starts)
 
 
 def _sums(window: _Window, tables: Tensor) -> Tensor:
     """Sums of the tables over the tokens of each completion, shape [n, L]."""
     starts = window.lengths.cumsum(0) - window.lengths
-    return embedding_bag(window.tokens, tables, starts, mode="sum")
+    return _bags(window.tokens, tables, starts)
+
+
+def _bags(indices: Tensor, rows: Tensor, starts: Tensor) -> Tensor:
+    """Sums of the indexed rows from each start to the next; in float32, which is 25 times as fast."""
+    return embedding_bag(indices, rows.float(), starts, mode="sum").double()
 
 
 def _centred(values: Tensor, group_size: int) -> Tensor:
