@@ -1,5 +1,6 @@
 """Whose a directory is: only a run is renamed, one process writes, and a failed start leaves no trace."""
 
+import fcntl
 import json
 import os
 
@@ -70,6 +71,26 @@ def test_two_processes_cannot_write_to_one_directory(tmp_path):
         assert "another run is writing to" in refused(root, first.run_id)
         assert files(tmp_path) == ["run/.lock", f"run/{schema.RUN}"]
     made(root)
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_directory_that_another_process_moves_away_in_the_moment_of_locking_is_left(
+    tmp_path, monkeypatch, taken
+):
+    root, lock = tmp_path / "run", fcntl.flock
+    first = made(root)
+
+    def move_away(descriptor, operation):
+        monkeypatch.undo()
+        root.rename(tmp_path / "run.1")
+        if taken:
+            made(root)
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", move_away)
+    assert "another run is writing to" in refused(root)
+    assert run_id(tmp_path / "run.1") == first
+    assert (run_id(root) is not None) == taken
 
 
 def test_an_earlier_run_is_held_until_the_new_one_has_its_place(tmp_path):
