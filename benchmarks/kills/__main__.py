@@ -56,6 +56,8 @@ def main() -> int:
 
 def kill(kind: str, count: int, folder: Path, other: Path) -> None:
     """Kill until there are `count` kills of a kind on record."""
+    if kills_left(kind, count, folder) <= 0:
+        return
     import torch
 
     import lit_klrb.cli.lightning  # noqa: F401  what every child needs
@@ -73,12 +75,8 @@ def kill(kind: str, count: int, folder: Path, other: Path) -> None:
         whole_sweep = sweeps.undisturbed(folder)
     else:
         whole = runs.undisturbed(folder)
-    while True:
-        done = read_outcomes(folder, kind)
-        left = count - sum(outcome["kills"] for outcome in done)
-        if left <= 0:
-            return
-        number = len(done)
+    while (left := kills_left(kind, count, folder)) > 0:
+        number = len(read_outcomes(folder, kind))
         if kind == "sweep":
             outcome = sweeps.kill_sweep(number, min(left, KILLS_OF_A_SWEEP), whole_sweep)
         else:
@@ -87,6 +85,11 @@ def kill(kind: str, count: int, folder: Path, other: Path) -> None:
         with (folder / "outcomes.jsonl").open("a") as file:
             file.write(line + "\n")
         print(line, flush=True)
+
+
+def kills_left(kind: str, count: int, folder: Path) -> int:
+    """How many of `count` kills are not on record."""
+    return count - sum(outcome["kills"] for outcome in read_outcomes(folder, kind))
 
 
 def read_outcomes(folder: Path, kind: str) -> list[dict[str, Any]]:
