@@ -25,6 +25,11 @@ def read_plan(path: Path) -> Plan:
 
     def spell_out(content: DictConfig) -> None:
         _check_indices(content)
+        sequential = OmegaConf.select(content, "primary.sequential", default=False)
+        if not isinstance(sequential, bool):  # OmegaConf takes any number for one
+            raise ConfigurationError(
+                f"{sequential!r} is not allowed; true or false", key="primary.sequential"
+            )
         _spell_out_arms(content)
 
     return read_checked(path, Plan, Plan.check, "a plan", spell_out)
@@ -64,6 +69,8 @@ def read_checked(
         raise ConfigurationError(f"{path}: {' '.join(str(error).split())}") from None
     except OmegaConfBaseException as error:
         raise ConfigurationError(f"{path}: {_one_line(error)}") from None
+    except TypeError as error:  # a list where a mapping is expected, or the other way round
+        raise ConfigurationError(f"{path}: {' '.join(str(error).split())}") from None
     except ConfigurationError as error:
         named = str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
         raise ConfigurationError(named) from None

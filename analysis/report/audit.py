@@ -1,6 +1,7 @@
 """What published numbers support: a share of a Pareto frontier, or the points (method, KL, reward)."""
 
 import csv
+import io
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import numpy as np
 from scipy import stats
 
 from analysis.report.audit_share import ALPHA, audit_share, read_share, settle
+from analysis.results.files import DamagedFileError, read_bytes
 from analysis.stats import frontier
 from analysis.stats.claims import FRONTIER_SHARE, MATCHED_KL, OBJECTIVE
 from analysis.stats.contrast import mean_of
@@ -60,9 +62,11 @@ def read_points(path: Path) -> Points:
         ConfigurationError: If a column is missing or a number is none.
     """
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            rows, header = list(reader), list(reader.fieldnames or [])
+        text = read_bytes(path).decode("utf-8-sig")  # spreadsheets begin a file with a byte order mark
+        reader = csv.DictReader(io.StringIO(text, newline=""))
+        rows, header = list(reader), list(reader.fieldnames or [])
+    except DamagedFileError as error:
+        raise ConfigurationError(str(error)) from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigurationError(f"{path}: cannot be read ({error})") from None
     missing = [name for name in COLUMNS if name not in header]

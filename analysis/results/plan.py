@@ -194,6 +194,7 @@ class Plan:
         self._check_stages()
         self._check_grid()
         self._check_primary()
+        _require("\0" not in self.directory, "directory", self.directory, "no path has a null character")
         _require(self.threads >= 1, "threads", self.threads, "integers >= 1")
         _require(self.root_seed >= 0, "root_seed", self.root_seed, "integers >= 0")
 

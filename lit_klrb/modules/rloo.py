@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from lit_klrb.distributed import gather, gather_rollout, gather_rows, own_rows
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import KLEstimator
+from lit_klrb.estimators.checked import checked_loss, checked_weights
 from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.functional import TokenStats
 from lit_klrb.functional.statistics import clustered_mean
@@ -127,7 +128,9 @@ class OnPolicyModule(RegularisedModule, ABC):
             training_rewards = self.training_rewards(rollout, rewards)  # less a penalty if y does not end
             # beta * credited KL - (r - mean of the other K - 1), on the completions of all processes
             gathered = gather_rollout(stats, rollout.mask, training_rewards)
-            weights = self.kl_estimator.weights(*gathered, beta=self.beta, group_size=self.group_size)
+            weights = checked_weights(
+                self.kl_estimator, *gathered, beta=self.beta, group_size=self.group_size
+            )
             weights = weights.map(lambda rows: own_rows(rows, like=rollout.mask))
             self.observe_rewards(rollout, training_rewards)
             metrics = self.rollout_metrics(rollout, stats, rewards)
@@ -207,8 +210,8 @@ class OnPolicyModule(RegularisedModule, ABC):
                 rollout, states, weights, behaviour_logprobs, clip_range, self.token_value_table
             )
         stats = self.scorer.stats(rollout, states, self.token_value_table)
-        return estimator.loss(
-            stats, rollout.mask, weights, beta=self.beta, behaviour_logprobs=behaviour_logprobs
+        return checked_loss(
+            estimator, stats, rollout.mask, weights, beta=self.beta, behaviour_logprobs=behaviour_logprobs
         )
 
     def rollout_metrics(self, rollout: Rollout, stats: TokenStats, rewards: Tensor) -> dict[str, float]:

@@ -85,6 +85,29 @@ def test_a_checkpoint_made_of_python_objects(chain, tmp_path, capsys, reach):
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_weight_that_is_not_finite_is_refused(chain, tmp_path, capsys):
+    state = torch.load(chain.checkpoint("sft"), weights_only=True)["state_dict"]
+    name = next(iter(state))
+    path = crafted(
+        chain.checkpoint("sft"), tmp_path / "a.ckpt", state_dict={**state, name: state[name] * torch.nan}
+    )
+    assert chain.run("fit", "rloo", "--model.policy_path", path, run=tmp_path / "run") == 2
+    assert "has values that are not finite" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("entry", ["callbacks", "optimizer_states"])
+def test_state_that_the_trainer_cannot_restore_is_one_line(chain, tmp_path, capsys, entry):
+    """Its parts are there and of their types; what they hold is not what was saved."""
+    saved = torch.load(chain.checkpoint("sft"), weights_only=True)[entry]
+    wrong = [{"state": "x", "param_groups": 5}]
+    made_up = {key: {"x": 1} for key in saved} if entry == "callbacks" else wrong
+    path = crafted(chain.checkpoint("sft"), tmp_path / "a.ckpt", **{entry: made_up})
+    assert chain.run("fit", "sft", "--ckpt_path", path, run=tmp_path / "run") == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith(f"error: ckpt_path: {path}")
+    assert not (tmp_path / "run").exists()
+
+
 def test_hyper_parameters_are_not_instantiated(chain, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "evil.py").write_text("raise SystemExit('imported')")

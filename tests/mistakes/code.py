@@ -66,8 +66,8 @@ ESTIMATORS = {
     "NoWeights": r"kl\.estimator: NoWeights\.weights .*None",
     "FewWeights": r"kl\.estimator: FewWeights\.weights .*shape",
     "ListWeights": r"kl\.estimator: ListWeights\.weights .*list",
-    "NanWeights": r"kl\.estimator: NanWeights\.weights .*nan",
-    "OtherArguments": r"TypeError: .*weights\(\)",
+    "NanWeights": "^error: diverged at step 0",
+    "OtherArguments": r"kl\.estimator: OtherArguments\.weights must take",
     "NoLoss": r"kl\.estimator: NoLoss\.loss .*None",
     "LongLoss": r"kl\.estimator: LongLoss\.loss .*shape",
     "DetachedLoss": r"kl\.estimator: DetachedLoss\.loss .*gradient",
@@ -97,7 +97,8 @@ def wrong_code() -> Iterator[Mistake]:
     for path, line in IMPORTS.items():
         yield Mistake(["--model.reward_path", path], rf"model\.init_args\.reward_path: .*{line}")
     for name, line in ESTIMATORS.items():
-        yield Mistake(["--kl.estimator", f"wrong_code.{name}"], line)
+        code = 1 if name == "NanWeights" else None  # as any run that diverges: its state is recorded
+        yield Mistake(["--kl.estimator", f"wrong_code.{name}"], line, code=code)
     yield Mistake(
         ["--kl.estimator", "no_such_module.Estimator"], r"kl\.estimator: .*no_such_module\.Estimator"
     )

@@ -173,19 +173,19 @@ class NoWeights(MonteCarlo):
 @dataclass(frozen=True, kw_only=True)
 class FewWeights(MonteCarlo):
     def weights(self, *args, **kwargs):
-        return super().weights(*args, **kwargs)[:1]
+        return super().weights(*args, **kwargs).map(lambda field: field[:1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListWeights(MonteCarlo):
     def weights(self, *args, **kwargs):
-        return super().weights(*args, **kwargs).tolist()
+        return list(super().weights(*args, **kwargs))
 
 
 @dataclass(frozen=True, kw_only=True)
 class NanWeights(MonteCarlo):
     def weights(self, *args, **kwargs):
-        return super().weights(*args, **kwargs) * float("nan")
+        return super().weights(*args, **kwargs).map(lambda field: field * float("nan"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,8 +196,7 @@ class OtherArguments(MonteCarlo):
 
 @dataclass(frozen=True, kw_only=True)
 class NoLoss(MonteCarlo):
-    def linear_loss(self, *args, **kwargs):
-        return None
+    is_fusable = False
 
     def loss(self, *args, **kwargs):
         return None
@@ -205,8 +204,7 @@ class NoLoss(MonteCarlo):
 
 @dataclass(frozen=True, kw_only=True)
 class LongLoss(MonteCarlo):
-    def linear_loss(self, *args, **kwargs):
-        return None
+    is_fusable = False
 
     def loss(self, stats, mask, weights, **kwargs):
         return stats.logprobs.sum(1)
@@ -214,8 +212,7 @@ class LongLoss(MonteCarlo):
 
 @dataclass(frozen=True, kw_only=True)
 class DetachedLoss(MonteCarlo):
-    def linear_loss(self, *args, **kwargs):
-        return None
+    is_fusable = False
 
     def loss(self, stats, mask, weights, **kwargs):
         return stats.logprobs.sum().detach()
@@ -223,7 +220,9 @@ class DetachedLoss(MonteCarlo):
 
 @dataclass(frozen=True, kw_only=True)
 class RaisesInLoss(MonteCarlo):
-    def linear_loss(self, *args, **kwargs):
+    is_fusable = False
+
+    def loss(self, *args, **kwargs):
         raise RuntimeError("no luck with the loss")
 
 

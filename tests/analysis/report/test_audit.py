@@ -1,6 +1,7 @@
 """The audit of published points, compared with an enumeration of all swaps, and its errors."""
 
 import itertools
+import os
 import re
 
 import numpy as np
@@ -163,3 +164,9 @@ def test_columns_are_checked(tmp_path):
         read_points(tmp_path / write(tmp_path / "a.csv", [("MC", 1)], "method,kl"))
     with pytest.raises(ConfigurationError, match="kl is 'low'; a number expected"):
         read_points(tmp_path / write(tmp_path / "b.csv", [("MC", "low", 1)], "method,kl,reward"))
+
+
+def test_points_that_are_a_pipe_are_not_waited_for(tmp_path, capsys):
+    os.mkfifo(tmp_path / "points.csv")
+    assert main(["audit", str(tmp_path / "points.csv"), "--control", "MC"]) == 2
+    assert "points.csv: is not a regular file" in capsys.readouterr().err

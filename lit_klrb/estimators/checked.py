@@ -1,0 +1,52 @@
+"""What an estimator gives a training step, checked: it may be the user's own."""
+
+import inspect
+from typing import Any
+
+from torch import Tensor
+
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.estimators.base import KLEstimator, LossWeights
+
+KEY = "kl.estimator"
+
+
+def checked_weights(estimator: KLEstimator, *args: Any, **kwargs: Any) -> LossWeights:
+    """The estimator's weights of a rollout; arguments are those of `KLEstimator.weights`.
+
+    Raises:
+        ConfigurationError: If it takes other arguments, or gives anything but `LossWeights` of the mask's
+            shape [B, T]. Weights that are not finite are no mistake here: a run that diverges has them.
+    """
+    name = f"{type(estimator).__name__}.weights"
+    try:
+        inspect.signature(estimator.weights).bind(*args, **kwargs)
+    except TypeError as error:
+        raise ConfigurationError(f"{name} must take the arguments of KLEstimator: {error}", key=KEY) from None
+    weights: Any = estimator.weights(*args, **kwargs)
+    if not isinstance(weights, LossWeights):
+        raise ConfigurationError(f"{name} must return LossWeights, got {type(weights).__name__}", key=KEY)
+    shape = args[1].shape
+    for field, value in weights._asdict().items():
+        if value is None:
+            continue
+        if not isinstance(value, Tensor) or value.shape != shape:
+            got = f"shape {[*value.shape]}" if isinstance(value, Tensor) else type(value).__name__
+            raise ConfigurationError(f"{name}: {field} must have the shape {[*shape]}, got {got}", key=KEY)
+    return weights
+
+
+def checked_loss(estimator: KLEstimator, *args: Any, **kwargs: Any) -> Tensor:
+    """The estimator's loss; arguments are those of `KLEstimator.loss`.
+
+    Raises:
+        ConfigurationError: If it is not a scalar tensor with a gradient.
+    """
+    name = f"{type(estimator).__name__}.loss"
+    loss: Any = estimator.loss(*args, **kwargs)
+    if not isinstance(loss, Tensor) or loss.shape:
+        got = f"shape {[*loss.shape]}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ConfigurationError(f"{name} must return a tensor without dimensions, got {got}", key=KEY)
+    if not loss.requires_grad:
+        raise ConfigurationError(f"{name} returned a loss that has no gradient", key=KEY)
+    return loss
