@@ -15,7 +15,7 @@ HOSTILE = ["<script>alert(1)</script>&\"'", r"$\frac{$", "[/i]", "{x} 100% {{ 7 
 
 
 def test_a_report_of_hostile_labels(tmp_path):
-    path = build(write_sweep(tmp_path, estimators=("MonteCarlo", *HOSTILE), replicates=2))
+    path = build(write_sweep(tmp_path, estimators=("MonteCarlo", *HOSTILE), replicates=2, betas={0: 0.1}))
     page = path.read_text("utf-8")
     assert "<script" not in page
     shown = page.replace("&#34;", '"').replace("&#39;", "'")
@@ -23,7 +23,7 @@ def test_a_report_of_hostile_labels(tmp_path):
     assert verify(path).differences == []
 
 
-def test_a_result_directory_is_not_run(tmp_path, monkeypatch):
+def test_a_result_directory_is_not_run(tmp_path, monkeypatch, undrawn):
     """Names of classes in a plan and in its results are read as text."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "their_estimators.py").write_text("raise SystemExit('imported')")
