@@ -423,7 +423,15 @@ def test_a_vocabulary_of_152_thousand(monkeypatch):
     assert_close(stats, exact, 1e-5)
     total = (weights * (exact.logprobs + exact.kl + exact.expected_value)).sum()
     expected = gradients(total, exact_leaves)
-    assert_close(gradients(loss, leaves), expected, 1e-5)
+    # How exact a float32 sum over the vocabulary is depends on the CPU: it may be as wrong as plain autograd's
+    plain_leaves = case.leaves()
+    plain = plain_stats(case, plain_leaves, token_values=token_values(case))
+    total = (weights.float() * (plain.logprobs + plain.kl + plain.expected_value)).sum()
+    for ours, theirs, exact_gradient in zip(
+        gradients(loss, leaves), gradients(total, plain_leaves), expected, strict=True
+    ):
+        error, plain_error = ((found.double() - exact_gradient).abs().max() for found in (ours, theirs))
+        assert error <= 2 * plain_error + 1e-6
 
 
 @pytest.mark.parametrize("tied", ["heads", "states"])
