@@ -11,6 +11,8 @@ from pathlib import Path
 
 import yaml
 
+from benchmarks.kills.children import session
+
 HERE = Path(__file__).parent
 
 
@@ -81,19 +83,6 @@ def wait_until(condition, seconds=60):
     while not condition():
         assert time.monotonic() < deadline, "timed out"
         time.sleep(0.01)
-
-
-def session(leader):
-    """Pids of the processes in the session of `leader`, zombies left out."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, _, sid = stat.read_text().rpartition(")")[2].split()[:4]
-        except OSError:  # it may have ended
-            continue
-        if int(sid) == leader and state != "Z":
-            found.append(int(stat.parent.name))
-    return found
 
 
 def kill_session(process):
