@@ -1,4 +1,4 @@
-"""Variance of the complete gradient of MonteCarlo, RaoBlackwell and their control variate."""
+"""Variance of the whole gradient, of reward and KL, relative to `MonteCarlo` on the demo's models."""
 
 import sys
 import tempfile
@@ -11,96 +11,133 @@ from torch import Tensor
 from lit_klrb.data.batches import pad
 from lit_klrb.data.corpora import load_reviews
 from lit_klrb.data.prompts import cut_prompts
-from lit_klrb.estimators import MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate
+from lit_klrb.estimators import MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate, TiltedRaoBlackwell
+from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.models import loading
-from lit_klrb.models.generation import Sampling, generate_completions
+from lit_klrb.models.generation import Rollout, Sampling, generate_completions
 from lit_klrb.models.scoring import Scorer
-from lit_klrb.rewards import GrammarReward
+from lit_klrb.rewards import GrammarReward, load_reward
 from lit_klrb.seeding import derive_seed
-from tests.estimators.walk import GROUPS, ascent, variances, worlds
 
-from .table import markdown, number
+from .table import markdown
 
-KINDS = (MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate)
-FRACTIONS = (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.95, 0.99, 1.0)
-MOMENTS = (0, 28, 112)
-BETAS = (0.1, 0.3, 1.0)
-PROMPTS = 16
+KINDS = (MonteCarlo, RaoBlackwell, TiltedRaoBlackwell, RaoBlackwellControlVariate)
+SHORT = {RaoBlackwell: "RB", TiltedRaoBlackwell: "tilted", RaoBlackwellControlVariate: "combination"}
+REWARDS = ("grammar", "classifier", "binary", "length", "adversarial")
+MOMENTS = {"start": "dpo", "middle": "rloo-28", "end": "rloo-56"}
+# Completions per prompt, and how many batches are drawn with so many.
+BATCHES = {2: 24, 4: 16, 8: 12}
+BETA = 0.3
+PROMPTS, WARM_UP = 16, 16
 
-HEADING = """## Variance of the complete gradient
+TEXT = """## Variance of the whole gradient
 
-`python -m benchmarks variance`. Traces of the covariance of the gradient of E[reward] - beta KL, with
-the leave-one-out baseline, relative to the better of `MonteCarlo` and `RaoBlackwell` ({groups} prompts per
-batch, the same batches for all three). Below 1: the control variate has less variance than both.
-"""
-ENUMERABLE = """### Enumerable models
+`python -m benchmarks variance`. Trace of the covariance of the gradient of E[reward] - {beta} KL in all
+parameters, relative to `MonteCarlo` on the same batches of {prompts} prompts (24 with K = 2 completions per
+prompt, 16 with 4, 12 with 8), ± its jackknife standard error. The policy is the demo's DPO checkpoint
+(start), or that after 28 or 56 RLOO steps with `MonteCarlo` at beta {beta} (middle, end), trained on the
+grammar reward. Token values are fitted to {warm} rollouts of other prompts of the same policy, of {prompts}
+prompts each; "explained" is the share of the within-prompt variance of the rewards that they predicted
+before they were fitted to them.
 
-On the way from the reference (0 % of the attainable objective) to the optimum, by exact gradient ascent; beta
-0.4, {batches} batches per point.
-"""
-NEURAL = """### The demo's models
-
-GPT-2 with two layers on the embedded world: the DPO checkpoint (0 steps), and policies after {late} RLOO
-steps with `RaoBlackwell` at the beta of the row; K = 4 completions per prompt, {batches} batches of {prompts}
-prompts. ± is the jackknife standard error of the ratio.
+Rewards: exact log odds of the grammar; log odds of the demo's classifier; binary, 1 if the former are
+positive; length in tokens; adversarial, -|log odds - 1.5|, made so that an additive table explains little.
 """
 
 
-def enumerable(quick: bool) -> str:
-    """The table of the enumerable models."""
-    batches, fractions = (30, FRACTIONS[::4]) if quick else (300, FRACTIONS)
+def report(quick: bool) -> str:
+    """The part, with models trained here."""
+    with tempfile.TemporaryDirectory() as folder:
+        return measured(Path(folder), quick)
+
+
+def measured(root: Path, quick: bool) -> str:
+    """The part; runs that are in `root` already are used."""
+    reference, classifier = _train(root, "sft"), _train(root, "reward")
+    _train(root, "dpo")
     rows = []
-    for name, reference, rewards in worlds():
-        for group_size in (2, 4):
-            print(f"{name}, K = {group_size}", file=sys.stderr)
-            cells = []
-            for policy in ascent(reference, rewards, fractions):
-                mc, rb, cv = variances(policy, reference, rewards, group_size, batches, KINDS)
-                cells.append(f"{cv / min(mc, rb):.2f} ({number(rb / mc)})")
-            rows.append([name, str(group_size), *cells])
-    header = ["control variate / better (RB / MC)", "K", *(f"{fraction:.0%}" for fraction in fractions)]
-    return ENUMERABLE.format(batches=batches) + "\n" + markdown(header, rows)
+    for moment, run in MOMENTS.items() if not quick else [("start", "dpo")]:
+        policy = _train(root, run.partition("-")[0], run)
+        for completions, batches in BATCHES.items() if not quick else [(4, 4)]:
+            world = _World(policy, reference, classifier, completions)
+            rows += [[moment, str(completions), *row] for row in world.rows(batches)]
+            print(*rows[-len(REWARDS) :], sep="\n", file=sys.stderr, flush=True)
+    header = ["moment", "K", "reward", "explained", *SHORT.values()]
+    text = TEXT.format(beta=BETA, prompts=PROMPTS, warm=WARM_UP)
+    return text + "\n" + markdown(header, rows)
 
 
-def gradients(policy_path: str, reference_path: str, beta: float, batches: int) -> Iterator[list[Tensor]]:
-    """Yield the gradients of all estimators on the same completions, for each batch."""
-    tokenizer = loading.load_tokenizer("policy", policy_path)
-    policy, reference = (
-        loading.load_model("policy", policy_path),
-        loading.load_model("reference", reference_path),
-    )
-    scorer, reward, sampling = (
-        Scorer(policy, loading.freeze(reference), 1.0),
-        GrammarReward(),
-        Sampling(4, 40, 1.0),
-    )
-    prompts = cut_prompts(load_reviews("grammar", "train", batches * PROMPTS), tokenizer, 2, 8)
-    parameters = list(policy.parameters())
-    for index in range(batches):
-        batch = pad(prompts[index * PROMPTS : (index + 1) * PROMPTS], tokenizer.pad_token_id, side="left")
-        rollout = generate_completions(
-            policy,
-            batch["tokens"],
-            batch["attention_mask"],
-            sampling,
-            seed=derive_seed(0, "variance", index),
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-        states = scorer.reference_states(rollout)
-        with torch.no_grad():
-            stats = scorer.stats(rollout, states)
-        rewards = reward(tokenizer.batch_decode(rollout.tokens, skip_special_tokens=True))
-        found = []
+class _World:
+    """A policy with its reference, and every reward of its completions."""
+
+    def __init__(self, policy: str, reference: str, classifier: str, completions: int) -> None:
+        self.tokenizer = loading.load_tokenizer("policy", policy)
+        self.policy = loading.load_model("policy", policy)
+        frozen = loading.freeze(loading.load_model("reference", reference))
+        self.scorer = Scorer(self.policy, frozen, 1.0)
+        self.sampling = Sampling(completions, 40, 1.0)
+        self.grammar, self.classifier = GrammarReward(), load_reward(classifier)
+
+    def rollouts(self, count: int) -> Iterator[tuple[Rollout, dict[str, Tensor]]]:
+        """Rollouts of `PROMPTS` prompts each, with their rewards."""
+        prompts = cut_prompts(load_reviews("grammar", "train", count * PROMPTS), self.tokenizer, 2, 8)
+        for index in range(count):
+            chosen = prompts[index * PROMPTS : (index + 1) * PROMPTS]
+            batch = pad(chosen, self.tokenizer.pad_token_id, side="left")
+            rollout = generate_completions(
+                self.policy,
+                batch["tokens"],
+                batch["attention_mask"],
+                self.sampling,
+                seed=derive_seed(0, "variance", index),
+                eos_token_id=self.tokenizer.eos_token_id,
+                pad_token_id=self.tokenizer.pad_token_id,
+            )
+            kept = rollout.tokens.masked_fill(~rollout.attention_mask, self.tokenizer.pad_token_id)
+            texts = self.tokenizer.batch_decode(kept, skip_special_tokens=True)
+            odds = self.grammar(texts)
+            found = (odds, self.classifier(texts), (odds > 0).float(), rollout.mask.sum(1).float())
+            yield rollout, dict(zip(REWARDS, (*found, -(odds - 1.5).abs()), strict=True))
+
+    def rows(self, batches: int) -> list[list[str]]:
+        """Reward, the share of it that is explained, and the ratio of each estimator to `MonteCarlo`."""
+        group_size = self.sampling.completions_per_prompt
+        values = {name: TokenValues() for name in REWARDS}
+        gradients: dict[tuple[str, type], list[Tensor]] = {}
+        for index, (rollout, rewards) in enumerate(self.rollouts(WARM_UP + batches)):
+            for name, fitted in values.items():
+                if index <= WARM_UP:
+                    fitted.fit(vocabulary=self.policy.get_output_embeddings().weight.shape[0])
+                if index < WARM_UP:
+                    fitted.observe(rollout.completions, rollout.mask, rewards[name], group_size)
+                else:
+                    for kind, gradient in self.gradients(rollout, rewards[name], fitted.table).items():
+                        gradients.setdefault((name, kind), []).append(gradient)
+        found = {key: traces(torch.stack(samples)) for key, samples in gradients.items()}
+        return [
+            [name, f"{values[name].explained:.2f}"]
+            + [ratio_with_error(found[name, kind], found[name, MonteCarlo]) for kind in SHORT]
+            for name in REWARDS
+        ]
+
+    def gradients(self, rollout: Rollout, rewards: Tensor, table: Tensor | None) -> dict[type, Tensor]:
+        """The gradient in all parameters of each estimator's loss, on the same rollout."""
+        states = self.scorer.reference_states(rollout)
+        stats = self.scorer.stats(rollout, states, table)
+        parameters, found = list(self.policy.parameters()), {}
         for kind in KINDS:
-            weights = kind().weights(stats, rollout.mask, rewards, beta=beta, group_size=4)
-            loss = scorer.loss(rollout, states, weights)
-            found.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)]))
-        yield found
+            estimator, group_size = kind(), self.sampling.completions_per_prompt
+            weights = estimator.weights(
+                stats.detach(), rollout.mask, rewards, beta=BETA, group_size=group_size
+            )
+            loss = estimator.loss(stats, rollout.mask, weights, beta=BETA)
+            parts = torch.autograd.grad(loss, parameters, retain_graph=True)
+            found[kind] = torch.cat([part.flatten() for part in parts])
+        return found
 
 
 def traces(samples: Tensor) -> Tensor:
-    """Trace of the covariance of samples [N, P], and the traces without each sample, shape [1 + N]."""
+    """Trace of the covariance of samples [N, P], and with each sample left out: [1 + N]."""
     gram = (samples @ samples.T).double()
     count, total, own = len(gram), gram.diagonal().sum(), gram.diagonal()
     whole = (total - gram.sum() / count) / (count - 1)
@@ -117,47 +154,21 @@ def ratio_with_error(above: Tensor, below: Tensor) -> str:
     return f"{ratios[0]:.2f} ± {error:.2f}"
 
 
-def neural(quick: bool) -> str:
-    """The table of the demo's models, trained here."""
-    batches, betas, moments = (4, BETAS[1:2], MOMENTS[:1]) if quick else (100, BETAS, MOMENTS)
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        reference, warm = (_train(root, stage) for stage in ("sft", "dpo"))
-        for beta in betas:
-            for steps in moments:
-                extra = ["--kl.beta", str(beta), "--trainer.max_steps", str(steps)]
-                policy = _train(root, "rloo", f"rloo-{beta}-{steps}", *extra) if steps else warm
-                samples = zip(*gradients(policy, reference, beta, batches), strict=True)
-                mc, rb, cv = (traces(torch.stack(list(kind))) for kind in samples)
-                better = mc if mc[0] < rb[0] else rb
-                rows.append([str(beta), str(steps), ratio_with_error(cv, better), ratio_with_error(rb, mc)])
-                print(rows[-1], file=sys.stderr)
-    late = " and ".join(str(steps) for steps in moments if steps) or "no"
-    heading = NEURAL.format(late=late, batches=batches, prompts=PROMPTS)
-    return heading + "\n" + markdown(["beta", "steps", "control variate / better", "RB / MC"], rows)
-
-
-def _train(root: Path, stage: str, name: str | None = None, *extra: str) -> str:
+def _train(root: Path, stage: str, name: str | None = None) -> str:
+    """The checkpoint of a stage of the demo; rloo-N is one of N steps."""
     from lit_klrb.cli.lightning import main
 
     def checkpoint(run: str) -> str:
         return str(root / run / "checkpoints" / "last.ckpt")
 
-    upstream = {"sft": [], "dpo": ["--model.reference_path", checkpoint("sft")]}
-    upstream["rloo"] = [*upstream["dpo"], "--model.policy_path", checkpoint("dpo")]
-    where = [
-        "--trainer.default_root_dir",
-        str(root / (name or stage)),
-        "--trainer.enable_progress_bar",
-        "false",
-    ]
-    argv = ["fit", "--config", f"configs/demo/{stage}.yaml", *upstream[stage], *where, *extra]
-    if main(argv):
+    name = name or stage
+    upstream = ["--model.reference_path", checkpoint("sft")] if stage in ("dpo", "rloo") else []
+    if stage == "rloo":
+        steps = name.partition("-")[2]
+        upstream += ["--model.policy_path", checkpoint("dpo"), "--kl.estimator", "MonteCarlo"]
+        upstream += ["--kl.beta", str(BETA), "--trainer.max_steps", steps]
+    where = ["--trainer.default_root_dir", str(root / name), "--trainer.enable_progress_bar", "false"]
+    argv = ["fit", "--config", f"configs/demo/{stage}.yaml", *upstream, *where]
+    if not Path(checkpoint(name)).exists() and main(argv):
         raise SystemExit(f"training {stage} failed: {argv}")
-    return checkpoint(name or stage)
-
-
-def report(quick: bool) -> str:
-    """The part of the document."""
-    return "\n\n".join([HEADING.format(groups=GROUPS), enumerable(quick), neural(quick)])
+    return checkpoint(name)

@@ -1,4 +1,4 @@
-"""Total gradient variance of enumerable models on the way from the reference to the optimum."""
+"""Total gradient variance of enumerable models on drawn batches."""
 
 from operator import itemgetter
 
@@ -9,11 +9,10 @@ from lit_klrb.functional import token_stats
 from lit_klrb.functional.enumeration import TabularLM, exact_objective, num_prefixes
 
 BETA = 0.4
-GROUPS = 16
 
 
 class Walk:
-    """Batches drawn from one policy on the way from the reference to the optimum."""
+    """Batches drawn from one policy."""
 
     def __init__(self, policy, reference, rewards, token_values=None):
         self.rewards = rewards
@@ -58,23 +57,6 @@ class Walk:
         return (torch.stack(gradients) - self.true).square().sum((1, 2)).mean()
 
 
-def ascent(reference, rewards, fractions):
-    """Policies at these fractions of the gain, by exact gradient ascent in the reference's own table."""
-    table = reference.logits.clone().requires_grad_()
-    optimizer = torch.optim.Adam([table], lr=0.05)
-    history = []
-    for _ in range(400):
-        value = exact_objective(TabularLM(table, reference.max_length), reference, rewards, BETA)
-        history.append((value.item(), table.detach().clone()))
-        optimizer.zero_grad()
-        (-value).backward()
-        optimizer.step()
-    start, best = history[0][0], max(value for value, _ in history)
-    for fraction in fractions:
-        aim = start + fraction * (best - start)
-        yield next(TabularLM(t, reference.max_length) for value, t in history if value >= aim - 1e-12)
-
-
 def worlds():
     """Rows of their own for each prefix, and rows shared between them; smooth and rough rewards."""
     for name, (contexts, vocab, length), roughness in (
@@ -91,12 +73,3 @@ def worlds():
         tokens, mask = reference.sequences()
         rewards = (draw(vocab)[tokens] * mask).sum(1).tanh() + roughness * draw(len(tokens))
         yield name, reference, rewards
-
-
-def variances(policy, reference, rewards, group_size, batches, estimators):
-    """Total variance of each estimator, on the same batches of `GROUPS` groups."""
-    walk = Walk(policy, reference, rewards)
-    generator = torch.Generator().manual_seed(0)
-    probabilities = policy.logprobs(walk.tokens, walk.mask).exp()
-    drawn = torch.multinomial(probabilities, batches * GROUPS * group_size, True, generator=generator)
-    return [walk.total_variance(kind(), drawn.view(batches, -1), group_size).item() for kind in estimators]
