@@ -85,6 +85,8 @@ def kill(kind: str, count: int, folder: Path, other: Path) -> None:
         with (folder / "outcomes.jsonl").open("a") as file:
             file.write(line + "\n")
         print(line, flush=True)
+        if outcome.problems and not outcome.kills:
+            return  # what ends by itself in this way would do so forever
 
 
 def kills_left(kind: str, count: int, folder: Path) -> int:

@@ -8,7 +8,6 @@ from omegaconf import OmegaConf
 DEMO = Path(__file__).parents[2] / "configs" / "demo"
 MODEL, DATA = "model.init_args", "data.init_args"
 STEPS = {
-    "checkpoint.every_n_train_steps": 4,
     "trainer.max_steps": 16,
     "trainer.val_check_interval": 8,
     "trainer.enable_progress_bar": False,
