@@ -136,6 +136,23 @@ class TrainedModule(L.LightningModule, ABC):
                 check_intact(Path(place))
         return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
 
+    def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Refuse batches of another kind, such as those of a data module from another project.
+
+        Raises:
+            ConfigurationError: If a batch is not a dictionary.
+        """
+        if not isinstance(batch, Mapping):
+            data = type(self.trainer.datamodule).__name__  # type: ignore[attr-defined]
+            raise ConfigurationError(
+                f"data: the batches of {data} are {type(batch).__name__}, but {type(self).__name__} reads "
+                "dictionaries of tensors"
+            )
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """As before a batch of the validation."""
+        self.on_validation_batch_start(batch, batch_idx)
+
     def configure_model(self) -> None:
         """Build the model, or load it from the checkpoint to resume from, unless it is already loaded."""
         if trainer_of(self) is None or hasattr(self, self.role.name):

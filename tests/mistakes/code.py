@@ -73,7 +73,7 @@ ESTIMATORS = {
     "DetachedLoss": r"kl\.estimator: DetachedLoss\.loss .*gradient",
     "RaisesInLoss": r"RuntimeError: no luck with the loss \(.*wrong_code\.py, line \d+\)",
     "Unexplained": None,
-    "no_such_class": r"kl\.estimator: .*wrong_code\.no_such_class",
+    "no_such_class": r"kl\.estimator: .*'wrong_code' has no attribute 'no_such_class'",
 }
 
 
@@ -100,9 +100,11 @@ def wrong_code() -> Iterator[Mistake]:
         code = 1 if name == "NanWeights" else None  # as any run that diverges: its state is recorded
         yield Mistake(["--kl.estimator", f"wrong_code.{name}"], line, code=code)
     yield Mistake(
-        ["--kl.estimator", "no_such_module.Estimator"], r"kl\.estimator: .*no_such_module\.Estimator"
+        ["--kl.estimator", "no_such_module.Estimator"], r"kl\.estimator: .*No module named 'no_such_module'"
     )
-    yield Mistake(["--kl.estimator", "wrong_import.Estimator"], r"kl\.estimator: .*wrong_import")
+    yield Mistake(
+        ["--kl.estimator", "wrong_import.Estimator"], r"kl\.estimator: .*No module named 'no_such_package'"
+    )
     callback = "--trainer.callbacks+=wrong_code.RaisingCallback"
     yield Mistake([callback], r"RuntimeError: no luck in a callback \(.*wrong_code\.py, line \d+\)")
     for name in ("NotAnEstimator", "no_such_class"):

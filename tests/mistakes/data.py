@@ -115,7 +115,8 @@ def wrong_data() -> Iterator[Mistake]:
         "~",
         "x" * 5000,
     ):
-        line = rf"data\.init_args\.source: {escape(name[:200])}"
+        shown = "''" if name == "~" else escape(name[:200])  # OmegaConf's way to write null
+        line = rf"data\.init_args\.source: {shown}"
         yield Mistake(["--data.source", name], line)
     for name in ("unlabelled", "empty", "label_5", "one_row"):
         line = rf"data\.init_args\.source: FILES/{name}\.jsonl "
