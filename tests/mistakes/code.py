@@ -64,7 +64,7 @@ ESTIMATORS = {
     "RaisesInInit": r"kl\.estimator: .*RuntimeError: no luck at the start \(.*wrong_code\.py, line \d+\)",
     "RaisesInWeights": r"RuntimeError: no luck with weights \(.*wrong_code\.py, line \d+\)",
     "NoWeights": r"kl\.estimator: NoWeights\.weights .*None",
-    "FewWeights": r"kl\.estimator: FewWeights\.weights .*shape",
+    "FewWeights": r"kl\.estimator: FewWeights\.weights.* shape",
     "ListWeights": r"kl\.estimator: ListWeights\.weights .*list",
     "NanWeights": "^error: diverged at step 0",
     "OtherArguments": r"kl\.estimator: OtherArguments\.weights must take",

@@ -13,7 +13,7 @@ from mistakes.results import analysis_mistake, changed
 DEEP = 100_000
 SETTINGS = {
     "name": ("[1]",),
-    "directory": ("null", "'a\\0b'"),
+    "directory": ("null", '"a\\0b"'),
     "root_seed": ("-1", "many", "1.5", "null"),
     "threads": ("0", "-1", "many"),
     "module": ("5", "no_such_module", "''"),
