@@ -6,6 +6,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from lit_klrb.errors import ConfigurationError
 from lit_klrb.run.lightning_internals import count_completed_batches
 from lit_klrb.run.loggers import MetricsLogger
 
@@ -53,6 +54,22 @@ class RunCheckpoint(ModelCheckpoint):
 
     def on_train_batch_end(self, *_: Any) -> None:
         """Do nothing; `on_train_batch_start` of the next step saves."""
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Refuse to monitor what no evaluation logs.
+
+        Raises:
+            ConfigurationError: With the metrics that there are.
+        """
+        # The sanity check logs nothing
+        known = trainer.sanity_checking or self.monitor is None or self.monitor in trainer.callback_metrics
+        if not known:
+            raise ConfigurationError(
+                f"{self.monitor!r} is not a metric of this run; allowed: "
+                f"{', '.join(sorted(trainer.callback_metrics))}",
+                key="checkpoint.monitor",
+            )
+        super().on_validation_end(trainer, pl_module)
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
