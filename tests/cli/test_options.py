@@ -125,6 +125,15 @@ def test_the_option_of_a_learned_reward_changes_the_policy(chain, tmp_path, with
     assert not equal(expected, weights_of(tmp_path / "checkpoints" / "last.ckpt"))
 
 
+def test_the_directions_of_the_control_variate_change_the_policy(chain, tmp_path):
+    trained = []
+    for directions in ("[kl]", "[constant]"):
+        estimator = ["--kl.estimator", "RaoBlackwellControlVariate", "--kl.estimator.directions", directions]
+        assert chain.run("fit", "rloo", *NO_EVALUATION, *estimator, run=tmp_path / directions) == 0
+        trained.append(weights_of(tmp_path / directions / "checkpoints" / "last.ckpt"))
+    assert not equal(*trained)
+
+
 @pytest.mark.parametrize("extra", EVALUATION, ids=" ".join)
 def test_the_option_changes_the_evaluation_and_not_the_training(chain, tmp_path, extra):
     assert chain.run("fit", "rloo", *extra, run=tmp_path) == 0
@@ -148,10 +157,10 @@ def test_no_constructor_argument_is_left_out_above():
     }
     # Seeds follow --seed_everything. In tests/modules, test_preferences.py trains on a file of pairs that it
     # writes, test_vllm.py with a stand-in for vLLM, test_lora.py an adapter; test_precision.py has the two
-    # options that change how a gradient is computed and not what it is.
+    # options that change how a gradient is computed and not what it is. The directions have a test above.
     wanted = {"seed_everything"}
     elsewhere = {"data.preferences", "model.rollout_backend", "model.vllm_options", "model.lora"}
-    elsewhere |= {"model.gradient_checkpointing", "model.compile_backend"}
+    elsewhere |= {"model.gradient_checkpointing", "model.compile_backend", "kl.estimator.directions"}
     for key, owned in owners.items():
         names = {name for owner in owned for name in inspect.signature(owner).parameters}
         wanted |= {f"{key}.{name}" for name in names - {"seed"}}
