@@ -1,8 +1,9 @@
 """`python -m lit_klrb check`: checks whether runs could start.
 
-A sweep calls this for every stage and every arm when its plan is made. Standard input is a JSON list of
-command lines of `fit`, standard output a JSON list of answers. Settings are parsed, and the module, the data
-module and the callbacks are instantiated, but no trainer is created and no weights are loaded.
+With the arguments of `fit` it prints one answer as JSON. Without arguments, standard input is a JSON list of
+command lines of `fit` and standard output a JSON list of answers; a sweep calls this with every stage and
+every arm when its plan is made. Settings are parsed, and the module, the data module and the callbacks are
+instantiated, but no trainer is created and no weights are loaded.
 """
 
 import json
@@ -15,6 +16,7 @@ from typing import Any
 import lightning as L
 
 from lit_klrb import rewards
+from lit_klrb.cli.arguments import Arguments
 from lit_klrb.cli.lightning import LitCLI, quiet
 from lit_klrb.cli.mistakes import EndedError
 from lit_klrb.cli.upstream import PATHS, paths_of
@@ -111,25 +113,38 @@ def check(argv: Sequence[str]) -> dict[str, Any]:
         return {"error": " ".join(f"{type(error).__name__}: {error}".split())}
 
 
-def main() -> int:
-    """Check the command lines on standard input and return the exit code.
+def main(argv: Sequence[str]) -> int:
+    """Check the run of the given arguments, or without arguments those on standard input.
+
+    Args:
+        argv: Arguments of `fit`.
+
+    Returns:
+        The exit code.
 
     Raises:
-        ConfigurationError: If standard input is not a JSON list of lists of strings.
+        ConfigurationError: If the run could not start, or standard input is not a JSON list of command lines.
     """
+    parser = Arguments(prog="python -m lit_klrb check", description=__doc__, allow_abbrev=False)
+    _, options = parser.parse_known_args(argv)
+    requests = [["fit", *options]] if options else _requests()
+    quiet()
+    with redirect_stdout(sys.stderr):  # constructors may print, and standard output is for the answers
+        answers = [check(request) for request in requests]
+    if options and "error" in answers[0]:
+        raise ConfigurationError(answers[0]["error"])
+    json.dump(answers[0] if options else answers, sys.stdout, indent=1 if options else None)
+    return 0
+
+
+def _requests() -> list[list[str]]:
+    """The command lines on standard input."""
     try:
         requests = json.load(sys.stdin)
     except ValueError:
         requests = None
-    if not _are_command_lines(requests):
-        raise ConfigurationError("standard input must be a JSON list of command lines")
-    quiet()
-    with redirect_stdout(sys.stderr):  # constructors may print, and standard output is for the answers
-        answers = [check(argv) for argv in requests]
-    json.dump(answers, sys.stdout)
-    return 0
-
-
-def _are_command_lines(requests: Any) -> bool:
     lists = isinstance(requests, list) and all(isinstance(argv, list) for argv in requests)
-    return lists and all(isinstance(word, str) for argv in requests for word in argv)
+    texts = lists and all(isinstance(word, str) for argv in requests for word in argv)
+    if not (texts and all(argv[:1] == ["fit"] for argv in requests)):
+        raise ConfigurationError("standard input must be a JSON list of command lines of fit")
+    return requests

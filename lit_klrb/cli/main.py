@@ -13,12 +13,11 @@ COMMANDS = {
     "validate": "evaluate a checkpoint on the validation prompts",
     "test": "evaluate a checkpoint on the test prompts",
     "predict": "write the completions of a checkpoint to predictions.jsonl",
+    "check": "build what fit would train, without training; print the estimator and the evaluation as JSON",
     "explain": "show what a KL estimator computes and what its gradient optimises",
     "export": "write a checkpoint as a folder that transformers loads",
     "clean": "empty the cache, or remove the working files of a sweep's published cells",
 }
-# For programs only: reads standard input.
-CHECK = "check"
 HELP = f"""usage: python -m lit_klrb COMMAND [--help] ...
 
 Fine-tune language models with a KL penalty whose estimates and gradients are correct.
@@ -64,7 +63,7 @@ def _run(command: str, rest: list[str]) -> int:
         return printing(lambda: print(HELP, end=""))
     if command == "--version":
         return printing(lambda: print(f"lit_klrb {__version__}"))
-    if command not in (*COMMANDS, CHECK):
+    if command not in COMMANDS:
         given = f"unknown command {command}" if command else "a command is missing"
         raise ConfigurationError(f"{given}; one of {', '.join(COMMANDS)} expected, --help explains them")
     if command == "export":
@@ -79,10 +78,10 @@ def _run(command: str, rest: list[str]) -> int:
         from lit_klrb.cli.clean import main as clean
 
         return printing(lambda: clean(rest))
-    if command == CHECK and not rest:
+    if command == "check":
         from lit_klrb.cli.check import main as check
 
-        return check()
+        return printing(lambda: check(rest))
     from lit_klrb.cli.lightning import main as run
 
     return run([command, *rest])

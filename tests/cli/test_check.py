@@ -84,8 +84,28 @@ def test_every_argument_is_of_the_evaluation_or_of_training_alone():
     assert not training & evaluation
 
 
-@pytest.mark.parametrize("text", ["", "{", "7", "[[1]]", "[7]"])
+def test_the_arguments_of_fit_print_one_answer(chain, capsys):
+    assert main(["check", *chain.commands.argv("fit", "sft")[1:]]) == 0
+    assert json.loads(capsys.readouterr().out)["module"] == "SFTModule"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--config", "no.yaml"], "no.yaml"),
+        (["--data", "Nonsense"], "data: unknown class Nonsense"),
+        (["nonsense"], "nonsense: an option is expected; a configuration is named by --config"),
+    ],
+)
+def test_a_mistake_in_the_arguments_is_one_line(capsys, argv, message):
+    assert main(["check", *argv]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
+@pytest.mark.parametrize("text", ["", "{", "7", "[[1]]", "[7]", "[[]]", '[["train"]]'])
 def test_what_is_no_list_of_command_lines_is_refused(monkeypatch, capsys, text):
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
     assert main(["check"]) == 2
-    assert "standard input must be a JSON list of command lines" in capsys.readouterr().err
+    assert "standard input must be a JSON list of command lines of fit" in capsys.readouterr().err
