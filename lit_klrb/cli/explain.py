@@ -12,6 +12,7 @@ from lit_klrb.cli.arguments import Arguments
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import KLEstimator, RaoBlackwell
 from lit_klrb.estimators.measurement import counterexample, measure
+from lit_klrb.estimators.names import NAMES_IN_USE, NameInUse, names_of
 from lit_klrb.estimators.recipe import NOTATION
 
 
@@ -106,6 +107,15 @@ def _print_overview() -> None:
         training = "yes" if about["refusal"] is None else f"refused: {about['refusal']}"
         rows.append([*(about[column] or "" for column in columns), training])
     _print_table(("estimator", "computes", "its gradient optimises", "cost", "used by", "training"), rows)
+    print("\nKL losses of other software with the same gradient as one of these, completion by completion:")
+    _print_names(NAMES_IN_USE)
+
+
+def _print_names(names: Sequence[NameInUse]) -> None:
+    _print_table(
+        ("name", "used by", "has the gradient of"),
+        [(entry.name, entry.used_by, entry.equals) for entry in names],
+    )
 
 
 def _print_page(name: str, estimator: KLEstimator) -> None:
@@ -139,6 +149,9 @@ def _print_page(name: str, estimator: KLEstimator) -> None:
             for m in measure(estimator)
         ],
     )
+    if names := names_of(type(estimator)):
+        print("\nKL losses of other software with the same gradient, completion by completion:")
+        _print_names(names)
     if isinstance(estimator, RaoBlackwell):
         _print_counterexample()
 
@@ -185,6 +198,10 @@ def main(argv: Sequence[str]) -> int:
         return 0
     page: dict[str, object] = {**_describe(arguments.estimator, estimator)}
     page["measured"] = [measurement._asdict() for measurement in measure(estimator)]
+    page["names_in_use"] = [
+        {"name": entry.name, "used_by": entry.used_by, "equals": entry.equals}
+        for entry in names_of(type(estimator))
+    ]
     if isinstance(estimator, RaoBlackwell):
         page["counterexample"] = counterexample()._asdict()
     print(json.dumps(page, indent=2))

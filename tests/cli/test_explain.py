@@ -11,6 +11,7 @@ from lit_klrb.cli.main import main as command_line
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import Explanation
 from lit_klrb.estimators.measurement import KL_LEVELS, measure
+from lit_klrb.estimators.names import NAMES_IN_USE
 from lit_klrb.functional.enumeration import TabularLM, exact_kl
 
 CLASSES = explain.estimator_classes()
@@ -24,12 +25,14 @@ def output_of(capsys, *argv):
 
 
 def test_a_pipe_gets_one_tab_separated_line_per_estimator(capsys):
-    header, *lines = output_of(capsys).splitlines()
+    table, names = output_of(capsys).split("\n\n")
+    header, *lines = table.splitlines()
     assert [line.split("\t")[0] for line in lines] == list(CLASSES)
     for line in lines:
         cells = line.split("\t")
         assert len(cells) == len(header.split("\t"))
         assert cells[-1].startswith("refused: ") == (cells[0] in WRONG)
+    assert [line.split("\t")[0] for line in names.splitlines()[2:]] == [e.name for e in NAMES_IN_USE]
 
 
 def test_a_terminal_gets_a_boxed_table(capsys, monkeypatch):
@@ -109,6 +112,15 @@ def test_a_page_says_why_training_is_refused(capsys):
     assert f"refused for training: {CLASSES['K3Reward'].refusal}" in text
     assert f"used by: {CLASSES['K3Reward'].explanation.used_by}" in text
     assert len(text.split("ratio of norms\n")[1].splitlines()) == len(KL_LEVELS)
+
+
+def test_a_page_names_the_losses_of_other_software_with_the_same_gradient(capsys):
+    text = output_of(capsys, "K2Loss")
+    assert "k3+\tverl\tK2Loss\n" in text
+    assert "unbiased_gradient\tOpenRLHF\tK2Loss(off_policy='token')\n" in text
+    names = json.loads(output_of(capsys, "K3Loss", "--json"))["names_in_use"]
+    assert [entry["name"] for entry in names] == ["k3 in the loss", "K5"]
+    assert "losses of other software" not in output_of(capsys, "RaoBlackwell")
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
