@@ -8,6 +8,7 @@ RUN/checkpoints/last.ckpt          the newest checkpoint (policy, optimizer, ste
 RUN/checkpoints/previous.ckpt      the one before it
 RUN/studies/*.json                 artifacts of studies, if the run has any
 RUN/completions/step_N.csv         completions of an evaluation and of the first one, by `CompletionTable`
+RUN/kl_by_position/step_N.csv      the KL at each position of the completions, by `KLMonitor`
 RUN/summary.json                   written last: how the run ended, and the final evaluation
 """
 
@@ -19,9 +20,13 @@ CHECKPOINT = "checkpoints/last.ckpt"
 PREVIOUS_CHECKPOINT = "checkpoints/previous.ckpt"
 STUDIES = "studies"
 COMPLETIONS = "completions"
+KL_BY_POSITION = "kl_by_position"
 SUMMARY = "summary.json"
-# All files and folders that every run writes.
-OWN = (RUN, CONFIG, METRICS_DIR, TENSORBOARD, "checkpoints", STUDIES, COMPLETIONS, SUMMARY)
+# All files and folders that runs write.
+OWN = (
+    *(RUN, CONFIG, METRICS_DIR, TENSORBOARD, "checkpoints"),
+    *(STUDIES, COMPLETIONS, KL_BY_POSITION, SUMMARY),
+)
 
 # A sweep's directory: published results by cell id, and the run directories of its cells.
 RESULTS = "results"

@@ -69,8 +69,9 @@ def _run(job: Job, store: Store) -> int:
     checkpoint = workdir / schema.CHECKPOINT
     argv = [argument.replace(RUNS, str(job.directory)) for argument in cell.argv]
     # An attempt that was killed or stopped is resumed from its checkpoint, with the same result bit for bit.
-    # Without a checkpoint there is nothing to keep.
-    resumed = checkpoint.exists()
+    # Without a checkpoint there is nothing to keep. A published cell is repeated from the start, as its
+    # directory is read-only otherwise.
+    resumed = checkpoint.exists() and not store.is_settled(cell.id, needs_checkpoint=False)
     if resumed:
         (workdir / schema.SUMMARY).unlink(missing_ok=True)
         argv += ["--ckpt_path", str(checkpoint)]

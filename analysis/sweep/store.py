@@ -47,7 +47,7 @@ class Store:
             needs_checkpoint: Whether another cell that has still to run needs its checkpoint. A published
                 cell whose checkpoint was deleted is then run again, and its result compared.
         """
-        if not needs_checkpoint or (self.workdir(cell_id) / schema.CHECKPOINT).exists():
+        if not needs_checkpoint or self._has_last_checkpoint(cell_id):
             return self._result(cell_id).exists()
         result = self.result(cell_id)
         return result is not None and result["state"] == schema.DIVERGED
@@ -166,6 +166,11 @@ class Store:
             with self.claim(path.name[1:65]) as free:
                 if free:
                     path.unlink(missing_ok=True)
+
+    def _has_last_checkpoint(self, cell_id: str) -> bool:
+        """Whether there is the checkpoint of a run that ended, rather than of one that was stopped."""
+        workdir = self.workdir(cell_id)
+        return all((workdir / name).exists() for name in (schema.CHECKPOINT, schema.SUMMARY))
 
     def _result(self, cell_id: str) -> Path:
         return layout.result_path(self.directory, cell_id)

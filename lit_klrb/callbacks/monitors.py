@@ -138,7 +138,7 @@ class KLMonitor(EvaluationMonitor):
         means, errors, counts = by_position(stats.kl, mask, group_size)
         rows = zip(range(len(means)), means.tolist(), errors.tolist(), counts.tolist(), strict=True)
         text = csv_text(["position", "kl", "kl_se", "completions"], rows)
-        self.write(trainer, "kl_by_position", "csv", text)
+        self.write(trainer, schema.KL_BY_POSITION, "csv", text)
 
 
 @final

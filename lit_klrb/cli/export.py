@@ -13,14 +13,15 @@ from lit_klrb.errors import ConfigurationError
 EXPORTED = re.compile(
     r"config\.json|generation_config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
     r"|tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)|merges\.txt"
-    r"|chat_template\.jinja|additional_chat_templates"
+    r"|chat_template\.jinja|additional_chat_templates|SHA256SUMS"
 )
 
 
 def export_checkpoint(ckpt_path: str, output_dir: str) -> None:
     """Write the policy of a checkpoint as a folder, with an adapter merged into the weights.
 
-    The folder is created atomically and replaces an earlier export.
+    The folder is created atomically and replaces an earlier export. SHA256SUMS has the checksums of its
+    weights.
 
     Args:
         ckpt_path: A checkpoint written by `fit`.
@@ -32,6 +33,7 @@ def export_checkpoint(ckpt_path: str, output_dir: str) -> None:
     target = Path(output_dir).expanduser().resolve()
     check_target(target)
     from lit_klrb.models.adapters import has_adapter, merged
+    from lit_klrb.models.checksums import write_checksums
     from lit_klrb.models.loading import load_checkpoint
 
     if not Path(ckpt_path).expanduser().exists():
@@ -43,6 +45,7 @@ def export_checkpoint(ckpt_path: str, output_dir: str) -> None:
         partial.mkdir(parents=True)
         (merged(model) if has_adapter(model) else model).save_pretrained(partial)
         tokenizer.save_pretrained(partial)
+        write_checksums(partial)
         move_into_place(partial, target)
     except OSError as error:
         raise ConfigurationError(f"cannot write {output_dir}: {error}", key="output_dir") from error

@@ -5,6 +5,7 @@ can be loaded, exported or trained further anywhere. Reading one runs no code an
 `docs/security.md`.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.adapters import add_adapter
 from lit_klrb.models.roles import POLICY, Role, model_from_config, without_code
-from lit_klrb.run.checkpoints import read
+from lit_klrb.run.checkpoints import digest, read
+from lit_klrb.run.directory import published_result
 from lit_klrb.seeding import forked_rng
 
 TOKENIZER_KEY, ADAPTER_KEY = "tokenizer_files", "adapter"
@@ -25,13 +28,15 @@ def read_checkpoint(path: str, role: Role = POLICY) -> dict[str, Any]:
     """Load a Lightning checkpoint on the CPU, without running pickled code.
 
     Raises:
-        ConfigurationError: If it cannot be read, or contains no model for the role.
+        ConfigurationError: If it cannot be read, contains no model for the role, or belongs to a published
+            cell of a sweep and has other weights than those of the result.
     """
     checkpoint = read(Path(path))
     if role.config_key not in checkpoint:
         raise ConfigurationError(
             f"contains no {role.name}: it was not written by a lit_klrb module that has one"
         )
+    _check_published(Path(path).resolve(), checkpoint)
     return checkpoint
 
 
@@ -55,6 +60,22 @@ def model_from_checkpoint(checkpoint: dict[str, Any], role: Role = POLICY) -> Pr
         model = build()
     model.load_state_dict(weights)
     return model
+
+
+def _check_published(path: Path, checkpoint: dict[str, Any]) -> None:
+    """Check the last checkpoint of a published cell against its result, if that has a digest."""
+    result = published_result(path.parent.parent)
+    if result is None or path != path.parent.parent / schema.CHECKPOINT:
+        return
+    try:
+        expected = json.loads(result.read_bytes()).get(schema.WEIGHTS)
+    except (OSError, ValueError, RecursionError, AttributeError):
+        raise ConfigurationError(f"its published result cannot be read: {result}") from None
+    weights = _by_name(checkpoint, "state_dict")
+    if expected is not None and not (
+        all(map(_is_stored_whole, weights.values())) and digest(weights) == expected
+    ):
+        raise ConfigurationError(f"its weights are not those of its published result, {result}")
 
 
 def _by_name(checkpoint: dict[str, Any], key: str) -> dict[str, Any]:

@@ -28,6 +28,21 @@ REFERENCE_PREFIX = "reference."
 PROGRESS_BAR_METRICS = {schema.REWARD, schema.KL, schema.LOSS}
 
 
+def check_file(key: str, path: Any) -> None:
+    """Check a checkpoint that Lightning reads, which ignores its checksums.
+
+    Args:
+        key: The argument that names it, for the error message.
+        path: Its path; streams and addresses are not checked.
+
+    Raises:
+        ConfigurationError: If it is damaged or does not exist.
+    """
+    if isinstance(path, str | os.PathLike) and "://" not in str(path):
+        with loading.reading(key, os.fspath(path)) as place:
+            check_intact(Path(place))
+
+
 # Settings are dataclass fields, so every module inherits the documented settings of its base classes.
 @dataclass(kw_only=True, eq=False, repr=False)
 class TrainedModule(L.LightningModule, ABC):
@@ -131,9 +146,7 @@ class TrainedModule(L.LightningModule, ABC):
         Raises:
             ConfigurationError: If it is damaged, or not there.
         """
-        if isinstance(checkpoint_path, str | os.PathLike) and "://" not in str(checkpoint_path):
-            with loading.reading("checkpoint_path", os.fspath(checkpoint_path)) as place:
-                check_intact(Path(place))
+        check_file("checkpoint_path", checkpoint_path)
         return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
 
     def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
@@ -170,7 +183,14 @@ class TrainedModule(L.LightningModule, ABC):
         checkpoint[loading.ADAPTER_KEY] = adapter_settings(self.trained)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Build model and tokenizer from the checkpoint, unless `configure_model` did."""
+        """Build model and tokenizer from the checkpoint, unless `configure_model` did.
+
+        Raises:
+            ConfigurationError: If the file that a trainer restores is damaged.
+        """
+        trainer = trainer_of(self)
+        if trainer is not None:
+            check_file("ckpt_path", trainer.ckpt_path)
         if not hasattr(self, self.role.name):
             setattr(self, self.role.name, loading.model_from_checkpoint(checkpoint, self.role))
             self.tokenizer = loading.tokenizer_from_files(checkpoint.get(loading.TOKENIZER_KEY))

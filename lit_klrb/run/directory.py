@@ -160,6 +160,12 @@ def run_id(root: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
+def published_result(root: Path) -> Path | None:
+    """The published result of the cell of a sweep; None if the directory is not that of a published cell."""
+    result = root.parent.parent / schema.RESULTS / f"{root.name}.json"
+    return result if root.parent.name == schema.CELLS and result.exists() else None
+
+
 def next_attempt(root: Path) -> int:
     """The number of the next attempt at this run."""
     names = (path.name for path in (root / schema.METRICS_DIR).glob("attempt_*"))
@@ -170,11 +176,9 @@ def next_attempt(root: Path) -> int:
 
 def _check_unpublished(root: Path) -> None:
     """Refuse the directory of a published cell, which a sweep empties before it runs the cell again."""
-    sweep = root.parent.parent
-    published = root.parent.name == schema.CELLS and (sweep / schema.RESULTS / f"{root.name}.json").exists()
-    if published and any((root / name).exists() for name in schema.OWN):
+    if published_result(root) is not None and any((root / name).exists() for name in schema.OWN):
         raise ConfigurationError(
-            f"{root} is a published cell of the sweep in {sweep}; name another one", key=KEY
+            f"{root} is a published cell of the sweep in {root.parent.parent}; name another one", key=KEY
         )
 
 

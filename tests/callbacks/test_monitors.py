@@ -6,12 +6,14 @@ import json
 import pytest
 import torch
 
+from lit_klrb import schema
 from lit_klrb.callbacks import CompletionTable
 from lit_klrb.callbacks.monitors import by_position, together
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional import TokenStats
 from lit_klrb.models.generation import Rollout
 from lit_klrb.modules.regularised import Evaluation
+from lit_klrb.run.directory import LOCK
 
 # The fitted control variate warns about as few as eight completions.
 pytestmark = pytest.mark.filterwarnings("ignore:one of")
@@ -55,6 +57,10 @@ def test_training_is_not_touched(chain, monitored):
     assert all(torch.equal(first[key], other[key]) for key in first)
     plain = final(chain.root / "rloo")
     assert {name: final(monitored)[name] for name in plain} == plain
+
+
+def test_what_monitors_write_belongs_to_the_run(monitored):
+    assert {path.name for path in monitored.iterdir()} <= {*schema.OWN, LOCK}
 
 
 def test_the_kl_by_position_adds_up(monitored):

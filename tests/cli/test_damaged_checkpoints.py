@@ -1,13 +1,19 @@
 """A flipped bit in the weights of a checkpoint is detected by all readers."""
 
 import json
+import shutil
 
 import pytest
+import torch
+from lightning import Trainer
 from runs import weights_of
 
+from lit_klrb.cli.lightning import quiet
 from lit_klrb.cli.main import main
+from lit_klrb.data.modules import ReviewDataModule
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.modules import RewardModule, RLOOModule
+from lit_klrb.models.loading import load_model
+from lit_klrb.modules import RewardModule, RLOOModule, SFTModule
 from lit_klrb.run.checkpoints import digest
 
 
@@ -35,6 +41,20 @@ def test_by_python(damaged, kind, stage):
     assert str(refusal.value).endswith(" does not match its checksum")
 
 
+@pytest.mark.parametrize("command", ["fit", "validate"])
+def test_by_a_trainer_of_ones_own(chain, damaged, tmp_path, command):
+    module = SFTModule(policy_path=chain.checkpoint("sft"))
+    data = ReviewDataModule(batch_size=8, train_size=16, eval_size=8)
+    quiet()
+    options = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
+    rhythm = {"max_steps": 8, "val_check_interval": 2, "check_val_every_n_epoch": None}
+    trainer = Trainer(**options, **rhythm, default_root_dir=tmp_path)
+    with pytest.raises(ConfigurationError) as refusal:
+        getattr(trainer, command)(module, datamodule=data, ckpt_path=damaged["sft"])
+    assert str(refusal.value).startswith(f"ckpt_path: {damaged['sft']}: damaged: ")
+    assert trainer.global_step == 0
+
+
 @pytest.mark.parametrize(
     ("command", "key", "stage"),
     [
@@ -59,6 +79,46 @@ def test_by_an_export(damaged, tmp_path, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: ckpt_path: {damaged['rloo']}: damaged: ")
     assert not out.exists()
+
+
+@pytest.fixture
+def published(chain, tmp_path):
+    """A published cell of a sweep with the checkpoint of the reference, and its result."""
+    cell, result = tmp_path / "cells" / "01", tmp_path / "results" / "01.json"
+    for folder in (cell / "checkpoints", result.parent):
+        folder.mkdir(parents=True)
+    shutil.copy(chain.checkpoint("sft"), cell / "checkpoints" / "last.ckpt")
+    return cell / "checkpoints" / "last.ckpt", result
+
+
+def test_other_weights_than_the_published_ones_are_refused(chain, published, tmp_path, capsys):
+    path, result = published
+    summary = json.loads((chain.root / "sft" / "summary.json").read_text())
+    (tmp_path / "sft").symlink_to(path.parents[1])
+    link = tmp_path / "sft" / "checkpoints" / "last.ckpt"
+    for content in (summary, {}):  # results of earlier versions have no digest
+        result.write_text(json.dumps(content))
+        assert load_model("policy_path", str(link)).config.model_type == "gpt2"
+
+    content = torch.load(path, weights_only=True)
+    next(iter(content["state_dict"].values()))[0, 0] += 1e-3
+    torch.save(content, path)
+    result.write_text(json.dumps(summary))
+    for key in ("policy_path", "reference_path"):
+        assert chain.run("fit", "rloo", f"--model.{key}", str(link), run=tmp_path / "run") == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.endswith(f"{key}: {link}: its weights are not those of its published result, {result}")
+    shutil.copy(path, path.with_name("previous.ckpt"))
+    load_model("policy_path", str(path.with_name("previous.ckpt")))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "[" * 100_000, None])
+def test_a_published_result_that_cannot_be_read(published, content):
+    path, result = published
+    result.mkdir() if content is None else result.write_text(content)
+    message = f"^policy_path: {path}: its published result cannot be read: {result}$"
+    with pytest.raises(ConfigurationError, match=message):
+        load_model("policy_path", str(path))
 
 
 def test_a_run_says_which_weights_it_ended_with(chain):

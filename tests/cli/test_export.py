@@ -1,5 +1,6 @@
 """`export` writes a folder atomically and replaces only an earlier export."""
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from lit_klrb.cli import export as exporting
 from lit_klrb.cli.main import main
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.models.loading import load_model
 
 
 def export(chain, target, stage="sft"):
@@ -95,6 +98,26 @@ def test_a_write_that_fails_leaves_what_was_there(chain, tmp_path, capsys, monke
 def test_a_folder_that_cannot_be_made(chain, capsys):
     assert export(chain, "/proc/policy") == 2
     assert one_line_of(capsys).startswith("error: output_dir: cannot write /proc/policy: ")
+
+
+def test_a_flipped_bit_in_an_export_is_found(chain, tmp_path):
+    assert export(chain, tmp_path) == 0
+    weights, sums = tmp_path / "model.safetensors", tmp_path / "SHA256SUMS"
+    assert sums.read_text() == f"{hashlib.sha256(weights.read_bytes()).hexdigest()}  model.safetensors\n"
+    load_model("policy_path", str(tmp_path))
+
+    raw, listed = bytearray(weights.read_bytes()), sums.read_text()
+    raw[-100] ^= 1
+    for changed, text in ((raw, listed), (weights.read_bytes(), listed.replace("model", "other"))):
+        weights.write_bytes(changed)
+        sums.write_text(text)
+        with pytest.raises(ConfigurationError) as refusal:
+            load_model("policy_path", str(tmp_path))
+        assert str(refusal.value).startswith(
+            f"policy_path: {tmp_path}: model.safetensors does not match its checksum in SHA256SUMS: "
+        )
+    sums.unlink()
+    load_model("policy_path", str(tmp_path))
 
 
 def test_a_checkpoint_without_a_policy(chain, tmp_path, capsys):

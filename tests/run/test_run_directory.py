@@ -59,6 +59,9 @@ def test_other_files_may_be_there_and_stay(tmp_path):
     with RunDirectory(tmp_path) as directory:
         directory.begin()
         assert files(tmp_path) == [".lock", "notes.txt", schema.RUN]
+        for name in schema.OWN[1:]:  # as files or folders of the evaluation before the first step
+            (tmp_path / name / "step_000000.csv").parent.mkdir()
+            (tmp_path / name / "step_000000.csv").touch()
         directory.abandon()
     assert files(tmp_path) == ["notes.txt"]
 

@@ -44,6 +44,17 @@ def test_an_attempt_goes_on_from_the_checkpoint_of_the_one_before(store, left):
     assert store.result(left.id)["state"] == "done"
 
 
+def test_a_published_cell_that_is_repeated_starts_anew(store, left):
+    assert exit_code(store, left) == PUBLISHED
+    workdir = store.workdir(left.id)
+    (workdir / "summary.json").unlink()
+    (workdir / "checkpoints" / "last.ckpt").write_bytes(b"step 1")
+    assert exit_code(store, left) == PUBLISHED
+    assert "resumed" not in store.log(left.id).read_text()
+    assert (workdir / "checkpoints" / "last.ckpt").read_bytes() != b"step 1"
+    assert store.refused(left.id) is None
+
+
 def test_an_attempt_that_fails_does_not_end_as_the_one_before_did(store, left, monkeypatch):
     monkeypatch.setenv("FAKE_JOB", "crash")
     assert exit_code(store, left) == FAILED

@@ -218,6 +218,9 @@ def test_a_settled_cell_has_a_result_and_the_checkpoint_others_need(store):
     checkpoint = store.workdir(ID) / "checkpoints" / "last.ckpt"
     checkpoint.parent.mkdir(parents=True)
     checkpoint.touch()
+    # Without a summary, it is that of a repetition that was stopped.
+    assert not store.is_settled(ID, needs_checkpoint=True)
+    (store.workdir(ID) / "summary.json").touch()
     assert store.is_settled(ID, needs_checkpoint=True)
     # A divergence is final: no checkpoint will come of running it again.
     other = {**RESULT, "id": "b" * 64, "state": "diverged"}
