@@ -17,9 +17,10 @@ import lightning as L
 
 from lit_klrb import rewards
 from lit_klrb.cli.arguments import Arguments
-from lit_klrb.cli.lightning import LitCLI, quiet
+from lit_klrb.cli.lightning import LitCLI
 from lit_klrb.cli.mistakes import EndedError
 from lit_klrb.cli.upstream import PATHS, paths_of
+from lit_klrb.cli.warned import quiet
 from lit_klrb.data.tables import READERS
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.loading import check_exists, is_checkpoint

@@ -1,11 +1,8 @@
 """`python -m lit_klrb`: LightningCLI with this project's defaults, and one-line messages for wrong input."""
 
 import errno
-import logging
-import os
 import re
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,9 +31,8 @@ from lit_klrb.callbacks import (
 from lit_klrb.cli.mistakes import EndedError, ending_of, flattened
 from lit_klrb.cli.parsing import OneLineParser, one_line
 from lit_klrb.cli.upstream import INITIAL, check_upstream
-from lit_klrb.cli.warned import once_of_a_kind
+from lit_klrb.cli.warned import once_of_a_kind, quiet
 from lit_klrb.errors import ConfigurationError, error_line
-from lit_klrb.models.loading import silence
 from lit_klrb.run.checkpoints import CheckpointFiles
 from lit_klrb.run.directory import RunDirectory
 from lit_klrb.run.loggers import run_loggers
@@ -268,24 +264,6 @@ def check_accelerator(name: Any) -> None:
         raise ConfigurationError(
             f"{name!r} is not available; this machine has {', '.join(available)}", key="accelerator"
         )
-
-
-def quiet() -> None:
-    """Suppress hardware banners, and warnings about choices that are made on purpose."""
-    # Lightning uses deprecated names of jsonargparse
-    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
-    silence()
-    for package in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(package).setLevel(logging.WARNING)
-    for hint in (
-        ".*does not have many workers.*",  # the model is the bottleneck; loaders run in the main process
-        ".*module\\(s\\) in eval mode.*",  # the reference, and the policy where dropout is off
-        ".*dirpath has changed.*",  # a run directory may be moved, or its checkpoint evaluated elsewhere
-        ".*exists and is not empty.*",  # a resumed run writes to the same directory
-        ".*callbacks used to create the checkpoint.*",  # check_same_run checks which may differ
-        ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",  # Lightning's own use of torch
-    ):
-        warnings.filterwarnings("ignore", hint)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,9 +1,31 @@
-"""Suppression of repeated warnings."""
+"""Suppression of banners and of repeated or intended warnings."""
 
+import logging
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
+
+from lit_klrb.models.loading import silence
+
+
+def quiet() -> None:
+    """Suppress hardware banners, and warnings about choices that are made on purpose."""
+    # Lightning uses deprecated names of jsonargparse
+    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+    silence()
+    for package in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(package).setLevel(logging.WARNING)
+    for hint in (
+        ".*does not have many workers.*",  # the model is the bottleneck; loaders run in the main process
+        ".*module\\(s\\) in eval mode.*",  # the reference, and the policy where dropout is off
+        ".*dirpath has changed.*",  # a run directory may be moved, or its checkpoint evaluated elsewhere
+        ".*exists and is not empty.*",  # a resumed run writes to the same directory
+        ".*callbacks used to create the checkpoint.*",  # check_same_run checks which may differ
+        ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",  # Lightning's own use of torch
+    ):
+        warnings.filterwarnings("ignore", hint)
 
 
 @contextmanager

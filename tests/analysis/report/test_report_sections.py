@@ -1,0 +1,196 @@
+"""Sections of the page: figures, studies, certificates, attainment, stability, evidence."""
+
+import json
+import math
+from importlib import import_module
+
+import numpy as np
+import pytest
+from reading import FIVE, SMALL, Page, grid_results, numbers, page_of, text_of
+from synthetic import cell, diverge, edit_plan, publish, result, write_sweep
+
+from analysis.report.assessment import load_assessment
+from analysis.report.build import build
+from analysis.report.sections import attainment, evidence, outcomes
+from analysis.report.sections.tradeoff import landmarks
+from analysis.report.verify import verify
+from analysis.results.load import load_sweep
+from analysis.stats.attainment import hypervolume
+from analysis.stats.bias import reference_bias
+
+# The package's attributes of these names are the functions.
+certificates = import_module("analysis.report.sections.certificates")
+estimation = import_module("analysis.report.sections.kl_values")
+
+
+def test_units_are_never_mixed_in_one_figure(tmp_path):
+    runs = write_sweep(tmp_path, estimators=FIVE[:3], edit=diverge(("RaoBlackwell", 0, 0)), **SMALL)
+    section = outcomes(load_assessment(runs))
+    assert len(section.figures) == 2
+    units = [{row[1].partition(" (")[2] for row in figure.table.rows} for figure in section.figures]
+    assert units == [{"rank among the runs of its beta (0 to 1))"}, {"reward units)"}]
+
+
+def later_version(**version):
+    """An edit of a plan: a version locked after the first, with the same content."""
+
+    def edit(document):
+        (first,) = document["history"]
+        document["history"].append({**first, "previous": document["hash"], **version})
+
+    return edit
+
+
+def test_the_plan_sets_alpha_and_cuts_and_its_changes_are_shown(tmp_path):
+    runs = write_sweep(tmp_path, primary={"alpha": 0.2, "kl_cuts": [2.5]}, **SMALL)
+    edit_plan(runs, later_version(published=7, changes=["plan.primary.alpha: 0.05 -> 0.2"]))
+    assert "up to 7 results could have been seen: plan.primary.alpha: 0.05 -> 0.2" in text_of(runs)
+    (table,) = outcomes(load_assessment(runs)).details
+    assert "two-sided at 0.2" in table.caption
+    assert any(row[0].startswith("frontier_share below KL = 2.5") for row in table.rows)
+
+
+def test_landmarks_are_named(tmp_path):
+    runs = write_sweep(tmp_path, **SMALL)
+    assert landmarks(load_sweep(runs)) == [("reference", 0.0, 0.1), ("after DPO", 0.4, 0.5)]
+    assert "after DPO" in build(runs).read_text("utf-8").replace("%20", " ")
+    publish(runs / "results", result(cell("warm", seed=1), {"reward": None, "kl": None}))
+    assert len(landmarks(load_sweep(runs))) == 2
+
+
+def test_studies_have_sections_of_their_own(better, tmp_path, undrawn):
+    without = Page((better / "report.html").read_text("utf-8"))
+    assert not {"estimation", "gradient_noise"} & set(without.ids)
+    runs = write_sweep(tmp_path, studied=True, **SMALL)
+    page = Page(build(runs).read_text("utf-8"))
+    assert {"estimation", "gradient_noise"} <= set(page.ids)
+    assert "10 completions of each of 6 prompts" in page.text
+    assert "inconclusive: fewer than 64 batches" in page.text
+    assert len(landmarks(load_sweep(runs))) == 2, "a study is no warm start"
+    assert verify(runs).differences == []
+    numbers = json.loads((runs / "results.json").read_text())["sections"]["estimation"]["20"]
+    assert numbers["rb"]["log_variance_ratio"] == pytest.approx(-2 * math.log(4))
+
+
+def test_a_heavy_tail_is_named_beside_the_bias():
+    draws = np.random.default_rng(0).lognormal(sigma=[[0.1], [6.0]], size=(2, 1000))
+    light, heavy = (estimation._bias(reference_bias(values, np.ones(1000)))[-1] for values in draws)
+    assert heavy.startswith("inconclusive (heavy tail, index ")
+    assert "tail" not in light
+
+
+def test_every_test_is_certified_on_the_readers_own_design(better, tmp_path, monkeypatch, undrawn):
+    numbers = certificates.certificates(load_assessment(better)).numbers["RaoBlackwell"]
+    assert abs(numbers["0.0"] - 0.05) < 4 * math.sqrt(0.05 * 0.95 / 1000)
+    assert numbers["0.0"] < numbers["0.5"] < numbers["1.0"]
+    assert "Type-I error here" in Page((better / "report.html").read_text("utf-8")).text
+    assert "certificates" not in page_of(tmp_path, replicates=1).ids
+
+
+def test_what_runs_attain_together_and_how_far_they_spread_is_said(tmp_path, undrawn):
+    steady = write_sweep(tmp_path, lift={"RaoBlackwell": 0.6}, replicates=6)
+    page = Page(build(steady).read_text("utf-8"))
+    numbers = json.loads((steady / "results.json").read_text())["sections"]
+    found = numbers["attainment"]["RaoBlackwell"]
+    assert found["outcome"] == "better"
+    pairs = load_assessment(steady).comparisons[0].pairs
+    corner = float(pairs.kl.max()), float(pairs.reward.min())
+    volumes = [
+        [
+            hypervolume(pairs.kl[rows, column], pairs.reward[rows, column], corner)
+            for rows in [pairs.replicate == replicate]
+            for column in (0, 1)
+        ]
+        for replicate in range(6)
+    ]
+    expected = np.mean([ours - theirs for ours, theirs in volumes])
+    assert found["hypervolume_difference"] == pytest.approx(expected)
+    assert "more hypervolume" in page.text
+    assert "The corner was not fixed in advance" in page.text
+    assert set(numbers["stability"]) == {"RaoBlackwell, reward", "RaoBlackwell, kl"}
+    assert numbers["stability"]["RaoBlackwell, reward"]["outcome"] in ("inconclusive", "better", "worse")
+    assert "exact McNemar test" in page.text
+
+
+def test_a_steadier_estimator_is_called_steadier(tmp_path, undrawn):
+    def steadier(point, made):
+        if point[0] == "RaoBlackwell":
+            values = made["curves"]["train/reward"]["value"]
+            made["curves"]["train/reward"]["value"] = [0.5 + (v - 0.5) / 50 for v in values]
+        return made
+
+    runs = write_sweep(tmp_path, replicates=10, edit=steadier)
+    build(runs)
+    found = json.loads((runs / "results.json").read_text())["sections"]["stability"]
+    assert found["RaoBlackwell, reward"]["outcome"] == "better"
+    assert found["RaoBlackwell, reward"]["log_ratio"] < -2
+    assert found["RaoBlackwell, kl"]["outcome"] != "better"
+
+
+def test_evidence_pair_by_pair_is_there_when_planned_and_while_the_sweep_runs(tmp_path):
+    late = {"edit": lambda point, made: None if point[2] == 5 else made}
+    design = {"lift": {"RaoBlackwell": 0.5}, "replicates": 6, **late}
+    planned = {"control": "MonteCarlo", "alpha": 0.05, "sequential": True}
+    study = load_assessment(write_sweep(tmp_path / "a", primary=planned, **design))
+    section = evidence(study)
+    numbers = section.numbers["RaoBlackwell"]
+    assert len(numbers["e"]) == 15
+    assert numbers["e"][numbers["crossing"] - 1] >= numbers["threshold"] == 20
+    assert any(
+        "RaoBlackwell has a higher J than MonteCarlo: E reached 20" in text for text in section.paragraphs
+    )
+    assert "valid at any look" in text_of(tmp_path / "a")
+    assert evidence(load_assessment(write_sweep(tmp_path / "b", **design))) is None
+    assert "must not decide when the sweep stops" in text_of(tmp_path / "b")
+
+
+def test_a_planned_corner_is_the_one_hypervolume_is_measured_from(tmp_path):
+    primary = {"control": "MonteCarlo", "alpha": 0.05, "corner": [90.0, -2.0]}
+    study = load_assessment(write_sweep(tmp_path, primary=primary))
+    section = attainment(study)
+    assert "KL 90.0, reward" in " ".join(section.paragraphs)
+    assert "not fixed in advance" not in " ".join(section.paragraphs)
+    pairs = study.comparisons[0].pairs
+    volumes = [
+        [
+            hypervolume(pairs.kl[rows, column], pairs.reward[rows, column], (90.0, -2.0))
+            for rows in [pairs.replicate == replicate]
+            for column in (0, 1)
+        ]
+        for replicate in range(4)
+    ]
+    expected = np.mean([ours - theirs for ours, theirs in volumes])
+    assert section.numbers["RaoBlackwell"]["hypervolume_difference"] == pytest.approx(expected)
+
+
+def test_program_facing_numbers_are_those_of_the_files(tmp_path):
+    runs = write_sweep(tmp_path, replicates=3)
+    told = numbers(runs)
+    found = grid_results(runs)
+    (arm,) = (arm for arm in told["arms"] if (arm["label"], arm["beta"]) == ("RaoBlackwell", 0.1))
+    finals = [found["RaoBlackwell", 1, replicate]["final"] for replicate in range(3)]
+    for key, of in {
+        "reward": lambda final: final["reward"],
+        "kl": lambda final: final["kl"],
+        "objective": lambda final: final["reward"] - 0.1 * final["kl"],
+    }.items():
+        values = [of(final) for final in finals]
+        mean = sum(values) / 3
+        assert arm[key]["mean"] == pytest.approx(mean)
+        sd = (sum((value - mean) ** 2 for value in values) / 2) ** 0.5
+        # 4.303: the t quantile at .975 with two degrees of freedom
+        assert arm[key]["interval"] == pytest.approx(
+            [mean - 4.3027 * sd / 3**0.5, mean + 4.3027 * sd / 3**0.5], rel=1e-4
+        )
+    assert arm["n"] == 3
+    starts = [one["curves"]["val/kl"]["value"][0] for one in found.values()]
+    assert told["start"]["kl"] == pytest.approx(sum(starts) / len(starts))
+    ratio = told["comparisons"][0]["kl_ratio"]
+    logs = 1.0
+    for index in range(3):
+        for replicate in range(3):
+            ours, theirs = (
+                found[name, index, replicate]["final"]["kl"] for name in ("RaoBlackwell", "MonteCarlo")
+            )
+            logs *= ours / theirs
+    assert ratio == pytest.approx(logs ** (1 / 9))
