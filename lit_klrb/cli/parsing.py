@@ -100,10 +100,13 @@ def one_line(message: str, known_keys: list[str]) -> str:
         message: The parser's message.
         known_keys: Keys to suggest for a misspelt one.
     """
+    # argparse's own errors come first, as they are not nested in others
     if match := re.match(r"the following arguments are required: (.*)", message):
         return _missing(match[1].split(", "))
+    # A linked key, such as a module's seed, is computed from another; the user must set the other
     if match := re.match(r"argument .*\((\S+)\) --> (\S+): ", message):
         return f"{match[2]}: follows from {match[1]}, which is the key to set"
+    # A section with a scalar or a path for its value: only its first name is of use, as the rest was not read
     if match := re.search(
         r'(?:^Key|Parser key) "(\w+)(?:\.[^"]*)?"(?: not found in namespace|: *\s*Unable to load)', message
     ):
@@ -111,6 +114,7 @@ def one_line(message: str, known_keys: list[str]) -> str:
     if match := re.match(
         r"unrecognized arguments: (\S+)|Subcommand '\w+' does not accept option '([^']+)'", message
     ):
+        # A positional argument is nearly always a configuration file without --config
         if not (match[2] or match[1].startswith("-")):
             return f"{match[1]}: an option is expected; a configuration is named by --config"
         key = re.split("[= ]", (match[1] or match[2]).lstrip("-"))[0]
@@ -119,6 +123,7 @@ def one_line(message: str, known_keys: list[str]) -> str:
     message = re.sub(
         r"\n- Expected a path but .*? either not accessible or invalid\n- ", " ", message, flags=re.DOTALL
     )
+    # Messages nest from the outside in: the key of the section first, then keys relative to it
     key, *inner = re.findall(r'Parser key "([^"]+)"', message) or [""]
     full_key = _joined(key, "init_args" if inner and key in CLASS_KEYS else "", *inner)
     unknown = re.search(r"(?:Option|Key|Group) '([^']+)' is not (?:accepted|expected)", message)
@@ -126,8 +131,10 @@ def one_line(message: str, known_keys: list[str]) -> str:
         name = unknown[1].removeprefix("init_args.")
         place = "" if key.endswith(f".{name}") else _joined(key, "init_args" if key in CLASS_KEYS else "")
         return f"unknown key {_joined(place, name)}{_close(name, parameters_of(key) or known_keys)}"
+    # NestedArg is how jsonargparse prints an option below a class, such as --kl.estimator.nonsense
     if match := re.search(r"Given value: NestedArg\(key='([^']+)'", message) if not inner else None:
         return f"unknown key {_joined(full_key, 'init_args', match[1])}{_close(match[1], parameters_of(key))}"
+    # Only the text after the last key is about the value itself
     *_, innermost = re.split(r'Parser key "[^"]+":?', message)
     return _no_class(full_key, innermost) or _wrong_type(full_key, innermost) or " ".join(message.split())
 

@@ -176,6 +176,7 @@ def cross_fitted_coefficients(
         values.double().reshape(-1, groups, group_size * origin.shape[1])
         for values in (torch.stack(list(directions.values())), origin)
     )
+    # Normal equations of each group: all its positions are observations of one regression
     products = torch.einsum("dgn,egn->gde", slopes, slopes)
     target = torch.einsum("dgn,cgn->gd", slopes, start)
     # Sums over the other groups, not the total minus the own group, which would cancel for a dominant group
@@ -185,11 +186,13 @@ def cross_fitted_coefficients(
     # The constant direction is dimensionless and cannot be compared with score weights
     compared = torch.tensor([name != "constant" for name in directions], device=origin.device)
     squares = (others @ start[0].square().sum(1))[:, None]
+    # The sums over the other groups divided by their number: the squares of one additional group
     penalty = (diagonal + _NEGLIGIBLE * squares * compared) / (groups - 1)
     # Scale to a unit diagonal; 1 on the diagonal keeps the system solvable if a direction is zero everywhere
     scale = torch.where(diagonal + penalty > 0, diagonal + penalty, 1).rsqrt()
     matrix = scale[:, :, None] * products * scale[:, None, :]
     matrix.diagonal(dim1=1, dim2=2).fill_(1.0)
+    # Minus: the coefficients cancel the projection of the start on the directions
     coefficients = -scale * torch.linalg.solve(matrix, scale * target)
     spread = coefficients.to(origin.dtype).repeat_interleave(group_size, 0)
     return {name: spread[:, index, None] for index, name in enumerate(directions)}
