@@ -9,6 +9,7 @@ RUN/checkpoints/previous.ckpt      the one before it
 RUN/studies/*.json                 artifacts of studies, if the run has any
 RUN/completions/step_N.csv         completions of an evaluation and of the first one, by `CompletionTable`
 RUN/kl_by_position/step_N.csv      the KL at each position of the completions, by `KLMonitor`
+RUN/evaluation.csv                 the final evaluation: one row per prompt, means over its completions
 RUN/summary.json                   written last: how the run ended, and the final evaluation
 """
 
@@ -21,11 +22,12 @@ PREVIOUS_CHECKPOINT = "checkpoints/previous.ckpt"
 STUDIES = "studies"
 COMPLETIONS = "completions"
 KL_BY_POSITION = "kl_by_position"
+EVALUATION = "evaluation.csv"
 SUMMARY = "summary.json"
 # All files and folders that runs write.
 OWN = (
     *(RUN, CONFIG, METRICS_DIR, TENSORBOARD, "checkpoints"),
-    *(STUDIES, COMPLETIONS, KL_BY_POSITION, SUMMARY),
+    *(STUDIES, COMPLETIONS, KL_BY_POSITION, EVALUATION, SUMMARY),
 )
 
 # A sweep's directory: published results by cell id, and the run directories of its cells.

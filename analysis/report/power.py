@@ -8,7 +8,8 @@ from analysis.report.pilot import warnings
 from analysis.results import Plan
 from analysis.results.load import load_sweep
 from analysis.results.sweep import Sweep
-from analysis.stats.matching import match
+from analysis.stats.evaluation_noise import noise_share
+from analysis.stats.matching import match, matched_evaluations
 from analysis.stats.pairs import Pairs
 from analysis.stats.power import (
     SWEEPS,
@@ -51,6 +52,7 @@ def power(plan: Plan, pilot: Path | None) -> list[str]:
         f"{SWEEPS:,} simulated sweeps)",
         *_rates(plan, scenario),
         *_detectable(plan, scenario, pairs),
+        *(() if found is None or pairs is None else _evaluation(found, pairs)),
         *_other_designs(plan, scenario),
         *(f"  WARNING: {text}" for text in ([] if found is None else warnings(found))),
     ]
@@ -74,6 +76,12 @@ def _detectable(plan: Plan, scenario: Scenario, pairs: Pairs | None) -> Iterator
     else:
         found = detectable_difference(pairs, plan.grid.replicates, plan.level)
     yield f"  smallest difference in J found in 80% of cases: {number(found)} reward units"
+
+
+def _evaluation(pilot: Sweep, pairs: Pairs) -> Iterator[str]:
+    share = noise_share([*matched_evaluations(pilot, pairs).values()])
+    if share is not None:
+        yield f"  evaluation noise is {share} of the variance of a pair's difference in J, 95% CI"
 
 
 def _other_designs(plan: Plan, scenario: Scenario) -> Iterator[str]:

@@ -20,6 +20,9 @@ from lit_klrb import schema
 
 FloatArray = npt.NDArray[np.float64]
 
+# Maximum relative error of a value that is published with four significant digits.
+_ROUNDING = 6e-4
+
 
 @dataclass(frozen=True, eq=False)
 class Curve:
@@ -52,6 +55,8 @@ class Run:
         studies: Artifacts of its studies.
         completions: A few of its completions.
         settings: Its hyperparameters: dotted key -> value.
+        prompts: Metric -> its value for each prompt of the final evaluation, shape [P], rounded; empty if it
+            diverged or was published by an earlier version.
     """
 
     cell: Cell
@@ -63,6 +68,7 @@ class Run:
     studies: tuple[ValueStudy | GradientStudy, ...] = ()
     completions: tuple[Completion, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
+    prompts: Mapping[str, FloatArray] = field(default_factory=dict)
 
     @property
     def point(self) -> Point:
@@ -150,9 +156,10 @@ def _run(content: dict[str, Any]) -> Run:
     final = {key: _number(value) for key, value in content["final"].items()}
     # Whether a run without a reward counts as diverged depends on the plan
     finite = all(math.isfinite(final.get(key, 0.0)) for key in (schema.REWARD, schema.KL))
+    diverged = content["state"] == schema.DIVERGED or (cell.point is not None and not finite)
     return Run(
         cell,
-        content["state"] == schema.DIVERGED or (cell.point is not None and not finite),
+        diverged,
         final,
         {key: _curve(curve) for key, curve in content["curves"].items()},
         {str(key): str(value) for key, value in content["versions"].items()},
@@ -160,7 +167,24 @@ def _run(content: dict[str, Any]) -> Run:
         read_studies(content.get("studies", {})),
         tuple(_completion(one) for one in content.get("completions", ())),
         {str(key): str(value) for key, value in content.get("settings", {}).items()},
+        {} if diverged else _prompts(content.get("prompts", {}), final),
     )
+
+
+def _prompts(content: dict[str, list[Any]], final: Mapping[str, float]) -> dict[str, FloatArray]:
+    """The values of the prompts, whose means are the final metrics up to rounding."""
+    if not content:
+        return {}
+    found = {key: np.array([_number(value) for value in content[key]]) for key in (schema.REWARD, schema.KL)}
+    if len({len(values) for values in found.values()}) > 1:
+        raise ValueError("prompts has different numbers of rewards and KLs")
+    if not len(found[schema.KL]):
+        raise ValueError("prompts has no values")
+    for key, values in found.items():
+        rounding = _ROUNDING * float(np.abs(values).mean())
+        if not abs(float(values.mean()) - final[key]) <= rounding:
+            raise ValueError(f"the mean of prompts.{key} is {values.mean():g}, final.{key} is {final[key]:g}")
+    return found
 
 
 def _completion(content: dict[str, Any]) -> Completion:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from analysis.results.records import Run
 from analysis.results.sweep import Sweep
 from analysis.stats.curves import Curves
 from analysis.stats.pairs import FloatArray, Pairs
@@ -43,6 +44,33 @@ def match(sweep: Sweep, treatment: str, control: str) -> Pairs:
         outcomes(schema.KL),
         np.zeros((len(rows), 2)) if sweep.plan.primary.outcome == schema.KL else outcomes(schema.REWARD),
     )
+
+
+def matched_evaluations(sweep: Sweep, pairs: Pairs) -> dict[int, FloatArray]:
+    """Differences of matched runs in what decides, per prompt of the common evaluation.
+
+    Returns:
+        Index of beta -> treatment - control in J, or in the KL where the plan decides by it, of S pairs
+        without a diverged run on P prompts, shape [S, P]. Empty if a run has no values per prompt, or another
+        number of prompts.
+    """
+    grid, found = sweep.grid, {}
+    usable = pairs.subset(np.asarray(~pairs.diverged.any(axis=1)))
+    for index in map(int, usable.beta_indices):
+        replicates = usable.replicate[usable.beta_index == index]
+        runs = [[grid[name, index, int(s)] for s in replicates] for name in (pairs.treatment, pairs.control)]
+        ours, theirs = ([_prompt_values(sweep, run) for run in column] for column in runs)
+        if len({len(values) for values in (*ours, *theirs)}) > 1:
+            return {}
+        found[index] = np.array(ours) - np.array(theirs)
+    prompts = {values.shape[1] for values in found.values()}
+    return found if len(prompts) == 1 and prompts != {0} else {}
+
+
+def _prompt_values(sweep: Sweep, run: Run) -> FloatArray:
+    """J of each prompt, or its KL where the plan decides by it, shape [P]; shape [0] if unknown."""
+    kl, reward = (run.prompts.get(key, np.zeros(0)) for key in (schema.KL, schema.REWARD))
+    return kl if sweep.plan.primary.outcome == schema.KL else reward - run.point.beta * kl
 
 
 def matched_curves(sweep: Sweep, pairs: Pairs, metric: str) -> Curves | None:

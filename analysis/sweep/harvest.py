@@ -21,6 +21,8 @@ _SETTINGS = ("model", "data", "kl")
 _TRAINER_SETTINGS = ("max_steps", "precision", "accumulate_grad_batches", "gradient_clip_val")
 # Number of completions published per run, and the maximum number of characters of each.
 _COMPLETIONS, _LETTERS = 3, 1_000
+# Columns of the final evaluation that are published, and their significant digits.
+_PROMPT_VALUES, _DIGITS = (schema.REWARD, schema.KL), 4
 
 
 def harvest(cell: Cell, run: Path, summary: dict[str, Any]) -> dict[str, Any]:
@@ -40,6 +42,7 @@ def harvest(cell: Cell, run: Path, summary: dict[str, Any]) -> dict[str, Any]:
         state = schema.DIVERGED
     studies = {path.stem: json.loads(path.read_bytes()) for path in (run / schema.STUDIES).glob("*.json")}
     shown = completions(run / schema.COMPLETIONS)
+    prompts = {} if state == schema.DIVERGED else prompt_values(run / schema.EVALUATION)
     return {
         "schema": RESULT_SCHEMA,
         "id": cell.id,
@@ -51,6 +54,7 @@ def harvest(cell: Cell, run: Path, summary: dict[str, Any]) -> dict[str, Any]:
         **{key: summary[key] for key in (schema.WEIGHTS,) if key in summary},
         **({"studies": studies} if studies else {}),
         **({"completions": shown} if shown else {}),
+        **({"prompts": prompts} if prompts else {}),
         "settings": settings(run / schema.CONFIG),
     }
 
@@ -110,6 +114,15 @@ def completions(folder: Path) -> list[dict[str, Any]]:
         }
         for row in rows
     ]
+
+
+def prompt_values(path: Path) -> dict[str, list[float]]:
+    """Reward and KL of each prompt of the final evaluation, rounded; empty without its file."""
+    if not path.exists():
+        return {}
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {name: [float(f"{float(row[name]):.{_DIGITS}g}") for row in rows] for name in _PROMPT_VALUES}
 
 
 def settings(config: Path) -> dict[str, Any]:

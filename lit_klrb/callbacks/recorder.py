@@ -15,7 +15,8 @@ from torch import Tensor
 import lit_klrb
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import write_atomically
+from lit_klrb.files import csv_text, write_atomically
+from lit_klrb.modules.regularised import RegularisedModule
 from lit_klrb.run.checkpoints import digest
 from lit_klrb.run.directory import RunDirectory
 from lit_klrb.run.lightning_internals import set_logged_step
@@ -132,12 +133,22 @@ class RunRecorder(L.Callback):
             # Within a fit, Lightning logs an evaluation after n steps at step n - 1; do the same here
             set_logged_step(trainer, max(0, trainer.global_step - 1))
             evaluate()
+        self._write_evaluation(trainer)
         self._write(
             trainer,
             schema.DONE,
             self._final,
             **{schema.WEIGHTS: digest(trainer.lightning_module.state_dict())},
         )
+
+    def _write_evaluation(self, trainer: L.Trainer) -> None:
+        """Write the prompts' values of the final evaluation, from which its noise can be estimated."""
+        module = trainer.lightning_module
+        if trainer.is_global_zero and isinstance(module, RegularisedModule):
+            columns = {name: values.tolist() for name, values in module.prompt_means.items()}
+            rows = enumerate(zip(*columns.values(), strict=True))
+            text = csv_text(["prompt", *columns], ([prompt, *row] for prompt, row in rows))
+            write_atomically(self.directory.path / schema.EVALUATION, text)
 
     def _check(self, trainer: L.Trainer, what: str, value: Tensor) -> None:
         if not math.isfinite(value.item()):

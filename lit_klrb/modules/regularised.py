@@ -99,6 +99,8 @@ class RegularisedModule(PolicyModule, ABC):
         )
         self.stopwatch = Stopwatch()
         self._evaluated: list[dict[str, Tensor]] = []
+        # Reward, KL and length of each prompt of the latest evaluation: means over its completions, [P] each.
+        self.prompt_means: dict[str, Tensor] = {}
 
     @abstractmethod
     def load_reward(self, device: torch.device) -> Reward:
@@ -231,8 +233,10 @@ class RegularisedModule(PolicyModule, ABC):
     def _log_evaluation(self, stage: str) -> None:
         metrics: dict[str, float] = {}
         for name in self._evaluated[0]:
-            mean, error = clustered_mean(torch.cat([part[name] for part in self._evaluated]))
+            values = torch.cat([part[name] for part in self._evaluated])
+            mean, error = clustered_mean(values)
             metrics |= {name: mean.item(), f"{name}_se": error.item()}
+            self.prompt_means[name] = values.mean(1)
         self._evaluated.clear()
         self.log_evaluation(stage, metrics)
         self.print(

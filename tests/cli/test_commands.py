@@ -37,6 +37,19 @@ def test_a_run_leaves_its_configuration_metrics_checkpoint_and_summary(chain):
     assert {"reward", "reward_se", "kl", "kl_se", "length"} <= set(summary["final"])
 
 
+def test_the_final_evaluation_is_kept_per_prompt(chain):
+    assert not (chain.root / "sft" / "evaluation.csv").exists()
+    for stage in ("dpo", "rloo"):
+        with (chain.root / stage / "evaluation.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert [row["prompt"] for row in rows] == [str(prompt) for prompt in range(8)]
+        for name in ("reward", "kl", "length"):
+            values = torch.tensor([float(row[name]) for row in rows])
+            assert values.mean().item() == pytest.approx(final_of(chain.root / stage)[name], rel=1e-5)
+            error = values.std().item() / 8**0.5
+            assert error == pytest.approx(final_of(chain.root / stage)[f"{name}_se"], rel=1e-5)
+
+
 def test_the_evaluation_before_the_first_step_is_logged_and_the_last_one_is_the_result(chain):
     rows = [row for row in metrics_of(chain.root / "rloo") if row["val/kl"]]
     assert [int(row["step"]) for row in rows] == [0, 2, 5]

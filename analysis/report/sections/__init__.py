@@ -9,6 +9,7 @@ from analysis.report.sections.attainment import attainment
 from analysis.report.sections.certificates import certificates
 from analysis.report.sections.completions import completions
 from analysis.report.sections.curves import training_curves
+from analysis.report.sections.evaluation_noise import evaluation_noise
 from analysis.report.sections.evidence import evidence
 from analysis.report.sections.execution import execution
 from analysis.report.sections.gradient_noise import gradient_noise
@@ -30,6 +31,7 @@ SECTIONS: tuple[Callable[[Assessment], Section | None], ...] = (
     completions,
     hyperparameters,
     outcomes,
+    evaluation_noise,
     evidence,
     training_curves,
     attainment,

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.lines import Line2D
 
 from analysis.report.assessment import Assessment
@@ -12,9 +13,10 @@ from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import FAINT, INK, MANY, Look, legend_lines, looks, sheet
 from analysis.results.records import Run
 from analysis.results.sweep import Sweep
+from analysis.stats.arms import start_of
 from analysis.stats.frontier import nondominated
 from analysis.stats.intervals import Estimate
-from analysis.stats.pairs import BoolArray
+from analysis.stats.pairs import BoolArray, FloatArray
 from analysis.stats.text import number
 from analysis.stats.unpaired import mean_over
 from lit_klrb import schema
@@ -46,8 +48,8 @@ def tradeoff(assessment: Assessment) -> Section | None:
                 f"{len(runs)} single runs, {int(on.sum())} of them on the frontier.",
                 "Up is more reward, left is closer to the reference. A large mark is the mean over the "
                 "replicates of an arm at one β, its bars are 95% t intervals over replicates, lines join the "
-                "betas of an arm. Pale marks are single runs; the dashed steps are their frontier, the runs "
-                "that no other run equals or beats in both reward and KL.",
+                "betas of an arm; long bars may end outside. Pale marks are single runs, the dashed steps "
+                "their frontier: the runs that no other run equals or beats in both reward and KL.",
                 _table(runs, on),
             )
         ],
@@ -106,9 +108,11 @@ def _draw(assessment: Assessment, runs: list[Run], on: BoolArray) -> str:
             _draw_means(axes, [run for run in runs if run.point.arm == name], look)
         marks = _draw_landmarks(axes, assessment.sweep)
         _label_betas(axes, runs)
+        places = landmarks(assessment.sweep)
+        _limit(axes.xaxis, np.array([*kl, *(at for _, at, _ in places)]))
+        _limit(axes.yaxis, np.array([*reward, *(at for _, _, at in places)]))
         axes.set_xlabel("KL to the reference (nats per completion)")
         axes.set_ylabel("Mean reward")
-        axes.margins(y=0.12)
         handles = [*legend_lines(styles, lines=False), *marks]
         drawn.canvas.legend(handles=handles, loc="outside upper left", ncols=2, fontsize=8)
     return drawn.svg
@@ -133,6 +137,15 @@ def _draw_means(axes: Axes, runs: list[Run], look: Look) -> None:
         elinewidth=1.3,
         zorder=3,
     )
+
+
+def _limit(axis: Axis, points: FloatArray) -> None:
+    """Limit an axis to its points and what is near them, as an interval over few replicates may be huge."""
+    low, high = float(points.min()), float(points.max())
+    near = 0.3 * (high - low)
+    shown = axis.get_view_interval()
+    if near > 0:
+        axis.set_view_interval(max(shown[0], low - near), min(shown[1], high + near), ignore=True)
 
 
 def _betas(runs: list[Run]) -> list[float]:
@@ -163,6 +176,8 @@ def _label_betas(axes: Axes, runs: list[Run]) -> None:
             ha="center",
             va="top",
             fontsize=8,
+            bbox={"boxstyle": "square,pad=0.1", "color": "white", "alpha": 0.7},
+            zorder=2.5,
         )
 
 
@@ -181,6 +196,7 @@ def landmarks(sweep: Sweep) -> list[tuple[str, float, float]]:
     """(name, KL, reward) of the reference and of each warm start, as far as they were evaluated.
 
     A warm start's training begins at the reference: its first evaluation, at KL 0, is the reference's.
+    Without a warm start, the evaluation of the runs of the grid before their first step is the start.
     """
     found: list[tuple[str, float, float]] = []
     for run in sweep.landmarks:
@@ -191,4 +207,9 @@ def landmarks(sweep: Sweep) -> list[tuple[str, float, float]]:
             found.append(
                 (f"after {run.cell.stage.upper()}", run.outcome(schema.KL), run.outcome(schema.REWARD))
             )
+    start = start_of(sweep)
+    at_reward, at_kl = start[schema.REWARD], start[schema.KL]
+    warm = any(name.startswith("after") for name, *_ in found)
+    if at_reward is not None and at_kl is not None and not warm:
+        found.append(("start", at_kl, at_reward))
     return found

@@ -12,7 +12,7 @@ from analysis.design import read_plan
 from analysis.report.assessment import load_assessment
 from analysis.report.pilot import warnings
 from analysis.report.power import power
-from analysis.report.sections import certificates
+from analysis.report.sections import certificates, evaluation_noise
 from analysis.results.arm import Arm
 from analysis.results.artifacts import GradientStudy
 from analysis.results.load import load_sweep
@@ -71,6 +71,19 @@ def test_plan_and_page_say_the_same_of_one_design(plan, tmp_path):
     assert f"80% of cases: {reach} reward units" in lines[5]
     verdict = assessment.comparisons[0].decision.primary
     assert found["detectable"] == pytest.approx(verdict.estimate.detectable(plan.level))
+
+
+def test_the_share_of_evaluation_noise_in_a_pilot_is_that_of_its_page(plan, tmp_path):
+    def edit(point, made):
+        reward, kl, spread = made["final"]["reward"], made["final"]["kl"], 0.2 * (-1) ** point[2]
+        spread *= point[0] == "RaoBlackwell"
+        return made | {"prompts": {"reward": [reward - spread, reward + spread], "kl": [kl, kl]}}
+
+    pilot = write_sweep(tmp_path, edit=edit)
+    share = evaluation_noise(load_assessment(pilot)).numbers["RaoBlackwell"]["all"]["share"]
+    (line,) = [line for line in power(plan, pilot) if "evaluation noise" in line]
+    assert line.startswith(f"  evaluation noise is {share:.0%} (")
+    assert not [line for line in power(plan, None) if "evaluation noise" in line]
 
 
 def test_fewer_arms_with_more_replicates_stand_beside_more_arms_with_fewer(plan):

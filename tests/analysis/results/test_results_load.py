@@ -6,6 +6,7 @@ from synthetic import BETAS, cell, digest, fail, publish, result, write_sweep
 
 from analysis.results import DamagedFileError
 from analysis.results.load import load_sweep
+from analysis.results.records import read_run
 from analysis.stats.matching import match
 from lit_klrb.errors import ConfigurationError
 
@@ -34,6 +35,32 @@ def test_pairs_hold_the_two_runs_of_each_point(tmp_path):
         ]
         assert pairs.beta[row] == BETAS[level]
     assert not pairs.blocked
+
+
+VALUES = {"reward": [1.234, 0.7666], "kl": [2.0, 3.0]}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "reason"),
+    [
+        (VALUES, None),
+        ({}, None),
+        (VALUES | {"kl": [2.0, 3.01]}, "the mean of prompts.kl is 2.505, final.kl is 2.5"),
+        (VALUES | {"kl": [2.0, None]}, "the mean of prompts.kl is nan, final.kl is 2.5"),
+        (VALUES | {"kl": [2.5]}, "prompts has different numbers of rewards and KLs"),
+        ({"kl": [2.5]}, "KeyError"),
+        ({"reward": [], "kl": []}, "prompts has no values"),
+        ([2.5], "TypeError"),
+    ],
+)
+def test_values_per_prompt_must_have_the_final_means(tmp_path, prompts, reason):
+    final = {"reward": 1.0, "kl": 2.5}
+    path = publish(tmp_path, result(cell("rloo", ("a", 0, 0)), final) | {"prompts": prompts})
+    if reason is None:
+        assert {key: list(values) for key, values in read_run(path).prompts.items()} == prompts
+    else:
+        with pytest.raises(DamagedFileError, match=reason):
+            read_run(path)
 
 
 def test_seeds_shared_across_betas_swap_whole_replicates(tmp_path):

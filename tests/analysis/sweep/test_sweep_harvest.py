@@ -124,6 +124,18 @@ def test_completions_of_the_newest_evaluation_are_published(tmp_path, cells):
     assert found[1] == {"text_at_start": 'a, "1"', "reward_at_start": 1.5, "text": "b" * 1000, "reward": None}
 
 
+def test_rewards_and_kls_of_the_prompts_are_published_with_four_digits_unless_the_run_diverged(
+    tmp_path, cells
+):
+    summary = {"state": "done", "final": {"reward": 1.0, "kl": 2.0}, "versions": {}}
+    assert "prompts" not in harvest(cells[0], tmp_path, summary)
+    (tmp_path / "evaluation.csv").write_text("prompt,reward,kl,length\n0,-0.123456,1e-07,3\n1,12345.6,2,4\n")
+    found = harvest(cells[0], tmp_path, summary)["prompts"]
+    assert found == {"reward": [-0.1235, 12350.0], "kl": [1e-07, 2.0]}
+    for diverged in (summary | {"state": "diverged"}, summary | {"final": {"reward": None, "kl": 2.0}}):
+        assert "prompts" not in harvest(cells[0], tmp_path, diverged)
+
+
 def test_hyperparameters_are_published_without_paths(tmp_path, cells):
     config = {
         "model": {"class_path": "x.RLOOModule", "init_args": {"learning_rate": 0.1, "policy_path": "/a/b"}},
