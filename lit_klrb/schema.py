@@ -37,6 +37,7 @@ CELLS = "cells"
 # Studies by name.
 ESTIMATION = "estimation"
 GRADIENT_NOISE = "gradient_noise"
+PITFALLS = "pitfalls"
 
 # The states of a run that has ended (`summary.json`: "state").
 DONE = "done"

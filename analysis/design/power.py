@@ -1,14 +1,14 @@
-"""The smallest p-value of a design."""
+"""What a design can show at all, before anything is run."""
 
 
 def smallest_p(swaps: int) -> float:
-    """The smallest two-sided p-value that an exact swap test can attain.
+    """The smallest two-sided p that an exact swap test can reach.
 
-    Under exchangeability each unit can be swapped independently, so 2**swaps outcomes are equally likely. The
-    p-value is at least the probability of the most extreme one and its mirror image.
+    Under exchangeability each of `swaps` pairs (or blocks) may be swapped on its own, so 2**swaps outcomes
+    are equally likely; the most extreme one and its mirror image are the least that must be counted.
 
     Args:
-        swaps: Number of swap units: pairs, or whole replicates if seeds are shared across betas.
+        swaps: Pairs that are exchangeable one by one; whole replicates where seeds are shared over beta.
 
     Example:
         >>> smallest_p(5), smallest_p(6)

@@ -14,6 +14,7 @@ COMMANDS = {
     "test": "evaluate a checkpoint on the test prompts",
     "predict": "write the completions of a checkpoint to predictions.jsonl",
     "check": "build what fit would train, without training; print the estimator and the evaluation as JSON",
+    "study": "compare estimators on models so small that every completion is enumerated",
     "explain": "show what a KL estimator computes and what its gradient optimises",
     "export": "write a checkpoint as a folder that transformers loads",
     "clean": "empty the cache, or remove the working files of a sweep's published cells",
@@ -78,6 +79,10 @@ def _run(command: str, rest: list[str]) -> int:
         from lit_klrb.cli.clean import main as clean
 
         return printing(lambda: clean(rest))
+    if command == "study":
+        from lit_klrb.cli.study import main as study
+
+        return printing(lambda: study(rest))
     if command == "check":
         from lit_klrb.cli.check import main as check
 

@@ -2,3 +2,4 @@
 
 from .estimation import EstimationStudy as EstimationStudy
 from .gradient_noise import GradientNoiseStudy as GradientNoiseStudy
+from .pitfalls import PitfallsStudy as PitfallsStudy
