@@ -1,4 +1,4 @@
-"""What published numbers support: a share of a Pareto frontier, or the points (method, KL, reward)."""
+"""Audit of published results: a share of a Pareto frontier, or points (method, KL, reward)."""
 
 import csv
 import io
@@ -27,7 +27,7 @@ from analysis.stats.text import count, number, probability
 from lit_klrb.errors import ConfigurationError
 
 COLUMNS = ("method", "kl", "reward")
-# Columns that mean something beyond matching runs.
+# Columns with a meaning beyond matching runs.
 BETA, SEEDS = "beta", ("seed", "replicate")
 
 Key = tuple[str, ...]
@@ -39,9 +39,9 @@ class Points:
 
     Attributes:
         method: Name of each run's method, [N].
-        kl: KL in nats, [N]; `nan` for a run that diverged.
+        kl: KL in nats, [N]; `nan` for a diverged run.
         reward: Mean reward, [N].
-        columns: Further columns, which match runs: name -> text of each run, [N].
+        columns: Further columns, by which runs are matched: text of each run, [N], by name.
     """
 
     method: list[str]
@@ -50,16 +50,16 @@ class Points:
     columns: dict[str, list[str]]
 
     def keys(self, rows: Sequence[int], without: str | None = None) -> list[Key]:
-        """What each run is matched by: its further columns, but for one."""
+        """The key by which each run is matched: its further columns, except one."""
         used = [values for name, values in self.columns.items() if name != without]
         return [tuple(values[row] for values in used) for row in rows]
 
 
 def read_points(path: Path) -> Points:
-    """Points from a CSV file with the columns method, kl and reward; further columns match runs in pairs.
+    """Read points from a CSV file with the columns method, kl and reward; runs are matched by all others.
 
     Raises:
-        ConfigurationError: If a column is missing or a number is none.
+        ConfigurationError: If a column is missing or a value is not a number.
     """
     try:
         text = read_bytes(path).decode("utf-8-sig")  # spreadsheets begin a file with a byte order mark
@@ -90,7 +90,7 @@ def _number(path: Path, column: str, text: str) -> float:
 
 
 def audit_points(points: Points, control: str) -> list[str]:
-    """What the points support about every other method against the control.
+    """Lines on the evidence of the points for each other method against the control.
 
     Raises:
         ConfigurationError: If there is no such method, or no other.
@@ -118,14 +118,14 @@ def audit_points(points: Points, control: str) -> list[str]:
         lines += [f"  {one.claim.key}: {one.sentence}" for one in verdicts if one.treatment == name]
     if findings:
         lines.append(
-            f"p-values after Holm's correction are for these {len(findings)} tests together, intervals are "
-            "simultaneous. None of them was planned: they explore."
+            f"p-values are after Holm's correction over these {len(findings)} tests, and intervals are "
+            "simultaneous. The tests are exploratory, as none was planned."
         )
     return [*lines, FRONTIER_SHARE.caveat]
 
 
 def _matched(points: Points, name: str, control: str) -> Pairs | None:
-    """The matched pairs of two methods; None where the runs do not match one to one."""
+    """The matched pairs of two methods; None if the runs do not match one to one."""
     rows = [index for index, method in enumerate(points.method) if method in (name, control)]
     keys = points.keys(rows)
     if not points.columns or not _one_to_one([points.method[row] for row in rows], keys, name):
@@ -139,7 +139,7 @@ def _matched(points: Points, name: str, control: str) -> Pairs | None:
     betas = np.broadcast_to(betas, len(names)).astype(np.float64)
     index = np.unique(betas, return_inverse=True)[1]
     seeds = next((points.columns[name] for name in SEEDS if name in points.columns), None)
-    # Without seeds the pairs of a beta are counted.
+    # Without seeds, the pairs of a beta are numbered
     replicate = np.array([int((index[:i] == index[i]).sum()) for i in range(len(names))])
     unit = np.arange(len(names))
     if seeds is not None:
@@ -159,7 +159,7 @@ def _one_to_one(methods: Sequence[str], keys: Sequence[Key], name: str) -> bool:
 
 
 def _findings(pairs: Pairs, points: Points) -> list[Finding]:
-    """Every test that the columns allow."""
+    """All tests for which there are columns."""
     found = []
     if BETA in points.columns:
         contrast = objective_contrast(pairs)
@@ -181,18 +181,18 @@ def _frontier(name: str, pairs: Pairs) -> list[str]:
     if pairs.blocked:
         blocks = len(np.unique(pairs.unit))
         lines.append(
-            f"Seeds repeat over the pairs, so whole seeds are swapped: {blocks} of them allow no p below "
-            f"{number(min(1.0, 2.0 ** (1 - blocks)), 2)}."
+            "Pairs share seeds, so all pairs of a seed are swapped together. The smallest attainable p with "
+            f"{blocks} seeds is {number(min(1.0, 2.0 ** (1 - blocks)), 2)}."
         )
         return lines
     return [*lines, settle(ahead, discordant)]
 
 
 def _unmatching(points: Points, rows: Sequence[int], name: str) -> list[str]:
-    """The columns without which the runs would match in pairs."""
+    """Warnings about columns without which the runs would match one to one."""
     methods = [points.method[row] for row in rows]
     return [
-        f"WARNING: the column {column} keeps the runs from matching; without it they are matched in pairs."
+        f"WARNING: the runs do not match because of the column {column}; without it they match one to one."
         for column in points.columns
         if len(points.columns) > 1 and _one_to_one(methods, points.keys(rows, without=column), name)
     ]
@@ -202,18 +202,18 @@ def _unmatched(wins: int, total: int, treated: BoolArray) -> str:
     table = [[wins, total - wins], [int(treated.sum()) - wins, int((~treated).sum()) - (total - wins)]]
     p_value = float(stats.fisher_exact(table).pvalue)
     return (
-        "The runs are not matched one to one, so all labels are taken as exchangeable: exact "
-        f"{probability(p_value)}. That holds only if both methods ran at the same settings."
+        "The runs are not matched one to one, so all labels are assumed to be exchangeable: exact "
+        f"{probability(p_value)}. This is valid only if both methods ran with the same settings."
     )
 
 
 def audit(path: Path | None, share: str | None, control: str | None) -> list[str]:
-    """The lines `python -m analysis audit` prints.
+    """The lines of `python -m analysis audit`.
 
     Args:
-        path: The points' CSV file, or None.
-        share: "k/n" in its place, or None.
-        control: The method the others are compared with, for points.
+        path: The CSV file of the points, or None.
+        share: A share "k/n" instead of points, or None.
+        control: The method with which the others are compared; for points only.
 
     Raises:
         ConfigurationError: If not exactly one of path and share is given, or either cannot be used.
@@ -227,5 +227,5 @@ def audit(path: Path | None, share: str | None, control: str | None) -> list[str
         raise ConfigurationError("--control is missing; name the method that the others are compared with")
     points = read_points(path)
     lost = sum(not math.isfinite(value) for value in points.kl + points.reward)
-    told = [f"{count(lost, 'run')} diverged: never on the frontier."] if lost else []
-    return [*told, *audit_points(points, control)]
+    note = [f"{count(lost, 'run')} diverged: never on the frontier."] if lost else []
+    return [*note, *audit_points(points, control)]

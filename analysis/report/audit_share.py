@@ -1,4 +1,4 @@
-"""What a published share of a Pareto frontier supports, and how many points would settle it."""
+"""Audit of a published share of a Pareto frontier: its p-value, and how many points would be needed."""
 
 import numpy as np
 from scipy import stats
@@ -11,10 +11,10 @@ LARGEST = 2_000
 
 
 def read_share(text: str) -> tuple[int, int]:
-    """Both numbers of "k/n".
+    """The numbers of a share "k/n".
 
     Raises:
-        ConfigurationError: If it is no such share.
+        ConfigurationError: If the text is not such a share.
     """
     first, _, second = text.partition("/")
     if not (first.isdecimal() and second.isdecimal() and 0 < int(second) >= int(first)):
@@ -23,7 +23,7 @@ def read_share(text: str) -> tuple[int, int]:
 
 
 def sign_p(wins: int, total: int) -> float:
-    """Two-sided p of so many of the discordant pairs on one side: exact, each side as likely.
+    """Two-sided p-value of an exact sign test with `wins` of `total` discordant pairs on one side.
 
     Example:
         >>> [round(sign_p(k, n), 4) for k, n in [(7, 9), (14, 18), (21, 27), (28, 36)]]
@@ -33,10 +33,10 @@ def sign_p(wins: int, total: int) -> float:
 
 
 def points_needed(share: float) -> int | None:
-    """Discordant pairs with which 80% of studies would find p <= 0.05, if the true share is this one.
+    """Number of discordant pairs with which p <= 0.05 has a probability of 80%, given the true share.
 
-    The power of an exact test is a sawtooth in n: this is the n from which on it stays above. None if it
-    takes more than 2,000, so for a share of one half.
+    The power of an exact test is not monotone in n; this is the smallest n from which it is never below 80%.
+    None if n exceeds 2,000, as for a share of one half.
 
     Example:
         >>> points_needed(7 / 9), points_needed(0.5)
@@ -52,26 +52,26 @@ def points_needed(share: float) -> int | None:
 
 
 def audit_share(wins: int, total: int) -> list[str]:
-    """What "k of the n frontier points" supports, at best."""
+    """Lines on the strongest evidence that "k of the n frontier points" can provide."""
     lines = [
         f"{wins} of {total} frontier points ({wins / total:.0%}) are the treatment's.",
-        "At best every point comes from a matched pair whose other run is off the frontier; then the exact "
-        f"two-sided swap {probability(sign_p(wins, total))}. Pairs with both runs on it carry no "
-        "information: with them p is larger.",
-        f"The smallest p that {total} such points allow at all: {number(sign_p(total, total), 2)}.",
+        "If every point is from a matched pair whose other run is not on the frontier, the exact two-sided "
+        f"swap {probability(sign_p(wins, total))}. Pairs with both runs on the frontier carry no "
+        "information; with such pairs, p is larger.",
+        f"The smallest attainable p with {total} such points is {number(sign_p(total, total), 2)}.",
     ]
     return [*lines, settle(wins, total)]
 
 
 def settle(wins: int, total: int) -> str:
-    """How many discordant pairs would settle a share like this one."""
+    """A sentence on the number of discordant pairs that a share like this one needs."""
     share = max(wins, total - wins) / total if total else 0.5
     needed = points_needed(share)
     if needed is None:
-        return f"A true share of {share:.0%} would take more than {LARGEST:,} discordant pairs to settle."
+        return f"A true share of {share:.0%} would need more than {LARGEST:,} discordant pairs."
     if needed <= total:
-        return f"There are enough of them: {needed} find a true share of {share:.0%} in 80% of studies."
+        return f"This is enough: a true share of {share:.0%} is detected with 80% power from {needed} on."
     return (
-        f"To settle it, if the true share is {share:.0%}: {needed} discordant pairs, that is "
-        f"{number(needed / total, 2)} times as many replicates (80% power, p <= {ALPHA:g})."
+        f"A true share of {share:.0%} needs {needed} discordant pairs, {number(needed / total, 2)} times as "
+        f"many replicates (80% power, p <= {ALPHA:g})."
     )

@@ -1,4 +1,4 @@
-"""The numbers of a report that programs read: `results.json` beside what its sections say."""
+"""The summary of a report in `results.json`, for programs."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from lit_klrb import schema
 
 
 def summary_numbers(assessment: Assessment) -> dict[str, Any]:
-    """What a program wants to know of a sweep: the plan, the problems, the verdicts, the arms, the start."""
+    """The summary of a sweep: plan, problems, verdicts, arms, start."""
     sweep = assessment.sweep
     locked = sweep.locked
     return {
@@ -49,7 +49,7 @@ def _comparison(comparison: Comparison) -> dict[str, Any]:
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:
-    """An outcome's numbers; its p-values only where there may be a verdict."""
+    """The numbers of an outcome; without p-values if the verdict is withheld."""
     decided = not verdict.withheld
     return {
         "estimate": verdict.estimate.value,

@@ -1,4 +1,4 @@
-"""What a pilot warns of: designs in which no estimator of the KL could show anything."""
+"""Warnings from a pilot about designs in which no estimator of the KL could make a difference."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from analysis.stats.intervals import Estimate, Interval
 from analysis.stats.text import number
 from lit_klrb import schema
 
-# Of the whole gradient's noise: below it another estimator of the KL changes next to nothing.
+# Share of the KL in the noise of the whole gradient below which its estimator hardly matters.
 LEAST_SHARE = 0.05
 
 
@@ -48,7 +48,7 @@ def _rise(run: Run, beta: float) -> float | None:
 
 
 def _drowned(pilot: Sweep) -> Iterator[str]:
-    """Where the KL's gradient is a small part of the noise of the whole."""
+    """A warning if the KL's gradient is a small part of the noise of the whole gradient."""
     found = pilot.study(GradientStudy)
     if found is None:
         return
@@ -59,5 +59,5 @@ def _drowned(pilot: Sweep) -> Iterator[str]:
     if share < LEAST_SHARE:
         yield (
             f"the KL's gradient under {name} has at most {share:.1%} of the whole gradient's noise (beta "
-            f"{study.snapshots[0].beta:g}): another estimator of it changes next to nothing"
+            f"{study.snapshots[0].beta:g}): another estimator of the KL would hardly change it"
         )

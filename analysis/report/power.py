@@ -1,4 +1,4 @@
-"""Power of a planned sweep, by simulation: from a pilot's spreads, or from stated assumptions."""
+"""Power of a planned sweep by simulation, from the variances of a pilot or from assumptions."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,19 +22,19 @@ from analysis.stats.scenario import STANDARD, Scenario, scenario_of
 from analysis.stats.text import number
 from lit_klrb.errors import ConfigurationError
 
-# True advantages in reward, in units of its spread between replicates.
+# True differences in reward, in standard deviations between replicates.
 LIFTS = (0.25, 0.5, 1.0)
 
 
 def power(plan: Plan, pilot: Path | None) -> list[str]:
-    """Lines for `analysis plan`: type-I error, power, the replicates that would do, and other designs.
+    """Lines for `analysis plan`: type-I error, power, replicates needed, and other designs.
 
     Args:
-        plan: Gives replicates and level; a treatment is compared with the control at Holm's first step.
-        pilot: The directory of an earlier sweep with the plan's control and one of its other estimators.
+        plan: The plan; each treatment is compared with the control at the level of Holm's first step.
+        pilot: The directory of an earlier sweep with the plan's control and one of its other arms.
 
     Raises:
-        ConfigurationError: If the pilot has no such sweep, or too few runs to tell a spread.
+        ConfigurationError: If the pilot has no such arms, or too few runs to estimate variances.
     """
     if plan.primary.outcome == "kl":
         return ["power: not simulated for a plan that decides by the KL alone"]
@@ -66,16 +66,16 @@ def _rates(plan: Plan, scenario: Scenario) -> Iterator[str]:
         enough = replicates_needed(scenario, lift, alpha=plan.level)
         needed = f"{enough} replicates" if enough else "more than 56 replicates"
         more = number(lift * scenario.reward_sd)
-        yield f"  {more} more reward ({lift:g} SD): found with power {found}; 80% needs {needed}"
+        yield f"  {more} more reward ({lift:g} SD): detected with power {found}; 80% needs {needed}"
 
 
 def _detectable(plan: Plan, scenario: Scenario, pairs: Pairs | None) -> Iterator[str]:
-    """The smallest difference in J that is found in 80% of cases; after a pilot, from its own pairs."""
+    """The difference in J that is detected with 80% power; with a pilot, from its pairs."""
     if pairs is None:
         found = expected_detectable(scenario, plan.level)
     else:
         found = detectable_difference(pairs, plan.grid.replicates, plan.level)
-    yield f"  smallest difference in J found in 80% of cases: {number(found)} reward units"
+    yield f"  difference in J detected with 80% power: {number(found)} reward units"
 
 
 def _evaluation(pilot: Sweep, pairs: Pairs) -> Iterator[str]:
@@ -102,7 +102,7 @@ def _other_designs(plan: Plan, scenario: Scenario) -> Iterator[str]:
 
 
 def _assumed(plan: Plan) -> Scenario:
-    """The standard scenario at as many betas as are planned, from the middle of its six."""
+    """The standard scenario with as many betas as planned, spread over its six."""
     count = len(plan.grid.beta)
     chosen = [round(i * (len(STANDARD.betas) - 1) / max(1, count - 1)) for i in range(count)]
     return replace(

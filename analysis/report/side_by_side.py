@@ -1,4 +1,4 @@
-"""Two sweeps beside each other: means of every arm, and unpaired differences between arms."""
+"""Comparison of two sweeps: means of all arms, and unpaired differences between arms."""
 
 import hashlib
 import math
@@ -23,22 +23,22 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import write_atomically
 
 _CAUTION = (
-    "The runs of two sweeps are not matched: a difference may come from whatever else differs between them, "
-    "such as checkpoints, prompts, seeds, evaluator or code. Differences are Welch's, between means of "
-    "replicates over the betas that both sweeps have; p-values are corrected over all rows (Holm)."
+    "The runs of two sweeps are not matched: a difference may be due to anything else that differs between "
+    "them, such as checkpoints, prompts, seeds, evaluation or code. Differences are between means of "
+    "replicates over common betas, with Welch's intervals; p-values are corrected over all rows (Holm)."
 )
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """The difference in J of an arm of the second sweep and one of the first, betas counting equally.
+    """The difference in J between an arm of the second sweep and one of the first, averaged over betas.
 
     Attributes:
         ours: Label in the second sweep.
         theirs: Label in the first sweep.
-        betas: The values of beta that both have.
-        estimate: Mean over replicates of ours minus that of theirs; `nan` where there is no beta in common.
-        p_value: Welch's, two-sided, not corrected.
+        betas: The common values of beta.
+        estimate: Mean over replicates of ours minus that of theirs; `nan` without a common beta.
+        p_value: The two-sided p-value of Welch's test, not corrected.
     """
 
     ours: str
@@ -49,13 +49,13 @@ class Contrast:
 
 
 def side_by_side(first: Path, second: Path, output: Path | None = None) -> list[str]:
-    """Compare two sweeps, and write the comparison as a page if it is asked for.
+    """Compare two sweeps, and optionally write the comparison as a page.
 
     Args:
         first: Directory of a sweep.
-        second: Directory of another one. Each of its arms is compared with the arm of the same label in the
-            first sweep, or with the control of the first where there is none.
-        output: The page to write.
+        second: Directory of another sweep. Each of its arms is compared with the arm of the same label in the
+            first sweep, or with the control of the first sweep if there is none.
+        output: The page to write; None for no page.
 
     Returns:
         The comparison as lines of text.
@@ -64,7 +64,7 @@ def side_by_side(first: Path, second: Path, output: Path | None = None) -> list[
         ConfigurationError: If both are the same sweep, one has no results, or the page cannot be written.
     """
     if first.resolve() == second.resolve():
-        raise ConfigurationError(f"{first} and {second} are one directory; two sweeps are expected")
+        raise ConfigurationError(f"{first} and {second} are the same directory; two sweeps are expected")
     sweeps = load_sweep(first), load_sweep(second)
     arms = Table(
         "Mean over replicates with its 95% t interval, of runs that did not diverge.",
@@ -96,10 +96,10 @@ def contrasts(first: Sweep, second: Sweep) -> list[Contrast]:
 
 
 def replicate_means(sweep: Sweep, arm: str, betas: Sequence[float]) -> FloatArray:
-    """J of each replicate that is complete, averaged over the betas.
+    """J of each complete replicate, averaged over betas.
 
-    Replicates are independent even where seeds are shared over betas. One with a diverged or missing run is
-    left out: there is no value to rank it by among the runs of another sweep.
+    Replicates are independent even if seeds are shared across betas. A replicate with a diverged or missing
+    run is left out, as it has no value that could be ranked among the runs of another sweep.
     """
     by_replicate: dict[int, dict[float, float]] = {}
     for run in sweep.grid.values():
@@ -159,7 +159,7 @@ def _differences(first: Sweep, second: Sweep) -> Table:
 
 
 def _unlike(first: Sweep, second: Sweep) -> list[str]:
-    """What is known to differ between the sweeps, and what is wrong with either."""
+    """Known differences between the sweeps, and problems of either."""
     texts = [f"{sweep.plan.name}: {problem.text}" for sweep in (first, second) for problem in sweep.problems]
     for name, of in (("setting", _setting), ("reference and warm start", _starts), ("versions", _versions)):
         ours, theirs = of(first), of(second)

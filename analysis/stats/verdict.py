@@ -147,8 +147,8 @@ class Verdict:
                 )
             case Outcome.CANNOT_REJECT:
                 return (
-                    f"On {subject}, {arms}, this design cannot reject: with all informative pairs on one "
-                    f"side {probability(self.attainable)} would still exceed {self.alpha:g} ({evidence})."
+                    f"On {subject}, {arms}, this design cannot reject: even with all informative pairs on "
+                    f"one side, {probability(self.attainable)} would exceed {self.alpha:g} ({evidence})."
                 )
             case _:
                 detectable = self.estimate.detectable(self.first_step)
@@ -156,8 +156,8 @@ class Verdict:
                     ""
                     if detectable is None
                     else (
-                        f" The smallest difference a design like this finds in 80% of cases is about "
-                        f"{self._size(detectable)}."
+                        f" A design like this detects a difference of about {self._size(detectable)} with "
+                        "80% power."
                     )
                 )
                 why = f": {self.doubt}" if self.doubt else ""

@@ -105,7 +105,7 @@ def test_a_mistake_in_the_arguments_is_one_line(capsys, argv, message):
 
 
 @pytest.mark.parametrize("text", ["", "{", "7", "[[1]]", "[7]", "[[]]", '[["train"]]'])
-def test_what_is_no_list_of_command_lines_is_refused(monkeypatch, capsys, text):
+def test_invalid_requests_are_refused(monkeypatch, capsys, text):
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
     assert main(["check"]) == 2
     assert "standard input must be a JSON list of command lines of fit" in capsys.readouterr().err

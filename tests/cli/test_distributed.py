@@ -85,7 +85,7 @@ def check_same(one, two):
     assert not two.with_name("two.1").exists()
 
 
-def test_two_processes_do_what_one_does(rloo):
+def test_two_processes_equal_one(rloo):
     one, two = rloo.root / "one", rloo.root / "two"
     check_same(one, two)
     completions, weights = torch.load(one / "rollout_0_0.pt")
@@ -101,7 +101,7 @@ def test_two_processes_do_what_one_does(rloo):
 
 @pytest.mark.slow  # the same for each module
 @pytest.mark.parametrize("stage", ["sft", "dpo", "reward"])
-def test_two_processes_of_other_modules_do_what_one_does(chain, tmp_path, stage):
+def test_two_processes_equal_one_for_other_modules(chain, tmp_path, stage):
     one, two = tmp_path / "one", tmp_path / "two"
     fit(chain, stage, one)
     fit(chain, stage, two, "--data.batch_size", str(BATCH[stage] // 2), *TWO)
@@ -117,12 +117,12 @@ def test_one_command_starts_both_processes(chain, tmp_path):
     assert [(tmp_path / "run" / f"rollout_0_{rank}.pt").exists() for rank in range(2)] == [True, True]
 
 
-def test_what_would_shard_the_policy_is_refused():
+def test_strategies_that_shard_the_policy_are_refused():
     with pytest.raises(ConfigurationError, match=r"trainer.strategy: FSDPStrategy is not supported"):
         check_strategy(SimpleNamespace(strategy=FSDPStrategy()))
 
 
-def test_two_processes_resume_bit_for_bit_in_the_middle_of_a_rollout(chain, rloo):
+def test_two_processes_resume_bit_exactly_within_a_rollout(chain, rloo):
     straight, resumed = rloo.root / "two", rloo.root / "resumed"
     kept = ("--trainer.callbacks.dirpath", str(rloo.root / "two_kept"))
     resume = ("--ckpt_path", str(rloo.root / "two_kept" / "step=3.ckpt"))

@@ -1,4 +1,4 @@
-"""Every estimator's two terms, written down once more: plain functions of one completion."""
+"""The two terms of every estimator, defined independently as functions of one completion."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,12 +8,12 @@ from torch import Tensor
 
 
 class Definition(NamedTuple):
-    """Terms from the log ratios r and exact KLs k of one completion's tokens.
+    """Terms of a completion as functions of its tokens' log ratios r and exact KLs k.
 
     Args:
         score: c_t; r, k and the position t are given.
         pathwise: The sum of l_t over the completion.
-        whole: c_t is the same at every t, those after the end included: its baseline is that of RLOO.
+        whole: Whether c_t is the same at every t, also after the end, so that its baseline is that of RLOO.
     """
 
     score: Callable[[Tensor, Tensor, int], Tensor]
@@ -49,7 +49,7 @@ DEFINITIONS = {
 
 
 def score_weights(name, log_ratio, kl, mask, group_size, baseline):
-    """c_t less the mean over the others of the group, in plain loops, [B, T]."""
+    """c_t minus the mean over the others of the group, in plain loops, shape [B, T]."""
     alone = torch.zeros(mask.shape, dtype=torch.float64)
     for row, length in enumerate(mask.sum(1).tolist()):
         for t in range(length):

@@ -13,12 +13,12 @@ from lit_klrb.functional.enumeration import TabularLM
 
 
 class Variation(NamedTuple):
-    """What must not matter.
+    """A variation that must not change the gradient.
 
     Args:
         parts: "one step": `surrogate` or `objective`; "whole": `weights`, then `loss`; "uneven": `weights`,
-            then the losses of a single row, of what makes it half of the batch, and of the rest.
-        junk: What padding holds.
+            then the losses of one row, of the rest of the first half, and of the second half.
+        junk: Content of the padding.
     """
 
     parts: Literal["one step", "whole", "uneven"]
@@ -30,7 +30,7 @@ class Variation(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Every group of completions: one batch, and the probability of each row's group over its size."""
+    """All groups of completions as one batch, and the probability of each row's group divided by its size."""
 
     rows: Tensor
     mask: Tensor
@@ -76,7 +76,7 @@ class Case:
 
     @cached_property
     def current(self) -> tuple[Tensor, TokenStats]:
-        """The policy's logits as a leaf, and each completion's statistics with their graph."""
+        """The policy's logits as a leaf, and the differentiable statistics of each completion."""
         leaf = self.policy.logits.clone().requires_grad_()
         return leaf, self.stats(leaf)
 
@@ -119,11 +119,11 @@ def expected_gradient(
 
     Args:
         case: Models and rewards.
-        estimator: What is under test.
+        estimator: The estimator under test.
         group_size: Completions per group.
         off_policy: Draw from `case.behaviour` rather than from the policy.
-        beta: With rewards and this weight; None for the surrogate of the KL alone.
-        variation: What must not matter.
+        beta: Weight of the KL beside the rewards; None for the surrogate of the KL alone.
+        variation: A variation that must not change the result.
     """
     draws = case.draws(group_size, variation.junk)
     leaf = draws.current.map(lambda field: field.detach().requires_grad_())
@@ -169,7 +169,7 @@ def loss_in_parts(
 
 
 def carried_to_logits(case: Case, draws: Draws, leaf: TokenStats, chance: Tensor, total: Tensor) -> Tensor:
-    """Each row's gradient in its statistics, times its chance, through the statistics to the logits."""
+    """The gradient in the logits, from each row's gradient in its statistics times its probability."""
     logits, current = case.current
     leaves, outputs = ((stats.logprobs, stats.kl, stats.expected_value) for stats in (leaf, current))
     gradients = torch.autograd.grad(total, leaves, materialize_grads=True)

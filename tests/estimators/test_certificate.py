@@ -1,9 +1,9 @@
-"""The certificate: what each estimator's gradient is in expectation, over every group of completions.
+"""The certificate: the expected gradient of each estimator, by enumeration of all groups of completions.
 
-Targets are computed from the definitions, by enumeration and autograd, with nothing of the estimators' code.
-A test is one estimator on one model, with rewards or without; it goes through all of `CELLS`.
+Targets are computed from the definitions by enumeration and autograd, without the code of the estimators.
+Each test is of one estimator on one model, with or without rewards, and loops over all of `CELLS`.
 
-What is biased by design, later inner steps without a correction or with clipping, is in test_inner_steps.py;
+Later inner steps without a correction or with clipping, which are biased, are in test_inner_steps.py;
 `RaoBlackwellControlVariate`, which couples the groups of a batch, in test_control_variate.py.
 """
 
@@ -147,12 +147,12 @@ def test_the_expected_gradient_is_the_documented_one(name, case, objective):
         assert (gradient - target).abs().max() < TOLERANCE, cell
 
 
-def test_no_estimator_is_left_out():
+def test_every_estimator_is_certified():
     assert {*NAMES, "RaoBlackwellControlVariate"} == set(estimator_classes())
 
 
 def test_the_targets_differ():
-    """A matrix of equal targets would certify nothing."""
+    """If targets were equal, the test could not distinguish estimators."""
     truth = TRUTHS["markov"]
     distinct = [
         "RaoBlackwell",
@@ -168,7 +168,7 @@ def test_the_targets_differ():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_values_are_unbiased_but_for_k2(name):
+def test_all_values_except_k2_are_unbiased(name):
     for case, truth in zip(CASES.values(), TRUTHS.values(), strict=True):
         value = make(name).value(case.stats(case.policy.logits), truth.mask)
         expected = truth.p @ value
@@ -183,7 +183,7 @@ def test_values_are_unbiased_but_for_k2(name):
 
 
 @pytest.mark.parametrize("name", BIASED)
-def test_known_wrong_estimators_train_only_if_told_to(name):
+def test_biased_estimators_train_only_with_allow_biased(name):
     with pytest.raises(ValueError, match=r"use RaoBlackwell") as refused:
         make(name).check_trainable()
     assert name in str(refused.value)
@@ -191,12 +191,12 @@ def test_known_wrong_estimators_train_only_if_told_to(name):
 
 
 @pytest.mark.parametrize("name", [*UNBIASED, "NoKL"])
-def test_right_estimators_train(name):
+def test_unbiased_estimators_train(name):
     make(name).check_trainable()
 
 
 def test_rao_blackwellisation_can_add_variance_to_a_sequence():
-    """Two tokens: every completion has log ratio 0.511, the exact per-token KLs differ."""
+    """Two tokens: all completions have log ratio 0.511, but their exact per-token KLs differ."""
     p, q = [[0.5, 0.5], [0.0, 1.0]], [[0.3, 0.7], [4 / 7, 3 / 7]]
     tables = torch.tensor([p, q], dtype=torch.float64).log()
     policy, reference = (TabularLM(table, max_length=2) for table in tables)

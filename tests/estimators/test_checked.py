@@ -1,4 +1,4 @@
-"""An estimator of the user's own is checked where a training step uses it."""
+"""Custom estimators are checked in the training step."""
 
 from types import SimpleNamespace
 
@@ -23,13 +23,13 @@ ONES = torch.ones(4, 3)
         (LossWeights(ONES, ONES, ONES[:, :1]), r"value must have the shape \[4, 3\], got shape \[4, 1\]"),
     ],
 )
-def test_weights_that_are_none(weights, message):
+def test_invalid_weights_are_refused(weights, message):
     mine = SimpleNamespace(weights=lambda stats, mask: weights)
     with pytest.raises(ConfigurationError, match=rf"^kl\.estimator: SimpleNamespace\..*{message}"):
         checked_weights(mine, None, MASK)
 
 
-def test_weights_with_other_arguments():
+def test_weights_with_wrong_arguments_are_refused():
     mine = SimpleNamespace(weights=lambda stats: LossWeights(ONES, ONES))
     with pytest.raises(ConfigurationError, match="weights must take the arguments of KLEstimator: too many"):
         checked_weights(mine, None, MASK)
@@ -43,12 +43,12 @@ def test_weights_with_other_arguments():
         (ONES.sum(), "has no gradient"),
     ],
 )
-def test_a_loss_that_is_none(loss, message):
+def test_an_invalid_loss_is_refused(loss, message):
     with pytest.raises(ConfigurationError, match=message):
         checked_loss(SimpleNamespace(loss=lambda: loss))
 
 
-def test_what_is_right_passes():
+def test_a_valid_estimator_passes():
     weights, loss = LossWeights(ONES, ONES), ONES.clone().requires_grad_().sum()
     assert checked_weights(SimpleNamespace(weights=lambda stats, mask: weights), None, MASK) is weights
     diverged = LossWeights(ONES * torch.nan, ONES)

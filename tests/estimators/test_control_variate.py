@@ -23,7 +23,7 @@ def rows_of(stats, rows):
 
 
 def expected_batch_gradient(case, estimator, groups, group_size, *, beta=None, off_policy=False):
-    """Over every batch of `groups` groups: a coefficient couples all groups of a batch."""
+    """Expectation over all batches of `groups` groups, as coefficients depend on all groups of a batch."""
     mask = case.sequences[1]
     logits = case.policy.logits.clone().requires_grad_()
     current, generated = case.stats(logits), case.stats(case.behaviour.logits)
@@ -61,7 +61,7 @@ def expected_batch_gradient(case, estimator, groups, group_size, *, beta=None, o
 
 
 def exact_gradient(case, beta):
-    """Of the KL or, with beta, of minus the objective."""
+    """Gradient of the KL or, with beta, of minus the objective."""
     if beta is None:
         return exact_kl_gradient(case.policy, case.reference)
     leaf = case.policy.logits.clone().requires_grad_()
@@ -76,8 +76,8 @@ def exact_gradient(case, beta):
 @pytest.mark.parametrize(
     ("off_policy", "beta"), [("none", None), ("none", BETA), ("prefix", BETA), ("sequence", BETA)]
 )
-def test_unbiased_over_every_batch(contexts, vocab, length, groups, group_size, baseline, off_policy, beta):
-    """The coefficients couple the groups: the expectation is over all batches of three groups or more."""
+def test_unbiased_over_all_batches(contexts, vocab, length, groups, group_size, baseline, off_policy, beta):
+    """Coefficients depend on all groups, so the expectation is over all batches of at least three groups."""
     case = Case.random(contexts, vocab, length, seed=3)
     estimator = RaoBlackwellControlVariate(baseline=baseline, off_policy=off_policy)
     gradient, weights = expected_batch_gradient(
@@ -90,7 +90,7 @@ def test_unbiased_over_every_batch(contexts, vocab, length, groups, group_size, 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("off_policy", ["none", "prefix"])
-def test_each_direction_alone_is_unbiased_over_every_batch(direction, off_policy):
+def test_each_direction_alone_is_unbiased_over_all_batches(direction, off_policy):
     case = Case.random(2, 2, 2, seed=4)
     estimator = RaoBlackwellControlVariate(directions=(direction,), off_policy=off_policy)
     gradient, weights = expected_batch_gradient(
@@ -113,7 +113,7 @@ def random_stats(groups, group_size, seed):
 
 
 def plain_coefficients(origin, directions, group_size):
-    """The definition, group by group: least squares with one more row per direction, its penalty."""
+    """The definition for each group: least squares with an additional row per direction, its penalty."""
     groups = len(origin) // group_size
     result = []
     for own in range(groups if groups > 2 else 0):
@@ -134,7 +134,7 @@ def plain_coefficients(origin, directions, group_size):
 
 @pytest.mark.parametrize(("groups", "group_size"), [(1, 2), (2, 3), (3, 2), (7, 1), (9, 4)])
 @pytest.mark.parametrize("related", [0.0, 1.0])
-def test_coefficients_are_their_definition(groups, group_size, related):
+def test_coefficients_equal_their_definition(groups, group_size, related):
     *slopes, noise = torch.randn(
         4, groups * group_size, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(groups)
     )
@@ -148,7 +148,7 @@ def test_coefficients_are_their_definition(groups, group_size, related):
         assert plain.any() == (groups > 2)
 
 
-def test_one_group_of_overwhelming_size_leaves_no_rounding_in_the_others():
+def test_a_dominant_group_causes_no_rounding_errors_in_others():
     slope, noise = torch.randn(2, 8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     slope[:2] *= 1e12
     origin = noise / 10 - slope
@@ -159,15 +159,15 @@ def test_one_group_of_overwhelming_size_leaves_no_rounding_in_the_others():
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("size", [0.0, 1e-17])
-def test_directions_of_nothing_get_nothing(size):
-    """Equal completions leave rounding in the centred values of the KL: nothing to divide by."""
+def test_negligible_directions_have_coefficient_zero(size):
+    """With equal completions the centred values of the KL are rounding errors."""
     noise = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     coefficients = cross_fitted_coefficients(noise, {"kl": size * noise, "token_values": 0 * noise}, 2)
     assert all((values * size).abs().max() < 1e-12 for values in coefficients.values())
     assert not cross_fitted_coefficients(0 * noise, {"kl": noise}, 2)["kl"].any()
 
 
-def test_rewards_in_other_units_change_the_units_only():
+def test_scaling_rewards_and_beta_scales_the_score_weights():
     stats, mask, rewards = random_stats(6, 2, seed=1)
     small, large = (
         RaoBlackwellControlVariate().weights(
@@ -183,7 +183,7 @@ def test_rewards_in_other_units_change_the_units_only():
     torch.testing.assert_close(large.value, small.value)
 
 
-def test_a_groups_own_rollout_never_moves_its_coefficient():
+def test_a_groups_coefficient_is_independent_of_its_own_rollout():
     stats, mask, rewards = random_stats(6, 2, seed=1)
     estimator = RaoBlackwellControlVariate()
     before = estimator.weights(stats, mask, rewards, beta=BETA, group_size=2).kl
@@ -197,7 +197,7 @@ def test_a_groups_own_rollout_never_moves_its_coefficient():
 
 
 @pytest.mark.parametrize("off_policy", ["none", "prefix", "sequence", "clip"])
-def test_fewer_than_three_groups_are_monte_carlo(off_policy):
+def test_with_fewer_than_three_groups_it_is_monte_carlo(off_policy):
     stats, mask, rewards = random_stats(2, 3, seed=2)
     behaviour = stats.logprobs - 0.1
     losses = [
@@ -211,7 +211,7 @@ def test_fewer_than_three_groups_are_monte_carlo(off_policy):
 
 @pytest.mark.parametrize("off_policy", ["none", "prefix", "sequence", "clip"])
 @pytest.mark.parametrize("kind", [RaoBlackwell, TiltedRaoBlackwell])
-def test_it_holds_rao_blackwell_with_and_without_the_tilt(kind, off_policy):
+def test_its_loss_includes_rao_blackwell_with_and_without_the_tilt(kind, off_policy):
     stats, mask, rewards = random_stats(4, 2, seed=3)
     if kind is RaoBlackwell:
         stats = stats._replace(value=None, expected_value=None)
@@ -247,7 +247,7 @@ def test_directions_are_checked(wrong):
 
 
 @pytest.mark.parametrize("off_policy", ["none", "prefix", "clip"])
-def test_micro_batches_and_padding_do_not_matter(off_policy):
+def test_micro_batches_and_padding_have_no_influence(off_policy):
     stats, mask, rewards = random_stats(5, 2, seed=4)
     estimator = RaoBlackwellControlVariate(off_policy=off_policy)
     whole = estimator.objective(stats, mask, rewards, beta=BETA, group_size=2)

@@ -1,4 +1,4 @@
-"""Later inner steps without a correction, and with clipping: biased, so held to a slow plain version."""
+"""Later inner steps without a correction or with clipping, which are biased, against plain loops."""
 
 import math
 
@@ -20,7 +20,7 @@ def rows_of(stats):
 
 
 def plain_loss(name, logits, off_policy):
-    """Stale score weights and rewards; the score part clipped or not; the pathwise term as it is now."""
+    """Score weights and rewards of the rollout, clipped or not, and the current pathwise term."""
     mask, rewards = CASE.sequences[1][ROWS], CASE.rewards[ROWS]
     old, new = rows_of(CASE.stats(CASE.behaviour.logits)), rows_of(CASE.stats(logits))
     log_ratio = old.logprobs - old.ref_logprobs
@@ -77,7 +77,7 @@ def test_clipping_changes_the_gradient():
 
 
 @pytest.mark.parametrize("kind", [ReleasedMonteCarlo, ReleasedRaoBlackwell])
-def test_the_released_clipping_is_that_of_whole_sequences_with_a_live_kl(kind):
+def test_released_estimators_clip_whole_sequences_and_differentiate_the_kl(kind):
     leaf = CASE.policy.logits.clone().requires_grad_()
     mask = CASE.sequences[1][ROWS]
     old, new = rows_of(CASE.stats(CASE.behaviour.logits)), rows_of(CASE.stats(leaf))

@@ -1,6 +1,6 @@
 """Total variance of the whole gradient against `MonteCarlo`, on enumerable models and fixed draws.
 
-The gradients are exact, the batches are drawn with a fixed seed: a test that passed goes on passing.
+The gradients are exact and the seeds of the batches fixed, so the tests are deterministic.
 """
 
 import pytest
@@ -15,7 +15,7 @@ PROMPTS, BATCHES = 16, 60
 
 
 def variances(name, reward, group_size, kinds, table=None):
-    """Of each estimator, at a policy a step away from the reference towards the world's own reward."""
+    """Variance of each estimator, at a policy one step from the reference towards the reward of the world."""
     reference, smooth = WORLDS[name]
     generator = torch.Generator().manual_seed(5)
     noise = torch.randn(smooth.shape, dtype=torch.float64, generator=generator)
@@ -43,15 +43,15 @@ def variances(name, reward, group_size, kinds, table=None):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("reward", ["noise", "constant", "binary", "length", "adversarial"])
 @pytest.mark.parametrize(("name", "group_size"), [("tree", 2), ("markov", 4), ("wide", 8)])
-def test_rewards_that_no_table_explains_cost_nothing(name, group_size, reward):
-    """The table is made up: it has nothing to do with the reward."""
+def test_an_unrelated_table_adds_no_variance(name, group_size, reward):
+    """The table is unrelated to the reward."""
     table = torch.randn(9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     ours, plain = variances(name, reward, group_size, (RaoBlackwellControlVariate, MonteCarlo), table)
     assert ours < 1.05 * plain
 
 
 @pytest.mark.parametrize(("name", "group_size"), [("wide", 2), ("markov", 4)])
-def test_a_table_that_explains_most_of_the_reward_takes_most_of_the_noise(name, group_size):
+def test_a_table_that_explains_most_of_the_reward_removes_most_of_the_variance(name, group_size):
     table = torch.randn(9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     kinds = (RaoBlackwellControlVariate, TiltedRaoBlackwell, RaoBlackwell, MonteCarlo)
     ours, tilted, plain, monte_carlo = variances(name, "table", group_size, kinds, table)

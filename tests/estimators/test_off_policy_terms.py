@@ -1,4 +1,4 @@
-"""Importance weights term by term, in plain loops: an expectation cannot tell w_<t from w_<=t."""
+"""Importance weights of each term against plain loops: expectations are the same for w_<t and w_<=t."""
 
 import math
 
@@ -43,12 +43,12 @@ def product(ratios, stop):
 
 
 def weight_of(off_policy, ratios, last):
-    """The importance weight of what depends on the tokens up to position `last`, inclusive."""
+    """The importance weight of a term that depends on the tokens up to position `last`, inclusive."""
     return product(ratios, last + 1 if off_policy == "prefix" else len(ratios))
 
 
 def plain_coefficients(name, off_policy, new, old, mask):
-    """Factors of log p(y_t) and of KL_t in the loss, times B, by the definition of each correction."""
+    """Coefficients of log p(y_t) and KL_t in the loss times B, by the definition of each correction."""
     summands, pathwise = TERMS[name]
     rows, width = mask.shape
     score, kl = torch.zeros(rows, width).double(), torch.zeros(rows, width).double()
@@ -75,7 +75,7 @@ def plain_coefficients(name, off_policy, new, old, mask):
 
 
 def coupled(name, old, mask, row, t):
-    """What comes from the other completions of the prompt, and from rewards, at the policy that generated."""
+    """The terms of other completions of the prompt and of rewards, under the policy that generated."""
     summands, _ = TERMS[name]
     others = [other for other in range(row // 3 * 3, row // 3 * 3 + 3) if other != row]
     rewards = CASE.rewards[ROWS]

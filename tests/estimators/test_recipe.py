@@ -1,4 +1,4 @@
-"""Recipes: formulas derived from them, and what is refused."""
+"""Recipes: derived formulas, and invalid recipes."""
 
 import pytest
 
@@ -52,7 +52,7 @@ def test_a_factor_is_written_before_its_sum():
         (lambda: Recipe(value="k1", score=Term("k1", "own")), r"Recipe.score: must be a tuple of Terms"),
     ],
 )
-def test_a_mistake_in_a_recipe_names_the_argument(make, message):
+def test_an_error_in_a_recipe_names_the_argument(make, message):
     with pytest.raises(ConfigurationError, match=message):
         make()
 
@@ -76,7 +76,7 @@ def test_an_estimator_without_an_explanation_trains_and_one_with_a_refusal_does_
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_several_optimizer_steps_need_a_correction_or_the_users_word(name):
+def test_several_optimizer_steps_need_a_correction_or_allow_biased(name):
     kind = getattr(estimators, name)
     allowed = kind.refusal is not None  # those need allow_biased even for one step
     kind(allow_biased=allowed).check_trainable(optimizer_steps=1)

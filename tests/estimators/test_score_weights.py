@@ -1,4 +1,4 @@
-"""Score weights against the definitions, term by term: an expectation misses needless zero-mean terms."""
+"""Score weights against their definitions, as expectations do not show superfluous zero-mean terms."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ ROWS = torch.tensor([0, 7, 19, 30, 12, 4])
 @pytest.mark.parametrize("group_size", [2, 3])
 @pytest.mark.parametrize("baseline", [None, "leave_one_out"])
 @pytest.mark.parametrize("name", DEFINITIONS)
-def test_score_weights_are_the_definitions_and_zero_outside_the_mask(name, baseline, group_size):
+def test_score_weights_equal_their_definitions_and_are_zero_outside_the_mask(name, baseline, group_size):
     mask = CASE.sequences[1][ROWS]
     stats = CASE.stats(CASE.policy.logits).map(lambda field: field[ROWS])
     expected = score_weights(name, stats.logprobs - stats.ref_logprobs, stats.kl, mask, group_size, baseline)
@@ -25,7 +25,7 @@ def test_score_weights_are_the_definitions_and_zero_outside_the_mask(name, basel
 
 @pytest.mark.parametrize("baseline", [None, "leave_one_out"])
 @pytest.mark.parametrize("name", DEFINITIONS)
-def test_rewards_enter_with_a_minus_sign_and_a_baseline_of_their_own(name, baseline):
+def test_rewards_enter_with_a_minus_sign_and_their_own_baseline(name, baseline):
     mask = CASE.sequences[1][ROWS]
     stats = CASE.stats(CASE.policy.logits).map(lambda field: field[ROWS])
     estimator, rewards = getattr(estimators, name)(baseline=baseline), CASE.rewards[ROWS]

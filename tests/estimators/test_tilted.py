@@ -1,4 +1,4 @@
-"""`TiltedRaoBlackwell` against its formula in plain loops: an expectation misses needless zero-mean terms."""
+"""`TiltedRaoBlackwell` against its formula, as expectations do not show superfluous zero-mean terms."""
 
 import pytest
 import torch
@@ -63,7 +63,7 @@ def test_without_token_values_it_is_rao_blackwell(off_policy):
 
 
 def test_it_is_rao_blackwell_under_the_tilted_reference():
-    """Up to what every completion of a prompt shares, beta log(q exp(a / beta)) is what is left of q."""
+    """Up to terms common to the completions of a prompt, q is replaced by q exp(a / beta)."""
     stats, mask, rewards = rollout()
     tilted = TiltedRaoBlackwell(baseline=None).weights(stats, mask, rewards, beta=BETA, group_size=GROUP)
     moved = stats._replace(

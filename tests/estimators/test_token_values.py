@@ -1,4 +1,4 @@
-"""Token values against ridge regression on dense counts, and what they may and may not know."""
+"""Token values against ridge regression on dense counts, and the rollouts that they depend on."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ RIDGES = (0.5, 4.0)
 
 
 def rollouts(count, seed=0, noise=0.3, groups=6):
-    """Completions of up to seven tokens, frequent and rare; rewards are sums of token values and noise."""
+    """Completions of at most seven frequent and rare tokens; rewards are sums of token values plus noise."""
     generator = torch.Generator().manual_seed(seed)
     truth = torch.randn(V, generator=generator)
     frequency = 1.0 / torch.arange(1, V + 1)
@@ -45,7 +45,7 @@ def exact(rolls, ridge):
 
 
 def followed(rolls, **options):
-    """Token values after all rollouts, and the table that each was weighed with."""
+    """Token values after all rollouts, and the table with which each was weighted."""
     values, tables = TokenValues(**{"ridges": RIDGES, "iterations": 60, **options}), []
     for tokens, mask, rewards in rolls:
         values.fit(V)
@@ -67,7 +67,7 @@ def test_a_table_is_the_ridge_regression_of_the_rollouts_before_it():
     assert (choices[0] - choices[1]).abs().max() > 0.01
 
 
-def test_few_steps_from_the_last_table_come_close_to_it():
+def test_few_steps_from_the_previous_table_approximate_it():
     rolls = list(rollouts(6))
     truth = followed(rolls)[1][-1]
     few, cold = (followed(rolls[i:], iterations=3)[1][-1] for i in (0, 4))
@@ -87,7 +87,7 @@ def test_the_penalty_is_the_one_that_predicted_best():
 
 
 @pytest.mark.parametrize("reward", ["noise", "constant"])
-def test_rewards_that_tokens_do_not_explain_get_zeros(reward):
+def test_rewards_unrelated_to_tokens_give_a_table_of_zeros(reward):
     rolls = list(rollouts(6, seed=3))
     generator = torch.Generator().manual_seed(1)
     draw = torch.zeros_like if reward == "constant" else lambda r: torch.randn(r.shape, generator=generator)
@@ -96,7 +96,7 @@ def test_rewards_that_tokens_do_not_explain_get_zeros(reward):
     assert values.explained == 0
 
 
-def test_the_share_explained_is_that_of_predictions_before_the_fit_the_old_ones_fading():
+def test_the_share_explained_is_a_decaying_average_of_predictions_before_each_fit():
     rolls = list(rollouts(3, noise=1.0))
     values, _ = followed(rolls, window=36)  # two rollouts; errors halve as often
     errors = torch.zeros(3).double()
@@ -107,7 +107,7 @@ def test_the_share_explained_is_that_of_predictions_before_the_fit_the_old_ones_
     assert values.explained == pytest.approx(float(1 - errors.min() / errors[-1]))
 
 
-def test_a_rollout_moves_no_table_before_the_next_fit():
+def test_a_rollout_has_no_effect_before_the_next_fit():
     values, _ = followed(rollouts(3))
     values.fit(V)
     before = values.table
@@ -118,7 +118,7 @@ def test_a_rollout_moves_no_table_before_the_next_fit():
     assert not torch.equal(values.table, before)
 
 
-def test_the_oldest_completions_leave_the_window_by_whole_groups():
+def test_the_oldest_groups_leave_the_window_whole():
     rolls = list(rollouts(4))
     values, _ = followed(rolls, window=40, ridges=(1.0,))  # two rollouts of 18, and a group and a bit
     values.fit(V)
@@ -126,7 +126,7 @@ def test_the_oldest_completions_leave_the_window_by_whole_groups():
     torch.testing.assert_close(values.table, exact(kept, 1.0).float())
 
 
-def test_padding_does_not_matter():
+def test_padding_has_no_influence():
     rolls = list(rollouts(3))
     junk = [
         (
@@ -139,7 +139,7 @@ def test_padding_does_not_matter():
     assert torch.equal(followed(junk)[1][-1], followed(rolls)[1][-1])
 
 
-def test_a_saved_state_goes_on_bit_for_bit():
+def test_a_saved_state_continues_bit_exactly():
     rolls = list(rollouts(6))
     straight, _ = followed(rolls, iterations=2, window=50)
     begun, _ = followed(rolls[:3], iterations=2, window=50)
@@ -156,7 +156,7 @@ def test_a_saved_state_goes_on_bit_for_bit():
         assert torch.equal(field, other) if isinstance(field, torch.Tensor) else field == other, name
 
 
-def test_a_large_vocabulary_forms_no_matrix():
+def test_a_large_vocabulary_needs_no_matrix():
     vocabulary = 152_000
     values = TokenValues()
     for tokens, mask, rewards in rollouts(3, groups=40):
@@ -174,7 +174,7 @@ def test_settings_are_checked(wrong):
         TokenValues(**wrong)
 
 
-def test_other_groups_and_other_penalties_are_refused():
+def test_a_state_with_other_groups_or_penalties_is_refused():
     values, _ = followed(rollouts(1))
     tokens, mask, rewards = next(rollouts(1))
     with pytest.raises(ConfigurationError, match="group_size: must be 3 as before, got 2"):

@@ -35,7 +35,7 @@ class Walk:
         (self.true,) = torch.autograd.grad(-value, leaf)
 
     def total_variance(self, estimator, batches, group_size):
-        """Mean squared distance of the gradients of `batches` [M, B] from the true one."""
+        """Mean squared distance of the gradients of `batches` [M, B] from the true gradient."""
         gradients = []
         for batch in batches:
             mask = self.mask[batch]
@@ -58,7 +58,7 @@ class Walk:
 
 
 def worlds():
-    """Rows of their own for each prefix, and rows shared between them; smooth and rough rewards."""
+    """Models with separate or shared rows for prefixes, and smooth or rough rewards."""
     for name, (contexts, vocab, length), roughness in (
         ("tree", (num_prefixes(3, 5), 3, 5), 0.5),
         ("wide", (num_prefixes(8, 3), 8, 3), 0.2),

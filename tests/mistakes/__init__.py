@@ -1,1 +1,1 @@
-"""Wrong input by the hundred, and what each command must say of it."""
+"""Hundreds of wrong inputs, with the error line that each command must print."""

@@ -1,6 +1,6 @@
-"""`python -m mistakes`: try every mistake, and say how each one ended.
+"""`python -m mistakes`: run every mistake and report how each one ends.
 
-One line of JSON is written for each; a mistake that has its line is not tried again.
+One line of JSON is written for each; a mistake that already has a line is not run again.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from mistakes.tables import TABLES, Desk, make_files
 
 
 def main() -> int:
-    """Try the tables that are named, or all; 1 if any mistake of theirs ends badly."""
+    """Run the given tables, or all; return 1 if any mistake ends badly."""
     parser = argparse.ArgumentParser("python -m mistakes", description=__doc__)
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"{', '.join(TABLES)} (default: all)")
     parser.add_argument("--work", type=Path, default=Path("runs/mistakes"), help="files, and the results")
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def desk_at(work: Path) -> Desk:
-    """The finished runs and the files that mistakes name, made where they are not yet."""
+    """The finished runs and files that mistakes use, created if they do not exist."""
     commands = Commands(work / "chain")
     for stage in CHAIN:
         if not Path(commands.checkpoint(stage)).exists():
@@ -75,7 +75,7 @@ def desk_at(work: Path) -> Desk:
 
 
 def read(results: Path) -> list[dict]:
-    """What was found out before."""
+    """The recorded results."""
     return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
 
 

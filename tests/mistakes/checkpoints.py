@@ -1,4 +1,4 @@
-"""Mistakes in checkpoints: damaged, of something else, or with one thing wrong."""
+"""Mistakes in checkpoints: damaged ones, those of other software, and those with a single error."""
 
 import shutil
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ CHECKPOINTS: dict[str, bytes] = {
 
 
 def make_checkpoints(root: Path, finished: Path) -> None:
-    """Checkpoints of the RLOO run, each with one thing wrong."""
+    """Write checkpoints of the RLOO run with one error each."""
     for name, damaged_bytes in CHECKPOINTS.items():
         (root / name).write_bytes(damaged_bytes)
     odd_places(root, "ckpt")
@@ -99,7 +99,7 @@ def _with_values(content: dict, value: object) -> dict:
 
 
 def _halved(state: list) -> list:
-    """An experience whose rewards are those of half of its completions."""
+    """An experience that has the rewards of only half of its completions."""
     return [
         part[: len(part) // 2] if isinstance(part, torch.Tensor) and part.ndim == 1 else part
         for part in state
@@ -170,7 +170,7 @@ SPARED = {"no_experience", "experience_none", "text_hyper_parameters"}
 
 
 def wrong_checkpoints() -> Iterator[Mistake]:
-    """Each as the policy to start from, some as reference, as reward, and as the run to resume."""
+    """Each checkpoint as the initial policy; some also as reference, reward, or run to resume."""
     for name in (*STARTS, *DAMAGED):
         line = rf"model\.init_args\.policy_path: FILES/{name}\.ckpt\b"
         yield Mistake(["--model.policy_path", f"FILES/{name}.ckpt"], line)

@@ -1,4 +1,4 @@
-"""Mistakes in configuration files: no YAML, deep, endless, or of something else."""
+"""Mistakes in configuration files: not YAML, nested too deeply, endless, or of other content."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,7 +102,7 @@ IN_CONFIG = {
 
 
 def wrong_configs() -> Iterator[Mistake]:
-    """Each file as a second configuration, on top of a whole one."""
+    """Each file as a second configuration after a complete one."""
     for name in CONFIGS:
         line = None if name in FINE_CONFIGS else IN_CONFIG.get(name, rf"FILES/{escape(name)}")
         yield Mistake(["--config", f"FILES/{name}"], line)

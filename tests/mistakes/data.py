@@ -1,4 +1,4 @@
-"""Mistakes in data: missing, damaged, of other encodings, columns, types or kinds."""
+"""Mistakes in data: missing or damaged files, and wrong encodings, columns, types or formats."""
 
 import json
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ DATA: dict[str, bytes] = {
 
 
 def make_data(root: Path) -> None:
-    """Write the files of data, and folders of them."""
+    """Write files and folders of data."""
     for name, content in DATA.items():
         (root / name).write_bytes(content)
     (root / "truncated.parquet").write_bytes(parquet()[:-20])
@@ -76,7 +76,7 @@ def make_data(root: Path) -> None:
 
 
 def parquet() -> bytes:
-    """A whole Parquet file of reviews."""
+    """A complete Parquet file of reviews."""
     import pyarrow
     from pyarrow import parquet
 
@@ -92,7 +92,7 @@ NO_REVIEWS = {"no_chosen.jsonl", "null_chosen.jsonl", "empty_prompt.jsonl", "cha
 
 
 def wrong_data() -> Iterator[Mistake]:
-    """Each file as the source of reviews, some as preferences."""
+    """Each file as the source of reviews; some also as preferences."""
     for name in (*DATA, "truncated.parquet"):
         if name not in NO_REVIEWS:
             line = None if name in FINE_DATA else rf"data\.init_args\.source: FILES/{escape(name)} "

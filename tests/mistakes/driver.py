@@ -1,7 +1,7 @@
-"""Drives commands with wrong input, each in a process of its own, and judges how each one ends.
+"""Runs commands with wrong input, each in its own process, and judges how each one ends.
 
-A mistake is a command line, and what its one line must say. `judge` runs it in a fork of this process, which
-has imported everything already: no mistake sees what another one left behind, and one that hangs is ended.
+A mistake is a command line with the error line that is expected. `judge` runs it in a fork of this process,
+which has imported everything: mistakes do not affect each other, and one that hangs is killed.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Mistakes in models: folders with one thing wrong, or of another kind."""
+"""Mistakes in models: folders with a single error, or of another kind."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ DEEP = 100_000
 
 
 def make_models(root: Path, finished: Path) -> None:
-    """Folders of models, each with one thing wrong; a model with another tokenizer."""
+    """Write folders of models with one error each, and a model with another tokenizer."""
     from lit_klrb.cli.export import export_checkpoint
     from lit_klrb.data.tokenizer import train_bpe
     from lit_klrb.models import loading

@@ -1,4 +1,4 @@
-"""Mistakes in places: run directories that cannot be, and what may lie where a file should be."""
+"""Mistakes in paths: invalid run directories, and obstacles in place of a file."""
 
 import os
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from mistakes.driver import Mistake
 
 
 def odd_places(root: Path, *suffixes: str) -> None:
-    """A folder, a pipe and two broken links, each named like a file."""
+    """A folder, a pipe and two broken links with names of files."""
     for suffix in suffixes:
         (root / f"folder.{suffix}").mkdir()
         os.mkfifo(root / f"fifo.{suffix}")
@@ -18,7 +18,7 @@ def odd_places(root: Path, *suffixes: str) -> None:
 
 
 def make_places(root: Path) -> None:
-    """Directories in which something is in the way of a run."""
+    """Write directories with an obstacle to a run."""
     (root / "taken").mkdir()
     (root / "taken" / "checkpoints").write_text("a file where a folder should be")
     (root / "odd_run").mkdir()
@@ -27,7 +27,7 @@ def make_places(root: Path) -> None:
 
 
 def wrong_places() -> Iterator[Mistake]:
-    """Run directories that cannot be; `predict` needs no more of one than a place for its file."""
+    """Invalid run directories; `predict` needs only a directory for its file."""
     for place in (
         "FILES/a_file",
         "FILES/a_file/run",

@@ -1,4 +1,4 @@
-"""Mistakes with what a sweep is made of: plans, logs of other software, mappings, published points."""
+"""Mistakes in the input of analyses: plans, logs of other software, mappings, published points."""
 
 import copy
 from collections.abc import Iterator
@@ -90,7 +90,7 @@ SHARES = ("", "7", "7/", "/9", "a/b", "9/7", "-1/9", "0/0", "7/9/2", "1.5/3")
 
 
 def make_plans(root: Path) -> None:
-    """Write plans, mappings and logs; of plans and mappings, one for each setting that is wrong."""
+    """Write plans, mappings and logs; plans and mappings have one wrong setting each."""
     root = root / "sweeps"
     demo = Path(__file__).parents[2] / "configs" / "demo"
     plan = yaml.safe_load((demo / "sweep.yaml").read_text())
@@ -119,7 +119,7 @@ def make_plans(root: Path) -> None:
 
 
 def wrong_plans() -> Iterator[Mistake]:
-    """`plan` of files with one setting wrong, and options that are wrong."""
+    """`plan` with one wrong setting in the file, and with wrong options."""
     for key, values in SETTINGS.items():
         for number, _ in enumerate(values):
             section, _, name = key.partition(".")
@@ -158,7 +158,7 @@ def wrong_plans() -> Iterator[Mistake]:
 
 
 def wrong_logs() -> Iterator[Mistake]:
-    """`import` of logs and mappings, and `audit` of points, that cannot be used."""
+    """`import` of invalid logs and mappings, and `audit` of invalid points."""
     out = ["--output", "RUN"]
     for name in LOGS:
         argv = ["import", f"FILES/sweeps/{name}", "--config", "FILES/sweeps/mapping.yaml", *out]

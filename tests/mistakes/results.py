@@ -1,4 +1,4 @@
-"""Mistakes with the directory of a sweep: each of its files damaged, or of something else."""
+"""Mistakes in the directory of a sweep: damaged files and files of other content."""
 
 import json
 import os
@@ -76,7 +76,7 @@ IN_RESULT = ("cell", "state", "final", "curves", "versions", "final.reward", "ce
 
 
 def make_sweeps(root: Path) -> None:
-    """Write a whole sweep with its report, and copies of it with something wrong."""
+    """Write a complete sweep with its report, and copies of it with an error each."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "analysis"))
     from synthetic import write_sweep
 
@@ -96,7 +96,7 @@ def make_sweeps(root: Path) -> None:
 
 
 def _damage_documents(root: Path, whole: Path) -> None:
-    """Copies with a plan, a page or its numbers damaged, one in each."""
+    """Copies with one damaged file each: the plan, the page or its numbers."""
     files = {"plan": "plan.json", "numbers": "results.json", "page": "report.html"}
     for tag, file in files.items():
         for name, content in JSON.items():
@@ -112,7 +112,7 @@ def _damage_documents(root: Path, whole: Path) -> None:
 
 
 def _damage_results(root: Path, whole: Path) -> None:
-    """Copies with some results damaged, each in another way: a report of one takes seconds."""
+    """Copies with several results damaged in different ways, as each report takes seconds."""
     from synthetic import publish
 
     def member(place: str, value: object) -> Callable[[Path, dict], object]:
@@ -135,14 +135,14 @@ def _damage_results(root: Path, whole: Path) -> None:
 
 
 def _copy(whole: Path, target: Path, file: str) -> Path:
-    """A copy of a sweep without one of its files, and where that was."""
+    """A copy of a sweep without one of its files, and the path of that file."""
     shutil.copytree(whole, target)
     (target / file).unlink()
     return target / file
 
 
 def changed(content: dict, place: str, value: object) -> dict:
-    """The content with another value at a dotted place."""
+    """The content with another value at a dotted key."""
     *above, last = place.split(".")
     parent = content
     for name in above:
@@ -159,7 +159,7 @@ def analysis_mistake(argv: list[str], line: str | None, code: int | None = None)
 
 
 def wrong_results() -> Iterator[Mistake]:
-    """`report` and `verify` of directories with one thing wrong."""
+    """`report` and `verify` of directories with one error."""
     for name in (*JSON, *ODD):
         yield analysis_mistake(["report", f"FILES/sweeps/plan_is_{name}"], r"plan\.json")
         yield analysis_mistake(["verify", f"FILES/sweeps/numbers_is_{name}"], r"results\.json")
@@ -200,7 +200,7 @@ def wrong_results() -> Iterator[Mistake]:
 
 
 def damaged_results() -> Iterator[Mistake]:
-    """Results that cannot be used are left out and named: the report is made; `verify` says what differs."""
+    """Damaged results are left out and named in the report; `verify` lists the differences."""
     for number in range(DAMAGED):
         yield analysis_mistake(["report", f"FILES/sweeps/damaged_{number}"], None)
     for member, code in IN_REPORT.items():

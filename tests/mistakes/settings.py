@@ -1,4 +1,4 @@
-"""Mistakes in settings: wrong types, values out of range, options that train nothing."""
+"""Mistakes in settings: wrong types, values out of range, options without effect."""
 
 import shlex
 from collections.abc import Iterator
@@ -93,7 +93,7 @@ def _option(place: str, name: str, value: str) -> list[str]:
 
 
 def wrong_types() -> Iterator[Mistake]:
-    """Every key with values of other types: its line names key and value."""
+    """Every key with values of other types; the error names key and value."""
     tables = (INTEGERS, NOT_INTEGERS), (NUMBERS, NOT_NUMBERS), (SWITCHES, NOT_SWITCHES), (TEXTS, NOT_TEXTS)
     for table, values in tables:
         for stage, place, name in _keys(table):
@@ -106,7 +106,7 @@ def wrong_types() -> Iterator[Mistake]:
 
 
 def out_of_range() -> Iterator[Mistake]:
-    """Every number with values that it may not have: its line names key, range and value."""
+    """Every number with values out of its range; the error names key, range and value."""
     for table, values in (
         (POSITIVE_NUMBERS, NOT_POSITIVE),
         (NUMBERS_FROM_ZERO, NEGATIVE),
@@ -120,20 +120,20 @@ def out_of_range() -> Iterator[Mistake]:
 
 
 def combinations() -> Iterator[Mistake]:
-    """Settings that are wrong together, and trainer options that are wrong here."""
+    """Settings that exclude each other, and trainer options that are not supported."""
     for text, line, quick in read_table("settings.txt"):
         stage, *argv = text
         yield Mistake(argv, line, stage, quick=quick)
 
 
 def commands() -> Iterator[Mistake]:
-    """Whole command lines."""
+    """Complete command lines."""
     for argv, line, quick in read_table("commands.txt"):
         yield Mistake(argv, line, stage=None, quick=quick)
 
 
 def read_table(name: str) -> Iterator[tuple[list[str], str | None, bool]]:
-    """Rows `arguments => line`: arguments, what their line must match or None for `fine`, whether quick."""
+    """Rows `arguments => line`: arguments, pattern of the error (None for `fine`), whether quick."""
     for row in (Path(__file__).parent / name).read_text("utf-8").splitlines():
         if row and not row.startswith("#"):
             arguments, line = row.removeprefix("! ").split("=> ")

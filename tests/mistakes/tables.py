@@ -1,4 +1,4 @@
-"""Every table of mistakes, the files they name, and how one is run."""
+"""All tables of mistakes, the files that they use, and how a mistake is run."""
 
 import os
 import re
@@ -30,10 +30,10 @@ TABLES: dict[str, Callable[[], Iterator[Mistake]]] = {
 
 
 def make_files(root: Path, finished: Path) -> None:
-    """Write every file that a mistake names.
+    """Write all files that mistakes use.
 
     Args:
-        root: A new folder for them.
+        root: A new folder for the files.
         finished: Finished runs, by stage.
     """
     root.mkdir(parents=True)
@@ -48,19 +48,19 @@ def make_files(root: Path, finished: Path) -> None:
 
 
 class Desk:
-    """Where mistakes are made: their files, finished runs, and a folder for what each leaves.
+    """The environment of mistakes: their files, finished runs, and a new folder for each.
 
     Args:
-        files: Made by `make_files`.
-        commands: The command line with settings in place of the demo's, see `conftest.Commands`.
-        scratch: Called for a new folder.
+        files: The folder written by `make_files`.
+        commands: The command line with other settings than the demo, see `conftest.Commands`.
+        scratch: Creates a new folder.
     """
 
     def __init__(self, files, commands, scratch):
         self.files, self.commands, self.scratch = files, commands, scratch
 
     def judge(self, mistake: Mistake, seconds: float = SECONDS) -> Judgement:
-        """Run a mistake in its own folder and judge how it ends."""
+        """Run a mistake in a new folder and judge how it ends."""
         folder = self.scratch()
         places = {"FILES": self.files, "CHAIN": self.commands.root, "RUN": folder / "run"}
 

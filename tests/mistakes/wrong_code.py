@@ -1,4 +1,4 @@
-"""What users may write by mistake: rewards, estimators, callbacks and modules that are none."""
+"""Invalid code of users: rewards, estimators, callbacks and modules."""
 
 from dataclasses import dataclass
 
@@ -132,7 +132,7 @@ def later(texts, calls=[]):  # noqa: B006  wrong on purpose: remembers its calls
 
 
 class Reward:
-    """Not made: its class is given."""
+    """Given as a class instead of an instance."""
 
     def __call__(self, texts):
         return [1.0] * len(texts)
@@ -149,7 +149,7 @@ class NotAnEstimator:
 
 @dataclass(frozen=True, kw_only=True)
 class Abstract(KLEstimator):
-    """Leaves out what has to be there."""
+    """Does not implement the abstract methods."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +227,7 @@ class RaisesInLoss(MonteCarlo):
 
 
 class Unexplained(MonteCarlo):
-    """Right, and works, though it explains nothing of its own."""
+    """A valid estimator without an explanation."""
 
 
 class RaisingCallback(L.Callback):
@@ -242,7 +242,7 @@ class RaisingModule(L.LightningModule):
 
 
 class OtherModule(L.LightningModule):
-    """Another project's: it has nothing that data modules here ask for."""
+    """A module of another project, without the attributes that data modules need."""
 
     def __init__(self):
         super().__init__()

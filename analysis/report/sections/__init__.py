@@ -1,4 +1,4 @@
-"""The sections of the report, in order. A builder returns None where there is nothing to say."""
+"""The sections of the report, in order. A builder returns None if its section has no content."""
 
 from collections.abc import Callable
 

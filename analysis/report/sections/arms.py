@@ -1,4 +1,4 @@
-"""What was compared: each arm's settings, and what its gradient optimises."""
+"""The arms: the settings of each, and what its gradient optimises."""
 
 import json
 
@@ -8,7 +8,7 @@ from analysis.results.sweep import Sweep
 
 
 def arms(assessment: Assessment) -> Section | None:
-    """A row for each arm; None for a sweep that does not say what its arms optimise."""
+    """One row per arm; None if it is not recorded what the arms optimise."""
     sweep = assessment.sweep
     if not any(arm.optimises for arm in sweep.arms.values()):
         return None
@@ -28,8 +28,8 @@ def arms(assessment: Assessment) -> Section | None:
         paragraphs=biased_arms(sweep),
         tables=[
             Table(
-                "The arms. Beside what is listed here, their runs differ in nothing but β and seed. What a "
-                "gradient optimises is its expectation on the policy's own samples.",
+                "The arms. Apart from these changes, their runs differ only in β and seed. The last column "
+                "is what the gradient optimises in expectation, on samples of the current policy.",
                 ("Arm", "Changes", "Estimator of the KL", "Its gradient optimises"),
                 rows,
             )
@@ -43,7 +43,7 @@ def arms(assessment: Assessment) -> Section | None:
 
 
 def biased_arms(sweep: Sweep) -> list[str]:
-    """A sentence on the arms that do not train for the KL that they are scored by."""
+    """A sentence on the arms whose gradient is biased; none without such arms."""
     found = [f"{label} ({arm.estimator})" for label, arm in sweep.arms.items() if arm.biased]
     if not found:
         return []

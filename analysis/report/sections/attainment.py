@@ -1,4 +1,4 @@
-"""Fig. 3: what the runs of an estimator attain together: hypervolume, and where attainment differs."""
+"""Fig. 3: hypervolume, and a map of differences in attainment."""
 
 import numpy as np
 from matplotlib.ticker import NullFormatter
@@ -17,7 +17,7 @@ _CELLS = 24
 
 
 def attainment(assessment: Assessment) -> Section | None:
-    """Hypervolume replicate by replicate, and the map of differences in attainment."""
+    """Hypervolume per replicate, and the map of differences in attainment."""
     corner = corner_of(assessment.sweep)
     if corner is None or assessment.withheld:
         return None
@@ -25,11 +25,11 @@ def attainment(assessment: Assessment) -> Section | None:
     control = assessment.sweep.plan.primary.control
     return Section(
         "attainment",
-        "What the runs attain together",
+        "Hypervolume and attainment",
         paragraphs=[
             "Hypervolume is the area, on log KL and reward, that the runs of one replicate "
             f"dominate up to a corner: KL {number(corner[0])}, reward {number(corner[1])}, "
-            f"{_origin(assessment)} Its tests stand with the others under “Differences to {control}”.",
+            f"{_origin(assessment)} Its tests are listed under “Differences to {control}”.",
         ],
         figures=[_figure(pairs.treatment, pairs, control) for pairs, _ in found],
         folded=True,
@@ -47,12 +47,12 @@ def attainment(assessment: Assessment) -> Section | None:
 
 
 def _origin(assessment: Assessment) -> str:
-    """Where the corner comes from, and what that means."""
+    """The origin of the corner, and its consequences."""
     if assessment.sweep.plan.primary.corner:
-        return "as planned; runs beyond it add nothing."
+        return "as planned; runs outside it contribute nothing."
     return (
-        "the worst of any run in this sweep. The corner was not fixed in advance: the exact test stays "
-        "valid, the size of a difference does not carry over to other sweeps."
+        "the worst values of any run in this sweep. The corner was not fixed in advance: the exact test is "
+        "valid, but a difference cannot be compared with that of another sweep."
     )
 
 
@@ -65,11 +65,12 @@ def _figure(name: str, pairs: Pairs, control: str) -> Figure:
         _draw(kl, reward, difference, name, control),
         f"Map over KL and reward of the difference between {name} and {control} in the share of replicates "
         "that attain a point.",
-        f"A replicate attains a point with a run of no more KL and no less reward. Orange with crosses: more "
-        f"replicates of {name} do; blue with lines: more of {control}. It locates differences and decides "
-        "nothing.",
+        f"A replicate attains a point if one of its runs has at most that KL and at least that reward. "
+        f"Orange with crosses: more replicates of {name} attain the point; blue with lines: more of "
+        f"{control}. The map is descriptive.",
         Table(
-            f"Where {name} and {control} differ most: share of replicates that attain the point, difference.",
+            f"The largest differences between {name} and {control} in the share of replicates that attain a "
+            "point.",
             ("KL (nats)", "Reward", "Difference"),
             _extremes(kl, reward, difference),
         ),
@@ -100,7 +101,7 @@ def _draw(kl: FloatArray, reward: FloatArray, difference: FloatArray, name: str,
     with sheet(3.2) as drawn:
         axes = drawn.canvas.subplots()
         filled = axes.contourf(kl, reward, difference.T, levels=levels, colors=colours, hatches=hatches)
-        # A few kilobytes of pixels instead of hundreds of hatched shapes.
+        # Pixels take a few kilobytes; hundreds of hatched shapes would take far more
         filled.set_rasterized(True)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")

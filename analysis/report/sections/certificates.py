@@ -1,4 +1,4 @@
-"""Size and power of the test that decides, on the reader's own design: sweeps like this one, simulated."""
+"""Size and power of the primary test, from simulated sweeps of the same design."""
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section, Table
@@ -11,7 +11,7 @@ LIFTS = (0.0, 0.5, 1.0)
 
 
 def certificates(assessment: Assessment) -> Section | None:
-    """How often the test of J rejects where there is nothing, and where there is something."""
+    """The rate at which the test of J rejects, without and with a true difference."""
     plan = assessment.sweep.plan
     if assessment.withheld or plan.primary.outcome == "kl":
         return None
@@ -30,13 +30,13 @@ def certificates(assessment: Assessment) -> Section | None:
     }
     return Section(
         "certificates",
-        "What the test of J finds on this design",
+        "Power of the test of J in this design",
         paragraphs=[
             "Sweeps were simulated with the betas, replicates, spreads and correlations of "
             "this one (one curve of reward against KL, Gaussian noise on both), and the test of J was run on "
-            f"each at the level of the first step of Holm's correction, {plan.level:.2g}. With labels that "
-            "mean nothing it should reject no more often than that: its measured type-I error. The "
-            "simulation is only as good as its Gaussian noise; docs/certificates.md has the other tests.",
+            f"each at the level of the first step of Holm's correction, {plan.level:.2g}. Without a true "
+            "difference it should reject no more often than that; the measured rate is its type-I error. The "
+            "simulation assumes Gaussian noise. For the other tests see docs/certificates.md.",
             *(_spread(name, scenario) for name, scenario in found.items()),
         ],
         tables=[_table(found, rates, reach, plan.level)],
@@ -72,15 +72,15 @@ def _table(
 ) -> Table:
     return Table(
         f"Share of {SWEEPS:,} simulated sweeps in which the test of J rejects at {level:.2g}, ± its "
-        "Monte-Carlo standard error. One SD is that of the reward between replicates at given KL. “Found "
-        "in 80%” is the smallest difference in J, in reward units, that a t test at this level finds in 80% "
-        "of cases.",
+        "Monte-Carlo standard error. One SD is that of the reward between replicates at given KL. "
+        "“Detectable” is the difference in J, in reward units, that a t test at this level detects with 80% "
+        "power.",
         (
             "Estimator",
             "SD",
-            "Type-I error here",
+            "Type-I error",
             *(f"Power at +{lift:g} SD" for lift in LIFTS[1:]),
-            "Found in 80%",
+            "Detectable",
         ),
         [
             (name, number(found[name].reward_sd), *map(str, rates[name].values()), number(detectable))

@@ -1,4 +1,4 @@
-"""A few completions before and after training, as they are."""
+"""A few completions before and after training."""
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section, Table
@@ -7,7 +7,7 @@ from analysis.stats.text import number
 
 
 def completions(assessment: Assessment) -> Section | None:
-    """The same prompts under every arm, at each beta, in the first replicate that has any."""
+    """The same prompts for every arm at each beta, from the first replicate with completions."""
     by_beta = {
         beta: runs
         for index, beta in assessment.sweep.plan.grid.beta.items()
@@ -32,7 +32,7 @@ def completions(assessment: Assessment) -> Section | None:
 
 
 def _first_runs(assessment: Assessment, beta_index: int) -> list[Run]:
-    """One run of each arm that shows completions: that of the lowest replicate."""
+    """For each arm the run of its first replicate with completions."""
     found: dict[str, Run] = {}
     for run in assessment.sweep.grid.values():
         point = run.point

@@ -1,4 +1,4 @@
-"""Training curves: the mean of each arm with its band, single runs behind it."""
+"""Training curves: the mean of each arm with its interval, and single runs."""
 
 import functools
 import math
@@ -23,12 +23,12 @@ SOURCES = {
     "val": "by the common evaluator, on the same prompts for every run",
 }
 NAMES = {"train": "Training", "val": "Validation"}
-# More than a screen can show; a line is thinned to this many points.
+# Lines are thinned to about this many points, more than a screen can show.
 _POINTS = 400
 
 
 def training_curves(assessment: Assessment) -> Section | None:
-    """One figure for training and one for validation, a row for each β."""
+    """One figure for training and one for validation, with one row per β."""
     figures = [
         figure
         for source, where in SOURCES.items()
@@ -64,9 +64,9 @@ def _figure(assessment: Assessment, source: str, where: str) -> Figure | None:
     return Figure(
         _draw(assessment, runs, source),
         f"{name} curves of reward and KL against the training step for {len(runs)} runs, one row per β.",
-        f"{name}: reward and KL {where}. A strong line is the mean of an arm over its replicates, the band "
-        "around it a 95% t interval at each step by itself, as far as all of them have a value; pale lines "
-        "are single runs. Nothing is smoothed. A line that stops early diverged.",
+        f"{name}: reward and KL {where}. Thick lines are means of an arm over its replicates, at the steps "
+        "at which all of them have a value, with pointwise 95% t intervals; pale lines are single runs. "
+        "Curves are not smoothed. A line that ends early is of a run that diverged.",
         _table(assessment, runs, source),
     )
 

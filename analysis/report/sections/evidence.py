@@ -1,4 +1,4 @@
-"""Evidence pair by pair, for plans that may grow while one looks."""
+"""The e-process of the primary outcome, for plans that are sequential or changed after results."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from analysis.stats.text import number
 
 
 def evidence(assessment: Assessment) -> Section | None:
-    """The e-process of J for each comparison, whether the sweep is complete or not."""
+    """The e-process of each comparison, also of an incomplete sweep."""
     found = {
         one.pairs.treatment: one.decision.evidence
         for one in assessment.comparisons
@@ -26,13 +26,13 @@ def evidence(assessment: Assessment) -> Section | None:
     because = assessment.comparisons[0].decision.not_fixed
     return Section(
         "evidence",
-        f"Evidence {unit} by {unit}",
+        f"Evidence after each {unit}",
         paragraphs=[
-            f"This decides, because {because}. E is what a bettor owns who starts with 1 and bets, before "
-            f"each {unit}, on which estimator has the {better}: if the labels mean nothing "
-            f"no strategy gains, and the chance that E ever reaches {number(threshold)} for any comparison "
-            f"is at most {plan.primary.alpha:g} (Bonferroni). That holds however often one looks and "
-            "whenever one stops; a design fixed in advance with its swap test needs fewer runs.",
+            f"The e-process decides, because {because}. E is the wealth of a bettor who starts with 1 and "
+            f"bets before each {unit} on which estimator has the {better}. If the labels are exchangeable, "
+            f"no strategy gains, and the probability that E ever reaches {number(threshold)} for any "
+            f"comparison is at most {plan.primary.alpha:g} (Bonferroni). This is valid for any stopping "
+            "rule; with a design fixed in advance, the swap test needs fewer runs.",
             *(_sentence(name, plan.primary.control, one) for name, one in found.items()),
         ],
         figures=[_figure(assessment, found, threshold, unit)],
@@ -67,7 +67,7 @@ def _figure(assessment: Assessment, found: Mapping[str, Evidence], threshold: fl
         _draw(assessment, found, threshold, unit),
         f"E against the number of {unit}s, one line for each estimator, with the threshold.",
         f"One step is one {unit}, in the order of replicates and β. The dotted line is the threshold "
-        f"{number(threshold)}; at 1 nothing speaks for either.",
+        f"{number(threshold)}; E = 1 is evidence for neither.",
         Table(
             f"E of each comparison with {assessment.sweep.plan.primary.control}; n counts {unit}s.",
             ("Estimator", "n", "E", "Largest E", f"Reached {number(threshold)} at"),
@@ -93,7 +93,7 @@ def _draw(assessment: Assessment, found: Mapping[str, Evidence], threshold: floa
         axes.axhline(threshold, color=INK, linewidth=1, linestyle=":")
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.set_xlabel(f"{unit}s seen")
+        axes.set_xlabel(f"number of {unit}s")
         axes.set_ylabel("E (log scale)")
         shown = {name: styles[name] for name in found}
         drawn.canvas.legend(handles=legend_lines(shown, lines=True), loc="outside upper left", fontsize=8)

@@ -1,4 +1,4 @@
-"""Plan against what was run: counts, failures, divergences, changes."""
+"""The plan and its execution: counts, failures, divergences, changes."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ from analysis.stats.text import count
 
 
 def execution(assessment: Assessment) -> Section:
-    """What was planned, what ran, and every cell that has no ordinary result."""
+    """Counts of planned and finished runs, and all cells without an ordinary result."""
     sweep = assessment.sweep
     counts = _counts(sweep)
     total = Counter[str]()
@@ -19,24 +19,25 @@ def execution(assessment: Assessment) -> Section:
     paragraphs = [_lock_text(sweep)]
     if total["failed"]:
         paragraphs.append(
-            f"{count(total['failed'], 'run')} lost to the machinery: the whole matched pair is left out."
+            f"{count(total['failed'], 'run')} lost to failures other than divergence: matched pairs with "
+            "such a run are left out."
         )
     tables = [
         Table(
-            "Runs by estimator. Finished runs have an ordinary result; a diverged run is a result too and "
-            "counts as worst; a failed run was lost to the machinery, not to training.",
+            "Runs per arm. A diverged run has a result, which ranks last; a failed run has none, for reasons "
+            "other than divergence.",
             ("Estimator", *columns),
             [(name, *(str(row[key]) for key in columns)) for name, row in counts.items()],
         )
     ]
     troubled = _troubled(sweep)
     if troubled:
-        tables.append(Table("Every cell without an ordinary result.", ("Cell", "State", "Reason"), troubled))
+        tables.append(Table("Cells without an ordinary result.", ("Cell", "State", "Reason"), troubled))
     if sweep.problems:
         tables.append(
             Table(
-                "What is wrong with the files, or should be known about the runs.",
-                ("What",),
+                "Problems of the files, and remarks on the runs.",
+                ("Problem",),
                 [(problem.text,) for problem in sweep.problems],
             )
         )
@@ -99,6 +100,6 @@ def _lock_text(sweep: Sweep) -> str:
     text = f"Plan {sweep.plan.name}, locked with hash {locked.hash[:12]}."
     changes = [change for version in locked.history[1:] for change in version.changes]
     if not changes:
-        return f"{text} It was not changed since."
+        return f"{text} It has not been changed since."
     seen = max(version.published for version in locked.history[1:])
     return f"{text} Changed after up to {count(seen, 'result')} could have been seen: {'; '.join(changes)}."

@@ -1,4 +1,4 @@
-"""Fig. 5: the variance of gradients under each estimator over the control's, at snapshots of training."""
+"""Fig. 5: the variance of gradients under each estimator relative to the control, at several snapshots."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,11 +30,10 @@ def gradient_noise(assessment: Assessment) -> Section | None:
         "Noise of the gradients",
         paragraphs=[
             f"tr Cov of the gradient of a batch of {artifact.prompts} prompts with {pooled} completions, "
-            f"over {artifact.batches} batches of other prompts and completions; all estimators saw "
-            f"the same. The policy is that of one run ({run.cell.title}) at the steps named, β = "
-            f"{artifact.snapshots[0].beta:g}. The KL's gradient is what an estimator adds to the "
-            "reward's; the whole gradient is what a step uses: a ratio for the one does not carry over to "
-            "the other.",
+            f"over {artifact.batches} batches of different prompts and completions, the same for all "
+            f"estimators. The policy is that of one run ({run.cell.title}) at the given steps, β = "
+            f"{artifact.snapshots[0].beta:g}. The gradient of the KL is the whole gradient minus that of the "
+            "reward. Training uses the whole gradient; its variance ratio differs from that of the KL alone.",
         ],
         notes=[finding.verdict.sentence for finding in findings if finding.term == "total"],
         figures=[_figure(findings, names, control)] if findings else (),
@@ -70,9 +69,9 @@ def _absolute(snapshots: Sequence[NoiseSnapshot]) -> Table:
             noise, ratio = snapshot.noise(term, name), snapshot.signal_to_noise(term, name)
             rows.append((str(snapshot.step), term, shown, number(noise), number(ratio, 2)))
     return Table(
-        "Noise and signal. Noise: tr Cov of one batch's gradient. Signal to noise: the squared length of the "
-        "mean gradient, estimated without bias (so it can be below 0), over the noise: below 1, one batch is "
-        "mostly noise.",
+        "Noise: tr Cov of the gradient of one batch. Signal to noise: an unbiased estimate of the mean "
+        "gradient's squared norm, which may be negative, divided by the noise. Below 1, the gradient of one "
+        "batch is mostly noise.",
         ("Step", "Gradient of", "Estimator", "Noise", "Signal to noise"),
         rows,
     )
@@ -81,15 +80,15 @@ def _absolute(snapshots: Sequence[NoiseSnapshot]) -> Table:
 def _figure(findings: Sequence[NoiseFinding], names: Sequence[str], control: str) -> Figure:
     return Figure(
         _draw(findings, names, control),
-        f"Forest plot of the gradient's variance under each estimator over {control}'s, for the KL and the "
-        "whole objective at each snapshot of training.",
+        f"Forest plot of the gradient's variance under each estimator relative to {control}, for the KL and "
+        "the whole objective at each snapshot of training.",
         f"Left of 1 an estimator has less noise than {control}. Bars are 95% jackknife-t intervals over "
         "batches (n counts batches), for one comparison at a time.",
         Table(
-            f"Variance over {control}'s. p (pairs): sign flips of disjoint pairs of batches, exact, which "
-            "the verdict rests on after Holm's correction over this table; p (centred): of distances to the "
-            "mean, more powerful, and too small if tails differ. Kurtosis and largest share of one batch: "
-            "the estimator's / the control's.",
+            f"Variance relative to {control}. p (pairs): exact sign flips of disjoint pairs of batches, on "
+            "which the verdict is based after Holm's correction over this table. p (centred): sign flips of "
+            "distances to the mean, more powerful, but too small if tails differ. Kurtosis and largest share "
+            "of one batch: estimator / control.",
             (
                 "Step",
                 "Gradient of",
@@ -146,7 +145,7 @@ def _draw(findings: Sequence[NoiseFinding], names: Sequence[str], control: str) 
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_yticks(range(len(places)), [f"{term}, step {step}" for term, step in places])
         axes.invert_yaxis()
-        axes.set_xlabel(f"variance over {control}'s (log scale)")
+        axes.set_xlabel(f"variance relative to {control} (log scale)")
         handles = legend_lines({name: styles[name] for name in shown}, lines=False)
         drawn.canvas.legend(handles=handles, loc="outside upper left", ncols=2, fontsize=8)
     return drawn.svg

@@ -1,4 +1,4 @@
-"""What happened, before any test: the start, and each arm at each beta beside the control."""
+"""Descriptive results: the start, and each arm at each beta with its difference to the control."""
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section, Table
@@ -19,23 +19,23 @@ def happened(assessment: Assessment) -> Section | None:
     keys = [key for key in _NAMES if key in compared(sweep)]
     control = sweep.plan.primary.control
     start = start_of(sweep)
-    told = ", ".join(f"{_NAMES[key]} {number(start[key])}" for key in keys if start.get(key) is not None)
+    values = ", ".join(f"{_NAMES[key]} {number(start[key])}" for key in keys if start.get(key) is not None)
     others = [outcome for outcome in outcomes if outcome.label != control and outcome.pairs]
     tables = [_means(outcomes, keys)]
     if others:
         tables.append(_differences(others, keys, control))
     return Section(
         "happened",
-        "What happened",
-        paragraphs=[f"The runs start at {told}."] if told else (),
+        "Results of each arm",
+        paragraphs=[f"The runs start at {values}."] if values else (),
         tables=tables,
     )
 
 
 def _means(outcomes: list[ArmOutcome], keys: list[str]) -> Table:
     return Table(
-        "Each arm at each β after training: mean with its 95% t interval over replicates, runs that diverged "
-        "left out.",
+        "Each arm at each β after training: mean with its 95% t interval over replicates, without diverged "
+        "runs.",
         ("Arm", "β", "Runs", *(_NAMES[key] for key in keys)),
         [
             (
@@ -51,8 +51,8 @@ def _means(outcomes: list[ArmOutcome], keys: list[str]) -> Table:
 
 def _differences(outcomes: list[ArmOutcome], keys: list[str], control: str) -> Table:
     return Table(
-        f"The same less {control}'s, pair by pair: mean difference with its 95% t interval over replicates, "
-        "each for itself and no test, and in how many matched pairs the arm has the higher value.",
+        f"Matched differences to {control}: mean with its 95% t interval over replicates, not corrected for "
+        "multiple comparisons, and the number of matched pairs in which the arm has the higher value.",
         ("Arm", "β", *(_NAMES[key] for key in keys)),
         [
             (

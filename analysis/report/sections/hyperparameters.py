@@ -1,14 +1,14 @@
-"""The hyperparameters of the runs: those that all share, and those that differ between arms."""
+"""The hyperparameters of the runs: those common to all, and those that differ between arms."""
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section, Table
 
-# They differ from run to run by design.
+# Keys that differ between runs by design.
 _DESIGNED = ("kl.beta", "data.seed")
 
 
 def hyperparameters(assessment: Assessment) -> Section | None:
-    """What differs between arms at once, what all runs share behind a click."""
+    """The hyperparameters that differ between arms; those common to all are initially collapsed."""
     by_arm: dict[str, dict[str, set[str]]] = {}
     for run in assessment.sweep.grid.values():
         found = by_arm.setdefault(run.point.arm, {})
@@ -24,7 +24,11 @@ def hyperparameters(assessment: Assessment) -> Section | None:
     return Section(
         "hyperparameters",
         "Hyperparameters",
-        tables=[Table("What differs between the arms.", ("Key", *arms), different)] if different else (),
-        details=[Table("What all runs of the grid share.", ("Key", "Value"), shared)] if shared else (),
+        tables=[Table("Hyperparameters that differ between the arms.", ("Key", *arms), different)]
+        if different
+        else (),
+        details=[Table("Hyperparameters common to all runs of the grid.", ("Key", "Value"), shared)]
+        if shared
+        else (),
         numbers={"shared": dict(shared), "different": {key: values for key, *values in different}},
     )

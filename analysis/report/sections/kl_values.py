@@ -1,4 +1,4 @@
-"""How far estimates of the KL lie apart, and whether they estimate the KL."""
+"""Spread and bias of estimates of the KL."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from analysis.stats.bias import BiasOutcome, BiasVerdict
 from analysis.stats.kl_values import REFERENCE, EstimatorSpread, corrected_biases, estimator_spreads
 from analysis.stats.text import number, ratio_text
 
-# What the values are called where they are explained.
+# Names of the estimates, as in the documentation.
 NAMES = {
     "k1": "Monte Carlo (k1)",
     "k2": "k2",
@@ -47,15 +47,15 @@ def estimation(assessment: Assessment) -> Section | None:
         "estimation",
         "Estimating the KL",
         paragraphs=[
-            f"Every estimator saw the same {counted}, drawn from the policy of one run ({run.cell.title}) at "
-            "the steps named. Spread is the standard deviation of the estimate from M completions of a "
-            "prompt, the root of its mean variance over prompts. What is said here is said of this run's "
-            "policy.",
+            f"All estimates are computed on the same {counted}, sampled from the policy of one run "
+            f"({run.cell.title}) at the given steps. Spread is the standard deviation of the estimate from M "
+            "completions of a prompt: the square root of the mean variance over prompts. The results apply "
+            "to the policy of this run.",
             f"The bias is measured against {NAMES[REFERENCE]}, whose mean is the KL, on the same "
             "completions; equivalence and bias are tested at 5%, corrected over all "
-            "estimators and steps (Holm), and “inconclusive” is not “unbiased”. Nothing is concluded from "
-            "differences so heavy-tailed that they have no variance (tail index 1/2 or more): what makes "
-            "their mean what it is may be too rare to be among them.",
+            "estimators and steps (Holm), and “inconclusive” does not mean “unbiased”. If the differences "
+            "are so heavy-tailed that they have no variance (tail index 1/2 or more), the result is "
+            "inconclusive: values that dominate their mean may be too rare to occur among them.",
         ],
         figures=[_spread_figure(snapshots, sizes), _prompt_figure(snapshots)],
         tables=[_table(step, spreads, sizes, artifact.prompts) for step, spreads in snapshots.items()],
@@ -88,8 +88,8 @@ def _numbers(spreads: Mapping[str, EstimatorSpread]) -> dict[str, Any]:
 def _table(step: int, spreads: Mapping[str, EstimatorSpread], sizes: list[int], prompts: int) -> Table:
     return Table(
         f"Step {step}, in nats per completion. Mean: over prompts, ± its standard error (n = {prompts} "
-        f"prompts). Variance: of the estimate from M = {max(sizes)}, over {NAMES[REFERENCE]}'s, with a 95% "
-        "jackknife interval over prompts; one comparison at a time, not corrected.",
+        f"prompts). Variance: that of the estimate from M = {max(sizes)} relative to {NAMES[REFERENCE]}, "
+        "with a 95% jackknife interval over prompts, not corrected for multiple comparisons.",
         (
             "Estimator",
             "Mean",
@@ -152,8 +152,8 @@ def _spread_figure(snapshots: Snapshots, sizes: list[int]) -> Figure:
     return Figure(
         drawn.svg,
         "Dot plot of the spread of each estimator of the KL, at each snapshot of training.",
-        "Left is better. One mark is one estimator at one snapshot; the root of the mean variance over "
-        "prompts.",
+        "Left is better. One mark is one estimator at one snapshot: the square root of the mean variance "
+        "over prompts.",
         Table(
             "Spread of the estimate from M completions of a prompt (nats).",
             ("Step", "Estimator", *(f"M = {size}" for size in sizes)),

@@ -19,7 +19,7 @@ from analysis.stats.text import number, percent, share_text, signed
 
 
 def outcomes(assessment: Assessment) -> Section | None:
-    """Forest plots by β, and every test with its counts."""
+    """Forest plots per β, and all tests with their counts."""
     if not assessment.comparisons:
         return None
     control = assessment.sweep.plan.primary.control
@@ -48,19 +48,19 @@ def _what_is_compared(assessment: Assessment) -> list[str]:
     verdict = assessment.comparisons[0].decision.primary
     if verdict.claim.key == "kl":
         return [
-            "This plan decides by the KL alone, lower being better: there is no reward that the arms were "
-            "trained for. Reward, frontier and reward at matched KL are void."
+            "This plan decides by the KL alone, where lower is better, as the arms were not trained on a "
+            "reward. Reward, frontier and reward at matched KL are not compared."
         ]
     return [
-        "J = reward − β·KL is what training maximises, so it alone decides. Its difference is the plain mean "
-        "over β of each β's mean: every β has the same weight. Reward at matched KL is what an arm's runs "
-        "earn more than the control's on one curve c0 + c1·√KL + c2·KL for both; it is tested only where "
-        "the test of J rejects, and not compared where the KLs do not overlap."
+        "The primary outcome is J = reward − β·KL, the objective of training. Its difference is the "
+        "unweighted mean over β of each β's mean. Reward at matched KL is the difference in reward given one "
+        "curve c0 + c1·√KL + c2·KL for both arms; it is tested only if the test of J rejects, and not "
+        "estimated if the KLs do not overlap."
     ]
 
 
 def unit_of(comparison: Comparison) -> str:
-    """Unit of a comparison's differences: ranks once a run diverged."""
+    """Unit of a comparison's differences: ranks if a run diverged."""
     return comparison.decision.primary.unit
 
 
@@ -68,7 +68,7 @@ def unit_of(comparison: Comparison) -> str:
 class _Panel:
     """One outcome of one comparison: differences of the pairs [P], and the verdict on their mean.
 
-    A single beta's interval is left out where it would take the fitted curve as known.
+    Single betas have no interval if it would ignore the uncertainty of the fitted curve.
     """
 
     title: str
@@ -121,11 +121,12 @@ def _tests(assessment: Assessment) -> Table:
     primary = comparisons[0].decision.primary
     return Table(
         (f"Exploratory, because {not_fixed}. " if not_fixed else "")
-        + f"Every planned test, two-sided at {alpha:g}. “{primary.claim.key}” decides, Holm's correction "
-        "over the planned comparisons; “matched_kl” is tested only where it rejects, in a family of its own; "
-        "all others describe and form one family. Intervals are simultaneous, each at the level of the first "
-        f"step of Holm's correction in its family: {_levels(comparisons[0])}; those of frontier shares are "
-        "95% each. “Least p” is the smallest corrected p that this design allows.",
+        + f"All planned tests, two-sided at {alpha:g}. “{primary.claim.key}” is the primary outcome, with "
+        "Holm's correction over the planned comparisons; “matched_kl” is a separate family, tested only "
+        "where the primary test rejects; all others are descriptive and form one family. Intervals are "
+        "simultaneous, each at the level of the first step of Holm's correction in its family: "
+        f"{_levels(comparisons[0])}; those of frontier shares are 95% each. “Least p” is the smallest "
+        "attainable corrected p.",
         ("Test", "Estimator", "Estimate", "Interval", "p (swap)", "p (Holm)", "Least p", "Verdict"),
         [_test_row(verdict) for comparison in comparisons for verdict in comparison.verdicts],
     )
@@ -160,13 +161,13 @@ def _forest(assessment: Assessment, comparisons: Sequence[Comparison]) -> Figure
     control = assessment.sweep.plan.primary.control
     return Figure(
         _draw(assessment, comparisons),
-        f"Forest plot of differences to {control} in what is compared, for each β and overall.",
+        f"Forest plot of differences to {control} in each outcome, per β and overall.",
         "Each small dot is one matched pair; the mark is the mean over replicates. “All β” is the quantity "
         "that is tested, with its simultaneous interval; a single β has a 95% t interval and is shown for "
         "orientation.",
         Table(
             f"Differences to {control}: at each β the mean over matched pairs with its 95% t interval over "
-            "replicates, not corrected for looking at several β; over all β the estimate that is tested "
+            "replicates, not corrected for multiple comparisons; over all β the estimate that is tested, "
             "with its simultaneous interval.",
             ("Estimator", "Outcome", "β", "Difference", "Interval", "Replicates"),
             [row for comparison in comparisons for row in _beta_rows(comparison)],

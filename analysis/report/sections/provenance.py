@@ -1,4 +1,4 @@
-"""Where the numbers come from: versions, seeds, hashes."""
+"""Provenance of the numbers: versions, seeds, hashes."""
 
 from collections import defaultdict
 
@@ -7,7 +7,7 @@ from analysis.report.elements import Section, Table
 
 
 def provenance(assessment: Assessment) -> Section:
-    """Versions that made the runs, and each cell's seed, id and checksum."""
+    """Versions of the packages of the runs, and the seed, id and checksum of each cell."""
     sweep = assessment.sweep
     versions: dict[str, set[str]] = defaultdict(set)
     for run in sweep.runs:
@@ -15,8 +15,8 @@ def provenance(assessment: Assessment) -> Section:
             versions[package].add(version)
     mixed = [package for package, found in versions.items() if len(found) > 1]
     paragraphs = [
-        "Every number of this page is computed from the result files listed here; results.json beside it "
-        "holds them unrounded, and `python -m analysis verify` recomputes them all."
+        "All numbers on this page are computed from the result files listed here; results.json has them "
+        "unrounded, and `python -m analysis verify` recomputes them."
     ]
     if mixed:
         paragraphs.append(f"Runs were made with different versions of {', '.join(mixed)}.")
@@ -26,14 +26,14 @@ def provenance(assessment: Assessment) -> Section:
         paragraphs=paragraphs,
         tables=[
             Table(
-                "Versions that made the runs.",
+                "Versions of the packages of the runs.",
                 ("Package", "Version"),
                 [(package, ", ".join(sorted(found))) for package, found in sorted(versions.items())],
             ),
         ],
         details=[
             Table(
-                "Every result that was read.",
+                "All results.",
                 ("Cell", "Seed", "State", "Id", "Checksum"),
                 [
                     (

@@ -1,4 +1,4 @@
-"""Fig. 4b: whether runs of an estimator spread less between replicates, over the whole of training."""
+"""Fig. 4b: the spread between replicates over the whole of training."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ Row = tuple[Comparison, Spread]
 
 
 def stability(assessment: Assessment) -> Section | None:
-    """Spread between replicates over training, roughness within runs, and collapses."""
+    """Spread between replicates over training, roughness within runs, and diverged runs."""
     spreads = [(comparison, spread) for comparison in assessment.comparisons for spread in comparison.spreads]
     if not spreads or assessment.withheld:
         return None
@@ -24,10 +24,10 @@ def stability(assessment: Assessment) -> Section | None:
         "stability",
         "Stability of training",
         paragraphs=[
-            "Spread is the sum over replicates of the distance from their median, at the same step, β and "
-            "estimator; of the log of the KL, as a KL spreads more where it is larger. What is compared "
-            "is the average over all training steps of the log ratio of spreads. It describes, and decides "
-            "nothing; the tests stand with the others.",
+            "Spread is the sum over replicates of the absolute deviation from their median at the same step, "
+            "β and arm. For the KL it is that of its logarithm, as the spread of a KL increases with its "
+            "level. The log ratio of spreads is averaged over all training steps. These tests are "
+            "descriptive and listed with the others.",
         ],
         figures=[_figure(assessment, [spread for _, spread in spreads])],
         tables=[_table(spreads), _collapses(assessment.comparisons)],
@@ -56,13 +56,13 @@ def _verdict(row: Row, claim: str) -> Verdict:
 
 def _table(rows: Sequence[Row]) -> Table:
     return Table(
-        "Spread between replicates over the control's, averaged over training steps, with its simultaneous "
-        "jackknife interval over the units that are swapped. Any step: the largest ratio at a single step, "
-        "all steps at once. Roughness is another claim: squared increments within runs, over the control's. "
-        "All p-values are after Holm's correction with every other test that describes.",
+        "Spread between replicates relative to the control, averaged over training steps, with its "
+        "simultaneous jackknife interval over swap units. Any step: test of the largest ratio at a single "
+        "step, corrected for the number of steps. Roughness: squared increments within runs, relative to the "
+        "control. All p-values are after Holm's correction over all descriptive tests.",
         (
             "Estimator",
-            "Of",
+            "Metric",
             "Ratio",
             "Interval",
             "p",
@@ -103,9 +103,9 @@ def _collapses(comparisons: Sequence[Comparison]) -> Table:
         p_value = "–" if verdict is None else number(verdict.adjusted, 2)
         rows.append((comparison.pairs.treatment, *map(str, alone), str(int((ours & theirs).sum())), p_value))
     return Table(
-        "Diverged runs, by matched pair; exact McNemar test of those that diverged alone, after Holm's "
-        "correction with every other test that describes.",
-        ("Estimator", "It alone diverged", "The control alone diverged", "Both", "p"),
+        "Matched pairs with diverged runs; exact McNemar test of pairs in which only one run diverged, after "
+        "Holm's correction over all descriptive tests.",
+        ("Estimator", "Only it diverged", "Only the control diverged", "Both", "p"),
         rows,
     )
 
@@ -114,14 +114,14 @@ def _figure(assessment: Assessment, spreads: Sequence[Spread]) -> Figure:
     control = assessment.sweep.plan.primary.control
     return Figure(
         _draw(assessment, spreads),
-        f"Curves of the log ratio of {control}'s spread between replicates over each estimator's, at each "
-        "training step, with the band that relabelled data stay in.",
-        f"Above 0 the estimator's replicates are closer together than {control}'s. The bands hold the "
-        "whole curves of all panels in 95% of relabelled data, by Bonferroni's correction over the panels: "
-        "leaving them anywhere is evidence, crossing 0 is not.",
+        f"Log ratio of the spread between replicates of {control} to that of each estimator, at each "
+        "training step, with the band of relabelled data.",
+        f"Above 0 the estimator's replicates have less spread than {control}'s. With Bonferroni's correction "
+        "over panels, the bands contain all curves in 95% of relabelled data: a curve outside its band at "
+        "any step is evidence of a difference, a curve that crosses 0 is not.",
         Table(
-            f"Log ratio of {control}'s spread over the estimator's.",
-            ("Estimator", "Of", "Mean over steps", "Lowest", "Highest", "Band"),
+            f"Log ratio of the spread of {control} to that of the estimator.",
+            ("Estimator", "Metric", "Mean over steps", "Lowest", "Highest", "Band"),
             [
                 (
                     spread.curves.pairs.treatment,

@@ -1,4 +1,4 @@
-"""The verdict, with the counts it rests on."""
+"""The verdict, with its counts."""
 
 import math
 from collections.abc import Sequence
@@ -30,30 +30,31 @@ _AGAINST = {
     Outcome.NO_VERDICT: "No verdict against {}",
 }
 GLOSSARY = (
-    ("KL", "how far a trained policy has moved from its reference, in nats per completion"),
-    ("β", "the price of a nat: each run maximises J = reward − β·KL at its own β"),
+    ("KL", "the divergence of a trained policy from its reference, in nats per completion"),
+    ("β", "the weight of the KL, in reward per nat: each run maximises J = reward − β·KL at its own β"),
     (
         "Estimator",
-        "how the gradient of the KL is estimated in training; all runs are scored by one common evaluator "
-        "instead, on the same prompts and seeds",
+        "the estimator of the KL's gradient in training; all runs are evaluated in the same way, on the same "
+        "prompts and seeds",
     ),
     ("Matched pair", "two runs with the same β, replicate and seed that differ in the estimator only"),
-    ("Reward at matched KL", "what one estimator's runs earn more than the other's at the same KL"),
+    ("Reward at matched KL", "the difference in reward between two arms at the same KL"),
     (
         "Simultaneous interval",
-        "at the level of the first step of Holm's correction: all intervals of a family hold together",
+        "an interval at the level of the first step of Holm's correction; all intervals of a family are "
+        "valid together",
     ),
-    ("Replicate", "one repetition of the whole grid with its own seeds; n counts these"),
+    ("Replicate", "one repetition of the whole grid with its own seeds; n counts replicates"),
     (
         "Swap p-value",
-        "how often a difference as large appears if the estimators' names are exchanged at random within the "
-        "matched pairs",
+        "the probability of a difference at least as large if the estimators' names are exchanged at random "
+        "within matched pairs",
     ),
 )
 
 
 def summary(assessment: Assessment) -> Section:
-    """One finding for each comparison, or why there is none."""
+    """One finding per comparison, or the reason why there is none."""
     if assessment.withheld:
         return Section(
             "verdict",
@@ -65,7 +66,7 @@ def summary(assessment: Assessment) -> Section:
     comparisons = assessment.comparisons
     return Section(
         "verdict",
-        "What this sweep says",
+        "Verdict",
         findings=[_finding(comparisons[0])] if len(comparisons) == 1 else _by_outcome(comparisons),
         tables=[] if len(comparisons) == 1 else [_verdict_table(comparisons)],
         paragraphs=[
@@ -89,26 +90,26 @@ def _why_not(assessment: Assessment) -> list[str]:
     sweep, waiting = assessment.sweep, len(assessment.sweep.missing)
     if sweep.invalid:
         return [
-            "There is no verdict: what is in the directory is not what the plan says. Until it is put "
-            "right no number of this page supports a conclusion.",
+            "There is no verdict: the files in the directory do not match the plan. Until this is "
+            "corrected, no number on this page supports a conclusion.",
             *sweep.invalid,
         ]
     if waiting:
         return [
             f"There is no verdict: {waiting} of {len(sweep.plan.places)} planned runs have no result yet. "
-            f"What follows shows what is there; {_looking(assessment)}"
+            f"This page shows the others; {_looking(assessment)}"
         ]
     return [f"There is no verdict: {assessment.withheld}."]
 
 
 def _looking(assessment: Assessment) -> str:
     if assessment.sweep.plan.primary.sequential:
-        return "the evidence pair by pair is valid at any look, nothing else here is."
-    return "looking at it must not decide when the sweep stops."
+        return "only the e-process is valid before the sweep is complete."
+    return "they must not decide when the sweep stops."
 
 
 def verdict_numbers(verdict: Verdict) -> dict[str, Any]:
-    """Everything a verdict says, for `results.json`."""
+    """The numbers of a verdict, for `results.json`."""
     interval, share = verdict.interval, verdict.share
     return {
         "claim": verdict.claim.key,
@@ -129,7 +130,7 @@ def verdict_numbers(verdict: Verdict) -> dict[str, Any]:
 
 
 def _by_outcome(comparisons: Sequence[Comparison]) -> list[Finding]:
-    """One line for each outcome with the arms that have it, the decided ones first."""
+    """One line per outcome with its arms; conclusive outcomes come first."""
     control = comparisons[0].pairs.control
     arms: dict[Outcome, list[str]] = {}
     for comparison in comparisons:
@@ -167,7 +168,7 @@ def _verdict_row(comparison: Comparison) -> tuple[str, ...]:
 
 
 def _sentences(comparison: Comparison) -> list[str]:
-    """The conclusion and the verdicts behind it, in full."""
+    """The sentences of the verdicts behind the conclusion."""
     decision = comparison.decision
     verdicts = (decision.primary, comparison.matched, comparison.share)
     return [*_caveat(decision), *(verdict.sentence for verdict in verdicts if verdict is not None)]
@@ -188,7 +189,7 @@ def _finding(comparison: Comparison) -> Finding:
 
 
 def _caveat(decision: Decision) -> list[str]:
-    """What a reader must know of the p-values below a headline that does not rest on them."""
+    """A caution on p-values if the headline is based on the e-process instead."""
     if decision.evidence is None:
         return []
     return [
@@ -211,7 +212,7 @@ def _share_card(comparison: Comparison) -> list[Card]:
         return []
     name = f"Frontier points of {comparison.pairs.treatment}"
     value = f"{share.count}/{share.total}" + (f" ({share.value:.0%})" if share.total else "")
-    return [Card(name, value, f"{share_interval_text(share)}; describes, does not decide")]
+    return [Card(name, value, f"{share_interval_text(share)}; descriptive")]
 
 
 def _counts(assessment: Assessment) -> str:
@@ -230,29 +231,30 @@ def _inference(assessment: Assessment) -> str:
     swaps = "whole replicates, because seeds are shared across β" if blocked else "single pairs"
     return (
         f"n counts replicates. The exact tests swap the labels of two arms within {swaps}; their null "
-        f"hypothesis is that the outcomes of both arms are exchangeable. {primary.claim.subject} decides: "
-        f"Holm's correction over {count(planned, 'planned comparison')}, intervals simultaneous, "
-        f"{percent(1 - primary.first_step)} each, which is the first step of that correction: an interval "
-        f"may hold 0 beside a corrected p below {primary.alpha:g} that came later. Everything else describes."
+        f"hypothesis is that the outcomes of both arms are exchangeable. The primary outcome is "
+        f"{primary.claim.subject}, with Holm's correction over {count(planned, 'planned comparison')}. "
+        f"Intervals are simultaneous, {percent(1 - primary.first_step)} each, the level of the first step of "
+        "that correction: an interval may include 0 although the corrected p of a later step is below "
+        f"{primary.alpha:g}. All other tests are descriptive."
     )
 
 
 def _conditions(assessment: Assessment) -> list[str]:
-    """What every statement of the page is conditional on."""
+    """The conditions of all statements on the page."""
     texts = []
     if assessment.sweep.plan.setting:
         texts.append(
-            f"The setting: {assessment.sweep.plan.setting} What is said here is said of it and no other."
+            f"The setting: {assessment.sweep.plan.setting} All statements apply to this setting only."
         )
     if assessment.sweep.warm_starts == 1:
         texts.append(
-            "All runs share one warm start and one reference: every statement here is conditional on them, "
-            "and says nothing about other checkpoints."
+            "All runs share one warm start and one reference: all statements are conditional on these, and "
+            "do not apply to other checkpoints."
         )
     if any(c.pairs.diverged.any() for c in assessment.comparisons):
         texts.append(
-            "Some runs diverged. They count as worst, so differences are compared by rank within each β "
-            "instead of by value, and there is no comparison at matched KL."
+            "Some runs diverged. They rank last: differences are compared by rank within each β instead of "
+            "by value, and there is no comparison at matched KL."
         )
     if assessment.sweep.locked is None:
         texts.append("There is no locked plan: the design was inferred from the results themselves.")

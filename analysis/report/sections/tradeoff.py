@@ -25,7 +25,7 @@ NORMAL_95 = 1.959963984540054
 
 
 def tradeoff(assessment: Assessment) -> Section | None:
-    """Means of each arm at each beta with intervals, single runs behind them, frontier and landmarks."""
+    """Means of each arm at each beta with intervals, single runs, frontier and landmarks."""
     runs = [run for run in assessment.sweep.grid.values() if not run.diverged]
     if not runs:
         return None
@@ -35,7 +35,7 @@ def tradeoff(assessment: Assessment) -> Section | None:
         return Section(
             "tradeoff",
             "Reward against KL",
-            paragraphs=["Void: this plan decides by the KL alone, no arm was trained for a reward."],
+            paragraphs=["Not shown: this plan decides by the KL alone, as no arm was trained on a reward."],
             numbers={"runs": {run.cell.id: _numbers(run, False) for run in runs}},
         )
     return Section(
@@ -48,8 +48,8 @@ def tradeoff(assessment: Assessment) -> Section | None:
                 f"{len(runs)} single runs, {int(on.sum())} of them on the frontier.",
                 "Up is more reward, left is closer to the reference. A large mark is the mean over the "
                 "replicates of an arm at one β, its bars are 95% t intervals over replicates, lines join the "
-                "betas of an arm; long bars may end outside. Pale marks are single runs, the dashed steps "
-                "their frontier: the runs that no other run equals or beats in both reward and KL.",
+                "betas of an arm; long bars may end outside. Pale marks are single runs; the dashed steps "
+                "are their frontier, the runs that no other run dominates in reward and KL.",
                 _table(runs, on),
             )
         ],
@@ -65,7 +65,7 @@ def _numbers(run: Run, member: bool) -> dict[str, Any]:
 
 def _table(runs: list[Run], on: BoolArray) -> Table:
     return Table(
-        "Every run that did not diverge: final evaluation with its 95% interval over evaluation prompts.",
+        "All runs that did not diverge: final evaluation with its 95% interval over evaluation prompts.",
         ("Arm", "β", "Replicate", "KL (nats)", "± 95%", "Reward", "± 95%", "On the frontier"),
         [_row(run, member) for run, member in zip(runs, on, strict=True)],
     )

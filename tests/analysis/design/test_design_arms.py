@@ -52,7 +52,7 @@ def cells(path):
     }
 
 
-def test_an_arm_is_what_it_changes_and_not_its_label(write):
+def test_an_arms_id_depends_on_its_overrides_and_not_on_its_label(write):
     before = cells(write())
     renamed = {"same" if label == "wrong" else label: ARMS[label] for label in reversed(ARMS)}
     after = cells(write(renamed))
@@ -120,20 +120,20 @@ def test_a_list_of_estimators_is_a_shorthand(write, names):
         ({"right": "MonteCarlo"}, r"grid.arms.right: "),
     ],
 )
-def test_what_an_arm_may_not_be(write, arms, message):
+def test_invalid_arms_are_refused(write, arms, message):
     with pytest.raises(ConfigurationError, match=message) as caught:
         read_plan(write(arms))
     assert "\n" not in str(caught.value)
 
 
-def test_one_of_arms_and_estimator(write):
+def test_arms_and_estimator_exclude_each_other(write):
     path = write()
     path.write_text(path.read_text().replace("  beta:", "  estimator: [MonteCarlo]\n  beta:"))
     with pytest.raises(ConfigurationError, match="grid: arms and estimator are both given"):
         read_plan(path)
 
 
-def test_the_plan_says_and_keeps_what_each_arm_optimises(write, capsys, tmp_path):
+def test_the_plan_records_what_each_arm_optimises(write, capsys, tmp_path):
     assert main(["plan", "--config", str(write())]) == 0
     out = capsys.readouterr().out
     assert "  right: MonteCarlo: optimises a hash\n" in out
@@ -146,7 +146,7 @@ def test_the_plan_says_and_keeps_what_each_arm_optimises(write, capsys, tmp_path
     }
 
 
-def test_arms_are_examined_once(write, capsys, monkeypatch):
+def test_arms_are_checked_once(write, capsys, monkeypatch):
     def broken(*args, **kwargs):
         raise AssertionError("asked again")
 
@@ -169,7 +169,7 @@ def test_arms_are_examined_once(write, capsys, monkeypatch):
     ],
 )
 @pytest.mark.parametrize("command", ["plan", "sweep"])
-def test_what_a_cell_would_refuse_is_refused_before_any(
+def test_errors_of_a_cell_are_reported_when_the_plan_is_made(
     write, capsys, tmp_path, command, arms, behaviour, message
 ):
     path = write(arms, control=next(iter(arms)), rloo={"behaviour": {behaviour: "refused"}})

@@ -1,4 +1,4 @@
-"""What changes a cell's id and what does not."""
+"""The changes that affect a cell's id, and those that do not."""
 
 from copy import deepcopy
 
@@ -104,7 +104,7 @@ def test_a_replaced_key_does_not_matter():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 2**53, {1: 2}])
-def test_what_has_no_canonical_form_is_refused(value):
+def test_values_without_a_canonical_form_are_refused(value):
     with pytest.raises(ValueError, match=r"."):
         digest({"a": value})
 
@@ -122,7 +122,7 @@ def test_overrides_replace_and_add_keys_of_a_config(tmp_path):
     assert overridden == {"width": 5, "model": {"n": 5, "rate": 0.1}, "trainer": {"max_steps": 2}}
 
 
-def test_local_models_and_data_count_by_content_and_not_by_place(tmp_path):
+def test_local_models_and_data_enter_by_content_and_not_by_path(tmp_path):
     def config(name, content, source="stanfordnlp/imdb"):
         (tmp_path / name).mkdir(exist_ok=True)
         (tmp_path / name / "last.ckpt").write_text(content)
@@ -175,7 +175,7 @@ def code(tmp_path, monkeypatch):
     return code
 
 
-def test_what_the_code_does_matters_and_how_it_is_written_does_not(code):
+def test_the_code_hash_ignores_comments_docstrings_and_layout(code):
     source = 'def f(x):\n    """Doc."""\n    return x + 1\n'
     original = code(**{"inner/mod": source})
     assert code(**{"inner/mod": '# why\ndef f( x ):\n    """Other."""\n\n    return (x + 1)\n'}) == original
@@ -187,7 +187,7 @@ def test_what_the_code_does_matters_and_how_it_is_written_does_not(code):
     assert code(**{"inner/mod": ""}) != original
 
 
-def test_data_of_a_package_matters_and_its_caches_do_not(code):
+def test_the_code_hash_includes_data_files_but_not_caches(code):
     original = code()
     (code.package / "__pycache__").mkdir()
     (code.package / "__pycache__" / "mod.pyc").write_bytes(b"1")

@@ -38,10 +38,10 @@ def table(frame, path):
 
 
 def verdicts(directory):
-    """What is said of each claim; as text, in which what was not tested equals itself.
+    """The verdict on each claim, as text, as NaN is not equal to itself.
 
-    Of the secondary ones without their correction: a table of finals has no curves, whose tests are corrected
-    together with the others.
+    Secondary verdicts are without their correction: a table of final values has no curves, whose tests are
+    corrected together with the others.
     """
     (comparison,) = load_assessment(directory).comparisons
     found = []
@@ -55,7 +55,7 @@ def verdicts(directory):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_our_own_sweep_has_the_same_statistics_after_a_round_trip(tmp_path, imported, shared):
+def test_a_sweep_has_the_same_statistics_after_export_and_import(tmp_path, imported, shared):
     def edit(point, made):
         if point == ("RaoBlackwell", 1, 2):
             made["final"]["kl"] = None
@@ -76,7 +76,7 @@ def test_our_own_sweep_has_the_same_statistics_after_a_round_trip(tmp_path, impo
     assert [*both[0].seed] == [*both[1].seed]
 
 
-def test_what_reads_a_sweep_reads_an_import_and_says_what_it_is(tmp_path, imported, capsys):
+def test_all_commands_read_an_import_and_name_it_as_one(tmp_path, imported, capsys):
     own = write_sweep(tmp_path / "own", replicates=3)
     theirs = imported(
         table(analysis.frames(own).runs, tmp_path / "own.csv"),
@@ -98,7 +98,7 @@ def test_what_reads_a_sweep_reads_an_import_and_says_what_it_is(tmp_path, import
     assert "theirs holds something else; name a new directory" in capsys.readouterr().err
 
 
-def test_an_import_that_was_cut_off_is_completed(tmp_path, imported):
+def test_an_interrupted_import_is_completed(tmp_path, imported):
     own = write_sweep(tmp_path / "own", replicates=2)
     log = table(analysis.frames(own).runs, tmp_path / "own.csv")
     theirs = imported(log, columns=COLUMNS, control="MonteCarlo")
@@ -108,7 +108,7 @@ def test_an_import_that_was_cut_off_is_completed(tmp_path, imported):
     assert {path: path.read_bytes() for path in theirs.rglob("*.json")} == files
 
 
-def test_states_that_a_trl_trainer_left(request, imported, monkeypatch):
+def test_trainer_states_of_trl(request, imported, monkeypatch):
     """The log_history of eight runs of TRL 1.16, four steps each on a CPU."""
     folder = request.config.rootpath / "tests" / "analysis" / "results" / "trl_logs"
     monkeypatch.chdir(folder)
@@ -127,7 +127,7 @@ def test_states_that_a_trl_trainer_left(request, imported, monkeypatch):
     assert load_assessment(sweep.directory).comparisons[0].pairs.blocked
 
 
-def test_a_wide_export_of_w_and_b_with_names_of_its_own(tmp_path, imported):
+def test_a_wide_export_of_w_and_b(tmp_path, imported):
     names = {
         "fluffy-cloud-1": ("mc", 0),
         "misty-sea-2": ("rb", 0),
@@ -157,7 +157,7 @@ def test_a_wide_export_of_w_and_b_with_names_of_its_own(tmp_path, imported):
     }
 
 
-def test_verl_files_and_a_run_that_is_missing(tmp_path, imported):
+def test_files_of_verl_and_a_missing_run(tmp_path, imported):
     for arm, seed in (("mc", 1), ("mc", 2), ("rb", 1)):
         lines = [{"step": s, "data": {"critic/score/mean": s / 7, "actor/kl": seed}} for s in (1, 2)]
         path = tmp_path / "logs" / f"{arm}_s{seed}.jsonl"
@@ -173,7 +173,7 @@ def test_verl_files_and_a_run_that_is_missing(tmp_path, imported):
     assert sweep.grid["rb", 0, 0].cell.seed == 1
 
 
-def test_replicates_are_counted_by_name_or_beta_by_beta(tmp_path, imported):
+def test_replicates_are_numbered_by_name_or_separately_per_beta(tmp_path, imported):
     head, log = "arm,beta,replicate,reward,kl", tmp_path / "log.csv"
 
     def places(rows, output):
@@ -218,7 +218,7 @@ def test_pairs_with_unequal_seeds_are_refused_by_the_reader(tmp_path, imported):
         ({"columns": COLUMNS, "runs": {"x": {"lr": 1}}}, "runs.x: 'lr' is not allowed; one of: arm, beta"),
     ],
 )
-def test_what_cannot_be_imported_is_one_line_and_nothing_is_written(
+def test_errors_of_an_import_are_one_line_and_nothing_is_written(
     tmp_path, imported, capsys, mapping, message
 ):
     log = tmp_path / "log.csv"

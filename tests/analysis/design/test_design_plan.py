@@ -119,7 +119,7 @@ def test_a_plan_is_read_with_its_defaults(plan):
         ("name: small", "nam: small", "nam: Key 'nam' not in 'Plan'. Did you mean: 'name'"),
     ],
 )
-def test_what_a_plan_may_not_say_is_named_in_one_line(plan, old, new, message):
+def test_an_invalid_plan_is_named_in_one_line(plan, old, new, message):
     with pytest.raises(ConfigurationError, match=message) as caught:
         plan((old, new))
     assert str(caught.value).startswith("/")
@@ -137,7 +137,7 @@ def test_a_missing_plan_or_stage_is_named(plan, tmp_path):
         expand(plan(("config: dpo.yaml", "config: gone.yaml")))
 
 
-def test_cells_come_in_the_order_they_should_run(plan):
+def test_cells_are_in_the_order_in_which_they_run(plan):
     cells = expand(plan()).cells
     assert [cell.stage for cell in cells[:3]] == ["sft", "dpo", "rloo"]
     ordered = [(c.point.replicate, c.point.beta_index, c.point.arm) for c in cells[2:]]
@@ -149,7 +149,7 @@ def test_cells_come_in_the_order_they_should_run(plan):
         seen.add(cell.id)
 
 
-def test_a_cell_knows_its_command(plan):
+def test_a_cell_has_its_command(plan):
     sft, dpo, run, *_ = expand(plan()).cells
     checkpoint = "checkpoints/last.ckpt"
     assert run.argv == (
@@ -178,7 +178,7 @@ def test_a_cell_knows_its_command(plan):
     assert str(run) == "rloo MonteCarlo beta=0.1 #0"
 
 
-def test_pairs_share_a_seed_and_nothing_else_does(plan):
+def test_only_pairs_share_a_seed(plan):
     cells = expand(plan()).cells
     seeds = {}
     for cell in cells:
@@ -269,7 +269,7 @@ def test_an_override_of_an_input_is_refused(plan):
         plan(overridden)
 
 
-def test_the_grid_starts_from_what_it_needs_and_from_no_other_stage(plan):
+def test_the_grid_starts_only_from_the_stages_it_needs(plan):
     assert plan().starting_points == ["sft", "dpo"]
     beside = plan(("  rloo: {", "  study: {config: dpo.yaml, inputs: {a: dpo}}\n  rloo: {"))
     assert beside.starting_points == ["sft", "dpo"]

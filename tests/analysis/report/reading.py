@@ -1,4 +1,4 @@
-"""How tests read the page of a sweep and its numbers."""
+"""Functions for tests that read the page of a sweep and its numbers."""
 
 import json
 from html.parser import HTMLParser
@@ -49,7 +49,7 @@ def page_of(runs, **design) -> Page:
 
 
 def text_of(runs) -> str:
-    """The findings, text and tables of a report, without the drawings, which take seconds."""
+    """The findings, text and tables of a report, without drawings, which take seconds."""
     study = load_assessment(runs)
     sections = [summary(study), execution(study)]
     words = [word for s in sections for f in s.findings for word in (f.headline, *f.sentences)]
@@ -64,7 +64,7 @@ def numbers(runs):
 
 
 def grid_results(runs):
-    """Place -> content of the published results of the grid."""
+    """The content of the published results of the grid, by (arm, beta index, replicate)."""
     found = {}
     for path in (runs / "results").glob("*.json"):
         content = json.loads(path.read_text())

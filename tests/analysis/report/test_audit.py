@@ -59,9 +59,7 @@ def p_after(text, out):
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_matched_points_get_the_p_of_all_swaps_and_of_whole_seeds_where_these_repeat(
-    tmp_path, capsys, seed, shared
-):
+def test_matched_points_have_the_p_of_all_swaps_of_pairs_or_of_shared_seeds(tmp_path, capsys, seed, shared):
     rows = matched(seed, shift=0.2 * seed, shared=shared)
     assert main(["audit", write(tmp_path / "points.csv", rows), "--control", "MC"]) == 0
     out = capsys.readouterr().out
@@ -71,13 +69,13 @@ def test_matched_points_get_the_p_of_all_swaps_and_of_whole_seeds_where_these_re
     assert found == pytest.approx(enumerated_p(rows, frontier_difference, shared), rel=0.06)
     found = p_after(r"objective: .*?exact swap ", out)
     assert found == pytest.approx(enumerated_p(rows, objective_difference, shared), rel=0.06)
-    assert ("4 of them allow no p below 0.12" in out) is shared
+    assert ("The smallest attainable p with 4 seeds is 0.12" in out) is shared
     for claim in ("matched_kl", "kl", "reward", "frontier_share", "net_dominance", "matched_dominance"):
         assert f"\n  {claim}: " in out
     assert out.rstrip().endswith("it does not make an estimator better.")
 
 
-def test_j_needs_a_beta_and_what_unmatches_runs_is_named(tmp_path, capsys):
+def test_j_needs_a_beta_and_columns_that_prevent_matching_are_named(tmp_path, capsys):
     rows = [(*row[:3], row[4]) for row in matched(0, 0.3)]
     assert main(["audit", write(tmp_path / "a.csv", rows, "method,kl,reward,seed"), "--control", "MC"]) == 0
     out = capsys.readouterr().out
@@ -87,12 +85,12 @@ def test_j_needs_a_beta_and_what_unmatches_runs_is_named(tmp_path, capsys):
     path = write(tmp_path / "b.csv", named, "method,kl,reward,seed,run")
     assert main(["audit", path, "--control", "MC"]) == 0
     out = capsys.readouterr().out
-    assert "WARNING: the column run keeps the runs from matching; without it they are matched" in out
+    assert "WARNING: the runs do not match because of the column run; without it they match one to one" in out
     assert "not matched one to one" in out
     assert "the column seed" not in out
 
 
-def test_unmatched_points_get_the_p_of_all_labellings(tmp_path, capsys):
+def test_unmatched_points_have_the_p_of_all_labellings(tmp_path, capsys):
     rows = [row[:3] for row in matched(1, shift=0.4, pairs=4)]
     assert main(["audit", write(tmp_path / "p.csv", rows, "method,kl,reward"), "--control", "MC"]) == 0
     out = capsys.readouterr().out
@@ -103,10 +101,10 @@ def test_unmatched_points_get_the_p_of_all_labellings(tmp_path, capsys):
     observed = (on & treated).sum()
     share = np.mean(np.array(counts) == observed)
     expected = np.mean([np.mean(np.array(counts) == c) <= share * (1 + 1e-9) for c in counts])
-    assert float(out.split("exact p\u00a0=\u00a0")[1].split(". That")[0]) == pytest.approx(expected, rel=0.06)
+    assert float(out.split("exact p\u00a0=\u00a0")[1].split(". This")[0]) == pytest.approx(expected, rel=0.06)
 
 
-def test_a_diverged_run_is_named_and_off_the_frontier(tmp_path, capsys):
+def test_a_diverged_run_is_named_and_not_on_the_frontier(tmp_path, capsys):
     rows = [("RB", "nan", 9, 0, 0), ("MC", 1, 1, 0, 0), ("RB", 0.5, 2, 0, 1), ("MC", 1, 1, 0, 1)]
     assert main(["audit", write(tmp_path / "points.csv", rows), "--control", "MC"]) == 0
     out = capsys.readouterr().out
@@ -115,7 +113,7 @@ def test_a_diverged_run_is_named_and_off_the_frontier(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("share", [0.6, 7 / 9, 0.95])
-def test_the_number_of_pairs_that_settles_it_has_the_power_and_one_less_has_not(share):
+def test_the_number_of_pairs_needed_is_the_smallest_with_the_power(share):
     needed = points_needed(share)
 
     def power(total):
@@ -148,7 +146,7 @@ def test_a_share_alone(capsys):
         (["nowhere.csv", "--control", "MC"], "nowhere.csv: cannot be read"),
     ],
 )
-def test_wrong_input_is_one_line(tmp_path, capsys, argv, message):
+def test_an_error_in_the_input_is_one_line(tmp_path, capsys, argv, message):
     path = write(tmp_path / "points.csv", matched(0, 0.0))
     assert main(["audit", *(word.format(file=path) for word in argv)]) == 2
     error = capsys.readouterr().err.strip()
@@ -166,7 +164,7 @@ def test_columns_are_checked(tmp_path):
         read_points(tmp_path / write(tmp_path / "b.csv", [("MC", "low", 1)], "method,kl,reward"))
 
 
-def test_points_that_are_a_pipe_are_not_waited_for(tmp_path, capsys):
+def test_a_pipe_of_points_is_refused_at_once(tmp_path, capsys):
     os.mkfifo(tmp_path / "points.csv")
     assert main(["audit", str(tmp_path / "points.csv"), "--control", "MC"]) == 2
     assert "points.csv: is not a regular file" in capsys.readouterr().err

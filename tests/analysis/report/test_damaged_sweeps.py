@@ -106,7 +106,7 @@ def test_a_plan_of_the_wrong_shape_is_one_line(tmp_path, edit):
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_result_is_named_and_nothing_is_concluded(tmp_path, damage):
+def test_a_damaged_result_is_named_and_gives_no_verdict(tmp_path, damage):
     write_sweep(tmp_path, replicates=1)
     name = grid_results(tmp_path)["RaoBlackwell", 0, 0]["id"]
     damage(tmp_path / "results" / f"{name}.json")
@@ -156,7 +156,7 @@ def test_a_result_of_the_wrong_shape_is_named(tmp_path, change):
 
 @pytest.mark.parametrize("name", ["report.html", "results.json"])
 @pytest.mark.parametrize("place", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("victim")])
-def test_a_page_is_written_to_a_file_of_its_own_or_not_at_all(tmp_path, capsys, name, place):
+def test_a_page_is_never_written_through_a_link_or_to_a_pipe(tmp_path, capsys, name, place):
     write_sweep(tmp_path, replicates=1)
     (tmp_path / "victim").write_text("precious")
     place(tmp_path / name)
@@ -165,7 +165,7 @@ def test_a_page_is_written_to_a_file_of_its_own_or_not_at_all(tmp_path, capsys, 
     assert (tmp_path / "victim").read_text() == "precious"
 
 
-def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, undrawn, monkeypatch):
+def test_if_a_page_cannot_be_written_the_previous_one_remains(tmp_path, undrawn, monkeypatch):
     page = build(write_sweep(tmp_path, replicates=1, betas={0: 0.1}))
     before = page.read_bytes()
 

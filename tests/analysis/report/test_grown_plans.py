@@ -42,7 +42,7 @@ def test_a_plan_grown_after_results_or_sequential_is_decided_by_the_e_process(tm
     assert finding.sentences[0].startswith("Exploratory: ")
 
 
-def test_an_effect_too_small_for_the_e_process_is_inconclusive_though_the_swap_test_rejects(tmp_path):
+def test_a_small_effect_is_inconclusive_by_the_e_process_even_if_the_swap_test_rejects(tmp_path):
     runs = write_sweep(tmp_path, replicates=5, betas={0: 0.1, 1: 0.2}, lift={"RaoBlackwell": 0.35})
     assert numbers(runs)["comparisons"][0]["outcome"] == "better"
     grow(runs)
@@ -53,7 +53,7 @@ def test_an_effect_too_small_for_the_e_process_is_inconclusive_though_the_swap_t
     assert finding.headline.startswith("Inconclusive on RaoBlackwell against MonteCarlo: E = ")
 
 
-def test_a_level_raised_or_a_control_changed_after_results_does_not_help(tmp_path):
+def test_a_level_or_control_changed_after_results_has_no_effect_on_the_threshold(tmp_path):
     runs = write_sweep(
         tmp_path, estimators=("MonteCarlo", "RaoBlackwell", "K3Reward"), primary={"alpha": 0.2}
     )
@@ -70,7 +70,7 @@ def test_a_level_raised_or_a_control_changed_after_results_does_not_help(tmp_pat
     assert load_assessment(runs).comparisons[0].decision.evidence.threshold == pytest.approx(3 / 0.05)
 
 
-def test_pairs_that_a_later_version_added_come_after_those_it_could_see(tmp_path):
+def test_pairs_added_by_a_later_version_come_after_earlier_pairs(tmp_path):
     runs = write_sweep(tmp_path, replicates=2)
     plan = json.loads((runs / "plan.json").read_text())["content"]["plan"]
 

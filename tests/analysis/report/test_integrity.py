@@ -15,7 +15,7 @@ DESIGN = {"replicates": 5, "lift": {"RaoBlackwell": 0.6}}
 
 @pytest.fixture
 def runs(tmp_path):
-    """A sweep that says "better" as long as nobody touches it."""
+    """A sweep whose verdict is "better" unless it is changed."""
     write_sweep(tmp_path, **DESIGN)
     assert numbers(tmp_path)["comparisons"][0]["outcome"] == "better"
     return tmp_path
@@ -35,7 +35,7 @@ def assert_no_verdict(runs, *problems):
         assert any(problem in text for text in section.paragraphs)
 
 
-def test_an_honest_sweep_has_a_verdict(runs):
+def test_an_unchanged_sweep_has_a_verdict(runs):
     told = numbers(runs)
     assert told["plan"]["recomputed"]
     assert not told["plan"]["changed_after_results"]
@@ -76,7 +76,7 @@ def test_a_history_removed_by_hand_gives_no_verdict(runs):
 
 
 @pytest.mark.parametrize("beta", [0.1, 0.25])
-def test_a_result_that_is_not_planned_is_out_and_gives_no_verdict(runs, beta):
+def test_a_result_that_is_not_planned_is_left_out_and_gives_no_verdict(runs, beta):
     betas = {0: 0.05, 1: 0.1, 2: 0.2, 3: beta}
     extra = result(cell("rloo", ("RaoBlackwell", 3, 0), betas=betas), {"reward": 9.0, "kl": 0.1})
     publish(runs / "results", extra)
@@ -85,7 +85,7 @@ def test_a_result_that_is_not_planned_is_out_and_gives_no_verdict(runs, beta):
 
 
 @pytest.mark.parametrize(("key", "value"), [("beta", 0.4), ("seed", 5), ("argv", ["fit", "--x"])])
-def test_a_result_whose_record_is_not_the_plans_is_out_and_gives_no_verdict(runs, key, value):
+def test_a_result_that_contradicts_the_plan_is_left_out_and_gives_no_verdict(runs, key, value):
     content = grid_results(runs)["RaoBlackwell", 1, 0]
     content["cell"][key] = value
     publish(runs / "results", content)
@@ -104,7 +104,7 @@ def planned_otherwise(key, value):
     return edit
 
 
-def test_a_pair_with_two_seeds_is_out_and_gives_no_verdict_though_the_plan_agrees(runs):
+def test_a_pair_with_different_seeds_is_left_out_even_if_the_plan_agrees(runs):
     content = grid_results(runs)["RaoBlackwell", 1, 0]
     content["cell"]["seed"] = 5
     publish(runs / "results", content)
@@ -115,7 +115,7 @@ def test_a_pair_with_two_seeds_is_out_and_gives_no_verdict_though_the_plan_agree
     assert ("MonteCarlo", 1, 0) not in grid
 
 
-def test_a_beta_unlike_its_grids_gives_no_verdict_though_the_plan_agrees(runs):
+def test_a_beta_that_contradicts_the_grid_gives_no_verdict_even_if_the_plan_agrees(runs):
     content = grid_results(runs)["RaoBlackwell", 1, 0]
     content["cell"]["beta"] = 0.01
     publish(runs / "results", content)
@@ -123,12 +123,12 @@ def test_a_beta_unlike_its_grids_gives_no_verdict_though_the_plan_agrees(runs):
     assert_no_verdict(runs, "its beta is 0.01, expected 0.1")
 
 
-def test_cells_dropped_from_the_plan_give_no_verdict_though_the_hash_was_computed_anew(runs):
+def test_cells_removed_from_the_plan_give_no_verdict_even_with_a_new_hash(runs):
     edit_plan(runs, lambda document: document["cells"].pop())
     assert_no_verdict(runs, "plan.json: its cells are not those of its grid", "its id is not in the plan")
 
 
-def test_without_a_plan_seeds_and_betas_are_checked_all_the_same(tmp_path):
+def test_seeds_and_betas_are_checked_without_a_plan_too(tmp_path):
     def edit(point, made):
         if point == ("RaoBlackwell", 1, 0):
             made["cell"]["seed"] = 5

@@ -1,4 +1,4 @@
-"""A plan that decides by the KL alone, as for distillation: reward, frontier and matched KL are void."""
+"""A plan that decides by the KL alone, as for distillation: without reward, frontier and matched KL."""
 
 import json
 
@@ -11,7 +11,7 @@ from analysis.report.verify import verify
 from analysis.results.load import load_sweep
 
 
-def test_a_plan_that_decides_by_the_kl_is_read_without_any_reward(tmp_path, monkeypatch, undrawn):
+def test_a_plan_that_decides_by_the_kl_needs_no_reward(tmp_path, monkeypatch, undrawn):
     def distilled(point, made):
         del made["final"]["reward"], made["final"]["reward_se"]
         made["curves"] = {name: curve for name, curve in made["curves"].items() if "reward" not in name}
@@ -24,7 +24,7 @@ def test_a_plan_that_decides_by_the_kl_is_read_without_any_reward(tmp_path, monk
     )
     page = build(runs).read_text("utf-8")
     assert "RaoBlackwell is better than MonteCarlo: it has a lower KL." in page
-    assert "Void: this plan decides by the KL alone" in page
+    assert "Not shown: this plan decides by the KL alone" in page
     numbers = json.loads((runs / "results.json").read_text())
     (one,) = numbers["comparisons"]
     assert one["objective"] is None

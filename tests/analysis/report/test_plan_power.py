@@ -54,10 +54,10 @@ def test_power_is_that_of_the_planned_design_at_holms_first_step(plan):
     lines = power(plan, None)
     assert "assumed, no pilot" in lines[0]
     assert "3 betas x 8 replicates; level 0.05" in lines[0]
-    assert f"0.0500 more reward (0.5 SD): found with power {expected}; 80% needs" in lines[3]
+    assert f"0.0500 more reward (0.5 SD): detected with power {expected}; 80% needs" in lines[3]
 
 
-def test_plan_and_page_say_the_same_of_one_design(plan, tmp_path):
+def test_plan_and_page_have_the_same_power(plan, tmp_path):
     pilot = write_sweep(tmp_path / "pilot", replicates=8)
     lines = power(plan, pilot)
     assert f"from RaoBlackwell against MonteCarlo in {pilot}" in lines[0]
@@ -66,9 +66,9 @@ def test_plan_and_page_say_the_same_of_one_design(plan, tmp_path):
     found = page.numbers["RaoBlackwell"]
     ((*_, size, half, whole, reach),) = page.tables[0].rows
     assert lines[1].endswith(f"rejects {size}")
-    assert f"(0.5 SD): found with power {half};" in lines[3]
-    assert f"(1 SD): found with power {whole};" in lines[4]
-    assert f"80% of cases: {reach} reward units" in lines[5]
+    assert f"(0.5 SD): detected with power {half};" in lines[3]
+    assert f"(1 SD): detected with power {whole};" in lines[4]
+    assert f"80% power: {reach} reward units" in lines[5]
     verdict = assessment.comparisons[0].decision.primary
     assert found["detectable"] == pytest.approx(verdict.estimate.detectable(plan.level))
 
@@ -86,7 +86,7 @@ def test_the_share_of_evaluation_noise_in_a_pilot_is_that_of_its_page(plan, tmp_
     assert not [line for line in power(plan, None) if "evaluation noise" in line]
 
 
-def test_fewer_arms_with_more_replicates_stand_beside_more_arms_with_fewer(plan):
+def test_designs_with_other_numbers_of_arms_are_listed(plan):
     designs = [line.strip() for line in power(plan, None) if "arms x" in line]
     assert [line.partition(":")[0] for line in designs] == [
         f"{arms} arms x {48 // (3 * arms)} replicates" for arms in (2, 3, 4, 5)
@@ -96,8 +96,8 @@ def test_fewer_arms_with_more_replicates_stand_beside_more_arms_with_fewer(plan)
     assert powers == sorted(powers, reverse=True)
 
 
-def test_a_pilot_warns_of_what_cannot_be_shown(plan, tmp_path):
-    """J falls at the third beta, and the gradients of the study are nearly all the reward's."""
+def test_a_pilot_warns_of_designs_that_cannot_show_a_difference(plan, tmp_path):
+    """J decreases at the third beta; the study's gradients are almost entirely those of the reward."""
 
     def edit(point, made):
         reward = made["curves"]["val/reward"]["value"]

@@ -10,7 +10,7 @@ from analysis.report.build import build
 from analysis.report.verify import verify
 
 
-def test_the_page_stands_alone(better):
+def test_the_page_is_self_contained(better):
     html = (better / "report.html").read_text("utf-8")
     page = Page(html)
     assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in html
@@ -22,7 +22,7 @@ def test_the_page_stands_alone(better):
     assert len(page.regions) == len(set(page.regions)) > 5
 
 
-def test_every_figure_has_a_text_and_its_numbers(better):
+def test_every_figure_has_alternative_text_and_its_numbers(better):
     page = Page((better / "report.html").read_text("utf-8"))
     assert len(page.images) == 6
     for image in page.images:
@@ -31,7 +31,7 @@ def test_every_figure_has_a_text_and_its_numbers(better):
     assert page.text.count("The numbers of this figure") == 6
 
 
-def test_the_verdict_comes_with_its_evidence_and_conditions(better):
+def test_the_verdict_has_its_evidence_and_conditions(better):
     text = Page((better / "report.html").read_text("utf-8")).text
     assert "RaoBlackwell is better than MonteCarlo: it has higher J = reward − β·KL." in text
     assert re.search(
@@ -56,7 +56,7 @@ def test_a_partial_sweep_has_a_banner_and_no_verdict(tmp_path, undrawn):
     page = page_of(tmp_path, replicates=2, edit=lambda point, made: None if point[1:] == (1, 1) else made)
     assert "No verdict: partial sweep" in page.text
     assert "2 of 12 planned runs have no result yet" in page.text
-    assert "decides: Holm" not in page.text
+    assert "with Holm's correction over" not in page.text
     assert "p (swap)" not in page.text
 
 
@@ -75,7 +75,7 @@ def test_a_failed_run_drops_its_pair_and_keeps_the_verdict(tmp_path):
     fail(tmp_path, lost)
     text = text_of(tmp_path)
     assert "no verdict" not in text
-    assert "1 run lost to the machinery" in text
+    assert "1 run lost to failures other than divergence" in text
     assert "3 attempts: OSError: disk full" in text
 
 
@@ -85,7 +85,7 @@ def test_a_diverged_run_is_listed_and_ranks_are_named(tmp_path):
     assert "compared by rank" in text
 
 
-def test_all_diverged_still_ends_in_a_clear_verdict(tmp_path, undrawn):
+def test_if_all_runs_diverged_there_is_a_clear_verdict(tmp_path, undrawn):
     page = page_of(tmp_path, replicates=2, edit=diverge())
     assert "This design cannot tell RaoBlackwell from MonteCarlo" in page.text
 
@@ -100,7 +100,7 @@ def test_all_diverged_still_ends_in_a_clear_verdict(tmp_path, undrawn):
     ],
     ids=["one pair", "one replicate", "one estimator", "no plan"],
 )
-def test_poor_input_gives_a_clear_page(tmp_path, design, expected):
+def test_a_minimal_sweep_gives_a_clear_page(tmp_path, design, expected):
     assert expected in text_of(write_sweep(tmp_path, **design))
 
 
@@ -114,7 +114,7 @@ def test_identical_runs_are_a_tie(tmp_path):
     assert "9/18 (50%" in text
 
 
-def test_more_than_two_estimators_meet_the_planned_control(tmp_path, undrawn):
+def test_more_than_two_estimators_are_compared_with_the_planned_control(tmp_path, undrawn):
     page = page_of(tmp_path, estimators=FIVE, primary={"control": "RaoBlackwell"}, **SMALL)
     assert "4 estimators against RaoBlackwell" in page.text
     others = [name for name in FIVE if name != "RaoBlackwell"]
@@ -138,7 +138,7 @@ def test_text_from_files_is_escaped(tmp_path, undrawn):
     assert "&lt;script&gt;" in html
 
 
-def test_the_setting_is_said_beside_the_verdict(tmp_path):
+def test_the_setting_is_stated_beside_the_verdict(tmp_path):
     assert "The setting" not in text_of(write_sweep(tmp_path / "one", **SMALL))
     text = text_of(write_sweep(tmp_path / "other", setting="a toy.", **SMALL))
-    assert "The setting: a toy. What is said here is said of it and no other." in text
+    assert "The setting: a toy. All statements apply to this setting only." in text

@@ -58,7 +58,7 @@ def test_landmarks_are_named(tmp_path):
     assert len(landmarks(load_sweep(runs))) == 2
 
 
-def test_studies_have_sections_of_their_own(better, tmp_path, undrawn):
+def test_studies_have_their_own_sections(better, tmp_path, undrawn):
     without = Page((better / "report.html").read_text("utf-8"))
     assert not {"estimation", "gradient_noise"} & set(without.ids)
     runs = write_sweep(tmp_path, studied=True, **SMALL)
@@ -79,15 +79,15 @@ def test_a_heavy_tail_is_named_beside_the_bias():
     assert "tail" not in light
 
 
-def test_every_test_is_certified_on_the_readers_own_design(better, tmp_path, monkeypatch, undrawn):
+def test_the_primary_test_is_certified_for_the_design_of_the_sweep(better, tmp_path, monkeypatch, undrawn):
     numbers = certificates.certificates(load_assessment(better)).numbers["RaoBlackwell"]
     assert abs(numbers["0.0"] - 0.05) < 4 * math.sqrt(0.05 * 0.95 / 1000)
     assert numbers["0.0"] < numbers["0.5"] < numbers["1.0"]
-    assert "Type-I error here" in Page((better / "report.html").read_text("utf-8")).text
+    assert "Type-I error" in Page((better / "report.html").read_text("utf-8")).text
     assert "certificates" not in page_of(tmp_path, replicates=1).ids
 
 
-def test_what_runs_attain_together_and_how_far_they_spread_is_said(tmp_path, undrawn):
+def test_attainment_and_stability_are_reported(tmp_path, undrawn):
     steady = write_sweep(tmp_path, lift={"RaoBlackwell": 0.6}, replicates=6)
     page = Page(build(steady).read_text("utf-8"))
     numbers = json.loads((steady / "results.json").read_text())["sections"]
@@ -112,7 +112,7 @@ def test_what_runs_attain_together_and_how_far_they_spread_is_said(tmp_path, und
     assert "exact McNemar test" in page.text
 
 
-def test_a_steadier_estimator_is_called_steadier(tmp_path, undrawn):
+def test_an_estimator_with_less_spread_is_reported(tmp_path, undrawn):
     def steadier(point, made):
         if point[0] == "RaoBlackwell":
             values = made["curves"]["train/reward"]["value"]
@@ -127,7 +127,7 @@ def test_a_steadier_estimator_is_called_steadier(tmp_path, undrawn):
     assert found["RaoBlackwell, kl"]["outcome"] != "better"
 
 
-def test_evidence_pair_by_pair_is_there_when_planned_and_while_the_sweep_runs(tmp_path):
+def test_the_e_process_is_reported_for_incomplete_sequential_sweeps(tmp_path):
     late = {"edit": lambda point, made: None if point[2] == 5 else made}
     design = {"lift": {"RaoBlackwell": 0.5}, "replicates": 6, **late}
     planned = {"control": "MonteCarlo", "alpha": 0.05, "sequential": True}
@@ -139,12 +139,12 @@ def test_evidence_pair_by_pair_is_there_when_planned_and_while_the_sweep_runs(tm
     assert any(
         "RaoBlackwell has a higher J than MonteCarlo: E reached 20" in text for text in section.paragraphs
     )
-    assert "valid at any look" in text_of(tmp_path / "a")
+    assert "only the e-process is valid before the sweep is complete" in text_of(tmp_path / "a")
     assert evidence(load_assessment(write_sweep(tmp_path / "b", **design))) is None
     assert "must not decide when the sweep stops" in text_of(tmp_path / "b")
 
 
-def test_a_planned_corner_is_the_one_hypervolume_is_measured_from(tmp_path):
+def test_hypervolume_is_measured_from_the_planned_corner(tmp_path):
     primary = {"control": "MonteCarlo", "alpha": 0.05, "corner": [90.0, -2.0]}
     study = load_assessment(write_sweep(tmp_path, primary=primary))
     section = attainment(study)
@@ -163,7 +163,7 @@ def test_a_planned_corner_is_the_one_hypervolume_is_measured_from(tmp_path):
     assert section.numbers["RaoBlackwell"]["hypervolume_difference"] == pytest.approx(expected)
 
 
-def test_program_facing_numbers_are_those_of_the_files(tmp_path):
+def test_numbers_for_programs_are_those_of_the_files(tmp_path):
     runs = write_sweep(tmp_path, replicates=3)
     told = numbers(runs)
     found = grid_results(runs)

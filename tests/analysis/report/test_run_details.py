@@ -1,4 +1,4 @@
-"""Sections on what runs wrote and how they were set."""
+"""Sections on completions, hyperparameters and evaluations of runs."""
 
 import json
 
@@ -27,7 +27,7 @@ def with_details(point, made):
     }
 
 
-def test_the_same_prompt_under_every_arm_not_selected(tmp_path):
+def test_every_arm_has_the_same_prompts(tmp_path):
     section = completions(load_assessment(write_sweep(tmp_path, replicates=3, edit=with_details)))
     assert [list(map(len, table.rows)) for table in section.tables] == [[3, 3, 3]]
     assert section.tables[0].rows == [
@@ -39,14 +39,14 @@ def test_the_same_prompt_under_every_arm_not_selected(tmp_path):
     assert "replicate 0, seed 1000" in section.tables[0].caption
 
 
-def test_what_differs_between_arms_is_shown_and_the_rest_is_shared(tmp_path):
+def test_hyperparameters_that_differ_between_arms_are_shown_separately(tmp_path):
     section = hyperparameters(load_assessment(write_sweep(tmp_path, edit=with_details)))
     (different,), (shared,) = section.tables, section.details
     assert different.rows == [("kl.estimator.class_path", "MonteCarlo", "RaoBlackwell")]
     assert shared.rows == [("model.learning_rate", "0.1")]
 
 
-def test_runs_that_say_nothing_have_no_section(tmp_path):
+def test_runs_without_details_have_no_section(tmp_path):
     assessment = load_assessment(write_sweep(tmp_path))
     assert completions(assessment) is None
     assert hyperparameters(assessment) is None

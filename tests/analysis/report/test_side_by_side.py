@@ -1,4 +1,4 @@
-"""`python -m analysis compare`: two sweeps, nothing paired, against scipy's Welch test."""
+"""`python -m analysis compare`: two unpaired sweeps, against scipy's Welch test."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def sweeps(tmp_path_factory):
 
 
 def objective(directory, arm, betas):
-    """J by replicate, straight from the runs."""
+    """J of each replicate, computed from the runs."""
     runs = load_sweep(directory).grid
     return [
         np.mean(
@@ -59,7 +59,7 @@ def test_a_replicate_with_a_diverged_run_is_left_out(tmp_path):
     assert len(replicate_means(load_sweep(directory), "MonteCarlo", [0.05])) == 4
 
 
-def test_the_command_prints_both_and_says_that_nothing_is_paired(sweeps, tmp_path, capsys):
+def test_the_command_prints_both_sweeps_and_that_they_are_unpaired(sweeps, tmp_path, capsys):
     first, second = map(str, sweeps)
     assert main(["compare", first, second, "--output", str(tmp_path / "page.html")]) == 0
     text = capsys.readouterr().out
@@ -69,10 +69,10 @@ def test_the_command_prints_both_and_says_that_nothing_is_paired(sweeps, tmp_pat
     assert "K3Loss" in (tmp_path / "page.html").read_text()
 
 
-def test_what_cannot_be_compared(sweeps, tmp_path, capsys):
+def test_invalid_comparisons_are_refused(sweeps, tmp_path, capsys):
     first, second = sweeps
     assert main(["compare", str(first), str(first)]) == 2
-    assert "are one directory; two sweeps are expected" in capsys.readouterr().err
+    assert "are the same directory; two sweeps are expected" in capsys.readouterr().err
     link = tmp_path / "page.html"
     link.symlink_to(tmp_path / "elsewhere")
     assert main(["compare", str(first), str(second), "--output", str(link)]) == 2
@@ -86,7 +86,7 @@ def test_without_a_common_beta_there_is_no_difference(sweeps, tmp_path):
     assert np.isnan(one.estimate.value)
 
 
-def test_no_p_value_where_a_sweep_cannot_be_trusted(sweeps, tmp_path, capsys):
+def test_invalid_sweeps_have_no_p_value(sweeps, tmp_path, capsys):
     directory = write_sweep(tmp_path, replicates=3)
     edit_plan(
         directory, lambda document: document["content"]["plan"]["primary"].update(alpha=0.2), rehash=False

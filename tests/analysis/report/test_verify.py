@@ -36,7 +36,7 @@ def edit_numbers(folder, edit):
     path.write_text(json.dumps(numbers), "utf-8")
 
 
-def test_what_was_compared_is_said(page, verified):
+def test_verify_lists_what_it_compared(page, verified):
     document = json.loads((page.parent / "plan.json").read_text())
     assert verified(page) == (
         0,
@@ -55,7 +55,7 @@ def test_a_changed_digit_of_the_numbers_is_named(page, verified):
     assert "differs: results.json: arms[0].n: 6 is written, the results give 2" in lines
 
 
-def test_a_forged_word_is_found_though_the_page_was_hashed_anew(page, verified):
+def test_a_forged_word_is_found_even_with_a_new_hash_of_the_page(page, verified):
     page.write_text(page.read_text("utf-8").replace("= 4 runs", "= 5 runs"), "utf-8")
     code, lines = verified(page)
     assert code == 1
@@ -69,7 +69,7 @@ def test_a_forged_word_is_found_though_the_page_was_hashed_anew(page, verified):
 
 
 @pytest.mark.parametrize("forge", [b"%3Csvg%20", b"\r\n"])
-def test_a_forged_figure_is_found_whatever_drew_it(page, verified, forge):
+def test_a_forged_figure_is_found_whatever_version_drew_it(page, verified, forge):
     old = b"%3Csvg" if forge.startswith(b"%") else b"\n"
     page.write_bytes(page.read_bytes().replace(old, forge, 1))
     assert verified(page)[0] == 1
@@ -80,7 +80,7 @@ def test_a_forged_figure_is_found_whatever_drew_it(page, verified, forge):
     assert "differs: report.html: is not the page that results.json was written with" in lines
 
 
-def test_drawings_of_another_version_are_not_compared_and_this_is_said(page, verified):
+def test_drawings_of_other_versions_are_listed_as_not_compared(page, verified):
     edit_numbers(page.parent, lambda numbers: numbers["engines"].update(matplotlib="0.1"))
     code, lines = verified(page)
     assert code == 3
@@ -88,7 +88,7 @@ def test_drawings_of_another_version_are_not_compared_and_this_is_said(page, ver
     assert lines[-1] == "everything that was compared agrees with the results"
 
 
-def test_a_report_of_other_code_is_held_against_what_does_not_depend_on_it(page, verified):
+def test_a_report_of_other_code_is_compared_in_what_does_not_depend_on_code(page, verified):
     edit_numbers(page.parent, lambda numbers: numbers["code"].update(sources="0" * 64))
     edit_numbers(page.parent, lambda numbers: numbers["arms"][0].update(n=6))
     code, lines = verified(page)
@@ -124,7 +124,7 @@ def test_a_changed_result_is_named(page, verified):
     assert any(content["id"] in line for line in lines)
 
 
-def test_a_plan_that_does_not_have_its_hash_differs_even_from_a_page_that_says_so(page, verified):
+def test_a_plan_without_its_hash_is_a_difference_even_if_the_page_reports_it(page, verified):
     edit_plan(page.parent, lambda document: document["content"]["plan"].update(name="other"), rehash=False)
     build(page.parent)
     code, lines = verified(page)
@@ -139,7 +139,7 @@ def test_a_design_without_a_plan_cannot_be_compared_with_one(tmp_path, undrawn, 
     assert "not compared: plan.json: there is none; the design was inferred from the results" in lines
 
 
-def test_the_page_may_have_any_name_and_place(tmp_path, undrawn, verified):
+def test_the_page_may_have_any_name_and_directory(tmp_path, undrawn, verified):
     runs = write_sweep(tmp_path / "runs", **SMALL)
     elsewhere = build(runs, tmp_path / "deep" / "page.html")
     assert verified(elsewhere.parent)[0] == 0
@@ -184,7 +184,7 @@ def test_numbers_of_the_wrong_types_differ(page, verified):
         assert verified(page)[0] == 1
 
 
-def test_nothing_to_verify_is_the_users_error(tmp_path, verified):
+def test_a_missing_report_is_a_usage_error(tmp_path, verified):
     for path in (tmp_path, tmp_path / "none.html", tmp_path / "none"):
         code, (line,) = verified(path)
         assert code == 2

@@ -1,4 +1,4 @@
-"""Logs of other software become runs; errors are one line with the place."""
+"""Logs of other software are read as runs; errors are one line with their place."""
 
 import json
 import math
@@ -38,7 +38,7 @@ def test_a_csv_with_blanks_after_commas_and_a_byte_order_mark(write):
     assert rb.final is None
 
 
-def test_of_a_curve_the_last_step_with_both_decides(write):
+def test_the_last_step_with_both_metrics_is_the_result(write):
     lines = [
         {"step": 1, "data": {"critic/score/mean": 0.5, "actor/kl": 0.1}},
         {"step": 3, "data": {"critic/score/mean": 0.9, "actor/kl": 0.3}},
@@ -87,7 +87,7 @@ HEAD = "method,beta,seed,reward,kl\n"
         (HEAD + '"mc,0.1,0,1,1\n', r"line 2: unexpected end of data"),
     ],
 )
-def test_a_csv_that_cannot_be_used(write, text, message):
+def test_invalid_csv_files_are_refused(write, text, message):
     with pytest.raises(ConfigurationError, match=message) as caught:
         collect(read_rows(write(text)), COLUMNS)
     assert "\n" not in str(caught.value)
@@ -104,7 +104,7 @@ def test_a_csv_that_cannot_be_used(write, text, message):
         ("a.csv", "caf\udce9", r"byte 3 is not UTF-8"),
     ],
 )
-def test_a_file_that_is_not_what_it_is_called(tmp_path, name, text, message):
+def test_files_whose_content_contradicts_their_suffix_are_refused(tmp_path, name, text, message):
     path = tmp_path / name
     path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ConfigurationError, match=message):

@@ -11,7 +11,7 @@ from analysis.stats.matching import match
 from lit_klrb.errors import ConfigurationError
 
 
-def test_a_sweep_is_read_whole(tmp_path):
+def test_all_of_a_sweep_is_read(tmp_path):
     sweep = load_sweep(write_sweep(tmp_path, replicates=2))
     assert len(sweep.grid) == 12
     assert not sweep.problems
@@ -25,7 +25,7 @@ def test_a_sweep_is_read_whole(tmp_path):
     assert len(run.curves["train/kl"].step) == 20
 
 
-def test_pairs_hold_the_two_runs_of_each_point(tmp_path):
+def test_pairs_have_the_two_runs_of_each_point(tmp_path):
     sweep = load_sweep(write_sweep(tmp_path, replicates=2))
     pairs = match(sweep, "RaoBlackwell", "MonteCarlo")
     for row in range(len(pairs)):
@@ -102,7 +102,7 @@ def test_files_that_break_the_format_are_left_out_and_named(tmp_path, change, re
     assert reason in problem.text
 
 
-def test_a_torn_file_is_a_problem_not_a_crash(tmp_path):
+def test_a_truncated_file_is_reported_as_a_problem(tmp_path):
     write_sweep(tmp_path, replicates=1)
     path = sorted((tmp_path / "results").glob("*.json"))[0]
     path.write_bytes(path.read_bytes()[:50])
@@ -121,7 +121,7 @@ def test_a_final_that_is_not_finite_counts_as_diverged(tmp_path):
     assert np.isnan(run.outcome("reward"))
 
 
-def test_failures_are_kept_apart_from_what_was_not_run(tmp_path):
+def test_failures_are_distinguished_from_missing_runs(tmp_path):
     lost = {("RaoBlackwell", 0, 0), ("RaoBlackwell", 1, 0)}
     write_sweep(tmp_path, replicates=2, edit=lambda point, made: None if point in lost else made)
     fail(tmp_path, ("RaoBlackwell", 0, 0))
@@ -131,7 +131,7 @@ def test_failures_are_kept_apart_from_what_was_not_run(tmp_path):
     assert len(match(sweep, "RaoBlackwell", "MonteCarlo")) == 4
 
 
-def test_of_duplicates_only_the_planned_one_counts(tmp_path):
+def test_only_the_planned_one_of_two_duplicates_counts(tmp_path):
     write_sweep(tmp_path, replicates=1)
     other = result(cell("rloo", ("MonteCarlo", 0, 0), seed=99), {"reward": 9.0, "kl": 0.1})
     publish(tmp_path / "results", other)
@@ -149,7 +149,7 @@ def test_without_a_plan_the_design_is_inferred(tmp_path):
     assert (sweep.plan.grid.replicates, sweep.plan.grid.beta, sweep.locked) == (3, BETAS, None)
 
 
-def test_no_results_are_the_users_error_and_another_plan_is_named(tmp_path):
+def test_a_directory_without_results_is_a_usage_error(tmp_path):
     with pytest.raises(ConfigurationError, match="no results"):
         load_sweep(tmp_path)
     write_sweep(tmp_path, replicates=1)

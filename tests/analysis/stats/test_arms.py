@@ -1,4 +1,4 @@
-"""What happened in a sweep, against the result files read by hand."""
+"""Descriptive results of a sweep, compared with the result files."""
 
 import json
 import math

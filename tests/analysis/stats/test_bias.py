@@ -1,4 +1,4 @@
-"""Bias as equivalence, against scipy, and what a heavy tail does to it."""
+"""Bias as equivalence, against scipy, and with heavy tails."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from scipy import stats
 from analysis.stats.bias import BiasOutcome, reference_bias, tail_index
 
 
-def test_the_bias_is_scipys_two_one_sided_tests_of_the_paired_differences():
+def test_the_bias_equals_scipys_two_one_sided_tests_of_paired_differences():
     rng = np.random.default_rng(0)
     reference = rng.normal(2.0, 0.5, size=50)
     values = reference + rng.normal(0.0, 0.1, size=50)
@@ -24,12 +24,12 @@ def test_the_bias_is_scipys_two_one_sided_tests_of_the_paired_differences():
 
 
 @pytest.mark.parametrize(("shift", "outcome"), [(0.0, BiasOutcome.EQUIVALENT), (1.0, BiasOutcome.BIASED)])
-def test_a_bias_without_any_spread_is_known(shift, outcome):
+def test_a_bias_without_spread_is_known_exactly(shift, outcome):
     reference = np.linspace(1.0, 2.0, 9)
     assert reference_bias(reference + shift, reference).outcome is outcome
 
 
-def test_nothing_is_concluded_from_a_mean_whose_tail_is_too_heavy():
+def test_a_heavy_tailed_mean_is_inconclusive():
     # exp(-R) has mean 1 under R ~ N(18, 36): of a thousand draws nearly all are near 0, and say otherwise.
     rng = np.random.default_rng(0)
     exact = np.full(1000, 18.0)
@@ -39,7 +39,7 @@ def test_nothing_is_concluded_from_a_mean_whose_tail_is_too_heavy():
 
 
 @pytest.mark.parametrize("shape", [0.2, 1.0])
-def test_the_tail_index_is_that_of_the_tail(shape):
+def test_the_tail_index_is_that_of_known_distributions(shape):
     draws = [stats.genpareto.rvs(shape, size=20_000, random_state=seed) for seed in range(8)]
     found = [tail_index(side * values) for values in draws for side in (-1.0, 1.0)]
     assert np.mean(found) == pytest.approx(shape, abs=0.06)

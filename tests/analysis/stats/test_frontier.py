@@ -20,7 +20,7 @@ def plain_nondominated(kl, reward):
 
 
 def plain_net_dominance(pairs):
-    """T3 as its definition says: all treatment-control pairs at each beta, over replicates."""
+    """Net dominance by its definition: all pairs of a treatment run and a control run at each beta."""
     kl, reward = pairs.worst_filled()
     total, count = 0, 0
     for index in pairs.beta_indices:
@@ -45,13 +45,13 @@ def test_frontier_equals_its_definition_with_ties_and_divergence(seed):
     assert frontier.nondominated(kl, reward).tolist() == plain_nondominated(kl, reward)
 
 
-def test_a_diverged_run_evicts_nobody():
+def test_a_diverged_run_removes_no_other_from_the_frontier():
     assert frontier.nondominated(np.array([np.nan, 1.0]), np.array([9.0, 2.0])).tolist() == [False, True]
     assert not frontier.nondominated(np.full(3, np.nan), np.zeros(3)).any()
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_contribution_changes_its_sign_under_its_own_swap_and_no_other(seed):
+def test_each_contribution_changes_its_sign_only_under_its_own_swap(seed):
     rng = np.random.default_rng(seed)
     pairs = draw_pairs(rng)
     kl = pairs.kl.round(1)
@@ -76,7 +76,7 @@ def test_share_counts_and_contributions_agree():
     assert np.abs(contributions).sum() == share.discordant
 
 
-def test_a_cut_keeps_the_frontier_and_drops_what_costs_more():
+def test_a_cut_removes_frontier_points_with_more_kl():
     pairs = pairs_of([[1, 2], [3, 4]], [[1, 2], [3, 4]])
     assert frontier.pooled_share(pairs, resamples=0).total == 4
     assert frontier.pooled_share(pairs, 3.0, resamples=0).total == 2
@@ -84,7 +84,7 @@ def test_a_cut_keeps_the_frontier_and_drops_what_costs_more():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_net_dominance_is_its_double_sum(seed):
+def test_net_dominance_equals_its_double_sum(seed):
     pairs = draw_pairs(np.random.default_rng(seed), lift=1.0)
     kl = pairs.kl.copy()
     kl[0, 0] = kl[1, 1] = np.nan
@@ -104,19 +104,19 @@ def test_replicate_share_is_the_mean_difference_of_shares():
     assert contributions.sum() / 3 == pytest.approx(np.mean(differences))
 
 
-def test_a_run_that_diverged_loses_to_one_that_did_not_and_ties_with_its_like():
+def test_a_diverged_run_is_dominated_by_others_and_ties_with_diverged_ones():
     pairs = pairs_of([[1, np.nan], [np.nan, np.nan], [np.nan, 2]], [[0, np.nan], [1, 1], [1, 0]])
     assert frontier.matched_dominance_contributions(pairs).tolist() == [1.0, 0.0, -1.0]
 
 
-def test_the_bootstrap_interval_holds_the_share_and_repeats():
+def test_the_bootstrap_interval_contains_the_share_and_is_reproducible():
     pairs = draw_pairs(np.random.default_rng(2), replicates=6)
     first, second = (frontier.pooled_share(pairs, resamples=200) for _ in range(2))
     assert first == second
     assert first.interval.low <= first.value <= first.interval.high
 
 
-def test_frontiers_of_all_resamples_at_once_are_those_of_each():
+def test_resampled_frontiers_equal_those_computed_one_by_one():
     pairs = draw_pairs(np.random.default_rng(3), replicates=4)
     pairs.kl[1] = pairs.kl[0]
     pairs.reward[1] = pairs.reward[0]  # exact ties

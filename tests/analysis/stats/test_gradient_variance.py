@@ -59,7 +59,7 @@ def test_disjoint_pairs_are_half_the_squared_differences():
     assert np.allclose(disjoint_differences(gram_of(treatment, control)), expected)
 
 
-def test_one_batch_that_dominates_is_said_and_wrong_matrices_are_refused():
+def test_a_dominant_batch_is_reported_and_invalid_matrices_are_refused():
     treatment, control = pair(8)
     treatment[0] *= 100
     assert compare_gradient_variance(gram_of(treatment, control)).heavy_tailed
@@ -79,7 +79,7 @@ def test_equal_traces_are_rejected_at_the_level(kind):
     assert hits / runs < 0.05 + 3 * np.sqrt(0.05 * 0.95 / runs) + 0.01
 
 
-def test_half_the_trace_is_found():
+def test_half_the_trace_is_detected():
     rng = np.random.default_rng(2)
     found = [compare_gradient_variance(draw_gradients(rng, 32, "heavy", ratio=0.5)) for _ in range(60)]
     assert np.mean([one.test.p_value <= 0.05 for one in found]) > 0.6

@@ -39,7 +39,7 @@ def test_the_ratio_of_variances_has_a_jackknife_error_over_prompts(drawn):
     assert found.standard_error == pytest.approx(np.std(left_out) * np.sqrt(29))
 
 
-def test_biased_unbiased_and_unknown_are_three_verdicts(drawn):
+def test_the_verdicts_are_biased_unbiased_and_inconclusive(drawn):
     values, ht = drawn
     values["near"] = values["k1"] + np.random.default_rng(2).normal(0, 0.01, (30, 40))
     found = estimator_spreads(values, ht, [1, 4])
@@ -50,12 +50,12 @@ def test_biased_unbiased_and_unknown_are_three_verdicts(drawn):
 
 
 @pytest.mark.parametrize("values", [{}, {"k1": np.ones((1, 4))}, {"k1": np.ones((4, 1))}])
-def test_too_little_is_refused(values):
+def test_too_few_values_are_refused(values):
     with pytest.raises(ValueError, match="at least 2 prompts and 2 completions"):
         estimator_spreads(values, {}, [1])
 
 
-def test_of_many_biases_the_smallest_p_values_are_corrected_for_the_others(drawn):
+def test_p_values_of_biases_are_corrected_together(drawn):
     values, ht = drawn
     found = estimator_spreads(values, ht, [1, 4])
     snapshots = corrected_biases({0: found, 9: found})

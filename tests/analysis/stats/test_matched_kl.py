@@ -1,4 +1,4 @@
-"""The reward at matched KL against statsmodels, every swap fitted anew, and its coverage."""
+"""The reward at matched KL against statsmodels, with a new fit for each swap, and its coverage."""
 
 from itertools import product
 
@@ -43,7 +43,7 @@ def test_estimate_error_and_overlap_are_those_of_statsmodels(blocked):
 
 
 @pytest.mark.parametrize("blocked", [False, True])
-def test_p_is_that_of_all_swaps_each_fitted_anew(blocked):
+def test_p_is_that_of_all_swaps_with_a_new_fit_each(blocked):
     replicates = 7 if blocked else 3
     pairs = apart(seed=3, gap=0.05, replicates=replicates, blocked=blocked, betas=(0.05, 0.1))
     units = np.unique(pairs.unit)
@@ -62,7 +62,7 @@ def test_p_is_that_of_all_swaps_each_fitted_anew(blocked):
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.5, 0.4])
-def test_a_gap_without_noise_is_found_whole_wherever_the_kls_are(ratio):
+def test_a_gap_without_noise_is_recovered_at_any_kl(ratio):
     kl = np.linspace(0.5, 5, 10)[:, None] * np.array([ratio, 1.0])
     pairs = pairs_of(kl, 1 + 2 * np.sqrt(kl) - 0.1 * kl + np.array([0.3, 0.0]))
     found = matched_kl(pairs)
@@ -95,7 +95,7 @@ def test_identical_runs_have_no_gap_and_cannot_reject():
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.3])
-def test_intervals_cover_and_the_test_has_its_size_where_kls_differ(ratio):
+def test_intervals_and_test_keep_their_level_if_kls_differ(ratio):
     """320 sweeps of 4 betas and 6 replicates, within three binomial errors of the nominal rates.
 
     docs/certificates.md has more of them, and the curve without the label, whose coverage at 0.3 is 0.6.

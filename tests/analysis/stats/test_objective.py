@@ -12,7 +12,7 @@ CONTRASTS = (objective_contrast, kl_contrast, log_kl_contrast, reward_contrast)
 
 @pytest.mark.parametrize("contrast_of", CONTRASTS)
 @pytest.mark.parametrize("diverged", [False, True])
-def test_a_swap_turns_one_difference_and_leaves_the_weights(contrast_of, diverged):
+def test_a_swap_changes_one_difference_and_no_weights(contrast_of, diverged):
     rng = np.random.default_rng(4)
     pairs = draw_pairs(rng)
     if diverged:
@@ -32,7 +32,7 @@ def test_objective_by_hand():
     assert mean_of(contrast, pairs).value == pytest.approx(0.05)
 
 
-def test_every_beta_counts_the_same_whatever_its_spread_and_its_number_of_pairs():
+def test_every_beta_has_the_same_weight():
     # J moves at two betas and not at all at the third, which has the most pairs
     beta_index = [0, 0, 1, 1, 1, 2, 2, 2, 2]
     lift = np.array([-0.7, -0.8, -0.5, -0.6, -0.4, 1e-3, -1e-3, 1e-3, -1e-3])
@@ -118,7 +118,7 @@ def test_equivalence_is_statsmodels_tost():
     assert Estimate(0.0).equivalence_p(9.0) == 1.0
 
 
-def test_detectable_effect_is_found_in_80_percent():
+def test_the_detectable_effect_is_detected_with_80_percent_power():
     from statsmodels.stats.power import TTestPower
 
     detectable = Estimate(0.0, 0.5, 9).detectable()

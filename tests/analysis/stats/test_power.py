@@ -1,4 +1,4 @@
-"""Simulated rates against the shipped tests, run one by one on the same simulated sweeps."""
+"""Simulated rates against the tests themselves, on the same simulated sweeps."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ SMALL = Scenario((0.1, 0.2, 0.4), (1.0, 0.5, 0.0), 3, (0.0, 1.0), 0.15, 0.1)
 
 @pytest.mark.parametrize("scenario", [SMALL, replace(SMALL, blocked=True, cluster=0.5, replicates=7)])
 @pytest.mark.parametrize("alternative", ["two-sided", "greater", "less"])
-def test_a_rate_is_how_often_the_test_itself_rejects(scenario, alternative):
+def test_rates_equal_those_of_the_tests_themselves(scenario, alternative):
     sweeps = 40
     drawn = list(map(scenario.pairs_of, *scenario.draw(np.random.default_rng(0), sweeps, lift=0.7)))
     rates = rejection_rates(scenario, SUMS, lift=0.7, alternative=alternative, sweeps=sweeps)
@@ -36,7 +36,7 @@ def test_a_rate_is_how_often_the_test_itself_rejects(scenario, alternative):
     assert 0 < rates["objective"].value < 1 or alternative != "greater"
 
 
-def test_a_rate_of_matched_kl_counts_what_is_refused_as_not_rejected():
+def test_refusals_count_as_not_rejected_at_matched_kl():
     drawn = list(map(SMALL.pairs_of, *SMALL.draw(np.random.default_rng(0), 30, lift=1.0)))
     expected = np.mean([matched_kl_test(pairs).p_value <= 0.1 for pairs in drawn])
     assert rejection_rates(SMALL, ["matched_kl"], lift=1.0, alpha=0.1, sweeps=30)[
@@ -45,7 +45,7 @@ def test_a_rate_of_matched_kl_counts_what_is_refused_as_not_rejected():
     assert not any(matched_kl(pairs).refused for pairs in drawn)
 
 
-def test_simulated_runs_have_the_spreads_they_are_said_to_have():
+def test_simulated_runs_have_the_given_spreads():
     kl, reward = SMALL.draw(np.random.default_rng(1), 4_000, lift=2.0, spread=1.5)
     logs = np.log(kl)[:, SMALL.beta_index == 1]
     assert logs.mean() == pytest.approx(0.5, abs=0.01)
@@ -56,7 +56,7 @@ def test_simulated_runs_have_the_spreads_they_are_said_to_have():
     assert np.corrcoef(left.T)[0, 1] == pytest.approx(0.3, abs=0.03)
 
 
-def test_a_sweeps_own_scenario_has_its_spreads_back():
+def test_the_scenario_of_a_simulated_sweep_has_its_spreads():
     pairs = replace(STANDARD, replicates=60).simulate(np.random.default_rng(2), lift=3.0)
     found = scenario_of(pairs)
     assert found.reward_sd == pytest.approx(STANDARD.reward_sd, rel=0.1)
@@ -65,7 +65,7 @@ def test_a_sweeps_own_scenario_has_its_spreads_back():
     assert found.log_kl == pytest.approx(STANDARD.log_kl, abs=0.1)
 
 
-def test_the_replicates_needed_are_the_first_that_do():
+def test_the_replicates_needed_are_the_smallest_number_with_the_power():
     grid = (3, 4, 6, 8, 12, 20)
     rates = [
         rejection_rates(replace(SMALL, replicates=count), lift=1.0, sweeps=400)["objective"].value

@@ -1,4 +1,4 @@
-"""Evidence pair by pair."""
+"""The e-process of matched pairs."""
 
 import itertools
 
@@ -16,7 +16,7 @@ def evidence(pairs, threshold, added=None):
 SIGNS = np.array(list(itertools.product((1, -1), repeat=6)))
 
 
-def test_the_e_process_is_a_fair_game_and_its_chance_to_reach_twenty_is_below_a_twentieth():
+def test_the_e_process_is_a_martingale_and_keeps_its_level():
     sizes = np.array([1.0, 0.5, 2.0, 0.0, 1.5, 0.7])
     paths = np.array([swap_e_process(signs * sizes) for signs in SIGNS])
     assert np.allclose(paths.mean(0), 1)
@@ -26,7 +26,7 @@ def test_the_e_process_is_a_fair_game_and_its_chance_to_reach_twenty_is_below_a_
     assert swap_e_process(np.full(40, 1.0))[-1] > 20
 
 
-def test_pairs_count_in_the_order_they_are_run_and_blocks_as_one():
+def test_pairs_are_in_the_order_of_their_runs_and_blocks_count_once():
     pairs = draw_pairs(np.random.default_rng(0), replicates=3, betas=(0.1, 0.3))
     differences = objective(pairs)[:, 0] - objective(pairs)[:, 1]
     order = sorted(range(6), key=lambda i: (pairs.replicate[i], pairs.beta_index[i]))
@@ -38,14 +38,14 @@ def test_pairs_count_in_the_order_they_are_run_and_blocks_as_one():
     assert np.allclose(evidence(blocked, 20.0).differences, expected)
 
 
-def test_a_diverged_run_loses_by_as_much_as_any_pair_before_and_two_lose_nothing():
+def test_a_diverged_run_loses_by_the_largest_earlier_difference():
     reward = [[1.0, 0.5], [np.nan, 1.0], [np.nan, np.nan], [2.0, np.nan]]
     found = evidence(pairs_of(np.ones((4, 2)), reward), 20.0)
     assert found.differences.tolist() == [0.5, -0.5, 0.0, 0.5]
     assert np.isfinite(found.values).all()
 
 
-def test_a_crossing_is_the_first():
+def test_the_crossing_is_the_first_one():
     for sign in (1.0, -1.0):
         pairs = pairs_of(np.ones((9, 2)), [[sign, 0.0]] * 9)
         found = evidence(pairs, 2.0)
@@ -54,13 +54,13 @@ def test_a_crossing_is_the_first():
         assert evidence(pairs, 1e9).crossing is None
 
 
-def test_one_large_loss_after_many_wins_does_not_turn_the_evidence():
+def test_one_large_loss_after_many_wins_does_not_reverse_the_evidence():
     found = evidence(pairs_of(np.ones((12, 2)), [[1.0, 0.0]] * 11 + [[-99.0, 0.0]]), 2.0)
     assert found.differences.sum() < 0
     assert found.favours_treatment
 
 
-def test_what_was_added_after_a_look_comes_after_what_was_looked_at():
+def test_pairs_added_after_results_come_after_earlier_pairs():
     pairs = draw_pairs(np.random.default_rng(0), replicates=2, betas=(0.1, 0.3))
     added = np.array([0, 1, 0, 1])  # the second replicate came later
     found = evidence(pairs, 20.0, 1 - added)

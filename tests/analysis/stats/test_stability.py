@@ -37,7 +37,7 @@ def test_the_spread_tests_equal_full_enumeration():
     assert found.pointwise.p_value == pytest.approx((by_hand[:, 1] >= observed[1] - 1e-9).mean())
 
 
-def test_roughness_is_another_claim():
+def test_roughness_differs_from_spread():
     rng = np.random.default_rng(1)
     values = draw_curves(rng, 8, steps=40)
     values[:, 1] += rng.normal(size=(8, 40)) * 2
@@ -63,7 +63,7 @@ def test_curves_that_are_not_finite_are_refused():
 
 
 def area_by_hand(kl, reward, corner):
-    """Union of rectangles on (log KL, reward), cell by cell of the grid their edges make."""
+    """Area of a union of rectangles on (log KL, reward), as a sum over cells of the grid of their edges."""
     xs = np.unique([*np.log(kl[kl < corner[0]]), np.log(corner[0])])
     ys = np.unique([*reward[reward > corner[1]], corner[1]])
     total = 0.0
@@ -123,12 +123,12 @@ def test_blocked_hypervolumes_swap_whole_replicates():
     assert found.test.p_value == pytest.approx((np.abs(flips) >= abs(sum(expected)) - 1e-9).mean())
 
 
-def test_runs_beyond_the_corner_are_counted():
+def test_runs_outside_the_corner_are_counted():
     pairs = pairs_of([[1.0, 9.0], [np.nan, 1.0]], [[1.0, 1.0], [np.nan, -5.0]])
     assert outside(pairs, (5.0, 0.0)) == 3
 
 
-def test_the_attainment_difference_is_that_of_its_definition():
+def test_the_attainment_difference_equals_its_definition():
     pairs = draw_pairs(np.random.default_rng(6), replicates=4, betas=(0.1, 0.3))
     kl_grid, reward_grid = np.unique(pairs.kl), np.unique(pairs.reward)
     found = attainment_on(pairs, kl_grid, reward_grid)

@@ -10,7 +10,7 @@ NAMES = ("MonteCarlo", "RaoBlackwell")
 
 
 def gradients(batches=64, scale=0.3, seed=0):
-    """Of reward, and of reward and KL together under both estimators, [3, B, 50]."""
+    """Gradients of the reward, and of the objective under both estimators, shape [3, B, 50]."""
     rng = np.random.default_rng(seed)
     reward, mc, rb = rng.normal(size=(3, batches, 50))
     return np.stack([reward, reward + mc, reward + scale * rb])
@@ -33,7 +33,7 @@ def test_noise_and_signal_are_those_of_the_gradients():
         assert found.signal_to_noise(term, "RaoBlackwell") == pytest.approx(signal / noise)
 
 
-def test_a_ratio_is_found_at_each_moment_for_kl_and_objective():
+def test_ratios_are_estimated_at_each_snapshot_for_kl_and_objective():
     found = compare_noise(
         [snapshot(gradients(seed=seed), step) for seed, step in enumerate((0, 5, 9))], NAMES[0]
     )
@@ -56,14 +56,14 @@ def test_a_ratio_is_found_at_each_moment_for_kl_and_objective():
         ([gradients() * np.where(np.arange(64) == 5, 30, 1)[None, :, None]] * 3, "heavy tails"),
     ],
 )
-def test_nothing_is_claimed_from_too_little_or_from_one_batch(snapshots, doubt):
+def test_few_batches_or_a_dominant_one_are_inconclusive(snapshots, doubt):
     for finding in compare_noise([snapshot(parts) for parts in snapshots], NAMES[0]):
         assert finding.verdict.outcome is Outcome.INCONCLUSIVE
         assert doubt in finding.verdict.label
         assert doubt in finding.verdict.sentence
 
 
-def test_one_estimator_is_compared_with_nothing():
+def test_a_single_estimator_has_no_comparison():
     assert compare_noise([snapshot(gradients())], "MonteCarlo") != []
     alone = NoiseSnapshot(0, snapshot(gradients()).gram[:128, :128], NAMES[:1])
     assert compare_noise([alone], "MonteCarlo") == []

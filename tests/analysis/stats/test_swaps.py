@@ -37,13 +37,13 @@ def test_p_equals_full_enumeration(alternative, seed):
     )
 
 
-def test_floats_that_tie_in_theory_tie_in_the_computer():
+def test_exact_ties_survive_rounding():
     # 0.1 + 0.2 - 0.3 is 5.6e-17, not 0: a naive comparison would miss half of the ties
     values = np.array([0.1, 0.2, -0.3, 0.4])
     assert swap_test(values).p_value == enumerate_p([1, 2, -3, 4], range(4), "two-sided")
 
 
-def test_equal_steps_are_the_binomial_sign_test_at_any_size():
+def test_equal_contributions_give_the_binomial_sign_test():
     values = np.array([1.0] * 70 + [-1.0] * 40 + [0.0] * 30)
     found = swap_test(values)
     assert found.exact
@@ -60,13 +60,13 @@ def test_random_swaps_agree_with_enumeration_within_their_error():
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 6])
-def test_the_least_p_is_attained_when_all_agree(count):
+def test_the_smallest_p_is_attained_if_all_signs_agree(count):
     values = np.arange(1.0, count + 1)
     found = swap_test(values)
     assert found.p_value == found.attainable == min(1.0, 2.0 ** (1 - count))
 
 
-def test_random_swaps_never_report_less_than_their_floor():
+def test_random_swaps_have_a_smallest_p():
     found = swap_test(np.arange(1.0, 41), resamples=999)
     assert found.p_value == found.attainable == 2 / 1000
 
@@ -81,7 +81,7 @@ def test_blocks_swap_together_and_cancel_inside():
 @pytest.mark.parametrize("alternative", ["two-sided", "greater", "less"])
 @pytest.mark.parametrize("count", [7, 30])
 def test_p_is_that_of_scipys_permutation_test(alternative, count):
-    """All swaps where there are few; where there are many, two Monte-Carlo estimates of one probability."""
+    """All swaps if there are few; otherwise two Monte Carlo estimates of the same probability."""
     values = np.random.default_rng(5).normal(0.2, size=count)
     found = swap_test(values, alternative=alternative, resamples=4_000)
     theirs = stats.permutation_test(
@@ -98,7 +98,7 @@ def test_p_is_that_of_scipys_permutation_test(alternative, count):
     assert found.p_value == pytest.approx(float(theirs.pvalue), abs=error + 1e-12)
 
 
-def test_nothing_to_swap_gives_p_one():
+def test_without_units_p_is_one():
     for values in (np.zeros(0), np.zeros(4)):
         found = swap_test(values)
         assert (found.p_value, found.attainable, found.units) == (1.0, 1.0, 0)

@@ -27,7 +27,7 @@ def test_one_group_is_the_t_interval():
     assert (interval.low, interval.high) == pytest.approx((low, high), rel=1e-12)
 
 
-def test_strata_count_equally_and_the_interval_covers():
+def test_strata_have_equal_weights_and_the_interval_covers():
     """Three betas, unequal sizes and spreads: the mean of the three differences, in 95% of sweeps."""
     rng = np.random.default_rng(2)
     sizes, spreads, shifts = (4, 6, 8), (1.0, 3.0, 0.2), (0.5, -1.0, 2.0)
@@ -40,7 +40,7 @@ def test_strata_count_equally_and_the_interval_covers():
     assert 0.935 < covered / sweeps < 0.97
 
 
-def test_what_cannot_be_told_is_not():
+def test_too_few_values_have_no_interval():
     lone = difference([np.array([1.0])], [np.array([0.0, 0.5])])
     assert (lone.value, lone.interval()) == (0.75, None)
     assert math.isnan(two_sided_p(lone))

@@ -57,10 +57,10 @@ def test_every_sentence_names_estimate_unit_interval_p_and_n():
         assert "significant" not in text
 
 
-def test_no_difference_is_never_said_without_an_equivalence_test():
+def test_equivalence_needs_an_equivalence_test():
     text = verdict(0.0, 0.99).sentence
     assert "inconclusive" in text
-    assert "smallest difference" in text
+    assert "detects a difference of about" in text
 
 
 def test_lower_can_be_better():
@@ -99,7 +99,7 @@ def test_the_headline_names_the_outcome_that_decides(made, headline):
     assert Decision(made).outcome is made.outcome
 
 
-def test_a_withheld_verdict_says_nothing_of_the_evidence():
+def test_a_withheld_verdict_has_no_evidence():
     made = replace(verdict(), withheld="partial sweep")
     assert made.outcome is Outcome.NO_VERDICT
     assert made.sentence == "There is no verdict on J: partial sweep."
@@ -130,7 +130,7 @@ def test_interval_equivalence_and_detectable_difference_are_at_holms_first_step(
     assert among.attainable == pytest.approx(0.004)
 
 
-def test_a_share_alone_never_says_better():
+def test_a_share_never_decides():
     # the treatment takes the whole frontier by spread: its better half dominates, its worse half is far off
     wide = np.array([3.0, -3.0] * 5)
     pairs = pairs_of([[1.0, 1.0]] * 10, np.stack([wide + 0.01 * np.arange(10), np.zeros(10)], axis=1))
@@ -175,7 +175,7 @@ def test_three_families_each_corrected_by_holm():
 
 
 def test_matched_kl_is_never_tested_without_a_rejection_of_j():
-    """Neither an equivalence nor a clear gap at matched KL opens the gate."""
+    """Neither equivalence in J nor a clear gap at matched KL leads to a test."""
     wide = draw_pairs(np.random.default_rng(0), replicates=10)
     assert compare([wide], Rules(margins={"objective": 1.0}))[0].decision.outcome is Outcome.EQUIVALENT
     kl = np.linspace(1, 9, 10)[:, None] * np.array([1.3, 1.0])
@@ -189,7 +189,7 @@ def test_matched_kl_is_never_tested_without_a_rejection_of_j():
         assert "not tested, because the test of J does not reject" in made.matched.sentence
 
 
-def test_what_is_refused_has_no_number():
+def test_a_refused_comparison_has_no_number():
     pairs = draw_pairs(np.random.default_rng(0), lift=9.0)
     pairs.kl[:, 0] *= 0.02
     made = compare([pairs], Rules())[0]
@@ -200,7 +200,7 @@ def test_what_is_refused_has_no_number():
     assert np.isnan(made.matched.estimate.value)
 
 
-def test_a_plan_that_decides_by_the_kl_voids_what_needs_a_reward():
+def test_a_plan_that_decides_by_the_kl_has_no_claims_on_rewards():
     pairs = draw_pairs(np.random.default_rng(0), replicates=6)
     pairs.kl[:, 0] *= 0.5
     pairs.reward[:] = 0
@@ -248,7 +248,7 @@ def test_a_margin_allows_equivalence():
     ],
     ids=["one replicate", "one pair", "all diverged", "all tied"],
 )
-def test_poor_designs_say_that_they_cannot_reject(pairs):
+def test_small_designs_cannot_reject(pairs):
     made = compare([pairs], Rules())[0]
     assert made.decision.outcome is Outcome.CANNOT_REJECT
     assert made.matched.outcome is Outcome.NOT_TESTED
@@ -257,7 +257,7 @@ def test_poor_designs_say_that_they_cannot_reject(pairs):
         assert "cannot reject" in found.sentence
 
 
-def test_one_diverged_run_counts_as_worst_and_switches_to_ranks():
+def test_a_diverged_run_ranks_last_and_values_are_compared_by_rank():
     pairs = draw_pairs(np.random.default_rng(0), replicates=6)
     pairs.kl[0, 1] = np.nan
     made = compare([pairs], Rules(margins={"objective": 9.0}))[0]
@@ -277,5 +277,5 @@ def test_one_diverged_run_counts_as_worst_and_switches_to_ranks():
         (float("inf"), "∞"),
     ],
 )
-def test_numbers_for_reading(value, text):
+def test_numbers_are_formatted(value, text):
     assert number(value).replace("e−07", "e−7") == text

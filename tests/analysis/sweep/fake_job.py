@@ -1,12 +1,12 @@
-"""A stand-in for training: `python -m fake_job fit ...` keeps the run directory contract in milliseconds.
+"""A stand-in for training: `python -m fake_job fit ...` writes a run directory in milliseconds.
 
 `python -m fake_job check` answers as the real one does: an estimator whose behaviour is "refused" is refused.
 
-Its numbers are a function of its arguments and of the checkpoints it starts from, as training's are. The
-configuration tells it how long to take (`seconds`), whether to wait for a minute in its first attempt
-(`waits`), not to be stopped (`deaf`), and which estimators misbehave (`behaviour`). On SIGTERM it saves a
-checkpoint and exits with 143; with --ckpt_path it goes on from one. The environment variable FAKE_JOB stands
-for what should not, but does, change a run: "noise" or "crash".
+Like those of training, its numbers are a function of its arguments and its initial checkpoints. The
+configuration sets its duration (`seconds`), whether it waits for a minute in its first attempt (`waits`) or
+ignores signals (`deaf`), and which estimators misbehave (`behaviour`). On SIGTERM it saves a checkpoint and
+exits with 143; with --ckpt_path it resumes from one. The environment variable FAKE_JOB adds an error that
+depends on nothing else: "noise" or "crash".
 """
 
 import hashlib

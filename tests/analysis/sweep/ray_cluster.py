@@ -1,4 +1,4 @@
-"""A cluster of two nodes on this machine: prints its address, loses a node at the first line it is sent."""
+"""A cluster of two nodes on this machine: prints its address; loses a node at the first line of its input."""
 
 import sys
 

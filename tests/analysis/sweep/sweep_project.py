@@ -1,4 +1,4 @@
-"""A small project with a plan whose cells take milliseconds, driven through the real commands."""
+"""A small project with a plan whose cells take milliseconds, run with the actual commands."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 
 class Project:
-    """A folder with a plan and its stages' configurations."""
+    """A folder with a plan and the configurations of its stages."""
 
     def __init__(self, directory):
         self.directory = directory
@@ -25,7 +25,7 @@ class Project:
         self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
     def write(self, name="plan", *, module="fake_job", rloo=None, sft=None, grid=None, **keys):
-        """Write the plan `name`; its sweep's directory is called the same. Returns the plan's path."""
+        """Write the plan `name`, whose sweep has a directory of the same name. Returns the plan's path."""
         for stage, config in {"sft": sft, "dpo": None, "rloo": rloo}.items():
             (self.directory / f"{name}_{stage}.yaml").write_text(yaml.safe_dump(config or {"seconds": 0}))
         inputs = {"model.init_args.reference_path": "sft"}
@@ -73,7 +73,7 @@ class Project:
         return {path.name: path.read_bytes() for path in (self.directory / name / "results").iterdir()}
 
     def ran(self, name="plan"):
-        """Ids of the cells in the order they were started, repeated where they were started again."""
+        """Ids of the cells in the order of their starts, with repetitions."""
         path = self.directory / name / "ran.txt"
         return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
 

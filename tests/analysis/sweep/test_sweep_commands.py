@@ -1,4 +1,4 @@
-"""`plan` and `sweep` through the real command line, with cells that take milliseconds."""
+"""The commands `plan` and `sweep`, with cells that take milliseconds."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def test_a_second_sweep_runs_no_cell(swept):
     assert len(swept.ran()) == 10
 
 
-def test_results_do_not_depend_on_where_or_how_wide_a_sweep_runs(project, finished):
+def test_results_do_not_depend_on_directory_or_number_of_workers(project, finished):
     assert project.run("sweep", "--config", project.write("other"), "--workers", 5)[0] == 0
     assert project.results("other") == finished.results()
 
@@ -62,7 +62,7 @@ def delete_checkpoints(project):
         checkpoint.unlink()
 
 
-def test_a_larger_plan_runs_what_is_new_and_lost_checkpoints_and_compares_the_results(swept):
+def test_a_larger_plan_runs_new_cells_and_those_with_lost_checkpoints(swept):
     before = swept.results()
     delete_checkpoints(swept)
     code, output = swept.run("sweep", "--config", swept.write(grid={"replicates": 3}))
@@ -106,7 +106,7 @@ WAITING = {"rloo": {"waits": True}, "grid": {"replicates": 1, "beta": {0: 0.1}}}
 
 
 @pytest.mark.parametrize(("number", "damaged"), [(signal.SIGINT, 0), (signal.SIGTERM, 1)])
-def test_a_stopped_sweep_saves_its_cells_and_goes_on_from_there(project, finished, number, damaged):
+def test_a_stopped_sweep_saves_its_cells_and_resumes_them(project, finished, number, damaged):
     """A cell with a damaged checkpoint starts from scratch."""
     plan = project.write(**WAITING)
     # A terminal sends Ctrl-C to the whole group, and managers of services do so with SIGTERM.
@@ -131,7 +131,7 @@ def test_a_stopped_sweep_saves_its_cells_and_goes_on_from_there(project, finishe
 
 
 def outcomes(project):
-    """What is published of each cell. Its id depends on its configuration, how long it takes included."""
+    """The published outcome of each cell by its place, as ids depend on the duration in the configuration."""
     results = [json.loads(content) for content in project.results().values()]
     keys = ("stage", "arm", "beta_index", "replicate")
     return {tuple(r["cell"][key] for key in keys): [r["final"], r["curves"]] for r in results}
@@ -144,7 +144,7 @@ def test_a_second_signal_stops_a_sweep_at_once(project):
     assert output.endswith("once more to stop at once, without saving\n")
 
 
-def test_a_plan_tells_cells_time_and_what_it_could_show(project, capsys):
+def test_plan_prints_cells_time_and_power(project, capsys):
     assert main(["plan", "--config", str(project.write()), "--workers", "2"]) == 0
     output = capsys.readouterr().out
     assert "10 cells, 10 to run" in output
@@ -156,7 +156,7 @@ def test_a_plan_tells_cells_time_and_what_it_could_show(project, capsys):
     assert [path.name for path in (project.directory / "plan").iterdir()] == ["plan.json"]
 
 
-def test_a_plan_knows_what_has_run_and_how_long_it_took(swept, capsys):
+def test_plan_uses_finished_cells_and_their_times(swept, capsys):
     for seconds in (swept.directory / "plan" / "cells").glob("*/seconds"):
         seconds.write_text("90.0")
     assert main(["plan", "--config", str(swept.write(grid={"replicates": 4})), "--workers", "4"]) == 0
@@ -214,7 +214,7 @@ def test_a_terminal_shows_a_bar_and_a_pipe_lines(cells):
     assert "last words" in shown[True]
 
 
-def test_the_shared_stages_are_linked_beside_their_configurations_places(project):
+def test_shared_stages_are_linked_under_their_names(project):
     assert project.run("sweep", "--config", project.write())[0] == 0
     directory = project.directory / "plan"
     for stage in ("sft", "dpo"):

@@ -116,7 +116,7 @@ def test_a_cell_taken_by_another_sweep_costs_no_attempt(run, cells, launcher):
         (["refuse", "refuse", "refuse"], 0, State.FAILED),
     ],
 )
-def test_attempts_are_limited_(run, cells, store, launcher, codes, runs, state):
+def test_attempts_are_limited(run, cells, store, launcher, codes, runs, state):
     launcher.script[cells[4].id] = codes
     outcome = run()
     assert outcome.states[cells[4].id] is state
@@ -126,7 +126,7 @@ def test_attempts_are_limited_(run, cells, store, launcher, codes, runs, state):
     assert [*outcome.states.values()].count(State.DONE) == 10 - (state is State.FAILED)
 
 
-def test_wrong_usage_stops_its_kind_after_one_cell_and_the_others_go_on(run, cells, store, launcher):
+def test_a_usage_error_stops_its_arm_after_one_cell_and_no_other(run, cells, store, launcher):
     mine, others = ([c for c in cells[2:] if c.point.arm == name] for name in ("MonteCarlo", "RaoBlackwell"))
     launcher.script[mine[0].id] = [2]
     outcome = run()
@@ -139,7 +139,7 @@ def test_wrong_usage_stops_its_kind_after_one_cell_and_the_others_go_on(run, cel
     assert [store.failure(cell.id) is None for cell in mine] == [False, True, True, True]
 
 
-def test_wrong_usage_of_a_later_cell_stops_no_other(run, cells, launcher):
+def test_a_usage_error_of_a_later_cell_stops_no_other(run, cells, launcher):
     launcher.script[cells[4].id] = [2]
     outcome = run()
     assert outcome.states[cells[4].id] is State.FAILED
@@ -147,7 +147,7 @@ def test_wrong_usage_of_a_later_cell_stops_no_other(run, cells, launcher):
     assert [*outcome.states.values()].count(State.DONE) == 9
 
 
-def test_wrong_usage_of_a_shared_stage_blocks_all_that_start_from_it(run, cells, launcher):
+def test_a_usage_error_of_a_shared_stage_blocks_its_dependents(run, cells, launcher):
     launcher.script[cells[1].id] = [2]
     outcome = run()
     assert launcher.submitted == cells[:2]

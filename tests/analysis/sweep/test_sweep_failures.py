@@ -48,11 +48,11 @@ def test_failing_cells_do_not_stop_the_others_and_are_listed(misbehaving):
 @pytest.mark.parametrize(
     ("name", "expected"), [("crash", 3), ("no summary", 3), ("crash once", 2), ("usage", 1), ("diverge", 1)]
 )
-def test_only_what_may_succeed_is_repeated(misbehaving, name, expected):
+def test_only_failures_that_may_be_transient_are_repeated(misbehaving, name, expected):
     assert attempts(misbehaving, name, misbehaving.ran_first) == expected
 
 
-def test_a_divergence_is_a_result_whatever_the_exit_code_or_summary_say(misbehaving):
+def test_a_divergence_is_a_result_whatever_exit_code_or_summary(misbehaving):
     for name in ("diverge", "not a number"):
         assert f"rloo {name} beta=0.1 #0: diverged" in misbehaving.output
         assert attempts(misbehaving, name, misbehaving.ran()) == 1
@@ -64,7 +64,7 @@ def test_the_next_sweep_tries_failed_cells_again(misbehaving):
     assert attempts(misbehaving, "crash", misbehaving.ran()) == 6
 
 
-def test_the_failure_of_a_cell_is_forgotten_when_it_succeeds(project):
+def test_the_record_of_a_failure_is_removed_when_the_cell_succeeds(project):
     plan = project.write(grid={"beta": {0: 0.1}, "replicates": 1})
     code, output = project.run("sweep", "--config", plan, FAKE_JOB="crash")
     assert code == 1

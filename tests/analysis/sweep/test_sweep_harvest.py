@@ -58,7 +58,7 @@ def test_a_run_without_metrics_has_no_curves(tmp_path):
     assert curves(tmp_path / "metrics") == {}
 
 
-def test_a_file_of_no_attempt_is_refused(tmp_path):
+def test_a_metrics_file_without_an_attempt_is_refused(tmp_path):
     with pytest.raises(ValueError, match="must have the number of its attempt"):
         write(tmp_path, {"metrics.csv": "step,train/loss\n0,1\n"})
 

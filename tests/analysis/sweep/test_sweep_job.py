@@ -1,4 +1,4 @@
-"""What a cell's process does with what an earlier attempt left."""
+"""Attempts of a cell after an earlier one."""
 
 import json
 import os
@@ -38,13 +38,13 @@ def exit_code(store, cell):
         os._exit(99)
 
 
-def test_an_attempt_goes_on_from_the_checkpoint_of_the_one_before(store, left):
+def test_an_attempt_resumes_from_the_checkpoint_of_the_previous_one(store, left):
     assert exit_code(store, left) == PUBLISHED
     assert "resumed" in store.log(left.id).read_text()
     assert store.result(left.id)["state"] == "done"
 
 
-def test_a_published_cell_that_is_repeated_starts_anew(store, left):
+def test_a_repeated_published_cell_starts_from_scratch(store, left):
     assert exit_code(store, left) == PUBLISHED
     workdir = store.workdir(left.id)
     (workdir / "summary.json").unlink()
@@ -55,7 +55,7 @@ def test_a_published_cell_that_is_repeated_starts_anew(store, left):
     assert store.refused(left.id) is None
 
 
-def test_an_attempt_that_fails_does_not_end_as_the_one_before_did(store, left, monkeypatch):
+def test_a_failed_attempt_does_not_use_the_previous_attempts_end(store, left, monkeypatch):
     monkeypatch.setenv("FAKE_JOB", "crash")
     assert exit_code(store, left) == FAILED
     assert store.result(left.id) is None

@@ -68,7 +68,7 @@ def test_an_unchanged_plan_stays_byte_for_byte(locked, runs):
     assert (runs / "plan.json").read_bytes() == before
 
 
-def test_before_a_cell_has_begun_a_change_is_no_news(locked, runs):
+def test_changes_before_the_first_cell_are_not_recorded(locked, runs):
     first = locked()[1]
     altered, second = locked(grid={"replicates": 3})
     assert altered == []
@@ -78,7 +78,7 @@ def test_before_a_cell_has_begun_a_change_is_no_news(locked, runs):
     assert locked()[1] == first
 
 
-def test_a_change_is_told_and_kept_with_what_could_have_been_seen(locked, runs):
+def test_a_change_is_recorded_with_the_number_of_published_results(locked, runs):
     first = locked()[1]
     begin(runs, results=1)
     told = [
@@ -119,7 +119,7 @@ def test_a_change_before_any_result_was_published_changed_nothing_after_results(
     assert not LockedPlan.read(runs / "plan.json").changed_after_results
 
 
-def test_a_plan_that_is_locked_after_results_says_so(locked, runs):
+def test_a_plan_locked_after_results_is_marked(locked, runs):
     locked()
     begin(runs, results=2)
     (runs / "plan.json").unlink()

@@ -1,4 +1,4 @@
-"""Publication, claims and checks of the store, with kills and full disks at the worst time."""
+"""Publication, claims and checks of the store, with kills and full disks at any time."""
 
 import errno
 import json
@@ -50,7 +50,7 @@ def test_a_published_result_is_read_back_and_is_canonical(store):
 @pytest.mark.parametrize(
     ("owner", "name"), [(os, "fsync"), (os, "link"), (Path, "unlink"), (files, "sync")], ids=lambda x: str(x)
 )
-def test_a_kill_at_any_step_leaves_a_whole_result_or_none(store, monkeypatch, owner, name, moment):
+def test_a_kill_at_any_step_leaves_a_complete_result_or_none(store, monkeypatch, owner, name, moment):
     real = getattr(owner, name)
 
     def killed(*args, **kwargs):
@@ -101,7 +101,7 @@ def test_a_full_disk_keeps_the_old_content_of_a_replaced_file(tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_of_many_writers_one_wins(store):
+def test_one_of_many_writers_wins(store):
     store.results.mkdir(parents=True)
     path = store.results / "contested"
     pids = []
@@ -115,7 +115,7 @@ def test_of_many_writers_one_wins(store):
     assert path.read_bytes() == b"%d" % codes.index(0) * 100_000
 
 
-def test_an_equal_duplicate_is_nothing_and_a_different_one_is_kept_aside(store):
+def test_an_equal_duplicate_is_ignored_and_a_different_one_kept_separately(store):
     store.publish(RESULT)
     first = (store.results / f"{ID}.json").read_bytes()
     assert store.publish(RESULT)
@@ -190,7 +190,7 @@ def test_clearing_a_claimed_cell_keeps_the_claim(store, tmp_path):
     assert (outside / "file").exists()
 
 
-def test_tidying_leaves_the_file_of_a_live_publication(store):
+def test_tidying_keeps_the_file_of_a_running_publication(store):
     store.results.mkdir(parents=True)
     mine = store.results / f".{ID}.json.0123{PARTIAL}"
     mine.touch()
@@ -210,7 +210,7 @@ def test_failures_are_counted_until_there_is_a_result(store):
     assert not list((store.directory / "failed").iterdir())
 
 
-def test_a_settled_cell_has_a_result_and_the_checkpoint_others_need(store):
+def test_a_settled_cell_has_a_result_and_any_checkpoint_that_others_need(store):
     assert not store.is_settled(ID, needs_checkpoint=False)
     store.publish(RESULT)
     assert store.is_settled(ID, needs_checkpoint=False)
@@ -232,7 +232,7 @@ def test_a_settled_cell_has_a_result_and_the_checkpoint_others_need(store):
 @pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0, reason="mounting a small file system needs root"
 )
-def test_a_sweep_on_a_full_disk_stops_and_goes_on_when_there_is_room(project, finished):
+def test_a_sweep_on_a_full_disk_stops_and_can_be_resumed(project, finished):
     plan = project.write(rloo={"seconds": 0.05})
     reference = project.write("reference", rloo={"seconds": 0.05})
     assert project.run("sweep", "--config", reference)[0] == 0
@@ -254,7 +254,7 @@ def test_a_sweep_on_a_full_disk_stops_and_goes_on_when_there_is_room(project, fi
         os.system(f"umount {mount}")
 
 
-def test_a_failure_made_good_by_a_publication_that_was_killed_is_forgotten(store):
+def test_a_failure_is_removed_after_a_killed_publication(store):
     store.record_failure(ID, {}, "out of luck")
     record = (store.directory / "failed" / f"{ID}.json").read_bytes()
     store.publish(RESULT)

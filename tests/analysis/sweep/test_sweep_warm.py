@@ -48,7 +48,7 @@ def test_cells_share_one_import_and_equal_a_fresh_process(project):
         assert json.loads(content)["final"] == final
 
 
-def test_a_failing_import_is_met_by_the_cells_and_not_by_the_server(project):
+def test_a_failing_import_is_an_error_of_the_cells_and_not_of_the_server(project):
     package = project.directory / "broken_job"
     (package / "cli").mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -61,7 +61,7 @@ def test_a_failing_import_is_met_by_the_cells_and_not_by_the_server(project):
     assert "RuntimeError: broken at import" in output
 
 
-def test_warming_swallows_every_failure():
+def test_warming_ignores_all_failures():
     for module in ("no_such_module", ""):
         command = [sys.executable, "-c", f"import {warm.__name__}"]
         assert (

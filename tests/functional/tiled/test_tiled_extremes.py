@@ -19,7 +19,7 @@ from tiled_cases import (
 )
 
 
-def test_tokens_that_both_models_exclude_count_for_nothing():
+def test_tokens_that_both_models_exclude_have_no_influence():
     case = make_case()
     banned = torch.arange(23) % 5 == 0
     banned[7:14] = True  # a whole block
@@ -49,7 +49,7 @@ def test_tokens_that_both_models_exclude_count_for_nothing():
         assert (bias[banned] == 0).all()
 
 
-def test_mass_where_the_reference_has_none_is_an_infinite_kl_and_a_warning_that_names_the_token():
+def test_a_token_that_only_the_reference_excludes_gives_an_infinite_kl_and_a_warning():
     case = make_case()
     leaves = case.leaves()
     score = (weights_like(case.tokens) * plain_stats(case, leaves).logprobs).sum() / 3
@@ -67,7 +67,7 @@ def test_mass_where_the_reference_has_none_is_an_infinite_kl_and_a_warning_that_
     assert_close(gradients((weights * stats.logprobs).sum() / 3, leaves), expected)
 
 
-def test_the_policy_may_exclude_what_the_reference_does_not():
+def test_the_policy_may_exclude_tokens():
     case = make_case()
     case.bias[9] = -math.inf
     leaves = case.leaves()
@@ -117,7 +117,7 @@ def test_float32_is_accurate_and_never_negative(scale):
     assert (tiled_stats(case, case.leaves()).kl - stats.kl).abs().max() == 0
 
 
-def test_half_precision_weights_are_read_in_float32():
+def test_half_precision_weights_are_converted_to_float32():
     case = make_case(batch=4, length=64, size=32, vocabulary=301, dtype=torch.bfloat16)
     exact_leaves = tuple(leaf.detach().double().requires_grad_() for leaf in case[:3])
     exact = plain_stats(Case(*map(in_double, case)), exact_leaves)
@@ -139,7 +139,7 @@ def test_half_precision_weights_are_read_in_float32():
             assert error < 2**-8  # the error of rounding the result, not of summing in bfloat16
 
 
-def test_autocast_does_not_reach_the_products():
+def test_autocast_has_no_effect():
     case = make_case(dtype=torch.float32)
     leaves = case.leaves()
     mask = torch.ones_like(case.tokens, dtype=torch.bool)

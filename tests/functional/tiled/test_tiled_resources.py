@@ -41,7 +41,7 @@ class Recorder(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("operation", ["stats", "loss"])
-def test_nothing_as_large_as_the_logits_is_ever_made(operation, monkeypatch):
+def test_no_tensor_is_as_large_as_the_logits(operation, monkeypatch):
     monkeypatch.setattr(head, "_CPU_BLOCK", 64)
     case = make_case(batch=8, length=8, size=2, vocabulary=401)
     leaves, mask, weights = case.leaves(), case.tokens >= 0, weights_like(case.tokens)
@@ -61,7 +61,7 @@ def test_nothing_as_large_as_the_logits_is_ever_made(operation, monkeypatch):
         assert largest == {64: 64 * 401, 4: 4 * 401}  # a tile
 
 
-def test_matrix_products_made():
+def test_number_of_matrix_products():
     case = make_case()
     hidden, weight, bias = leaves = case.leaves()
     everything, some = case.tokens >= 0, torch.arange(5) < torch.tensor([[2], [0], [1]])

@@ -104,7 +104,7 @@ def test_gradients_pass_gradcheck():
 
 
 @pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf])
-def test_positions_outside_the_mask_influence_nothing(junk):
+def test_positions_outside_the_mask_have_no_influence(junk):
     case = make_case()
     mask = torch.arange(5) < torch.tensor([[5], [1], [3]])
     weights = [weights_like(case.tokens, seed) for seed in (1, 2, 3, 4)]
@@ -189,7 +189,7 @@ def test_token_values_and_their_weights_come_together():
         tiled_stats(case, case.leaves(), token_values=token_values(case)[1:])
 
 
-def test_the_loss_is_scaled_and_handed_over_once():
+def test_gradients_are_scaled_and_returned_once():
     case = make_case()
     leaves, mask, weights = case.leaves(), case.tokens >= 0, weights_like(case.tokens)
     whole = gradients(tiled_loss(case, leaves, mask, weights, weights)[0], leaves)
