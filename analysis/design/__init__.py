@@ -1,4 +1,4 @@
-"""From a plan file to the cells of a sweep, their ids and seeds; what a design can show. Writes no files."""
+"""Expands a plan file to the cells of a sweep with their ids and seeds. No files are written."""
 
 from analysis.design.cells import Expansion as Expansion, expand as expand
 from analysis.design.plan import read_plan as read_plan

@@ -1,4 +1,4 @@
-"""Asks the package that runs the cells whether they could start, and what each arm optimises.
+"""Checks that the cells of a plan can start, and which objective each arm optimises.
 
 This process never imports torch: `python -m MODULE check` builds what every stage and every arm would train.
 """
@@ -24,17 +24,17 @@ CHECK = "check"
 
 
 def examine(plan: Plan, cells: Sequence[Cell]) -> dict[str, Arm]:
-    """Build every stage and every arm once, as its first cell would.
+    """Check every stage and every arm with the arguments of its first cell.
 
     Args:
         plan: The plan.
-        cells: Its cells.
+        cells: The cells of the plan.
 
     Returns:
-        Label -> what the arm trains with.
+        The estimator and evaluation of each arm, by label.
 
     Raises:
-        ConfigurationError: For the first stage or arm that would be refused, in one line.
+        ConfigurationError: If a stage or an arm would be refused; one line on the first of them.
     """
     first: dict[str, Cell] = {}
     for cell in cells:
@@ -55,7 +55,7 @@ def _refuse(answers: Mapping[str, dict[str, Any]], arms: Mapping[str, dict[str, 
     if not errors:
         return
     place, error = next(iter(errors.items()))
-    # What is wrong with every arm is wrong with the configuration they share.
+    # An error of every arm is an error of the configuration that they share
     if len(arms) > 1 and all(arm.get("error") == error for arm in arms.values()):
         place = shared
     raise ConfigurationError(error, key=place)
@@ -74,7 +74,7 @@ def _arm(answer: Mapping[str, Any], control: Mapping[str, Any]) -> Arm:
 
 
 def _ask(plan: Plan, cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """The answer for each cell, in a directory where its inputs seem to be there."""
+    """The answer for each cell, from a temporary directory with empty files for its inputs."""
     with TemporaryDirectory(prefix="plan-") as runs:
         for cell in cells:
             for folder in (cell.id, *cell.needs):

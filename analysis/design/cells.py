@@ -1,4 +1,4 @@
-"""From a plan to its cells: the runs of a sweep, each with an id that says what its result depends on."""
+"""Expands a plan to its cells, the runs of a sweep. A cell's id is a hash of what its result depends on."""
 
 import hashlib
 import json
@@ -13,31 +13,31 @@ from analysis.results.checksum import digest
 from analysis.results.plan import BETA, SEED
 from lit_klrb import schema
 
-# Stands for the sweep's directory in the arguments of a cell: a result must not depend on where it was made.
+# Placeholder for the sweep's directory in the arguments of a cell, as results do not depend on it.
 RUNS = "{runs}"
 
 
 class Expansion(NamedTuple):
-    """The cells of a plan in the order they should run, and everything that was hashed into their ids."""
+    """The cells of a plan in the order in which they should run, and the content that their ids hash."""
 
     cells: list[Cell]
     content: dict[str, Any]
 
 
 def cell_seed(root: int, stage: str, *address: int) -> int:
-    """The seed of a cell, from where it stands in the plan and never from its arm.
+    """The seed of a cell, which depends on its stage, beta and replicate but not on its arm.
 
-    Runs that differ only in the arm share their random numbers: they are matched pairs, and pairs at
-    different betas or replicates are independent. The stage enters by its name and beta by its index, so
-    neither a new stage nor a new beta moves another cell's seed.
+    Runs that differ only in the arm therefore share their random numbers and are matched pairs; pairs at
+    different betas or replicates are independent. As the name of the stage and the index of beta determine
+    the seed, adding a stage or a beta does not change other seeds.
 
     Args:
         root: The plan's root seed.
         stage: The stage's name.
-        address: Index of beta and replicate; nothing for a cell outside the grid.
+        address: Index of beta and replicate; empty for a cell outside the grid.
 
     Returns:
-        A seed in [0, 2**32), as `--seed_everything` takes.
+        A seed in [0, 2**32), the range of `--seed_everything`.
 
     Example:
         >>> len({cell_seed(0, "rloo", beta, replicate) for beta in range(6) for replicate in range(10)})
@@ -48,10 +48,10 @@ def cell_seed(root: int, stage: str, *address: int) -> int:
 
 
 def expand(plan: Plan) -> Expansion:
-    """All cells of a plan: the shared stages first, then the grid.
+    """All cells of a plan: the shared stages, then the grid.
 
-    The grid is ordered replicate by replicate, and within one beta by beta with the arms next to each other:
-    a sweep stopped early has complete matched pairs, and drift of the machine meets all arms alike.
+    The grid is ordered by replicate, then beta, then arm. A sweep that is stopped early therefore has
+    complete matched pairs, and slow changes of the machine affect all arms equally.
 
     Raises:
         ConfigurationError: If a stage's configuration cannot be read.
@@ -91,7 +91,7 @@ def _cell(
     overrides = {} if point is None else plan.grid.arms[point.arm]
     changed = {SEED: seed, **overrides, **({} if point is None else {BETA: point.beta})}
     inputs = {key: ids[source] for key, source in plan.stages[name].inputs.items()}
-    # What an arm is called is no part of what it does.
+    # The label of an arm is not part of the id, as it has no effect on the result
     cell_id = digest({**identity, "overrides": with_contents(changed), "inputs": inputs})
     arguments = {
         "config": f"{RUNS}/{layout.CELLS}/{cell_id}/{layout.STAGE}",
@@ -112,5 +112,5 @@ def _cell(
 
 
 def _argument(value: Any) -> str:
-    """A value as the command line takes it, which reads YAML: JSON is YAML."""
+    """A value as a command-line argument, which is parsed as YAML, of which JSON is a subset."""
     return value if isinstance(value, str) else json.dumps(value)

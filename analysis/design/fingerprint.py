@@ -1,9 +1,9 @@
-"""What a cell's result depends on, and the hash of it.
+"""Hashes of everything that the result of a cell depends on.
 
-Two cells have the same id exactly when their results must be equal: the id covers the resolved configuration
-of the stage, the overrides, the ids of the cells whose checkpoints it starts from, the code and the versions
-that decide how floats are summed. It does not cover where files lie or how progress is shown: a model or a
-data set on this machine counts by its content.
+Cells have the same id if and only if their results must be equal. The id depends on the resolved
+configuration of the stage, the overrides, the ids of the cells from whose checkpoints it starts, the code,
+and the versions of packages that affect floating-point results. It does not depend on the location of files
+or the display of progress; local models and data sets enter with their content.
 """
 
 import ast
@@ -25,7 +25,7 @@ from yaml import YAMLError
 from analysis.results.checksum import digest
 from lit_klrb.errors import ConfigurationError
 
-# Keys of a stage's configuration that cannot change a result. All others count, known or not.
+# Keys of a stage's configuration that cannot change a result. All others are part of the id.
 NON_SEMANTIC = (
     "trainer.default_root_dir",
     "trainer.enable_progress_bar",
@@ -35,21 +35,21 @@ NON_SEMANTIC = (
     "data.init_args.pin_memory",
     "data.init_args.persistent_workers",
 )
-# Where a configuration names models and data; a hub id counts as it is written.
+# Keys that name models and data. A hub id enters as text.
 _INPUTS = re.compile(r".*_path|source|preferences")
-# Packages whose version can change a float.
+# Packages whose version can change floating-point results.
 NUMERICS = ("torch", "lightning", "transformers", "tokenizers", "numpy")
 
 
 def read_config(path: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a stage's configuration file with its interpolations resolved.
+    """The content of a stage's configuration file with interpolations resolved.
 
     Args:
         path: The file.
-        overrides: Dotted key -> the value it takes instead of the file's.
+        overrides: Values that replace those of the file, by dotted key.
 
     Raises:
-        ConfigurationError: If the file is missing, is no YAML mapping, or has no canonical form.
+        ConfigurationError: If the file is missing, is not a YAML mapping, or has no canonical form.
     """
     try:
         loaded = OmegaConf.load(path)
@@ -69,7 +69,7 @@ def semantic(config: Mapping[str, Any], replaced: Iterable[str] = ()) -> dict[st
 
     Args:
         config: The resolved configuration of a stage.
-        replaced: Dotted keys that the command line replaces, so that the file's value is never used.
+        replaced: Dotted keys whose values are replaced on the command line.
 
     Example:
         >>> semantic({"trainer": {"max_steps": 5, "enable_progress_bar": False}})
@@ -87,7 +87,7 @@ def semantic(config: Mapping[str, Any], replaced: Iterable[str] = ()) -> dict[st
 
 
 def with_contents(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` with the models and data it names on this machine replaced by hashes of their content.
+    """`config` with the paths of local models and data replaced by hashes of their content.
 
     Example:
         >>> with_contents({"data": {"source": "stanfordnlp/imdb"}, "seed": 1})
@@ -111,19 +111,19 @@ def _content_hash(path: Path) -> str:
     return _hash_as_it_is(path, status.st_mtime_ns, status.st_size)
 
 
-@functools.cache  # hundreds of cells name the same models and data
+@functools.cache  # hundreds of cells have the same models and data
 def _hash_as_it_is(path: Path, modified: int, size: int) -> str:
-    """The hash of a file's bytes; another time of change or size makes it another file."""
+    """The hash of a file's bytes; computed again if its size or modification time changes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def environment(module: str, threads: int) -> dict[str, str | int]:
-    """What surrounds a configuration and can change its result: code, versions, threads.
+    """What affects results beside the configuration: code, versions, number of threads.
 
     Args:
-        module: The package, or single module, that runs a cell.
-        threads: Threads a cell computes with; their number can change the order of a sum.
+        module: The package or module that runs a cell.
+        threads: Number of threads of a cell, which can change the order of summation.
     """
     versions = {name: version(name) for name in NUMERICS}
     return {"code": code_hash(module), "python": _python_minor(), "threads": threads, **versions}
@@ -134,7 +134,7 @@ def _python_minor() -> str:
 
 
 def code_hash(module: str) -> str:
-    """Hash of what the sources of `module` do: comments, layout and docstrings do not count."""
+    """Hash of the sources of `module` without comments, layout and docstrings."""
     spec = find_spec(module)
     if spec is None or spec.origin is None:
         raise ConfigurationError(

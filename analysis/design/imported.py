@@ -1,4 +1,4 @@
-"""Runs of other software as the directory of a sweep, which everything that reads one can read."""
+"""Imports runs of other software as the directory of a sweep."""
 
 import hashlib
 import math
@@ -17,26 +17,26 @@ from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import write_once
 
-# The one stage of an imported sweep.
+# The only stage of an imported sweep.
 STAGE = "imported"
 Place = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
 class Mapping:
-    """What the columns of others' logs mean.
+    """The meaning of the columns of imported logs.
 
     Args:
-        name: What the report calls the sweep.
-        columns: arm, beta, replicate, seed, reward, kl, step or run -> the column that says it. A replicate's
-            name also stands for its seed, unless there is a column of seeds. With a step, a run has several
-            rows, and the last decides. {arm}, {beta}, {replicate} and {run} in the name of a metric's column
-            mean that each run has a column of its own.
-        primary: The comparison that decides.
-        files: What the logs are called, where each run has one and a folder is given: for example
+        name: Name of the sweep in the report.
+        columns: Names of the columns for arm, beta, replicate, seed, reward, kl, step and run. Without a
+            column of seeds, the name of a replicate is its seed. With a column of steps, a run has several
+            rows, the last of which is its result. {arm}, {beta}, {replicate} and {run} in the name of a
+            metric's column mean that each run has a separate column.
+        primary: The primary comparison.
+        files: Pattern of the paths of the logs if each run has its own, for example
             "{arm}-{beta}-{replicate}/trainer_state.json".
-        runs: Name of a run -> its arm, beta and replicate, for logs that say `run` alone.
-        setting: What was trained on what, in a sentence.
+        runs: Arm, beta and replicate of each run, by name, for logs that have only `run`.
+        setting: One sentence on the models, the data and the training.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Mapping:
     setting: str = ""
 
     def check(self) -> None:
-        """Check what types alone do not say.
+        """Check the values beyond their types.
 
         Raises:
             ConfigurationError: If a key is not allowed or is missing.
@@ -69,18 +69,18 @@ class Mapping:
 def import_runs(source: Path, mapping_path: Path, output: Path) -> Path:
     """Write the directory of a sweep from the logs of other software.
 
-    The same import may be repeated. Nothing is ever overwritten.
+    The same import can be repeated. Files are never overwritten.
 
     Args:
-        source: A log (.csv, .jsonl, .json), or the folder of the logs that the mapping's `files` describes.
-        mapping_path: The mapping, YAML.
+        source: A log (.csv, .jsonl, .json), or the folder of the logs described by `files` in the mapping.
+        mapping_path: The mapping, a YAML file.
         output: The directory to write.
 
     Returns:
         The directory.
 
     Raises:
-        ConfigurationError: If logs or mapping cannot be used, or the directory holds something else.
+        ConfigurationError: If logs or mapping cannot be used, or the directory has other content.
     """
     mapping = read_checked(mapping_path, Mapping, Mapping.check, "a mapping")
     runs, logs = logged_runs(source, mapping.files, mapping.columns, mapping.runs)
@@ -107,7 +107,7 @@ def _relative(path: Path, source: Path) -> str:
 def _planned(
     runs: Sequence[LoggedRun], mapping: Mapping, mapping_path: Path, output: Path
 ) -> tuple[Plan, dict[Place, LoggedRun]]:
-    """The smallest plan that has all the runs, and where each is in it."""
+    """The smallest plan that includes all runs, and the place of each run in it."""
     betas = {beta: index for index, beta in enumerate(sorted({run.beta for run in runs}))}
     replicates = _replicates(runs)
     placed = {(run.arm, betas[run.beta], replicates[run.beta, run.replicate]): run for run in runs}
@@ -133,9 +133,10 @@ def _planned(
 
 
 def _replicates(runs: Sequence[LoggedRun]) -> dict[tuple[float, str], int]:
-    """(beta, replicate's name) -> its index.
+    """The index of each replicate, by beta and name.
 
-    A name is one replicate at all betas; where no two betas have a name in common, each counts its own.
+    A name is the same replicate at all betas. If no two betas have a name in common, the replicates of each
+    beta are numbered separately.
     """
     names = {beta: {run.replicate for run in runs if run.beta == beta} for beta in {run.beta for run in runs}}
     everywhere = set().union(*names.values())
@@ -154,7 +155,7 @@ def _in_order(name: str) -> tuple[int, int, str]:
 def _cell(plan: Plan, place: Place, placed: dict[Place, LoggedRun], origin: dict[str, Any]) -> Cell:
     arm, index, replicate = place
     point = Point(arm, plan.grid.beta[index], index, replicate)
-    # A run that is missing would have had the seed of its pair.
+    # A missing run has the seed of its pair
     pair = [(label, index, replicate) for label in (arm, *plan.grid.arms)]
     seed = next((placed[other].seed for other in pair if other in placed), 0)
     cell_id = digest({IMPORTED: origin, **point._asdict()})
@@ -182,7 +183,7 @@ def _result(cell: Cell, run: LoggedRun) -> dict[str, Any]:
 
 
 def _write(output: Path, documents: dict[Path, bytes]) -> None:
-    """Write what is not there yet; refuse a directory that holds anything else."""
+    """Write the files that do not exist yet; refuse a directory with other content."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         there = [output / layout.PLAN, *layout.result_paths(output)]
         if not all(path.is_file() and path.read_bytes() == documents.get(path) for path in there):

@@ -1,4 +1,4 @@
-"""Reads a plan file: YAML in, a checked `Plan` out."""
+"""Reads and checks a plan file."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ def read_plan(path: Path) -> Plan:
     """Read and check a plan file.
 
     Raises:
-        ConfigurationError: If the file or a value in it is not allowed; one line naming key and value.
+        ConfigurationError: If the file or a value in it is not allowed; one line with key and value.
     """
 
     def spell_out(content: DictConfig) -> None:
@@ -47,12 +47,12 @@ def read_checked(
     Args:
         path: The file.
         kind: The class.
-        check: Checks what types alone do not say.
-        called: What the file should be, for messages.
-        prepare: Spells out what may be written in short.
+        check: Checks the values beyond their types.
+        called: The expected content of the file, for messages.
+        prepare: Expands abbreviations before the types are checked.
 
     Raises:
-        ConfigurationError: If the file or a value in it is not allowed; one line naming key and value.
+        ConfigurationError: If the file or a value in it is not allowed; one line with key and value.
     """
     try:
         check_config_file(path)
@@ -87,7 +87,7 @@ def _check_indices(content: DictConfig) -> None:
 
 
 def _spell_out_arms(content: DictConfig) -> None:
-    """Replace a list of estimators, under grid.arms or grid.estimator, by the arms it stands for."""
+    """Replace a list of estimators, under grid.arms or grid.estimator, by the corresponding arms."""
     grid = content.get("grid")
     if not isinstance(grid, DictConfig):
         return

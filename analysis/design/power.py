@@ -1,14 +1,14 @@
-"""What a design can show at all, before anything is run."""
+"""The smallest p-value of a design."""
 
 
 def smallest_p(swaps: int) -> float:
-    """The smallest two-sided p that an exact swap test can reach.
+    """The smallest two-sided p-value that an exact swap test can attain.
 
-    Under exchangeability each of `swaps` pairs (or blocks) may be swapped on its own, so 2**swaps outcomes
-    are equally likely; the most extreme one and its mirror image are the least that must be counted.
+    Under exchangeability each unit can be swapped independently, so 2**swaps outcomes are equally likely. The
+    p-value is at least the probability of the most extreme one and its mirror image.
 
     Args:
-        swaps: Pairs that are exchangeable one by one; whole replicates where seeds are shared over beta.
+        swaps: Number of swap units: pairs, or whole replicates if seeds are shared across betas.
 
     Example:
         >>> smallest_p(5), smallest_p(6)

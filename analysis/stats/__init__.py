@@ -1,4 +1,4 @@
-"""Exact tests, intervals and verdicts for paired seed sweeps. Reads no files."""
+"""Exact tests, intervals and verdicts for paired seed sweeps. No files are read."""
 
 from analysis.stats.claims import Claim as Claim
 from analysis.stats.comparison import Comparison as Comparison, compare as compare

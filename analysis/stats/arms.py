@@ -1,4 +1,4 @@
-"""What happened, before any test: where the runs started, and KL, reward and J of each arm at each beta."""
+"""Descriptive results: the start of the runs, and KL, reward and J of each arm at each beta."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ class ArmOutcome:
         label: The arm.
         beta: The weight of the KL.
         n: Runs that did not diverge.
-        diverged: Runs that did.
-        means: "reward", "kl" and "objective" -> mean over replicates with its standard error.
-        differences: The same of the matched differences to the control; empty for the control itself.
-        higher: The same -> number of matched pairs in which the arm has the higher value.
+        diverged: Runs that diverged.
+        means: Mean over replicates of "reward", "kl" and "objective", with its standard error.
+        differences: Mean matched difference to the control, by the same keys; empty for the control itself.
+        higher: Number of matched pairs in which the arm has the higher value, by the same keys.
         pairs: Matched pairs without a diverged run.
     """
 
@@ -41,7 +41,7 @@ class ArmOutcome:
 
 
 def arm_outcomes(sweep: Sweep) -> list[ArmOutcome]:
-    """Every arm at every beta, in plan order; where the plan decides by the KL, the KL alone."""
+    """Every arm at every beta, in plan order; only the KL if the plan decides by the KL."""
     grid, plan = sweep.grid, sweep.plan
     control = plan.primary.control
     found = []
@@ -76,7 +76,7 @@ def arm_outcomes(sweep: Sweep) -> list[ArmOutcome]:
 
 
 def compared(sweep: Sweep) -> tuple[str, ...]:
-    """What there is to compare: without a reward, the KL alone."""
+    """The keys of the compared outcomes; only the KL if the plan decides by the KL."""
     if sweep.plan.primary.outcome == schema.KL:
         return (schema.KL,)
     return (schema.REWARD, schema.KL, OBJECTIVE)
@@ -85,7 +85,7 @@ def compared(sweep: Sweep) -> tuple[str, ...]:
 def _controls(
     grid: dict[tuple[str, int, int], Run], control: str, index: int, runs: dict[int, Run]
 ) -> dict[int, Run]:
-    """Replicate -> the control's run, where neither it nor the arm's diverged."""
+    """The control's runs by replicate, where neither the control's nor the arm's run diverged."""
     found = {replicate: grid.get((control, index, replicate)) for replicate in runs}
     return {replicate: run for replicate, run in found.items() if run is not None and not run.diverged}
 
@@ -97,7 +97,7 @@ def _values(runs: Sequence[Run], key: str, beta: float) -> FloatArray:
 
 
 def mean_over_replicates(values: FloatArray) -> Estimate:
-    """The mean with the standard error of independent values; `nan` without any."""
+    """The mean with the standard error of independent values; `nan` without values."""
     if not len(values):
         return Estimate(np.nan)
     error = float(values.std(ddof=1)) / np.sqrt(len(values)) if len(values) > 1 else np.nan
@@ -105,10 +105,10 @@ def mean_over_replicates(values: FloatArray) -> Estimate:
 
 
 def start_of(sweep: Sweep) -> dict[str, float | None]:
-    """Reward and KL where the runs of the grid start.
+    """Reward and KL at the start of the runs of the grid.
 
-    The runs' own evaluation before the first step, which is one and the same; without it the final evaluation
-    of the last stage that they start from.
+    From the runs' evaluation before the first step, which is the same for all of them; if there is none, from
+    the final evaluation of the last stage that they start from.
     """
     found: dict[str, float | None] = {}
     needed = {name for run in sweep.grid.values() for name in run.cell.needs}

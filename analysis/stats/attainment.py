@@ -1,7 +1,7 @@
-"""What a set of runs attains: hypervolume and the empirical attainment function.
+"""Hypervolume and empirical attainment function of a set of runs.
 
-moocore does the geometry, behind a guard: it would let a nan run evict real ones, and says nothing of points
-outside the reference.
+The geometry is computed by moocore, after a check of its input: a nan may make moocore drop finite runs, and
+points outside the reference corner are ignored without a warning.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from analysis.stats.pairs import FloatArray, IntArray, Pairs
 from analysis.stats.swaps import RESAMPLES, SwapTest, sign_flip_test, swap_test
 
 Reference = tuple[float, float]
-"""(KL in nats, reward): the corner that hypervolume is measured from."""
+"""(KL in nats, reward) of the corner from which hypervolume is measured."""
 
-# With more betas a replicate has too many label patterns to tabulate, and is swapped whole.
+# With more betas a replicate has too many label patterns to tabulate; whole replicates are swapped then.
 _MAX_LEVELS = 10
 
 
@@ -23,9 +23,9 @@ def hypervolume(kl: FloatArray, reward: FloatArray, reference: Reference) -> flo
     """Area dominated by a set of runs, on (log KL, reward), up to a reference corner.
 
     Args:
-        kl: KL in nats, positive, shape [N]; diverged runs taken out before.
+        kl: KL in nats, positive, shape [N]; without diverged runs.
         reward: Mean reward, shape [N].
-        reference: Corner; runs beyond it add nothing.
+        reference: Corner; runs outside it contribute nothing.
 
     Returns:
         Area in nats of log KL times reward units; 0 for no runs.
@@ -39,7 +39,7 @@ def hypervolume(kl: FloatArray, reward: FloatArray, reference: Reference) -> flo
     """
     if not (np.isfinite(kl).all() and np.isfinite(reward).all() and (kl > 0).all()):
         raise ValueError(
-            "hypervolume needs finite rewards and positive, finite KL: take diverged runs out first"
+            "hypervolume needs finite rewards and positive, finite KL: remove diverged runs first"
         )
     if not len(kl):
         return 0.0
@@ -48,14 +48,14 @@ def hypervolume(kl: FloatArray, reward: FloatArray, reference: Reference) -> flo
 
 
 def outside(pairs: Pairs, reference: Reference) -> int:
-    """Number of runs that do not dominate the corner, diverged ones included: they add no hypervolume."""
+    """Number of runs that do not dominate the corner, including diverged ones: they add no hypervolume."""
     kl, reward = pairs.worst_filled()
     return int((~((kl < reference[0]) & (reward > reference[1]))).sum())
 
 
 @dataclass(frozen=True, eq=False)
 class HypervolumeTest:
-    """The hypervolumes of two estimators, replicate by replicate.
+    """Comparison of the hypervolumes of two estimators per replicate.
 
     Attributes:
         differences: HV(treatment) - HV(control) of each replicate, shape [S].
@@ -67,16 +67,16 @@ class HypervolumeTest:
 
 
 def hypervolume_test(pairs: Pairs, reference: Reference, *, resamples: int = RESAMPLES) -> HypervolumeTest:
-    """Compare the hypervolumes of the two estimators' runs, replicate by replicate.
+    """Compare the hypervolumes of the two estimators' runs in each replicate.
 
-    A hypervolume is no sum over pairs: for every way to label a replicate's pairs its difference is
-    tabulated, and a swap of pairs looks it up. Blocked designs swap whole replicates.
+    A hypervolume is not a sum over pairs. The difference is therefore tabulated for every labelling of a
+    replicate's pairs, and read from the table for each swap. Blocked designs swap whole replicates.
 
     Args:
         pairs: The matched pairs.
-        reference: Corner fixed in advance. A corner taken from all runs together keeps the test exact, but
-            not the estimand comparable with other sweeps.
-        resamples: Random swaps when enumeration would need more.
+        reference: Corner fixed in advance. With a corner computed from all runs the test remains exact, but
+            the difference cannot be compared with that of other sweeps.
+        resamples: Number of random swaps if enumeration would need more.
     """
     rows = [np.flatnonzero(pairs.replicate == replicate) for replicate in np.unique(pairs.replicate)]
     whole = pairs.blocked or max(map(len, rows), default=0) > _MAX_LEVELS
@@ -103,8 +103,8 @@ def _labelled_differences(
 ) -> FloatArray:
     """HV difference of one replicate where bit i of a code swaps its pair i; shape [codes].
 
-    The codes mirror each other, the first the last and so on: what a code gives one estimator, its mirror
-    image gives the other.
+    Code i from the start is the complement of code i from the end: it assigns to one estimator the runs that
+    its complement assigns to the other.
     """
     chosen = (codes[:, None] >> np.arange(len(members))) & 1
     columns = np.arange(len(members)), chosen
@@ -113,7 +113,7 @@ def _labelled_differences(
 
 
 def _areas(kl: FloatArray, reward: FloatArray, reference: Reference) -> FloatArray:
-    """`hypervolume` of many sets of runs at once, shape [C] for [C, N]; runs that diverged add nothing.
+    """`hypervolume` of many sets of runs, shape [C] for [C, N]; diverged runs contribute nothing.
 
     Raises:
         ValueError: If the KL of a run that did not diverge is not positive.
@@ -126,18 +126,18 @@ def _areas(kl: FloatArray, reward: FloatArray, reference: Reference) -> FloatArr
     above = np.where(kept, np.maximum(reward - reference[1], 0.0), 0.0)
     order = np.argsort(along, axis=1)
     along, above = (np.take_along_axis(values, order, axis=1) for values in (along, above))
-    # Up to the next run, and at last to the corner, the best reward so far is attained.
+    # The best reward so far is attained up to the KL of the next run, and of the last run up to the corner
     widths = np.diff(along, axis=1, append=corner)
     return np.asarray((np.maximum.accumulate(above, axis=1) * widths).sum(axis=1))
 
 
 def attainment_on(pairs: Pairs, kl_grid: FloatArray, reward_grid: FloatArray) -> FloatArray:
-    """P(treatment attains) - P(control attains) over replicates at given points, shape [K, R]."""
+    """P(treatment attains) - P(control attains) over replicates at each point of a grid, shape [K, R]."""
     return np.asarray(_by_replicate(pairs, kl_grid, reward_grid).mean(axis=0))
 
 
 def _by_replicate(pairs: Pairs, kl_grid: FloatArray, reward_grid: FloatArray) -> FloatArray:
-    """+1 where the treatment alone attains a point, -1 where the control alone does; [S, K, R]."""
+    """+1 where only the treatment attains a point, -1 where only the control does, shape [S, K, R]."""
     kl, reward = pairs.worst_filled()
     maps = []
     for replicate in np.unique(pairs.replicate):

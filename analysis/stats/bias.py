@@ -1,6 +1,6 @@
-"""Unbiasedness as equivalence: a claim that data can support, unlike "not significantly biased".
+"""Tests of unbiasedness as equivalence within a margin: "not significantly biased" does not imply unbiased.
 
-Where a model can be enumerated, unbiasedness is an identity and needs none of this.
+If a model can be enumerated, unbiasedness is verified exactly instead.
 """
 
 import math
@@ -13,7 +13,8 @@ from statsmodels.stats.weightstats import DescrStatsW
 
 from analysis.stats.pairs import FloatArray
 
-# From this index on a distribution has no variance; below so many values in the tail the index is a guess.
+# A distribution with at least this tail index has no variance; with fewer values in the tail the index cannot
+# be estimated.
 _NO_VARIANCE = 0.5
 _ENOUGH_IN_TAIL = 20
 
@@ -28,17 +29,17 @@ class BiasOutcome(Enum):
 
 @dataclass(frozen=True)
 class BiasVerdict:
-    """A bias with its margin.
+    """An estimated bias and its tests.
 
     Attributes:
         bias: Estimate of the bias, in the unit of `margin`.
-        low: Lower end of the 90% interval whose inside of the margin is equivalence.
-        high: Its upper end.
-        margin: Largest bias that counts as none, fixed in the plan.
+        low: Lower end of the 90% interval; within the margin it means equivalence.
+        high: Upper end of that interval.
+        margin: Largest bias that is regarded as none, fixed in the plan.
         equivalence_p: The larger p-value of the two one-sided tests.
         difference_p: p-value of the two-sided test of no bias.
         samples: Number of independent samples.
-        tail: `tail_index` of the differences whose mean is tested; NaN if it is not known.
+        tail: `tail_index` of the differences whose mean is tested; NaN if unknown.
         alpha: Level of each test.
     """
 
@@ -54,18 +55,17 @@ class BiasVerdict:
 
     @property
     def heavy_tailed(self) -> bool:
-        """Whether the tail is too heavy for a mean's standard error, and with it for either test.
+        """Whether the tail is too heavy for the standard error of a mean, and therefore for both tests.
 
-        What makes the mean what it is may then be so rare that none of the samples has it: they agree with
-        one another, and are all on one side.
+        The mean may then be dominated by values so rare that the samples contain none of them.
         """
         return self.tail >= _NO_VARIANCE
 
     @property
     def outcome(self) -> BiasOutcome:
-        """Equivalent if both one-sided tests reject; biased if there is a difference, beyond the margin.
+        """Equivalent if both one-sided tests reject, biased if there is a difference beyond the margin.
 
-        Inconclusive whatever the tests say if the tail is heavy.
+        Always inconclusive if the tail is heavy.
         """
         if self.heavy_tailed:
             return BiasOutcome.INCONCLUSIVE
@@ -79,7 +79,7 @@ class BiasVerdict:
 def reference_bias(
     values: FloatArray, reference: FloatArray, *, tolerance: float = 0.01, alpha: float = 0.05
 ) -> BiasVerdict:
-    """Whether estimates have the mean of a reference estimator that is unbiased, on the same samples.
+    """Test whether estimates have the same mean as an unbiased reference estimator on the same samples.
 
     Args:
         values: Estimates, shape [N].
@@ -93,14 +93,14 @@ def reference_bias(
 def tail_index(values: FloatArray) -> float:
     """Shape k of the generalised Pareto distribution fitted to the largest deviations from the median.
 
-    Moments up to 1 / k exist: from k = 1/2 on there is no variance, from 1 on no mean. The largest
-    min(N / 5, 3 sqrt(N)) deviations are the tail, those of both sides together.
+    Moments of order below 1 / k exist: with k >= 1/2 there is no variance, with k >= 1 no mean. The tail
+    consists of the largest min(N / 5, 3 sqrt(N)) deviations, both sides together.
 
     Args:
         values: Independent samples, shape [N].
 
     Returns:
-        k; NaN with fewer than 20 values in the tail, of which nothing could be said.
+        k; NaN with fewer than 20 values in the tail, which are too few to estimate it.
 
     Example:
         >>> light, heavy = np.random.default_rng(0).lognormal(sigma=[[0.1], [3.0]], size=(2, 1000))
@@ -112,14 +112,14 @@ def tail_index(values: FloatArray) -> float:
     deviations = np.sort(np.abs(values - np.median(values)))
     count = int(min(len(values) / 5, 3 * np.sqrt(len(values))))
     excesses = deviations[-count:] - deviations[-count - 1]
-    excesses = excesses[excesses > 0]  # among tied values there may be fewer
+    excesses = excesses[excesses > 0]  # ties reduce their number
     if len(excesses) < _ENOUGH_IN_TAIL:
         return math.nan
     return float(stats.genpareto.fit(excesses, floc=0)[0])
 
 
 def _mean_difference(differences: FloatArray, margin: float, alpha: float) -> BiasVerdict:
-    """Verdict on the mean of differences, which may all be the same: then it is known."""
+    """Verdict on the mean of differences; if all are equal, the mean is known exactly."""
     if np.ptp(differences) <= 1e-12 * np.abs(differences).max():
         return _exactly(float(differences[0]), margin, len(differences), alpha)
     sample = DescrStatsW(differences)
@@ -140,6 +140,6 @@ def _mean_difference(differences: FloatArray, margin: float, alpha: float) -> Bi
 
 
 def _exactly(value: float, margin: float, samples: int, alpha: float) -> BiasVerdict:
-    """Verdict on a bias without any error."""
+    """Verdict on a bias that is known exactly."""
     outside = float(not abs(value) < margin)
     return BiasVerdict(value, value, value, margin, outside, float(value == 0), samples, math.nan, alpha)

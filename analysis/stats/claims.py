@@ -1,4 +1,4 @@
-"""What each test is about, in the words its verdicts may use."""
+"""The claims that are tested, and how verdicts word them."""
 
 import math
 from dataclasses import dataclass
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Claim:
-    """What one test is about, in the words its verdicts may use.
+    """The claim of one test, and how verdicts word it.
 
     Attributes:
         key: Short name, such as "objective".
         subject: The quantity compared, treatment minus control.
-        favourable: The treatment "has ..." if the test rejects in its favour.
-        unfavourable: The same against it.
-        caveat: A sentence every conclusion from this claim ends with, or "".
-        primary: Whether the claim may support "better" or "worse".
+        favourable: Completes "the treatment has ..." if the test rejects in its favour.
+        unfavourable: The same if the test rejects against it.
+        caveat: A sentence added to every conclusion from this claim, or "".
+        primary: Whether the claim can support "better" or "worse".
         higher_is_better: Whether a positive estimate favours the treatment.
-        bounds: Values the estimate can take at all; intervals are cut to them.
-        unit_of_n: What n counts.
+        bounds: Range of the estimate; intervals are clipped to it.
+        unit_of_n: The unit that n counts.
     """
 
     key: str
@@ -117,7 +117,7 @@ def spread_anywhere(metric: str, what: str) -> Claim:
 
 
 def roughness_of(metric: str, what: str) -> Claim:
-    """Roughness within runs: another claim than spread between them."""
+    """Roughness within runs, as opposed to spread between runs."""
     return Claim(
         f"roughness_{metric}",
         f"the roughness of {what} within runs",

@@ -20,12 +20,12 @@ class Comparison:
     """One treatment against the control.
 
     Attributes:
-        pairs: The matched pairs behind it.
-        decision: What the primary outcome allows; Holm's correction over all comparisons.
-        matched: The verdict on the reward at matched KL, tested only where the primary outcome rejects.
-        fit: The model behind it; None where the plan decides by the KL.
+        pairs: The matched pairs.
+        decision: The conclusion from the primary outcome, after Holm's correction over all comparisons.
+        matched: The verdict on the reward at matched KL, tested only if the primary test rejects.
+        fit: The model of the reward at matched KL; None if the plan decides by the KL.
         secondary: All other tests; one family over all comparisons.
-        spreads: The tests of spread behind some of these, for their curves.
+        spreads: The tests of spread between replicates, which include curves.
     """
 
     pairs: Pairs
@@ -37,16 +37,16 @@ class Comparison:
 
     @property
     def share(self) -> Verdict | None:
-        """The verdict on the pooled frontier share, which holds its counts."""
+        """The verdict on the pooled frontier share, which includes the counts."""
         return self.of(FRONTIER_SHARE.key)
 
     def of(self, key: str) -> Verdict | None:
-        """The secondary verdict on a claim, if there is one."""
+        """The secondary verdict on a claim; None if there is none."""
         return next((verdict for verdict in self.secondary if verdict.claim.key == key), None)
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """Every verdict, the primary one first."""
+        """All verdicts, beginning with the primary one."""
         return (self.decision.primary, self.matched, *self.secondary)
 
 
@@ -55,17 +55,17 @@ def compare(
 ) -> tuple[Comparison, ...]:
     """Test each treatment against the control it is paired with.
 
-    Three families, each at `rules.alpha`: the primary outcome of all planned comparisons; the reward at
-    matched KL, entered only where that rejects; everything else. A family's size is that of the plan: tests
-    that could not be run count.
+    There are three families of tests, each at level `rules.alpha`: the primary outcome of all planned
+    comparisons; the reward at matched KL, tested only where the primary outcome rejects; all other tests. The
+    size of a family is that in the plan and includes tests that could not be run.
 
     Args:
         designs: Matched pairs of each treatment.
-        rules: What was fixed in advance.
-        curves: Training curves of each treatment's pairs, if there are any.
+        rules: The rules of the plan.
+        curves: Training curves of each treatment's pairs, if available.
 
     Returns:
-        One comparison for each design.
+        One comparison per design.
     """
     curves = [()] * len(designs) if curves is None else curves
     primary = primary_verdicts(designs, rules)

@@ -11,13 +11,13 @@ from analysis.stats.pairs import FloatArray, Pairs
 
 @dataclass(frozen=True, eq=False)
 class Contrast:
-    """Differences treatment - control of one outcome, with the weights under which they are averaged.
+    """Differences treatment - control of one outcome, with the weights of their mean.
 
     Attributes:
         values: Difference of each pair, shape [P].
         weights: Weight of each pair in the mean, shape [P].
         unit: Unit of `values`.
-        ranked: Whether ranks within each KL weight replaced values because a run diverged.
+        ranked: Whether values are replaced by ranks within each beta, as they are if a run diverged.
     """
 
     values: FloatArray
@@ -27,28 +27,28 @@ class Contrast:
 
     @property
     def contributions(self) -> FloatArray:
-        """What each pair adds to the statistic of the swap test, shape [P]."""
+        """The contribution of each pair to the statistic of the swap test, shape [P]."""
         return self.values * self.weights
 
 
 def equal_betas(pairs: Pairs) -> FloatArray:
-    """Weights under which a mean over pairs is the plain mean over betas of each beta's mean, shape [P].
+    """Weights that make the mean over pairs the unweighted mean of the betas' means, shape [P].
 
-    Weights by spread would let a beta at which nothing moves outvote the others.
+    With weights by inverse variance, a beta at which nearly nothing changes would dominate the mean.
     """
     _, place, counts = np.unique(pairs.beta_index, return_inverse=True, return_counts=True)
     return np.asarray(1.0 / (len(counts) * counts[place]))
 
 
 def mean_of(contrast: Contrast, pairs: Pairs) -> Estimate:
-    """The weighted mean of a contrast, with the standard error its design allows."""
+    """The weighted mean of a contrast; its standard error is clustered by replicate in blocked designs."""
     if pairs.blocked:
         return clustered_mean(contrast.values, contrast.weights, pairs.replicate)
     return stratified_mean(contrast.values, contrast.weights, pairs.beta_index)
 
 
 def ranked(pairs: Pairs, values: FloatArray) -> Contrast:
-    """Ranks within each KL weight, scaled to (0, 1); diverged runs share the lowest."""
+    """Ranks within each beta, scaled to (0, 1); diverged runs share the lowest rank."""
     filled = np.where(pairs.diverged, -np.inf, values)
     ranks = np.zeros_like(filled)
     for index in pairs.beta_indices:

@@ -1,4 +1,4 @@
-"""Training curves of matched pairs on the steps they share."""
+"""Training curves of matched pairs at their common steps."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ class Curves:
 
     Attributes:
         metric: "reward" or "kl".
-        pairs: The pairs of which both runs have the curve; none diverged.
-        steps: The steps they share, shape [T].
+        pairs: The pairs in which both runs have the curve and neither diverged.
+        steps: The steps that all curves have, shape [T].
         values: The reward, or the *log* of the KL, of treatment and control, shape [P, 2, T].
     """
 

@@ -1,4 +1,4 @@
-"""`Decision`: better or worse, in the words of the outcome that decides."""
+"""`Decision`: the conclusion from the primary outcome."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from analysis.stats.verdict import Outcome, Verdict
 
 @dataclass(frozen=True)
 class Decision:
-    """What the primary outcome allows, or the e-process where the design was not fixed.
+    """The conclusion from the primary outcome: by the swap test, or by an e-process if the design changed.
 
     Attributes:
-        primary: The verdict on J, or on the KL in a plan that says so.
-        evidence: The e-process of that outcome, if it decides in place of the swap test.
-        not_fixed: Why it does, as the end of a sentence: "the design is sequential".
+        primary: The verdict on J, or on the KL if the plan decides by the KL.
+        evidence: The e-process of that outcome, if it decides instead of the swap test.
+        not_fixed: Why the e-process decides, as a clause: "the design is sequential".
 
     Raises:
         ValueError: If the verdict is not about a primary claim.
@@ -41,7 +41,7 @@ class Decision:
 
     @property
     def headline(self) -> str:
-        """The conclusion in one short sentence, which names the outcome that decides."""
+        """The conclusion in one short sentence that names the primary outcome."""
         verdict = self.primary
         treatment, control, subject = verdict.treatment, verdict.control, verdict.claim.subject
         if self.evidence is not None and not verdict.withheld:
@@ -67,7 +67,7 @@ class Decision:
 
     @property
     def decided_by(self) -> str:
-        """What the conclusion rests on, for `results.json`."""
+        """The kind of evidence behind the conclusion, for `results.json`."""
         return "swap_test" if self.evidence is None else "e_process"
 
     def _by_evidence(self, evidence: Evidence) -> str:

@@ -53,7 +53,7 @@ def noise_share(differences: Sequence[FloatArray], level: float = 0.95) -> Noise
         >>> rng = np.random.default_rng(0)
         >>> runs, noise = rng.normal(size=(500, 1)), rng.normal(size=(500, 16))
         >>> found = noise_share([runs + 4 * noise])                # true share: (16 / 16) / (1 + 16 / 16)
-        >>> found.interval.low < 0.5 < found.interval.high
+        >>> bool(found.interval.low < 0.5 < found.interval.high)
         True
     """
     noise, total, noise_degrees, degrees = (

@@ -1,8 +1,8 @@
 """Pareto statistics of (KL, reward) outcomes: frontier shares and dominance, each a sum over matched pairs.
 
-Direction and ties: lower KL and higher reward are better. A run is on the frontier unless another is at
-least as good in both and better in one, so exact ties are all kept. A run that diverged is dominated by
-every run that did not, and is never on the frontier.
+Direction and ties: lower KL and higher reward are better. A run is on the frontier unless another one is at
+least as good in both outcomes and better in one; of runs that tie exactly, all are on it. A diverged run is
+dominated by every run that did not diverge, and is never on the frontier.
 """
 
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ def nondominated(kl: FloatArray, reward: FloatArray) -> BoolArray:
         reward: Mean reward, same shape.
 
     Returns:
-        Mask of that shape; false where a run diverged.
+        Mask of the same shape; false where a run diverged.
 
     Example:
         >>> nondominated(np.array([1.0, 1.0, 2.0, np.nan]), np.array([0.5, 0.5, 0.4, 9.0])).tolist()
         [True, True, False, False]
     """
-    # moocore lets a nan row evict real ones, so diverged runs are taken out before it sees them.
+    # A nan may make moocore drop finite runs
     finite = np.isfinite(kl) & np.isfinite(reward)
     mask = np.zeros(kl.shape, dtype=bool)
     if finite.any():
@@ -38,7 +38,7 @@ def nondominated(kl: FloatArray, reward: FloatArray) -> BoolArray:
 
 
 def dominance(kl: FloatArray, reward: FloatArray) -> FloatArray:
-    """Matrix of +1 where the row's run dominates the column's, -1 where it is dominated, else 0.
+    """Matrix of +1 where the row's run dominates the column's, -1 where it is dominated by it, else 0.
 
     Args:
         kl: KL with `inf` for diverged runs, shape [N].
@@ -50,13 +50,13 @@ def dominance(kl: FloatArray, reward: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class Share:
-    """k of the n frontier points belong to the treatment.
+    """The treatment's share of the frontier points.
 
     Attributes:
         count: Frontier points of the treatment.
         total: Frontier points of both, |F|.
-        discordant: Pairs with exactly one run on the frontier: all that a swap test can use.
-        interval: Bootstrap interval of the share over replicates, or None where it cannot be formed.
+        discordant: Pairs with exactly one run on the frontier; only these affect the swap test.
+        interval: Bootstrap interval of the share over replicates; None with too few replicates.
     """
 
     count: int
@@ -73,7 +73,7 @@ class Share:
 def pooled_frontier(pairs: Pairs, cut: float = np.inf) -> BoolArray:
     """Membership of the frontier of all runs together, cut to KL < `cut`; shape [P, 2].
 
-    The set does not change when labels are swapped, which is what makes the share testable exactly.
+    The set is invariant under swaps of labels, so that the share has an exact swap test.
     """
     return nondominated(pairs.kl, pairs.reward) & (np.nan_to_num(pairs.kl, nan=np.inf) < cut)
 
@@ -81,8 +81,8 @@ def pooled_frontier(pairs: Pairs, cut: float = np.inf) -> BoolArray:
 def pooled_share(pairs: Pairs, cut: float = np.inf, *, resamples: int = 1_000, seed: int = 0) -> Share:
     """The treatment's share of the pooled frontier.
 
-    It rewards spread as well as quality, and drifts with the number of replicates: a description, never a
-    reason to call an estimator better.
+    The share increases with an arm's spread as well as with its quality, and depends on the number of
+    replicates. It is descriptive and never decides which estimator is better.
 
     Args:
         pairs: The matched pairs.
@@ -104,15 +104,15 @@ def pooled_share(pairs: Pairs, cut: float = np.inf, *, resamples: int = 1_000, s
 
 
 def _resampled_shares(pairs: Pairs, cut: float, resamples: int, seed: int) -> FloatArray | None:
-    """The share in each bootstrap resample, shape [resamples]; None with one replicate somewhere.
+    """The share in each bootstrap resample, shape [resamples]; None if a stratum has only one replicate.
 
-    Frontiers of all resamples at once: of the distinct runs that a resample has, in the order of rising KL
-    and falling reward, those are on its frontier whose reward exceeds that of all before.
+    The frontiers of all resamples are computed together. With the distinct runs of a resample ordered by
+    increasing KL, then decreasing reward, a run is on the frontier if its reward exceeds all earlier ones.
     """
     groups = pairs.replicate if pairs.blocked else np.arange(len(pairs))
     strata = np.zeros_like(pairs.beta_index) if pairs.blocked else pairs.beta_index
     rng = np.random.default_rng(seed)
-    times = np.zeros((resamples, len(pairs)))  # how often a resample has each pair
+    times = np.zeros((resamples, len(pairs)))  # how often each pair occurs in a resample
     for stratum in np.unique(strata):
         names, place = np.unique(groups[strata == stratum], return_inverse=True)
         if len(names) < 2:
@@ -137,16 +137,16 @@ def _resampled_shares(pairs: Pairs, cut: float, resamples: int, seed: int) -> Fl
 
 
 def share_contributions(pairs: Pairs, cut: float = np.inf) -> FloatArray:
-    """+1 for a pair with only the treatment on the pooled frontier, -1 for only the control."""
+    """+1 for a pair with only the treatment on the pooled frontier, -1 with only the control, else 0."""
     member = pooled_frontier(pairs, cut).astype(np.float64)
     return member[:, 0] - member[:, 1]
 
 
 def replicate_share_contributions(pairs: Pairs) -> FloatArray:
-    """Membership of the frontier inside each replicate, over the size of that frontier.
+    """Membership of each replicate's own frontier, divided by the size of that frontier.
 
-    Summed over a replicate's pairs: its treatment share minus its control share. Unlike the pooled share
-    this has an estimand that does not depend on the number of replicates.
+    The sum over a replicate's pairs is its treatment share minus its control share. Unlike that of the pooled
+    share, its expectation does not depend on the number of replicates.
     """
     contributions = np.zeros(len(pairs))
     for replicate in np.unique(pairs.replicate):
@@ -159,9 +159,9 @@ def replicate_share_contributions(pairs: Pairs) -> FloatArray:
 def net_dominance_contributions(pairs: Pairs) -> FloatArray:
     """P(treatment dominates control) - P(control dominates treatment) over all pairs of replicates.
 
-    At each KL weight every treatment run meets every control run; incomparable runs count 0. Dominance is
-    antisymmetric, so the double sum is one over runs: (#dominated - #dominating), which makes it a sum of
-    swap contributions. Their mean over pairs is the net probability.
+    At each beta every treatment run is compared with every control run; incomparable runs count 0. As
+    dominance is antisymmetric, the double sum is a sum over runs of (#dominated - #dominating), and therefore
+    a sum of swap contributions. Their mean over pairs is the net probability.
     """
     contributions = np.zeros(len(pairs))
     kl, reward = pairs.worst_filled()
@@ -173,7 +173,7 @@ def net_dominance_contributions(pairs: Pairs) -> FloatArray:
 
 
 def matched_dominance_contributions(pairs: Pairs) -> FloatArray:
-    """+1 for a pair whose treatment run dominates, -1 for one whose control run does, else 0."""
+    """+1 for a pair in which the treatment dominates, -1 in which the control does, else 0."""
     kl, reward = pairs.worst_filled()
     weakly = (kl[:, 0] <= kl[:, 1]) & (reward[:, 0] >= reward[:, 1])
     weakly_other = (kl[:, 1] <= kl[:, 0]) & (reward[:, 1] >= reward[:, 0])

@@ -1,4 +1,4 @@
-"""Gradients of KL, reward and objective under several estimators, from one Gram matrix of batches."""
+"""Variance of the gradients of KL, reward and objective under several estimators, from one Gram matrix."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from analysis.stats.pairs import FloatArray
 from analysis.stats.verdict import Verdict
 
 TERMS = ("KL", "total")
-# Fewer of either, and no claim is made.
+# With fewer of either, no claim is made.
 ENOUGH_BATCHES, ENOUGH_SNAPSHOTS = 64, 3
 
 
@@ -22,10 +22,10 @@ class NoiseSnapshot:
     """The gradients of B batches at one snapshot of training.
 
     Attributes:
-        step: Optimizer steps done.
-        gram: Inner products, shape [(1 + E) B, (1 + E) B]: the reward's gradients, then the whole
-            objective's under each estimator.
-        estimators: Their E names.
+        step: Number of optimizer steps before the snapshot.
+        gram: Inner products, shape [(1 + E) B, (1 + E) B]: first the gradients of the reward, then those of
+            the objective under each estimator.
+        estimators: Names of the E estimators.
     """
 
     step: int
@@ -34,24 +34,24 @@ class NoiseSnapshot:
 
     @property
     def batches(self) -> int:
-        """B."""
+        """Number of batches, B."""
         return len(self.gram) // (1 + len(self.estimators))
 
     def noise(self, term: str, estimator: str) -> float:
-        """The trace of the covariance of one batch's gradient."""
+        """The trace of the covariance of a batch's gradient."""
         gram = self.between(term, [estimator])
         return float((np.trace(gram) - gram.mean() * len(gram)) / (len(gram) - 1))
 
     def signal_to_noise(self, term: str, estimator: str) -> float:
-        """Squared length of the mean gradient, without bias, over the noise of one batch."""
+        """An unbiased estimate of the mean gradient's squared norm, divided by the noise of one batch."""
         gram = self.between(term, [estimator])
         pairs = len(gram) * (len(gram) - 1)
         return float((gram.sum() - np.trace(gram)) / pairs) / self.noise(term, estimator)
 
     def between(self, term: str, estimators: Sequence[str]) -> FloatArray:
-        """Gram matrix of one term's gradients under some estimators, one after the other.
+        """Gram matrix of one term's gradients under several estimators, concatenated.
 
-        The KL's is what an estimator adds to the gradient of the reward.
+        The gradient of the KL is that of the objective minus that of the reward.
         """
         count = self.batches
         rows = np.zeros((len(estimators) * count, len(self.gram)))
@@ -80,12 +80,12 @@ def compare_noise(
 ) -> list[NoiseFinding]:
     """Compare each estimator's gradient variance with the control's, per snapshot, for KL and objective.
 
-    The verdicts rest on sign flips of disjoint pairs of batches, which are valid at any number of batches and
-    for means that differ; corrected together (Holm).
+    The tests flip signs of disjoint pairs of batches, which is exact for any number of batches and different
+    means. Holm's correction is applied over all of them.
 
     Args:
-        snapshots: At least one; fewer than three allow no claim.
-        control: The estimator the others are compared with.
+        snapshots: At least one; with fewer than three no claim is made.
+        control: The estimator with which the others are compared.
         alpha: Two-sided level.
     """
     compared = [

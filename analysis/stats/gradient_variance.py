@@ -1,8 +1,8 @@
 """Gradient variance from Gram matrices: tr Cov of two estimators on the same batches.
 
-The 2B x 2B Gram matrix of the batch gradients is sufficient for everything here. What is resampled between
-batches (prompts and completions, or completions alone), the batch size, and whether the gradient is that of
-the KL, the reward or both, belong to the claim and are the caller's to state.
+All statistics are functions of the 2B x 2B Gram matrix of the batch gradients. What differs between batches
+(prompts and completions, or completions only), the batch size, and the term whose gradient it is (KL, reward
+or both) are part of the claim, which the caller states.
 """
 
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ from analysis.stats.pairs import FloatArray
 from analysis.stats.swaps import SwapTest, swap_test
 
 HEAVY_SHARE = 0.2
-"""One batch with more than this share of a trace makes the comparison inconclusive."""
+"""If one batch has more than this share of a trace, the comparison is inconclusive."""
 
 
 @dataclass(frozen=True)
 class GradientVariance:
-    """Comparison of tr Cov(g), treatment over control.
+    """Comparison of tr Cov(g) between treatment and control.
 
     Attributes:
-        log_ratio: log of the ratio, with a jackknife standard error over batches.
+        log_ratio: Log of the ratio treatment / control, with a jackknife standard error over batches.
         test: Sign flips of the differences of squared distances to each estimator's mean.
-        exact_test: The same on disjoint pairs of batches: valid at any number of batches, less powerful.
+        exact_test: Sign flips on disjoint pairs of batches: exact for any number of batches, less powerful.
         kurtosis: Kurtosis of the squared distances of treatment and control (3 for a Gaussian).
         top_share: Largest share of one batch in the trace of treatment and control.
-        batches: B.
+        batches: Number of batches, B.
     """
 
     log_ratio: Estimate
@@ -45,18 +45,18 @@ class GradientVariance:
 
 
 def compare_gradient_variance(gram: FloatArray) -> GradientVariance:
-    """Test tr Cov(g_treatment) = tr Cov(g_control) on B batches that both estimators saw.
+    """Test tr Cov(g_treatment) = tr Cov(g_control) on the same B batches.
 
     With d_b = ||g_b - mean||^2 and z_b = d_b(control) - d_b(treatment), mean z = 0 is the vector form of
     Pitman and Morgan's tr Cov(g_1 + g_2, g_1 - g_2) = 0. Sign flips of z are exact if the centred pair is
-    exchangeable; centring uses the same batches, which is why the disjoint-pair variant exists.
+    exchangeable, which centring on the same batches violates slightly; the test on disjoint pairs is exact.
 
     Args:
         gram: Inner products in float64, shape [2B, 2B]: the treatment's B batch gradients first, then the
             control's on the same batches in the same order.
 
     Raises:
-        ValueError: If the matrix is not square with an even, at least 8-fold side, or not finite.
+        ValueError: If the matrix is not finite, or not of shape [2B, 2B] with B >= 4.
     """
     side = len(gram)
     if gram.shape != (side, side) or side % 2 or side < 8 or not np.isfinite(gram).all():
@@ -74,7 +74,7 @@ def compare_gradient_variance(gram: FloatArray) -> GradientVariance:
 
 
 def squared_distances(gram: FloatArray) -> FloatArray:
-    """||g_b - mean||^2 of each estimator's batches, shape [2, B]."""
+    """||g_b - mean||^2 of each batch under each estimator, shape [2, B]."""
     batches = len(gram) // 2
     parts = (gram[:batches, :batches], gram[batches:, batches:])
     return np.stack([np.diag(part) - 2 * part.mean(axis=1) + part.mean() for part in parts])
@@ -93,7 +93,7 @@ def disjoint_differences(gram: FloatArray) -> FloatArray:
 
 
 def _log_ratio(distances: FloatArray) -> Estimate:
-    """Jackknife over batches; a trace without batch b has the closed form S - d_b B / (B - 1)."""
+    """Log ratio of the traces, jackknifed: without batch b a trace is S - d_b B / (B - 1)."""
     batches = distances.shape[1]
     traces = distances.sum(axis=1)
     if not (traces > 0).all():

@@ -1,4 +1,4 @@
-"""Findings that are tested together: Holm's correction over the whole family, then a verdict each."""
+"""Holm's correction over a family of findings, and a verdict on each."""
 
 import math
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from analysis.stats.pairs import FloatArray, Pairs
 from analysis.stats.swaps import SwapTest
 from analysis.stats.verdict import Verdict
 
-# In the place of a test that was not run.
+# Stands for a test that was not run.
 NO_TEST = SwapTest(math.nan, math.nan, 0, 0, True)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim with its evidence, before correction; the fields are those of `Verdict`."""
+    """A claim with its evidence, before correction; for its fields see `Verdict`."""
 
     claim: Claim
     treatment: str
@@ -67,20 +67,20 @@ class Finding:
 def corrected(
     findings: Sequence[Finding], alpha: float, *, planned: int = 0, withheld: str = ""
 ) -> list[Verdict]:
-    """A verdict on each finding of a family, in their order.
+    """Verdicts on all findings of a family, in the same order.
 
     Args:
         findings: The family.
-        alpha: Its two-sided level.
-        planned: Number of its tests in the plan. Those that could not be run count as if they had p = 1, and
-            so do untested findings.
+        alpha: Two-sided level of the family.
+        planned: Number of tests in the plan. Those that could not be run count with p = 1, as do untested
+            findings.
         withheld: Why there is no verdict, or "".
     """
     size = max(len(findings), planned)
     if not findings:
         return []
     adjusted = _holm([finding.test.p_value for finding in findings], size)
-    # Holm's correction is monotone in every p-value: the smallest ones give the smallest corrected ones
+    # Holm's correction is monotone in each p-value, so the smallest p-values give the smallest corrected ones
     attainable = _holm([finding.test.attainable for finding in findings], size)
     return [
         Verdict(
@@ -96,9 +96,9 @@ def corrected(
 
 
 def _holm(p_values: Sequence[float], size: int) -> FloatArray:
-    """Corrected p-values: max over j <= i of (size - j) p_(j), at most 1; `nan` for what was not tested."""
+    """Corrected p-values: max over j <= i of (size - j) p_(j), at most 1; `nan` for untested findings."""
     given = np.array(p_values)
-    order = np.argsort(given)  # `nan` last, as p = 1 would be
+    order = np.argsort(given)  # `nan` is sorted last, as p = 1 would be
     steps = np.maximum.accumulate((size - np.arange(len(given))) * given[order])
     adjusted = np.empty_like(given)
     adjusted[order] = np.minimum(1.0, steps)

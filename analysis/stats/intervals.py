@@ -12,7 +12,7 @@ from analysis.stats.pairs import FloatArray, IntArray
 
 @dataclass(frozen=True)
 class Interval:
-    """A two-sided interval with its level and the method that made it."""
+    """A two-sided interval with its level and method."""
 
     low: float
     high: float
@@ -26,8 +26,8 @@ class Estimate:
 
     Attributes:
         value: The estimate.
-        standard_error: Its standard error; `nan` where the design has too few replicates for one.
-        degrees: Degrees of freedom of the t distribution; 0 where there is no standard error.
+        standard_error: Its standard error; `nan` with too few replicates.
+        degrees: Degrees of freedom of the t distribution; 0 without a standard error.
     """
 
     value: float
@@ -35,7 +35,7 @@ class Estimate:
     degrees: float = 0.0
 
     def interval(self, level: float = 0.95) -> Interval | None:
-        """The t interval, or None without a standard error."""
+        """The t interval; None without a standard error."""
         if not self.degrees > 0:
             return None
         half = float(stats.t.ppf(0.5 + level / 2, self.degrees)) * self.standard_error
@@ -56,7 +56,7 @@ class Estimate:
         return float(stats.t.sf(distance, self.degrees))
 
     def detectable(self, alpha: float = 0.05, power: float = 0.8) -> float | None:
-        """The effect a two-sided t test at `alpha` finds with probability `power` at this standard error."""
+        """The effect that a two-sided t test at `alpha` detects with probability `power`; None if unknown."""
         if not self.degrees > 0 or not self.standard_error > 0:
             return None
         observations = self.degrees + 1
@@ -65,11 +65,11 @@ class Estimate:
 
 
 def jackknife_error(left_out: FloatArray) -> float:
-    """Standard error of a statistic from its values without each of n units, shape [n].
+    """Standard error of a statistic from its n leave-one-out values, shape [n].
 
     Example:
         >>> values = np.array([1.0, 2.0, 6.0])
-        >>> means = (values.sum() - values) / 2                        # of a mean it is the usual one
+        >>> means = (values.sum() - values) / 2                        # for a mean: the usual one
         >>> bool(np.isclose(jackknife_error(means), values.std(ddof=1) / np.sqrt(3)))
         True
     """
@@ -78,9 +78,9 @@ def jackknife_error(left_out: FloatArray) -> float:
 
 
 def stratified_mean(values: FloatArray, weights: FloatArray, strata: IntArray) -> Estimate:
-    """Weighted mean of independent values whose spread may differ between strata.
+    """Weighted mean of independent values whose variance may differ between strata.
 
-    The variance of each stratum's mean is estimated on its own; degrees of freedom after Welch and
+    The variance of each stratum's mean is estimated separately; the degrees of freedom are those of Welch and
     Satterthwaite.
 
     Args:
@@ -89,7 +89,7 @@ def stratified_mean(values: FloatArray, weights: FloatArray, strata: IntArray) -
         strata: Stratum of each value, shape [P].
 
     Returns:
-        The estimate; without a standard error if a stratum with weight has fewer than two values.
+        The estimate; without a standard error if a stratum of positive weight has fewer than two values.
     """
     if not len(values) or not weights.sum() > 0:
         return Estimate(math.nan if not len(values) else 0.0)
@@ -108,7 +108,7 @@ def stratified_mean(values: FloatArray, weights: FloatArray, strata: IntArray) -
 
 
 def clustered_mean(values: FloatArray, weights: FloatArray, clusters: IntArray) -> Estimate:
-    """Weighted mean of values that are independent between clusters only.
+    """Weighted mean of values that are independent only between clusters.
 
     Args:
         values: Values, shape [P].

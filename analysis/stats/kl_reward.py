@@ -1,4 +1,4 @@
-"""Differences in the KL and in the reward themselves, the two parts of J."""
+"""Differences in KL and in reward, the two terms of J."""
 
 import math
 
@@ -8,18 +8,18 @@ from analysis.stats.contrast import Contrast, equal_betas, ranked
 from analysis.stats.pairs import Pairs
 
 LOG_RATIO = "log ratio"
-"""The unit of an estimate that is read as a ratio."""
+"""The unit of estimates that are shown as ratios."""
 
 
 def kl_contrast(pairs: Pairs) -> Contrast:
-    """The difference in KL in nats: the plain mean over betas."""
+    """The difference in KL, in nats: the unweighted mean over betas."""
     if pairs.diverged.any():
         return _lower_first(pairs)
     return Contrast(pairs.kl[:, 0] - pairs.kl[:, 1], equal_betas(pairs), "nats", ranked=False)
 
 
 def log_kl_contrast(pairs: Pairs) -> Contrast:
-    """The mean log ratio of the KLs, each beta counting the same; by rank where a log does not exist."""
+    """The mean log ratio of the KLs with equal weights for all betas; by rank if a KL has no logarithm."""
     if pairs.diverged.any() or (pairs.kl <= 0).any():
         return _lower_first(pairs)
     logs = np.log(pairs.kl)
@@ -27,14 +27,14 @@ def log_kl_contrast(pairs: Pairs) -> Contrast:
 
 
 def reward_contrast(pairs: Pairs) -> Contrast:
-    """The difference in reward: the plain mean over betas."""
+    """The difference in reward: the unweighted mean over betas."""
     if pairs.diverged.any():
         return ranked(pairs, pairs.reward)
     return Contrast(pairs.reward[:, 0] - pairs.reward[:, 1], equal_betas(pairs), "reward units", ranked=False)
 
 
 def kl_ratio(pairs: Pairs) -> float:
-    """The geometric mean of KL(treatment) / KL(control) over the pairs that have one; `nan` if none has.
+    """The geometric mean of KL(treatment) / KL(control) over pairs with positive KLs; `nan` without any.
 
     Example:
         >>> one = np.array([0]), np.array([0]), np.array([0])

@@ -1,4 +1,4 @@
-"""How far estimates of one KL lie apart: all estimators on the same completions of the same prompts."""
+"""Spread and bias of KL estimates, all computed on the same completions of the same prompts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from analysis.stats.intervals import Estimate, jackknife_error
 from analysis.stats.pairs import FloatArray
 
 REFERENCE = "k1"
-"""Unbiased by the KL's definition: what the others are compared with."""
+"""The estimate with which the others are compared; unbiased by the definition of the KL."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,11 +20,11 @@ class EstimatorSpread:
 
     Attributes:
         mean: Mean over all completions, with its standard error over prompts.
-        deviations: M -> standard deviation of the estimate from M completions of one prompt: the root of the
-            mean variance over prompts.
-        log_ratio: log of that variance over the reference's, at the largest M, with a jackknife standard
-            error over prompts.
-        bias: Whether its mean is the reference's, on the same completions; None for the reference.
+        deviations: Standard deviation of the estimate from M completions of one prompt, by M: the square root
+            of the mean variance over prompts.
+        log_ratio: Log of the ratio of that variance to the reference's at the largest M, with a jackknife
+            standard error over prompts.
+        bias: Test of whether it has the mean of the reference; None for the reference.
         by_prompt: Standard deviation of single estimates within each prompt, shape [P].
     """
 
@@ -45,9 +45,10 @@ def estimator_spreads(
     """Means, spreads and biases of every estimator.
 
     Args:
-        values: Name -> one estimate a completion, shape [P, N]; an estimate from M is the mean of M of them.
-        horvitz_thompson: M -> one estimate for each M completions, shape [P, N / M].
-        sizes: The numbers of completions (M) to report on.
+        values: One estimate per completion, shape [P, N], by name; an estimate from M completions is the mean
+            of M of them.
+        horvitz_thompson: One estimate per M completions, shape [P, N / M], by M.
+        sizes: The numbers of completions (M) to report.
         tolerance: Margin of the bias as a fraction of the KL.
 
     Raises:
@@ -63,7 +64,7 @@ def estimator_spreads(
     }
     by_size = {**averaged, "ht": {size: horvitz_thompson[size] for size in sizes}}
     within = {
-        # Variances of means follow from those of single estimates, which are better known.
+        # The variance of a mean follows from that of single estimates, which is estimated more precisely
         name: {size: values[name].var(axis=1, ddof=1) / size for size in sizes}
         for name in values
     } | {"ht": {size: horvitz_thompson[size].var(axis=1, ddof=1) for size in sizes}}
@@ -88,10 +89,10 @@ def estimator_spreads(
 def corrected_biases(
     snapshots: Mapping[int, Mapping[str, EstimatorSpread]],
 ) -> dict[int, dict[str, EstimatorSpread]]:
-    """The same with the p-values of all biases corrected together (Holm), as there are a dozen of them.
+    """The same spreads with Holm's correction over the p-values of all biases.
 
     Args:
-        snapshots: Step -> what `estimator_spreads` found there.
+        snapshots: Results of `estimator_spreads` by step.
     """
     places = [
         (step, name) for step, found in snapshots.items() for name in found if found[name].bias is not None
@@ -116,7 +117,7 @@ def _over_prompts(means: FloatArray) -> Estimate:
 
 
 def _log_ratio(treatment: FloatArray, control: FloatArray) -> Estimate:
-    """Log of a ratio of sums over prompts, with its jackknife standard error."""
+    """Log of the ratio of two sums over prompts, with its jackknife standard error."""
     sums = np.stack([treatment.sum() - treatment, control.sum() - control])
     if not (sums > 0).all():
         return Estimate(float("nan"))

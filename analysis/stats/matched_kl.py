@@ -1,8 +1,8 @@
-"""The reward at matched KL: what one arm's runs earn more than the other's at the same KL.
+"""The reward at matched KL: the difference in reward between two arms at the same KL.
 
-The model is R = c0 + c1 sqrt(KL) + c2 KL + gap * label, by least squares over the runs of both arms, with
-label 1/2 for the treatment and -1/2 for the control. The label has to be in the model: a curve fitted without
-it bends towards both arms where their KLs differ, and eats the gap.
+The model R = c0 + c1 sqrt(KL) + c2 KL + gap * label is fitted by least squares to the runs of both arms, with
+label 1/2 for the treatment and -1/2 for the control. A curve fitted without the label would pass between the
+arms where their KLs differ, and absorb a part of the gap.
 """
 
 import math
@@ -15,25 +15,24 @@ from analysis.stats.pairs import FloatArray, IntArray, Pairs
 from analysis.stats.swaps import RESAMPLES, Alternative, SwapTest, p_values, sign_flip_test, swap_signs
 
 LEAST_OVERLAP = 0.5
-# Below this share of the label's variance a swap's labels are a function of KL: there is no gap to estimate.
+# With less than this share of its variance left, the label is a function of KL: the gap cannot be estimated.
 _COLLINEAR = 1e-9
-# What rounding leaves of a residual that is 0, relative to the rewards.
+# Residuals below this share of the rewards are rounding errors of 0.
 _ROUNDING = 1e-13
 
 
 @dataclass(frozen=True, eq=False)
 class MatchedKL:
-    """The fitted model of a set of pairs.
+    """The model fitted to matched pairs.
 
     Attributes:
-        estimate: The gap in reward units, with a standard error clustered by what is swapped together and its
-            t distribution; `nan` if refused.
-        overlap: 1 - R^2 of the label on the curve: 1 where both arms have the same KLs, 0 where the KL alone
-            tells which arm a run is of; `nan` if a run diverged.
-        refused: Why nothing can be said, or "".
-        differences: The pairs' differences in what the curve leaves of the reward, shape [P]; their mean is
-            the gap.
-        curve: c0, c1, .. of the curve, fewer with few distinct KLs.
+        estimate: The gap in reward units with a t distribution; its standard error is clustered by swap unit.
+            `nan` if refused.
+        overlap: 1 - R^2 of the label on the curve: 1 if both arms have the same KLs, 0 if the KL determines
+            the arm; `nan` if a run diverged.
+        refused: Why there is no estimate, or "".
+        differences: Differences of the pairs' residuals from the curve, shape [P]; their mean is the gap.
+        curve: Coefficients c0, c1, ... of the curve; fewer than three if there are few distinct KLs.
     """
 
     estimate: Estimate
@@ -48,7 +47,7 @@ def matched_kl(pairs: Pairs, *, least_overlap: float = LEAST_OVERLAP) -> Matched
 
     Args:
         pairs: The matched pairs.
-        least_overlap: The overlap below which nothing is said.
+        least_overlap: The overlap below which there is no estimate.
 
     Example:
         >>> zeros, index = np.zeros(6, dtype=np.int64), np.arange(6)
@@ -76,14 +75,14 @@ def matched_kl(pairs: Pairs, *, least_overlap: float = LEAST_OVERLAP) -> Matched
 
 
 def matched_kl_test(pairs: Pairs, *, resamples: int = RESAMPLES) -> SwapTest:
-    """The swap test of the gap over its clustered standard error, both computed anew for every swap.
+    """The swap test of the gap divided by its clustered standard error, both recomputed for every swap.
 
-    The bare gap would not do: the KLs overlap more in swapped data than in the data, so that its spread under
-    swaps is not the spread of the estimate.
+    The gap itself is not a valid statistic: swapped data have more overlap of the KLs than the observed data,
+    so the variance of the gap under swaps is not that of the estimate.
 
     Args:
         pairs: Pairs without diverged runs.
-        resamples: Random swaps when enumeration would need more.
+        resamples: Number of random swaps if enumeration would need more.
     """
     model = _Model(pairs)
     return sign_flip_test(model.units, model.statistic, resamples=resamples)
@@ -92,7 +91,7 @@ def matched_kl_test(pairs: Pairs, *, resamples: int = RESAMPLES) -> SwapTest:
 def matched_kl_p_value(
     pairs: Pairs, *, alternative: Alternative = "two-sided", resamples: int = 999, seed: int = 0
 ) -> float:
-    """The p-value alone, for simulations: the same test without what prepares a verdict."""
+    """The p-value of the same test, for simulations."""
     model = _Model(pairs)
     signs, exact = swap_signs(model.units, resamples, seed)
     observed, null = model.statistic(np.ones((1, model.units)))[0], model.statistic(signs)
@@ -103,7 +102,7 @@ def curve_design(kl: FloatArray) -> FloatArray:
     """Columns 1, sqrt(KL), KL of the curve, shape [N, 3].
 
     With fewer than six distinct KLs the curve is a line, with fewer than four a constant: a curve through
-    every point would leave nothing to compare.
+    every point would leave no residuals.
     """
     root = np.sqrt(np.maximum(kl, 0.0))
     distinct = len(np.unique(root))
@@ -119,7 +118,7 @@ class _Model:
 
     def __init__(self, pairs: Pairs) -> None:
         self.design = curve_design(pairs.kl.ravel())
-        # Columns are scaled, so that rank is judged alike whatever the unit of KL.
+        # Scaled columns, so that the numerical rank does not depend on the unit of KL
         scaled = self.design / np.abs(self.design).max(axis=0)
         left, sizes, _ = np.linalg.svd(scaled, full_matrices=False)
         basis = left[:, sizes > 1e-10 * sizes[0]]

@@ -1,4 +1,4 @@
-"""The matched pairs of a sweep, and their training curves."""
+"""The matched pairs of a sweep, with their evaluations and training curves."""
 
 import numpy as np
 
@@ -8,16 +8,15 @@ from analysis.stats.curves import Curves
 from analysis.stats.pairs import FloatArray, Pairs
 from lit_klrb import schema
 
-# Replicates whose spread can be compared.
+# Smallest number of replicates whose spread is compared.
 _FEWEST = 3
 
 
 def match(sweep: Sweep, treatment: str, control: str) -> Pairs:
-    """The matched pairs of two estimators: points of the grid where both have a result.
+    """The matched pairs of two arms: points of the grid at which both have a result.
 
-    Pairs are swapped on their own, unless a replicate's pairs share a seed across betas (then whole
-    replicates are): a seed's luck would count once for each beta. Where the plan decides by the KL the reward
-    is void, and 0 everywhere.
+    Each pair is a swap unit, unless the pairs of a replicate share a seed across betas: then whole replicates
+    are swapped, as their pairs are not independent. If the plan decides by the KL, all rewards are set to 0.
     """
     grid, rows = sweep.grid, []
     betas = sweep.plan.grid.beta
@@ -74,17 +73,16 @@ def _prompt_values(sweep: Sweep, run: Run) -> FloatArray:
 
 
 def matched_curves(sweep: Sweep, pairs: Pairs, metric: str) -> Curves | None:
-    """A metric's training curves, of the pairs without a diverged run, at the steps they all have.
+    """Training curves of a metric at the steps common to all pairs without a diverged run.
 
     Args:
         sweep: The sweep.
-        pairs: Matched pairs of it.
-        metric: The reward, or the KL, of which the log is taken: a KL spreads more where it is larger, and
-            "steadier" would be confounded with "closer to the reference".
+        pairs: Matched pairs of the sweep.
+        metric: The reward, or the KL, whose log is taken: the spread of a KL increases with its level.
 
     Returns:
-        The curves; None with fewer than three replicates, as two have no spread once their median is taken,
-        or with fewer than two steps at which the metric varies.
+        The curves; None with fewer than two steps at which the metric varies, or with fewer than three
+        replicates, as deviations of two values from their median have equal size.
     """
     pairs = pairs.subset(np.asarray(~pairs.diverged.any(axis=1)))
     if pairs.replicates < _FEWEST:

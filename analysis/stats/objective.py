@@ -1,4 +1,4 @@
-"""What both estimators optimise: J = reward - beta * KL."""
+"""The objective of training: J = reward - beta * KL."""
 
 from analysis.stats.contrast import Contrast, equal_betas, ranked
 from analysis.stats.pairs import FloatArray, Pairs
@@ -10,9 +10,9 @@ def objective(pairs: Pairs) -> FloatArray:
 
 
 def objective_contrast(pairs: Pairs) -> Contrast:
-    """The difference in J: the plain mean over betas of each beta's mean, every beta counting the same.
+    """The difference in J: the unweighted mean over betas of each beta's mean.
 
-    What is estimated, what the margin is compared with and what the swap test sums are the same mean.
+    The estimate, the equivalence test and the swap test are all based on this mean.
 
     Example:
         >>> import numpy as np

@@ -1,4 +1,4 @@
-"""Matched pairs: the one table every test on (KL, reward) outcomes starts from. NumPy only."""
+"""Matched pairs, the input of every test on (KL, reward) outcomes. NumPy only."""
 
 from dataclasses import dataclass, replace
 
@@ -12,18 +12,18 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """P matched pairs of runs that differ in the estimator only.
+    """P matched pairs of runs that differ only in their arm.
 
-    Column 0 is the treatment, column 1 the control. A run that diverged stays in with `nan` outcomes and
-    counts as worst; a pair that lost a run to an infrastructure failure is not here at all.
+    Column 0 is the treatment, column 1 the control. A diverged run is included with `nan` outcomes and ranks
+    last; a pair that lost a run to a failure of the infrastructure is not included.
 
     Attributes:
-        treatment: Name of the estimator under study.
-        control: Name of the estimator it is compared with.
+        treatment: Label of the arm under study.
+        control: Label of the arm it is compared with.
         beta: KL weight of each pair, shape [P].
-        beta_index: Index of the KL weight, shape [P]; equal ones have equal `beta`.
+        beta_index: Index of the KL weight, shape [P]; pairs with the same index have the same `beta`.
         replicate: Replicate of each pair, shape [P].
-        unit: What may be swapped on its own, shape [P]: pairs of one unit are swapped together.
+        unit: Swap unit of each pair, shape [P]: pairs of the same unit are swapped together.
         kl: KL(policy || reference) in nats, shape [P, 2].
         reward: Mean reward, shape [P, 2].
 
@@ -59,21 +59,21 @@ class Pairs:
 
     @property
     def beta_indices(self) -> IntArray:
-        """The distinct KL weights' indices, ascending."""
+        """The distinct indices of KL weights, ascending."""
         return np.unique(self.beta_index)
 
     @property
     def replicates(self) -> int:
-        """Number of distinct replicates: the n of every statement."""
+        """Number of distinct replicates, the n of every statement."""
         return len(np.unique(self.replicate))
 
     @property
     def blocked(self) -> bool:
-        """Whether pairs share seeds across KL weights, so that whole replicates are swapped."""
+        """Whether whole replicates are swapped, as their pairs share seeds across KL weights."""
         return len(np.unique(self.unit)) < len(self)
 
     def worst_filled(self) -> tuple[FloatArray, FloatArray]:
-        """`(kl, reward)` with diverged runs at (inf, -inf): dominated by all others, tied with each other."""
+        """`(kl, reward)`; diverged runs are (inf, -inf): dominated by all others, tied with each other."""
         gone = self.diverged
         return np.where(gone, np.inf, self.kl), np.where(gone, -np.inf, self.reward)
 

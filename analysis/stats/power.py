@@ -1,4 +1,4 @@
-"""Size and power of the tests, by simulating sweeps."""
+"""Size and power of the tests, from simulated sweeps."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -22,16 +22,16 @@ SUMS: dict[str, Callable[[Pairs], FloatArray]] = {
     "net_dominance": frontier.net_dominance_contributions,
     "matched_dominance": frontier.matched_dominance_contributions,
 }
-"""The tests that are sums of swap contributions, by their key."""
+"""The tests whose statistic is a sum of swap contributions, by key."""
 MATCHED_KL = "matched_kl"
 
-# Sweeps simulated where power is stated: the same in plan and page, which therefore agree.
+# Number of simulated sweeps. The plan and the report use the same number, so that their power agrees.
 SWEEPS = 1_000
 
 
 @dataclass(frozen=True)
 class Rate:
-    """A share of simulated sweeps."""
+    """The fraction of simulated sweeps in which a test rejects."""
 
     value: float
     sweeps: int
@@ -62,12 +62,12 @@ def rejection_rates(
     sweeps: int = SWEEPS,
     seed: int = 0,
 ) -> dict[str, Rate]:
-    """How often each test rejects at `alpha`, in sweeps drawn from a scenario.
+    """The rate at which each test rejects at `alpha`, in sweeps drawn from a scenario.
 
     Args:
-        scenario: What to draw from.
-        tests: Keys of `SUMS`, or "matched_kl", which does not wait for the test of J here and does not
-            reject where it is refused.
+        scenario: The scenario.
+        tests: Keys of `SUMS`, or "matched_kl", which here does not depend on the test of J. Where there is no
+            estimate at matched KL it does not reject.
         lift: True advantage of the treatment in `reward_sd`; at 0 (and spread 1) the rate is the size.
         spread: Factor on the control's noise.
         alpha: Level.
@@ -124,17 +124,17 @@ def _matched_p_values(
 def swap_p_values(
     sums: FloatArray, alternative: Alternative = "two-sided", resamples: int = 999, seed: int = 0
 ) -> FloatArray:
-    """p-values of many swap tests of the same size at once: `swap_test` for simulations.
+    """p-values of many swap tests with the same number of units, for simulations; see `swap_test`.
 
     Args:
         sums: Contributions of each unit, shape [sweeps, units].
-        alternative: Which sums speak against the null.
-        resamples: Random swaps; all of them are taken where there are no more.
+        alternative: The sums that are evidence against the null hypothesis.
+        resamples: Number of random swaps; all swaps are enumerated if there are no more.
         seed: Seed of the random swaps.
     """
     units = sums.shape[1]
     signs, exact = swap_signs(units, resamples, seed)
-    # Each sweep meets other random swaps than the next.
+    # Random swaps are independent between sweeps
     turned = sums if exact else sums * np.random.default_rng([seed, 1]).choice((-1.0, 1.0), size=sums.shape)
     tolerance = np.abs(sums).max(axis=1, initial=0.0) * 2.0**-32
     return p_values(sums.sum(axis=1), signs @ turned.T, alternative, exact=exact, tolerance=tolerance)
@@ -149,18 +149,18 @@ def replicates_needed(
     alpha: float = 0.05,
     sweeps: int = 400,
 ) -> int | None:
-    """The smallest number of replicates in `grid` with which the test of J finds `lift` often enough.
+    """The smallest number of replicates in `grid` with which the test of J has the required power.
 
     Args:
-        scenario: What to draw from; its own replicates do not matter.
+        scenario: The scenario; its number of replicates is not used.
         lift: True advantage of the treatment in `reward_sd`.
-        power: How often is often enough.
+        power: The required power.
         grid: Numbers of replicates, increasing; power is taken to increase along it.
         alpha: Level.
         sweeps: Simulated sweeps.
 
     Returns:
-        The number, or None if the last does not do.
+        The number; None if the largest is not enough.
     """
 
     def enough(replicates: int) -> bool:
@@ -168,7 +168,7 @@ def replicates_needed(
         rate = rejection_rates(design, lift=lift, alpha=alpha, sweeps=sweeps)["objective"]
         return rate.value >= power
 
-    low, high = 0, len(grid)  # the answer is in grid[low:high], or beyond it
+    low, high = 0, len(grid)  # the answer is in grid[low:high], or after it
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(grid[middle]) else (middle + 1, high)
@@ -176,12 +176,12 @@ def replicates_needed(
 
 
 def detectable_difference(pairs: Pairs, replicates: int, level: float) -> float | None:
-    """The difference in J that a t test at `level` finds in 80% of cases, as a page says it of its own pairs.
+    """The difference in J that a t test at `level` detects with 80 % power, estimated as in the report.
 
     Args:
         pairs: Pairs of a pilot, or of the sweep itself.
-        replicates: Replicates of the sweep that is planned.
-        level: The level really used: that of Holm's first step.
+        replicates: Replicates of the planned sweep.
+        level: The level of Holm's first step.
     """
     estimate = mean_of(objective_contrast(pairs), pairs)
     if not estimate.degrees > 0:
@@ -192,7 +192,7 @@ def detectable_difference(pairs: Pairs, replicates: int, level: float) -> float 
 
 
 def expected_detectable(scenario: Scenario, level: float) -> float | None:
-    """The same for a scenario: at the root mean square of the standard errors of 200 simulated sweeps."""
+    """The same for a scenario, with the root mean square of the standard errors of 200 simulated sweeps."""
     kl, reward = scenario.draw(np.random.default_rng(0), 200)
     found = [mean_of(objective_contrast(pairs), pairs) for pairs in map(scenario.pairs_of, kl, reward)]
     degrees = float(np.median([estimate.degrees for estimate in found]))

@@ -1,4 +1,4 @@
-"""The outcome that decides, and the reward at matched KL, which is tested only where it has decided."""
+"""The primary outcome, and the reward at matched KL, which is tested only if the primary test rejects."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from analysis.stats.verdict import Outcome, Verdict
 
 
 def primary_verdicts(designs: Sequence[Pairs], rules: Rules) -> list[Verdict]:
-    """The verdict on the outcome that decides, for each design: Holm over the planned comparisons."""
+    """The verdict on the primary outcome of each design, with Holm's correction over planned comparisons."""
     findings = [_primary(pairs, rules) for pairs in designs]
     return corrected(findings, rules.alpha, planned=rules.comparisons, withheld=rules.withheld)
 
@@ -33,10 +33,10 @@ def _primary(pairs: Pairs, rules: Rules) -> Finding:
 def gated_verdicts(
     designs: Sequence[Pairs], primary: Sequence[Verdict], rules: Rules
 ) -> list[tuple[Verdict, MatchedKL | None]]:
-    """The verdict on the reward at matched KL, and the fitted model, for each design.
+    """The verdict on the reward at matched KL, and the fitted model, of each design.
 
-    A family of its own, Holm over the planned comparisons, entered only through a rejection of the primary
-    outcome: under the null hypothesis of both, nothing is tested here unless that one has erred already.
+    These tests are a separate family with Holm's correction over the planned comparisons. Each is done only
+    if the primary test rejects: if both null hypotheses hold, an error here requires an error there.
     """
     fits = [None if rules.outcome == "kl" else matched_kl(pairs) for pairs in designs]
     findings = [

@@ -1,19 +1,20 @@
-"""What was fixed before any result was seen."""
+"""The rules of the analysis, fixed before any result is seen."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What was fixed before any result was seen, as the statistics need it.
+    """The rules of the analysis, fixed before any result is seen.
 
     Attributes:
         alpha: Two-sided level of each family of tests.
-        margins: Claim key -> equivalence margin in the claim's unit; without one there is no equivalence.
-        cuts: KL cuts for the pooled frontier share, each a test of its own.
-        outcome: "objective" or "kl": what decides.
-        comparisons: Number of comparisons in the plan; those that lost all their pairs still count.
-        corner: KL and reward that hypervolume is measured from; None where there is no area to measure.
+        margins: Equivalence margin by key of the claim, in its unit; without a margin equivalence is never
+            concluded.
+        cuts: KL cuts of the pooled frontier share; each is a separate test.
+        outcome: The primary outcome, "objective" or "kl".
+        comparisons: Number of comparisons in the plan, including those that lost all their pairs.
+        corner: KL and reward of the corner of the hypervolume; None if there is no hypervolume.
         withheld: Why there is no verdict, or "".
     """
 

@@ -1,4 +1,4 @@
-"""Simulated sweeps: one curve of reward against KL with noise on both, like the sweep at hand."""
+"""Simulated sweeps: a curve of reward against KL, with noise on both."""
 
 import math
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from analysis.stats.swaps import unit_sums
 
 @dataclass(frozen=True)
 class Scenario:
-    """A sweep to simulate: one curve of reward against KL, with Gaussian noise on log KL and on the reward.
+    """A model of sweeps: a curve of reward against KL, with Gaussian noise on log KL and on the reward.
 
     Attributes:
         betas: KL weights.
-        log_kl: Mean log KL at each.
-        replicates: Matched runs at each.
-        curve: c0, c1, .. of reward = c0 + c1 sqrt(KL) + c2 KL + noise; shorter for a line or a constant.
+        log_kl: Mean log KL at each beta.
+        replicates: Matched pairs at each beta.
+        curve: c0, c1, ... of reward = c0 + c1 sqrt(KL) + c2 KL + noise; shorter for a line or a constant.
         log_kl_sd: SD of log KL between replicates.
         reward_sd: SD of the reward around the curve between replicates.
         correlation: Correlation of the two runs of a pair.
-        cluster: SD of a replicate's effect on the difference at all its betas, in `reward_sd`.
+        cluster: SD of a replicate's effect on the difference at all betas, in `reward_sd`.
         blocked: Whether replicates share seeds over beta, so that whole replicates are swapped.
     """
 
@@ -38,7 +38,7 @@ class Scenario:
 
     @property
     def pairs(self) -> int:
-        """Matched pairs of a sweep, P."""
+        """Number of matched pairs of a sweep, P."""
         return len(self.betas) * self.replicates
 
     @property
@@ -53,7 +53,7 @@ class Scenario:
 
     @property
     def unit(self) -> IntArray:
-        """What is swapped together, shape [P]."""
+        """Swap unit of each pair, shape [P]."""
         return self.replicate if self.blocked else np.arange(self.pairs)
 
     def draw(
@@ -62,8 +62,8 @@ class Scenario:
         """KL and reward of all runs of many sweeps, shape [sweeps, P, 2] each.
 
         Args:
-            rng: Source of the noise.
-            sweeps: How many.
+            rng: Generator of the noise.
+            sweeps: Number of sweeps.
             lift: Added to the treatment's reward, in `reward_sd`.
             spread: Factor on the control's noise.
         """
@@ -84,7 +84,7 @@ class Scenario:
         return self.pairs_of(kl[0], reward[0])
 
     def pairs_of(self, kl: FloatArray, reward: FloatArray) -> Pairs:
-        """A drawn sweep's KL and reward, shape [P, 2] each, as its matched pairs."""
+        """The matched pairs of a drawn sweep, from its KL and reward, shape [P, 2] each."""
         beta = np.array(self.betas)[self.beta_index]
         where = (beta, self.beta_index, self.replicate, self.unit)
         return Pairs("treatment", "control", *where, kl, reward)
@@ -98,14 +98,13 @@ STANDARD = Scenario(
     log_kl_sd=0.15,
     reward_sd=0.1,
 )
-"""Six betas at their own optimum of reward = sqrt(KL); pair correlation .3: for plans without a pilot."""
+"""For plans without a pilot: six betas, each optimal for reward = sqrt(KL), and pair correlation 0.3."""
 
 
 def scenario_of(pairs: Pairs) -> Scenario | None:
-    """The scenario a sweep's own runs suggest, or None with too few finite ones.
+    """The scenario estimated from the runs of a sweep; None with too few finite ones.
 
-    Spreads are taken within estimator and beta, so that a difference between the estimators does not count
-    as noise.
+    Variances are computed within arm and beta, so that differences between arms do not count as noise.
     """
     pairs = pairs.subset(np.asarray(~pairs.diverged.any(axis=1) & (pairs.kl > 0).all(axis=1)))
     sizes = [int((pairs.beta_index == index).sum()) for index in pairs.beta_indices]

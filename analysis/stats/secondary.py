@@ -1,4 +1,4 @@
-"""Everything that describes and does not decide: one Holm family of all of it, over all comparisons."""
+"""Secondary tests, which are descriptive: one Holm family over all comparisons."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ from analysis.stats.swaps import SwapTest, swap_test
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """Curves with the test of their spread between replicates."""
+    """Curves and the test of their spread between replicates."""
 
     curves: Curves
     test: SpreadTest
 
 
 def spreads_of(curves: Sequence[Curves], alpha: float, panels: int) -> list[Spread]:
-    """The spread of each metric, its band simultaneous over `panels` panels."""
+    """The spread of each metric, with a band that is simultaneous over `panels` panels."""
     return [
         Spread(one, spread_test(one.values, one.pairs.beta_index, one.pairs.unit, band_alpha=alpha / panels))
         for one in curves
@@ -36,9 +36,9 @@ def spreads_of(curves: Sequence[Curves], alpha: float, panels: int) -> list[Spre
 
 
 def secondary_findings(pairs: Pairs, spreads: Sequence[Spread], rules: Rules) -> list[Finding]:
-    """The secondary tests of one comparison; those on reward are void where the plan decides by the KL.
+    """The secondary tests of one comparison; without those on reward if the plan decides by the KL.
 
-    Some cannot be run without curves, area or a diverged run; `secondary_count` counts them all the same.
+    Some need curves, an area or a diverged run; `secondary_count` includes them in any case.
     """
     found = [] if rules.outcome == "kl" else [*_parts(pairs), *_frontier(pairs, rules)]
     for spread in spreads:
@@ -47,8 +47,8 @@ def secondary_findings(pairs: Pairs, spreads: Sequence[Spread], rules: Rules) ->
 
 
 def secondary_count(rules: Rules) -> int:
-    """Number of secondary tests of one comparison, whether they can be run or not."""
-    of_curves, others = 3, 1  # of each metric; collapses
+    """Number of secondary tests of one comparison, including those that cannot be run."""
+    of_curves, others = 3, 1  # tests per metric; the test of diverged runs
     if rules.outcome == "kl":
         return of_curves + others
     return 2 * of_curves + others + len(rules.cuts) + 7
@@ -97,7 +97,7 @@ def _stability(spread: Spread) -> Iterator[Finding]:
     def finding(claim: Claim, estimate: Estimate, swaps: SwapTest) -> Finding:
         return Finding.about(claim, curves.pairs, estimate, LOG_RATIO, swaps)
 
-    # Tests are of the control over the treatment, estimates are treatment over control.
+    # The tests are of control / treatment, the estimates of treatment / control
     mean = Estimate(-test.mean.value, test.mean.standard_error, test.mean.degrees)
     yield finding(claims.spread_of(*named), mean, test.integrated)
     largest = float(test.curve[np.abs(test.curve).argmax()]) if len(test.curve) else 0.0
@@ -111,7 +111,7 @@ def _stability(spread: Spread) -> Iterator[Finding]:
 
 
 def _collapses(pairs: Pairs) -> Iterator[Finding]:
-    """Pairs in which one run alone diverged; McNemar's exact test is the swap test of equal steps."""
+    """Pairs in which only one run diverged. The swap test of equal contributions is McNemar's exact test."""
     ours, theirs = pairs.diverged.T
     if (ours != theirs).any():
         steps = ours.astype(np.float64) - theirs

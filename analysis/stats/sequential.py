@@ -1,4 +1,4 @@
-"""Adding seeds while looking: an e-process for paired swaps, valid at every look."""
+"""An e-process for matched pairs: evidence that remains valid however often results are examined."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,12 @@ _BETS = np.linspace(0.1, 0.9, 9)
 
 
 def swap_e_process(differences: FloatArray) -> FloatArray:
-    """Evidence against exchangeable labels after each pair, in the order the pairs were run.
+    """Evidence against exchangeable labels after each pair, in the order in which pairs were run.
 
-    M_n is the mean over bets b in +-(0.1 .. 0.9) of prod_i (1 + b w_i sign(d_i)). The weight w_i in [0, 1]
-    uses |d_i| and earlier pairs only: given those, a swap makes each sign a fair coin, so M is a martingale
-    of mean 1 and P(M ever reaches 1 / alpha) <= alpha (Ville). Rejecting once M_n >= 1 / alpha is valid
-    whenever one looks and stops; a number of seeds fixed in advance and the swap test need fewer.
+    M_n is the mean over bets b in +-(0.1, ..., 0.9) of prod_i (1 + b w_i sign(d_i)). The weight w_i in [0, 1]
+    depends only on |d_i| and earlier pairs. Given these, each sign is a fair coin under exchangeability, so M
+    is a martingale of mean 1 and P(M ever reaches 1 / alpha) <= alpha (Ville). Rejecting if M_n >= 1 / alpha
+    is valid for any stopping rule; with a number of seeds fixed in advance, the swap test needs fewer.
 
     Args:
         differences: Difference of each pair, in order, shape [N]; 0 for a tie.
@@ -32,7 +32,7 @@ def swap_e_process(differences: FloatArray) -> FloatArray:
 
 
 def _wealth(differences: FloatArray) -> FloatArray:
-    """What those own who bet on positive differences, and on negative ones, after each pair; shape [2, N]."""
+    """Wealth of bets on positive and of bets on negative differences after each pair, shape [2, N]."""
     sizes = np.abs(differences)
     weights = np.array(
         [size / max(size, 2 * np.median(sizes[: i + 1])) if size > 0 else 0.0 for i, size in enumerate(sizes)]
@@ -44,13 +44,13 @@ def _wealth(differences: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What the pairs say about the outcome that decides, one after another.
+    """The e-process of the primary outcome.
 
     Attributes:
-        differences: Treatment minus control, positive where the treatment is better, of what is swapped on
-            its own: pairs in their order, or whole replicates; shape [N].
-        threshold: What the e-process must reach.
-        unit: What one difference is of.
+        differences: Difference of each swap unit (pair, or whole replicate) in order, positive where the
+            treatment is better, shape [N].
+        threshold: The value at which the e-process rejects.
+        unit: Name of the swap unit.
     """
 
     differences: FloatArray
@@ -59,18 +59,18 @@ class Evidence:
 
     @property
     def values(self) -> FloatArray:
-        """The e-process after each, shape [N]."""
+        """The e-process after each difference, shape [N]."""
         return swap_e_process(self.differences)
 
     @property
     def crossing(self) -> int | None:
-        """After how many the threshold was first reached; None if it has not been."""
+        """Number of differences after which the threshold was first reached; None if it was not."""
         reached = np.flatnonzero(self.values >= self.threshold)
         return int(reached[0]) + 1 if len(reached) else None
 
     @property
     def favours_treatment(self) -> bool:
-        """Whether those who bet on the treatment own more: at the crossing, or else by now."""
+        """Whether bets on the treatment have more wealth, at the crossing or else at the end."""
         seen = self.crossing or len(self.differences)
         for_it, against_it = _wealth(self.differences)[:, seen - 1]
         return bool(for_it > against_it)
@@ -81,14 +81,14 @@ def evidence_of(
 ) -> Evidence:
     """The e-process of the differences in an outcome, in the order in which a sweep runs its pairs.
 
-    Where one run of a pair diverged the other is better, by as much as any pair before.
+    If one run of a pair diverged, the other one is better by the largest difference of the earlier pairs.
 
     Args:
         pairs: The matched pairs.
-        values: The outcome of each run, higher being better, shape [P, 2].
-        threshold: What the e-process must reach: comparisons / alpha.
-        added: In which version of the plan each pair was added, shape [P]. What was added after a look comes
-            after what was looked at, whatever its beta and replicate.
+        values: The outcome of each run, shape [P, 2]; higher is better.
+        threshold: The value at which the e-process rejects: comparisons / alpha.
+        added: The version of the plan that added each pair, shape [P]. Pairs of later versions come after
+            those of earlier ones, as results had been seen in between.
     """
     added = np.zeros(len(pairs), dtype=np.int64) if added is None else added
     ordered = np.lexsort((pairs.beta_index, pairs.replicate, added))

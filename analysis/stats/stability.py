@@ -1,7 +1,7 @@
-"""Training stability: the spread between replicates over a whole curve, roughness within runs, collapses.
+"""Stability of training: spread between replicates along a curve, and roughness within runs.
 
-X is the reward or the *log* of the KL: the spread of a KL grows with its level, so on the raw scale
-"steadier" would be confounded with "closer to the reference".
+Curves are of the reward or of the *log* of the KL: the spread of a KL increases with its level, so that runs
+closer to the reference would otherwise appear more stable.
 """
 
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ class SpreadTest:
     """Log ratio of the two estimators' spread between replicates, control over treatment.
 
     Attributes:
-        curve: L_t = log sum |r_control| - log sum |r_treatment|, shape [T]; above 0 the treatment
-            is steadier.
-        band: Half-width around 0 that |L_t| exceeds somewhere in `band_alpha` of relabelled data.
-        pointwise: The swap test of max |L_t|: all steps at once.
-        mean: Mean L_t, with a jackknife standard error over units.
+        curve: L_t = log sum |r_control| - log sum |r_treatment|, shape [T]; positive where the treatment
+            has less spread.
+        band: Half-width around 0 that max |L_t| exceeds in a share `band_alpha` of relabelled data.
+        pointwise: The swap test of max |L_t|, simultaneous over all steps.
+        mean: Mean of L_t, with a jackknife standard error over units.
         integrated: The swap test of the mean.
     """
 
@@ -41,25 +41,25 @@ def spread_test(
     resamples: int = RESAMPLES,
     band_alpha: float = 0.05,
 ) -> SpreadTest:
-    """Compare the spread between replicates over all steps and on average.
+    """Compare the spread between replicates at all steps and on average.
 
-    Residuals are taken from the median of each estimator, beta and step, so that differing mean curves do
-    not count; they are exchanged within pairs, not computed again. Absolute values and medians keep the test
-    honest under heavy tails, where squares and means do not.
+    Residuals are deviations from the median of each arm, beta and step, so that the arms' mean curves have no
+    effect. Swaps exchange residuals within pairs without recomputing them. With absolute values and medians
+    the test keeps its level under heavy tails, which it does not with squares and means.
 
     Args:
-        values: Outcome of each pair's treatment and control at each step, shape [P, 2, T]; several metrics
-            may be put after one another. Finite.
+        values: Outcome of each pair's treatment and control at each step, shape [P, 2, T], finite; several
+            metrics may be concatenated.
         beta_index: Index of the KL weight of each pair, shape [P].
         units: Pairs with equal entries are swapped together, shape [P].
-        resamples: Random swaps when enumeration would need more.
-        band_alpha: Share of relabelled data that leave the band.
+        resamples: Number of random swaps if enumeration would need more.
+        band_alpha: Share of relabelled data whose curve leaves the band.
 
     Raises:
         ValueError: If a value is not finite.
     """
     if not np.isfinite(values).all():
-        raise ValueError("values must be finite: leave out pairs with a diverged run and count those instead")
+        raise ValueError("values must be finite: leave out pairs with a diverged run")
     names, place = np.unique(units, return_inverse=True)
     sizes = _absolute_residuals(values, beta_index)
     total = sizes.sum(axis=(0, 1))
@@ -88,16 +88,16 @@ def spread_test(
 
 
 def roughness_contributions(values: FloatArray, beta_index: IntArray) -> FloatArray:
-    """Log mean squared increment around the estimator's mean curve, control minus treatment.
+    """Difference in the log mean squared increment around the mean curve, control minus treatment.
 
-    Roughness within a run is another claim than spread between runs, and is named so.
+    This is the roughness within runs, as opposed to the spread between runs.
 
     Args:
         values: Outcome of each pair's treatment and control at each step, shape [P, 2, T].
         beta_index: Index of the KL weight of each pair, shape [P].
 
     Returns:
-        Swap contributions, shape [P]: above 0 the treatment's run is the smoother one.
+        Swap contributions, shape [P]; positive where the treatment's run is smoother.
     """
     centred = values.copy()
     for index in np.unique(beta_index):
@@ -125,7 +125,7 @@ def _absolute_residuals(values: FloatArray, beta_index: IntArray) -> FloatArray:
 
 
 def _log_ratio(leaning: FloatArray, total: FloatArray) -> FloatArray:
-    """log(total + leaning) - log(total - leaning); a side without any spread counts as 1e-12 of the whole."""
+    """log(total + leaning) - log(total - leaning); a side without spread is set to 1e-12 of the total."""
     floor = 1e-12 * total
     return np.asarray(np.log(np.maximum(total + leaning, floor)) - np.log(np.maximum(total - leaning, floor)))
 

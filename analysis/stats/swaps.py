@@ -1,4 +1,4 @@
-"""Exact label-swap tests: the randomisation of a paired design."""
+"""Exact permutation tests that swap the labels of matched pairs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,22 +12,22 @@ from analysis.stats.pairs import FloatArray, IntArray
 Alternative = Literal["two-sided", "greater", "less"]
 
 RESAMPLES = 9_999
-"""Monte-Carlo draws; designs of up to 2**13 swaps are enumerated instead."""
+"""Number of random swaps; designs with up to 2**13 swaps are enumerated instead."""
 
-# Statistics are compared on a grid of 2**-32 of their terms' size: swaps that tie in theory tie in the
-# computer too (a tolerance relative to the observed value would be nothing where that is 0).
+# Statistics are rounded to 2**-32 of the size of their terms, so that ties survive rounding errors. A
+# tolerance relative to the observed value would be 0 if that value is 0.
 _GRID_BITS = 32
 
 
 @dataclass(frozen=True)
 class SwapTest:
-    """A p-value and what it could have been at best.
+    """A p-value, and the smallest one that the test can attain.
 
     Attributes:
-        p_value: P of a statistic at least as extreme under exchangeable labels.
-        attainable: Smallest p this test can return for these units: all contributions on one side.
-        units: Units whose swap changes the statistic.
-        resamples: Swaps looked at: all of them if `exact`, else the number of random draws.
+        p_value: Probability of a statistic at least as extreme under exchangeable labels.
+        attainable: Smallest attainable p-value with these units: all contributions have the same sign.
+        units: Number of units whose swap changes the statistic.
+        resamples: Number of swaps evaluated: all if `exact`, else the number of random swaps.
         exact: Whether every swap was enumerated.
     """
 
@@ -46,21 +46,21 @@ def swap_test(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> SwapTest:
-    """Test sum(contributions) = 0 where swapping a pair's labels turns its contribution's sign.
+    """Test whether sum(contributions) is 0, where swapping a pair's labels changes its contribution's sign.
 
-    The null hypothesis is the sharp one: within each unit the two runs' outcomes are exchangeable. With n
-    units that matter, all 2**n swaps are enumerated if there are no more than `resamples`; else
+    The null hypothesis is sharp: within each unit the outcomes of the two runs are exchangeable. With n units
+    whose contribution is not 0, all 2**n swaps are enumerated if these are at most `resamples`; otherwise
     p = (1 + #{null >= observed}) / (1 + resamples), doubled for two sides.
 
     Args:
         contributions: Antisymmetric contribution of each pair, shape [P]; finite.
-        units: Pairs with equal entries are swapped together, shape [P]; by default each on its own.
-        alternative: "greater" if large sums speak against the null.
-        resamples: Random swaps when enumeration would need more.
+        units: Pairs with equal entries are swapped together, shape [P]; by default each pair separately.
+        alternative: "greater" if large sums are evidence against the null hypothesis.
+        resamples: Number of random swaps if enumeration would need more.
         seed: Seed of the random swaps.
 
     Returns:
-        The test, conditional on the units that contribute nothing.
+        The test, conditional on the units whose contribution is 0.
 
     Raises:
         ValueError: If a contribution is not finite.
@@ -70,11 +70,11 @@ def swap_test(
         0.0625
     """
     if not np.isfinite(contributions).all():
-        raise ValueError("contributions must be finite: count diverged runs as worst before testing")
+        raise ValueError("contributions must be finite: rank diverged runs last before testing")
     sums = unit_sums(contributions, units)
     sums = sums[np.abs(sums) > np.abs(contributions).max(initial=0.0) * 2.0**-_GRID_BITS]
     count = len(sums)
-    if count and np.ptp(np.abs(sums)) <= np.abs(sums[0]) * 2.0**-_GRID_BITS:  # equal steps: a sign test
+    if count and np.ptp(np.abs(sums)) <= np.abs(sums[0]) * 2.0**-_GRID_BITS:  # equal sizes: a sign test
         p_value = stats.binomtest(int((sums > 0).sum()), count, alternative=alternative).pvalue
         sides = 2 if alternative == "two-sided" else 1
         return SwapTest(float(p_value), min(1.0, sides * 2.0**-count), count, 2**count, True)
@@ -97,16 +97,17 @@ def sign_flip_test(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> SwapTest:
-    """Test a statistic of the swaps themselves: for what is not a sum of contributions.
+    """Swap test of a statistic that is not a sum of contributions.
 
     Args:
-        count: Units that may be swapped.
+        count: Number of units that can be swapped.
         statistic: Maps signs [..., count], -1 where a unit is swapped, to values [...]; all +1 is the
             observed labelling.
-        scale: Size of the terms the statistic is made of: what counts as a rounding error.
-        alternative: Which values speak against the null; "two-sided" for an antisymmetric statistic,
-            "greater" for one that does not change when all signs turn, such as a maximum of absolute values.
-        resamples: Random swaps when enumeration would need more.
+        scale: Size of the terms of the statistic, to which rounding errors are relative.
+        alternative: The values that are evidence against the null hypothesis: "two-sided" for an
+            antisymmetric statistic, "greater" for one that is invariant if all signs change, such as a
+            maximum of absolute values.
+        resamples: Number of random swaps if enumeration would need more.
         seed: Seed of the random swaps.
     """
     step = max(scale, np.finfo(float).tiny) * 2.0**-_GRID_BITS
@@ -125,14 +126,15 @@ def sign_flip_test(
 def p_values(
     observed: FloatArray, null: FloatArray, alternative: Alternative, *, exact: bool, tolerance: float = 0.0
 ) -> FloatArray:
-    """p-values of statistics against those of their swaps, as `scipy.stats.permutation_test` has them.
+    """p-values of statistics from those of their swaps, as in `scipy.stats.permutation_test`.
 
     Args:
         observed: Statistics, shape [...].
-        null: The same of each swap, shape [swaps, ...].
-        alternative: Which values speak against the null; two-sided is twice the smaller of both.
-        exact: Whether the swaps are all there are; else the data count as one more.
-        tolerance: Differences that count as ties.
+        null: The statistics of each swap, shape [swaps, ...].
+        alternative: The values that are evidence against the null hypothesis; "two-sided" doubles the smaller
+            one-sided p-value.
+        exact: Whether `null` has all swaps; if not, the observed labelling is added to them.
+        tolerance: Differences up to which values are regarded as tied.
     """
     extra = 0 if exact else 1
     upper = ((null >= observed - tolerance).sum(axis=0) + extra) / (len(null) + extra)
@@ -143,11 +145,11 @@ def p_values(
 
 
 def swap_signs(units: int, resamples: int, seed: int = 0) -> tuple[FloatArray, bool]:
-    """Signs of swaps, shape [swaps, units], and whether these are all there are.
+    """Signs of swaps, shape [swaps, units], and whether they are all possible swaps.
 
     Args:
-        units: Units that may be swapped.
-        resamples: Random swaps when enumeration would need more.
+        units: Number of units that can be swapped.
+        resamples: Number of random swaps if enumeration would need more.
         seed: Seed of the random swaps.
     """
     if 2.0**units <= resamples:
@@ -157,7 +159,7 @@ def swap_signs(units: int, resamples: int, seed: int = 0) -> tuple[FloatArray, b
 
 
 def unit_sums(contributions: FloatArray, units: IntArray | None = None) -> FloatArray:
-    """Contributions added up within each unit, shape [units]."""
+    """Sums of the contributions of each unit, shape [units]."""
     if units is None:
         return contributions
     return np.array([contributions[units == unit].sum() for unit in np.unique(units)])

@@ -1,4 +1,4 @@
-"""How numbers, intervals and p-values are written in sentences and tables."""
+"""Formatting of numbers, intervals and p-values for sentences and tables."""
 
 import math
 from dataclasses import replace
@@ -9,7 +9,7 @@ from analysis.stats.swaps import SwapTest
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number for reading: `digits` significant digits, a true minus sign, a dash for none.
+    """A number with `digits` significant digits and a minus sign; a dash for None and `nan`.
 
     Example:
         >>> number(-0.012345), number(1234.5), number(float("nan"))
@@ -19,7 +19,7 @@ def number(value: float | None, digits: int = 3) -> str:
         return "–"
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
-    if abs(value) < 1e-12:  # what rounding leaves of a zero
+    if abs(value) < 1e-12:  # a rounding error of 0
         return "0"
     places = digits - 1 - math.floor(math.log10(abs(value)))
     if -4 < places <= digits + 4:
@@ -30,23 +30,23 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def signed(value: float) -> str:
-    """`number` with its sign written out."""
+    """`number` with an explicit sign."""
     return f"+{number(value)}" if value >= 1e-12 else number(value)
 
 
 def count(amount: int, noun: str) -> str:
-    """An amount with its noun in the right form."""
+    """An amount with its noun in the singular or plural."""
     ending = "" if amount == 1 else "es" if noun.endswith("ch") else "s"
     return f"{amount} {noun}{ending}"
 
 
 def probability(p_value: float) -> str:
-    """`p = ...` with two significant digits, kept on one line."""
+    """`p = ...` with two significant digits, without a line break."""
     return f"p\u00a0=\u00a0{number(p_value, 2)}"
 
 
 def percent(level: float) -> str:
-    """A level with the digits it needs.
+    """A level in percent with up to five significant digits.
 
     Example:
         >>> percent(0.95), percent(1 - 0.05 / 4), percent(1 - 0.05 / 52)
@@ -56,21 +56,21 @@ def percent(level: float) -> str:
 
 
 def interval_text(interval: Interval | None) -> str:
-    """The interval with its level, or why there is none."""
+    """The interval with its level, or the reason why there is none."""
     if interval is None:
         return "no interval: too few replicates"
     return f"{percent(interval.level)} CI {number(interval.low)} to {number(interval.high)}"
 
 
 def ratio_text(interval: Interval | None) -> str:
-    """The interval of a log ratio, as one of the ratio."""
+    """The interval of a ratio from that of its logarithm."""
     if interval is None:
         return interval_text(None)
     return interval_text(replace(interval, low=math.exp(interval.low), high=math.exp(interval.high)))
 
 
 def evidence_text(test: SwapTest, alpha: float = 0.05) -> str:
-    """The p-value with how it was found; random swaps near `alpha` show their own error."""
+    """The p-value and its method; from random swaps near `alpha` also its Monte Carlo error."""
     if test.exact:
         return f"exact swap {probability(test.p_value)}"
     error = math.sqrt(test.p_value * (1 - test.p_value) / test.resamples)
@@ -80,14 +80,14 @@ def evidence_text(test: SwapTest, alpha: float = 0.05) -> str:
 
 
 def share_text(share: Share) -> str:
-    """A share as k/n (x%) with its interval; never a bare percentage."""
+    """A share as k/n (x%) with its interval."""
     if not share.total:
         return "0/0 (no run on the frontier)"
     return f"{share.count}/{share.total} ({share.value:.0%}, {share_interval_text(share)})"
 
 
 def share_interval_text(share: Share) -> str:
-    """The interval of a share in percent, or why there is none."""
+    """The interval of a share in percent, or the reason why there is none."""
     if share.interval is None:
         return interval_text(None)
     ends = f"{share.interval.low:.0%} to {share.interval.high:.0%}"

@@ -1,4 +1,4 @@
-"""Runs that are not matched: means of two independent groups and their difference, after Welch."""
+"""Means of two independent groups of runs and their difference, after Welch."""
 
 import math
 from collections.abc import Sequence
@@ -10,20 +10,20 @@ from analysis.stats.pairs import FloatArray
 
 
 def mean_over(strata: Sequence[FloatArray]) -> Estimate:
-    """The mean over strata, equally weighted, of each stratum's mean.
+    """The unweighted mean over strata of each stratum's mean.
 
     Args:
         strata: Independent values of each stratum (KL weight), shape [n] each.
 
     Returns:
-        The estimate with Satterthwaite's degrees of freedom; `nan` without values, and without a standard
-        error where a stratum has fewer than two.
+        The estimate with Satterthwaite's degrees of freedom; `nan` if a stratum has no values, without a
+        standard error if one has fewer than two.
     """
     return _combined([(values, 1.0 / len(strata)) for values in strata])
 
 
 def difference(ours: Sequence[FloatArray], theirs: Sequence[FloatArray]) -> Estimate:
-    """The mean over strata, equally weighted, of mean(ours) - mean(theirs): Welch's, for one stratum.
+    """The unweighted mean over strata of mean(ours) - mean(theirs); with one stratum that of Welch's test.
 
     Args:
         ours: Independent values of each stratum, shape [n] each.
@@ -45,7 +45,7 @@ def difference(ours: Sequence[FloatArray], theirs: Sequence[FloatArray]) -> Esti
 
 
 def two_sided_p(estimate: Estimate) -> float:
-    """The t test's p-value of no difference; `nan` without a standard error."""
+    """The p-value of a t test of no difference; `nan` without a standard error."""
     if not estimate.degrees > 0:
         return math.nan
     if estimate.standard_error == 0:

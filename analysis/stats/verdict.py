@@ -1,8 +1,8 @@
-"""`Verdict`: the only thing the report's sentences are made from.
+"""`Verdict`: a claim with its evidence and conclusion, from which the report's sentences are made.
 
-An outcome is computed from the evidence and cannot be set, and every sentence carries the estimate, its
-unit and interval, the p-value after correction and the number of replicates. "Better" and "worse" are words
-of `Decision` alone, which needs the primary outcome.
+The outcome is computed from the evidence and cannot be set. Every sentence includes the estimate with its
+unit and interval, the corrected p-value and the number of replicates. "Better" and "worse" are conclusions of
+a `Decision` only, which is based on the primary outcome.
 """
 
 import math
@@ -27,7 +27,7 @@ from analysis.stats.text import (
 
 
 class Outcome(Enum):
-    """What a comparison may conclude."""
+    """The possible conclusions of a comparison."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -48,24 +48,24 @@ class Verdict:
     """One claim about a treatment and a control, with its evidence.
 
     Attributes:
-        claim: What is claimed.
-        treatment: Estimator under study.
-        control: Estimator it is compared with.
+        claim: The claim.
+        treatment: Label of the arm under study.
+        control: Label of the arm it is compared with.
         estimate: The difference (or log ratio) with its standard error.
         unit: Unit of the estimate.
         test: The exact test of no difference.
-        adjusted: Its p-value corrected for the family it belongs to.
-        attainable: The smallest corrected p-value the design allows.
-        replicates: n; of a sweep never prompts, steps or batches.
+        adjusted: The p-value after correction for the family of tests.
+        attainable: The smallest attainable corrected p-value.
+        replicates: n; for a sweep never the number of prompts, steps or batches.
         alpha: Level of the family.
-        level: Level of Holm's first step, alpha over the size of the family: that of the interval, of the
-            equivalence test and of the detectable difference; `alpha` itself by default.
-        margin: Equivalence margin fixed in the plan, in `unit`, or None: then equivalence is never claimed.
-        share: For a claim on frontier shares: the counts, shown in place of the difference.
-        doubt: Why nothing may be concluded whatever the test says, or "".
+        level: Level of Holm's first step, alpha divided by the size of the family, which the interval, the
+            equivalence test and the detectable difference have; `alpha` by default.
+        margin: Equivalence margin fixed in the plan, in `unit`; None if equivalence is never concluded.
+        share: The counts of a claim on frontier shares, shown instead of the difference.
+        doubt: Why the result is inconclusive whatever the test, or "".
         untested: Why there is no test, or "".
         withheld: Why there is no verdict, or "".
-        note: What else belongs to the evidence, or "".
+        note: Additional evidence, or "".
     """
 
     claim: Claim
@@ -88,12 +88,12 @@ class Verdict:
 
     @property
     def first_step(self) -> float:
-        """The level really used: that of Holm's first step."""
+        """The level of Holm's first step."""
         return self.alpha if self.level is None else self.level
 
     @property
     def outcome(self) -> Outcome:
-        """The conclusion the evidence allows."""
+        """The conclusion from the evidence."""
         if self.withheld:
             return Outcome.NO_VERDICT
         if self.untested:
@@ -109,7 +109,7 @@ class Verdict:
 
     @property
     def interval(self) -> Interval | None:
-        """The interval shown beside the estimate, simultaneous with those of its family; a share's is not."""
+        """The interval of the estimate, simultaneous with those of its family except for a share."""
         if self.share is not None:
             return self.share.interval
         interval, (low, high) = self.estimate.interval(1 - self.first_step), self.claim.bounds
@@ -117,7 +117,7 @@ class Verdict:
 
     @property
     def label(self) -> str:
-        """The outcome in this claim's own words, for a table cell."""
+        """The outcome in the words of the claim, for tables."""
         if self.doubt or self.untested:
             return f"{self.outcome.value}: {self.doubt or self.untested}"
         return {Outcome.BETTER: self.claim.favourable, Outcome.WORSE: self.claim.unfavourable}.get(
@@ -126,7 +126,7 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """The whole finding as one or two sentences."""
+        """The finding in one or two sentences."""
         if self.untested:
             return self._not_tested()
         if self.withheld:

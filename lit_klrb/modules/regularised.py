@@ -179,7 +179,6 @@ class RegularisedModule(PolicyModule, ABC):
                 rows_before=rows_before,
             )
 
-    @torch.no_grad()
     def score(self, rollout: Rollout, token_values: Tensor | None = None) -> tuple[Tensor, TokenStats]:
         """The reference's hidden states, shape [B, T, D], and the token statistics, [B, T]."""
         with self.stopwatch("statistics"):
@@ -224,6 +223,7 @@ class RegularisedModule(PolicyModule, ABC):
         }
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
+    @torch.no_grad()
     def _evaluate(self, batch: dict[str, Tensor], batch_idx: int) -> Evaluation:
         seed = derive_seed(self.evaluation_seed, "evaluation", batch_idx)
         rollout = self.generate(self.policy, batch, self.evaluation_sampling, seed=seed)

@@ -5,6 +5,7 @@ from abc import ABC
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
+import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -119,27 +120,30 @@ class OnPolicyModule(RegularisedModule, ABC):
         `steps_per_batch` steps; each of these steps uses one part of them.
         """
         number, step = divmod(batch_idx, self.steps_per_batch)
+        stats = None
         if step == 0:
             rollout = self.sample(batch, number)  # y ~ p(. | x), K completions per prompt x
             token_values = self.fit_token_values()  # a(v), from the rollouts before this one
-            # log p, log q, KL_t and E_t[a] of every token
-            reference_states, stats = self.score(rollout, token_values)
+            # log p, log q, KL_t and E_t[a] of every token, with a graph if the first step uses all of them
+            with torch.set_grad_enabled(self.parts == 1):
+                reference_states, stats = self.score(rollout, token_values)
             rewards = self.rewards(rollout)  # r(x, y)
             training_rewards = self.training_rewards(rollout, rewards)  # less a penalty if y does not end
             # beta * credited KL - (r - mean of the other K - 1), on the completions of all processes
-            gathered = gather_rollout(stats, rollout.mask, training_rewards)
+            gathered = gather_rollout(stats.detach(), rollout.mask, training_rewards)
             weights = checked_weights(
                 self.kl_estimator, *gathered, beta=self.beta, group_size=self.group_size
             )
             weights = weights.map(lambda rows: own_rows(rows, like=rollout.mask))
             self.observe_rewards(rollout, training_rewards)
-            metrics = self.rollout_metrics(rollout, stats, rewards)
+            metrics = self.rollout_metrics(rollout, stats.detach(), rewards)
             self.experience = Experience(
-                rollout, reference_states, stats.logprobs, training_rewards, weights, metrics
+                rollout, reference_states, stats.logprobs.detach(), training_rewards, weights, metrics
             )
         assert self.experience is not None
         # sum_t weights_t log p_t + kl_weights_t KL_t
-        loss = self.policy_loss(self.experience.part(step % self.parts, self.parts))
+        part = self.experience.part(step % self.parts, self.parts)
+        loss = self.policy_loss(part, stats if self.parts == 1 else None)
         metrics = {**self.experience.metrics, "loss": loss.item()}
         self.log_metrics("train", metrics, batch_size=len(batch["tokens"]))
         return loss
@@ -197,19 +201,24 @@ class OnPolicyModule(RegularisedModule, ABC):
         """Whether a completion was truncated before its EOS, bool, shape [B]."""
         return ~((rollout.completions == self.tokenizer.eos_token_id) & rollout.mask).any(1)
 
-    def policy_loss(self, experience: Experience) -> Tensor:
+    def policy_loss(self, experience: Experience, stats: TokenStats | None = None) -> Tensor:
         """The estimator's loss on some sequences, averaged over them.
 
         Its gradients are formed while the logits exist, if the estimator's loss is of that form.
+
+        Args:
+            experience: The sequences.
+            stats: Their token statistics with a graph, which spare another forward pass of the policy.
         """
         rollout, states, behaviour_logprobs, _, weights, _ = experience
         estimator = self.kl_estimator
-        if estimator.is_fusable:
+        if stats is None and estimator.is_fusable:
             clip_range = estimator.clip_range if estimator.off_policy == "clip" else None
             return self.scorer.loss(
                 rollout, states, weights, behaviour_logprobs, clip_range, self.token_value_table
             )
-        stats = self.scorer.stats(rollout, states, self.token_value_table)
+        if stats is None:
+            stats = self.scorer.stats(rollout, states, self.token_value_table)
         return checked_loss(
             estimator, stats, rollout.mask, weights, beta=self.beta, behaviour_logprobs=behaviour_logprobs
         )

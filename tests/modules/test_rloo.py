@@ -53,8 +53,12 @@ def test_a_step_has_the_gradient_of_the_objective_on_whole_logits(chain, tmp_pat
         behaviour_logprobs=stats.logprobs.detach(),
     )
     loss.backward()
-    for key, gradient in gradients_of(module).items():
-        assert (stepped[key] - gradient).norm() <= 1e-3 * gradient.norm() + 1e-5, key
+    expected = gradients_of(module)
+    module.zero_grad()
+    module.policy_loss(experience).backward()  # as in later inner steps
+    for key, gradient in expected.items():
+        for got in (stepped, gradients_of(module)):
+            assert (got[key] - gradient).norm() <= 1e-3 * gradient.norm() + 1e-5, key
     assert max(gradient.abs().max() for gradient in stepped.values()) > 1e-3
 
 
@@ -68,6 +72,22 @@ def test_the_ratio_is_one_at_the_first_inner_step_whatever_the_dropout(chain, tm
     experience = module.experience
     stats = module.scorer.stats(experience.rollout, experience.reference_states)
     assert torch.equal(stats.logprobs.detach(), experience.behaviour_logprobs)
+
+
+@pytest.mark.parametrize(("mini_batches", "expected"), [(1, [1, 1]), (2, [2, 1, 1, 1])])
+def test_forward_passes_of_the_policy(chain, tmp_path, mini_batches, expected):
+    """The first step on a whole rollout has the forward pass of its statistics."""
+    module, batch = attached(
+        chain, tmp_path, estimators.RaoBlackwell(off_policy="clip"), inner_epochs=2, mini_batches=mini_batches
+    )
+    passes = []
+    module.policy.base_model.register_forward_hook(
+        lambda _, args, kwargs, output: passes.append(not kwargs["use_cache"]), with_kwargs=True
+    )
+    for step, count in enumerate(expected):
+        passes.clear()
+        module.training_step(batch, step).backward()
+        assert sum(passes) == count
 
 
 def test_inner_epochs_use_one_rollout_and_mini_batches_share_it_out(chain, tmp_path):

@@ -189,13 +189,19 @@ class Buffers:
         columns: Number of columns of the widest block.
         retained: Number of columns for which a tile's reference logits and masses are retained; by default
             each block overwrites those of the previous one.
+        shared: Whether retained blocks lie in the memory that the next buffers use.
     """
 
-    def __init__(self, like: Tensor, rows: int, columns: int, retained: int | None = None) -> None:
+    def __init__(
+        self, like: Tensor, rows: int, columns: int, retained: int | None = None, shared: bool = True
+    ) -> None:
         self._retains_blocks = retained is not None
-        sizes = {"logits": columns, "ref_logits": retained or columns, "masses": retained or columns}
-        self._logits, self._ref_logits, self._masses = (
-            _WORKSPACE.take(name, like, rows * count) for name, count in sizes.items()
+        self._logits = _WORKSPACE.take("logits", like, rows * columns)
+        self._ref_logits, self._masses = (
+            _WORKSPACE.take(name, like, rows * (retained or columns))
+            if shared
+            else like.new_empty(rows * (retained or columns))
+            for name in ("ref_logits", "masses")
         )
         self._columns = columns
         self._weight: Tensor | None = None

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional.logprobs import TokenStats
 from lit_klrb.functional.surrogate import clipped_loss, weighted_loss
-from lit_klrb.functional.tiled.blocks import Buffers, RowStats, block_gradient, finite_, fused
+from lit_klrb.functional.tiled.blocks import Buffers
 from lit_klrb.functional.tiled.head import HeadGradients
 from lit_klrb.functional.tiled.problem import (
     Pair,
@@ -19,8 +19,10 @@ from lit_klrb.functional.tiled.problem import (
     check_shape,
     positions_of,
     rows_of,
+    unless_no_grad,
     weighted,
 )
+from lit_klrb.functional.tiled.tile import Tile
 
 
 def tiled_policy_loss(
@@ -120,12 +122,8 @@ def tiled_policy_loss(
         behaviour,
         math.inf if clip_range is None else clip_range,
     )
-    # The forward of an autograd.Function always runs without grad mode; it reads ctx.needs_input_grad
-    if not torch.is_grad_enabled():
-        hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
-    loss, *fields = _TiledPolicyLoss.apply(  # type: ignore[no-untyped-call]
-        rows_of(hidden, mask), weight, bias, problem, objective
-    )
+    leaves = unless_no_grad(rows_of(hidden, mask), weight, bias)
+    loss, *fields = _TiledPolicyLoss.apply(*leaves, problem, objective)  # type: ignore[no-untyped-call]
     return loss, TokenStats(*(positions_of(field, tokens, mask) for field in fields))
 
 
@@ -159,7 +157,8 @@ class _TiledPolicyLoss(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         gradients = HeadGradients(problem.policy, problem.inputs, ctx.needs_input_grad[:3])
         with torch.autocast(hidden.device.type, enabled=False):
-            tiles = _tiles(problem, objective, gradients)
+            buffers = problem.buffers(retain_blocks=True)  # shared by all tiles
+            tiles = [_tile(problem, objective, rows, gradients, buffers) for rows in problem.tiles()]
         losses, *fields = zip(*tiles, strict=True)
         statistics = tuple(torch.cat(field) for field in fields)
         problem.warn_infinite(statistics[2])
@@ -180,20 +179,12 @@ class _TiledPolicyLoss(torch.autograd.Function):
         return *gradients, None, None
 
 
-def _tiles(problem: Problem, objective: _Objective, gradients: HeadGradients) -> list[tuple[Tensor, ...]]:
-    """Loss and statistics of every tile; all tiles share the same buffers."""
-    buffers = problem.buffers(retain_blocks=True)
-    return [_tile(problem, objective, rows, gradients, buffers) for rows in problem.tiles()]
-
-
 def _tile(
     problem: Problem, objective: _Objective, rows: slice, gradients: HeadGradients, buffers: Buffers
 ) -> tuple[Tensor, ...]:
     """Loss and statistics of a tile; its logits are computed once, for both values and gradients."""
-    blocks = problem.policy.blocks()
-    block_stats = torch.stack([problem.sums(rows, block, buffers) for block in blocks])
-    stats = RowStats.of(block_stats)
-    fields = problem.fields(stats, rows)
+    tile = Tile.of(problem, rows, buffers)
+    fields = tile.fields()
     loss, score = objective.score(fields[0], rows)
     kl_weights = objective.kl_weights[rows].to(score.dtype)
     loss = loss + weighted(kl_weights, fields[2]).sum()
@@ -202,50 +193,5 @@ def _tile(
         value_weights = objective.value_weights[rows].to(score.dtype)
         loss = loss + (value_weights * fields[5]).sum()
     if gradients.needed:
-        if bool((stats.kl == torch.inf).any()):  # a KL weight of 0 must give 0, not 0 * inf = NaN
-            for block in blocks:
-                finite_(buffers.block(len(score), block)[1])
-        coefficients = _coefficients(block_stats, stats, score, kl_weights, value_weights)
-        _add_gradients(problem, block_stats[..., 0], coefficients, gradients, rows, buffers)
-        gradients.add_tokens(score, problem.tokens[rows], rows)
+        tile.backpropagate(score, kl_weights, value_weights, gradients)
     return loss, *fields
-
-
-def _coefficients(
-    block_stats: Tensor, stats: RowStats, score: Tensor, kl_weights: Tensor, value_weights: Tensor | None
-) -> Tensor:
-    """Coefficients for `block_gradient`, shape [blocks, N, 2], or [blocks, N, 3] with token values a.
-
-    Apart from the term of the sampled token, the gradient with respect to the logits is
-    kl_weight p (log p - log q - KL) + value_weight p (a - E) - score p, with E the expected value. In terms
-    of the results of `block_sums`, p = factor exp(v) and log p - log q = shift - (w - v).
-    """
-    log_factor = block_stats[..., 0] - stats.normaliser
-    shift = log_factor - (block_stats[..., 1] - stats.ref_normaliser)
-    constant = kl_weights * shift - weighted(kl_weights, stats.kl) - score
-    factor, by_value = log_factor.exp(), []
-    if value_weights is not None and stats.expected_value is not None:
-        constant = constant - value_weights * stats.expected_value
-        by_value = [factor * value_weights]
-    return torch.stack([factor * constant, -factor * kl_weights, *by_value], -1).to(block_stats.dtype)
-
-
-def _add_gradients(
-    problem: Problem,
-    tops: Tensor,
-    coefficients: Tensor,
-    gradients: HeadGradients,
-    rows: slice,
-    buffers: Buffers,
-) -> None:
-    """Backpropagate through the head, block by block, from the results of `block_sums` in the buffers."""
-    policy = problem.policy
-    gradient_of = fused(block_gradient, tops.device)
-    for index, block in enumerate(policy.blocks()):
-        _, gradient, masses = buffers.block(rows.stop - rows.start, block)
-        gradient_of(gradient, masses, coefficients[index], *problem.values_of(rows, block))
-        if policy.cap is not None:
-            # Recover the logits from exp(v), v = logits - top; masses set to 0 become -inf, hence the clamp
-            logits = masses.log_().add_(tops[index].unsqueeze(1)).clamp_(min=-policy.cap)
-            gradient = policy.through_cap(gradient, logits)
-        gradients.add(gradient, buffers.precise(policy.weight[block]), rows, block)

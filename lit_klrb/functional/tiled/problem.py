@@ -13,6 +13,8 @@ from lit_klrb.functional.tiled.head import Head
 
 # Smaller tiles make products with the head (154 MB for GPT-2) slower, larger ones only need more memory.
 _TILE_SIZE = 512
+# Logits that are retained between the forward and the backward pass: 2 * 4 bytes each, 268 MB.
+_RETAINED_LOGITS = 2**25
 
 
 class Pair(NamedTuple):
@@ -71,11 +73,17 @@ class Problem(NamedTuple):
         for start in range(0, max(count, 1), self.tile_size):
             yield slice(start, min(start + self.tile_size, count))
 
-    def buffers(self, retain_blocks: bool) -> Buffers:
+    @property
+    def is_small(self) -> bool:
+        """Whether the logits of all rows may be retained until the backward pass."""
+        return len(self.tokens) * len(self.policy.weight) <= _RETAINED_LOGITS
+
+    def buffers(self, retain_blocks: bool, shared: bool = True) -> Buffers:
         """Memory for one block of a tile or, if blocks are retained, for the whole vocabulary."""
         rows = min(self.tile_size, len(self.tokens))
         blocks = self.policy.blocks()
-        return Buffers(self.inputs, rows, blocks[0].stop, retained=blocks[-1].stop if retain_blocks else None)
+        retained = blocks[-1].stop if retain_blocks else None
+        return Buffers(self.inputs, rows, blocks[0].stop, retained, shared)
 
     def logits(self, rows: slice, block: slice, buffers: Buffers) -> tuple[Tensor, Tensor, Tensor]:
         """Logits of policy and reference for a tile and a block, and memory for the masses."""
@@ -124,6 +132,16 @@ class Problem(NamedTuple):
                 if bool(outside.any()):
                     warn_infinite_kl(block.start + int(outside.nonzero()[0]))
                     return
+
+
+def unless_no_grad(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The arguments of an autograd.Function, detached under no_grad.
+
+    Its forward always runs without grad mode and can only ask whether its arguments need gradients.
+    """
+    if torch.is_grad_enabled():
+        return tensors
+    return tuple(None if tensor is None else tensor.detach() for tensor in tensors)
 
 
 def rows_of(values: Tensor, mask: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Differentiable token statistics from hidden states and heads; the backward pass recomputes the logits."""
+"""Differentiable token statistics from hidden states and heads."""
 
 from typing import Any
 
@@ -9,7 +9,15 @@ from torch.autograd.function import once_differentiable
 from lit_klrb.functional.logprobs import TokenStats
 from lit_klrb.functional.tiled.blocks import RowStats, block_recomputed_gradient, fused
 from lit_klrb.functional.tiled.head import HeadGradients
-from lit_klrb.functional.tiled.problem import Pair, Problem, positions_of, rows_of, weighted
+from lit_klrb.functional.tiled.problem import (
+    Pair,
+    Problem,
+    positions_of,
+    rows_of,
+    unless_no_grad,
+    weighted,
+)
+from lit_klrb.functional.tiled.tile import Tile
 
 
 def tiled_token_stats(
@@ -32,8 +40,9 @@ def tiled_token_stats(
 
     The logits are c(hidden · weightᵀ + bias), with c(x) = s tanh(x / s) for a soft cap s, divided by the
     temperature. They are computed one tile of rows and one block of columns at a time, in float32 (float64
-    for float64 hidden states) regardless of the weights' dtype, and again in the backward pass: six matrix
-    products. If the weights of the loss are known in advance, `tiled_policy_loss` needs only four.
+    for float64 hidden states) regardless of the weights' dtype. Up to 2^25 logits (268 MB for both models)
+    are retained for the backward pass. More are computed again, which makes six matrix products instead of
+    four. If the weights of the loss are known in advance, `tiled_policy_loss` always needs only four.
 
     Args:
         hidden: Policy hidden states, shape [B, T, D]; position t predicts `tokens[:, t]`.
@@ -69,9 +78,8 @@ def tiled_token_stats(
     policy = Pair(hidden, weight, bias, logit_softcap)
     reference = Pair(ref_hidden, ref_weight, ref_bias, ref_logit_softcap)
     problem = Problem.of(policy, reference, tokens, mask, temperature, tile_size, token_values)
-    fields = _TiledTokenStats.apply(  # type: ignore[no-untyped-call]
-        rows_of(hidden, mask), weight, bias, problem
-    )
+    leaves = unless_no_grad(rows_of(hidden, mask), weight, bias)
+    fields = _TiledTokenStats.apply(*leaves, problem)  # type: ignore[no-untyped-call]
     return TokenStats(*(positions_of(field, tokens, mask) for field in fields))
 
 
@@ -81,41 +89,56 @@ class _TiledTokenStats(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem
     ) -> tuple[Tensor, ...]:
         with torch.autocast(hidden.device.type, enabled=False):
-            stats = _row_stats(problem)
+            tiles = _tiles(problem) if problem.is_small and any(ctx.needs_input_grad) else None
+            sums = _sums(problem) if tiles is None else torch.cat([tile.sums for tile in tiles], 1)
+            stats = RowStats.of(sums)
             fields = problem.fields(stats, slice(None))
         problem.warn_infinite(stats.kl)
         # `problem` has what backward needs; saving them makes autograd detect changes made in between
         ctx.save_for_backward(hidden, weight, bias)
-        ctx.problem, ctx.stats = problem, stats
+        ctx.problem, ctx.stats, ctx.tiles = problem, stats, tiles
         ctx.mark_non_differentiable(*fields[1:5:3])  # the reference's log-probability, the token's value
+        ctx.set_materialize_grads(False)
         return fields
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, *_ = ctx.saved_tensors
-        score, _, kl, entropy, *valued = upstream
+        problem: Problem = ctx.problem
+        # The retained blocks do not have the gradient of the entropy, and are overwritten when they are used
+        tiles = ctx.tiles if upstream[3] is None else None
+        ctx.tiles = None
+        nothing = problem.inputs.new_zeros(len(problem.tokens))
+        score, _, kl, entropy, *valued = (nothing if slope is None else slope for slope in upstream)
+        gradients = HeadGradients(problem.policy, problem.inputs, ctx.needs_input_grad[:3])
         with torch.autocast(hidden.device.type, enabled=False):
-            upstream = score, kl, entropy, *valued[1:]
-            gradients = _backward(ctx.problem, ctx.stats, upstream, ctx.needs_input_grad[:3])
+            if tiles is None:
+                _recompute(problem, ctx.stats, (score, kl, entropy, *valued[1:]), gradients)
+            else:
+                for tile in tiles:
+                    value = valued[1][tile.rows] if valued else None
+                    tile.backpropagate(score[tile.rows], kl[tile.rows], value, gradients)
         return *gradients.finish(hidden.dtype), None
 
 
-def _row_stats(problem: Problem) -> RowStats:
-    """Statistics in one pass over the heads: each block of columns is applied to all tiles of rows."""
+def _tiles(problem: Problem) -> list[Tile]:
+    """All tiles, each in memory of its own."""
+    return [Tile.of(problem, rows, problem.buffers(True, shared=False)) for rows in problem.tiles()]
+
+
+def _sums(problem: Problem) -> Tensor:
+    """`Tile.sums` of all rows in one pass over the heads: each block is applied to all tiles of rows."""
     buffers, sums = problem.buffers(retain_blocks=False), []
     for block in problem.policy.blocks():
         sums.append(torch.cat([problem.sums(rows, block, buffers) for rows in problem.tiles()]))
-    return RowStats.of(torch.stack(sums))
+    return torch.stack(sums)
 
 
-def _backward(
-    problem: Problem,
-    stats: RowStats,
-    upstream: tuple[Tensor, ...],
-    needed: tuple[bool, bool, bool],
-) -> HeadGradients:
-    """The backward pass, which recomputes the logits.
+def _recompute(
+    problem: Problem, stats: RowStats, upstream: tuple[Tensor, ...], gradients: HeadGradients
+) -> None:
+    """The backward pass from logits that are computed again.
 
     With p and q the softmaxes, H the entropy and a the token values, the upstream gradients of a row's
     log-probability, KL, entropy and expected value contribute to the gradient of its logits
@@ -123,7 +146,6 @@ def _backward(
     """
     gradient_of = fused(block_recomputed_gradient, problem.inputs.device)
     policy, dtype = problem.policy, problem.inputs.dtype
-    gradients = HeadGradients(policy, problem.inputs, needed)
     score, kl, entropy, *value = upstream
     constant = -score - weighted(kl, stats.kl) - weighted(entropy, stats.entropy)
     if stats.expected_value is not None:
@@ -141,4 +163,3 @@ def _backward(
                 gradient = policy.through_cap(gradient, capped)
             gradients.add(gradient, buffers.precise(policy.weight[block]), rows, block)
     gradients.add_tokens(score, problem.tokens, slice(None))
-    return gradients

@@ -80,7 +80,7 @@ def test_hypervolume_is_the_area_of_the_union():
         kl, reward = rng.uniform(0.1, 4, size=6), rng.normal(size=6)
         assert hypervolume(kl, reward, (3.0, -0.5)) == pytest.approx(area_by_hand(kl, reward, (3.0, -0.5)))
     assert hypervolume(np.array([]), np.array([]), (3.0, 0.0)) == 0
-    with pytest.raises(ValueError, match="take diverged runs out first"):
+    with pytest.raises(ValueError, match="remove diverged runs first"):
         hypervolume(np.array([np.nan]), np.array([1.0]), (3.0, 0.0))
 
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional import tiled_policy_loss, tiled_token_stats
-from lit_klrb.functional.tiled import blocks, head
+from lit_klrb.functional.tiled import blocks, head, problem
 
 
 class Recorder(TorchDispatchMode):
@@ -43,6 +43,7 @@ class Recorder(TorchDispatchMode):
 @pytest.mark.parametrize("operation", ["stats", "loss"])
 def test_no_tensor_is_as_large_as_the_logits(operation, monkeypatch):
     monkeypatch.setattr(head, "_CPU_BLOCK", 64)
+    monkeypatch.setattr(problem, "_RETAINED_LOGITS", 64 * 401 - 1)
     case = make_case(batch=8, length=8, size=2, vocabulary=401)
     leaves, mask, weights = case.leaves(), case.tokens >= 0, weights_like(case.tokens)
     largest = {}
@@ -61,7 +62,7 @@ def test_no_tensor_is_as_large_as_the_logits(operation, monkeypatch):
         assert largest == {64: 64 * 401, 4: 4 * 401}  # a tile
 
 
-def test_number_of_matrix_products():
+def test_number_of_matrix_products(monkeypatch):
     case = make_case()
     hidden, weight, bias = leaves = case.leaves()
     everything, some = case.tokens >= 0, torch.arange(5) < torch.tensor([[2], [0], [1]])
@@ -79,11 +80,14 @@ def test_number_of_matrix_products():
         tiled_stats(case, leaves, mask=mask).kl.sum().backward()
 
     assert products(loss, leaves, everything) == 4
-    assert products(stats, leaves, None) == 6
+    assert products(stats, leaves, None) == 4
     assert products(loss, (hidden, weight.detach(), bias.detach()), everything) == 3
     assert products(loss, (hidden.detach(), weight, bias.detach()), everything) == 3
     assert products(loss, leaves, some) == pytest.approx(4 * 3 / 15)
-    assert products(stats, leaves, some) == pytest.approx(6 * 3 / 15)
+    assert products(stats, leaves, some) == pytest.approx(4 * 3 / 15)
+    monkeypatch.setattr(problem, "_RETAINED_LOGITS", 14 * len(case.weight))
+    assert products(stats, leaves, None) == 6
+    assert products(stats, leaves, some) == pytest.approx(4 * 3 / 15)
     with torch.no_grad():
         assert products(tiled_loss, case, leaves, everything, weights, weights) == 2
         assert products(tiled_stats, case, leaves) == 2
@@ -97,7 +101,7 @@ def test_blocks_are_compiled_on_request_only(monkeypatch):
 
     def run():
         tiled_loss(case, leaves, mask, weights, weights)
-        tiled_stats(case, leaves).kl.sum().backward()
+        tiled_stats(case, leaves).entropy.sum().backward()
 
     run()
     monkeypatch.setenv("LIT_KLRB_COMPILE", "0")
@@ -155,6 +159,15 @@ def test_compiled_blocks_give_the_same(monkeypatch):
                 ]
             )
     assert_close(*results)
+
+
+def test_retained_blocks_are_their_own():
+    case, other = make_case(), make_case(seed=2)
+    leaves, weights = case.leaves(), weights_like(case.tokens)
+    expected = gradients((weights * tiled_stats(case, leaves).kl).sum(), leaves)
+    loss = (weights * tiled_stats(case, leaves, tile_size=4).kl).sum()
+    tiled_stats(other, other.leaves(), tile_size=4)
+    assert_close(gradients(loss, leaves), expected)
 
 
 def test_calls_that_share_their_memory_do_not_disturb_each_other(monkeypatch):

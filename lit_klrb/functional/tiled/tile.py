@@ -1,0 +1,75 @@
+"""A tile of rows whose blocks are retained until the gradient with respect to its logits is computed."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_klrb.functional.tiled.blocks import Buffers, RowStats, block_gradient, finite_, fused
+from lit_klrb.functional.tiled.head import HeadGradients
+from lit_klrb.functional.tiled.problem import Problem, weighted
+
+
+class Tile(NamedTuple):
+    """Rows of a problem, with the results of `Problem.sums` for all blocks, shape [blocks, N, 6 or 7]."""
+
+    problem: Problem
+    rows: slice
+    buffers: Buffers
+    sums: Tensor
+    stats: RowStats
+
+    @staticmethod
+    def of(problem: Problem, rows: slice, buffers: Buffers) -> "Tile":
+        """Compute the logits of some rows, and retain what the gradient needs in the buffers."""
+        sums = torch.stack([problem.sums(rows, block, buffers) for block in problem.policy.blocks()])
+        return Tile(problem, rows, buffers, sums, RowStats.of(sums))
+
+    def fields(self) -> tuple[Tensor, ...]:
+        """The fields of `TokenStats`, shape [N]."""
+        return self.problem.fields(self.stats, self.rows)
+
+    def backpropagate(
+        self, score: Tensor, kl_weights: Tensor, value_weights: Tensor | None, gradients: HeadGradients
+    ) -> None:
+        """Add the gradient of a loss to those of the head; overwrites the buffers, so it works once.
+
+        Args:
+            score: Derivative of the loss with respect to each row's log-probability, shape [N].
+            kl_weights: With respect to the KL, shape [N].
+            value_weights: With respect to the expected token value, shape [N]; None without them.
+            gradients: Receives the gradients.
+        """
+        problem, policy = self.problem, self.problem.policy
+        gradient_of = fused(block_gradient, score.device)
+        coefficients = self._coefficients(score, kl_weights, value_weights)
+        infinite = bool((self.stats.kl == torch.inf).any())
+        for index, block in enumerate(policy.blocks()):
+            _, gradient, masses = self.buffers.block(len(score), block)
+            if infinite:  # a KL weight of 0 must give 0, not 0 * inf = NaN
+                finite_(gradient)
+            gradient_of(gradient, masses, coefficients[index], *problem.values_of(self.rows, block))
+            if policy.cap is not None:
+                # Recover the logits from exp(v), v = logits - top; masses set to 0 become -inf, so clamp
+                top = self.sums[index, :, :1]
+                logits = masses.log_().add_(top).clamp_(min=-policy.cap)
+                gradient = policy.through_cap(gradient, logits)
+            gradients.add(gradient, self.buffers.precise(policy.weight[block]), self.rows, block)
+        gradients.add_tokens(score, problem.tokens[self.rows], self.rows)
+
+    def _coefficients(self, score: Tensor, kl_weights: Tensor, value_weights: Tensor | None) -> Tensor:
+        """Coefficients for `block_gradient`, shape [blocks, N, 2], or [blocks, N, 3] with token values a.
+
+        Apart from the term of the sampled token, the gradient with respect to the logits is
+        kl_weight p (log p - log q - KL) + value_weight p (a - E) - score p, with E the expected value. In
+        terms of the results of `block_sums`, p = factor exp(v) and log p - log q = shift - (w - v).
+        """
+        stats = self.stats
+        log_factor = self.sums[..., 0] - stats.normaliser
+        shift = log_factor - (self.sums[..., 1] - stats.ref_normaliser)
+        constant = kl_weights * shift - weighted(kl_weights, stats.kl) - score
+        factor, by_value = log_factor.exp(), []
+        if value_weights is not None and stats.expected_value is not None:
+            constant = constant - value_weights * stats.expected_value
+            by_value = [factor * value_weights]
+        return torch.stack([factor * constant, -factor * kl_weights, *by_value], -1).to(self.sums.dtype)
