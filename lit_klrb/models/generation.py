@@ -1,5 +1,6 @@
 """Sampling of completions."""
 
+import inspect
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,9 +9,15 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from torch.nn.functional import pad
+from transformers import DynamicCache, PreTrainedModel
 
 from lit_klrb.errors import ConfigurationError
+
+# Tokens per block of the vocabulary in sampling.
+_BLOCK = 64
+# The largest fraction of a distribution's mass: 1 after rounding would select no token.
+_LAST = 1 - 2.0**-40
 
 
 @dataclass(frozen=True)
@@ -109,8 +116,8 @@ def generate_completions(
     Token t of sequence n is the inverse distribution function at a uniform number that depends only on
     (seed, n, t). A batch can therefore be split, across processes for example, without changing its tokens.
 
-    The model's generation settings, such as a repetition penalty, are ignored: with them the completions
-    would not be samples from p.
+    The model's generation settings, such as a repetition penalty, are not used: with them the completions
+    would not be samples from p. Each prompt is processed once, for all of its completions.
 
     Args:
         policy: The model to sample from; its training mode is restored.
@@ -123,8 +130,11 @@ def generate_completions(
         rows_before: Number of sequences of the same batch that precede these and are sampled by other calls.
 
     Raises:
-        ConfigurationError: If prompt and completion exceed the policy's context length.
+        ConfigurationError: If prompt and completion exceed the policy's context length, or its architecture
+            has no cache of keys and values.
     """
+    if "past_key_values" not in inspect.signature(policy.forward).parameters:
+        raise ConfigurationError(f"{type(policy).__name__} has no cache of keys and values")
     positions = getattr(policy.config, "max_position_embeddings", None)
     if positions is not None and prompts.shape[1] + sampling.max_new_tokens > positions:
         raise ConfigurationError(
@@ -133,67 +143,98 @@ def generate_completions(
             key="max_new_tokens",
         )
     count = sampling.completions_per_prompt
-    prompts, prompt_mask = prompts.repeat_interleave(count, 0), prompt_mask.repeat_interleave(count, 0)
-    settings = GenerationConfig(
-        do_sample=False,
-        max_new_tokens=sampling.max_new_tokens,
-        eos_token_id=eos_token_id,
-        pad_token_id=pad_token_id,
-    )
-    shape = rows_before + len(prompts), sampling.max_new_tokens
+    shape = rows_before + count * len(prompts), sampling.max_new_tokens
     uniforms = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    draw = InverseTransform(uniforms[rows_before:].to(prompts.device), sampling.temperature, prompts.shape[1])
+    uniforms = uniforms[rows_before:].to(prompts.device)
     # Never compiled: shapes change with each token
-    with _plain_generation(policy), torch.compiler.set_stance("force_eager"):
-        tokens: Tensor = policy.generate(  # type: ignore[operator]
-            prompts,
-            attention_mask=prompt_mask.long(),
-            generation_config=settings,
-            logits_processor=LogitsProcessorList([draw]),
+    with _eval_mode(policy), torch.compiler.set_stance("force_eager"):
+        completions = _decode(
+            policy, prompts, prompt_mask, uniforms, sampling.temperature, eos_token_id, pad_token_id
         )
-    mask = completion_mask(tokens[:, prompts.shape[1] :], eos_token_id)
-    return Rollout(tokens, torch.cat([prompt_mask.bool(), mask], 1), mask)
+    prompts, prompt_mask = prompts.repeat_interleave(count, 0), prompt_mask.repeat_interleave(count, 0)
+    mask = completion_mask(completions, eos_token_id)
+    return Rollout(torch.cat([prompts, completions], 1), torch.cat([prompt_mask.bool(), mask], 1), mask)
 
 
-class InverseTransform(LogitsProcessor):
-    """Inverse transform sampling: masks all tokens but the sampled one, so greedy decoding samples from p.
+def _decode(
+    policy: PreTrainedModel,
+    prompts: Tensor,
+    prompt_mask: Tensor,
+    uniforms: Tensor,
+    temperature: float,
+    eos_token_id: int | None,
+    pad_token_id: int,
+) -> Tensor:
+    """The tokens at uniform numbers, shape [B, T]; shorter than T if all completions have ended."""
+    cache = DynamicCache(config=policy.config.get_text_config(decoder=True))
+    rows = torch.arange(len(prompts), device=prompts.device)
+    rows = rows.repeat_interleave(len(uniforms) // len(prompts))
+    inputs, mask, positions = prompts, prompt_mask.long(), position_ids(prompt_mask)
+    ended, completions = torch.zeros_like(rows, dtype=torch.bool), []
+    for column in uniforms.unbind(1):
+        logits = policy(
+            input_ids=inputs,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        if not completions:  # all completions of a prompt continue from its states
+            logits, mask, positions = logits[rows], mask[rows], positions[rows]
+            cache.reorder_cache(rows)
+        tokens = inverse_transform((logits.float() / temperature).softmax(-1), column)
+        completions.append(tokens.masked_fill_(ended, pad_token_id))
+        if eos_token_id is not None:
+            ended |= tokens == eos_token_id
+            if bool(ended.all()):
+                break
+        inputs, positions = tokens[:, None], positions[:, -1:] + 1
+        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
+    return torch.stack(completions, 1)
 
-    Faster than `multinomial`, which on a CPU draws an exponential number for every token of the vocabulary.
+
+def inverse_transform(probabilities: Tensor, uniforms: Tensor) -> Tensor:
+    """Tokens by inverse transform sampling, shape [B].
+
+    Faster than `multinomial`, which on a CPU draws an exponential number for every token of the vocabulary,
+    and than a float64 cumulative sum over the vocabulary: the search is first for a block of tokens, then
+    within it.
 
     Args:
-        uniforms: Uniform numbers in [0, 1), one per completion token, float64, shape [B, T].
-        temperature: Divides the logits.
-        prompt_tokens: Length of the prompts, padding included.
+        probabilities: Probabilities of the tokens, shape [B, V]; they need not sum to 1. A token of
+            probability 0 is never drawn.
+        uniforms: Uniform numbers in [0, 1), float64, shape [B].
 
     Example:
-        >>> uniforms = torch.tensor([[0.2], [0.8]], dtype=torch.float64)
-        >>> logits = torch.tensor([[0.3, 0.0, 0.7]]).log().repeat(2, 1)
-        >>> InverseTransform(uniforms, 1.0, prompt_tokens=4)(torch.zeros(2, 4), logits).argmax(1).tolist()
+        >>> uniforms = torch.tensor([0.2, 0.8], dtype=torch.float64)
+        >>> inverse_transform(torch.tensor([[0.3, 0.0, 0.7]]).repeat(2, 1), uniforms).tolist()
         [0, 2]
     """
+    blocks = pad(probabilities, (0, -probabilities.shape[1] % _BLOCK)).unflatten(1, (-1, _BLOCK))
+    block, fraction = _search(blocks.sum(-1), uniforms)
+    token, _ = _search(blocks[torch.arange(len(block), device=block.device), block], fraction)
+    return block * _BLOCK + token
 
-    def __init__(self, uniforms: Tensor, temperature: float, prompt_tokens: int) -> None:
-        self.uniforms, self.temperature, self.prompt_tokens = uniforms, temperature, prompt_tokens
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Scores that are 0 for the sampled token and -inf for all others, shape [B, V]."""
-        uniforms = self.uniforms[:, input_ids.shape[1] - self.prompt_tokens, None]
-        cumulative = (scores.float() / self.temperature).softmax(-1).cumsum(-1, dtype=torch.float64)
-        # The first token whose cumulative probability exceeds the number, so never one of probability 0; the
-        # number is scaled by the total, which is not exactly 1 because of rounding
-        tokens = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
-        tokens.clamp_(max=scores.shape[1] - 1)
-        return torch.full_like(scores, -torch.inf).scatter_(1, tokens, 0.0)
+def _search(masses: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
+    """The first index at which the cumulative sum exceeds a fraction of the total, shape [B].
+
+    Also returns the fraction of the mass at that index which precedes the place.
+    """
+    cumulative = masses.cumsum(-1, dtype=torch.float64)
+    place = fractions.clamp(0, _LAST)[:, None] * cumulative[:, -1:]
+    index = torch.searchsorted(cumulative, place, right=True).clamp_(max=masses.shape[1] - 1)
+    mass = masses.gather(1, index)
+    fraction = (place - cumulative.gather(1, index) + mass) / mass
+    return index[:, 0], fraction[:, 0]
 
 
 @contextmanager
-def _plain_generation(model: PreTrainedModel) -> Iterator[None]:
-    """Without dropout and the model's generation settings; both are restored, for each module separately."""
+def _eval_mode(model: PreTrainedModel) -> Iterator[None]:
+    """Without dropout; the mode of each module is restored."""
     modes = [(module, module.training) for module in model.modules()]
-    settings = model.generation_config
     model.eval()
-    model.generation_config = GenerationConfig()
     yield
-    model.generation_config = settings
     for module, was_training in modes:
         module.training = was_training

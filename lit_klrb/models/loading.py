@@ -29,6 +29,7 @@ from lit_klrb.models.roles import (
     check_predicts,
     check_settings,
     config_dict as config_dict,
+    fuse_activations,
     model_from_config,
 )
 from lit_klrb.models.tokenizers import (
@@ -145,6 +146,7 @@ def _model_from_folder(path: str, role: Role) -> PreTrainedModel:
     heads = sorted(name for name in found["unexpected_keys"] if name.startswith(CLASSIFIER_HEADS))
     if heads:
         raise ConfigurationError(f"not a {role.name}: it has the weights of a classifier, {heads[0]}")
+    fuse_activations(model)
     return model
 
 

@@ -13,6 +13,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     PreTrainedModel,
 )
+from transformers.activations import GELUTanh, NewGELUActivation
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
@@ -74,9 +75,22 @@ def model_from_config(config: dict[str, Any], role: Role = POLICY) -> PreTrained
         raise ConfigurationError(
             f"{_shown(config)}: {type(error).__name__}: {brief(error)}", key=key
         ) from error
+    fuse_activations(model)
     if empty := [name for name, weight in model.named_parameters() if not weight.numel()]:
         raise ConfigurationError(f"{_shown(config)} leaves the weight {empty[0]} empty", key=key)
     return model
+
+
+def fuse_activations(model: PreTrainedModel) -> None:
+    """Compute `gelu_new`, the activation of GPT-2, by torch's function, one operation instead of nine.
+
+    Results differ by rounding only; configuration and weights do not change. The nine operations take a
+    quarter of the time of a small GPT-2, and several times the memory of their result in training.
+    """
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child) is NewGELUActivation:
+                setattr(module, name, GELUTanh())
 
 
 def check_settings(config: dict[str, Any], given: Collection[str], role: Role) -> None:

@@ -1,10 +1,10 @@
 import pytest
 import torch
 from scipy.stats import chisquare
-from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.models.generation import InverseTransform, Sampling, completion_mask, generate_completions
+from lit_klrb.models.generation import Sampling, completion_mask, generate_completions, inverse_transform
 from lit_klrb.models.scoring import completion_logits
 
 EOS = 0
@@ -88,10 +88,64 @@ def test_a_batch_cut_into_parts_gives_the_same_tokens(model):
 
 
 def test_a_token_without_probability_is_never_drawn():
-    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).repeat(4, 1)
-    uniforms = torch.tensor([[0.0], [0.49], [0.51], [1 - 2**-53]], dtype=torch.float64)
-    scores = InverseTransform(uniforms, 1.0, prompt_tokens=2)(torch.zeros(4, 2), logits)
-    assert scores.argmax(1).tolist() == [1, 1, 3, 3]
+    uniforms = torch.tensor([0.0, 0.49, 0.51, 1 - 2**-53], dtype=torch.float64)
+    for width in (5, 64, 200):
+        probabilities = torch.zeros(4, width)
+        first, last = width // 3, width - 2
+        probabilities[:, [first, last]] = 0.3
+        assert inverse_transform(probabilities, uniforms).tolist() == [first, first, last, last]
+    rare = torch.zeros(50, 128)
+    rare[:, 0], rare[:, 100] = 1, torch.logspace(-17, -12, 50)  # lost, or not, in the cumulative sum
+    for uniform in (1 - 2**-53, 1 - 2**-50, 1 - 2**-45):
+        drawn = inverse_transform(rare, torch.full((50,), uniform, dtype=torch.float64))
+        assert set(drawn.tolist()) <= {0, 100}
+
+
+@pytest.mark.parametrize("vocabulary", [7, 64, 1000])
+def test_tokens_are_the_inverse_distribution_function(vocabulary):
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(200, vocabulary, generator=generator)
+    logits[:, ::5] = -torch.inf
+    uniforms = torch.rand(200, generator=generator, dtype=torch.float64)
+    cumulative = logits.double().softmax(-1).cumsum(-1)
+    expected = (cumulative <= uniforms[:, None]).sum(1)
+    assert torch.equal(inverse_transform(logits.softmax(-1), uniforms), expected)
+
+
+LLAMA = {
+    **{"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
+    **{"num_key_value_heads": 1, "head_dim": 8},
+}
+ARCHITECTURES = {
+    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2},
+    "llama": LLAMA,
+    "gemma2": {**LLAMA, "sliding_window": 4, "query_pre_attn_scalar": 8},
+}
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_tokens_sampled_from_cached_states_are_those_of_whole_sequences(kind):
+    torch.manual_seed(0)
+    special = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    policy = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **special, **ARCHITECTURES[kind]))
+    policy.eval().get_output_embeddings().weight.detach().mul_(8)
+    prompts = torch.randint(1, 50, (3, 6), generator=torch.Generator().manual_seed(1))
+    mask = torch.arange(6) >= torch.tensor([[0], [2], [5]])
+    rollout = sample(policy, prompts, mask, 4, length=12, temperature=0.8, seed=3)
+    uniforms = torch.rand(12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    probabilities = (completion_logits(policy, rollout) / 0.8).softmax(-1)
+    expected = inverse_transform(
+        probabilities.flatten(0, 1), uniforms[:, : rollout.mask.shape[1]].flatten()
+    ).view_as(rollout.mask)
+    assert torch.equal(rollout.completions[rollout.mask], expected[rollout.mask])
+    assert len(rollout.completions.unique()) > 10
+
+
+def test_an_architecture_without_a_cache_of_keys_and_values_is_refused():
+    config = {"vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 1, "state_size": 4}
+    policy = AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **config))
+    with pytest.raises(ConfigurationError, match="MambaForCausalLM has no cache of keys and values"):
+        sample(policy, PROMPTS, MASK, 2)
 
 
 def test_left_padding_changes_no_logit(model):

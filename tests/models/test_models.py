@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
+from transformers.activations import NewGELUActivation
 
 from lit_klrb.cli.export import export_checkpoint
 from lit_klrb.data.tokenizer import grammar_tokenizer
@@ -40,6 +42,19 @@ def test_a_model_and_its_tokenizer_come_back_from_a_checkpoint_and_from_an_expor
         assert its_tokenizer.get_vocab() == tokenizer.get_vocab()
         assert its_tokenizer.eos_token_id == tokenizer.eos_token_id
         assert its_tokenizer.pad_token_id == tokenizer.pad_token_id
+
+
+def test_gelu_new_is_one_operation_wherever_a_model_comes_from(tmp_path):
+    tokenizer = loading.load_tokenizer("key", "grammar")
+    model = loading.fresh_model(TINY, tokenizer, seed=1)
+    path = checkpoint_of(model, tokenizer, tmp_path / "last.ckpt")
+    export_checkpoint(path, str(tmp_path / "folder"))
+    unfused = AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
+    assert type(unfused.transformer.h[0].mlp.act) is NewGELUActivation
+    assert unfused.config.activation_function == "gelu_new"
+    for fused in (model, *(loading.load_model("key", place) for place in (path, str(tmp_path / "folder")))):
+        assert not any(isinstance(module, NewGELUActivation) for module in fused.modules())
+        torch.testing.assert_close(logits_of(fused, tokenizer), logits_of(unfused, tokenizer))
 
 
 def test_fresh_weights_depend_on_the_seed_alone_and_fit_the_tokenizer():
