@@ -65,11 +65,14 @@ class Tile(NamedTuple):
         terms of the results of `block_sums`, p = factor exp(v) and log p - log q = shift - (w - v).
         """
         stats = self.stats
+        # Each block has its own maxima as reference points of v and w, hence a factor and a shift per block
         log_factor = self.sums[..., 0] - stats.normaliser
         shift = log_factor - (self.sums[..., 1] - stats.ref_normaliser)
+        # `weighted`, as a weight of 0 must remove an infinite KL
         constant = kl_weights * shift - weighted(kl_weights, stats.kl) - score
         factor, by_value = log_factor.exp(), []
         if value_weights is not None and stats.expected_value is not None:
             constant = constant - value_weights * stats.expected_value
             by_value = [factor * value_weights]
+        # Computed in the statistics' float64, where large terms cancel, and rounded only for the passes over v
         return torch.stack([factor * constant, -factor * kl_weights, *by_value], -1).to(self.sums.dtype)
