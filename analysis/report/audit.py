@@ -13,6 +13,7 @@ from scipy import stats
 
 from analysis.report.audit_share import ALPHA, audit_share, read_share, settle
 from analysis.results.files import DamagedFileError, read_bytes
+from analysis.results.records import LARGEST_VALUE
 from analysis.stats import frontier
 from analysis.stats.claims import FRONTIER_SHARE, MATCHED_KL, OBJECTIVE
 from analysis.stats.contrast import mean_of
@@ -78,15 +79,19 @@ def read_points(path: Path) -> Points:
     kl, reward = (np.array([_number(path, name, row[name]) for row in rows]) for name in COLUMNS[1:])
     columns = {name: [row[name] or "" for row in rows] for name in header if name not in COLUMNS}
     for text in columns.get(BETA, ()):
-        _number(path, BETA, text)
+        if not math.isfinite(_number(path, BETA, text)):
+            raise ConfigurationError(f"{path}: {BETA} is {text!r}; a finite number expected")
     return Points([row["method"] for row in rows], kl, reward, columns)
 
 
 def _number(path: Path, column: str, text: str) -> float:
     try:
-        return float(text)
+        number = float(text)
     except (TypeError, ValueError):
         raise ConfigurationError(f"{path}: {column} is {text!r}; a number expected") from None
+    if LARGEST_VALUE < abs(number) < math.inf:
+        raise ConfigurationError(f"{path}: {column} is {text!r}, which is too large")
+    return number
 
 
 def audit_points(points: Points, control: str) -> list[str]:
@@ -104,7 +109,7 @@ def audit_points(points: Points, control: str) -> list[str]:
     matched = {name: _matched(points, name, control) for name in others}
     findings = [f for pairs in matched.values() if pairs is not None for f in _findings(pairs, points)]
     verdicts = corrected(findings, ALPHA)
-    lines = []
+    lines = _repeated(points)
     for name, pairs in matched.items():
         rows = [index for index, method in enumerate(points.method) if method in (name, control)]
         treated = np.array([points.method[row] == name for row in rows])
@@ -122,6 +127,18 @@ def audit_points(points: Points, control: str) -> list[str]:
             "simultaneous. The tests are exploratory, as none was planned."
         )
     return [*lines, FRONTIER_SHARE.caveat]
+
+
+def _repeated(points: Points) -> list[str]:
+    """A warning of runs with the same numbers, which may be copies of one."""
+    outcomes = Counter(zip(points.method, points.kl.tolist(), points.reward.tolist(), strict=True))
+    copies = sum(number - 1 for (_, *outcome), number in outcomes.items() if np.isfinite(outcome).all())
+    if not copies:
+        return []
+    return [
+        f"{count(copies, 'run')} with exactly the KL and reward of another run of the same method. "
+        "Copies are no further evidence, but are counted here."
+    ]
 
 
 def _matched(points: Points, name: str, control: str) -> Pairs | None:

@@ -39,6 +39,8 @@ def power(plan: Plan, pilot: Path | None) -> list[str]:
     if plan.primary.outcome == "kl":
         return ["power: not simulated for a plan that decides by the KL alone"]
     found = None if pilot is None else load_sweep(pilot)
+    if found is not None and found.invalid:
+        raise ConfigurationError(f"--pilot: {pilot} cannot be trusted: {found.invalid[0]}")
     if found is None:
         scenario, source, pairs = _assumed(plan), "assumed, no pilot", None
     else:

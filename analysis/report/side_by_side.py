@@ -16,7 +16,7 @@ from analysis.results.records import Run
 from analysis.results.sweep import Sweep
 from analysis.stats.intervals import Estimate
 from analysis.stats.pairs import FloatArray
-from analysis.stats.text import interval_text, number, signed
+from analysis.stats.text import count, interval_text, number, signed
 from analysis.stats.unpaired import difference, mean_over, two_sided_p
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
@@ -69,13 +69,13 @@ def side_by_side(first: Path, second: Path, output: Path | None = None) -> list[
     arms = Table(
         "Mean over replicates with its 95% t interval, of runs that did not diverge.",
         ("Sweep", "Arm", "β", "n", "Diverged", "Reward", "KL (nats)", "J"),
-        [row for sweep in sweeps for row in _arm_rows(sweep)],
+        [row for sweep, name in zip(sweeps, _names(*sweeps), strict=True) for row in _arm_rows(sweep, name)],
     )
     tables = [arms, _differences(*sweeps)]
     notes = [_CAUTION, *_unlike(*sweeps)]
     if output is not None:
         check_target(output)
-        title = f"{sweeps[0].plan.name} and {sweeps[1].plan.name}, side by side"
+        title = f"{' and '.join(_names(*sweeps))}, side by side"
         section = Section("comparison", "Two sweeps, unpaired", paragraphs=notes, tables=tables)
         write_atomically(output, page(title, "Comparison of sweeps", "", [section]).encode())
     return [*notes, *(line for table in tables for line in _as_text(table))]
@@ -113,7 +113,7 @@ def _objective(run: Run) -> float:
     return run.outcome(schema.REWARD) - run.point.beta * run.outcome(schema.KL)
 
 
-def _arm_rows(sweep: Sweep) -> Iterator[tuple[str, ...]]:
+def _arm_rows(sweep: Sweep, name: str) -> Iterator[tuple[str, ...]]:
     for arm in sweep.plan.grid.arms:
         for beta in sorted(sweep.plan.grid.beta.values()):
             mine = [r for r in sweep.grid.values() if (r.point.arm, r.point.beta) == (arm, beta)]
@@ -125,7 +125,7 @@ def _arm_rows(sweep: Sweep) -> Iterator[tuple[str, ...]]:
             )
             means = (_mean_text(values) for values in outcomes)
             counts = str(len(kept)), str(len(mine) - len(kept))
-            yield (sweep.plan.name, arm, f"{beta:g}", *counts, *means)
+            yield (name, arm, f"{beta:g}", *counts, *means)
 
 
 def _mean_text(values: list[float]) -> str:
@@ -137,12 +137,13 @@ def _mean_text(values: list[float]) -> str:
 
 def _differences(first: Sweep, second: Sweep) -> Table:
     found = contrasts(first, second)
+    names = _names(first, second)
     known = [one for one in found if not math.isnan(one.p_value)]
-    withheld = bool(first.invalid or second.invalid)
+    withheld = bool(first.invalid or second.invalid or _shared(first, second))
     adjusted = multipletests([one.p_value for one in known], method="holm")[1] if known else []
     p_values = {id(one): float(p) for one, p in zip(known, adjusted, strict=True)}
     return Table(
-        f"Difference in J: arms of {second.plan.name} minus arms of {first.plan.name}.",
+        f"Difference in J: arms of {names[1]} minus arms of {names[0]}.",
         ("Arm", "Against", "Common β", "Difference", "95% CI", "p (Welch, Holm)"),
         [
             (
@@ -158,14 +159,46 @@ def _differences(first: Sweep, second: Sweep) -> Table:
     )
 
 
+def _names(first: Sweep, second: Sweep) -> tuple[str, str]:
+    """What the sweeps are called: by their plans, or by their directories if the plans have the same name."""
+    if first.plan.name != second.plan.name:
+        return first.plan.name, second.plan.name
+    return str(first.directory), str(second.directory)
+
+
 def _unlike(first: Sweep, second: Sweep) -> list[str]:
     """Known differences between the sweeps, and problems of either."""
-    texts = [f"{sweep.plan.name}: {problem.text}" for sweep in (first, second) for problem in sweep.problems]
+    texts = [
+        f"{name}: {problem.text}"
+        for name, sweep in zip(_names(first, second), (first, second), strict=True)
+        for problem in sweep.problems
+    ]
+    if shared := _shared(first, second):
+        texts.append(f"{count(shared, 'result')} of the grids are in both: the sweeps are not independent.")
+    before, after = _settings(first), _settings(second)
+    other = [
+        f"{key} ({before[key]}; {after[key]})" for key in before if before[key] != after.get(key, before[key])
+    ]
+    if other:
+        texts.append(f"Different hyperparameters: {', '.join(other)}.")
     for name, of in (("setting", _setting), ("reference and warm start", _starts), ("versions", _versions)):
         ours, theirs = of(first), of(second)
         if ours != theirs:
             texts.append(f"Different {name}: {ours or 'none given'}; {theirs or 'none given'}.")
     return texts
+
+
+def _shared(first: Sweep, second: Sweep) -> int:
+    """Number of results of the grid that both sweeps have."""
+    ours, theirs = ({run.checksum for run in sweep.grid.values()} for sweep in (first, second))
+    return len(ours & theirs)
+
+
+def _settings(sweep: Sweep) -> dict[str, str]:
+    """The hyperparameters that all runs of the grid share."""
+    settings = [run.settings for run in sweep.grid.values() if run.settings]
+    shared = set.intersection(*(set(one.items()) for one in settings)) if settings else set()
+    return dict(sorted(shared))
 
 
 def _setting(sweep: Sweep) -> str:

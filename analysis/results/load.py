@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from analysis.results import layout
 from analysis.results.cell import Cell
+from analysis.results.consistency import inconsistencies, lost_runs
 from analysis.results.files import DamagedFileError
 from analysis.results.locked import LockedPlan
 from analysis.results.plan import Grid, Plan, Primary, Stage
@@ -48,14 +49,17 @@ def load_sweep(directory: Path) -> Sweep:
         problems += unclear
     runs, unmatched = _matched([_judged(run, plan) for run in runs], plan)
     problems += unmatched
-    order = {place: i for i, place in enumerate(plan.places)}
+    problems += inconsistencies(runs, plan, imported=bool(locked and locked.imported_from))
     published = {run.cell.id for run in runs}
+    failures = [failure for failure in failures if failure.cell.id not in published]
+    problems += lost_runs(failures, plan)
+    order = {place: i for i, place in enumerate(plan.places)}
     return Sweep(
         directory,
         plan,
         locked,
         tuple(sorted(runs, key=lambda run: (order.get(run.cell.place or ("", 0, 0), -1), run.cell.id))),
-        tuple(failure for failure in failures if failure.cell.id not in published),
+        tuple(failures),
         problems,
     )
 

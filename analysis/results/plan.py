@@ -223,7 +223,7 @@ class Plan:
 
     def _check_arms(self) -> None:
         arms, last = self.grid.arms, list(self.stages)[-1]
-        inputs = dict.fromkeys(map(_plain, self.stages[last].inputs), f"stages.{last}.inputs sets it")
+        inputs = dict.fromkeys(map(plain_key, self.stages[last].inputs), f"stages.{last}.inputs sets it")
         taken = _RESERVED | inputs
         _require(bool(arms), "grid.arms", arms, "at least one arm is expected")
         for label, overrides in arms.items():
@@ -231,7 +231,7 @@ class Plan:
             _require(named, "grid.arms", label, "labels are printable and have no blanks around them")
             for key, value in overrides.items():
                 place = f"grid.arms.{label}.{key}"
-                _require(_plain(key) not in taken, place, value, taken.get(_plain(key), ""))
+                _require(plain_key(key) not in taken, place, value, taken.get(plain_key(key), ""))
                 _require(_is_plain_data(value), place, value, "plain values, lists and mappings are expected")
         for (one, ours), (other, theirs) in combinations(arms.items(), 2):
             _require(ours != theirs, f"grid.arms.{other}", theirs, f"{one} is the same")
@@ -240,7 +240,7 @@ class Plan:
         primary = self.primary
         _one_of("primary.control", primary.control, self.grid.arms)
         _one_of("primary.outcome", primary.outcome, OUTCOMES)
-        _require(0 < primary.alpha < 1, "primary.alpha", primary.alpha, "numbers between 0 and 1")
+        _require(0 < primary.alpha < 0.5, "primary.alpha", primary.alpha, "numbers between 0 and 0.5")
         for outcome, margin in primary.margins.items():
             _one_of("primary.margins", outcome, primary.margin_keys)
             allowed = "finite numbers > 0"
@@ -272,7 +272,7 @@ def _arms_of(grid: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {label: dict(overrides) for label, overrides in grid["arms"].items()}
 
 
-def _plain(key: str) -> str:
+def plain_key(key: str) -> str:
     """A configuration key without `init_args`, which are optional on the command line."""
     return ".".join(part for part in key.split(".") if part != "init_args")
 

@@ -20,6 +20,8 @@ from lit_klrb import schema
 
 FloatArray = npt.NDArray[np.float64]
 
+# Larger numbers, whose squares overflow, are not results; those of float32 are below 1e39.
+LARGEST_VALUE = 1e100
 # Maximum relative error of a value that is published with four significant digits.
 _ROUNDING = 6e-4
 
@@ -195,8 +197,8 @@ def _completion(content: dict[str, Any]) -> Completion:
 def _number(value: Any) -> float:
     """A finite number of a result, or `nan` for null, which replaces numbers that are not finite."""
     number = math.nan if value is None else float(value)
-    if math.isinf(number):
-        raise ValueError(f"{value!r} is not a number")
+    if abs(number) > LARGEST_VALUE:
+        raise ValueError(f"{value!r} is too large")
     return number
 
 

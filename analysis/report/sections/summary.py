@@ -29,6 +29,8 @@ _AGAINST = {
     Outcome.NOT_TESTED: "Not tested against {}",
     Outcome.NO_VERDICT: "No verdict against {}",
 }
+# Number of problems that are shown beside a verdict.
+_CAUTIONS = 3
 GLOSSARY = (
     ("KL", "the divergence of a trained policy from its reference, in nats per completion"),
     ("β", "the weight of the KL, in reward per nat: each run maximises J = reward − β·KL at its own β"),
@@ -72,6 +74,7 @@ def summary(assessment: Assessment) -> Section:
         paragraphs=[
             *biased_arms(assessment.sweep),
             " ".join([_counts(assessment), *_conditions(assessment)]),
+            *_cautions(assessment),
         ],
         notes=[
             *(sentence for one in comparisons for sentence in _sentences(one) if len(comparisons) > 1),
@@ -223,6 +226,15 @@ def _counts(assessment: Assessment) -> str:
         f"{count(plan.grid.replicates, 'replicate')} = {len(plan.places)} runs, {len(grid)} with a result, "
         f"{diverged} of them diverged."
     )
+
+
+def _cautions(assessment: Assessment) -> list[str]:
+    """The problems that do not rule out a verdict."""
+    texts = [problem.text for problem in assessment.sweep.problems]
+    if not texts:
+        return []
+    more = f"; {len(texts) - _CAUTIONS} more under “Plan and execution”" if len(texts) > _CAUTIONS else ""
+    return [f"Caution: {'; '.join(texts[:_CAUTIONS])}{more}."]
 
 
 def _inference(assessment: Assessment) -> str:

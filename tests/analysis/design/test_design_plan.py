@@ -95,6 +95,7 @@ def test_a_plan_is_read_with_its_defaults(plan):
             "primary.control: 'NoKL' .* one of: MonteCarlo, RaoBlackwell",
         ),
         ("control: MonteCarlo", "control: MonteCarlo, alpha: 1.5", "primary.alpha: 1.5 is not allowed"),
+        ("control: MonteCarlo", "control: MonteCarlo, alpha: 0.9", "primary.alpha: 0.9 is not allowed"),
         (
             "control: MonteCarlo",
             "control: MonteCarlo, margins: {T1: 1}",

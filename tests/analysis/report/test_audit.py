@@ -164,6 +164,30 @@ def test_columns_are_checked(tmp_path):
         read_points(tmp_path / write(tmp_path / "b.csv", [("MC", "low", 1)], "method,kl,reward"))
 
 
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        ((1, 1e300, 0.1), "reward is '1e+300', which is too large"),
+        ((1, 1, "nan"), "beta is 'nan'; a finite number expected"),
+    ],
+)
+def test_numbers_that_cannot_be_used_are_one_line(tmp_path, capsys, cells, message):
+    path = write(tmp_path / "points.csv", [*matched(0, 0.0), ("MC", *cells, 9), ("RB", *cells, 9)])
+    assert main(["audit", path, "--control", "MC"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_rows_that_may_be_copies_are_counted(tmp_path, capsys):
+    rows = matched(0, 0.0)
+    assert main(["audit", write(tmp_path / "a.csv", rows), "--control", "MC"]) == 0
+    assert "Copies" not in capsys.readouterr().out
+    copied = [(method, kl, reward, beta, seed + 100) for method, kl, reward, beta, seed in rows]
+    diverged = [(method, "nan", "nan", 0.1, seed) for method in ("MC", "RB") for seed in (200, 201)]
+    assert main(["audit", write(tmp_path / "b.csv", rows + copied + diverged), "--control", "MC"]) == 0
+    out = capsys.readouterr().out
+    assert "16 runs with exactly the KL and reward of another run of the same method. Copies" in out
+
+
 def test_a_pipe_of_points_is_refused_at_once(tmp_path, capsys):
     os.mkfifo(tmp_path / "points.csv")
     assert main(["audit", str(tmp_path / "points.csv"), "--control", "MC"]) == 2

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import yaml
-from synthetic import BETAS, write_sweep
+from synthetic import BETAS, edit_plan, write_sweep
 
 from analysis.cli import main
 from analysis.design import read_plan
@@ -131,6 +131,13 @@ def test_a_pilot_without_matched_runs_is_refused(plan, tmp_path):
     with pytest.raises(
         ConfigurationError, match="has no two matched runs at each beta of MonteCarlo and one of"
     ):
+        power(plan, pilot)
+
+
+def test_a_pilot_that_was_edited_is_refused(plan, tmp_path):
+    pilot = write_sweep(tmp_path / "pilot")
+    edit_plan(pilot, lambda document: document["content"]["plan"]["primary"].update(alpha=0.2), rehash=False)
+    with pytest.raises(ConfigurationError, match=r"cannot be trusted: plan.json: does not have the hash"):
         power(plan, pilot)
 
 

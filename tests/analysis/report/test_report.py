@@ -77,6 +77,7 @@ def test_a_failed_run_drops_its_pair_and_keeps_the_verdict(tmp_path):
     assert "no verdict" not in text
     assert "1 run lost to failures other than divergence" in text
     assert "3 attempts: OSError: disk full" in text
+    assert "Caution: runs without a result: MonteCarlo 0, RaoBlackwell 1; their pairs are left out" in text
 
 
 def test_a_diverged_run_is_listed_and_ranks_are_named(tmp_path):

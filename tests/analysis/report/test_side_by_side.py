@@ -1,5 +1,7 @@
 """`python -m analysis compare`: two unpaired sweeps, against scipy's Welch test."""
 
+import shutil
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -93,4 +95,25 @@ def test_invalid_sweeps_have_no_p_value(sweeps, tmp_path, capsys):
     )
     assert main(["compare", str(sweeps[0]), str(directory)]) == 0
     text = capsys.readouterr().out
+    assert text.count("withheld") == 2
+
+
+def test_other_hyperparameters_are_named_and_runs_that_both_have_are_not_compared(tmp_path, capsys):
+    def with_settings(source):
+        return lambda point, made: (
+            made | {"settings": {"data.source": source, "kl.beta": made["cell"]["beta"]}}
+        )
+
+    one, other = (
+        write_sweep(tmp_path / source, edit=with_settings(source)) for source in ("grammar", "imdb")
+    )
+    assert main(["compare", str(one), str(other)]) == 0
+    text = capsys.readouterr().out
+    assert "Different hyperparameters: data.source (grammar; imdb)." in text
+    assert "withheld" not in text
+    assert f"{one} " in text, "both plans have one name"
+    shutil.copytree(one, tmp_path / "copy")
+    assert main(["compare", str(one), str(tmp_path / "copy")]) == 0
+    text = capsys.readouterr().out
+    assert "24 results of the grids are in both: the sweeps are not independent." in text
     assert text.count("withheld") == 2

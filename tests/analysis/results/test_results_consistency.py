@@ -1,0 +1,146 @@
+"""Runs that contradict each other, though each file is intact."""
+
+import json
+import re
+
+import pytest
+from synthetic import digest, fail, publish, write_sweep
+
+from analysis.results.load import load_sweep
+
+DESIGN = {"replicates": 3, "betas": {0: 0.1, 1: 0.3}}
+
+
+def with_settings(point, made):
+    settings = {"kl.beta": made["cell"]["beta"], "kl.estimator.class_path": point[0], "model.temperature": 1}
+    return {**made, "settings": settings}
+
+
+@pytest.fixture
+def runs(tmp_path):
+    write_sweep(tmp_path, edit=with_settings, **DESIGN)
+    assert load_sweep(tmp_path).problems == []
+    return tmp_path
+
+
+def grid(runs):
+    """(arm, beta index, replicate) -> path and content of the result."""
+    contents = {path: json.loads(path.read_bytes()) for path in sorted((runs / "results").glob("*.json"))}
+    return {
+        tuple(made["cell"][key] for key in ("arm", "beta_index", "replicate")): made
+        for made in contents.values()
+        if made["cell"]["arm"]
+    }
+
+
+def change(runs, edit, arm="RaoBlackwell"):
+    """Publish the results of an arm anew, with a valid checksum."""
+    for place, made in grid(runs).items():
+        if place[0] == arm:
+            edit(made)
+            publish(runs / "results", made)
+
+
+def told(runs):
+    """The text of each problem, without its file, and whether it rules out a verdict."""
+    problems = load_sweep(runs).problems
+    return [(re.sub(r"^results/.*\.json: ", "", one.text), one.serious) for one in problems]
+
+
+def copy(runs, source, target, **where):
+    """Publish a run's result as that of another cell, or of a new one."""
+    results = grid(runs)
+    cell = results[target]["cell"] | where
+    name = digest(cell) if where else results[target]["id"]
+    publish(runs / "results", results[source] | {"id": name, "cell": cell})
+
+
+def test_a_copy_as_another_replicate_or_beta_gives_no_verdict(runs):
+    copy(runs, ("MonteCarlo", 0, 0), ("MonteCarlo", 0, 2))
+    assert told(runs) == [("the same curves in every digit at different seeds", True)]
+    copy(runs, ("MonteCarlo", 0, 0), ("RaoBlackwell", 1, 1))
+    assert told(runs) == [
+        ("the same curves in every digit at different seeds", True),
+        ("its settings have kl.beta = 0.1, expected 0.3", True),
+        ("its settings have kl.estimator = MonteCarlo, expected RaoBlackwell", True),
+    ]
+
+
+def test_a_copy_in_its_own_pair_may_be_an_arm_that_does_the_same(runs):
+    copy(runs, ("MonteCarlo", 0, 0), ("RaoBlackwell", 0, 0))
+    same, copied = told(runs)
+    assert same == ("the same curves in every digit at one seed: a copy, or arms that do the same", False)
+    assert copied == ("its settings have kl.estimator = MonteCarlo, expected RaoBlackwell", True)
+
+
+def test_without_a_plan_copies_are_no_further_replicates(tmp_path):
+    write_sweep(tmp_path, plan=False, **DESIGN)
+    for place, made in list(grid(tmp_path).items()):
+        copy(tmp_path, place, place, replicate=place[2] + 3, seed=made["cell"]["seed"] + 50)
+    assert {serious for _, serious in told(tmp_path)} == {True}
+
+
+def test_a_negative_kl_gives_no_verdict(runs):
+    change(runs, lambda made: made["final"].update(kl=-0.5))
+    assert told(runs) == [("its KL is -0.5; a KL is not negative", True)] * 6
+    change(runs, lambda made: made["final"].update(kl=-0.0005))
+    assert told(runs) == []
+
+
+def test_what_no_arm_changes_and_other_steps_and_versions_are_named(runs):
+    change(runs, lambda made: made["settings"].update({"model.temperature": 0.5}))
+    change(runs, lambda made: made["versions"].update(torch="2.12"))
+
+    def shorten(made):
+        made["curves"] = {key: {k: v[:4] for k, v in one.items()} for key, one in made["curves"].items()}
+
+    change(runs, shorten)
+    assert told(runs) == [
+        ("matched runs differ in model.temperature, which no arm changes: 0.5, 1", False),
+        ("the runs end at different steps: MonteCarlo 19; RaoBlackwell 3", False),
+        (
+            "the runs were made with different versions: MonteCarlo lit_klrb 0.1 torch 2.13; "
+            "RaoBlackwell lit_klrb 0.1 torch 2.12",
+            False,
+        ),
+    ]
+
+
+def test_without_a_plan_an_arm_changes_the_same_values_everywhere(tmp_path):
+    write_sweep(tmp_path, plan=False, **DESIGN)
+    copy(tmp_path, ("MonteCarlo", 0, 2), ("MonteCarlo", 0, 2), overrides={"kl.estimator": "K3Loss"})
+    for path in (tmp_path / "results").glob("*.json"):
+        content = json.loads(path.read_bytes())
+        if content["cell"]["replicate"] == 2 and content["cell"]["overrides"] == {
+            "kl.estimator": "MonteCarlo"
+        }:
+            path.unlink()
+    ((text, serious),) = told(tmp_path)
+    assert text.startswith("the runs of MonteCarlo change different values: ")
+    assert serious
+
+
+def test_runs_that_ended_without_a_result_are_counted_by_arm(runs):
+    for index in (0, 1):
+        place = ("RaoBlackwell", index, 0)
+        name = grid(runs)[place]["id"]
+        fail(runs, place)
+        (runs / "results" / f"{name}.json").unlink()
+    ((text, serious),) = told(runs)
+    assert text.startswith("runs without a result: MonteCarlo 0, RaoBlackwell 2; their pairs are left out")
+    assert not serious
+
+
+@pytest.mark.parametrize("place", ["final", "prompts", "curves"])
+def test_numbers_whose_squares_overflow_are_not_results(runs, place):
+    def edit(made):
+        if place == "final":
+            made["final"]["reward"] = 1e300
+        elif place == "prompts":
+            made["prompts"] = {"reward": [1e300, -1e300], "kl": [made["final"]["kl"]] * 2}
+        else:
+            made["curves"]["train/reward"]["value"][0] = 1e300
+
+    change(runs, edit)
+    assert {text for text, _ in told(runs)} == {"not a result (ValueError: 1e+300 is too large)"}
+    assert load_sweep(runs).missing
