@@ -54,7 +54,7 @@ class Mapping:
         """
         coordinates = (*COORDINATES, "seed")
         given: list[tuple[str, Iterable[str], Sequence[str]]] = [("columns", self.columns, COLUMNS)]
-        given += [(f"runs.{run}", said, coordinates) for run, said in self.runs.items()]
+        given += [(f"runs.{run}", values, coordinates) for run, values in self.runs.items()]
         for key, names, allowed in given:
             for name in names:
                 if name not in allowed:

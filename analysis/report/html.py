@@ -52,7 +52,7 @@ def page(title: str, kicker: str, withheld: str, sections: Sequence[Section]) ->
 def check_target(path: Path) -> None:
     """Check that a path is free or an ordinary file, not a link or a device, in a writable directory."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise ConfigurationError(f"{path} is a link or not a file; a page is written to a file of its own")
+        raise ConfigurationError(f"{path} is a link or not a file; name a new or an ordinary file")
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise ConfigurationError(f"{path} cannot be written: {folder} is not a directory that can be written")

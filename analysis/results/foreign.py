@@ -147,7 +147,7 @@ class Collector:
         for name in COORDINATES:
             if name not in found:
                 raise ConfigurationError(
-                    f"{row.place}: {name} is not known: neither a column nor a name says it"
+                    f"{row.place}: {name} is unknown: neither a column nor the name of the file or run has it"
                 )
         beta = _number(row, "beta", found["beta"])
         if not (math.isfinite(beta) and beta >= 0):
@@ -158,10 +158,10 @@ class Collector:
 
 
 def matching_files(folder: Path, name: str) -> list[tuple[Path, dict[str, str]]]:
-    """The files below a folder that are called like a template, each with what its name says.
+    """The files below a folder whose path matches a template, each with the values in its path.
 
     Raises:
-        ConfigurationError: If there is none, or the template leaves the folder.
+        ConfigurationError: If there is none, or the template is not a path below the folder.
     """
     parts = PurePosixPath(name).parts
     if not name or PurePosixPath(name).is_absolute() or ".." in parts:
@@ -173,7 +173,7 @@ def matching_files(folder: Path, name: str) -> list[tuple[Path, dict[str, str]]]
         if (match := pattern.fullmatch(path.relative_to(folder).as_posix()))
     ]
     if not matches:
-        raise ConfigurationError(f"no file of {folder} is called like {name!r}", key="files")
+        raise ConfigurationError(f"no file of {folder} matches {name!r}", key="files")
     return matches
 
 
@@ -187,12 +187,12 @@ def logged_runs(
 
     Args:
         source: A log; with `files`, a folder.
-        files: What the logs in the folder are called, such as "{arm}-{beta}-{replicate}/trainer_state.json".
+        files: Template of the paths of the logs, such as "{arm}-{beta}-{replicate}/trainer_state.json".
         columns: See `Collector`.
         named: See `Collector`.
 
     Raises:
-        ConfigurationError: If something cannot be read or is not clear; one line with its place.
+        ConfigurationError: If something cannot be read or is ambiguous; one line with its place.
     """
     collector = Collector(columns, named)
     logs = [(source, {})] if files is None else matching_files(source, files)
@@ -204,7 +204,7 @@ def logged_runs(
 
 
 def template(text: str) -> re.Pattern[str]:
-    """The names that a text with placeholders stands for.
+    """The pattern of a template with placeholders.
 
     Example:
         >>> template("{arm}-{beta}/log.csv").fullmatch("k3-in-loss-0.05/log.csv").groupdict()
@@ -242,7 +242,7 @@ def _label(row: Row, name: str, value: Any) -> str:
 
 
 def _seed(label: str) -> int:
-    """The seed itself if it is one, else a number that stands for its name."""
+    """The seed if the label is a number, otherwise a hash of the label."""
     if label.isdecimal() and int(label) < _LARGEST_SEED:
         return int(label)
     return int.from_bytes(hashlib.sha256(label.encode()).digest()[:6], "big")

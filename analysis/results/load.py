@@ -208,6 +208,6 @@ def _without_duplicates(runs: list[Run], plan: Plan) -> tuple[list[Run], list[Pr
             kept += group
         else:
             names = ", ".join(f"{layout.RESULTS}/{run.cell.id}.json" for run in group)
-            text = f"{names}: {len(group)} results for {group[0].cell} and no plan says which counts"
+            text = f"{names}: {len(group)} results for {group[0].cell}, but no plan to select one"
             problems.append(Problem(text, serious=True))
     return kept, problems

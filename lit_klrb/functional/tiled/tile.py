@@ -74,5 +74,5 @@ class Tile(NamedTuple):
         if value_weights is not None and stats.expected_value is not None:
             constant = constant - value_weights * stats.expected_value
             by_value = [factor * value_weights]
-        # Computed in the statistics' float64, where large terms cancel, and rounded only for the passes over v
+        # In the float64 of the statistics, as large terms cancel; rounded only for the passes over the block
         return torch.stack([factor * constant, -factor * kl_weights, *by_value], -1).to(self.sums.dtype)
