@@ -33,7 +33,7 @@ def export_checkpoint(ckpt_path: str, output_dir: str) -> None:
     target = Path(output_dir).expanduser().resolve()
     check_target(target)
     from lit_klrb.models.adapters import has_adapter, merged
-    from lit_klrb.models.checksums import write_checksums
+    from lit_klrb.models.folders import write_checksums
     from lit_klrb.models.loading import load_checkpoint
 
     if not Path(ckpt_path).expanduser().exists():

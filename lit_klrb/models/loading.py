@@ -21,7 +21,7 @@ from lit_klrb.models.checkpoints import (
     model_from_checkpoint as model_from_checkpoint,
     read_checkpoint as read_checkpoint,
 )
-from lit_klrb.models.checksums import check_checksums
+from lit_klrb.models.folders import check_weights
 from lit_klrb.models.roles import (
     CLASSIFIER as CLASSIFIER,
     POLICY as POLICY,
@@ -131,7 +131,7 @@ def _model_from_folder(path: str, role: Role) -> PreTrainedModel:
     """The model of a folder or a hub id; refused if weights are damaged, or missing and thus random."""
     if find_adapter_config_file(path) is not None:
         raise ConfigurationError("this is an adapter; merge it into its model first")
-    check_checksums(Path(path))
+    check_weights(Path(path))
     model, found = role.auto_class.from_pretrained(
         path, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True
     )

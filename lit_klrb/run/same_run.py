@@ -46,12 +46,8 @@ def record(settings: Settings) -> Settings:
     Args:
         settings: The complete configuration, as plain dictionaries.
     """
-    contents = {
-        key: _content(Path(value))
-        for key, value in leaves(settings)
-        if key.endswith(READ_AGAIN) and isinstance(value, str) and Path(value).exists()
-    }
-    return {"settings": settings, "contents": contents}
+    again = {key: _content_of(value) for key, value in leaves(settings) if key.endswith(READ_AGAIN)}
+    return {"settings": settings, "contents": {key: found for key, found in again.items() if found}}
 
 
 def run_of(path: str) -> Settings:
@@ -130,6 +126,13 @@ def leaves(settings: Settings) -> Iterator[tuple[str, Any]]:
                 yield f"{section}.{key}", value
         if not isinstance(content, dict):
             yield section, content
+
+
+def _content_of(value: Any) -> Any:
+    """The content of a file or folder, or of the rewards of a weighted sum, with their weights."""
+    if isinstance(value, dict):
+        return {_content_of(name) or name: weight for name, weight in value.items()}
+    return _content(Path(value)) if isinstance(value, str) and Path(value).exists() else None
 
 
 def _content(path: Path) -> str:

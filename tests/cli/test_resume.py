@@ -212,21 +212,40 @@ def test_checkpoints_by_time_change_nothing(chain, tmp_path, stage):
     assert sorted(saved) == [5, 6]
 
 
-def test_checkpoints_by_time_are_never_within_an_optimizer_step(chain, tmp_path):
-    parts = ["--trainer.accumulate_grad_batches", "2"]
-    always = ["--checkpoint.train_time_interval", "0:00:00.000001", "--trainer.max_steps", "3"]
-    saved = []
-    original = cli.CheckpointFiles.save_checkpoint
+class Minute(Callback):
+    """Lets a minute pass before a batch."""
+
+    def __init__(self, batch):
+        self.batch, self.now = batch, 0.0
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.now += 60.0 * (batch_idx == self.batch)
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.mark.parametrize(("batch", "first"), [(2, (1, 2, 2)), (3, (2, 4, 4))])
+def test_checkpoints_by_time_are_never_within_an_optimizer_step(chain, tmp_path, monkeypatch, batch, first):
+    parts = ["--trainer.accumulate_grad_batches", "2", "--trainer.max_steps", "3"]
+    saved, clock = [], Minute(batch)
+    original, make = cli.CheckpointFiles.save_checkpoint, cli.LitCLI.instantiate_trainer
+
+    def with_clock(self, **kwargs):
+        trainer = make(self, **kwargs)
+        trainer.callbacks.insert(0, clock)
+        return trainer
 
     def noted(self, checkpoint, path, **keywords):
         batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]
         saved.append((checkpoint["global_step"], batches["ready"], batches["completed"]))
         original(self, checkpoint, path, **keywords)
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(cli.CheckpointFiles, "save_checkpoint", noted)
-        assert chain.run("fit", "rloo", *parts, *always, run=tmp_path) == 0
-    assert saved == [(1, 2, 2), (2, 4, 4), (3, 6, 6)]
+    monkeypatch.setattr(cli.LitCLI, "instantiate_trainer", with_clock)
+    monkeypatch.setattr("lightning.pytorch.callbacks.model_checkpoint.time", clock)
+    monkeypatch.setattr(cli.CheckpointFiles, "save_checkpoint", noted)
+    assert chain.run("fit", "rloo", *parts, run=tmp_path) == 0
+    assert saved == [first, (3, 6, 6)]
 
 
 def test_a_minute_is_all_that_a_kill_may_cost(chain):

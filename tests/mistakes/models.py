@@ -9,6 +9,12 @@ from re import escape
 from mistakes.driver import Mistake
 
 DEEP = 100_000
+INDICES = {
+    "list_index": [1],
+    "empty_index": {},
+    "pipe_index": {"metadata": {}, "weight_map": {"transformer.wte.weight": "../fifo.jsonl"}},
+    "lost_index": {"metadata": {}, "weight_map": {"transformer.wte.weight": "nowhere.safetensors"}},
+}
 
 
 def make_models(root: Path, finished: Path) -> None:
@@ -18,6 +24,7 @@ def make_models(root: Path, finished: Path) -> None:
     from lit_klrb.models import loading
 
     export_checkpoint(str(finished / "sft" / "checkpoints" / "last.ckpt"), str(root / "model"))
+    (root / "model" / "SHA256SUMS").unlink()  # it would refuse damaged weights before they are read
     bpe = train_bpe(["It was good."], 262)
     settings = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64}
     loading.fresh_model(settings, bpe, 0).save_pretrained(root / "bpe_model")
@@ -41,6 +48,10 @@ def make_models(root: Path, finished: Path) -> None:
         (root / f"model_{name}" / file).unlink()
         if content is not None:
             (root / f"model_{name}" / file).write_bytes(content)
+    for name, index in INDICES.items():
+        shutil.copytree(root / "model", root / f"model_{name}")
+        (root / f"model_{name}" / "model.safetensors").unlink()
+        (root / f"model_{name}" / "model.safetensors.index.json").write_text(json.dumps(index))
     shutil.copytree(root / "model", root / "model_no_eos")
     path = root / "model_no_eos" / "tokenizer_config.json"
     tokens = {k: v for k, v in json.loads(path.read_text()).items() if k not in ("eos_token", "pad_token")}
@@ -62,6 +73,7 @@ MODELS = [
     "torn_tokens",
     "deep_tokens",
     "no_eos",
+    *INDICES,
 ]
 
 

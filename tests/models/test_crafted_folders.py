@@ -93,6 +93,28 @@ def test_weights_that_are_not_there(folder, weights, message):
         loading.load_model("policy_path", str(folder))
 
 
+def test_an_index_names_files_of_its_folder_only(folder):
+    weights = folder / "model.safetensors"
+    elsewhere = weights.rename(folder.parent / "elsewhere.safetensors")
+    os.mkfifo(folder.parent / "pipe")
+    index = folder / "model.safetensors.index.json"
+    for name in ("../elsewhere.safetensors", str(elsewhere), "../pipe", "lost.safetensors", 5, None):
+        index.write_text(
+            json.dumps({"metadata": {}, "weight_map": dict.fromkeys(load_file(elsewhere), name)})
+        )
+        message = f"^policy_path: {folder}: {index.name} names {name!r}, which is not a file of this folder$"
+        with pytest.raises(ConfigurationError, match=message):
+            loading.load_model("policy_path", str(folder))
+    for content in ("{", "[1]", "{}", "[" * 100_000, '{"weight_map": {"a": [1]}}'):
+        index.write_text(content)
+        with pytest.raises(ConfigurationError, match=f"^policy_path: {folder}: {index.name} is not an index"):
+            loading.load_model("policy_path", str(folder))
+    elsewhere.rename(folder / "part.safetensors")
+    names = dict.fromkeys(load_file(folder / "part.safetensors"), "part.safetensors")
+    index.write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    loading.load_model("policy_path", str(folder))
+
+
 def test_weights_cut_off(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])

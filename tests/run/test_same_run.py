@@ -127,6 +127,25 @@ def test_files_that_are_read_again_count_by_their_content(tmp_path):
     assert not record(settings(model__init_args__policy_path=str(first)))["contents"]
 
 
+@pytest.mark.parametrize("key", ["reference_path", "reward_path", "source", "preferences"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_files_that_change_are_noticed(tmp_path, key, weighted):
+    def config(name, weight=0.5):
+        value = {"grammar": 1.0, str(tmp_path / name): weight} if weighted else str(tmp_path / name)
+        return settings(**{f"model__init_args__{key}": value})
+
+    for name in ("file", "copy"):
+        (tmp_path / name).write_text("a")
+    before = record(config("file"))
+    check_same_run("run/last.ckpt", before, record(config("copy")))
+    if weighted:
+        with pytest.raises(ConfigurationError, match="has changed"):
+            check_same_run("run/last.ckpt", before, record(config("file", 0.6)))
+    (tmp_path / "file").write_text("b")
+    with pytest.raises(ConfigurationError, match=rf"^model\.init_args\.{key}: .*file.* has changed since"):
+        check_same_run("run/last.ckpt", before, record(config("file")))
+
+
 def test_a_key_that_one_version_does_not_know_is_passed_over():
     assert refusal(settings(), settings(model__init_args__new=1)) is None
     assert refusal(settings(model__init_args__old=1), settings()) is None
@@ -142,3 +161,6 @@ def test_a_checkpoint_of_a_trainer_of_ones_own_is_compared_by_its_modules_argume
     with pytest.raises(ConfigurationError, match=r"model\.init_args\.schedule: .*cosine, not constant"):
         check_same_run(str(path), run, record(settings()))
     check_same_run(str(path), run, record(settings(model__init_args__schedule="cosine")))
+    torch.save({**parts, "loops": {}}, path)
+    with pytest.raises(ConfigurationError, match=f"^ckpt_path: {path} cannot be resumed: "):
+        run_of(str(path))

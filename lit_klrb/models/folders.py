@@ -1,0 +1,61 @@
+"""Checks of the weights in a folder, before transformers reads them."""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.files import write_atomically
+
+# The checksums of the weights, in the format of `sha256sum`.
+CHECKSUMS = "SHA256SUMS"
+# Maximum number of characters that are read of them; a model of a thousand files has 100,000.
+MAX_CHARACTERS = 2**20
+
+
+def write_checksums(folder: Path) -> None:
+    """Write the checksums of a folder's weights, which `sha256sum --check SHA256SUMS` verifies, too."""
+    lines = [f"{_sha256(file)}  {file.name}\n" for file in _weights(folder)]
+    write_atomically(folder / CHECKSUMS, "".join(lines))
+
+
+def check_weights(folder: Path) -> None:
+    """Check that all weights are files of a folder, and match their checksums if it has any.
+
+    Raises:
+        ConfigurationError: If an index names another file, or a file does not match.
+    """
+    for index in folder.glob("*.index.json"):
+        _check_index(index)
+    if not (folder / CHECKSUMS).is_file():
+        return
+    with (folder / CHECKSUMS).open(errors="replace") as file:
+        lines = re.findall(r"([0-9a-f]{64})  (.+)", file.read(MAX_CHARACTERS))
+    sums = {name: digest for digest, name in lines}
+    for weights in _weights(folder):
+        if sums.get(weights.name) != _sha256(weights):
+            raise ConfigurationError(
+                f"{weights.name} does not match its checksum in {CHECKSUMS}: it is damaged, or was changed "
+                f"after the export; then delete {CHECKSUMS}"
+            )
+
+
+def _check_index(path: Path) -> None:
+    """Check that an index names files of its folder: transformers would read any other, pipes too."""
+    try:
+        names = set(json.loads(path.read_bytes())["weight_map"].values())
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise ConfigurationError(f"{path.name} is not an index of weights") from None
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not (path.parent / name).is_file():
+            raise ConfigurationError(f"{path.name} names {name!r}, which is not a file of this folder")
+
+
+def _weights(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors"))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
