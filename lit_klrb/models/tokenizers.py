@@ -1,10 +1,12 @@
 """Tokenizers from folders and from checkpoints, and the comparison of two vocabularies."""
 
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils.hub import cached_file
 
 from lit_klrb.errors import ConfigurationError, brief
 
@@ -26,7 +28,10 @@ def tokenizer_from_folder(path: str) -> PreTrainedTokenizerBase:
         ConfigurationError: If it cannot be loaded.
     """
     try:
+        _check_names_no_files(path)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except ConfigurationError:
+        raise
     except Exception as error:  # tokenizers raise all kinds of exceptions on damaged files
         reason = brief(error).replace(path, "its folder")
         raise ConfigurationError(f"its tokenizer cannot be loaded: {reason}") from error
@@ -109,6 +114,15 @@ def check_same_vocabulary(key: str, path: str, ids: dict[str, int], others: dict
             f"{tokens[first]!r} in the policy; a KL between them needs the same vocabulary",
             key=key,
         )
+
+
+def _check_names_no_files(path: str) -> None:
+    """Check that a tokenizer's settings name no files: transformers would read any, even endless ones."""
+    settings = cached_file(path, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
+    content = {} if settings is None else json.loads(Path(settings).read_bytes())
+    for key in ("vocab", "merges", "init_inputs") if isinstance(content, dict) else ():
+        if isinstance(value := content.get(key), str) or (key == "init_inputs" and value):
+            raise ConfigurationError(f"its tokenizer_config.json has {key}, which may name any file")
 
 
 def _check_name(name: Any) -> None:

@@ -80,6 +80,8 @@ def test_links_are_removed_and_not_followed(sweep, tmp_path_factory):
     folder = sweep / "cells" / GRID / "checkpoints"
     (folder / "link").symlink_to(elsewhere)
     (folder / "folder").symlink_to(elsewhere.parent)
+    (sweep / "cells" / "linked").symlink_to(elsewhere.parents[1], target_is_directory=True)
+    (sweep / "results" / "linked.json").write_text(json.dumps({"cell": {"arm": "MonteCarlo"}}))
     trim(sweep, 0)
     assert elsewhere.read_text() == "mine"
 

@@ -115,6 +115,23 @@ def test_an_index_names_files_of_its_folder_only(folder):
     loading.load_model("policy_path", str(folder))
 
 
+@pytest.mark.parametrize("key", ["vocab", "merges", "init_inputs"])
+def test_a_tokenizer_reads_no_other_files(folder, key):
+    """They would become tokens, and a pipe would be waited for."""
+    other = folder.parent / "other.txt"
+    other.write_text("secret\n")
+    value = [str(other)] if key == "init_inputs" else str(other)
+    edit(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer", **{key: value})
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(
+        ConfigurationError, match=f"its tokenizer_config.json has {key}, which may name any file"
+    ):
+        loading.load_tokenizer("tokenizer_path", str(folder))
+    files = {"tokenizer_config.json": (folder / "tokenizer_config.json").read_text()}
+    with pytest.raises(ConfigurationError, match=f"^its tokenizer_config.json has {key}, which"):
+        loading.tokenizer_from_files(files)
+
+
 def test_weights_cut_off(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])

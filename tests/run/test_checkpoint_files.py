@@ -156,13 +156,16 @@ class Calls:
     def __init__(self, monkeypatch):
         self.made = []
         fsync, replace, link = os.fsync, files.Path.replace, os.link
-        monkeypatch.setattr(
-            "os.fsync", lambda fd: (self.note("sync", os.readlink(f"/proc/self/fd/{fd}")), fsync(fd))
-        )
+        monkeypatch.setattr("os.fsync", lambda fd: (self.note_sync(fd), fsync(fd)))
         monkeypatch.setattr("os.link", lambda a, b: (self.note("link", b), link(a, b)))
         monkeypatch.setattr(
             files.Path, "replace", lambda path, other: (self.note("rename", other), replace(path, other))
         )
+
+    def note_sync(self, descriptor):
+        # Content that is still in Python's buffer would not be on disk.
+        call = "sync" if os.fstat(descriptor).st_size else "sync of an empty file"
+        self.note(call, os.readlink(f"/proc/self/fd/{descriptor}"))
 
     def note(self, call, path):
         name = os.path.basename(path)
