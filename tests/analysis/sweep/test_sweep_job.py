@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from analysis.sweep import Store
+from analysis.sweep import Store, job
 from analysis.sweep.job import FAILED, PUBLISHED, Job, run_job
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -42,6 +42,23 @@ def test_an_attempt_resumes_from_the_checkpoint_of_the_previous_one(store, left)
     assert exit_code(store, left) == PUBLISHED
     assert "resumed" in store.log(left.id).read_text()
     assert store.result(left.id)["state"] == "done"
+
+
+def test_a_checkpoint_is_on_disk_before_its_result_is_published(store, left, monkeypatch, tmp_path):
+    order = tmp_path / "order.txt"
+
+    def noted(name, original):
+        def call(*arguments):
+            with order.open("a") as file:
+                print(name, file=file)
+            return original(*arguments)
+
+        return call
+
+    monkeypatch.setattr(job, "sync", noted("sync", job.sync))
+    monkeypatch.setattr(Store, "publish", noted("publish", Store.publish))
+    assert exit_code(store, left) == PUBLISHED
+    assert order.read_text().split() == ["sync", "publish"]
 
 
 def test_a_repeated_published_cell_starts_from_scratch(store, left):
