@@ -208,7 +208,7 @@ def test_pairs_with_unequal_seeds_are_refused_by_the_reader(tmp_path, imported):
             "mapping.yaml: columns: 'lr' is not allowed; one of: arm, beta",
         ),
         ({"columns": {**COLUMNS, "step": "epoch"}}, "columns.step: 'epoch' is in no row of"),
-        ({"columns": {"reward": "reward", "kl": "kl"}}, "line 2: arm is not known"),
+        ({"columns": {"reward": "reward", "kl": "kl"}}, "line 2: arm is unknown"),
         ({"columns": COLUMNS, "control": "ppo"}, "primary.control: 'ppo' is not allowed; one of: mc, rb"),
         ({"columns": COLUMNS, "margin": 1}, "mapping.yaml: margin: Key 'margin' not in 'Mapping'"),
         ({"columns": COLUMNS, "files": "../{arm}.csv"}, "files: '../{arm}.csv' is not allowed; a path below"),

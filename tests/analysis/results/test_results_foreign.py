@@ -76,7 +76,7 @@ HEAD = "method,beta,seed,reward,kl\n"
         (HEAD + "mc,0.1,0,,1\nmc,0.1,1,1,1\n", r"line 2: has no reward; nan is expected"),
         (HEAD + "mc,0.1,0,,\nmc,0.1,1,1,1\n", r"line 2: has no reward; nan is expected"),
         (HEAD + "mc,-1,0,1,1\n", r"line 2: beta is '-1'"),
-        (HEAD + "mc,,0,1,1\nmc,1,0,1,1\n", r"line 2: beta is not known"),
+        (HEAD + "mc,,0,1,1\nmc,1,0,1,1\n", r"line 2: beta is unknown"),
         (HEAD + "mc,0.1,0,1\n", r"line 2: has 4 fields, the header 5"),
         (
             HEAD.replace("kl", "KL") + "mc,0.1,0,1,1\n",
