@@ -57,6 +57,10 @@ def test_the_functional_names():
         "entropy",
         "value",
         "expected_value",
+        "head_kl",
+        "head_mass",
+        "ref_head_mass",
+        "in_head",
     )
     for name in ("token_stats", "tiled_token_stats", "tiled_policy_loss"):
         assert callable(getattr(functional, name))

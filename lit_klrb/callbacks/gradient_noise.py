@@ -86,7 +86,8 @@ def prompt_gradients(module: OnPolicyModule) -> tuple[Tensor, Tensor, int]:
         # Rows of the whole rollout's weights: the estimator may have fitted coefficients on other prompts
         prompt, prompt_reward = (e.rows(slice(start, start + group_size)) for e in (experience, reward_alone))
         mask = prompt.rollout.mask
-        stats = module.scorer.stats(prompt.rollout, prompt.reference_states, module.token_value_table)
+        rollout, states = prompt.rollout, prompt.reference_states
+        stats = module.scorer.stats(rollout, states, module.token_value_table, module.kl_estimator.topk)
         reward = policy_gradient(module, REWARD_ALONE, stats, mask, prompt_reward.weights)
         total = policy_gradient(module, module.kl_estimator, stats, mask, prompt.weights)
         terms = torch.stack([reward, total - reward, total])

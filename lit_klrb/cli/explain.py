@@ -11,7 +11,7 @@ from lit_klrb import estimators
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import KLEstimator, RaoBlackwell
-from lit_klrb.estimators.measurement import counterexample, measure
+from lit_klrb.estimators.measurement import TOP_K, counterexample, measure
 from lit_klrb.estimators.names import NAMES_IN_USE, NameInUse, names_of
 from lit_klrb.estimators.recipe import NOTATION
 
@@ -134,8 +134,10 @@ def _print_page(name: str, estimator: KLEstimator) -> None:
         if about[key] is not None:
             print(f"{label}: {about[key]}")
     print(f"where {NOTATION}; g = sum_t [c_t grad log p(y_t) + grad l_t]")
+    head = "" if estimator.topk is None else f" with k = {TOP_K} of 4 tokens"
     print(
-        "\nExpected value and gradient on an enumerated model, compared with the exact KL and its gradient:"
+        f"\nExpected value and gradient on an enumerated model{head}, compared with the exact KL and its"
+        " gradient:"
     )
     _print_table(
         ("KL", "mean value", "cosine of gradients", "ratio of norms"),

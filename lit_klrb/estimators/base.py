@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional.baselines import leave_one_out_baseline
-from lit_klrb.functional.logprobs import TokenStats
+from lit_klrb.functional.logprobs import TokenStats, TopK
 
 Baseline = Literal["leave_one_out"]
 OffPolicy = Literal["none", "token", "prefix", "sequence", "clip"]
@@ -98,6 +98,11 @@ class KLEstimator(ABC):
             raise ConfigurationError(f"must be positive and finite, got {self.clip_range}", key="clip_range")
 
     @property
+    def topk(self) -> TopK | None:
+        """The head of the vocabulary whose sums it reads from the statistics; None for none."""
+        return None
+
+    @property
     def formula(self) -> str | None:
         """Score weight c_t and pathwise term l_t of g = sum_t [c_t grad log p(y_t) + grad l_t], as text."""
         return None
@@ -168,8 +173,8 @@ class KLEstimator(ABC):
     def is_fusable(self) -> bool:
         """Whether `tiled_policy_loss` computes the same loss from the weights.
 
-        True if l_t is the exact KL of the token and `weights` determine the score part: the weight of the
-        log-probability or, under "clip", of the clipped ratio.
+        True if l_t is the exact KL of the token, or `kl_topk`, and `weights` determine the score part: the
+        weight of the log-probability or, under "clip", of the clipped ratio.
         """
         return False
 

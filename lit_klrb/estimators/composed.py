@@ -90,7 +90,7 @@ class ComposedEstimator(KLEstimator):
     @property
     @override
     def is_fusable(self) -> bool:
-        return not self.credits_own_kl_in_loss and self.recipe.pathwise in (None, "kl")
+        return not self.credits_own_kl_in_loss and self.recipe.pathwise in (None, "kl", "topk")
 
 
 def on_policy_credit(recipe: Recipe, stats: TokenStats) -> Tensor:
@@ -167,8 +167,8 @@ def weighted_recipes_loss(
         loss = weighted_loss(stats.logprobs, score_weights)
     for (recipe, _), weight in zip(recipes, weights, strict=True):
         if recipe.pathwise is not None:
-            pathwise = TOKEN_VALUES[recipe.pathwise].of(stats)
-            loss = loss + weighted_loss(pathwise, weight * _importance_of(recipe.pathwise, importance))
+            for values, own in TOKEN_VALUES[recipe.pathwise].parts(stats, importance):
+                loss = loss + weighted_loss(values, weight * own)
     return loss
 
 
@@ -192,11 +192,6 @@ def _credit(
         return importance.through * on_policy_credit(recipe, stats)
     total = torch.zeros_like(stats.logprobs)
     for term in recipe.score:
-        values = TOKEN_VALUES[term.value].of(stats)
-        own = _importance_of(term.value, importance)
-        total = total + term.factor * assign_credit(values, term.credit, importance.through, own)
+        for values, own in TOKEN_VALUES[term.value].parts(stats, importance):
+            total = total + term.factor * assign_credit(values, term.credit, importance.through, own)
     return total
-
-
-def _importance_of(value: str, importance: ImportanceWeights) -> Tensor:
-    return importance.before if TOKEN_VALUES[value].known_before else importance.through

@@ -13,6 +13,8 @@ from lit_klrb.functional.enumeration import TabularLM, exact_kl, exact_kl_gradie
 from lit_klrb.functional.logprobs import token_stats
 
 KL_LEVELS = (0.01, 0.3, 3.0)
+# Of the four tokens of the measured models, for estimators that read only the most likely ones.
+TOP_K = 1
 
 
 class Measurement(NamedTuple):
@@ -58,7 +60,8 @@ def _measure_at(estimator: KLEstimator, policy: TabularLM, reference: TabularLM)
     leaf = policy.logits.clone().requires_grad_()
     tokens, mask = policy.sequences()
     logits = TabularLM(leaf, policy.max_length).token_logits(tokens)
-    stats = token_stats(logits, reference.token_logits(tokens), tokens)
+    topk = estimator.topk and estimator.topk._replace(k=TOP_K)
+    stats = token_stats(logits, reference.token_logits(tokens), tokens, topk=topk)
     probabilities = policy.logprobs(tokens, mask).exp()
     total = torch.zeros_like(probabilities[0])
     for n, probability in enumerate(probabilities):

@@ -4,27 +4,39 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
+import torch
 from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.functional.credit import Credit
+from lit_klrb.functional.credit import Credit, ImportanceWeights
 from lit_klrb.functional.kl import kl_k1_per_token, kl_k2_per_token, kl_k3_increments, kl_k3_per_token
 from lit_klrb.functional.logprobs import TokenStats
+from lit_klrb.functional.topk import TOPK_ESTIMATES
 
 
 class TokenValue(NamedTuple):
-    """A per-token value.
+    """A per-token value: the sum of two functions of statistics that are 0 outside the mask.
 
     Args:
-        of: Function from statistics that are 0 outside the mask to the value, shape [B, T].
-        known_before: Whether it is known before its token is drawn, as an expectation over the vocabulary is:
-            its importance weight is then that of the preceding tokens.
         symbol: Its symbol in formulas; {0} is the position.
+        before: The part that is known before its token is drawn, as an expectation over the vocabulary is:
+            its importance weight is that of the preceding tokens. Shape [B, T]; None for none.
+        through: The part that depends on the token; None for none.
     """
 
-    of: Callable[[TokenStats], Tensor]
-    known_before: bool
     symbol: str
+    before: Callable[[TokenStats], Tensor] | None = None
+    through: Callable[[TokenStats], Tensor] | None = None
+
+    def of(self, stats: TokenStats) -> Tensor:
+        """The value, shape [B, T]."""
+        parts = [part(stats) for part in (self.before, self.through) if part is not None]
+        return torch.stack(parts).sum(0)
+
+    def parts(self, stats: TokenStats, importance: ImportanceWeights) -> list[tuple[Tensor, Tensor]]:
+        """The parts and their importance weights, shape [B, T] each."""
+        pairs = ((self.before, importance.before), (self.through, importance.through))
+        return [(part(stats), weight) for part, weight in pairs if part is not None]
 
 
 def _exact_kl(stats: TokenStats) -> Tensor:
@@ -49,17 +61,22 @@ def _given(field: Tensor | None, name: str) -> Tensor:
 
 # The values that a recipe may name. r_t is the log ratio log p(y_t) - log q(y_t), a(v) a value of each token.
 TOKEN_VALUES = {
-    "k1": TokenValue(lambda stats: kl_k1_per_token(stats.logprobs, stats.ref_logprobs), False, "r_{0}"),
-    "k2": TokenValue(lambda stats: kl_k2_per_token(stats.logprobs, stats.ref_logprobs), False, "r_{0}^2 / 2"),
-    "k3": TokenValue(lambda stats: kl_k3_per_token(stats.logprobs, stats.ref_logprobs), False, "k3(r_{0})"),
-    "k3_sequence": TokenValue(
-        lambda stats: kl_k3_increments(stats.logprobs - stats.ref_logprobs),
-        False,
-        "k3(sum_{{s<={0}}} r_s) - k3(sum_{{s<{0}}} r_s)",
+    "k1": TokenValue("r_{0}", through=lambda stats: kl_k1_per_token(stats.logprobs, stats.ref_logprobs)),
+    "k2": TokenValue(
+        "r_{0}^2 / 2", through=lambda stats: kl_k2_per_token(stats.logprobs, stats.ref_logprobs)
     ),
-    "kl": TokenValue(_exact_kl, True, "KL_{0}"),
-    "value": TokenValue(_token_value, False, "a(y_{0})"),
-    "expected_value": TokenValue(_expected_token_value, True, "E_{0}[a]"),
+    "k3": TokenValue("k3(r_{0})", through=lambda stats: kl_k3_per_token(stats.logprobs, stats.ref_logprobs)),
+    "k3_sequence": TokenValue(
+        "k3(sum_{{s<={0}}} r_s) - k3(sum_{{s<{0}}} r_s)",
+        through=lambda stats: kl_k3_increments(stats.logprobs - stats.ref_logprobs),
+    ),
+    "kl": TokenValue("KL_{0}", before=_exact_kl),
+    "value": TokenValue("a(y_{0})", through=_token_value),
+    "expected_value": TokenValue("E_{0}[a]", before=_expected_token_value),
+    **{
+        name: TokenValue("K_{0}", before=estimate.head, through=estimate.tail and estimate.sampled)
+        for name, estimate in TOPK_ESTIMATES.items()
+    },
 }
 NOTATION = (
     "r_t = log p(y_t) - log q(y_t), KL_t = KL(p || q) at t over the vocabulary, k3(r) = r + exp(-r) - 1"
@@ -155,7 +172,7 @@ class Recipe:
 
 
 def _over_vocabulary(value: str | None) -> bool:
-    return value is not None and TOKEN_VALUES[value].known_before
+    return value is not None and TOKEN_VALUES[value].before is not None
 
 
 def _check_value(key: str, value: str) -> None:

@@ -18,7 +18,7 @@ from .kl import (
     kl_k3_per_token as kl_k3_per_token,
     kl_values as kl_values,
 )
-from .logprobs import TokenStats as TokenStats, token_stats as token_stats
+from .logprobs import TokenStats as TokenStats, TopK as TopK, token_stats as token_stats
 from .statistics import clustered_mean as clustered_mean
 from .surrogate import (
     clipped_loss as clipped_loss,
@@ -28,4 +28,4 @@ from .tiled import (
     tiled_policy_loss as tiled_policy_loss,
     tiled_token_stats as tiled_token_stats,
 )
-from .topk import TopK as TopK, kl_topk as kl_topk, topk_stats as topk_stats
+from .topk import kl_topk as kl_topk

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -11,6 +11,50 @@ from lit_klrb.errors import ConfigurationError
 
 # exp(-log_ratio) is not formed for log ratios below minus this: it would overflow in float32.
 _MAX_LOG_RATIO = 60.0
+
+
+Support = Literal["policy", "reference"]
+
+
+class TopK(NamedTuple):
+    """The head H of the vocabulary: the k most likely tokens of one model, at each position.
+
+    Args:
+        k: Number of tokens, 1 to V.
+        support: The model whose most likely tokens are taken.
+    """
+
+    k: int
+    support: Support = "policy"
+
+    def check(self, vocabulary: int | None = None) -> None:
+        """Check the values, and k against the size of the vocabulary if it is given.
+
+        Raises:
+            ConfigurationError: If k is out of range or the support unknown.
+        """
+        if self.k < 1 or (vocabulary is not None and self.k > vocabulary):
+            allowed = "at least 1" if vocabulary is None else f"between 1 and V = {vocabulary}"
+            raise ConfigurationError(f"must be {allowed}, got {self.k}", key="k")
+        if self.support not in get_args(Support):
+            raise ConfigurationError(f"must be policy or reference, got {self.support!r}", key="support")
+
+
+class HeadSums(NamedTuple):
+    """Sums over the head, and whether it has the sampled token, shape [B, T]; see `TokenStats`."""
+
+    head_kl: Tensor
+    head_mass: Tensor
+    ref_head_mass: Tensor
+    in_head: Tensor
+
+    @staticmethod
+    def of(logprobs: Tensor, ref_logprobs: Tensor, tokens: Tensor, sampled: Tensor) -> "HeadSums":
+        """The sums from the head's log-probabilities and tokens [..., k], and the sampled tokens [...]."""
+        mass = logprobs.exp()
+        inside = (tokens == sampled.unsqueeze(-1)).any(-1)
+        ref_mass = ref_logprobs.exp().sum(-1)
+        return HeadSums(kl_sum(logprobs, ref_logprobs, mass), mass.sum(-1), ref_mass, inside.to(mass.dtype))
 
 
 class TokenStats(NamedTuple):
@@ -23,6 +67,11 @@ class TokenStats(NamedTuple):
         entropy: Entropy of p(. | x, y_<t) in nats, shape [B, T]; None if not computed.
         value: a(y_t), the token value of the sampled token, shape [B, T]; None without token values.
         expected_value: sum_v p(v | x, y_<t) a(v), shape [B, T]; None without token values.
+        head_kl: Sum of p log(p / q) - p + q over the head H, shape [B, T]; never negative. This and what
+            follows are None without a `TopK`.
+        head_mass: Sum of p over H, shape [B, T].
+        ref_head_mass: Sum of q over H, shape [B, T].
+        in_head: 1 where the sampled token is in H, 0 elsewhere, shape [B, T].
     """
 
     logprobs: Tensor
@@ -31,6 +80,10 @@ class TokenStats(NamedTuple):
     entropy: Tensor | None = None
     value: Tensor | None = None
     expected_value: Tensor | None = None
+    head_kl: Tensor | None = None
+    head_mass: Tensor | None = None
+    ref_head_mass: Tensor | None = None
+    in_head: Tensor | None = None
 
     def detach(self) -> "TokenStats":
         """The same statistics, detached from the graph."""
@@ -54,6 +107,7 @@ def token_stats(
     tokens: Tensor,
     temperature: float = 1.0,
     token_values: Tensor | None = None,
+    topk: TopK | None = None,
 ) -> TokenStats:
     """Log-probabilities, KL and entropy of every token, over the full vocabulary.
 
@@ -67,13 +121,15 @@ def token_stats(
         tokens: Sampled token ids, shape [B, T].
         temperature: The sampling temperature; the logits of both models are divided by it.
         token_values: A value a(v) for every token, in units of reward, shape [V]; treated as constant.
+        topk: The head for which sums are computed. Which tokens it has is not differentiated.
 
     Returns:
-        All fields, shape [B, T]; `value` and `expected_value` only if token values are given. If only the
-        reference excludes a token, the KL is +inf and a warning names the token.
+        All fields, shape [B, T]; `value` and `expected_value` only if token values are given, and the sums
+        over the head only with `topk`. If only the reference excludes a token, the KL is +inf and a warning
+        names the token.
 
     Raises:
-        ConfigurationError: If the shapes do not match or the temperature is not positive.
+        ConfigurationError: If the shapes do not match, the temperature is not positive or k is out of range.
 
     Example:
         >>> coin = torch.tensor([[[0.7, 0.3]]]).log()
@@ -90,9 +146,11 @@ def token_stats(
     check_token_values(token_values, logits.shape[-1])
     if not temperature > 0:
         raise ConfigurationError(f"must be positive, got {temperature}", key="temperature")
+    if topk is not None:
+        topk.check(logits.shape[-1])
     policy, reference = (_log_softmax(values, temperature) for values in (logits, ref_logits))
     probabilities = policy.exp()
-    kl = _kl(policy, reference, probabilities)
+    kl = kl_sum(policy, reference, probabilities)
     if not torch.compiler.is_compiling() and bool((kl == torch.inf).any()):
         outside = (probabilities > 0) & (reference == -torch.inf)
         warn_infinite_kl(int(outside.flatten(0, -2).any(0).nonzero()[0]))
@@ -106,6 +164,7 @@ def token_stats(
         entropy=-(probabilities * log_probabilities).sum(-1),
         value=None if values is None else values[tokens],
         expected_value=None if values is None else probabilities @ values,
+        **({} if topk is None else _head_sums(policy, reference, tokens, topk)._asdict()),
     )
 
 
@@ -138,8 +197,23 @@ def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
     return (full_precision(logits) / temperature).log_softmax(-1)
 
 
-def _kl(policy: Tensor, reference: Tensor, probabilities: Tensor) -> Tensor:
-    """Sum over the vocabulary of p (r + exp(-r) - 1) = p r + q - p, with r the log ratio."""
+def _head_sums(policy: Tensor, reference: Tensor, tokens: Tensor, topk: TopK) -> HeadSums:
+    ranked = policy if topk.support == "policy" else reference
+    head = ranked.detach().topk(topk.k, dim=-1).indices
+    return HeadSums.of(policy.gather(-1, head), reference.gather(-1, head), head, tokens)
+
+
+def kl_sum(policy: Tensor, reference: Tensor, probabilities: Tensor) -> Tensor:
+    """Sum over the last dimension of p (r + exp(-r) - 1) = p r + q - p, with r the log ratio.
+
+    Args:
+        policy: log p, shape [..., V].
+        reference: log q, shape [..., V].
+        probabilities: p, shape [..., V].
+
+    Returns:
+        The KL over the whole vocabulary; over a part of it, a lower bound. Shape [...].
+    """
     present = probabilities > 0
     log_ratio = torch.where(present, policy - reference, 0)
     # q - p, written p expm1(-r) where p and q are close, so that their difference keeps its precision. The

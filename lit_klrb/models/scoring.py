@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lit_klrb.estimators import LossWeights
-from lit_klrb.functional import TokenStats, tiled_policy_loss, tiled_token_stats, token_stats
+from lit_klrb.functional import TokenStats, TopK, kl_topk, tiled_policy_loss, tiled_token_stats, token_stats
 from lit_klrb.functional.surrogate import clipped_loss, weighted_loss
 from lit_klrb.models.adapters import adapter_off
 from lit_klrb.models.generation import Rollout
@@ -76,7 +76,11 @@ class Scorer:
             return split.hidden_states(rollout)
 
     def stats(
-        self, rollout: Rollout, reference_states: Tensor, token_values: Tensor | None = None
+        self,
+        rollout: Rollout,
+        reference_states: Tensor,
+        token_values: Tensor | None = None,
+        topk: TopK | None = None,
     ) -> TokenStats:
         """Token statistics, differentiable with respect to the policy.
 
@@ -84,12 +88,14 @@ class Scorer:
             rollout: B sequences with T completion positions.
             reference_states: The result of `reference_states` for these sequences.
             token_values: A value for every token, shape [V].
+            topk: The head of the vocabulary for which sums are computed.
         """
         if not self.tiled:
             logits = completion_logits(self.policy, rollout)
-            return token_stats(logits, reference_states, rollout.completions, self.temperature, token_values)
+            tokens, temperature = rollout.completions, self.temperature
+            return token_stats(logits, reference_states, tokens, temperature, token_values, topk)
         arguments = self._tiled_arguments(rollout, reference_states)
-        return tiled_token_stats(**arguments, mask=rollout.mask, token_values=token_values)
+        return tiled_token_stats(**arguments, mask=rollout.mask, token_values=token_values, topk=topk)
 
     def loss(
         self,
@@ -99,6 +105,7 @@ class Scorer:
         behaviour_logprobs: Tensor | None = None,
         clip_range: float | None = None,
         token_values: Tensor | None = None,
+        topk: TopK | None = None,
     ) -> Tensor:
         """The loss of a fusable estimator, whose gradients are computed in the forward pass.
 
@@ -111,11 +118,12 @@ class Scorer:
             clip_range: Half-width of the range of the ratio to that policy, which then replaces the
                 log-probability; None for no clipping.
             token_values: The token values that the weights were computed with, shape [V]; None without.
+            topk: The head of `kl_topk`; None for the exact KL.
         """
         if clip_range is None or behaviour_logprobs is None:
             clip_range = behaviour_logprobs = None
         if not self.tiled:
-            stats = self.stats(rollout, reference_states, token_values).masked(rollout.mask)
+            stats = self.stats(rollout, reference_states, token_values, topk).masked(rollout.mask)
             return _weighted_sum(stats, rollout.mask, weights, behaviour_logprobs, clip_range)
         loss, _ = tiled_policy_loss(
             **self._tiled_arguments(rollout, reference_states),
@@ -126,6 +134,7 @@ class Scorer:
             clip_range=clip_range,
             token_values=token_values,
             value_weights=weights.value,
+            topk=topk,
         )
         return loss
 
@@ -155,8 +164,8 @@ def _weighted_sum(
     clip_range: float | None,
 ) -> Tensor:
     """The same loss as `tiled_policy_loss`, from statistics that are 0 outside the mask."""
-    assert stats.kl is not None
-    loss = weighted_loss(stats.kl, weights.kl)
+    # kl_topk is the exact KL where the statistics have no head
+    loss = weighted_loss(kl_topk(stats), weights.kl)
     if weights.value is not None and stats.expected_value is not None:
         loss = loss + weighted_loss(stats.expected_value, weights.value)
     if clip_range is None or behaviour_logprobs is None:

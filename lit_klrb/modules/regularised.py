@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import RaoBlackwell
-from lit_klrb.functional import TokenStats
+from lit_klrb.functional import TokenStats, TopK
 from lit_klrb.functional.statistics import clustered_mean
 from lit_klrb.models import loading
 from lit_klrb.models.adapters import adapter_off, has_adapter
@@ -179,11 +179,13 @@ class RegularisedModule(PolicyModule, ABC):
                 rows_before=rows_before,
             )
 
-    def score(self, rollout: Rollout, token_values: Tensor | None = None) -> tuple[Tensor, TokenStats]:
+    def score(
+        self, rollout: Rollout, token_values: Tensor | None = None, topk: TopK | None = None
+    ) -> tuple[Tensor, TokenStats]:
         """The reference's hidden states, shape [B, T, D], and the token statistics, [B, T]."""
         with self.stopwatch("statistics"):
             reference_states = self.scorer.reference_states(rollout)
-            return reference_states, self.scorer.stats(rollout, reference_states, token_values)
+            return reference_states, self.scorer.stats(rollout, reference_states, token_values, topk)
 
     def texts(self, rollout: Rollout) -> list[str]:
         """Prompt and completion of each sequence as one text."""

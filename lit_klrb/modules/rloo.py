@@ -126,7 +126,7 @@ class OnPolicyModule(RegularisedModule, ABC):
             token_values = self.fit_token_values()  # a(v), from the rollouts before this one
             # log p, log q, KL_t and E_t[a] of every token, with a graph if the first step uses all of them
             with torch.set_grad_enabled(self.parts == 1):
-                reference_states, stats = self.score(rollout, token_values)
+                reference_states, stats = self.score(rollout, token_values, self.kl_estimator.topk)
             rewards = self.rewards(rollout)  # r(x, y)
             training_rewards = self.training_rewards(rollout, rewards)  # less a penalty if y does not end
             # beta * credited KL - (r - mean of the other K - 1), on the completions of all processes
@@ -215,10 +215,16 @@ class OnPolicyModule(RegularisedModule, ABC):
         if stats is None and estimator.is_fusable:
             clip_range = estimator.clip_range if estimator.off_policy == "clip" else None
             return self.scorer.loss(
-                rollout, states, weights, behaviour_logprobs, clip_range, self.token_value_table
+                rollout,
+                states,
+                weights,
+                behaviour_logprobs,
+                clip_range,
+                self.token_value_table,
+                estimator.topk,
             )
         if stats is None:
-            stats = self.scorer.stats(rollout, states, self.token_value_table)
+            stats = self.scorer.stats(rollout, states, self.token_value_table, estimator.topk)
         return checked_loss(
             estimator, stats, rollout.mask, weights, beta=self.beta, behaviour_logprobs=behaviour_logprobs
         )

@@ -79,9 +79,14 @@ class GradientNoiseStudy(PolicyStudy):
         rollout = module.generate(module.policy, batch, module.sampling, seed=seed)
         rewards = module.training_rewards(rollout, module.rewards(rollout))
         reference_states = module.scorer.reference_states(rollout)
-        stats = module.scorer.stats(rollout, reference_states, module.token_value_table)
+        estimators = (REWARD_ALONE, *self.estimators)
+        by_head = {
+            topk: module.scorer.stats(rollout, reference_states, module.token_value_table, topk)
+            for topk in {estimator.topk for estimator in estimators}
+        }
         gradients = []
-        for estimator in (REWARD_ALONE, *self.estimators):
+        for estimator in estimators:
+            stats = by_head[estimator.topk]
             weights = estimator.weights(stats, rollout.mask, rewards, beta=module.beta, group_size=group_size)
             gradients.append(policy_gradient(module, estimator, stats, rollout.mask, weights))
         return torch.stack(gradients)

@@ -68,8 +68,10 @@ def test_right_estimators_have_the_true_gradient_at_every_level(name):
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_estimators_miss_the_true_gradient(name):
-    far = measure(CLASSES[name]())[-1]
-    assert far.cosine is None or far.cosine < 0.99 or abs(far.norm_ratio - 1) > 0.05
+    near, _, far = measure(CLASSES[name]())
+    # Tokens outside the head matter most where the models are similar
+    measured = near if name.startswith("TopK") else far
+    assert measured.cosine is None or measured.cosine < 0.99 or abs(measured.norm_ratio - 1) > 0.05
 
 
 def test_a_vanishing_gradient_has_no_direction():
@@ -196,7 +198,7 @@ def test_an_estimator_of_ones_own_has_a_page(own_module, capsys):
         ("own_estimators.WrongRecipe", "WrongRecipe.recipe must be a Recipe, got 'k1'"),
         (
             "own_mistake.Any",
-            "Term.value: must be one of k1, k2, k3, k3_sequence, kl, value, expected_value, got 'k4'",
+            "Term.value: must be one of k1, k2, k3, k3_sequence, kl, value, expected_value, topk",
         ),
         ("no_such_file.Any", "importing 'no_such_file' failed: ModuleNotFoundError"),
         ("lit_klrb.estimators.ComposedEstimator", "abstract"),

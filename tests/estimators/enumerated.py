@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_klrb.estimators import KLEstimator, LossWeights
-from lit_klrb.functional import TokenStats, token_stats
+from lit_klrb.functional import TokenStats, TopK, token_stats
 from lit_klrb.functional.enumeration import TabularLM
 
 
@@ -68,17 +68,17 @@ class Case:
     def sequences(self) -> tuple[Tensor, Tensor]:
         return self.policy.sequences()
 
-    def stats(self, logits: Tensor) -> TokenStats:
+    def stats(self, logits: Tensor, topk: TopK | None = None) -> TokenStats:
         tokens, _ = self.sequences
         policy = TabularLM(logits, self.policy.max_length)
         logits = [model.token_logits(tokens) for model in (policy, self.reference)]
-        return token_stats(*logits, tokens, token_values=self.token_values)
+        return token_stats(*logits, tokens, token_values=self.token_values, topk=topk)
 
-    @cached_property
-    def current(self) -> tuple[Tensor, TokenStats]:
+    @cache  # noqa: B019 (cases live as long as the tests)
+    def current(self, topk: TopK | None = None) -> tuple[Tensor, TokenStats]:
         """The policy's logits as a leaf, and the differentiable statistics of each completion."""
         leaf = self.policy.logits.clone().requires_grad_()
-        return leaf, self.stats(leaf)
+        return leaf, self.stats(leaf, topk)
 
     def groups(self, size: int) -> Tensor:
         """Every group of `size` completions, as indices of completions, shape [groups, size]."""
@@ -86,11 +86,11 @@ class Case:
         return torch.cartesian_prod(*[completions] * size).view(-1, size)
 
     @cache  # noqa: B019 (cases live as long as the tests)
-    def draws(self, size: int, junk: float) -> Draws:
+    def draws(self, size: int, junk: float, topk: TopK | None = None) -> Draws:
         groups = self.groups(size)
         rows = groups.flatten()
         mask = self.sequences[1][rows]
-        current, generated = self.current[1].detach(), self.stats(self.behaviour.logits)
+        current, generated = self.current(topk)[1].detach(), self.stats(self.behaviour.logits, topk)
         batches = (
             stats.map(lambda field: torch.where(mask, field[rows], junk)) for stats in (current, generated)
         )
@@ -125,7 +125,7 @@ def expected_gradient(
         beta: Weight of the KL beside the rewards; None for the surrogate of the KL alone.
         variation: A variation that must not change the result.
     """
-    draws = case.draws(group_size, variation.junk)
+    draws = case.draws(group_size, variation.junk, estimator.topk)
     leaf = draws.current.map(lambda field: field.detach().requires_grad_())
     rewards = None if beta is None else case.rewards[draws.rows]
     behaviour = draws.generated.logprobs if off_policy else None
@@ -142,7 +142,7 @@ def expected_gradient(
             leaf, draws.mask, rewards, beta=beta, group_size=group_size, behaviour_logprobs=behaviour
         )
     chance = draws.behind if off_policy else draws.on_policy
-    return carried_to_logits(case, draws, leaf, chance, loss * len(draws.rows))
+    return carried_to_logits(case, draws, leaf, chance, loss * len(draws.rows), estimator.topk)
 
 
 def loss_in_parts(
@@ -168,10 +168,13 @@ def loss_in_parts(
     return torch.stack(losses) @ torch.tensor(shares, dtype=torch.float64)
 
 
-def carried_to_logits(case: Case, draws: Draws, leaf: TokenStats, chance: Tensor, total: Tensor) -> Tensor:
+def carried_to_logits(
+    case: Case, draws: Draws, leaf: TokenStats, chance: Tensor, total: Tensor, topk: TopK | None = None
+) -> Tensor:
     """The gradient in the logits, from each row's gradient in its statistics times its probability."""
-    logits, current = case.current
-    leaves, outputs = ((stats.logprobs, stats.kl, stats.expected_value) for stats in (leaf, current))
+    logits, current = case.current(topk)
+    names = ["logprobs", "kl", "expected_value", *(("head_kl", "head_mass") if topk else ())]
+    leaves, outputs = ([getattr(stats, name) for name in names] for stats in (leaf, current))
     gradients = torch.autograd.grad(total, leaves, materialize_grads=True)
     per_completion = []
     for gradient in gradients:

@@ -5,12 +5,13 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.functional.topk import TOPK_ESTIMATES, kl_topk, topk_stats
+from lit_klrb.functional import TopK, kl_topk, token_stats
+from lit_klrb.functional.topk import TOPK_ESTIMATES
 
-UNBIASED = {"exact head, k3 tail", "weighted tail (NeMo-RL)", "baseline (vOPD)"}
-UNBIASED_VALUE = UNBIASED | {"detached tail (EMA-PG)"}
-LOWER_BOUND = {"tail bucket", "head only (MOPD)"}
-NEVER_NEGATIVE = {"exact head, k3 tail", "renormalised", *LOWER_BOUND}
+UNBIASED = {"topk", "topk_weighted_tail", "topk_baseline"}
+UNBIASED_VALUE = UNBIASED | {"topk_detached_tail"}
+LOWER_BOUND = {"topk_tail_bucket", "topk_head_only"}
+NEVER_NEGATIVE = {"topk", "topk_renormalised", *LOWER_BOUND}
 VOCABULARY = 40
 
 
@@ -26,7 +27,7 @@ def enumerated(estimate, logits, ref_logits, k, support):
     """Mean value, mean gradient, smallest value, and the gradient's total variance over sampled tokens."""
     tokens = torch.arange(len(logits))[:, None]
     rows = logits.expand(len(logits), 1, -1), ref_logits.expand(len(logits), 1, -1)
-    values = estimate(topk_stats(*rows, tokens, k, support))[:, 0]
+    values = estimate(token_stats(*rows, tokens, topk=TopK(k, support)))[:, 0]
     gradients = torch.stack([torch.autograd.grad(v, logits, retain_graph=True)[0] for v in values])
     p = logits.detach().softmax(0)
     mean = p @ gradients
@@ -50,7 +51,7 @@ def test_bias_is_what_is_said_of_each(name, k, support):
     value, mean, _, _ = enumerated(TOPK_ESTIMATES[name], logits, ref_logits, k, support)
     error, value_error = (mean - gradient).norm() / gradient.norm(), abs(value - kl)
     whole = k == VOCABULARY
-    assert (error < 1e-12) == (name in UNBIASED or (whole and name != "baseline (vOPD)")), error
+    assert (error < 1e-12) == (name in UNBIASED or (whole and name != "topk_baseline")), error
     assert (value_error < 1e-12) == (name in UNBIASED_VALUE or whole), value_error
     if name in LOWER_BOUND:
         assert value <= kl + 1e-12
@@ -65,7 +66,7 @@ def test_which_values_can_be_negative(name):
 def test_the_detached_tail_adds_the_gradient_of_the_heads_mass():
     logits, ref_logits = models()
     _, gradient = exact(logits, ref_logits)
-    _, mean, _, _ = enumerated(TOPK_ESTIMATES["detached tail (EMA-PG)"], logits, ref_logits, 7, "policy")
+    _, mean, _, _ = enumerated(TOPK_ESTIMATES["topk_detached_tail"], logits, ref_logits, 7, "policy")
     mass = logits.softmax(0).topk(7).values.sum()
     (of_mass,) = torch.autograd.grad(mass, logits)
     torch.testing.assert_close(mean - gradient, of_mass, rtol=1e-10, atol=1e-14)
@@ -77,7 +78,7 @@ def test_it_has_less_variance_than_the_sampled_log_ratio_and_its_unbiased_rivals
     variances = {
         name: enumerated(TOPK_ESTIMATES[name], logits, ref_logits, 32, "policy")[3] for name in UNBIASED
     }
-    ours = variances.pop("exact head, k3 tail")
+    ours = variances.pop("topk")
 
     def sampled(stats):
         log_ratio = (stats.logprobs - stats.ref_logprobs).detach()
@@ -98,20 +99,49 @@ def test_it_has_less_variance_than_the_sampled_log_ratio_and_its_unbiased_rivals
 )
 def test_the_value_is_never_negative(logits, ref_logits, token, k, dtype):
     policy, reference = (torch.tensor([[row]], dtype=dtype) for row in (logits, ref_logits))
-    assert kl_topk(topk_stats(policy, reference, torch.tensor([[token]]), k)).item() >= 0
+    assert kl_topk(token_stats(policy, reference, torch.tensor([[token]]), topk=TopK(k))).item() >= 0
 
 
-def test_the_support_is_that_of_the_model_that_is_named():
+def test_the_head_is_that_of_the_model_that_is_named():
     logits, ref_logits = models(distance=2.0)
     rows = logits[None, None], ref_logits[None, None], torch.zeros(1, 1, dtype=torch.long)
-    for support, head, own in (("policy", "head", logits), ("reference", "ref_head", ref_logits)):
-        kept = getattr(topk_stats(*rows, 5, support), head)[0, 0]
-        torch.testing.assert_close(kept, own.log_softmax(0).topk(5).values)
+    p, q = logits.softmax(0), ref_logits.softmax(0)
+    for support, own in (("policy", p), ("reference", q)):
+        stats, head = token_stats(*rows, topk=TopK(5, support)), own.topk(5).indices
+        torch.testing.assert_close(stats.head_mass.flatten(), p[head].sum()[None])
+        torch.testing.assert_close(stats.ref_head_mass.flatten(), q[head].sum()[None])
+        excess = (p * (p.log() - q.log()) - p + q)[head].sum()
+        torch.testing.assert_close(stats.head_kl.flatten(), excess[None])
+        assert stats.in_head.item() == (0 in head)
+
+
+def test_tokens_that_a_model_excludes_are_counted_as_in_the_exact_kl():
+    """A head with tokens of probability 0 under the policy, and one that only the reference excludes."""
+    absent, tokens = -torch.inf, torch.tensor([[0]])
+    logits = torch.tensor([[[0.0, 1.0, absent, absent]]], requires_grad=True)
+    ref_logits = torch.tensor([[[0.5, 0.0, 1.0, absent]]])
+    stats = token_stats(logits, ref_logits, tokens, topk=TopK(4))
+    torch.testing.assert_close(kl_topk(stats), stats.kl)
+    kl_topk(stats).sum().backward()
+    assert logits.grad.isfinite().all()
+    with pytest.warns(UserWarning, match="gives probability to token 2, the reference none"):
+        stats = token_stats(ref_logits, logits.detach(), torch.tensor([[2]]), topk=TopK(1, "reference"))
+    assert stats.in_head.item() == 0
+    assert kl_topk(stats).item() == torch.inf
 
 
 def test_what_is_out_of_range_is_refused():
     logits, tokens = torch.zeros(1, 1, 3), torch.zeros(1, 1, dtype=torch.long)
     with pytest.raises(ConfigurationError, match="k: must be between 1 and V = 3, got 4"):
-        topk_stats(logits, logits, tokens, k=4)
+        token_stats(logits, logits, tokens, topk=TopK(4))
     with pytest.raises(ConfigurationError, match="support: must be policy or reference, got 'teacher'"):
-        topk_stats(logits, logits, tokens, k=1, support="teacher")
+        token_stats(logits, logits, tokens, topk=TopK(1, "teacher"))
+
+
+@pytest.mark.parametrize("name", sorted({*TOPK_ESTIMATES} - {"topk"}))
+def test_without_a_head_only_the_exact_kl_is_left(name):
+    logits = torch.randn(1, 2, 3, generator=torch.Generator().manual_seed(0))
+    stats = token_stats(logits, -logits, torch.zeros(1, 2, dtype=torch.long))
+    torch.testing.assert_close(kl_topk(stats), stats.kl)
+    with pytest.raises(ConfigurationError, match=r"stats.head_kl is None; .* needs statistics with topk"):
+        TOPK_ESTIMATES[name](stats)

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lit_klrb.estimators import LossWeights
-from lit_klrb.functional import token_stats
+from lit_klrb.functional import TopK, kl_topk, token_stats
 from lit_klrb.models.generation import Rollout
 from lit_klrb.models.heads import split_model
 from lit_klrb.models.scoring import Scorer, completion_logits, completion_logprobs
@@ -84,10 +84,10 @@ def test_statistics_and_gradients_equal_those_of_the_logits(kind, rollout):
     assert ours.kl.max() > 0.1
 
 
-@pytest.mark.parametrize("valued", [False, True])
+@pytest.mark.parametrize(("valued", "topk"), [(False, None), (True, None), (False, TopK(3))])
 @pytest.mark.parametrize("clip_range", [None, 0.2])
 @pytest.mark.parametrize("kind", ["gpt2", "granite"])
-def test_the_loss_with_known_weights_is_that_of_the_statistics(kind, rollout, clip_range, valued):
+def test_the_loss_with_known_weights_is_that_of_the_statistics(kind, rollout, clip_range, valued, topk):
     policy = make(kind, 0)
     scorer = Scorer(policy, make(kind, 1), temperature=1.0)
     states = scorer.reference_states(rollout)
@@ -95,7 +95,7 @@ def test_the_loss_with_known_weights_is_that_of_the_statistics(kind, rollout, cl
     score, kl, noise = (torch.randn(4, 5, generator=generator) for _ in range(3))
     weights = LossWeights(score * rollout.mask, kl * rollout.mask, score * kl if valued else None)
     values = torch.linspace(-1, 1, 50) if valued else None
-    stats = scorer.stats(rollout, states, values)
+    stats = scorer.stats(rollout, states, values, topk)
     behaviour = (stats.logprobs + 0.3 * noise).detach()
     masked = stats.masked(rollout.mask)
     if clip_range is None:
@@ -103,10 +103,10 @@ def test_the_loss_with_known_weights_is_that_of_the_statistics(kind, rollout, cl
     else:
         ratio = torch.where(rollout.mask, masked.logprobs - behaviour, 0).exp()
         score_part = torch.maximum(weights.score * ratio, weights.score * ratio.clamp(0.8, 1.2))
-    expected = (score_part + weights.kl * masked.kl).sum() / 4
+    expected = (score_part + weights.kl * kl_topk(masked)).sum() / 4
     if valued:
         expected = expected + (weights.value * masked.expected_value).sum() / 4
-    loss = scorer.loss(rollout, states, weights, behaviour, clip_range, values)
+    loss = scorer.loss(rollout, states, weights, behaviour, clip_range, values, topk)
     assert loss.item() == pytest.approx(expected.item(), abs=1e-4)
     parameters = [p for p in policy.parameters() if p.requires_grad]
     ours, plain = (torch.autograd.grad(value, parameters, allow_unused=True) for value in (loss, expected))

@@ -8,6 +8,7 @@ from lit_klrb import estimators
 from lit_klrb.callbacks import KLEstimatorCallback
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional import token_stats
+from lit_klrb.models import scoring
 from lit_klrb.models.scoring import completion_logits
 from lit_klrb.modules import DPOModule, RLOOModule, SFTModule
 
@@ -21,6 +22,9 @@ RIGHT = [
     ("RaoBlackwellLite", "none"),
     ("RaoBlackwellControlVariate", "none"),
     ("ReleasedRaoBlackwell", "clip"),
+    ("RaoBlackwellTopK", "clip"),
+    ("RaoBlackwellTopK", "prefix"),
+    ("TopKTruncated", "none"),
     ("NoKL", "none"),
 ]
 
@@ -31,7 +35,8 @@ def gradients_of(module):
 
 @pytest.mark.parametrize(("name", "off_policy"), RIGHT)
 def test_a_step_has_the_gradient_of_the_objective_on_whole_logits(chain, tmp_path, name, off_policy):
-    estimator = getattr(estimators, name)(off_policy=off_policy)
+    few = {"k": 3, "allow_biased": True} if "TopK" in name else {}
+    estimator = getattr(estimators, name)(off_policy=off_policy, **few)
     module, batch = attached(chain, tmp_path, estimator)
     module.training_step(batch, 0).backward()
     stepped = gradients_of(module)
@@ -43,7 +48,8 @@ def test_a_step_has_the_gradient_of_the_objective_on_whole_logits(chain, tmp_pat
     rollout = experience.rollout
     with torch.no_grad():
         ref_logits = completion_logits(module.reference, rollout)
-    stats = token_stats(completion_logits(module.policy, rollout), ref_logits, rollout.completions)
+    logits = completion_logits(module.policy, rollout)
+    stats = token_stats(logits, ref_logits, rollout.completions, topk=estimator.topk)
     loss = estimator.objective(
         stats,
         rollout.mask,
@@ -60,6 +66,27 @@ def test_a_step_has_the_gradient_of_the_objective_on_whole_logits(chain, tmp_pat
         for got in (stepped, gradients_of(module)):
             assert (got[key] - gradient).norm() <= 1e-3 * gradient.norm() + 1e-5, key
     assert max(gradient.abs().max() for gradient in stepped.values()) > 1e-3
+
+
+@pytest.mark.parametrize(("off_policy", "inner_epochs"), [("none", 1), ("clip", 2), ("prefix", 2)])
+def test_every_forward_pass_reads_the_head_of_the_estimator(
+    chain, tmp_path, monkeypatch, off_policy, inner_epochs
+):
+    """Statistics without a head would be those of RaoBlackwell, whose gradient is nearly the same."""
+    estimator = estimators.RaoBlackwellTopK(k=3, off_policy=off_policy)
+    module, batch = attached(chain, tmp_path, estimator, inner_epochs=inner_epochs)
+    read = []
+    for name in ("tiled_token_stats", "tiled_policy_loss"):
+        original = getattr(scoring, name)
+
+        def recorded(*args, original=original, **options):
+            read.append(options["topk"])
+            return original(*args, **options)
+
+        monkeypatch.setattr(scoring, name, recorded)
+    for step in range(inner_epochs):
+        module.training_step(batch, step).backward()
+    assert read == [estimator.topk] * inner_epochs
 
 
 def test_the_ratio_is_one_at_the_first_inner_step_whatever_the_dropout(chain, tmp_path):

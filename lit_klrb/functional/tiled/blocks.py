@@ -190,18 +190,26 @@ class Buffers:
         retained: Number of columns for which a tile's reference logits and masses are retained; by default
             each block overwrites those of the previous one.
         shared: Whether retained blocks lie in the memory that the next buffers use.
+        retain_reference: Whether the reference's logits are among what is retained.
     """
 
     def __init__(
-        self, like: Tensor, rows: int, columns: int, retained: int | None = None, shared: bool = True
+        self,
+        like: Tensor,
+        rows: int,
+        columns: int,
+        retained: int | None = None,
+        shared: bool = True,
+        retain_reference: bool = True,
     ) -> None:
-        self._retains_blocks = retained is not None
+        self._retains_blocks, self._retains_reference = retained is not None, retain_reference
         self._logits = _WORKSPACE.take("logits", like, rows * columns)
+        widths = {"ref_logits": retained if retain_reference else None, "masses": retained}
         self._ref_logits, self._masses = (
-            _WORKSPACE.take(name, like, rows * (retained or columns))
-            if shared
-            else like.new_empty(rows * (retained or columns))
-            for name in ("ref_logits", "masses")
+            _WORKSPACE.take(name, like, rows * (width or columns))
+            if shared or width is None
+            else like.new_empty(rows * width)
+            for name, width in widths.items()
         )
         self._columns = columns
         self._weight: Tensor | None = None
@@ -209,8 +217,9 @@ class Buffers:
     def block(self, rows: int, block: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, reference logits and masses, shape [rows, block]; all blocks share the logits' memory."""
         count, first = block.stop - block.start, block.start if self._retains_blocks else 0
-        retained = slice(rows * first, rows * (first + count))
-        flat = self._logits[: rows * count], self._ref_logits[retained], self._masses[retained]
+        scratch, own = slice(0, rows * count), slice(rows * first, rows * (first + count))
+        reference = self._ref_logits[own if self._retains_reference else scratch]
+        flat = self._logits[scratch], reference, self._masses[own]
         logits, ref_logits, masses = (part.view(rows, count) for part in flat)
         return logits, ref_logits, masses
 

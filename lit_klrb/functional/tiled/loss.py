@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.functional.logprobs import TokenStats
+from lit_klrb.functional.logprobs import TokenStats, TopK
 from lit_klrb.functional.surrogate import clipped_loss, weighted_loss
 from lit_klrb.functional.tiled.blocks import Buffers
 from lit_klrb.functional.tiled.head import HeadGradients
@@ -23,6 +23,7 @@ from lit_klrb.functional.tiled.problem import (
     weighted,
 )
 from lit_klrb.functional.tiled.tile import Tile
+from lit_klrb.functional.topk import kl_topk_tail
 
 
 def tiled_policy_loss(
@@ -45,10 +46,12 @@ def tiled_policy_loss(
     ref_logit_softcap: float | None = None,
     token_values: Tensor | None = None,
     value_weights: Tensor | None = None,
+    topk: TopK | None = None,
 ) -> tuple[Tensor, TokenStats]:
     """Sum over masked tokens of `score_weights · s + kl_weights · kl`, divided by B.
 
-    Token values add a third term, `value_weights · expected_value`.
+    Token values add a third term, `value_weights · expected_value`. With `topk`, `kl_topk` takes the place of
+    the exact KL, and the reference's logits are not retained for the gradient: they are needed at the head.
 
     s is the log-probability or, with `behaviour_logprobs`, the ratio to the behaviour policy, clipped as in
     PPO if `clip_range` is given. All weights are constants. The gradients of hidden states, weight and bias
@@ -64,7 +67,8 @@ def tiled_policy_loss(
         mask: True on completion tokens, shape [B, T]; other positions are not computed and have no influence,
             whatever they hold.
         score_weights: Weights of s (minus the advantages), shape [B, T].
-        kl_weights: Weights of the exact per-token KL, shape [B, T]; weight 0 removes even an infinite KL.
+        kl_weights: Weights of the per-token KL, exact or `kl_topk`, shape [B, T]; weight 0 removes even an
+            infinite KL.
         bias: Policy head bias, shape [V].
         ref_bias: Reference head bias, shape [V].
         temperature: The sampling temperature; the logits of both models are divided by it.
@@ -76,16 +80,17 @@ def tiled_policy_loss(
         ref_logit_softcap: Soft cap of the reference's logits.
         token_values: A value a(v) for every token, in units of reward, shape [V]; treated as constant.
         value_weights: Weights of the expected token value sum_v p(v) a(v), shape [B, T].
+        topk: The head of `kl_topk`; None for the exact KL.
 
     Returns:
         The scalar loss and all statistics, detached, shape [B, T], 0 outside the mask; `value` and
-        `expected_value` only if token values are given. If only the reference excludes a token, the KL is
-        +inf and a warning names the token.
+        `expected_value` only if token values are given, and the sums over the head only with `topk`. If only
+        the reference excludes a token, the KL is +inf and a warning names the token.
 
     Raises:
         ConfigurationError: If the shapes do not match, if temperature, tile size, clip range or a soft cap is
-            not positive, if a clip range is given without a behaviour policy, or if only one of token values
-            and their weights is given.
+            not positive, if k is out of range, if a clip range is given without a behaviour policy, or if
+            only one of token values and their weights is given.
 
     Example:
         >>> hidden, tokens, ones = torch.ones(1, 1, 1), torch.tensor([[0]]), torch.ones(1, 1)
@@ -113,7 +118,7 @@ def tiled_policy_loss(
         raise ConfigurationError("must be given together with token_values", key="value_weights")
     policy = Pair(hidden, weight, bias, logit_softcap)
     reference = Pair(ref_hidden, ref_weight, ref_bias, ref_logit_softcap)
-    problem = Problem.of(policy, reference, tokens, mask, temperature, tile_size, token_values)
+    problem = Problem.of(policy, reference, tokens, mask, temperature, tile_size, token_values, topk)
     behaviour = None if behaviour_logprobs is None else rows_of(behaviour_logprobs, mask)
     objective = _Objective(
         rows_of(score_weights.detach(), mask) / len(tokens),
@@ -122,9 +127,12 @@ def tiled_policy_loss(
         behaviour,
         math.inf if clip_range is None else clip_range,
     )
-    leaves = unless_no_grad(rows_of(hidden, mask), weight, bias)
-    loss, *fields = _TiledPolicyLoss.apply(*leaves, problem, objective)  # type: ignore[no-untyped-call]
-    return loss, TokenStats(*(positions_of(field, tokens, mask) for field in fields))
+    leaves, names = unless_no_grad(rows_of(hidden, mask), weight, bias), list[str]()
+    loss, *fields = _TiledPolicyLoss.apply(  # type: ignore[no-untyped-call]
+        *leaves, problem, objective, names
+    )
+    spread = (positions_of(field, tokens, mask) for field in fields)
+    return loss, TokenStats(**dict(zip(names, spread, strict=True)))
 
 
 class _Objective(NamedTuple):
@@ -153,15 +161,23 @@ class _Objective(NamedTuple):
 class _TiledPolicyLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem, objective: _Objective
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        problem: Problem,
+        objective: _Objective,
+        names: list[str],
     ) -> tuple[Tensor, ...]:
+        """The loss and the fields of the statistics, whose names are appended to `names`."""
         gradients = HeadGradients(problem.policy, problem.inputs, ctx.needs_input_grad[:3])
         with torch.autocast(hidden.device.type, enabled=False):
             buffers = problem.buffers(retain_blocks=True)  # shared by all tiles
-            tiles = [_tile(problem, objective, rows, gradients, buffers) for rows in problem.tiles()]
-        losses, *fields = zip(*tiles, strict=True)
-        statistics = tuple(torch.cat(field) for field in fields)
-        problem.warn_infinite(statistics[2])
+            parts = [_tile(problem, objective, rows, gradients, buffers) for rows in problem.tiles()]
+        losses, tiles = zip(*parts, strict=True)
+        names.extend(tiles[0])
+        statistics = tuple(torch.cat([fields[name] for fields in tiles]) for name in names)
+        problem.warn_infinite(statistics[names.index("kl")])
         ctx.gradients = gradients.finish(hidden.dtype)
         ctx.mark_non_differentiable(*statistics)
         return torch.stack(losses).sum(), *statistics
@@ -176,22 +192,27 @@ class _TiledPolicyLoss(torch.autograd.Function):
             )
         if bool(upstream != 1):
             gradients = tuple(None if g is None else g.mul_(upstream) for g in gradients)
-        return *gradients, None, None
+        return *gradients, None, None, None
 
 
 def _tile(
     problem: Problem, objective: _Objective, rows: slice, gradients: HeadGradients, buffers: Buffers
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and statistics of a tile; its logits are computed once, for both values and gradients."""
     tile = Tile.of(problem, rows, buffers)
     fields = tile.fields()
-    loss, score = objective.score(fields[0], rows)
+    loss, score = objective.score(fields["logprobs"], rows)
     kl_weights = objective.kl_weights[rows].to(score.dtype)
-    loss = loss + weighted(kl_weights, fields[2]).sum()
+    if problem.topk is None:
+        loss = loss + weighted(kl_weights, fields["kl"]).sum()
+    else:
+        tail = kl_topk_tail(TokenStats(**fields))
+        loss = loss + weighted(kl_weights, fields["head_kl"] + tail.value).sum()
+        score = score + weighted(kl_weights, tail.coefficient)
     value_weights = None
     if objective.value_weights is not None:
         value_weights = objective.value_weights[rows].to(score.dtype)
-        loss = loss + (value_weights * fields[5]).sum()
+        loss = loss + (value_weights * fields["expected_value"]).sum()
     if gradients.needed:
         tile.backpropagate(score, kl_weights, value_weights, gradients)
-    return loss, *fields
+    return loss, fields

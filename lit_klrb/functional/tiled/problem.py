@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.functional.logprobs import check_token_values, warn_infinite_kl
+from lit_klrb.functional.logprobs import TopK, check_token_values, warn_infinite_kl
 from lit_klrb.functional.tiled.blocks import Buffers, RowStats, block_sums, fused
 from lit_klrb.functional.tiled.head import Head
+from lit_klrb.functional.tiled.topk import Candidacy, Heads
 
 # Smaller tiles make products with the head (154 MB for GPT-2) slower, larger ones only need more memory.
 _TILE_SIZE = 512
@@ -36,6 +37,7 @@ class Problem(NamedTuple):
     tokens: Tensor
     tile_size: int
     token_values: Tensor | None
+    topk: TopK | None
 
     @staticmethod
     def of(
@@ -46,6 +48,7 @@ class Problem(NamedTuple):
         temperature: float,
         tile_size: int | None,
         token_values: Tensor | None,
+        topk: TopK | None,
     ) -> "Problem":
         """Check the arguments of a tiled operation and select the rows inside the mask.
 
@@ -55,6 +58,8 @@ class Problem(NamedTuple):
         check_positive(temperature=temperature, tile_size=tile_size)
         check_shape("mask", mask, tuple(tokens.shape))
         check_token_values(token_values, len(policy.weight))
+        if topk is not None:
+            topk.check(len(policy.weight))
         for prefix, pair in (("", policy), ("ref_", reference)):
             check_positive(**{f"{prefix}logit_softcap": pair.softcap})
             check_shape(f"{prefix}hidden", pair.hidden, (*tokens.shape, pair.weight.shape[-1]))
@@ -65,7 +70,7 @@ class Problem(NamedTuple):
         ref_inputs = ref_head.inputs(rows_of(reference.hidden, mask)).to(inputs.dtype)
         values = None if token_values is None else token_values.detach().to(inputs)
         rows = rows_of(tokens, mask)
-        return Problem(head, ref_head, inputs, ref_inputs, rows, tile_size or _TILE_SIZE, values)
+        return Problem(head, ref_head, inputs, ref_inputs, rows, tile_size or _TILE_SIZE, values, topk)
 
     def tiles(self) -> Iterator[slice]:
         """Slices of the rows, one per tile; a single empty slice if there are no rows."""
@@ -79,11 +84,14 @@ class Problem(NamedTuple):
         return len(self.tokens) * len(self.policy.weight) <= _RETAINED_LOGITS
 
     def buffers(self, retain_blocks: bool, shared: bool = True) -> Buffers:
-        """Memory for one block of a tile or, if blocks are retained, for the whole vocabulary."""
+        """Memory for one block of a tile or, if blocks are retained, for the whole vocabulary.
+
+        With `topk`, the reference's logits are never retained: they are needed at the head only.
+        """
         rows = min(self.tile_size, len(self.tokens))
         blocks = self.policy.blocks()
         retained = blocks[-1].stop if retain_blocks else None
-        return Buffers(self.inputs, rows, blocks[0].stop, retained, shared)
+        return Buffers(self.inputs, rows, blocks[0].stop, retained, shared, self.topk is None)
 
     def logits(self, rows: slice, block: slice, buffers: Buffers) -> tuple[Tensor, Tensor, Tensor]:
         """Logits of policy and reference for a tile and a block, and memory for the masses."""
@@ -95,12 +103,18 @@ class Problem(NamedTuple):
             head.logits(inputs[rows], buffers.precise(head.weight[block]), block, out)
         return logits, ref_logits, masses
 
-    def sums(self, rows: slice, block: slice, buffers: Buffers) -> Tensor:
+    def candidacy(self) -> Candidacy | None:
+        """Collects the heads; None without `topk`."""
+        return None if self.topk is None else Candidacy(self.topk)
+
+    def sums(self, rows: slice, block: slice, buffers: Buffers, candidacy: Candidacy | None) -> Tensor:
         """`block_sums` for a tile and a block, shape [rows, 6]; with token values a, [rows, 7].
 
-        The seventh column is the sum of exp(v) a.
+        The seventh column is the sum of exp(v) a. The candidates for the head are added to `candidacy`.
         """
         logits, ref_logits, masses = self.logits(rows, block, buffers)
+        if candidacy is not None:  # before the logits are overwritten
+            candidacy.add(rows, block, logits, ref_logits)
         sums = fused(block_sums, self.inputs.device)(logits, ref_logits, masses)
         if self.token_values is None:
             return sums
@@ -112,15 +126,20 @@ class Problem(NamedTuple):
             return []
         return [self.token_values[block].expand(rows.stop - rows.start, -1)]
 
-    def fields(self, stats: RowStats, rows: slice) -> tuple[Tensor, ...]:
+    def fields(self, stats: RowStats, heads: Heads | None, rows: slice) -> dict[str, Tensor]:
         """The fields of `TokenStats` for a tile, shape [rows], in the precision of the inputs."""
         tokens, dtype = self.tokens[rows], self.inputs.dtype
-        logprobs = self.policy.token_logits(self.inputs[rows], tokens) - stats.normaliser
-        ref_logprobs = self.reference.token_logits(self.ref_inputs[rows], tokens) - stats.ref_normaliser
-        fields = [logprobs, ref_logprobs, stats.kl, stats.entropy]
+        fields = {
+            "logprobs": self.policy.token_logits(self.inputs[rows], tokens) - stats.normaliser,
+            "ref_logprobs": self.reference.token_logits(self.ref_inputs[rows], tokens) - stats.ref_normaliser,
+            "kl": stats.kl,
+            "entropy": stats.entropy,
+        }
         if self.token_values is not None and stats.expected_value is not None:
-            fields += [self.token_values[tokens], stats.expected_value]
-        return tuple(field.to(dtype) for field in fields)
+            fields |= {"value": self.token_values[tokens], "expected_value": stats.expected_value}
+        if heads is not None:
+            fields |= heads.sums(tokens)._asdict()
+        return {name: field.to(dtype) for name, field in fields.items()}
 
     def warn_infinite(self, kl: Tensor) -> None:
         """Warn if the KL of a row is infinite, naming a token that only the reference excludes."""

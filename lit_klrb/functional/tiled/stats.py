@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lit_klrb.functional.logprobs import TokenStats
+from lit_klrb.functional.logprobs import TokenStats, TopK
 from lit_klrb.functional.tiled.blocks import RowStats, block_recomputed_gradient, fused
 from lit_klrb.functional.tiled.head import HeadGradients
 from lit_klrb.functional.tiled.problem import (
@@ -18,6 +18,7 @@ from lit_klrb.functional.tiled.problem import (
     weighted,
 )
 from lit_klrb.functional.tiled.tile import Tile
+from lit_klrb.functional.tiled.topk import Heads
 
 
 def tiled_token_stats(
@@ -35,6 +36,7 @@ def tiled_token_stats(
     logit_softcap: float | None = None,
     ref_logit_softcap: float | None = None,
     token_values: Tensor | None = None,
+    topk: TopK | None = None,
 ) -> TokenStats:
     """`token_stats` from hidden states, without [B, T, V] logits; values and gradients are the same.
 
@@ -59,14 +61,16 @@ def tiled_token_stats(
         logit_softcap: Soft cap of the policy's logits.
         ref_logit_softcap: Soft cap of the reference's logits.
         token_values: A value a(v) for every token, in units of reward, shape [V]; treated as constant.
+        topk: The head for which sums are computed. Which tokens it has is not differentiated.
 
     Returns:
-        All fields, shape [B, T]; `value` and `expected_value` only if token values are given. If only the
-        reference excludes a token, the KL is +inf and a warning names the token.
+        All fields, shape [B, T]; `value` and `expected_value` only if token values are given, and the sums
+        over the head only with `topk`. If only the reference excludes a token, the KL is +inf and a warning
+        names the token.
 
     Raises:
-        ConfigurationError: If the shapes do not match, or temperature, tile size or a soft cap is not
-            positive.
+        ConfigurationError: If the shapes do not match, temperature, tile size or a soft cap is not positive,
+            or k is out of range.
 
     Example:
         >>> hidden, tokens = torch.ones(1, 1, 1), torch.tensor([[0]])
@@ -77,49 +81,54 @@ def tiled_token_stats(
     """
     policy = Pair(hidden, weight, bias, logit_softcap)
     reference = Pair(ref_hidden, ref_weight, ref_bias, ref_logit_softcap)
-    problem = Problem.of(policy, reference, tokens, mask, temperature, tile_size, token_values)
-    leaves = unless_no_grad(rows_of(hidden, mask), weight, bias)
-    fields = _TiledTokenStats.apply(*leaves, problem)  # type: ignore[no-untyped-call]
-    return TokenStats(*(positions_of(field, tokens, mask) for field in fields))
+    problem = Problem.of(policy, reference, tokens, mask, temperature, tile_size, token_values, topk)
+    leaves, names = unless_no_grad(rows_of(hidden, mask), weight, bias), list[str]()
+    fields = _TiledTokenStats.apply(*leaves, problem, names)  # type: ignore[no-untyped-call]
+    spread = (positions_of(field, tokens, mask) for field in fields)
+    return TokenStats(**dict(zip(names, spread, strict=True)))
+
+
+# Fields without a gradient in the policy
+_CONSTANT = {"ref_logprobs", "value", "ref_head_mass", "in_head"}
 
 
 class _TiledTokenStats(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem, names: list[str]
     ) -> tuple[Tensor, ...]:
+        """The fields; their names are appended to `names`."""
         with torch.autocast(hidden.device.type, enabled=False):
             tiles = _tiles(problem) if problem.is_small and any(ctx.needs_input_grad) else None
-            sums = _sums(problem) if tiles is None else torch.cat([tile.sums for tile in tiles], 1)
-            stats = RowStats.of(sums)
-            fields = problem.fields(stats, slice(None))
+            stats, heads = _row_stats(problem) if tiles is None else _joined(tiles)
+            fields = problem.fields(stats, heads, slice(None))
         problem.warn_infinite(stats.kl)
+        names.extend(fields)
         # `problem` has what backward needs; saving them makes autograd detect changes made in between
         ctx.save_for_backward(hidden, weight, bias)
-        ctx.problem, ctx.stats, ctx.tiles = problem, stats, tiles
-        ctx.mark_non_differentiable(*fields[1:5:3])  # the reference's log-probability, the token's value
+        ctx.problem, ctx.stats, ctx.heads, ctx.tiles, ctx.names = problem, stats, heads, tiles, names
+        ctx.mark_non_differentiable(*(field for name, field in fields.items() if name in _CONSTANT))
         ctx.set_materialize_grads(False)
-        return fields
+        return tuple(fields.values())
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, *_ = ctx.saved_tensors
         problem: Problem = ctx.problem
-        # The retained blocks do not have the gradient of the entropy, and are overwritten when they are used
-        tiles = ctx.tiles if upstream[3] is None else None
-        ctx.tiles = None
-        nothing = problem.inputs.new_zeros(len(problem.tokens))
-        score, _, kl, entropy, *valued = (nothing if slope is None else slope for slope in upstream)
+        slopes = {name: slope for name, slope in zip(ctx.names, upstream, strict=True) if slope is not None}
+        # The retained blocks do not have the gradient of the entropy, nor with a head that of the exact KL,
+        # and are overwritten when they are used
+        missing = {"entropy"} if problem.topk is None else {"entropy", "kl"}
+        tiles, ctx.tiles = None if missing & set(slopes) else ctx.tiles, None
         gradients = HeadGradients(problem.policy, problem.inputs, ctx.needs_input_grad[:3])
         with torch.autocast(hidden.device.type, enabled=False):
             if tiles is None:
-                _recompute(problem, ctx.stats, (score, kl, entropy, *valued[1:]), gradients)
+                _recompute(problem, ctx.stats, ctx.heads, slopes, gradients)
             else:
                 for tile in tiles:
-                    value = valued[1][tile.rows] if valued else None
-                    tile.backpropagate(score[tile.rows], kl[tile.rows], value, gradients)
-        return *gradients.finish(hidden.dtype), None
+                    _backpropagate(tile, slopes, gradients)
+        return *gradients.finish(hidden.dtype), None, None
 
 
 def _tiles(problem: Problem) -> list[Tile]:
@@ -127,29 +136,58 @@ def _tiles(problem: Problem) -> list[Tile]:
     return [Tile.of(problem, rows, problem.buffers(True, shared=False)) for rows in problem.tiles()]
 
 
-def _sums(problem: Problem) -> Tensor:
-    """`Tile.sums` of all rows in one pass over the heads: each block is applied to all tiles of rows."""
-    buffers, sums = problem.buffers(retain_blocks=False), []
+def _joined(tiles: list[Tile]) -> tuple[RowStats, Heads | None]:
+    """Statistics and heads of the rows of all tiles."""
+    stats = RowStats.of(torch.cat([tile.sums for tile in tiles], 1))
+    heads = [tile.heads for tile in tiles if tile.heads is not None]
+    return stats, Heads.joined(heads) if heads else None
+
+
+def _row_stats(problem: Problem) -> tuple[RowStats, Heads | None]:
+    """The same in one pass over the heads: each block is applied to all tiles of rows."""
+    buffers, sums, candidacy = problem.buffers(retain_blocks=False), [], problem.candidacy()
     for block in problem.policy.blocks():
-        sums.append(torch.cat([problem.sums(rows, block, buffers) for rows in problem.tiles()]))
-    return torch.stack(sums)
+        sums.append(torch.cat([problem.sums(rows, block, buffers, candidacy) for rows in problem.tiles()]))
+    stats = RowStats.of(torch.stack(sums))
+    return stats, None if candidacy is None else candidacy.heads(stats)
+
+
+def _backpropagate(tile: Tile, slopes: dict[str, Tensor], gradients: HeadGradients) -> None:
+    """Backpropagate from the retained blocks of a tile."""
+    rows = {name: slope[tile.rows] for name, slope in slopes.items()}
+    nothing = tile.problem.inputs.new_zeros(len(tile.sums[0]))
+    kl = rows.get("kl" if tile.heads is None else "head_kl", nothing)
+    value = None if tile.problem.token_values is None else rows.get("expected_value", nothing)
+    score = rows.get("logprobs", nothing)
+    tile.backpropagate(score, kl, value, gradients, rows.get("head_mass"))
 
 
 def _recompute(
-    problem: Problem, stats: RowStats, upstream: tuple[Tensor, ...], gradients: HeadGradients
+    problem: Problem,
+    stats: RowStats,
+    heads: Heads | None,
+    slopes: dict[str, Tensor],
+    gradients: HeadGradients,
 ) -> None:
     """The backward pass from logits that are computed again.
 
     With p and q the softmaxes, H the entropy and a the token values, the upstream gradients of a row's
     log-probability, KL, entropy and expected value contribute to the gradient of its logits
     score (onehot - p),   kl p (log p - log q - KL),   -entropy p (log p + H),   value p (a - sum p a).
+    For those of the sums over the head see `Heads.gradient`.
     """
     gradient_of = fused(block_recomputed_gradient, problem.inputs.device)
     policy, dtype = problem.policy, problem.inputs.dtype
-    score, kl, entropy, *value = upstream
+    nothing = problem.inputs.new_zeros(len(problem.tokens))
+    score, kl, entropy = (slopes.get(name, nothing) for name in ("logprobs", "kl", "entropy"))
+    value = [] if stats.expected_value is None else [slopes.get("expected_value", nothing)]
     constant = -score - weighted(kl, stats.kl) - weighted(entropy, stats.entropy)
     if stats.expected_value is not None:
         constant = constant - value[0] * stats.expected_value
+    at_head = None
+    if heads is not None:
+        at_all, at_head = heads.gradient(slopes.get("head_kl", nothing), slopes.get("head_mass"))
+        constant = constant + at_all
     coefficients = torch.stack([constant.to(dtype), -kl, -entropy, *value], 1)
     normalisers = torch.stack([stats.normaliser, stats.ref_normaliser], 1).to(dtype)
     buffers = problem.buffers(retain_blocks=False)
@@ -159,6 +197,8 @@ def _recompute(
             capped = None if policy.cap is None else logits.clone()
             values = problem.values_of(rows, block)
             gradient_of(logits, gradient, masses, normalisers[rows], coefficients[rows], *values)
+            if heads is not None and at_head is not None:
+                heads.rows(rows).scatter(at_head[rows], gradient, block)
             if capped is not None:
                 gradient = policy.through_cap(gradient, capped)
             gradients.add(gradient, buffers.precise(policy.weight[block]), rows, block)

@@ -8,6 +8,7 @@ from torch import Tensor
 from lit_klrb.functional.tiled.blocks import Buffers, RowStats, block_gradient, finite_, fused
 from lit_klrb.functional.tiled.head import HeadGradients
 from lit_klrb.functional.tiled.problem import Problem, weighted
+from lit_klrb.functional.tiled.topk import Heads
 
 
 class Tile(NamedTuple):
@@ -18,37 +19,56 @@ class Tile(NamedTuple):
     buffers: Buffers
     sums: Tensor
     stats: RowStats
+    heads: Heads | None
 
     @staticmethod
     def of(problem: Problem, rows: slice, buffers: Buffers) -> "Tile":
         """Compute the logits of some rows, and retain what the gradient needs in the buffers."""
-        sums = torch.stack([problem.sums(rows, block, buffers) for block in problem.policy.blocks()])
-        return Tile(problem, rows, buffers, sums, RowStats.of(sums))
+        candidacy = problem.candidacy()
+        blocks = problem.policy.blocks()
+        sums = torch.stack([problem.sums(rows, block, buffers, candidacy) for block in blocks])
+        stats = RowStats.of(sums)
+        heads = None if candidacy is None else candidacy.heads(stats)
+        return Tile(problem, rows, buffers, sums, stats, heads)
 
-    def fields(self) -> tuple[Tensor, ...]:
+    def fields(self) -> dict[str, Tensor]:
         """The fields of `TokenStats`, shape [N]."""
-        return self.problem.fields(self.stats, self.rows)
+        return self.problem.fields(self.stats, self.heads, self.rows)
 
     def backpropagate(
-        self, score: Tensor, kl_weights: Tensor, value_weights: Tensor | None, gradients: HeadGradients
+        self,
+        score: Tensor,
+        kl_weights: Tensor,
+        value_weights: Tensor | None,
+        gradients: HeadGradients,
+        mass_weights: Tensor | None = None,
     ) -> None:
         """Add the gradient of a loss to those of the head; overwrites the buffers, so it works once.
 
         Args:
             score: Derivative of the loss with respect to each row's log-probability, shape [N].
-            kl_weights: With respect to the KL, shape [N].
+            kl_weights: With respect to the KL or, with `topk`, to `head_kl`, shape [N].
             value_weights: With respect to the expected token value, shape [N]; None without them.
             gradients: Receives the gradients.
+            mass_weights: With respect to `head_mass`, shape [N]; None for 0.
         """
         problem, policy = self.problem, self.problem.policy
         gradient_of = fused(block_gradient, score.device)
-        coefficients = self._coefficients(score, kl_weights, value_weights)
+        at_all, at_head = None, None
+        if self.heads is not None:
+            at_all, at_head = self.heads.gradient(kl_weights, mass_weights)
+            kl_weights = torch.zeros_like(kl_weights)
+        coefficients = self._coefficients(score, kl_weights, value_weights, at_all)
         infinite = bool((self.stats.kl == torch.inf).any())
         for index, block in enumerate(policy.blocks()):
             _, gradient, masses = self.buffers.block(len(score), block)
-            if infinite:  # a KL weight of 0 must give 0, not 0 * inf = NaN
+            if self.heads is not None:  # not retained: holds the last block's, whose coefficient is 0
+                gradient.zero_()
+            elif infinite:  # a KL weight of 0 must give 0, not 0 * inf = NaN
                 finite_(gradient)
             gradient_of(gradient, masses, coefficients[index], *problem.values_of(self.rows, block))
+            if self.heads is not None and at_head is not None:
+                self.heads.scatter(at_head, gradient, block)
             if policy.cap is not None:
                 # Recover the logits from exp(v), v = logits - top; masses set to 0 become -inf, so clamp
                 top = self.sums[index, :, :1]
@@ -57,12 +77,15 @@ class Tile(NamedTuple):
             gradients.add(gradient, self.buffers.precise(policy.weight[block]), self.rows, block)
         gradients.add_tokens(score, problem.tokens[self.rows], self.rows)
 
-    def _coefficients(self, score: Tensor, kl_weights: Tensor, value_weights: Tensor | None) -> Tensor:
+    def _coefficients(
+        self, score: Tensor, kl_weights: Tensor, value_weights: Tensor | None, at_all: Tensor | None
+    ) -> Tensor:
         """Coefficients for `block_gradient`, shape [blocks, N, 2], or [blocks, N, 3] with token values a.
 
         Apart from the term of the sampled token, the gradient with respect to the logits is
         kl_weight p (log p - log q - KL) + value_weight p (a - E) - score p, with E the expected value. In
-        terms of the results of `block_sums`, p = factor exp(v) and log p - log q = shift - (w - v).
+        terms of the results of `block_sums`, p = factor exp(v) and log p - log q = shift - (w - v). The sums
+        over the head add `at_all` p, see `Heads.gradient`.
         """
         stats = self.stats
         # Each block has its own maxima as reference points of v and w, hence a factor and a shift per block
@@ -70,6 +93,8 @@ class Tile(NamedTuple):
         shift = log_factor - (self.sums[..., 1] - stats.ref_normaliser)
         # `weighted`, as a weight of 0 must remove an infinite KL
         constant = kl_weights * shift - weighted(kl_weights, stats.kl) - score
+        if at_all is not None:
+            constant = constant + at_all
         factor, by_value = log_factor.exp(), []
         if value_weights is not None and stats.expected_value is not None:
             constant = constant - value_weights * stats.expected_value
