@@ -170,7 +170,8 @@ def _decode(
     rows = torch.arange(len(prompts), device=prompts.device)
     rows = rows.repeat_interleave(len(uniforms) // len(prompts))
     inputs, mask, positions = prompts, prompt_mask.long(), position_ids(prompt_mask)
-    ended, completions = torch.zeros_like(rows, dtype=torch.bool), []
+    ended = torch.zeros_like(rows, dtype=torch.bool)
+    completions: list[Tensor] = []
     for column in uniforms.unbind(1):
         logits = policy(
             input_ids=inputs,
@@ -182,7 +183,7 @@ def _decode(
         ).logits[:, -1]
         if not completions:  # all completions of a prompt continue from its states
             logits, mask, positions = logits[rows], mask[rows], positions[rows]
-            cache.reorder_cache(rows)
+            cache.reorder_cache(rows)  # type: ignore[arg-type]
         tokens = inverse_transform((logits.float() / temperature).softmax(-1), column)
         completions.append(tokens.masked_fill_(ended, pad_token_id))
         if eos_token_id is not None:
