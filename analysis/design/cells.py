@@ -105,7 +105,10 @@ def _cell(
         point=point,
         seed=seed,
         needs=tuple(dict.fromkeys(inputs.values())),
-        argv=("fit", *(part for key, value in arguments.items() for part in (f"--{key}", _argument(value)))),
+        argv=(
+            plan.stages[name].command,
+            *(part for key, value in arguments.items() for part in (f"--{key}", _argument(value))),
+        ),
         overrides=overrides,
         config=config,
     )

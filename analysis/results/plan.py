@@ -14,6 +14,8 @@ from lit_klrb.errors import ConfigurationError
 REWARD_OUTCOMES = ("objective", "matched_kl")
 # The outcomes that can decide.
 OUTCOMES = ("objective", "kl")
+# The commands of a stage: the training of a run, and a study of enumerated models.
+FIT, STUDY = "fit", "study"
 # Configuration keys of a run that the design sets.
 SEED, BETA = "seed_everything", "kl.beta"
 # Keys of the command line that no arm may set, and why.
@@ -33,14 +35,23 @@ class Stage:
     """A stage of training. All stages except the last are single cells, shared by those that start from them.
 
     Args:
-        config: The configuration file given to `fit`.
+        config: The configuration file given to the command.
         inputs: Dotted configuration key -> the earlier stage whose checkpoint it receives.
         overrides: Dotted configuration key -> the value it takes instead of the file's.
+        command: "fit", or "study" for a study of enumerated models, which trains nothing.
     """
 
     config: str
     inputs: dict[str, str] = field(default_factory=dict)
     overrides: dict[str, Any] = field(default_factory=dict)
+    command: str = FIT
+
+    def record(self) -> dict[str, Any]:
+        """Its record in the locked plan; the command is omitted if it is fit, as in earlier versions."""
+        design = asdict(self)
+        if self.command == FIT:
+            del design["command"]
+        return design
 
 
 @dataclass(frozen=True)
@@ -158,6 +169,7 @@ class Plan:
         """The record of the design in the locked plan, without the directory, which may change."""
         design = asdict(self)
         del design["directory"]
+        design["stages"] = {name: stage.record() for name, stage in self.stages.items()}
         design["grid"]["beta"] = {str(index): beta for index, beta in self.grid.beta.items()}
         return design
 
@@ -208,7 +220,15 @@ class Plan:
             for key, value in stage.overrides.items():
                 taken = f"stages.{name}.inputs already gives it a stage's checkpoint"
                 _require(key not in stage.inputs, f"stages.{name}.overrides.{key}", value, taken)
-            earlier.append(name)
+            _one_of(f"stages.{name}.command", stage.command, (FIT, STUDY))
+            if stage.command == FIT:
+                earlier.append(name)
+            else:
+                _require(
+                    not stage.inputs, f"stages.{name}.inputs", stage.inputs, "a study takes no checkpoint"
+                )
+                grid = "a study cannot be the last stage, to which the grid applies"
+                _require(name != list(self.stages)[-1], f"stages.{name}.command", STUDY, grid)
 
     def _check_grid(self) -> None:
         betas, replicates = self.grid.beta, self.grid.replicates

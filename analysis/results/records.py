@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from analysis.results.artifacts import GradientStudy, ValueStudy, read_studies
+from analysis.results.artifacts import Study, read_studies
 from analysis.results.cell import Cell, Point
 from analysis.results.checksum import canonical, digest
 from analysis.results.files import MALFORMED, DamagedFileError, parse_json, read_bytes, read_json
@@ -67,7 +67,7 @@ class Run:
     curves: dict[str, Curve]
     versions: dict[str, str]
     checksum: str
-    studies: tuple[ValueStudy | GradientStudy, ...] = ()
+    studies: tuple[Study, ...] = ()
     completions: tuple[Completion, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
     prompts: Mapping[str, FloatArray] = field(default_factory=dict)

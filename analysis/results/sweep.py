@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from analysis.results.arm import Arm
-from analysis.results.artifacts import GradientStudy, ValueStudy
+from analysis.results.artifacts import GradientStudy, TabularStudy, ValueStudy
 from analysis.results.locked import LockedPlan
 from analysis.results.plan import Plan
 from analysis.results.records import Failure, Run
 
-Artifact = TypeVar("Artifact", ValueStudy, GradientStudy)
+Artifact = TypeVar("Artifact", ValueStudy, GradientStudy, TabularStudy)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any
 import lightning as L
 
 from lit_klrb import rewards
+from lit_klrb.cli import study
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.cli.lightning import LitCLI
 from lit_klrb.cli.mistakes import EndedError
@@ -100,14 +101,19 @@ def check(argv: Sequence[str]) -> dict[str, Any]:
     """Check whether a run could start.
 
     Args:
-        argv: A command line: "fit" and its arguments.
+        argv: A command line: "fit" or "study", and its arguments.
 
     Returns:
-        Either {"error": one line} or {"module": class name, "estimator": {"name", "optimises", "biased"} or
-        None, "evaluation": {key: value}}.
+        Either {"error": one line} or {"module": class name or None, "estimator": {"name", "optimises",
+        "biased"} or None, "evaluation": {key: value}}.
     """
     try:
+        if argv[:1] == ["study"]:
+            study.parse(argv[1:])
+            return {"module": None, "estimator": None, "evaluation": {}}
         return CheckCLI(argv).answer()
+    except ConfigurationError as error:
+        return {"error": str(error)}
     except EndedError as ended:
         return {"error": ended.line}
     except Exception as error:
@@ -146,6 +152,6 @@ def _requests() -> list[list[str]]:
         requests = None
     lists = isinstance(requests, list) and all(isinstance(argv, list) for argv in requests)
     texts = lists and all(isinstance(word, str) for argv in requests for word in argv)
-    if not (texts and all(argv[:1] == ["fit"] for argv in requests)):
-        raise ConfigurationError("standard input must be a JSON list of command lines of fit")
+    if not (texts and all(argv[:1] in (["fit"], ["study"]) for argv in requests)):
+        raise ConfigurationError("standard input must be a JSON list of command lines of fit or study")
     return requests

@@ -4,6 +4,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from jsonargparse import Namespace
+
 from lit_klrb import schema
 from lit_klrb.callbacks.recorder import versions
 from lit_klrb.cli.parsing import OneLineParser, one_line
@@ -31,6 +33,20 @@ def parser() -> OneLineParser:
     return command
 
 
+def parse(argv: Sequence[str]) -> tuple[OneLineParser, Namespace, PitfallsStudy]:
+    """The parser, the settings and the study of a command line.
+
+    Raises:
+        ConfigurationError: If an option is not allowed; one line.
+    """
+    options = parser()
+    try:
+        config = options.parse_args(list(argv))
+        return options, config, options.instantiate(config).study
+    except ConfigurationError as error:
+        raise ConfigurationError(one_line(str(error), options.known_keys())) from None
+
+
 def main(argv: Sequence[str]) -> None:
     """Run a study and write the files of a run: config.yaml, studies/NAME.json, summary.json.
 
@@ -41,12 +57,7 @@ def main(argv: Sequence[str]) -> None:
         ConfigurationError: If an option is not allowed.
     """
     quiet()
-    options = parser()
-    try:
-        config = options.parse_args(list(argv))
-        study = options.instantiate(config).study
-    except ConfigurationError as error:
-        raise ConfigurationError(one_line(str(error), options.known_keys())) from None
+    options, config, study = parse(argv)
     with RunDirectory(config.trainer.default_root_dir) as directory:
         directory.begin()
         root: Path = directory.path

@@ -17,6 +17,7 @@ from analysis.report.sections.happened import happened
 from analysis.report.sections.hyperparameters import hyperparameters
 from analysis.report.sections.kl_values import estimation
 from analysis.report.sections.outcomes import outcomes
+from analysis.report.sections.pitfalls import pitfalls
 from analysis.report.sections.provenance import provenance
 from analysis.report.sections.stability import stability
 from analysis.report.sections.summary import summary
@@ -38,6 +39,7 @@ SECTIONS: tuple[Callable[[Assessment], Section | None], ...] = (
     stability,
     gradient_noise,
     estimation,
+    pitfalls,
     certificates,
     provenance,
 )

@@ -114,6 +114,27 @@ def test_a_plan_is_read_with_its_defaults(plan):
             "policy_path: rloo",
             "stages.rloo.inputs.*policy_path: 'rloo' .* a stage above: sft, dpo",
         ),
+        (
+            "{config: sft.yaml}",
+            "{config: sft.yaml, command: test}",
+            "stages.sft.command: 'test' is not allowed; one of: fit, study",
+        ),
+        (
+            "{config: sft.yaml}",
+            "{config: sft.yaml, command: study}",
+            "stages.dpo.inputs.*reference_path: 'sft' .* a stage above: there is none",
+        ),
+        (
+            "{config: dpo.yaml, ",
+            "{config: dpo.yaml, command: study, ",
+            "stages.dpo.inputs: .* a study takes no checkpoint",
+        ),
+        (
+            "rloo: {config: rloo.yaml, inputs: {model.init_args.reference_path: sft, "
+            "model.init_args.policy_path: dpo}}",
+            "rloo: {config: rloo.yaml, command: study}",
+            "stages.rloo.command: 'study' .* cannot be the last stage",
+        ),
         ("name: small", "name: small\nthreads: 0", "threads: 0 is not allowed"),
         ("name: small", "name: small\nroot_seed: -1", "root_seed: -1 is not allowed"),
         ("name: small", "name: [", "expected"),
@@ -176,6 +197,8 @@ def test_a_cell_has_its_command(plan):
         "overrides": {"kl.estimator": "MonteCarlo"},
     }
     assert sft.record()["arm"] is None
+    study, *_ = expand(plan(("stages:", "stages:\n  toys: {config: sft.yaml, command: study}"))).cells
+    assert study.argv[0] == "study"
     assert str(run) == "rloo MonteCarlo beta=0.1 #0"
 
 
