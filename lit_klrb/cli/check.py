@@ -24,6 +24,7 @@ from lit_klrb.cli.upstream import PATHS, paths_of
 from lit_klrb.cli.warned import quiet
 from lit_klrb.data.tables import READERS
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.estimators import Explanation, KLEstimator
 from lit_klrb.models.loading import check_exists, is_checkpoint
 
 # Arguments on which the common evaluation depends: runs that differ in one of them cannot be compared.
@@ -71,8 +72,8 @@ class CheckCLI(LitCLI):
             about = estimator.explanation
             answer["estimator"] = {
                 "name": type(estimator).__name__,
-                "optimises": None if about is None else about.optimises,
-                "biased": estimator.refusal is not None,
+                "optimises": None if about is None else _objective(estimator, about),
+                "biased": estimator.bias is not None,
             }
         answer["evaluation"] = {
             f"{section}.init_args.{key}": self.arguments(section)[key]
@@ -81,6 +82,12 @@ class CheckCLI(LitCLI):
             if key in self.arguments(section)
         }
         return answer
+
+
+def _objective(estimator: KLEstimator, about: Explanation) -> str:
+    """What the gradient optimises; an estimator may be biased by its settings alone."""
+    by_settings = estimator.refusal is None and estimator.bias is not None
+    return f"not {about.optimises}: {estimator.bias}" if by_settings else about.optimises
 
 
 def check_input(key: str, path: str) -> None:

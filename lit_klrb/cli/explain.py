@@ -6,14 +6,19 @@ import inspect
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lit_klrb import estimators
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import KLEstimator, RaoBlackwell
-from lit_klrb.estimators.measurement import TOP_K, counterexample, measure
+from lit_klrb.estimators.composed import DiscountedEstimator
+from lit_klrb.estimators.measurement import KL_LEVELS, TOP_K, counterexample, measure
 from lit_klrb.estimators.names import NAMES_IN_USE, NameInUse, names_of
 from lit_klrb.estimators.recipe import NOTATION
+
+# Discounts of the credit for the future that are measured beside the default of 1
+DISCOUNTS = (0.9, 0.5, 0.0)
 
 
 def estimator_classes() -> dict[str, type[KLEstimator]]:
@@ -151,11 +156,26 @@ def _print_page(name: str, estimator: KLEstimator) -> None:
             for m in measure(estimator)
         ],
     )
+    if isinstance(estimator, DiscountedEstimator):
+        _print_discounts(estimator)
     if names := names_of(type(estimator)):
         print("\nKL losses of other software with the same gradient, completion by completion:")
         _print_names(names)
     if isinstance(estimator, RaoBlackwell):
         _print_counterexample()
+
+
+def _print_discounts(estimator: DiscountedEstimator) -> None:
+    print(
+        "\nThe same with `discount` below 1, which is biased and needs allow_biased; cosine of gradients and"
+        " ratio of norms:"
+    )
+    rows = []
+    for discount in DISCOUNTS:
+        measured = measure(replace(estimator, discount=discount))
+        cells = ("-" if m.cosine is None else f"{m.cosine:.3f}, {m.norm_ratio:.3f}" for m in measured)
+        rows.append((f"{discount:g}", *cells))
+    _print_table(("discount", *(f"KL {level:g}" for level in KL_LEVELS)), rows)
 
 
 def _print_counterexample() -> None:

@@ -98,6 +98,11 @@ class KLEstimator(ABC):
             raise ConfigurationError(f"must be positive and finite, got {self.clip_range}", key="clip_range")
 
     @property
+    def bias(self) -> str | None:
+        """Why its gradient is known to be biased on-policy, by definition or by its settings, or None."""
+        return self.refusal
+
+    @property
     def topk(self) -> TopK | None:
         """The head of the vocabulary whose sums it reads from the statistics; None for none."""
         return None
@@ -225,9 +230,9 @@ class KLEstimator(ABC):
         if self.allow_biased:
             return
         name = type(self).__name__
-        if self.refusal is not None:
+        if self.bias is not None:
             raise ConfigurationError(
-                f"{name} is refused for training unless allow_biased is true: {self.refusal}"
+                f"{name} is refused for training unless allow_biased is true: {self.bias}"
             )
         if self.off_policy == "none" and optimizer_steps > 1:
             raise ConfigurationError(

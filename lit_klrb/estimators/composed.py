@@ -41,9 +41,14 @@ class ComposedEstimator(KLEstimator):
             raise ConfigurationError(f"{type(self).__name__}.recipe must be a Recipe, got {self.recipe!r}")
 
     @property
+    def applied_recipe(self) -> Recipe:
+        """The recipe with the estimator's settings."""
+        return self.recipe
+
+    @property
     @override
     def formula(self) -> str:
-        return self.recipe.formula
+        return self.applied_recipe.formula
 
     @property
     @override
@@ -68,7 +73,7 @@ class ComposedEstimator(KLEstimator):
         beta: float = 1.0,
         group_size: int = 1,
     ) -> LossWeights:
-        score = weighted_recipes_score(self, stats, mask, [(self.recipe, beta)], rewards, group_size)
+        score = weighted_recipes_score(self, stats, mask, [(self.applied_recipe, beta)], rewards, group_size)
         kl_weight = 0.0 if self.recipe.pathwise is None else beta
         return LossWeights(score, kl_weight * mask.to(score.dtype))
 
@@ -84,13 +89,46 @@ class ComposedEstimator(KLEstimator):
     ) -> Tensor:
         weight = beta if self.recipe.pathwise is None else weights.kl
         return weighted_recipes_loss(
-            self, stats, mask, weights.score, [(self.recipe, weight)], behaviour_logprobs
+            self, stats, mask, weights.score, [(self.applied_recipe, weight)], behaviour_logprobs
         )
 
     @property
     @override
     def is_fusable(self) -> bool:
         return not self.credits_own_kl_in_loss and self.recipe.pathwise in (None, "kl", "topk")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscountedEstimator(ComposedEstimator):
+    """An estimator with credit for later values, which may be discounted.
+
+    Args:
+        discount: Factor of the credit for a later value per token of distance, 0 to 1. Below 1 the gradient
+            is biased and less noisy; 0 leaves the token's own value, the gradient of a token-level loss.
+    """
+
+    discount: float = 1.0
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.discount <= 1:
+            raise ConfigurationError(f"must be between 0 and 1, got {self.discount}", key="discount")
+
+    @property
+    @override
+    def applied_recipe(self) -> Recipe:
+        return self.recipe.discounted(self.discount)
+
+    @property
+    @override
+    def bias(self) -> str | None:
+        if self.refusal is not None or self.discount == 1:
+            return self.refusal
+        return (
+            f"with discount {self.discount:g} a token's effect on later KLs counts "
+            f"{self.discount:g}^distance as much; use discount 1"
+        )
 
 
 def on_policy_credit(recipe: Recipe, stats: TokenStats) -> Tensor:
@@ -193,5 +231,6 @@ def _credit(
     total = torch.zeros_like(stats.logprobs)
     for term in recipe.score:
         for values, own in TOKEN_VALUES[term.value].parts(stats, importance):
-            total = total + term.factor * assign_credit(values, term.credit, importance.through, own)
+            credit = assign_credit(values, term.credit, importance.through, own, term.discount)
+            total = total + term.factor * credit
     return total

@@ -1,7 +1,7 @@
 """Recipes of estimators: per-token values, the tokens they are credited to, and what is differentiated."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, get_args
 
 import torch
@@ -94,14 +94,17 @@ class Term:
         credit: The positions s whose values are summed at t: "whole" (all), "from_here" (s >= t), "after"
             (s > t), "own" (s = t).
         factor: Factor of the sum.
+        discount: Factor of the value at s > t per token of distance, 0 to 1; below 1 for from_here and after
+            only.
 
     Raises:
-        ConfigurationError: If the value or the credit is unknown.
+        ConfigurationError: If the value or the credit is unknown, or the discount out of range.
     """
 
     value: str
     credit: Credit
     factor: float = 1.0
+    discount: float = 1.0
 
     def __post_init__(self) -> None:
         _check_value("Term.value", self.value)
@@ -109,6 +112,17 @@ class Term:
             raise ConfigurationError(
                 f"must be one of {', '.join(get_args(Credit))}, got {self.credit!r}", key="Term.credit"
             )
+        if not 0 <= self.discount <= 1 or (self.discount < 1 and not self.has_future):
+            raise ConfigurationError(
+                f"must be between 0 and 1, and 1 with credit {self.credit!r} unless that is from_here or "
+                f"after, got {self.discount}",
+                key="Term.discount",
+            )
+
+    @property
+    def has_future(self) -> bool:
+        """Whether the sum is over later positions."""
+        return self.credit in ("from_here", "after")
 
     @property
     def formula(self) -> str:
@@ -120,7 +134,9 @@ class Term:
         """
         index = "t" if self.credit == "own" else "s"
         factor = {1.0: "", -1.0: "-"}.get(self.factor, f"{self.factor:g} ")
-        return factor + _SUMS[self.credit].format(TOKEN_VALUES[self.value].symbol.format(index))
+        discount = "" if self.discount == 1 else f"{self.discount:g}^(s-t) "
+        symbol = TOKEN_VALUES[self.value].symbol.format(index)
+        return factor + _SUMS[self.credit].format(discount + symbol)
 
 
 @dataclass(frozen=True)
@@ -150,6 +166,16 @@ class Recipe:
                 _check_value(f"Recipe.{name}", getattr(self, name))
         if not isinstance(self.score, tuple) or not all(isinstance(term, Term) for term in self.score):
             raise ConfigurationError(f"must be a tuple of Terms, got {self.score!r}", key="Recipe.score")
+
+    def discounted(self, discount: float) -> "Recipe":
+        """The same, with a discount of the credit for later values.
+
+        Example:
+            >>> Recipe(value="kl", score=(Term("kl", "after"),), pathwise="kl").discounted(0.5).formula
+            'c_t = sum_{s>t} 0.5^(s-t) KL_s, l_t = KL_t'
+        """
+        terms = (replace(term, discount=discount) if term.has_future else term for term in self.score)
+        return replace(self, score=tuple(terms))
 
     @property
     def formula(self) -> str:

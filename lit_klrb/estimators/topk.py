@@ -3,7 +3,7 @@
 Notation: H are the k most likely tokens of one model, r = log p - log q (r_t at the sampled token), sum_H
 sums over H, [..] is 1 if the condition holds and 0 otherwise. All have the credit of `RaoBlackwell`,
 c_t = sum over s > t of K_s and l_t = K_t; they differ in K_t. Other software uses the rivals without credit
-for the future.
+for the future, which is discount 0.
 """
 
 from abc import abstractmethod
@@ -13,7 +13,7 @@ from typing import ClassVar, final
 from typing_extensions import override
 
 from lit_klrb.estimators.base import Explanation
-from lit_klrb.estimators.composed import ComposedEstimator
+from lit_klrb.estimators.composed import DiscountedEstimator
 from lit_klrb.estimators.recipe import Recipe, Term
 from lit_klrb.functional.logprobs import Support, TopK
 
@@ -26,7 +26,7 @@ def _recipe(value: str) -> Recipe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopKEstimator(ComposedEstimator):
+class TopKEstimator(DiscountedEstimator):
     """`RaoBlackwell` with an estimate from k tokens for the KL of each token.
 
     Args:
@@ -55,7 +55,7 @@ class TopKEstimator(ComposedEstimator):
     @property
     @override
     def formula(self) -> str:
-        return f"{self.recipe.formula}, K_t = {self.estimate}"
+        return f"{self.applied_recipe.formula}, K_t = {self.estimate}"
 
     @property
     @override

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 from lit_klrb.estimators.base import Explanation
-from lit_klrb.estimators.composed import ComposedEstimator
+from lit_klrb.estimators.composed import ComposedEstimator, DiscountedEstimator
 from lit_klrb.estimators.recipe import Recipe, Term
 
 _EXACT = "the gradient of KL(policy || reference), exactly"
@@ -36,7 +36,7 @@ class MonteCarlo(ComposedEstimator):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class MonteCarloRewardToGo(ComposedEstimator):
+class MonteCarloRewardToGo(DiscountedEstimator):
     """The sum of log ratios from each token to the end: c_t = sum over s >= t of r_s.
 
     PPO's per-token penalty -beta r_t, with undiscounted returns.
@@ -51,7 +51,7 @@ class MonteCarloRewardToGo(ComposedEstimator):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class RaoBlackwell(ComposedEstimator):
+class RaoBlackwell(DiscountedEstimator):
     """The exact per-token KL in place of the log ratio: c_t = sum over s > t of KL_s, l_t = KL_t.
 
     Reference: Amini, Vieira, Cotterell (2025), "Better estimation of the KL divergence between language
@@ -86,7 +86,7 @@ class RaoBlackwellSequence(ComposedEstimator):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class RaoBlackwellLite(ComposedEstimator):
+class RaoBlackwellLite(DiscountedEstimator):
     """`RaoBlackwell` without a gradient through the vocabulary: the log ratio replaces grad KL_t.
 
     E[(r_t - KL_t) grad log p_t | prefix] is the gradient of KL_t, so only values of the KL are needed.

@@ -60,12 +60,13 @@ def importance_weights(log_ratio: Tensor, scope: ImportanceScope) -> ImportanceW
     return ImportanceWeights(before, through, sequence)
 
 
-def reward_to_go(values: Tensor, *, strict: bool = False) -> Tensor:
-    """Sum of the values from each position to the end; `strict` excludes the position itself.
+def reward_to_go(values: Tensor, *, strict: bool = False, discount: float = 1.0) -> Tensor:
+    """Sum of discount^(s - t) times the value at s, from each position t to the end.
 
     Args:
         values: Per-token values, 0 outside the mask, shape [B, T].
         strict: Sum over s > t rather than s >= t.
+        discount: Factor per token of distance, 0 to 1.
 
     Returns:
         Shape [B, T]; 0 after the end of the completion.
@@ -75,12 +76,22 @@ def reward_to_go(values: Tensor, *, strict: bool = False) -> Tensor:
         [[7.0, 6.0, 4.0]]
         >>> reward_to_go(torch.tensor([[1.0, 2.0, 4.0]]), strict=True).tolist()
         [[6.0, 4.0, 0.0]]
+        >>> reward_to_go(torch.tensor([[1.0, 2.0, 4.0]]), discount=0.5).tolist()
+        [[3.0, 4.0, 4.0]]
     """
-    inclusive = values.flip(-1).cumsum(-1).flip(-1)  # a cumulative sum from the right
-    return torch.nn.functional.pad(inclusive[:, 1:], (0, 1)) if strict else inclusive
+    if discount == 1:
+        inclusive = values.flip(-1).cumsum(-1).flip(-1)  # a cumulative sum from the right
+    else:
+        sums = [values[:, -1]]
+        for column in values[:, :-1].flip(-1).unbind(-1):
+            sums.append(column + discount * sums[-1])
+        inclusive = torch.stack(sums[::-1], -1)
+    return discount * torch.nn.functional.pad(inclusive[:, 1:], (0, 1)) if strict else inclusive
 
 
-def assign_credit(values: Tensor, credit: Credit, through: Tensor, own: Tensor) -> Tensor:
+def assign_credit(
+    values: Tensor, credit: Credit, through: Tensor, own: Tensor, discount: float = 1.0
+) -> Tensor:
     """Sum of the values credited to each token: the factor of that token's log-probability in the loss.
 
     The product of the value at s and the score of token t carries the importance weight of every token that
@@ -92,6 +103,7 @@ def assign_credit(values: Tensor, credit: Credit, through: Tensor, own: Tensor) 
             (s > t), "own" (s = t).
         through: Importance weight of the prefix through t, shape [B, T].
         own: Importance weight of the tokens that `values` depends on at each position, shape [B, T].
+        discount: Factor of the value at s > t per token of distance.
 
     Returns:
         Shape [B, T]; 0 after the end of the completion, except for "whole", which repeats the total.
@@ -105,7 +117,7 @@ def assign_credit(values: Tensor, credit: Credit, through: Tensor, own: Tensor) 
     """
     if credit == "own":
         return through * values
-    after = reward_to_go(own * values, strict=True)
+    after = reward_to_go(own * values, strict=True, discount=discount)
     if credit == "after":
         return after
     if credit == "from_here":

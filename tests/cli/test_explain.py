@@ -125,6 +125,16 @@ def test_a_page_names_the_losses_of_other_software_with_the_same_gradient(capsys
     assert "losses of other software" not in output_of(capsys, "RaoBlackwell")
 
 
+def test_a_page_shows_the_bias_of_discounts(capsys):
+    table = output_of(capsys, "RaoBlackwell").split("needs allow_biased")[1].split("\n\n")[0].splitlines()
+    discounts = [line.split("\t") for line in table[2:]]
+    assert [row[0] for row in discounts] == ["0.9", "0.5", "0"]
+    # Without a future it is the token-level loss
+    expected = [f"{m.cosine:.3f}, {m.norm_ratio:.3f}" for m in measure(CLASSES["RaoBlackwellLoss"]())]
+    assert discounts[-1][1:] == expected
+    assert "allow_biased" not in output_of(capsys, "MonteCarlo")
+
+
 def test_an_unknown_name_is_answered_with_the_nearest():
     with pytest.raises(ConfigurationError, match=r"'raoblackwel' \(did you mean RaoBlackwell\?\)"):
         explain.main(["raoblackwel"])
