@@ -22,6 +22,14 @@ def rows_of(stats, rows):
     return stats.map(lambda field: field[rows])
 
 
+def distinct_batches(case, groups, group_size):
+    """All batches up to the order of groups and of their completions, and the number of such orders."""
+    ordered = case.groups(groups * group_size).view(-1, groups, group_size).sort(-1).values
+    codes = (ordered * len(case.sequences[0]) ** torch.arange(group_size)).sum(-1)
+    batches = ordered.gather(1, codes.argsort(-1)[..., None].expand_as(ordered)).flatten(1)
+    return batches.unique(dim=0, return_counts=True)
+
+
 def expected_batch_gradient(case, estimator, groups, group_size, *, beta=None, off_policy=False):
     """Expectation over all batches of `groups` groups, as coefficients depend on all groups of a batch."""
     mask = case.sequences[1]
@@ -29,7 +37,7 @@ def expected_batch_gradient(case, estimator, groups, group_size, *, beta=None, o
     current, generated = case.stats(logits), case.stats(case.behaviour.logits)
     rollout = generated if off_policy else current
     logprob = torch.where(mask, rollout.logprobs, 0).sum(-1).detach()
-    batches = case.groups(groups * group_size)
+    batches, counts = distinct_batches(case, groups, group_size)
     by_batch = [
         estimator.weights(
             rows_of(rollout.detach(), batch),
@@ -50,7 +58,9 @@ def expected_batch_gradient(case, estimator, groups, group_size, *, beta=None, o
         beta=beta or 1.0,
         behaviour_logprobs=generated.logprobs[rows].detach() if off_policy else None,
     ).backward()
-    scale = (logprob[batches].sum(-1).exp() * len(batches)).repeat_interleave(groups * group_size)[:, None]
+    chances = counts * logprob[batches].sum(-1).exp()
+    assert chances.sum().item() == pytest.approx(1)
+    scale = (chances * len(batches)).repeat_interleave(groups * group_size)[:, None]
     total = sum(
         (scale * getattr(leaf, name).grad * getattr(current, name)[rows]).sum()
         for name in ("logprobs", "kl", "expected_value")
@@ -86,6 +96,17 @@ def test_unbiased_over_all_batches(contexts, vocab, length, groups, group_size, 
     assert weights.kl.abs().max() > 0.05, "the coefficients must be at work"
     assert weights.value.abs().max() > 0.01
     torch.testing.assert_close(gradient, exact_gradient(case, beta), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("baseline", ["leave_one_out", None])
+def test_the_order_of_prompts_and_of_their_completions_has_no_influence(baseline):
+    stats, mask, rewards = random_stats(4, 3, seed=6)
+    order = torch.arange(12).view(4, 3)[[2, 3, 1, 0]][:, [1, 2, 0]].flatten()
+    estimator = RaoBlackwellControlVariate(baseline=baseline)
+    weights = estimator.weights(stats, mask, rewards, beta=BETA, group_size=3)
+    moved = estimator.weights(rows_of(stats, order), mask[order], rewards[order], beta=BETA, group_size=3)
+    for field, expected in zip(moved, weights, strict=True):
+        torch.testing.assert_close(field, expected[order], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

@@ -110,12 +110,12 @@ def test_a_damaged_result_is_named_and_gives_no_verdict(tmp_path, damage):
     write_sweep(tmp_path, replicates=1)
     name = grid_results(tmp_path)["RaoBlackwell", 0, 0]["id"]
     damage(tmp_path / "results" / f"{name}.json")
-    told = numbers(tmp_path)
-    (problem,) = told["problems"]
+    reported = numbers(tmp_path)
+    (problem,) = reported["problems"]
     assert problem.startswith(f"results/{name}.json: ")
     assert "\n" not in problem
-    assert not told["complete"]
-    assert told["comparisons"][0]["outcome"] == "no_verdict"
+    assert not reported["complete"]
+    assert reported["comparisons"][0]["outcome"] == "no_verdict"
 
 
 def test_a_link_to_a_result_is_read(tmp_path):

@@ -27,21 +27,21 @@ def assert_no_verdict(runs, *problems):
     section = summary(assessment)
     assert section.title == "No verdict"
     assert not section.findings
-    told = summary_numbers(assessment)
-    assert {one["outcome"] for one in told["comparisons"]} <= {"no_verdict"}
-    assert {one["decided_by"] for one in told["comparisons"]} <= {None}
+    reported = summary_numbers(assessment)
+    assert {one["outcome"] for one in reported["comparisons"]} <= {"no_verdict"}
+    assert {one["decided_by"] for one in reported["comparisons"]} <= {None}
     for problem in problems:
-        assert any(problem in text for text in told["problems"]), told["problems"]
+        assert any(problem in text for text in reported["problems"]), reported["problems"]
         assert any(problem in text for text in section.paragraphs)
 
 
 def test_an_unchanged_sweep_has_a_verdict(runs):
-    told = numbers(runs)
-    assert told["plan"]["recomputed"]
-    assert not told["plan"]["changed_after_results"]
-    assert told["problems"] == []
-    assert told["complete"]
-    (one,) = told["comparisons"]
+    reported = numbers(runs)
+    assert reported["plan"]["recomputed"]
+    assert not reported["plan"]["changed_after_results"]
+    assert reported["problems"] == []
+    assert reported["complete"]
+    (one,) = reported["comparisons"]
     assert (one["outcome"], one["decided_by"]) == ("better", "swap_test")
 
 

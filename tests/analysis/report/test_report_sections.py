@@ -165,9 +165,9 @@ def test_hypervolume_is_measured_from_the_planned_corner(tmp_path):
 
 def test_numbers_for_programs_are_those_of_the_files(tmp_path):
     runs = write_sweep(tmp_path, replicates=3)
-    told = numbers(runs)
+    reported = numbers(runs)
     found = grid_results(runs)
-    (arm,) = (arm for arm in told["arms"] if (arm["label"], arm["beta"]) == ("RaoBlackwell", 0.1))
+    (arm,) = (arm for arm in reported["arms"] if (arm["label"], arm["beta"]) == ("RaoBlackwell", 0.1))
     finals = [found["RaoBlackwell", 1, replicate]["final"] for replicate in range(3)]
     for key, of in {
         "reward": lambda final: final["reward"],
@@ -184,8 +184,8 @@ def test_numbers_for_programs_are_those_of_the_files(tmp_path):
         )
     assert arm["n"] == 3
     starts = [one["curves"]["val/kl"]["value"][0] for one in found.values()]
-    assert told["start"]["kl"] == pytest.approx(sum(starts) / len(starts))
-    ratio = told["comparisons"][0]["kl_ratio"]
+    assert reported["start"]["kl"] == pytest.approx(sum(starts) / len(starts))
+    ratio = reported["comparisons"][0]["kl_ratio"]
     logs = 1.0
     for index in range(3):
         for replicate in range(3):
