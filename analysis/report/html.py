@@ -65,5 +65,5 @@ def data_uri(svg: str) -> str:
 
 def _title(control: str, others: Sequence[str]) -> str:
     if len(others) > 2:
-        return f"{len(others)} estimators against {control}"
+        return f"{len(others)} arms against {control}"
     return f"{' and '.join(others)} against {control}" if others else f"{control} alone"

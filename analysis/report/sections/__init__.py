@@ -19,6 +19,7 @@ from analysis.report.sections.kl_values import estimation
 from analysis.report.sections.outcomes import outcomes
 from analysis.report.sections.pitfalls import pitfalls
 from analysis.report.sections.provenance import provenance
+from analysis.report.sections.reading import reading
 from analysis.report.sections.stability import stability
 from analysis.report.sections.summary import summary
 from analysis.report.sections.tradeoff import tradeoff
@@ -27,6 +28,7 @@ SECTIONS: tuple[Callable[[Assessment], Section | None], ...] = (
     summary,
     tradeoff,
     happened,
+    reading,
     arms,
     execution,
     completions,

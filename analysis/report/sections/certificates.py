@@ -76,7 +76,7 @@ def _table(
         "“Detectable” is the difference in J, in reward units, that a t test at this level detects with 80% "
         "power.",
         (
-            "Estimator",
+            "Arm",
             "SD",
             "Type-I error",
             *(f"Power at +{lift:g} SD" for lift in LIFTS[1:]),

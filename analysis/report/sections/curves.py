@@ -100,7 +100,7 @@ def _table(assessment: Assessment, runs: Sequence[Run], source: str) -> Table:
     return Table(
         f"{NAMES[source]}: mean over replicates at the first and the last logged step, and the standard "
         "deviation (SD) between replicates at the last.",
-        ("Estimator", "β", "Metric", "First", "Last", "SD at last", "Runs"),
+        ("Arm", "β", "Metric", "First", "Last", "SD at last", "Runs"),
         rows,
     )
 

@@ -31,7 +31,7 @@ def evaluation_noise(assessment: Assessment) -> Section | None:
             Table(
                 "Share of evaluation noise in the variance of a matched pair's difference, from the pairs' "
                 "differences per prompt, with its 95% interval. At a single β it rests on few replicates.",
-                ("Estimator", "β", "Share"),
+                ("Arm", "β", "Share"),
                 [
                     (name, betas.get(key, "all"), str(share))
                     for name, shares in found.items()

@@ -70,7 +70,7 @@ def _figure(assessment: Assessment, found: Mapping[str, Evidence], threshold: fl
         f"{number(threshold)}; E = 1 is evidence for neither.",
         Table(
             f"E of each comparison with {assessment.sweep.plan.primary.control}; n counts {unit}s.",
-            ("Estimator", "n", "E", "Largest E", f"Reached {number(threshold)} at"),
+            ("Arm", "n", "E", "Largest E", f"Reached {number(threshold)} at"),
             rows,
         ),
     )

@@ -26,7 +26,7 @@ def execution(assessment: Assessment) -> Section:
         Table(
             "Runs per arm. A diverged run has a result, which ranks last; a failed run has none, for reasons "
             "other than divergence.",
-            ("Estimator", *columns),
+            ("Arm", *columns),
             [(name, *(str(row[key]) for key in columns)) for name, row in counts.items()],
         )
     ]

@@ -13,7 +13,9 @@ _NAMES = {schema.KL: "KL (nats)", schema.REWARD: "Reward", OBJECTIVE: "J = rewar
 def happened(assessment: Assessment) -> Section | None:
     """Means with intervals over replicates, and matched differences."""
     sweep = assessment.sweep
-    outcomes = arm_outcomes(sweep)
+    # Arms at the same beta are next to each other, as these can be compared
+    betas = list(sweep.plan.grid.beta.values())
+    outcomes = sorted(arm_outcomes(sweep), key=lambda outcome: betas.index(outcome.beta))
     if not any(outcome.n for outcome in outcomes):
         return None
     keys = [key for key in _NAMES if key in compared(sweep)]

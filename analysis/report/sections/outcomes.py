@@ -127,7 +127,7 @@ def _tests(assessment: Assessment) -> Table:
         "simultaneous, each at the level of the first step of Holm's correction in its family: "
         f"{_levels(comparisons[0])}; those of frontier shares are 95% each. “Least p” is the smallest "
         "attainable corrected p.",
-        ("Test", "Estimator", "Estimate", "Interval", "p (swap)", "p (Holm)", "Least p", "Verdict"),
+        ("Test", "Arm", "Estimate", "Interval", "p (swap)", "p (Holm)", "Least p", "Verdict"),
         [_test_row(verdict) for comparison in comparisons for verdict in comparison.verdicts],
     )
 
@@ -169,7 +169,7 @@ def _forest(assessment: Assessment, comparisons: Sequence[Comparison]) -> Figure
             f"Differences to {control}: at each β the mean over matched pairs with its 95% t interval over "
             "replicates, not corrected for multiple comparisons; over all β the estimate that is tested, "
             "with its simultaneous interval.",
-            ("Estimator", "Outcome", "β", "Difference", "Interval", "Replicates"),
+            ("Arm", "Outcome", "β", "Difference", "Interval", "Replicates"),
             [row for comparison in comparisons for row in _beta_rows(comparison)],
         ),
     )

@@ -30,7 +30,7 @@ def stability(assessment: Assessment) -> Section | None:
             "descriptive and listed with the others.",
         ],
         figures=[_figure(assessment, [spread for _, spread in spreads])],
-        tables=[_table(spreads), _collapses(assessment.comparisons)],
+        tables=[_table(spreads), *_collapses(assessment.comparisons)],
         folded=True,
         numbers={
             f"{spread.curves.pairs.treatment}, {spread.curves.metric}": {
@@ -61,7 +61,7 @@ def _table(rows: Sequence[Row]) -> Table:
         "step, corrected for the number of steps. Roughness: squared increments within runs, relative to the "
         "control. All p-values are after Holm's correction over all descriptive tests.",
         (
-            "Estimator",
+            "Arm",
             "Metric",
             "Ratio",
             "Interval",
@@ -94,7 +94,10 @@ def _of(spread: Spread) -> str:
     return "reward" if spread.curves.metric == schema.REWARD else "log KL"
 
 
-def _collapses(comparisons: Sequence[Comparison]) -> Table:
+def _collapses(comparisons: Sequence[Comparison]) -> list[Table]:
+    """The pairs with diverged runs, if there are any."""
+    if not any(comparison.pairs.diverged.any() for comparison in comparisons):
+        return []
     rows = []
     for comparison in comparisons:
         ours, theirs = comparison.pairs.diverged.T
@@ -102,12 +105,14 @@ def _collapses(comparisons: Sequence[Comparison]) -> Table:
         verdict = comparison.of("collapses")
         p_value = "–" if verdict is None else number(verdict.adjusted, 2)
         rows.append((comparison.pairs.treatment, *map(str, alone), str(int((ours & theirs).sum())), p_value))
-    return Table(
-        "Matched pairs with diverged runs; exact McNemar test of pairs in which only one run diverged, after "
-        "Holm's correction over all descriptive tests.",
-        ("Estimator", "Only it diverged", "Only the control diverged", "Both", "p"),
-        rows,
-    )
+    return [
+        Table(
+            "Matched pairs with diverged runs; exact McNemar test of pairs in which only one run diverged, "
+            "after Holm's correction over all descriptive tests.",
+            ("Arm", "Only it diverged", "Only the control diverged", "Both", "p"),
+            rows,
+        )
+    ]
 
 
 def _figure(assessment: Assessment, spreads: Sequence[Spread]) -> Figure:
@@ -121,7 +126,7 @@ def _figure(assessment: Assessment, spreads: Sequence[Spread]) -> Figure:
         "any step is evidence of a difference, a curve that crosses 0 is not.",
         Table(
             f"Log ratio of the spread of {control} to that of the estimator.",
-            ("Estimator", "Metric", "Mean over steps", "Lowest", "Highest", "Band"),
+            ("Arm", "Metric", "Mean over steps", "Lowest", "Highest", "Band"),
             [
                 (
                     spread.curves.pairs.treatment,

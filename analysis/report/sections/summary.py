@@ -29,30 +29,13 @@ _AGAINST = {
     Outcome.NOT_TESTED: "Not tested against {}",
     Outcome.NO_VERDICT: "No verdict against {}",
 }
+# Why an interval and a p-value can seem to contradict each other.
+_WHY_ZERO = (
+    " An interval that includes 0 beside a small p is no contradiction: it has the level of the first step "
+    "of Holm's correction, the p-value that of a later one."
+)
 # Number of problems that are shown beside a verdict.
 _CAUTIONS = 3
-GLOSSARY = (
-    ("KL", "the divergence of a trained policy from its reference, in nats per completion"),
-    ("β", "the weight of the KL, in reward per nat: each run maximises J = reward − β·KL at its own β"),
-    (
-        "Estimator",
-        "the estimator of the KL's gradient in training; all runs are evaluated in the same way, on the same "
-        "prompts and seeds",
-    ),
-    ("Matched pair", "two runs with the same β, replicate and seed that differ in the estimator only"),
-    ("Reward at matched KL", "the difference in reward between two arms at the same KL"),
-    (
-        "Simultaneous interval",
-        "an interval at the level of the first step of Holm's correction; all intervals of a family are "
-        "valid together",
-    ),
-    ("Replicate", "one repetition of the whole grid with its own seeds; n counts replicates"),
-    (
-        "Swap p-value",
-        "the probability of a difference at least as large if the estimators' names are exchanged at random "
-        "within matched pairs",
-    ),
-)
 
 
 def summary(assessment: Assessment) -> Section:
@@ -62,7 +45,6 @@ def summary(assessment: Assessment) -> Section:
             "verdict",
             "No verdict",
             paragraphs=_why_not(assessment),
-            glossary=GLOSSARY,
             numbers={"complete": assessment.complete, "withheld": assessment.withheld},
         )
     comparisons = assessment.comparisons
@@ -76,11 +58,6 @@ def summary(assessment: Assessment) -> Section:
             " ".join([_counts(assessment), *_conditions(assessment)]),
             *_cautions(assessment),
         ],
-        notes=[
-            *(sentence for one in comparisons for sentence in _sentences(one) if len(comparisons) > 1),
-            _inference(assessment),
-        ],
-        glossary=GLOSSARY,
         numbers={
             "complete": True,
             "decisions": {c.pairs.treatment: c.decision.outcome.value for c in comparisons},
@@ -136,8 +113,8 @@ def _by_outcome(comparisons: Sequence[Comparison]) -> list[Finding]:
     """One line per outcome with its arms; conclusive outcomes come first."""
     control = comparisons[0].pairs.control
     arms: dict[Outcome, list[str]] = {}
-    for comparison in comparisons:
-        arms.setdefault(comparison.decision.outcome, []).append(comparison.pairs.treatment)
+    for comparison in sorted(comparisons, key=lambda one: -abs(one.decision.primary.estimate.value)):
+        arms.setdefault(comparison.decision.outcome, []).append(_with_difference(comparison))
     return [
         Finding(outcome.value, f"{_AGAINST[outcome].format(control)}: {', '.join(arms[outcome])}.")
         for outcome in Outcome
@@ -145,32 +122,51 @@ def _by_outcome(comparisons: Sequence[Comparison]) -> list[Finding]:
     ]
 
 
+def _with_difference(comparison: Comparison) -> str:
+    """An arm with its difference in the primary outcome, unless that is in ranks."""
+    name, primary = comparison.pairs.treatment, comparison.decision.primary
+    if comparison.pairs.diverged.any():
+        return name
+    outcome = "KL" if primary.claim.key == "kl" else "J"
+    return f"{name} ({outcome} {signed(primary.estimate.value)})"
+
+
 def _verdict_table(comparisons: Sequence[Comparison]) -> Table:
     primary = comparisons[0].decision.primary
+    matched = () if primary.claim.key == "kl" else ("Reward at matched KL",)
     return Table(
         f"Each arm against {comparisons[0].pairs.control}: difference in {primary.claim.subject} "
-        f"({primary.unit}) with its {percent(1 - primary.first_step)} interval, simultaneous over all arms.",
-        ("Arm", "Verdict", "Difference", "Interval", "p (Holm)", "Reward at matched KL", "KL ratio"),
+        f"({primary.unit}) with its {percent(1 - primary.first_step)} interval, simultaneous over all arms."
+        + (_WHY_ZERO if any(map(_rejects_with_zero, comparisons)) else ""),
+        ("Arm", "Verdict", "Difference", "Interval", "p (Holm)", *matched, "KL ratio"),
         [_verdict_row(comparison) for comparison in comparisons],
     )
+
+
+def _rejects_with_zero(comparison: Comparison) -> bool:
+    """Whether the test rejects although the interval, at the level of Holm's first step, includes 0."""
+    primary = comparison.decision.primary
+    interval = primary.interval
+    return interval is not None and primary.adjusted < primary.alpha and interval.low <= 0 <= interval.high
 
 
 def _verdict_row(comparison: Comparison) -> tuple[str, ...]:
     primary, matched, fit = comparison.decision.primary, comparison.matched, comparison.fit
     interval = primary.interval
     comparable = fit is not None and not fit.refused
+    at_matched_kl = signed(matched.estimate.value) if comparable else "not comparable"
     return (
         comparison.pairs.treatment,
         comparison.decision.outcome.value,
         signed(primary.estimate.value),
         "–" if interval is None else f"{number(interval.low)} to {number(interval.high)}",
         number(primary.adjusted, 2),
-        signed(matched.estimate.value) if comparable else "not comparable",
+        *([] if primary.claim.key == "kl" else [at_matched_kl]),
         number(kl_ratio(comparison.pairs), 2),
     )
 
 
-def _sentences(comparison: Comparison) -> list[str]:
+def sentences(comparison: Comparison) -> list[str]:
     """The sentences of the verdicts behind the conclusion."""
     decision = comparison.decision
     verdicts = (decision.primary, comparison.matched, comparison.share)
@@ -187,7 +183,7 @@ def _finding(comparison: Comparison) -> Finding:
             *([] if void else [_card("Difference in reward at matched KL", comparison.matched)]),
             *_share_card(comparison),
         ],
-        _sentences(comparison),
+        sentences(comparison),
     )
 
 
@@ -235,20 +231,6 @@ def _cautions(assessment: Assessment) -> list[str]:
         return []
     more = f"; {len(texts) - _CAUTIONS} more under “Plan and execution”" if len(texts) > _CAUTIONS else ""
     return [f"Caution: {'; '.join(texts[:_CAUTIONS])}{more}."]
-
-
-def _inference(assessment: Assessment) -> str:
-    primary, planned = assessment.comparisons[0].decision.primary, len(assessment.sweep.plan.comparisons)
-    blocked = assessment.comparisons[0].pairs.blocked
-    swaps = "whole replicates, because seeds are shared across β" if blocked else "single pairs"
-    return (
-        f"n counts replicates. The exact tests swap the labels of two arms within {swaps}; their null "
-        f"hypothesis is that the outcomes of both arms are exchangeable. The primary outcome is "
-        f"{primary.claim.subject}, with Holm's correction over {count(planned, 'planned comparison')}. "
-        f"Intervals are simultaneous, {percent(1 - primary.first_step)} each, the level of the first step of "
-        "that correction: an interval may include 0 although the corrected p of a later step is below "
-        f"{primary.alpha:g}. All other tests are descriptive."
-    )
 
 
 def _conditions(assessment: Assessment) -> list[str]:

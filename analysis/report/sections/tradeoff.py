@@ -162,22 +162,19 @@ def _half_width(mean: Estimate) -> float:
 
 
 def _label_betas(axes: Axes, runs: list[Run]) -> None:
-    """The betas, each below the lowest of its runs."""
+    """The betas, each above and left of its means: where runs would be better than these."""
     for beta in _betas(runs):
         mine = [run for run in runs if run.point.beta == beta]
+        arms = [[run for run in mine if run.point.arm == arm] for arm in {run.point.arm for run in mine}]
+        kl, reward = ([_mean(own, beta, key).value for own in arms] for key in (schema.KL, schema.REWARD))
         axes.annotate(
             f"β = {beta:g}",
-            (
-                float(np.median([run.outcome(schema.KL) for run in mine])),
-                min(run.outcome(schema.REWARD) for run in mine),
-            ),
-            xytext=(0, -6),
+            (min(kl), max(reward)),
+            xytext=(-6, 3),
             textcoords="offset points",
-            ha="center",
-            va="top",
+            ha="right",
+            va="bottom",
             fontsize=8,
-            bbox={"boxstyle": "square,pad=0.1", "color": "white", "alpha": 0.7},
-            zorder=2.5,
         )
 
 

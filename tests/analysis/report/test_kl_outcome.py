@@ -1,6 +1,7 @@
 """A plan that decides by the KL alone, as for distillation: without reward, frontier and matched KL."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -11,16 +12,24 @@ from analysis.report.verify import verify
 from analysis.results.load import load_sweep
 
 
-def test_a_plan_that_decides_by_the_kl_needs_no_reward(tmp_path, monkeypatch, undrawn):
-    def distilled(point, made):
+def distilled(scales):
+    """An edit for `write_sweep`: no reward, and the KL of each arm scaled."""
+
+    def edit(point, made):
         del made["final"]["reward"], made["final"]["reward_se"]
         made["curves"] = {name: curve for name, curve in made["curves"].items() if "reward" not in name}
-        if point[0] == "RaoBlackwell":
-            made["final"]["kl"] *= 0.3
+        made["final"]["kl"] *= scales.get(point[0], 1.0)
         return made
 
+    return edit
+
+
+def test_a_plan_that_decides_by_the_kl_needs_no_reward(tmp_path, monkeypatch, undrawn):
     runs = write_sweep(
-        tmp_path, replicates=4, edit=distilled, primary={"outcome": "kl", "margins": {"kl": 0.1}}
+        tmp_path,
+        replicates=4,
+        edit=distilled({"RaoBlackwell": 0.3}),
+        primary={"outcome": "kl", "margins": {"kl": 0.1}},
     )
     page = build(runs).read_text("utf-8")
     assert "RaoBlackwell is better than MonteCarlo: it has a lower KL." in page
@@ -46,4 +55,44 @@ def test_a_plan_that_decides_by_the_kl_needs_no_reward(tmp_path, monkeypatch, un
     }
     assert verify(runs).differences == []
     monkeypatch.setattr("analysis.report.verify.code_version", lambda: {"version": "another"})
+    assert verify(runs).differences == []
+
+
+def test_with_several_arms_each_is_compared_by_its_kl_and_nothing_is_said_of_rewards(tmp_path, undrawn):
+    scales = {"RaoBlackwell": 0.5, "K3Loss": 2.0}
+    runs = write_sweep(
+        tmp_path,
+        estimators=("MonteCarlo", *scales, "K2Loss"),
+        replicates=5,
+        edit=distilled(scales),
+        primary={"outcome": "kl"},
+    )
+    page = build(runs).read_text("utf-8")
+    headlines = re.findall(r"<h3>(.*?)</h3>", page)
+    assert [re.sub(r" \(KL .*?\)", "", headline) for headline in headlines] == [
+        "Better than MonteCarlo: RaoBlackwell.",
+        "Worse than MonteCarlo: K3Loss.",
+        "Inconclusive against MonteCarlo: K2Loss.",
+    ]
+    header, *rows = re.findall(r"<tr>(.*?)</tr>", page)[:4]
+    assert re.findall(r">([^<]+)</th>", header) == [
+        "Arm",
+        "Verdict",
+        "Difference",
+        "Interval",
+        "p (Holm)",
+        "KL ratio",
+    ]
+    assert [re.findall(r">([^<]+)</t", row)[0] for row in rows] == [*scales, "K2Loss"]
+    assert not re.search(r"\bnan\b", re.sub(r'src="data:[^"]*"', "", page))
+    numbers = json.loads((runs / "results.json").read_text())
+    grid = load_sweep(runs).grid
+    control = [place for place in grid if place[0] == "MonteCarlo"]
+    for one in numbers["comparisons"]:
+        kl = np.array(
+            [[grid[arm, *place[1:]].final["kl"] for arm in (one["treatment"], place[0])] for place in control]
+        )
+        assert one["kl"]["estimate"] == pytest.approx((kl[:, 0] - kl[:, 1]).mean())
+        assert one["kl_ratio"] == pytest.approx(np.exp(np.log(kl[:, 0] / kl[:, 1]).mean()))
+        assert one["objective"] is None
     assert verify(runs).differences == []

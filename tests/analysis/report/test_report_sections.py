@@ -11,7 +11,7 @@ from synthetic import cell, diverge, edit_plan, publish, result, write_sweep
 
 from analysis.report.assessment import load_assessment
 from analysis.report.build import build
-from analysis.report.sections import attainment, evidence, outcomes
+from analysis.report.sections import attainment, evidence, outcomes, stability
 from analysis.report.sections.tradeoff import landmarks
 from analysis.report.verify import verify
 from analysis.results.load import load_sweep
@@ -109,7 +109,11 @@ def test_attainment_and_stability_are_reported(tmp_path, undrawn):
     assert "The corner was not fixed in advance" in page.text
     assert set(numbers["stability"]) == {"RaoBlackwell, reward", "RaoBlackwell, kl"}
     assert numbers["stability"]["RaoBlackwell, reward"]["outcome"] in ("inconclusive", "better", "worse")
-    assert "exact McNemar test" in page.text
+    assert "exact McNemar test" not in page.text, "no run diverged"
+    edit = diverge(("MonteCarlo", 2, 0))
+    diverged = stability(load_assessment(write_sweep(tmp_path / "diverged", replicates=6, edit=edit)))
+    assert "exact McNemar test" in diverged.tables[1].caption
+    assert diverged.tables[1].rows[0][:4] == ("RaoBlackwell", "0", "1", "0")
 
 
 def test_an_estimator_with_less_spread_is_reported(tmp_path, undrawn):
