@@ -155,10 +155,7 @@ class Verdict:
                 reach = (
                     ""
                     if detectable is None
-                    else (
-                        f" A design like this detects a difference of about {self._size(detectable)} with "
-                        "80% power."
-                    )
+                    else (f" A design like this detects {self._size(detectable)} with 80% power.")
                 )
                 why = f": {self.doubt}" if self.doubt else ""
                 return f"On {subject}, {arms}, the result is inconclusive{why} ({evidence}).{reach}"
@@ -176,8 +173,8 @@ class Verdict:
 
     def _size(self, difference: float) -> str:
         if self.unit == LOG_RATIO:
-            return f"a ratio of {number(math.exp(difference))}"
-        return f"{number(difference)} {self.unit}"
+            return f"a ratio of about {number(math.exp(difference))}"
+        return f"a difference of about {number(difference)} {self.unit}"
 
     def _difference(self) -> str:
         if self.unit == LOG_RATIO:
