@@ -45,7 +45,7 @@ def page(title: str, kicker: str, withheld: str, sections: Sequence[Section]) ->
         withheld=withheld,
         sections=sections,
         css=Markup(css),  # the package's own file
-        footer="One file, no script, nothing loaded from elsewhere.",
+        footer="A single file without scripts or external resources.",
     )
 
 
