@@ -61,7 +61,8 @@ def ending_of(error: Exception, settings: Mapping[str, Any]) -> Ending | None:
         if isinstance(cause, OmegaConfBaseException):
             key = f"{cause.full_key}: " if cause.full_key else ""
             return Ending(key + first_line(cause), USAGE)
-        if isinstance(cause, MisconfigurationException) or (building and _is_refusal(cause)):
+        refused = _is_refusal(cause) and (building or _is_in_named_class(cause, settings))
+        if refused or isinstance(cause, MisconfigurationException):
             return Ending(_of_option(cause, settings), USAGE)
         if _is_out_of_memory(cause):
             return Ending(f"out of memory{_how_much(cause)}: smaller batches or models need less", FAILURE)
@@ -219,6 +220,12 @@ def _made_in(filename: str, key: str, class_path: Any) -> bool:
     module, _, name = class_path.rpartition(".")
     made = getattr(sys.modules.get(module), name, None)
     return getattr(sys.modules.get(getattr(made, "__module__", "")), "__file__", None) == filename
+
+
+def _is_in_named_class(error: BaseException, settings: Mapping[str, Any]) -> bool:
+    """Whether an exception was raised by a class that the configuration names, such as a callback."""
+    filename = traceback.extract_tb(error.__traceback__)[-1].filename
+    return any(_made_in(filename, key, value) for key, value in settings.items())
 
 
 def _how_much(error: BaseException) -> str:

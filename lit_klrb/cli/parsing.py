@@ -5,6 +5,7 @@ import functools
 import inspect
 import operator
 import re
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ NO_CLASS = (
     r"(?P<reason>module '[\w.]+' has no attribute (?P<name>.+))",
     r"Not a valid subclass of \w+\. Got value: (?P<name>.*)",
 )
+
+
+# Enumerations among the defaults of Lightning's callbacks, which PyYAML refuses
+yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(value.value))
 
 
 class OneLineParser(LightningArgumentParser):

@@ -1,10 +1,11 @@
 """Cells as Ray tasks: the same results as with the local launcher, even if a node fails."""
 
+import signal
 import subprocess
 import sys
 
 import pytest
-from sweep_project import HERE, wait_until
+from sweep_project import HERE, session, wait_until
 
 pytest.importorskip("ray")
 
@@ -17,6 +18,22 @@ def test_ray_publishes_what_the_local_launcher_publishes(project):
     code, output = project.run("sweep", "--config", project.write(), "--launcher", "ray", "--workers", 2)
     assert code == 0, output
     assert "10 cells: 10 done; 10 run now" in output
+    assert project.results() == project.results("reference")
+
+
+def test_a_stop_kills_the_cells_and_the_next_sweep_completes_them(project):
+    rloo = {"seconds": 0.6}
+    assert project.run("sweep", "--config", project.write("reference", rloo=rloo))[0] == 0
+    plan = project.write(rloo=rloo)
+    process = project.start("sweep", "--config", plan, "--launcher", "ray", "--workers", 2)
+    wait_until(lambda: len(project.ran()) >= 4, seconds=120)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 143, output
+    wait_until(lambda: not session(process.pid))
+    # Cells that were running have no result.
+    assert len(project.results()) < len({*project.ran()})
+    assert project.run("sweep", "--config", plan)[0] == 0
     assert project.results() == project.results("reference")
 
 
