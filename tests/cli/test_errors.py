@@ -37,7 +37,7 @@ def test_a_missing_checkpoint_names_the_command_that_makes_it(capsys, tmp_path, 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "a command is missing; one of fit, validate, test, predict, check, explain, export, clean"),
+        ([], "a command is missing; one of fit, validate, test, predict, check, study, explain, export"),
         (["train"], "unknown command train; one of fit"),
         (["fit"], "what to run is missing: name a configuration"),
         (["fit", "--config", "no.yaml"], "no.yaml"),
@@ -53,7 +53,7 @@ def test_wrong_commands(capsys, argv, message):
 def test_the_programs_help_lists_its_commands(capsys):
     assert main(["--help"]) == 0
     output = capsys.readouterr().out
-    names = ("fit", "validate", "test", "predict", "check", "explain", "export", "clean")
+    names = ("fit", "validate", "test", "predict", "check", "study", "explain", "export", "clean")
     assert all(f"\n  {name} " in output for name in names)
 
 
