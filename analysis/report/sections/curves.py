@@ -137,12 +137,15 @@ def _draw(assessment: Assessment, runs: Sequence[Run], source: str) -> str:
 
 
 def _draw_arm(axes: Axes, curves: Sequence[Curve], look: Look, *, rasterized: bool) -> None:
-    for curve in curves:
-        thin = _thinned(curve)
-        pale: dict[str, Any] = {"linewidth": 0.6, "alpha": 0.3, "rasterized": rasterized}
-        axes.plot(thin.step, thin.value, color=look.colour, **pale)
     if not curves:
         return
+    # One line with gaps is drawn much faster than a line for each run
+    thin = [_thinned(curve) for curve in curves]
+    step, value = (
+        np.concatenate([np.append(getattr(one, name), np.nan) for one in thin]) for name in ("step", "value")
+    )
+    pale: dict[str, Any] = {"linewidth": 0.6, "alpha": 0.3, "rasterized": rasterized}
+    axes.plot(step, value, color=look.colour, **pale)
     mean, half_width = mean_curve(curves)
     mean = _thinned(mean)
     axes.plot(mean.step, mean.value, color=look.colour, linestyle=look.dashes, linewidth=1.5)
