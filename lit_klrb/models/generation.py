@@ -166,7 +166,7 @@ def _decode(
     pad_token_id: int,
 ) -> Tensor:
     """The tokens at uniform numbers, shape [B, T]; shorter than T if all completions have ended."""
-    cache = DynamicCache(config=policy.config.get_text_config(decoder=True))
+    cache = key_value_cache(policy)
     rows = torch.arange(len(prompts), device=prompts.device)
     rows = rows.repeat_interleave(len(uniforms) // len(prompts))
     inputs, mask, positions = prompts, prompt_mask.long(), position_ids(prompt_mask)
@@ -193,6 +193,11 @@ def _decode(
         inputs, positions = tokens[:, None], positions[:, -1:] + 1
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
     return torch.stack(completions, 1)
+
+
+def key_value_cache(model: PreTrainedModel) -> DynamicCache:
+    """An empty cache for a model's keys and values."""
+    return DynamicCache(config=model.config.get_text_config(decoder=True))
 
 
 def inverse_transform(probabilities: Tensor, uniforms: Tensor) -> Tensor:

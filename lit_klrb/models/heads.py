@@ -1,27 +1,77 @@
 """Splitting a causal language model into backbone and head, so that the head can be applied tile by tile."""
 
-from typing import NamedTuple
+import inspect
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from lit_klrb.models.generation import Rollout
+from lit_klrb.models.generation import Rollout, key_value_cache, position_ids
 
-TRIAL_LENGTH = 4
+# Two sequences with the same prompt.
+TRIAL = [[0, 1, 2, 3, 4], [0, 1, 2, 4, 3]]
+# Layers of a cache that hold keys and values alone.
+CACHE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 
 
 class SplitModel(NamedTuple):
-    """Parts of a model whose logits are softcap(head(backbone(tokens))); references, not copies."""
+    """Parts of a model whose logits are softcap(head(backbone(tokens))); references, not copies.
 
-    backbone: nn.Module
+    Args:
+        backbone: The model without its head.
+        head: The head.
+        softcap: Soft cap of the logits; None without one.
+        caches: Whether the backbone can continue from cached keys and values.
+    """
+
+    backbone: PreTrainedModel
     head: nn.Linear
     softcap: float | None
+    caches: bool
 
     def hidden_states(self, rollout: Rollout) -> Tensor:
-        """Inputs of the head that predict the completion tokens, shape [B, T, D]."""
+        """Inputs of the head that predict the completion tokens, shape [B, T, D].
+
+        Equal prompts are processed once if the model caches keys and values: the hidden states and their
+        gradients are the same, up to rounding.
+        """
+        length = rollout.mask.shape[1]
+        # The last token of a prompt predicts the first of the completion
+        prefix = rollout.tokens.shape[1] - length - 1
+        # Gradient checkpointing computes blocks again, without the cache
+        if self.caches and prefix > 0 and not self.backbone.is_activation_checkpointing:
+            masked = torch.stack([rollout.tokens, rollout.attention_mask.long()], 1)[..., :prefix]
+            prompts, rows = masked.unique(dim=0, return_inverse=True)
+            if len(prompts) < len(rows):
+                return self._continued(rollout, prompts, rows)
         hidden: Tensor = self.backbone(**model_inputs(rollout)).last_hidden_state
-        return hidden[:, -rollout.mask.shape[1] :]
+        return hidden[:, -length:]
+
+    def _continued(self, rollout: Rollout, prompts: Tensor, rows: Tensor) -> Tensor:
+        """Hidden states of the completions, from those of distinct prompts.
+
+        Args:
+            rollout: B sequences with T completion positions.
+            prompts: Tokens and attention masks of P prompts without their last token, shape [P, 2, N-1].
+            rows: The prompt of each sequence, shape [B].
+        """
+        cache, (tokens, mask) = key_value_cache(self.backbone), prompts.unbind(1)
+        self.backbone(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=position_ids(mask),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        cache.reorder_cache(rows)  # type: ignore[arg-type]
+        inputs = model_inputs(rollout)
+        for name in ("input_ids", "position_ids"):
+            inputs[name] = inputs[name][:, tokens.shape[1] :]
+        inputs |= {"past_key_values": cache, "use_cache": True}
+        hidden: Tensor = self.backbone(**inputs).last_hidden_state
+        return hidden
 
 
 def split_model(model: PreTrainedModel) -> SplitModel | None:
@@ -33,13 +83,24 @@ def split_model(model: PreTrainedModel) -> SplitModel | None:
     backbone, head = model.base_model, model.get_output_embeddings()
     # Not isinstance: a head with an adapter is a subclass, and a new adapter would pass the trial, as it
     # starts at zero
-    if backbone is model or type(head) is not nn.Linear:
+    if backbone is model or not isinstance(backbone, PreTrainedModel) or type(head) is not nn.Linear:
         return None
-    split = SplitModel(backbone, head, getattr(model.config, "final_logit_softcapping", None))
-    return split if _parts_agree(model, split) else None
+    softcap = getattr(model.config, "final_logit_softcapping", None)
+    for caches in (True, False) if _caches(backbone) else (False,):
+        split = SplitModel(backbone, head, softcap, caches)
+        if _parts_agree(model, split):
+            return split
+    return None
 
 
-def model_inputs(rollout: Rollout) -> dict[str, Tensor | bool]:
+def _caches(backbone: PreTrainedModel) -> bool:
+    """Whether the only states that a model keeps are the keys and values of attention."""
+    if "past_key_values" not in inspect.signature(backbone.forward).parameters:
+        return False
+    return all(type(layer) in CACHE_LAYERS for layer in key_value_cache(backbone).layers)
+
+
+def model_inputs(rollout: Rollout) -> dict[str, Any]:
     """Arguments of a model's forward pass, without the last token, which predicts none of the completion."""
     return {
         "input_ids": rollout.tokens[:, :-1],
@@ -51,12 +112,12 @@ def model_inputs(rollout: Rollout) -> dict[str, Tensor | bool]:
 
 @torch.no_grad()
 def _parts_agree(model: PreTrainedModel, split: SplitModel) -> bool:
-    tokens = torch.arange(TRIAL_LENGTH + 1, device=model.device)[None] % split.head.out_features
+    tokens = torch.tensor(TRIAL, device=model.device) % split.head.out_features
     everything = torch.ones_like(tokens, dtype=torch.bool)
-    rollout = Rollout(tokens, everything, everything[:, 1:])
+    rollout = Rollout(tokens, everything, everything[:, -2:])
     was_training = model.training
     model.eval()
-    expected = model(**model_inputs(rollout)).logits
+    expected = model(**model_inputs(rollout)).logits[:, -2:]
     logits = split.head(split.hidden_states(rollout))
     model.train(was_training)
     if split.softcap is not None:

@@ -30,6 +30,7 @@ ARCHITECTURES = {
         "final_logit_softcapping": 2.0,
         "query_pre_attn_scalar": 8,
         "tie_word_embeddings": True,
+        "sliding_window": 3,
     },
 }
 UNSPLIT = {"granite": {**LLAMA, "logits_scaling": 3.0}}
@@ -48,6 +49,7 @@ def make(kind, seed):
 def rollout():
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(1, 50, (4, 9), generator=generator)
+    tokens[[1, 3], :4] = tokens[0, :4]  # rows 0 and 3 have the same prompt, row 1 a shorter one
     attention = torch.ones(4, 9, dtype=torch.bool)
     attention[1, :2] = False
     attention[2, 7:] = False
@@ -82,6 +84,22 @@ def test_statistics_and_gradients_equal_those_of_the_logits(kind, rollout):
         assert torch.allclose(getattr(ours, name), getattr(plain, name), atol=1e-4), name
     assert torch.allclose(gradient, expected, atol=1e-3 * expected.abs().max().item())
     assert ours.kl.max() > 0.1
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_equal_prompts_are_processed_once(rollout, checkpointing):
+    model, processed = make("gpt2", 0), []
+    split = split_model(model)
+    if checkpointing:
+        model.activation_checkpointing_enable()
+    model.base_model.register_forward_pre_hook(
+        lambda _, args, kwargs: processed.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    split.hidden_states(rollout)
+    assert processed == ([4 * 8] if checkpointing else [3 * 3, 4 * 5])
+    processed.clear()
+    split.hidden_states(rollout.rows(slice(0, 3)))  # all prompts differ
+    assert processed == [3 * 8]
 
 
 @pytest.mark.parametrize(("valued", "topk"), [(False, None), (True, None), (False, TopK(3))])

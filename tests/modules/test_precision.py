@@ -19,7 +19,7 @@ OPTIONS = {
 
 @pytest.fixture
 def gradients(monkeypatch):
-    """The first gradient of each run, before clipping, and how often each block computed its forward pass."""
+    """The first gradient of each run, before clipping, and the sequences of all forward passes of a block."""
     found = {"calls": Counter()}
 
     def keep(self, optimizer):
@@ -28,7 +28,7 @@ def gradients(monkeypatch):
     original = GPT2MLP.forward
 
     def counted(self, *args):
-        found["calls"][torch.is_grad_enabled()] += 1
+        found["calls"][torch.is_grad_enabled()] += len(args[0])
         return original(self, *args)
 
     monkeypatch.setattr(RLOOModule, "on_before_optimizer_step", keep)
@@ -56,7 +56,8 @@ def test_alone_and_together_they_give_the_gradient(chain, tmp_path, gradients, m
         assert error < (0.1 if name == "bf16" else 1e-5), name
         assert (error > 1e-4) == (name == "bf16"), name
         if name == "checkpointing":
-            assert calls[True] == 2 * plain_calls[True]
+            sequences = plain_calls[True] - 4  # and the four prompts alone
+            assert calls[True] == 2 * sequences > 0
         assert (counters["stats"]["unique_graphs"] > 0) == (name == "compiled")
         counters.clear()
     together = [word for options in OPTIONS.values() for word in options]

@@ -9,6 +9,7 @@ from lit_klrb.callbacks import KLEstimatorCallback
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional import token_stats
 from lit_klrb.models import scoring
+from lit_klrb.models.heads import SplitModel
 from lit_klrb.models.scoring import completion_logits
 from lit_klrb.modules import DPOModule, RLOOModule, SFTModule
 
@@ -102,15 +103,18 @@ def test_the_ratio_is_one_at_the_first_inner_step_whatever_the_dropout(chain, tm
 
 
 @pytest.mark.parametrize(("mini_batches", "expected"), [(1, [1, 1]), (2, [2, 1, 1, 1])])
-def test_forward_passes_of_the_policy(chain, tmp_path, mini_batches, expected):
+def test_forward_passes_of_the_policy(chain, tmp_path, monkeypatch, mini_batches, expected):
     """The first step on a whole rollout has the forward pass of its statistics."""
     module, batch = attached(
         chain, tmp_path, estimators.RaoBlackwell(off_policy="clip"), inner_epochs=2, mini_batches=mini_batches
     )
-    passes = []
-    module.policy.base_model.register_forward_hook(
-        lambda _, args, kwargs, output: passes.append(not kwargs["use_cache"]), with_kwargs=True
-    )
+    passes, hidden_states = [], SplitModel.hidden_states
+
+    def counted(self, rollout):
+        passes.append(self.backbone is module.policy.base_model)
+        return hidden_states(self, rollout)
+
+    monkeypatch.setattr(SplitModel, "hidden_states", counted)
     for step, count in enumerate(expected):
         passes.clear()
         module.training_step(batch, step).backward()
