@@ -107,7 +107,7 @@ def _draw(assessment: Assessment, runs: list[Run], on: BoolArray) -> str:
             axes.plot(kl[mine], reward[mine], look.marker, **pale)
             _draw_means(axes, [run for run in runs if run.point.arm == name], look)
         marks = _draw_landmarks(axes, assessment.sweep)
-        _label_betas(axes, runs)
+        _label_betas(axes, runs, plan.primary.control)
         places = landmarks(assessment.sweep)
         _limit(axes.xaxis, np.array([*kl, *(at for _, at, _ in places)]))
         _limit(axes.yaxis, np.array([*reward, *(at for _, _, at in places)]))
@@ -161,20 +161,20 @@ def _half_width(mean: Estimate) -> float:
     return 0.0 if interval is None else interval.high - mean.value
 
 
-def _label_betas(axes: Axes, runs: list[Run]) -> None:
-    """The betas, each above and left of its means: where runs would be better than these."""
-    for beta in _betas(runs):
-        mine = [run for run in runs if run.point.beta == beta]
-        arms = [[run for run in mine if run.point.arm == arm] for arm in {run.point.arm for run in mine}]
-        kl, reward = ([_mean(own, beta, key).value for own in arms] for key in (schema.KL, schema.REWARD))
+def _label_betas(axes: Axes, runs: list[Run], control: str) -> None:
+    """The betas, each above and left of the control's mean, where better runs would be."""
+    mine = [run for run in runs if run.point.arm == control] or runs
+    for beta in _betas(mine):
         axes.annotate(
             f"β = {beta:g}",
-            (min(kl), max(reward)),
-            xytext=(-6, 3),
+            (_mean(mine, beta, schema.KL).value, _mean(mine, beta, schema.REWARD).value),
+            xytext=(-7, 7),
             textcoords="offset points",
             ha="right",
             va="bottom",
             fontsize=8,
+            bbox={"boxstyle": "square,pad=0.1", "color": "white", "alpha": 0.7},
+            zorder=2.5,
         )
 
 
