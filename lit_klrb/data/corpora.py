@@ -128,12 +128,15 @@ def open_splits(key: str, source: str) -> Mapping[str, Any]:
 
 def _clean_rows(source: str, rows: Any) -> list[Review]:
     if "text" not in rows.column_names:
-        raise _source_error(source, f"has no column text; its columns: {', '.join(rows.column_names)}")
+        columns = ", ".join(rows.column_names)
+        raise _source_error(
+            source, f"has no column text; its columns: {columns}" if columns else "has no rows"
+        )
     texts = rows["text"][:]
     labels = rows["label"][:] if "label" in rows.column_names else [None] * len(texts)
     for text, label in zip(texts, labels, strict=True):
         if not isinstance(text, str) or not _is_unicode(text):
-            raise _source_error(source, f"has the text {text!r}; allowed: strings of Unicode characters")
+            raise _source_error(source, f"has the text {text!r:.80}; allowed: strings of Unicode characters")
         if label not in list(LABELS):
             raise _source_error(source, f"has the label {label!r}; allowed: 1, 0, and -1 for unknown")
     reviews = [Review(clean_text(text), LABELS[label]) for text, label in zip(texts, labels, strict=True)]

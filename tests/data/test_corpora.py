@@ -160,6 +160,7 @@ def test_texts_are_cleaned_before_they_are_compared(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
+        ([], "has no rows"),
         ([{"review": "Good.", "label": 1}], "has no column text; its columns: review, label"),
         ([{"text": "Good.", "label": 2}], "has the label 2; allowed: 1, 0, and -1 for unknown"),
         ([{"text": "Good.", "label": "pos"}], "has the label 'pos'; allowed"),
