@@ -6,7 +6,8 @@ from typing import Any, final
 import lightning as L
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators import KLEstimator
+from lit_klrb.estimators import KLEstimator, RaoBlackwellControlVariate
+from lit_klrb.estimators.cross_fit import EarlierRollouts
 from lit_klrb.estimators.token_values import TokenValues
 
 # The controller's error is clipped to ± this, which limits the influence of a single noisy rollout.
@@ -56,7 +57,9 @@ class KLEstimatorCallback(L.Callback):
         self.estimator, self.beta = estimator, beta
         self.final_beta, self.target_kl, self.horizon = final_beta, target_kl, horizon
         self.current = beta
+        fitted = isinstance(estimator, RaoBlackwellControlVariate)
         self.token_values = TokenValues() if estimator.reads_token_values else None
+        self.earlier_rollouts = EarlierRollouts() if fitted else None
         self.estimator.check_trainable()
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -75,6 +78,7 @@ class KLEstimatorCallback(L.Callback):
             raise ConfigurationError(f"kl.estimator: {name} already has {installed}; plug in one only")
         pl_module.kl_estimator, pl_module.beta = self.estimator, self.beta  # type: ignore[assignment]
         pl_module.token_values = self.token_values  # type: ignore[assignment]
+        pl_module.earlier_rollouts = self.earlier_rollouts  # type: ignore[assignment]
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], batch_idx: int
@@ -100,10 +104,12 @@ class KLEstimatorCallback(L.Callback):
             self.current *= 1 + error * completions / self.horizon
 
     def state_dict(self) -> dict[str, Any]:
-        """The current beta, and the state of the token values."""
+        """The current beta, and the state of the token values and of the earlier rollouts."""
         state: dict[str, Any] = {"current": self.current}
         if self.token_values is not None:
             state["token_values"] = self.token_values.state_dict()
+        if self.earlier_rollouts is not None:
+            state["earlier_rollouts"] = self.earlier_rollouts.state_dict()
         return state
 
     def on_load_checkpoint(
@@ -118,7 +124,7 @@ class KLEstimatorCallback(L.Callback):
             raise ConfigurationError("its callbacks lack the state of KLEstimatorCallback", key="ckpt_path")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore beta and token values.
+        """Restore beta, token values and earlier rollouts.
 
         Raises:
             ConfigurationError: If the state is not valid.
@@ -131,3 +137,5 @@ class KLEstimatorCallback(L.Callback):
         self.current = current
         if self.token_values is not None and "token_values" in state_dict:
             self.token_values.load_state_dict(state_dict["token_values"])
+        if self.earlier_rollouts is not None and "earlier_rollouts" in state_dict:
+            self.earlier_rollouts.load_state_dict(state_dict["earlier_rollouts"])

@@ -1,8 +1,7 @@
-"""`MonteCarlo` plus control variates with coefficients fitted on the other prompts of the rollout."""
+"""`MonteCarlo` plus control variates with coefficients fitted on other prompts and earlier rollouts."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, final, get_args
+from typing import ClassVar, final, get_args
 
 import torch
 from torch import Tensor
@@ -11,21 +10,18 @@ from typing_extensions import override
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators.base import Explanation, KLEstimator, LossWeights
 from lit_klrb.estimators.composed import weighted_recipes_loss, weighted_recipes_score
+from lit_klrb.estimators.cross_fit import Direction, FitSums, cross_fitted_coefficients
 from lit_klrb.estimators.recipe import Recipe
 from lit_klrb.estimators.tilted import TOKEN_VALUE_DIFFERENCE
 from lit_klrb.estimators.unbiased import MonteCarlo, RaoBlackwell
 from lit_klrb.functional.baselines import leave_one_out_baseline
 from lit_klrb.functional.logprobs import TokenStats
 
-Direction = Literal["kl", "token_values", "leave_one_out", "constant"]
-# Directions whose squared norm is below about this share of that of the score weights are suppressed.
-_NEGLIGIBLE = 1e-3
-
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class RaoBlackwellControlVariate(KLEstimator):
-    """`MonteCarlo` plus a combination of gradients with mean zero, fitted on the other prompts.
+    """`MonteCarlo` plus a combination of gradients with mean zero, fitted on other prompts.
 
     With r_t the log ratio, R = r - beta sum_t r_t and ctr(x) = x - LOO(x) the score weights are
 
@@ -42,8 +38,9 @@ class RaoBlackwellControlVariate(KLEstimator):
 
     g = 0 gives `MonteCarlo`, g_kl = 1 gives `RaoBlackwell`, and g_a = 1 in addition `TiltedRaoBlackwell`. The
     gradient is unbiased for every g that does not depend on the completions it is applied to, so the g of a
-    prompt is fitted on the other prompts of the rollout, see `cross_fitted_coefficients`. Coefficients are
-    weights of differentiable terms in `LossWeights` and therefore independent of any split of the rollout.
+    prompt is fitted on the other prompts of the rollout and, in training, on those of earlier rollouts
+    (`weights_after`); see `cross_fitted_coefficients`. Coefficients are weights of differentiable terms in
+    `LossWeights` and therefore independent of any split of the rollout.
 
     Args:
         directions: The directions to use. token_values is ignored without token values in the statistics, and
@@ -55,9 +52,8 @@ class RaoBlackwellControlVariate(KLEstimator):
         optimises="the gradient of KL(policy || reference), exactly",
         used_by="no other software",
         caution=(
-            "intended for the gradient of E[reward] - beta KL; with fewer than three prompts per batch the"
-            " coefficients are 0, which is MonteCarlo. If rewards are so rare that most batches have none,"
-            " nothing can be fitted on other prompts, and its noise is about that of RaoBlackwell"
+            "intended for the gradient of E[reward] - beta KL. Without earlier rollouts, coefficients are 0,"
+            " which is MonteCarlo, with fewer than three prompts per batch"
         ),
     )
 
@@ -98,10 +94,33 @@ class RaoBlackwellControlVariate(KLEstimator):
         beta: float = 1.0,
         group_size: int = 1,
     ) -> LossWeights:
+        return self.weights_after(None, stats, mask, rewards, beta=beta, group_size=group_size)
+
+    @torch.no_grad()
+    def weights_after(
+        self,
+        earlier: FitSums | None,
+        stats: TokenStats,
+        mask: Tensor,
+        rewards: Tensor | None = None,
+        *,
+        beta: float = 1.0,
+        group_size: int = 1,
+    ) -> LossWeights:
+        """`weights` with coefficients fitted on earlier rollouts too.
+
+        Args:
+            earlier: Sums over the groups of rollouts before this one; None for none.
+            stats: This and all others: see `KLEstimator.weights`.
+            mask: See there.
+            rewards: See there.
+            beta: See there.
+            group_size: See there.
+        """
         rollout = stats.masked(mask), mask, rewards, beta, group_size
         # Fit to the complete on-policy weights, even if `loss` adds a part of them
         on_policy = replace(self, off_policy="none")._terms(*rollout)
-        coefficients = cross_fitted_coefficients(*on_policy, group_size)
+        coefficients = cross_fitted_coefficients(*on_policy, group_size, earlier)
         score, directions = self._terms(*rollout)
         for name, direction in directions.items():
             score = score + coefficients[name] * direction
@@ -109,6 +128,15 @@ class RaoBlackwellControlVariate(KLEstimator):
         kl_weight = beta * coefficients.get("kl", nothing) * mask
         value_weight = -coefficients.get("token_values", nothing) * mask
         return LossWeights(score, kl_weight, None if stats.value is None else value_weight)
+
+    @torch.no_grad()
+    def fit_sums(
+        self, stats: TokenStats, mask: Tensor, rewards: Tensor, *, beta: float, group_size: int
+    ) -> FitSums:
+        """What the fit of later rollouts needs of this one; arguments are those of `weights`."""
+        on_policy = replace(self, off_policy="none")
+        terms = on_policy._terms(stats.masked(mask), mask, rewards, beta, group_size)
+        return FitSums.of(*terms, group_size).total()
 
     @override
     def loss(
@@ -150,49 +178,3 @@ class RaoBlackwellControlVariate(KLEstimator):
         if "constant" in self.directions:
             directions["constant"] = -mask.to(stats.logprobs.dtype)
         return score((MonteCarlo.recipe, beta), rewards=rewards), directions
-
-
-def cross_fitted_coefficients(
-    origin: Tensor, directions: Mapping[Direction, Tensor], group_size: int
-) -> dict[Direction, Tensor]:
-    """Coefficients g that minimise `origin + sum_d g_d directions_d`, for each group fitted on the others.
-
-    Least squares of the score weights, a proxy of the gradient that contains the noise of all terms. The
-    penalty corresponds to one additional group in which every direction is uncorrelated with the rest, so
-    coefficients from few groups are shrunk more. Negligible directions get coefficients near 0.
-
-    Args:
-        origin: Score weights at g = 0, shape [B, T].
-        directions: Increment per unit of each direction, shape [B, T].
-        group_size: Completions per prompt.
-
-    Returns:
-        Coefficients of each direction and sequence, shape [B, 1]; 0 with fewer than three groups.
-    """
-    groups = len(origin) // group_size
-    if groups < 3 or not directions:
-        return {name: torch.zeros_like(origin[:, :1]) for name in directions}
-    slopes, start = (
-        values.double().reshape(-1, groups, group_size * origin.shape[1])
-        for values in (torch.stack(list(directions.values())), origin)
-    )
-    # Normal equations of each group: all its positions are observations of one regression
-    products = torch.einsum("dgn,egn->gde", slopes, slopes)
-    target = torch.einsum("dgn,cgn->gd", slopes, start)
-    # Sums over the other groups, not the total minus the own group, which would cancel for a dominant group
-    others = 1 - torch.eye(groups, dtype=torch.float64, device=origin.device)
-    products, target = torch.einsum("gh,hde->gde", others, products), others @ target
-    diagonal = products.diagonal(dim1=1, dim2=2)
-    # The constant direction is dimensionless and cannot be compared with score weights
-    compared = torch.tensor([name != "constant" for name in directions], device=origin.device)
-    squares = (others @ start[0].square().sum(1))[:, None]
-    # The sums over the other groups divided by their number: the squares of one additional group
-    penalty = (diagonal + _NEGLIGIBLE * squares * compared) / (groups - 1)
-    # Scale to a unit diagonal; 1 on the diagonal keeps the system solvable if a direction is zero everywhere
-    scale = torch.where(diagonal + penalty > 0, diagonal + penalty, 1).rsqrt()
-    matrix = scale[:, :, None] * products * scale[:, None, :]
-    matrix.diagonal(dim1=1, dim2=2).fill_(1.0)
-    # Minus: the coefficients cancel the projection of the start on the directions
-    coefficients = -scale * torch.linalg.solve(matrix, scale * target)
-    spread = coefficients.to(origin.dtype).repeat_interleave(group_size, 0)
-    return {name: spread[:, index, None] for index, name in enumerate(directions)}

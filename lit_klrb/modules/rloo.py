@@ -12,8 +12,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.distributed import gather, gather_rollout, gather_rows, own_rows
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators import KLEstimator
+from lit_klrb.estimators import KLEstimator, LossWeights, RaoBlackwellControlVariate
 from lit_klrb.estimators.checked import checked_loss, checked_weights
+from lit_klrb.estimators.cross_fit import EarlierRollouts
 from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.functional import TokenStats
 from lit_klrb.functional.statistics import clustered_mean
@@ -61,6 +62,7 @@ class OnPolicyModule(RegularisedModule, ABC):
         self.beta: float
         # Set by the callback if the estimator uses them.
         self.token_values: TokenValues | None = None
+        self.earlier_rollouts: EarlierRollouts | None = None
         finite = 0 <= self.missing_eos_penalty < math.inf
         if not finite or (self.missing_eos_penalty and not self.stop_at_eos):
             raise ConfigurationError(
@@ -131,10 +133,7 @@ class OnPolicyModule(RegularisedModule, ABC):
             training_rewards = self.training_rewards(rollout, rewards)  # less a penalty if y does not end
             # beta * credited KL - (r - mean of the other K - 1), on the completions of all processes
             gathered = gather_rollout(stats.detach(), rollout.mask, training_rewards)
-            weights = checked_weights(
-                self.kl_estimator, *gathered, beta=self.beta, group_size=self.group_size
-            )
-            weights = weights.map(lambda rows: own_rows(rows, like=rollout.mask))
+            weights = self.weigh(*gathered).map(lambda rows: own_rows(rows, like=rollout.mask))
             self.observe_rewards(rollout, training_rewards)
             metrics = self.rollout_metrics(rollout, stats.detach(), rewards)
             self.experience = Experience(
@@ -177,6 +176,17 @@ class OnPolicyModule(RegularisedModule, ABC):
     def training_rewards(self, rollout: Rollout, rewards: Tensor) -> Tensor:
         """Rewards minus the penalty of completions without EOS, shape [B]."""
         return rewards - self.missing_eos_penalty * self.unfinished(rollout)
+
+    def weigh(self, stats: TokenStats, mask: Tensor, rewards: Tensor) -> LossWeights:
+        """The estimator's weights of a rollout of all processes, with what it fits on earlier ones."""
+        settings: dict[str, Any] = {"beta": self.beta, "group_size": self.group_size}
+        estimator, earlier = self.kl_estimator, self.earlier_rollouts
+        if earlier is None or not isinstance(estimator, RaoBlackwellControlVariate):
+            return checked_weights(estimator, stats, mask, rewards, **settings)
+        weights = estimator.weights_after(earlier.sums, stats, mask, rewards, **settings)
+        # After the weights: the coefficients of a prompt must not depend on its own completions
+        earlier.observe(estimator.fit_sums(stats, mask, rewards, **settings))
+        return weights
 
     @property
     def token_value_table(self) -> Tensor | None:

@@ -10,7 +10,7 @@ from lit_klrb.estimators import (
     RaoBlackwellControlVariate,
     TiltedRaoBlackwell,
 )
-from lit_klrb.estimators.control_variate import cross_fitted_coefficients
+from lit_klrb.estimators.cross_fit import EarlierRollouts, FitSums, cross_fitted_coefficients
 from lit_klrb.functional import TokenStats
 from lit_klrb.functional.enumeration import TabularLM, exact_kl_gradient, exact_objective
 
@@ -30,7 +30,9 @@ def distinct_batches(case, groups, group_size):
     return batches.unique(dim=0, return_counts=True)
 
 
-def expected_batch_gradient(case, estimator, groups, group_size, *, beta=None, off_policy=False):
+def expected_batch_gradient(
+    case, estimator, groups, group_size, *, beta=None, off_policy=False, earlier=None
+):
     """Expectation over all batches of `groups` groups, as coefficients depend on all groups of a batch."""
     mask = case.sequences[1]
     logits = case.policy.logits.clone().requires_grad_()
@@ -39,7 +41,8 @@ def expected_batch_gradient(case, estimator, groups, group_size, *, beta=None, o
     logprob = torch.where(mask, rollout.logprobs, 0).sum(-1).detach()
     batches, counts = distinct_batches(case, groups, group_size)
     by_batch = [
-        estimator.weights(
+        estimator.weights_after(
+            earlier,
             rows_of(rollout.detach(), batch),
             mask[batch],
             None if beta is None else case.rewards[batch],
@@ -120,6 +123,60 @@ def test_each_direction_alone_is_unbiased_over_all_batches(direction, off_policy
     assert weights.kl.any() == (direction == "kl")
     assert weights.value.any() == (direction == "token_values")
     torch.testing.assert_close(gradient, exact_gradient(case, BETA), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("off_policy", ["none", "prefix"])
+def test_unbiased_with_coefficients_of_earlier_rollouts(groups, off_policy):
+    """The sums of other completions, so that coefficients are at work with a single prompt."""
+    case = Case.random(2, 2, 2, seed=3)
+    estimator = RaoBlackwellControlVariate(off_policy=off_policy)
+    rows = torch.randint(len(case.rewards), (16,), generator=torch.Generator().manual_seed(0))
+    stats, mask = rows_of(case.stats(case.behaviour.logits), rows), case.sequences[1][rows]
+    earlier = estimator.fit_sums(stats, mask, case.rewards[rows], beta=BETA, group_size=2)
+    earlier = earlier._replace(target=20 * earlier.target)  # any coefficients will do
+    gradient, weights = expected_batch_gradient(
+        case, estimator, groups, 2, beta=BETA, off_policy=off_policy != "none", earlier=earlier
+    )
+    assert weights.kl.abs().max() > 0.05
+    torch.testing.assert_close(gradient, exact_gradient(case, BETA), rtol=0, atol=1e-10)
+
+
+def test_earlier_groups_count_as_other_groups_of_the_batch():
+    estimator, settings = RaoBlackwellControlVariate(), {"beta": BETA, "group_size": 2}
+    stats, mask, rewards = random_stats(5, 2, seed=1)
+    whole = estimator.weights(stats, mask, rewards, **settings)
+    before, now = slice(0, 4), slice(4, 10)
+    earlier = estimator.fit_sums(rows_of(stats, before), mask[before], rewards[before], **settings)
+    rollout = rows_of(stats, now), mask[now], rewards[now]
+    weights = estimator.weights_after(earlier, *rollout, **settings)
+    for own, of_whole in zip(weights, whole, strict=True):
+        torch.testing.assert_close(own, of_whole[now], rtol=1e-10, atol=1e-10)
+
+
+def test_sums_of_earlier_rollouts_decay_and_ignore_what_is_not_finite():
+    earlier, expected = EarlierRollouts(decay=0.5), None
+    for seed in (1, 2, 3):
+        stats, mask, rewards = random_stats(3, 2, seed)
+        sums = RaoBlackwellControlVariate().fit_sums(stats, mask, rewards, beta=BETA, group_size=2)
+        earlier.observe(sums)
+        earlier.observe(sums._replace(squares=sums.squares * torch.nan))
+        expected = sums if expected is None else FitSums(*map(lambda a, b: a + 0.5 * b, sums, expected))
+    for own, other in zip(earlier.sums, expected, strict=True):
+        torch.testing.assert_close(own, other, rtol=0, atol=0)
+    assert earlier.sums.groups.item() == 3 * 1.75
+    again = EarlierRollouts()
+    again.load_state_dict(earlier.state_dict())
+    assert all(map(torch.equal, again.sums, earlier.sums))
+    again.load_state_dict(EarlierRollouts().state_dict())
+    assert again.sums is None
+    for change in (
+        {"target": None},
+        {"target": torch.zeros(3).double()},
+        {"squares": torch.tensor(torch.nan)},
+    ):
+        with pytest.raises(ConfigurationError, match="no sums of earlier rollouts"):
+            again.load_state_dict({**earlier.state_dict(), **change})
 
 
 def random_stats(groups, group_size, seed):

@@ -1,0 +1,157 @@
+"""Coefficients of directions, fitted for each prompt on the other prompts and on earlier rollouts."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from lit_klrb.errors import ConfigurationError
+
+Direction = Literal["kl", "token_values", "leave_one_out", "constant"]
+_DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
+# Directions whose squared norm is below about this share of that of the score weights are suppressed.
+_NEGLIGIBLE = 1e-3
+
+
+class FitSums(NamedTuple):
+    """What least squares needs of some groups: sums over them, of all four directions, in float64.
+
+    Args:
+        products: Inner products of the directions, shape [..., 4, 4]; 0 for directions that are absent.
+        target: Inner products of the directions and the score weights at g = 0, shape [..., 4].
+        squares: Squared norm of the score weights at g = 0, shape [...].
+        groups: Number of groups, shape [...].
+    """
+
+    products: Tensor
+    target: Tensor
+    squares: Tensor
+    groups: Tensor
+
+    @staticmethod
+    def of(origin: Tensor, directions: Mapping[Direction, Tensor], group_size: int) -> "FitSums":
+        """Those of each group of a rollout, shape [G, ...].
+
+        Args:
+            origin: Score weights at g = 0, shape [B, T].
+            directions: Increment per unit of each direction, shape [B, T].
+            group_size: Completions per prompt.
+        """
+        absent = torch.zeros_like(origin)
+        slopes, start = (
+            values.double().reshape(-1, len(origin) // group_size, group_size * origin.shape[1])
+            for values in (torch.stack([directions.get(name, absent) for name in _DIRECTIONS]), origin)
+        )
+        return FitSums(
+            torch.einsum("dgn,egn->gde", slopes, slopes),
+            torch.einsum("dgn,cgn->gd", slopes, start),
+            start[0].square().sum(1),
+            torch.ones_like(start[0, :, 0]),
+        )
+
+    def of_others(self) -> "FitSums":
+        """For each group the sums of all others.
+
+        Not the total minus the own group, which would cancel for a dominant group.
+        """
+        others = 1 - torch.eye(len(self.groups), dtype=self.groups.dtype, device=self.groups.device)
+        return FitSums(*(torch.einsum("gh,h...->g...", others, field) for field in self))
+
+    def total(self) -> "FitSums":
+        """The sums over all groups."""
+        return FitSums(*(field.sum(0) for field in self))
+
+    def plus(self, other: "FitSums", weight: float = 1.0) -> "FitSums":
+        """The sum with the weighted `other`."""
+        pairs = zip(self, other, strict=True)
+        return FitSums(*(own + weight * another.to(own.device) for own, another in pairs))
+
+
+def cross_fitted_coefficients(
+    origin: Tensor,
+    directions: Mapping[Direction, Tensor],
+    group_size: int,
+    earlier: FitSums | None = None,
+) -> dict[Direction, Tensor]:
+    """Coefficients g that minimise `origin + sum_d g_d directions_d`, for each group fitted on others.
+
+    Least squares of the score weights, a proxy of the gradient that contains the noise of all terms, over the
+    other groups of the rollout and the groups of earlier ones. The penalty corresponds to one additional
+    group in which every direction is uncorrelated with the rest, so coefficients from few groups are shrunk
+    more. Negligible directions get coefficients near 0.
+
+    Args:
+        origin: Score weights at g = 0, shape [B, T].
+        directions: Increment per unit of each direction, shape [B, T].
+        group_size: Completions per prompt.
+        earlier: Sums over groups of earlier rollouts; None for none.
+
+    Returns:
+        Coefficients of each direction and sequence, shape [B, 1]; 0 if fewer than two groups are left to fit
+        them on.
+    """
+    sums = FitSums.of(origin, directions, group_size).of_others()
+    if earlier is not None:
+        sums = sums.plus(earlier)
+    names = [name for name in _DIRECTIONS if name in directions]
+    kept = [_DIRECTIONS.index(name) for name in names]
+    products, target = sums.products[:, kept][:, :, kept], sums.target[:, kept]
+    diagonal = products.diagonal(dim1=1, dim2=2)
+    # The constant direction is dimensionless and cannot be compared with score weights
+    compared = torch.tensor([name != "constant" for name in names], device=origin.device)
+    enough = sums.groups[:, None] >= 2
+    penalty = (diagonal + _NEGLIGIBLE * sums.squares[:, None] * compared) / sums.groups[:, None].clamp(min=1)
+    # Scale to a unit diagonal; 1 on the diagonal keeps the system solvable if a direction is zero everywhere
+    scale = torch.where(diagonal + penalty > 0, diagonal + penalty, 1).rsqrt()
+    matrix = scale[:, :, None] * products * scale[:, None, :]
+    matrix.diagonal(dim1=1, dim2=2).fill_(1.0)
+    coefficients = torch.where(enough, -scale * torch.linalg.solve(matrix, scale * target), 0)
+    spread = coefficients.to(origin.dtype).repeat_interleave(group_size, 0)
+    return {name: spread[:, index, None] for index, name in enumerate(names)}
+
+
+class EarlierRollouts:
+    """Decayed sums over the groups of earlier rollouts, for the fit of the next one's coefficients.
+
+    Few prompts, or rewards that most batches lack, leave a rollout's other prompts too little to fit
+    coefficients on. The weights of a rollout must use the sums before it: compute the weights with `sums`,
+    then call `observe`. Processes that observe the same completions have the same sums.
+
+    Args:
+        decay: Factor of the sums of earlier rollouts with each new one.
+    """
+
+    def __init__(self, decay: float = 0.8) -> None:
+        self.decay = decay
+        self.sums: FitSums | None = None
+
+    def observe(self, sums: FitSums) -> None:
+        """Add the sums of a rollout; those of one that is not finite are ignored."""
+        if not all(bool(field.isfinite().all()) for field in sums):
+            return
+        sums = FitSums(*(field.cpu() for field in sums))
+        self.sums = sums if self.sums is None else sums.plus(self.sums, self.decay)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums, as plain tensors."""
+        return {} if self.sums is None else self.sums._asdict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state of `state_dict`.
+
+        Raises:
+            ConfigurationError: If it is not such a state.
+        """
+        size = len(_DIRECTIONS)
+        shapes = dict(zip(FitSums._fields, ((size, size), (size,), (), ()), strict=True))
+        valid = isinstance(state, dict) and (not state or set(state) == set(shapes))
+        for name, value in state.items() if valid else ():
+            valid &= isinstance(value, Tensor) and value.shape == shapes[name]
+            valid &= isinstance(value, Tensor) and value.dtype == torch.float64
+            valid &= isinstance(value, Tensor) and bool(value.isfinite().all())
+        if not valid:
+            raise ConfigurationError(
+                "holds no sums of earlier rollouts where they are expected", key="ckpt_path"
+            )
+        self.sums = FitSums(**{name: value.cpu() for name, value in state.items()}) if state else None
