@@ -18,6 +18,7 @@ _STOPPING = "stopping: running cells save after this step; once more to stop at 
 
 def sweep_command(arguments: argparse.Namespace) -> int:
     """Run the sweep, print how it ended; 0 if it is complete."""
+    _check_launcher(arguments)
     plan, cells, store, workers, _ = open_plan(arguments, record=True)
     launcher = _launcher(arguments, plan, workers)
     with Stops(later=_STOPPING) as stops, Progress(plan.name, Console()) as progress:
@@ -35,15 +36,22 @@ def sweep_command(arguments: argparse.Namespace) -> int:
     return 0 if outcome.complete else 1
 
 
+def _check_launcher(arguments: argparse.Namespace) -> None:
+    """Check the options of the launcher, before the plan is examined."""
+    if arguments.launcher == "local" and arguments.address is not None:
+        raise ConfigurationError(f"--address {arguments.address} needs --launcher ray")
+    if arguments.launcher == "ray":
+        try:
+            import analysis.sweep.launchers.ray  # noqa: F401
+        except ImportError:
+            raise ConfigurationError("--launcher ray needs Ray: pip install 'lit-klrb[ray]'") from None
+
+
 def _launcher(arguments: argparse.Namespace, plan: Plan, workers: int) -> Launcher:
     if arguments.launcher == "local":
-        if arguments.address is not None:
-            raise ConfigurationError(f"--address {arguments.address} needs --launcher ray")
         return LocalLauncher(workers, plan.threads, plan.module)
-    try:
-        from analysis.sweep.launchers.ray import RayLauncher
-    except ImportError:
-        raise ConfigurationError("--launcher ray needs Ray: pip install 'lit-klrb[ray]'") from None
+    from analysis.sweep.launchers.ray import RayLauncher
+
     return RayLauncher(arguments.workers, plan.threads, arguments.address)
 
 
