@@ -5,18 +5,19 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from . import certificates, op, rounds, step, variance
+from . import certificates, op, rounds, step, topk, variance
 from .table import replace_part
 
 DOCS = Path(__file__).parents[1] / "docs"
-BENCHMARKS, CONTROL_VARIATE, CERTIFICATES = (
-    DOCS / f"{name}.md" for name in ("benchmarks", "control_variate", "certificates")
+BENCHMARKS, CONTROL_VARIATE, CERTIFICATES, TOPK = (
+    DOCS / f"{name}.md" for name in ("benchmarks", "control_variate", "certificates", "topk")
 )
 PARTS: dict[str, tuple[Callable[[bool], str], Path]] = {
     **{key: (partial(op.report, key), BENCHMARKS) for key in op.SIZES},
     **{f"{key}-rounds": (partial(rounds.report, key), BENCHMARKS) for key in rounds.ROUNDS},
     "step": (step.report, BENCHMARKS),
     "variance": (variance.report, CONTROL_VARIATE),
+    "topk": (topk.report, TOPK),
     "certificates": (certificates.report, CERTIFICATES),
 }
 

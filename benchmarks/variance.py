@@ -53,11 +53,11 @@ def report(quick: bool) -> str:
 
 def measured(root: Path, quick: bool) -> str:
     """The part; runs that are in `root` already are used."""
-    reference, classifier = _train(root, "sft"), _train(root, "reward")
-    _train(root, "dpo")
+    reference, classifier = trained(root, "sft"), trained(root, "reward")
+    trained(root, "dpo")
     rows = []
     for moment, run in MOMENTS.items() if not quick else [("start", "dpo")]:
-        policy = _train(root, run.partition("-")[0], run)
+        policy = trained(root, run.partition("-")[0], run)
         for completions, batches in BATCHES.items() if not quick else [(4, 4)]:
             world = _World(policy, reference, classifier, completions)
             rows += [[moment, str(completions), *row] for row in world.rows(batches)]
@@ -154,7 +154,7 @@ def ratio_with_error(above: Tensor, below: Tensor) -> str:
     return f"{ratios[0]:.2f} ± {error:.2f}"
 
 
-def _train(root: Path, stage: str, name: str | None = None) -> str:
+def trained(root: Path, stage: str, name: str | None = None) -> str:
     """The checkpoint of a stage of the demo; rloo-N is one of N steps."""
     from lit_klrb.cli.lightning import main
 

@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 import torch
 
-from benchmarks import op, op_peers, rounds, variance
+from benchmarks import op, op_peers, rounds, topk, variance
 from benchmarks.op_case import Size
 from benchmarks.table import replace_part
 
@@ -58,3 +58,16 @@ def test_the_median_of_rounds_has_an_interval_and_slow_rounds_do_not_count_for_t
     assert rounds.median_text(ours, base) == "1.100 (1.100 to 1.100)"
     disturbed = [*ours[:-10], *(100 * time for time in ours[-10:])]
     assert rounds.fastest(disturbed, base) == pytest.approx(rounds.fastest(ours, base), rel=0.2)
+
+
+def test_positions_of_the_top_k_table_are_exact():
+    kl, whole = topk.positions(*topk.zipf(0.5), topk.VOCABULARY)
+    p, q = (values.log_softmax(0) for values in topk.zipf(0.5))
+    assert kl == pytest.approx((p.exp() * (p - q)).sum().item())
+    _, some = topk.positions(*topk.zipf(0.5), 32)
+    for name, position in whole.items():
+        assert position.bias < 1e-9
+        assert (position.variance < 1e-9) == (name != "topk_baseline")
+        assert (some[name].bias < 1e-9) == (name in ("topk", "topk_weighted_tail", "topk_baseline"))
+    assert some["topk"].smallest > 0 > some["topk_weighted_tail"].smallest
+    assert some["topk"].variance < 0.5
