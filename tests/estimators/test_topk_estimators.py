@@ -186,3 +186,36 @@ def test_a_case_has_heads_that_differ_between_the_models():
     case = CASES["markov"]
     heads = [head_of(case, case.policy.logits, TopK(1, support))[2] for support in SUPPORTS]
     assert (heads[0] != heads[1]).any()
+
+
+@pytest.mark.parametrize("off_policy", ["token", "prefix", "sequence"])
+def test_head_and_sampled_tail_have_their_own_importance_weights(off_policy):
+    """In plain loops: a head is known before its token, the sampled term is not."""
+    estimator = estimators.RaoBlackwellTopK(k=1, support="reference", baseline=None, off_policy=off_policy)
+    old, mask, _ = rollout(estimator.topk, "behaviour")
+    new = rollout(estimator.topk)[0]
+    leaf = new.map(lambda field: field.clone().requires_grad_())
+    weights = estimator.weights(old, mask, beta=BETA)
+    loss = estimator.loss(leaf, mask, weights, beta=BETA, behaviour_logprobs=old.logprobs)
+    found = torch.autograd.grad(loss, (leaf.logprobs, leaf.head_kl))
+    score, head = torch.zeros_like(new.logprobs), torch.zeros_like(new.logprobs)
+    log_ratio = (new.logprobs - new.ref_logprobs) * (1 - new.in_head)
+    tail = (log_ratio + (-log_ratio).exp() - 1) * (1 - new.in_head)
+    assert tail[mask].any()
+    for row, length in enumerate(mask.sum(1).tolist()):
+        ratios = (new.logprobs - old.logprobs)[row, :length].exp()
+
+        def weight(count, ratios=ratios):
+            return ratios[: count if off_policy == "prefix" else None].prod()
+
+        for t in range(length):
+            known, own = weight(t), weight(t + 1)
+            if off_policy == "token":
+                known, own = 1, ratios[t]
+            head[row, t] = BETA * known
+            score[row, t] = BETA * own * log_ratio[row, t]
+            for s in range(t + 1, length):
+                before, through = (weight(s), weight(s + 1)) if off_policy != "token" else (own, own)
+                score[row, t] += BETA * (before * new.head_kl[row, s] + through * tail[row, s])
+    for gradient, plain in zip(found, (score, head), strict=True):
+        torch.testing.assert_close(gradient * len(mask), plain, rtol=0, atol=1e-12)
