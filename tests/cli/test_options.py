@@ -52,6 +52,7 @@ TRAINING = [
     ("rloo", ["--kl.estimator.baseline", "null"]),
     ("rloo", ["--kl.estimator.off_policy", "prefix"]),
     ("rloo", ["--kl.estimator.clip_range", "0.0001"]),
+    ("rloo", ["--kl.estimator.discount", "0.5", "--kl.estimator.allow_biased", "true"]),
     ("rloo", ["--model.policy_path", "{sft}"]),
     ("rloo", ["--model.reference_path", "{dpo}"]),
     ("rloo", ["--model.reward_path", "cli_rewards:length"]),
@@ -125,12 +126,20 @@ def test_the_option_of_a_learned_reward_changes_the_policy(chain, tmp_path, with
     assert not equal(expected, weights_of(tmp_path / "checkpoints" / "last.ckpt"))
 
 
-def test_the_directions_of_the_control_variate_change_the_policy(chain, tmp_path):
+@pytest.mark.parametrize(
+    ("estimator", "option", "values"),
+    [
+        ("RaoBlackwellControlVariate", "directions", ["[kl]", "[constant]"]),
+        ("RaoBlackwellTopK", "k", ["1", "20"]),
+        ("RaoBlackwellTopK", "support", ["policy", "reference"]),
+    ],
+)
+def test_the_option_of_a_single_estimator_changes_the_policy(chain, tmp_path, estimator, option, values):
     trained = []
-    for directions in ("[kl]", "[constant]"):
-        estimator = ["--kl.estimator", "RaoBlackwellControlVariate", "--kl.estimator.directions", directions]
-        assert chain.run("fit", "rloo", *NO_EVALUATION, *estimator, run=tmp_path / directions) == 0
-        trained.append(weights_of(tmp_path / directions / "checkpoints" / "last.ckpt"))
+    for value in values:
+        settings = ["--kl.estimator", estimator, f"--kl.estimator.{option}", value]
+        assert chain.run("fit", "rloo", *NO_EVALUATION, *settings, run=tmp_path / value) == 0
+        trained.append(weights_of(tmp_path / value / "checkpoints" / "last.ckpt"))
     assert not equal(*trained)
 
 
@@ -157,10 +166,12 @@ def test_no_constructor_argument_is_left_out_above():
     }
     # Seeds follow --seed_everything. In tests/modules, test_preferences.py trains on a file of pairs that it
     # writes, test_vllm.py with a stand-in for vLLM, test_lora.py an adapter; test_precision.py has the two
-    # options that change how a gradient is computed and not what it is. The directions have a test above.
+    # options that change how a gradient is computed and not what it is. Options of one estimator have a test
+    # above.
     wanted = {"seed_everything"}
     elsewhere = {"data.preferences", "model.rollout_backend", "model.vllm_options", "model.lora"}
-    elsewhere |= {"model.gradient_checkpointing", "model.compile_backend", "kl.estimator.directions"}
+    elsewhere |= {"model.gradient_checkpointing", "model.compile_backend"}
+    elsewhere |= {"kl.estimator.directions", "kl.estimator.k", "kl.estimator.support"}
     for key, owned in owners.items():
         names = {name for owner in owned for name in inspect.signature(owner).parameters}
         wanted |= {f"{key}.{name}" for name in names - {"seed"}}
