@@ -15,7 +15,7 @@ BENCHMARKS, CONTROL_VARIATE, CERTIFICATES, TOPK = (
 PARTS: dict[str, tuple[Callable[[bool], str], Path]] = {
     **{key: (partial(op.report, key), BENCHMARKS) for key in op.SIZES},
     **{f"{key}-rounds": (partial(rounds.report, key), BENCHMARKS) for key in rounds.ROUNDS},
-    "step": (step.report, BENCHMARKS),
+    **{key: (partial(step.report, key), BENCHMARKS) for key in step.COMPARISONS},
     "variance": (variance.report, CONTROL_VARIATE),
     "topk": (topk.report, TOPK),
     "certificates": (certificates.report, CERTIFICATES),

@@ -1,5 +1,6 @@
 """Training steps, compared with TRL's."""
 
+import itertools
 import statistics
 import sys
 import tempfile
@@ -12,18 +13,11 @@ from .measure import in_own_process, machine, peak_megabytes
 from .table import markdown, number, spread
 
 PACKAGES = ["torch", "transformers", "trl", "lightning"]
-ROUNDS, PAIR_ROUNDS, CYCLES = 4, 8, 3
-HEADING = """## Training steps
+ROUNDS = 8
+HEADING = """### {title}
 
-`python -m benchmarks step` on {machine}.
+`python -m benchmarks {key}` on {machine}.
 
-A GPT-2 of {layers} layers, {width} wide, V = {vocabulary:,}, untrained, float32. RLOO: {prompts} prompts of
-{prompt} tokens, {k} completions each of {completion} tokens, a reward through the text that costs nothing, KL
-term, clipping; seconds of a whole cycle of sampling, scoring and all inner steps. DPO: {pairs} pairs of the
-same lengths; we take the reference's log-probabilities before training, so TRL is measured both ways. Each
-variant trains {cycles} cycles in its turn, of which the first is not counted; ratios are medians over the
-rounds, quartiles in brackets. Extra memory is the peak of the resident set in a process of its own, beyond
-libraries.
 """
 
 
@@ -34,7 +28,7 @@ class Variant(NamedTuple):
     function: str
     options: dict[str, object]
 
-    def run(self, folder: Path, cycles: int = CYCLES) -> tuple[float, dict[str, float]]:
+    def run(self, folder: Path, cycles: int) -> tuple[float, dict[str, float]]:
         """Train for a number of cycles."""
         from . import step_runs  # TRL takes seconds to import, and may not be installed
 
@@ -49,52 +43,81 @@ def _rloo(name: str, function: str, inner_epochs: int, **options: object) -> Var
     return Variant(label, function, {"inner_epochs": inner_epochs, **options})
 
 
-RB, MC, TRL = {}, {}, {}
-for inner in (1, 4):
-    RB[inner] = _rloo("**ours, `RaoBlackwell`**", "our_rloo", inner, estimator="RaoBlackwell")
-    MC[inner] = _rloo("ours, `MonteCarlo`", "our_rloo", inner, estimator="MonteCarlo")
-    TRL[inner] = _rloo("TRL `RLOOTrainer`", "trl_rloo", inner)
-DPO = Variant("DPO: **ours**", "our_dpo", {})
-TRL_DPO = [
-    Variant("DPO: TRL `DPOTrainer`, reference taken before", "trl_dpo", {"precompute": True}),
-    Variant("DPO: TRL `DPOTrainer`", "trl_dpo", {"precompute": False}),
-]
-VARIANTS = [*(group[inner] for inner in (1, 4) for group in (RB, MC, TRL)), DPO, *TRL_DPO]
-# Variant, base, bar and goal.
-RATIOS = [
-    *((RB[inner], TRL[inner], "0.45", "0.33") for inner in (1, 4)),
-    *((DPO, peer, "0.8", "0.5") for peer in TRL_DPO),
-]
+class Comparison(NamedTuple):
+    """Variants that take turns, each training some cycles, of which the first is not counted.
+
+    The time of each is divided by that of the later ones; bar and goal are for every such ratio.
+    """
+
+    title: str
+    variants: list[Variant]
+    bar: str
+    goal: str
+    cycles: int
 
 
-def memory(folder: Path, index: int) -> float:
+def _against_trl(inner_epochs: int, cycles: int) -> Comparison:
+    variants = [
+        _rloo("**ours, `RaoBlackwell`**", "our_rloo", inner_epochs, estimator="RaoBlackwell"),
+        _rloo("TRL `RLOOTrainer`", "trl_rloo", inner_epochs),
+    ]
+    steps = "one inner step" if inner_epochs == 1 else f"{inner_epochs} inner steps"
+    return Comparison(f"RLOO with {steps}, and TRL", variants, "0.45", "0.40", cycles)
+
+
+ESTIMATORS = ["TiltedRaoBlackwell", "RaoBlackwell", "MonteCarlo"]
+COMPARISONS = {
+    "step-1": _against_trl(1, cycles=3),
+    "step-4": _against_trl(4, cycles=2),
+    "step-estimators": Comparison(
+        "RLOO with one inner step, estimators",
+        [_rloo(f"`{name}`", "our_rloo", 1, estimator=name) for name in ESTIMATORS],
+        "1.05",
+        "1.02",
+        cycles=3,
+    ),
+    "step-dpo": Comparison(
+        "DPO, and TRL",
+        [
+            Variant("DPO: **ours**", "our_dpo", {}),
+            Variant("DPO: TRL `DPOTrainer`, reference taken before", "trl_dpo", {"precompute": True}),
+            Variant("DPO: TRL `DPOTrainer`", "trl_dpo", {"precompute": False}),
+        ],
+        "0.8",
+        "0.5",
+        cycles=3,
+    ),
+}
+
+
+def memory(folder: Path, key: str, index: int) -> float:
     """Peak memory of a variant, in MB; run in a separate process."""
     warnings.simplefilter("ignore")
-    variant = VARIANTS[index]
+    variant = COMPARISONS[key].variants[index]
     return peak_megabytes(lambda: None, lambda: variant.run(folder, cycles=2))
 
 
 def take_turns(
-    variants: list[Variant], folder: Path, rounds: int
+    comparison: Comparison, folder: Path, rounds: int
 ) -> tuple[dict[str, list[float]], dict[str, dict[str, float]]]:
     """Times of a cycle of all variants in all rounds, and the shares in the last round."""
-    times: dict[str, list[float]] = {variant.label: [] for variant in variants}
+    times: dict[str, list[float]] = {variant.label: [] for variant in comparison.variants}
     shares: dict[str, dict[str, float]] = {}
     for number_ in range(rounds):
-        for variant in variants:
+        for variant in comparison.variants:
             print(f"round {number_ + 1} of {rounds}: {variant.label}", file=sys.stderr)
-            seconds, shares[variant.label] = variant.run(folder)
+            seconds, shares[variant.label] = variant.run(folder, comparison.cycles)
             times[variant.label].append(seconds)
     return times, shares
 
 
 def tables(
+    comparison: Comparison,
     times: dict[str, list[float]],
     shares: dict[str, dict[str, float]],
-    pair_times: dict[str, list[float]],
     peaks: dict[str, float],
 ) -> str:
-    """Tables of seconds, tokens per second, shares and memory, and of the ratios with goals."""
+    """Tables of seconds, tokens per second, shares and memory, and of the ratios."""
     tokens = case.PROMPTS * case.COMPLETIONS_PER_PROMPT * case.COMPLETION_TOKENS
     rows = []
     for label, values in times.items():
@@ -103,33 +126,24 @@ def tables(
         rows.append([label, number(seconds), number(tokens / seconds), *stages, number(peaks.get(label))])
     header = ["variant", "seconds", "tokens/s", "generate", "statistics", "update", "extra MB"]
     ratios = [
-        [f"{ours.label} / {peer.label.split(': ')[1]}", bar, goal, spread(times, ours.label, peer.label)]
-        for ours, peer, bar, goal in RATIOS
+        [f"{one} / {other.split(': ')[1]}", comparison.bar, comparison.goal, spread(times, one, other)]
+        for one, other in itertools.combinations(times, 2)
+        if "TRL" not in one
     ]
-    rb, mc = RB[1].label, MC[1].label
-    ratios.append([f"{rb} / `MonteCarlo` ({PAIR_ROUNDS} rounds)", "1.05", "1.02", spread(pair_times, rb, mc)])
     return markdown(header, rows) + "\n\n" + markdown(["ratio", "bar", "goal", "measured"], ratios)
 
 
-def report(quick: bool) -> str:
-    """The part of the document."""
+def report(key: str, quick: bool) -> str:
+    """The part of the document about one comparison."""
     warnings.simplefilter("ignore")
-    text = HEADING.format(
-        machine=machine(PACKAGES),
-        layers=case.LAYERS,
-        width=case.WIDTH,
-        vocabulary=case.VOCABULARY,
-        prompts=case.PROMPTS,
-        prompt=case.PROMPT_TOKENS,
-        k=case.COMPLETIONS_PER_PROMPT,
-        completion=case.COMPLETION_TOKENS,
-        pairs=case.PAIRS,
-        cycles=CYCLES,
-    )
+    comparison = COMPARISONS[key]
+    text = HEADING.format(title=comparison.title, key=key, machine=machine(PACKAGES))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         case.build(folder)
-        times, shares = take_turns(VARIANTS, folder, 1 if quick else ROUNDS)
-        pair_times, _ = take_turns([RB[1], MC[1]], folder, 2 if quick else PAIR_ROUNDS)
-        peaks = {} if quick else {v.label: in_own_process(memory, folder, i) for i, v in enumerate(VARIANTS)}
-    return text + "\n" + tables(times, shares, pair_times, peaks)
+        times, shares = take_turns(comparison, folder, 1 if quick else ROUNDS)
+        peaks = {}
+        if not quick:
+            for index, variant in enumerate(comparison.variants):
+                peaks[variant.label] = in_own_process(memory, folder, key, index)
+    return text + tables(comparison, times, shares, peaks)

@@ -14,6 +14,8 @@ from lit_klrb.functional.tiled.topk import Candidacy, Heads
 
 # Smaller tiles make products with the head (154 MB for GPT-2) slower, larger ones only need more memory.
 _TILE_SIZE = 512
+# With a vocabulary of 152k, 256 rows need 315 MB less than 512 and 5 % more time.
+_SMALL_TILE_SIZE = 256
 # Logits that are retained between the forward and the backward pass: 2 * 4 bytes each, 268 MB.
 _RETAINED_LOGITS = 2**25
 
@@ -70,7 +72,9 @@ class Problem(NamedTuple):
         ref_inputs = ref_head.inputs(rows_of(reference.hidden, mask)).to(inputs.dtype)
         values = None if token_values is None else token_values.detach().to(inputs)
         rows = rows_of(tokens, mask)
-        return Problem(head, ref_head, inputs, ref_inputs, rows, tile_size or _TILE_SIZE, values, topk)
+        small = len(policy.weight) * _TILE_SIZE > _RETAINED_LOGITS
+        tile_size = tile_size or (_SMALL_TILE_SIZE if small else _TILE_SIZE)
+        return Problem(head, ref_head, inputs, ref_inputs, rows, tile_size, values, topk)
 
     def tiles(self) -> Iterator[slice]:
         """Slices of the rows, one per tile; a single empty slice if there are no rows."""
