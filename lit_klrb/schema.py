@@ -38,6 +38,8 @@ CELLS = "cells"
 ESTIMATION = "estimation"
 GRADIENT_NOISE = "gradient_noise"
 PITFALLS = "pitfalls"
+# In the latter, gradient descent with the exact gradient, beside the estimators.
+ANALYTIC = "analytic"
 
 # The states of a run that has ended (`summary.json`: "state").
 DONE = "done"

@@ -176,7 +176,7 @@ def _tabular_study(artifact: dict[str, Any]) -> TabularStudy:
     if not artifact["gradients"]:
         raise ValueError("gradients of no estimator")
     first, *_ = artifact["gradients"].values()
-    models, runs = len(first["bias"]), len(artifact["kl"]["analytic"]["forward"])
+    models, runs = len(first["bias"]), len(artifact["kl"][schema.ANALYTIC]["forward"])
     if models < 2 or runs < 2:
         raise ValueError(f"{models} models and {runs} runs, expected at least two of each")
 
@@ -194,7 +194,7 @@ def _tabular_study(artifact: dict[str, Any]) -> TabularStudy:
         shape = runs, len(steps)
         return {name: _array(found[distance], shape, distance) for name, found in artifact[part].items()}
 
-    names = {"analytic", *artifact["gradients"]}
+    names = {schema.ANALYTIC, *artifact["gradients"]}
     if not artifact["kl"].keys() == artifact["objective"].keys() == names:
         raise ValueError("parts with different estimators")
     return TabularStudy(

@@ -61,8 +61,12 @@ def main(argv: Sequence[str]) -> None:
     with RunDirectory(config.trainer.default_root_dir) as directory:
         directory.begin()
         root: Path = directory.path
-        write_atomically(root / schema.CONFIG, options.dump(config, skip_none=False))
-        artifact = study.measure(config.seed_everything)
+        try:
+            write_atomically(root / schema.CONFIG, options.dump(config, skip_none=False))
+            artifact = study.measure(config.seed_everything)
+        except BaseException:  # Ctrl-C too: nothing is kept of a study that did not end
+            directory.abandon()
+            raise
         write_atomically(root / schema.STUDIES / f"{study.name}.json", json.dumps(artifact) + "\n")
         summary = {"state": schema.DONE, "final": {}, "versions": versions()}
         write_atomically(root / schema.SUMMARY, json.dumps(summary, indent=2) + "\n")

@@ -20,6 +20,7 @@ from lit_klrb.estimators import (
     MonteCarlo,
     MonteCarloRewardToGo,
     RaoBlackwell,
+    RaoBlackwellControlVariate,
     RaoBlackwellLite,
     RaoBlackwellLoss,
     RaoBlackwellReward,
@@ -31,8 +32,8 @@ from lit_klrb.studies.base import rounded
 
 # Completions of a prompt: the smallest number with a leave-one-out baseline, so all groups are enumerated.
 _PAIR = 2
-# The name of gradient descent on the exact objective.
-ANALYTIC = "analytic"
+# Estimators with coefficients fitted on other prompts.
+FITTED = (RaoBlackwellControlVariate,)
 
 
 def _estimators() -> list[KLEstimator]:
@@ -58,7 +59,7 @@ class PitfallsStudy:
 
     Args:
         estimators: Estimators to compare, of different classes; by default the unbiased ones, and biased
-            ones in use.
+            ones in use. Estimators with coefficients fitted on other prompts are refused.
         vocabulary: Tokens, EOS included.
         max_length: Maximum length of a completion.
         policies: Pairs of models in the first part.
@@ -105,6 +106,13 @@ class PitfallsStudy:
         names = [type(estimator).__name__ for estimator in self.compared]
         if not names or len(set(names)) < len(names):
             raise ConfigurationError(f"must be of different classes, got {names}", key="estimators")
+        # All models are one batch here: coefficients fitted across prompts would be fitted across models
+        fitted = [name for name, one in zip(names, self.compared, strict=True) if isinstance(one, FITTED)]
+        if fitted:
+            raise ConfigurationError(
+                f"{', '.join(fitted)} fits coefficients on other prompts, of which there are none here",
+                key="estimators",
+            )
 
     @property
     def compared(self) -> Sequence[KLEstimator]:
@@ -118,7 +126,7 @@ class PitfallsStudy:
             seed: Determines models, rewards and completions; the same for all estimators.
         """
         named = {type(estimator).__name__: estimator for estimator in self.compared}
-        descents: dict[str, KLEstimator | None] = {ANALYTIC: None, **named}
+        descents: dict[str, KLEstimator | None] = {schema.ANALYTIC: None, **named}
         return {
             "schema": 1,
             "vocabulary": self.vocabulary,
@@ -233,7 +241,7 @@ class _Models:
         row = chosen.flatten()
         tokens, mask, prefixes = self.tokens[row], self.mask[row], self.prefixes[row]
         logits, ref_logits = (table[model[:, None], prefixes] for table in (self.policies, self.references))
-        stats = token_stats(logits, ref_logits, tokens)
+        stats = token_stats(logits, ref_logits, tokens, topk=estimator.topk)
         if beta is None:
             mean = estimator.surrogate(stats, mask, group_size=_PAIR)
         else:

@@ -7,7 +7,14 @@ import torch
 
 from lit_klrb.cli.main import main
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators import K1Loss, K3LossSequence, MonteCarlo, RaoBlackwell
+from lit_klrb.estimators import (
+    K1Loss,
+    K3LossSequence,
+    MonteCarlo,
+    RaoBlackwell,
+    RaoBlackwellControlVariate,
+    RaoBlackwellTopK,
+)
 from lit_klrb.functional import token_stats
 from lit_klrb.functional.enumeration import (
     TabularLM,
@@ -137,6 +144,7 @@ def test_the_command_writes_a_run_and_repeats_itself(tmp_path, capsys):
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"beta": float("nan")}, "beta"),
         ({"estimators": []}, "estimators"),
+        ({"estimators": [RaoBlackwellControlVariate()]}, "estimators"),
         ({"estimators": [MonteCarlo(), MonteCarlo(baseline=None)]}, "estimators"),
     ],
 )
@@ -149,3 +157,29 @@ def test_settings_out_of_range_are_refused(wrong, key):
 def test_a_misspelt_option_is_named(capsys):
     assert main(["study", "--config", "configs/pitfalls/tabular.yaml", "--study.policy", "3"]) == 2
     assert "study.policy" in capsys.readouterr().err
+
+
+def test_top_k_estimators_see_k():
+    estimators = [RaoBlackwell(), RaoBlackwellTopK(k=1)]
+    gradients = PitfallsStudy(estimators=estimators, **SMALL).measure(seed=3)["gradients"]
+    exact, sampled = gradients["RaoBlackwell"], gradients["RaoBlackwellTopK"]
+    assert max(sampled["bias"]) < 1e-12
+    assert sampled["noise"] != pytest.approx(exact["noise"], rel=1e-3)
+
+
+def test_a_study_that_does_not_end_leaves_the_earlier_run(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    settings = [word for key, value in SMALL.items() for word in (f"--study.{key}", str(value))]
+    argv = ["study", "--config", "configs/pitfalls/tabular.yaml", *settings]
+    argv += ["--trainer.default_root_dir", str(run)]
+    assert main(argv) == 0
+    before = {path.name: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+    def interrupted(self, seed):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PitfallsStudy, "measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        main(argv)
+    assert {path.name: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]

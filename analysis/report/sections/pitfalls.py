@@ -1,6 +1,5 @@
 """Gradients of KL estimates on enumerated models, and where descent along them leads."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,11 +11,11 @@ from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import Look, legend_lines, looks, sheet
 from analysis.results.artifacts import FloatArray, TabularStudy
+from analysis.stats.arms import mean_over_replicates
 from analysis.stats.intervals import Estimate
 from analysis.stats.text import number
+from lit_klrb import schema
 
-# Descent with the exact gradient.
-EXACT = "analytic"
 # Relative distances from the exact gradient up to this are rounding, which is below 1e-12.
 _ROUNDING = 1e-6
 
@@ -27,7 +26,7 @@ def pitfalls(assessment: Assessment) -> Section | None:
     if found is None:
         return None
     _, study = found
-    models, runs = len(next(iter(study.gradients.values())).bias), len(study.forward[EXACT])
+    models, runs = len(next(iter(study.gradients.values())).bias), len(study.forward[schema.ANALYTIC])
     return Section(
         "pitfalls",
         "Gradients of KL estimates, exactly",
@@ -45,25 +44,13 @@ def pitfalls(assessment: Assessment) -> Section | None:
     )
 
 
-def mean(values: FloatArray) -> Estimate:
-    """The mean of n independent values, with its standard error.
-
-    Args:
-        values: Shape [n]; NaN is left out.
-
-    Example:
-        >>> found = mean(np.array([1.0, 3.0, math.nan]))
-        >>> found.value, found.standard_error, found.degrees
-        (2.0, 1.0, 1)
-    """
-    kept = values[np.isfinite(values)]
-    if len(kept) < 2:
-        return Estimate(float(kept.mean()) if len(kept) else math.nan)
-    return Estimate(float(kept.mean()), float(kept.std(ddof=1)) / math.sqrt(len(kept)), len(kept) - 1)
+def _mean(values: FloatArray) -> Estimate:
+    """Over pairs of models or runs, without those that have no cosine (NaN)."""
+    return mean_over_replicates(values[np.isfinite(values)])
 
 
 def _with_interval(values: FloatArray) -> str:
-    estimate = mean(values)
+    estimate = _mean(values)
     interval = estimate.interval()
     if interval is None:
         return number(estimate.value)
@@ -130,7 +117,7 @@ def _draw(study: TabularStudy) -> str:
     with sheet(0.6 + 1.9 * len(groups)) as drawn:
         panels = drawn.canvas.subplots(len(groups), len(curves), sharex=True, sharey="col", squeeze=False)
         for row, group in zip(panels, groups, strict=True):
-            styles = looks([EXACT, *group], EXACT)
+            styles = looks([schema.ANALYTIC, *group], schema.ANALYTIC)
             for axes, (title, found) in zip(row, curves.items(), strict=True):
                 _draw_panel(axes, study.steps, found, styles)
                 axes.set_title(title, loc="left", fontsize=8)
@@ -154,7 +141,7 @@ def _draw_panel(
 
 def _numbers(study: TabularStudy) -> dict[str, Any]:
     def last(curves: Mapping[str, FloatArray]) -> dict[str, list[float]]:
-        ends = {name: mean(values[:, -1]) for name, values in curves.items()}
+        ends = {name: _mean(values[:, -1]) for name, values in curves.items()}
         return {name: [end.value, end.standard_error] for name, end in ends.items()}
 
     return {

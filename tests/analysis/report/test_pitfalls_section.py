@@ -10,7 +10,7 @@ from scipy import stats
 from synthetic import write_sweep
 
 from analysis.report.build import build
-from analysis.report.sections.pitfalls import _gradients, mean
+from analysis.report.sections.pitfalls import _gradients, _mean
 from analysis.report.verify import verify
 from analysis.results.artifacts import read_studies
 
@@ -67,9 +67,9 @@ def test_rounding_is_no_bias():
 def test_the_interval_is_that_of_student():
     values = np.array([1.0, 2.0, 4.0, 7.0, math.nan])
     low, high = stats.t.interval(0.95, 3, np.nanmean(values), stats.sem(values[:-1]))
-    found = mean(values).interval()
+    found = _mean(values).interval()
     assert (found.low, found.high) == pytest.approx((low, high))
-    assert mean(np.array([math.nan, 2.0])).interval() is None
+    assert _mean(np.array([math.nan, 2.0])).interval() is None
 
 
 @pytest.mark.parametrize(
