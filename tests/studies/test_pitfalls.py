@@ -94,6 +94,20 @@ def test_exact_descent_follows_the_exact_gradient(study, artifact):
         assert artifact["kl"]["analytic"]["reverse"][run] == pytest.approx(reverse, rel=1e-5)
 
 
+def test_exact_descent_on_the_objective_follows_its_exact_gradient(study, artifact):
+    for run in range(2):
+        policy, reference, reward = tables(study, "descent", run)
+        best = optimal_policy(reference, reward, study.beta)
+        for _ in range(4):
+            leaf = policy.logits.clone().requires_grad_()
+            objective = exact_objective(TabularLM(leaf, 2), reference, reward, study.beta)
+            policy = TabularLM(policy.logits + 0.5 * torch.autograd.grad(objective, leaf)[0], 2)
+        lost = exact_objective(best, reference, reward, study.beta)
+        lost -= exact_objective(policy, reference, reward, study.beta)
+        found = artifact["objective"]["analytic"]["to_optimum"][run][-1]
+        assert found == pytest.approx(lost.item() / study.beta, rel=1e-5)
+
+
 def test_the_distance_to_the_optimum_is_the_lost_objective(study, artifact):
     for run in range(2):
         policy, reference, reward = tables(study, "descent", run)
