@@ -1,11 +1,14 @@
 """The matched pairs of a sweep, with their evaluations and training curves."""
 
+import functools
+
 import numpy as np
 
 from analysis.results.records import Run
 from analysis.results.sweep import Sweep
 from analysis.stats.curves import Curves
 from analysis.stats.pairs import FloatArray, Pairs
+from analysis.stats.progress import Evaluations
 from lit_klrb import schema
 
 # Smallest number of replicates whose spread is compared.
@@ -87,20 +90,10 @@ def matched_curves(sweep: Sweep, pairs: Pairs, metric: str) -> Curves | None:
     pairs = pairs.subset(np.asarray(~pairs.diverged.any(axis=1)))
     if pairs.replicates < _FEWEST:
         return None
-    grid = sweep.grid
-    found = [
-        grid[name, int(index), int(replicate)].curves.get(f"train/{metric}")
-        for index, replicate in zip(pairs.beta_index, pairs.replicate, strict=True)
-        for name in (pairs.treatment, pairs.control)
-    ]
-    curves = [curve for curve in found if curve is not None and len(curve.step)]
-    if len(curves) < len(found):
+    common = _at_common_steps(sweep, pairs, f"train/{metric}")
+    if common is None:
         return None
-    steps = curves[0].step
-    for curve in curves:
-        steps = np.intersect1d(steps, curve.step)
-    values = np.array([curve.value[np.searchsorted(curve.step, steps)] for curve in curves])
-    values = values.reshape(len(pairs), 2, len(steps))
+    steps, values = common
     allowed = np.isfinite(values).all(axis=(0, 1))
     if metric == schema.KL:
         allowed &= (values > 0).all(axis=(0, 1))
@@ -109,3 +102,36 @@ def matched_curves(sweep: Sweep, pairs: Pairs, metric: str) -> Curves | None:
     allowed &= np.any(ranges, axis=(0, 1))
     values, steps = values[..., allowed], steps[allowed]
     return Curves(metric, pairs, steps, values) if len(steps) >= 2 else None
+
+
+def matched_progress(sweep: Sweep, pairs: Pairs) -> Evaluations | None:
+    """The evaluations during training of the pairs without a diverged run.
+
+    Returns:
+        The evaluations; None if fewer than three are common to all runs, that is none between start and end.
+    """
+    pairs = pairs.subset(np.asarray(~pairs.diverged.any(axis=1)))
+    kl, reward = (_at_common_steps(sweep, pairs, f"val/{metric}") for metric in (schema.KL, schema.REWARD))
+    if kl is None or len(kl[0]) < 3:
+        return None
+    if sweep.plan.primary.outcome == schema.KL:
+        return Evaluations(pairs, *kl, "nats", lower_is_better=True)
+    if reward is None or not np.array_equal(kl[0], reward[0]):
+        return None
+    return Evaluations(pairs, kl[0], reward[1] - pairs.beta[:, None, None] * kl[1], "reward units")
+
+
+def _at_common_steps(sweep: Sweep, pairs: Pairs, key: str) -> tuple[FloatArray, FloatArray] | None:
+    """The steps [T] at which all runs have a metric, and its values [P, 2, T]; None if a run lacks it."""
+    grid = sweep.grid
+    found = [
+        grid[name, int(index), int(replicate)].curves.get(key)
+        for index, replicate in zip(pairs.beta_index, pairs.replicate, strict=True)
+        for name in (pairs.treatment, pairs.control)
+    ]
+    curves = [curve for curve in found if curve is not None and len(curve.step)]
+    if not curves or len(curves) < len(found):
+        return None
+    steps = functools.reduce(np.intersect1d, [curve.step for curve in curves])
+    values = np.array([curve.value[np.searchsorted(curve.step, steps)] for curve in curves])
+    return steps, values.reshape(len(pairs), 2, len(steps))

@@ -18,6 +18,7 @@ from analysis.report.sections.hyperparameters import hyperparameters
 from analysis.report.sections.kl_values import estimation
 from analysis.report.sections.outcomes import outcomes
 from analysis.report.sections.pitfalls import pitfalls
+from analysis.report.sections.progress import progress
 from analysis.report.sections.provenance import provenance
 from analysis.report.sections.reading import reading
 from analysis.report.sections.stability import stability
@@ -36,6 +37,7 @@ SECTIONS: tuple[Callable[[Assessment], Section | None], ...] = (
     outcomes,
     evaluation_noise,
     evidence,
+    progress,
     training_curves,
     attainment,
     stability,
