@@ -12,6 +12,7 @@ from analysis.cli.reports import (
     audit_command,
     compare_command,
     import_command,
+    publish_command,
     report_command,
     verify_command,
 )
@@ -28,6 +29,7 @@ Plans, runs and analyses sweeps over {arm x beta x replicate}.
   python -m analysis sweep  --config configs/demo/sweep.yaml   run what is missing; can be killed and repeated
   python -m analysis report runs/demo                          write an HTML file, and results.json beside it
   python -m analysis verify runs/demo                          recompute every number of the report
+  python -m analysis publish runs/demo --output DIR            copy plan, results and report, to share
   python -m analysis compare runs/one runs/other               compare two sweeps, unpaired
   python -m analysis audit  --share 7/9                        check what a published frontier share supports
 
@@ -71,7 +73,9 @@ def _parser() -> argparse.ArgumentParser:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(required=True, metavar="plan|sweep|report|verify|import|compare|audit")
+    commands = parser.add_subparsers(
+        required=True, metavar="plan|sweep|report|verify|publish|import|compare|audit"
+    )
 
     plan = commands.add_parser("plan", help="list the cells of a sweep, their time and the power")
     plan.set_defaults(run=plan_command)
@@ -104,6 +108,13 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument(
         "--output", type=Path, metavar="FILE", help="the file to write (default: RUNS_DIR/report.html)"
     )
+
+    published = commands.add_parser("publish", help="copy plan, results in one file and report, to share")
+    published.set_defaults(run=publish_command)
+    published.add_argument(
+        "runs", type=Path, metavar="RUNS_DIR", help="a sweep's directory, such as runs/demo"
+    )
+    published.add_argument("--output", required=True, type=Path, metavar="DIR", help="the directory to write")
 
     audit = commands.add_parser("audit", help="check what published points or a frontier share support")
     audit.set_defaults(run=audit_command)

@@ -1,4 +1,4 @@
-"""The commands that read results: report, verify, import, compare and audit."""
+"""The commands that read results: report, publish, verify, import, compare and audit."""
 
 import argparse
 
@@ -15,6 +15,14 @@ def report_command(arguments: argparse.Namespace) -> int:
     from analysis.report.build import build
 
     print(build(arguments.runs, arguments.output))
+    return 0
+
+
+def publish_command(arguments: argparse.Namespace) -> int:
+    """Copy a sweep for publication and write its report there."""
+    from analysis.report.publish import publish
+
+    print(publish(arguments.runs, arguments.output))
     return 0
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from analysis.results import layout
+from analysis.results.archive import archive_lines, has_archive
 from analysis.results.cell import Cell
 from analysis.results.consistency import inconsistencies, lost_runs
 from analysis.results.files import DamagedFileError
 from analysis.results.locked import LockedPlan
 from analysis.results.plan import Grid, Plan, Primary, Stage
-from analysis.results.records import Failure, Run, read_failure, read_run
+from analysis.results.records import Failure, Run, decode_run, read_failure, read_run
 from analysis.results.sweep import Problem, Sweep
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
@@ -25,16 +26,13 @@ def load_sweep(directory: Path) -> Sweep:
     """Read a sweep. Files that fail a check are skipped and listed in `problems`.
 
     Args:
-        directory: The sweep's directory, with a `results` folder.
+        directory: The sweep's directory, with a `results` folder or an archive of it.
 
     Raises:
-        ConfigurationError: If it has no results.
+        ConfigurationError: If it has no results, or both.
         DamagedFileError: If its plan cannot be read.
     """
-    paths = layout.result_paths(directory)
-    if not paths:
-        raise ConfigurationError(f"{directory}: no results/*.json; the directory of a sweep is expected")
-    runs, problems = _read_all(paths, read_run)
+    runs, problems = _read_archive(directory) if has_archive(directory) else _read_results(directory)
     failures, failure_problems = _read_all(layout.failure_paths(directory), read_failure)
     problems += failure_problems
     if os.path.lexists(directory / layout.PLAN):
@@ -69,6 +67,26 @@ def _judged(run: Run, plan: Plan) -> Run:
     compared = (schema.KL,) if plan.primary.outcome == schema.KL else (schema.REWARD, schema.KL)
     lacks = run.cell.point is not None and any(key not in run.final for key in compared)
     return replace(run, diverged=True) if lacks else run
+
+
+def _read_results(directory: Path) -> tuple[list[Run], list[Problem]]:
+    paths = layout.result_paths(directory)
+    if not paths:
+        raise ConfigurationError(f"{directory}: no results/*.json; the directory of a sweep is expected")
+    return _read_all(paths, read_run)
+
+
+def _read_archive(directory: Path) -> tuple[list[Run], list[Problem]]:
+    """The runs of an archive; a second line with the same cell, which no sweep writes, is a problem."""
+    lines = archive_lines(directory)
+    runs, problems = _read_all(list(lines), lambda line: decode_run(line, lines[line]))
+    found: dict[str, Run] = {}
+    for run in runs:
+        if run.cell.id in found:
+            text = f"{layout.ARCHIVE}: has two results of the cell {run.cell.id}"
+            problems.append(Problem(text, serious=True))
+        found.setdefault(run.cell.id, run)
+    return list(found.values()), problems
 
 
 def _read_all(paths: Sequence[Path], read: Callable[[Path], Record]) -> tuple[list[Record], list[Problem]]:

@@ -119,7 +119,36 @@ def read_result(path: Path) -> dict[str, Any]:
     Raises:
         DamagedFileError: If the file is not what was published.
     """
-    raw = read_bytes(path)
+    content = _decode(path, read_bytes(path))
+    if content.get("id") != path.stem:
+        raise DamagedFileError(f"{path}: holds the result of another cell, {content.get('id')!r}")
+    return content
+
+
+def read_run(path: Path) -> Run:
+    """Read a published result as the statistics need it.
+
+    Raises:
+        DamagedFileError: If the file is not what was published, or not a result.
+    """
+    return _run_of(path, read_result(path))
+
+
+def decode_run(line: Path, raw: bytes) -> Run:
+    """The result in one line of an archive, as the statistics need it.
+
+    Args:
+        line: The archive, with the number of the line.
+        raw: The line.
+
+    Raises:
+        DamagedFileError: If the line is not what was published, or not a result.
+    """
+    return _run_of(line, _decode(line, raw))
+
+
+def _decode(path: Path, raw: bytes) -> dict[str, Any]:
+    """A result that matches its checksum and has a known schema."""
     content = parse_json(path, raw)
     try:
         # Canonical JSON without this member is canonical too, so it need not be formatted again
@@ -133,18 +162,10 @@ def read_result(path: Path) -> dict[str, Any]:
         raise DamagedFileError(
             f"{path}: has schema {content.get('schema')!r}; this version reads {RESULT_SCHEMA}"
         )
-    if content.get("id") != path.stem:
-        raise DamagedFileError(f"{path}: holds the result of another cell, {content.get('id')!r}")
     return dict(content)
 
 
-def read_run(path: Path) -> Run:
-    """Read a published result as the statistics need it.
-
-    Raises:
-        DamagedFileError: If the file is not what was published, or not a result.
-    """
-    content = read_result(path)
+def _run_of(path: Path, content: dict[str, Any]) -> Run:
     try:
         return _run(content)
     except MALFORMED as error:

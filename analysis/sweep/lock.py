@@ -45,10 +45,16 @@ def lock(plan: Plan, expansion: Expansion, directory: Path, *, record: bool) -> 
 
     Raises:
         DamagedFileError: If the locked plan was edited by hand.
-        ConfigurationError: If a stage or an arm is invalid, or the plan was locked by an earlier version
-            whose sweeps cannot be continued.
+        ConfigurationError: If a stage or an arm is invalid, or the directory has a sweep that cannot be
+            continued: a published one, or one locked by an earlier version.
     """
     path = directory / layout.PLAN
+    if (directory / layout.ARCHIVE).exists():
+        raise ConfigurationError(
+            f"{directory} contains a published sweep ({layout.ARCHIVE}), which can be reported and verified "
+            "but not continued; name another directory",
+            key="directory",
+        )
     begun = layout.has_begun(directory)
     before = _locked(path, begun=begun)
     content = json.loads(json.dumps({"plan": plan.record(), **expansion.content}))

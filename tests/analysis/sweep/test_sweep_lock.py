@@ -181,3 +181,10 @@ def test_changes_names_every_leaf_that_differs():
     new = yaml.safe_load("{a: {b: 1, c: [1, 3]}, d: 2, f: null, g: 0}")
     assert [*changes(old, new)] == ["a.c: [1, 2] -> [1, 3]", "d: {'e': 1} -> 2", "g: nothing -> 0"]
     assert not [*changes(old, old)]
+
+
+def test_a_published_sweep_is_not_continued(locked, runs):
+    locked()
+    (runs / "results.jsonl").touch()
+    with pytest.raises(ConfigurationError, match=r"published sweep.* name another directory"):
+        locked()

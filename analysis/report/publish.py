@@ -1,0 +1,60 @@
+"""Copies a sweep into a directory for publication: plan, results in one file, and its report."""
+
+import os
+from pathlib import Path
+
+from analysis.report.build import build
+from analysis.results import layout
+from analysis.results.archive import archive_lines, has_archive
+from analysis.results.files import DamagedFileError, read_bytes
+from analysis.results.load import load_sweep
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.files import write_atomically
+
+
+def publish(runs_dir: Path, output: Path) -> Path:
+    """Copy a complete sweep, without its working directories, and write its report there.
+
+    Args:
+        runs_dir: The directory of the sweep.
+        output: The directory to write; other files in it, such as a README, are not changed.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        ConfigurationError: If a planned run is missing, a file failed a check, or `output` has another sweep.
+        DamagedFileError: If a file cannot be read.
+    """
+    sweep = load_sweep(runs_dir)
+    if sweep.missing:
+        raise ConfigurationError(
+            f"{runs_dir}: {len(sweep.missing)} planned runs have no result; run the sweep to its end first"
+        )
+    if sweep.invalid:
+        found = next(problem.text for problem in sweep.problems if problem.serious)
+        raise ConfigurationError(f"{runs_dir}: {found}")
+    lines = archive_lines(runs_dir) if has_archive(runs_dir) else _lines(runs_dir)
+    content = b"".join(line + b"\n" for line in lines.values())
+    _refuse_another(output, content)
+    if os.path.lexists(runs_dir / layout.PLAN):
+        write_atomically(output / layout.PLAN, read_bytes(runs_dir / layout.PLAN))
+    for path in layout.failure_paths(runs_dir):
+        write_atomically(layout.failure_path(output, path.stem), read_bytes(path))
+    write_atomically(output / layout.ARCHIVE, content)
+    return build(output)
+
+
+def _lines(runs_dir: Path) -> dict[Path, bytes]:
+    """The content of the single results, which have no line breaks."""
+    lines = {path: read_bytes(path) for path in layout.result_paths(runs_dir)}
+    for path, line in lines.items():
+        if b"\n" in line:
+            raise DamagedFileError(f"{path}: not a published result")
+    return lines
+
+
+def _refuse_another(output: Path, content: bytes) -> None:
+    archive = output / layout.ARCHIVE
+    if layout.result_paths(output) or (archive.exists() and read_bytes(archive) != content):
+        raise ConfigurationError(f"{output}: contains another sweep; name a new directory", key="--output")

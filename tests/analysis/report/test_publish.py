@@ -1,0 +1,84 @@
+"""Publication of a sweep as plan, one file of results, and report."""
+
+import json
+
+import pytest
+from reading import grid_results
+from synthetic import diverge, fail, write_sweep
+
+from analysis.cli import main
+from analysis.results import layout
+from analysis.results.load import load_sweep
+
+DESIGN = {"replicates": 2, "betas": {0: 0.1}}
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return write_sweep(tmp_path / "runs", edit=diverge(("RaoBlackwell", 0, 1)), **DESIGN)
+
+
+def publish(runs, output):
+    return main(["publish", str(runs), "--output", str(output)])
+
+
+def test_a_published_sweep_has_the_runs_of_the_sweep_and_verifies(runs, tmp_path, capsys):
+    output = tmp_path / "published"
+    assert publish(runs, output) == 0
+    assert {path.name for path in output.iterdir()} == {
+        "plan.json",
+        "results.jsonl",
+        "results.json",
+        "report.html",
+    }
+    ours, theirs = load_sweep(output), load_sweep(runs)
+    assert [run.checksum for run in ours.runs] == [run.checksum for run in theirs.runs]
+    assert not ours.problems
+    assert publish(output, tmp_path / "again") == 0
+    assert (tmp_path / "again" / "results.jsonl").read_bytes() == (output / "results.jsonl").read_bytes()
+    capsys.readouterr()
+    assert main(["verify", str(output)]) == 0
+    assert "6 results" in capsys.readouterr().out
+
+
+def test_failures_are_published_too(runs, tmp_path):
+    name = grid_results(runs)["MonteCarlo", 0, 0]["id"]
+    layout.result_path(runs, name).unlink()
+    fail(runs, ("MonteCarlo", 0, 0))
+    assert publish(runs, tmp_path / "published") == 0
+    assert [failure.cell.id for failure in load_sweep(tmp_path / "published").failures] == [name]
+
+
+def test_an_edited_line_and_a_repeated_one_are_problems(runs, tmp_path):
+    output = tmp_path / "published"
+    publish(runs, output)
+    archive = output / "results.jsonl"
+    lines = archive.read_text().splitlines()
+    archive.write_text("\n".join([*lines, lines[0]]))
+    assert "has two results of the cell" in load_sweep(output).problems[0].text
+    archive.write_text("\n".join([lines[0].replace('"schema":1', '"schema": 1'), *lines[1:]]))
+    (problem,) = (one.text for one in load_sweep(output).problems)
+    assert problem == (
+        "results.jsonl/line 1: does not match its checksum; it was changed after it was published"
+    )
+
+
+def test_an_incomplete_sweep_and_another_sweep_in_the_way_are_refused(runs, tmp_path, capsys):
+    output = tmp_path / "published"
+    publish(runs, output)
+    other = write_sweep(tmp_path / "other", lift={"RaoBlackwell": 1.0}, **DESIGN)
+    assert publish(other, output) == 2
+    assert "contains another sweep; name a new directory" in capsys.readouterr().err
+    layout.result_paths(other)[0].unlink()
+    assert publish(other, tmp_path / "new") == 2
+    assert "have no result" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_single_results_beside_an_archive_are_refused(runs, tmp_path, capsys):
+    output = tmp_path / "published"
+    publish(runs, output)
+    (output / "results").mkdir()
+    (output / "results" / "x.json").write_text(json.dumps({}))
+    assert main(["report", str(output)]) == 2
+    assert "has both results.jsonl and results/" in capsys.readouterr().err
