@@ -17,6 +17,7 @@ COMMANDS = {
     "study": "compare estimators on models so small that every completion is enumerated",
     "explain": "show what a KL estimator computes and what its gradient optimises",
     "export": "write a checkpoint as a folder that transformers loads",
+    "kl": "estimate the KL of two given models, with its error",
     "clean": "empty the cache, or remove the working files of a sweep's published cells",
 }
 HELP = f"""usage: python -m lit_klrb COMMAND [--help] ...
@@ -71,6 +72,10 @@ def _run(command: str, rest: list[str]) -> int:
         from lit_klrb.cli.export import main as export
 
         return printing(lambda: export(rest))
+    if command == "kl":
+        from lit_klrb.cli.kl import main as kl
+
+        return printing(lambda: kl(rest))
     if command == "explain":
         from lit_klrb.cli.explain import main as explain
 

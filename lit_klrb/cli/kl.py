@@ -1,0 +1,149 @@
+"""`python -m lit_klrb kl`: the KL of two given models, with its error."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lit_klrb.cli.arguments import Arguments
+from lit_klrb.errors import ConfigurationError, brief
+from lit_klrb.files import write_atomically
+
+if TYPE_CHECKING:
+    from lit_klrb.comparison.measure import Advance
+    from lit_klrb.comparison.summary import Candidate
+
+EPILOG = """with --prompts, completions are sampled from each policy (and, for the other direction, from the
+reference) with the same random numbers; with --texts, the KL of the next token is averaged over the given
+contexts, which is another quantity.
+
+example: python -m lit_klrb kl --policy runs/policy --reference gpt2 --prompts prompts.jsonl --output kl.html
+"""
+
+
+def parser() -> Arguments:
+    """The parser of the command's options."""
+    command = Arguments(
+        "python -m lit_klrb kl",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    model = "a hub id, an exported folder or a checkpoint"
+    add = command.add_argument
+    add(
+        "--policy", action="append", required=True, metavar="A", help=f"{model}; repeat it to compare several"
+    )
+    add("--reference", required=True, metavar="B", help=model)
+    given = command.add_mutually_exclusive_group(required=True)
+    given.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="a .jsonl or .parquet file with the column prompt (texts or conversations), or a .txt file with "
+        "one prompt per line",
+    )
+    given.add_argument(
+        "--texts",
+        metavar="FILE",
+        help="a .jsonl or .parquet file with the column text, or a .txt file with one text per line",
+    )
+    add("--direction", choices=("both", "forward", "reverse"), default="both",
+        help="forward is KL(policy‖reference), reverse KL(reference‖policy); both by default")  # fmt: skip
+    add("--completions_per_prompt", type=_positive(int), default=4, metavar="K", help="4 by default")
+    add("--max_new_tokens", type=_positive(int), default=64, metavar="T",
+        help="maximum number of tokens of a completion; 64 by default")  # fmt: skip
+    add("--max_tokens", type=_positive(int), default=512, metavar="N",
+        help="longer texts are cut into windows of this many tokens; 512 by default")  # fmt: skip
+    add("--temperature", type=_positive(float), default=1.0, help="divides all logits; 1 by default")
+    add("--system", metavar="TEXT", help="a system prompt for the chat template")
+    add("--limit", type=_positive(int), default=0, metavar="N", help="use only the first prompts or texts")
+    add("--batch_size", type=_positive(int), default=8, metavar="N",
+        help="prompts or windows per forward pass; 8 by default")  # fmt: skip
+    add("--seed", type=int, default=0, help="seed of the completions; 0 by default")
+    add("--level", type=_level, default=0.95, help="confidence level of the intervals; 0.95 by default")
+    add("--device", default=None, help="such as cpu or cuda; cuda by default if there is one")
+    add("--json", action="store_true", help="print JSON")
+    add("--output", metavar="FILE", help="also write a self-contained HTML page")
+    return command
+
+
+def _positive(kind: type[float]) -> Callable[[str], float]:
+    def convert(text: str) -> float:
+        value = kind(text)
+        if not 0 < value < float("inf"):
+            raise argparse.ArgumentTypeError(f"must be positive and finite, got {text}")
+        return value
+
+    convert.__name__ = kind.__name__  # how argparse calls it in errors
+    return convert
+
+
+def _level(text: str) -> float:
+    value = float(text)
+    if not 0.5 <= value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 0.5 and below 1, got {text}")
+    return value
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `kl` and return the exit code.
+
+    Args:
+        argv: The command line after `kl`.
+
+    Raises:
+        ConfigurationError: If an option is wrong, or models or files cannot be used.
+    """
+    options = parser().parse_args(argv)
+    page = None if options.output is None else Path(options.output).expanduser()
+    if page is not None and (page.is_dir() or not page.parent.is_dir()):
+        raise ConfigurationError(f"{page} is not a file in an existing folder", key="output")
+    from lit_klrb.comparison.report import html_report, text_report
+    from lit_klrb.comparison.summary import summary
+    from lit_klrb.models.loading import silence
+
+    silence()
+    found = summary(_measured(options), options.reference, options.level)
+    if page is not None:
+        try:
+            write_atomically(page, html_report(found))
+        except OSError as error:
+            raise ConfigurationError(f"{page} cannot be written ({error.strerror})", key="output") from error
+    print(json.dumps(found, indent=2) if options.json else text_report(found))
+    return 0
+
+
+def _measured(options: argparse.Namespace) -> "list[Candidate]":
+    """Measure with a progress bar on a terminal's standard error."""
+    import torch
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from lit_klrb.comparison.compare import Comparison
+    from lit_klrb.models.generation import Sampling
+
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        raise ConfigurationError(f"{device} cannot be used ({brief(error)})", key="device") from error
+    both = ("forward", "reverse")
+    comparison = Comparison(
+        policies=options.policy,
+        reference=options.reference,
+        prompts=options.prompts,
+        texts=options.texts,
+        directions=both if options.direction == "both" else (options.direction,),
+        sampling=Sampling(options.completions_per_prompt, options.max_new_tokens, options.temperature),
+        **{name: getattr(options, name) for name in ("max_tokens", "system", "limit", "batch_size", "seed")},
+        device=device,
+    )
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+
+        def track(description: str, total: int) -> "Advance":
+            task = progress.add_task(description, total=total)
+            return lambda rows: progress.advance(task, rows)
+
+        return comparison.run(track)

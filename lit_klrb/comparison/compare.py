@@ -1,0 +1,145 @@
+"""One or several policies against a reference, on prompts or on given texts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lit_klrb.comparison.estimates import TokenTable
+from lit_klrb.comparison.inputs import encode_prompts, encode_windows, read_column
+from lit_klrb.comparison.measure import (
+    Advance,
+    Loaded,
+    check_tokenizers,
+    load,
+    noise_floor,
+    sampled_rollouts,
+    text_rollouts,
+    token_table,
+)
+from lit_klrb.comparison.summary import Candidate
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.models.generation import Rollout, Sampling
+
+# Starts a progress bar with a description and a number of rows.
+Track = Callable[[str, int], Advance]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The models, the prompts or texts, and how they are measured.
+
+    Policies are loaded one after the other: two models are in memory, and a third during the noise floor.
+
+    Args:
+        policies: Hub ids, folders or checkpoints.
+        reference: The same.
+        prompts: A file of prompts; give either this or texts.
+        texts: A file of texts.
+        directions: "forward", "reverse" or both.
+        sampling: Completions per prompt, maximum length, temperature.
+        max_tokens: Tokens per window of a text.
+        system: A system prompt for the chat template.
+        limit: Number of prompts or texts; 0 for all.
+        batch_size: Prompts or windows per forward pass.
+        seed: Seed of the completions.
+        device: Where the models run.
+
+    Raises:
+        ConfigurationError: If a policy is given twice.
+    """
+
+    policies: Sequence[str]
+    reference: str
+    prompts: str | None = None
+    texts: str | None = None
+    directions: Sequence[str] = ("forward", "reverse")
+    sampling: Sampling
+    max_tokens: int = 512
+    system: str | None = None
+    limit: int = 0
+    batch_size: int = 8
+    seed: int = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if len(set(self.policies)) < len(self.policies):
+            raise ConfigurationError(f"{', '.join(self.policies)} must differ", key="policy")
+        if self.prompts is None and self.max_tokens < 2:
+            raise ConfigurationError(f"must be at least 2, got {self.max_tokens}", key="max_tokens")
+
+    def run(self, track: Track) -> list[Candidate]:
+        """Measure all policies.
+
+        Args:
+            track: Starts a progress bar.
+
+        Raises:
+            ConfigurationError: If a model or a file cannot be used.
+        """
+        key, source = ("prompts", self.prompts) if self.prompts is not None else ("texts", self.texts)
+        entries = read_column(key, str(source), key.removesuffix("s"), self.limit)
+        reference = load("reference", self.reference, self.device)
+        shared: list[Rollout] = []  # the reference's completions, the same for all policies
+        return [self._candidate(path, reference, entries, shared, track) for path in self.policies]
+
+    def _candidate(
+        self, path: str, reference: Loaded, entries: list[object], shared: list[Rollout], track: Track
+    ) -> Candidate:
+        policy = load("policy", path, self.device)
+        notes = check_tokenizers("reference", policy, reference)
+        if self.prompts is None:
+            rollouts, cluster = self._windows(policy, entries)
+            unfinished, by_direction = None, dict.fromkeys(self.directions, rollouts)
+        else:
+            prompts = encode_prompts("prompts", entries, policy.tokenizer, self.system)
+            rollouts = self._completions(policy, prompts, track)
+            if "reverse" in self.directions and not shared:
+                shared += self._completions(reference, prompts, track)
+            unfinished = _unfinished(rollouts, policy.tokenizer.eos_token_id)
+            by_direction = {"forward": rollouts, "reverse": shared}
+            cluster = torch.arange(len(prompts)).repeat_interleave(self.sampling.completions_per_prompt)
+        tables = {
+            direction: self._table(policy, reference, direction, by_direction[direction], cluster, track)
+            for direction in self.directions
+        }
+        floor = noise_floor(policy.model, rollouts[0], self.sampling.temperature)
+        return Candidate(path, notes, tables, floor, unfinished)
+
+    def _windows(self, policy: Loaded, entries: list[object]) -> tuple[list[Rollout], torch.Tensor]:
+        positions = getattr(policy.model.config, "max_position_embeddings", None) or self.max_tokens
+        length = min(self.max_tokens, positions)
+        windows, numbers = encode_windows("texts", entries, policy.tokenizer, length)
+        rollouts = text_rollouts(windows, policy.tokenizer.pad_token_id, self.batch_size)
+        return rollouts, torch.tensor(numbers)
+
+    def _completions(self, loaded: Loaded, prompts: list[list[int]], track: Track) -> list[Rollout]:
+        advance = track(f"completions of {loaded.path}", len(prompts))
+        settings = {"seed": self.seed, "batch_size": self.batch_size}
+        return sampled_rollouts(loaded, prompts, self.sampling, **settings, advance=advance)
+
+    def _table(
+        self,
+        policy: Loaded,
+        reference: Loaded,
+        direction: str,
+        rollouts: list[Rollout],
+        cluster: torch.Tensor,
+        track: Track,
+    ) -> TokenTable:
+        first, second = (policy, reference) if direction == "forward" else (reference, policy)
+        return token_table(
+            first.model,
+            second.model,
+            rollouts,
+            self.sampling.temperature,
+            cluster=cluster,
+            group_size=None if self.prompts is None else self.sampling.completions_per_prompt,
+            advance=track(f"{direction} KL of {policy.path}", len(cluster)),
+        )
+
+
+def _unfinished(rollouts: Sequence[Rollout], eos_token_id: int | None) -> float:
+    """The fraction of completions without an end-of-sequence token."""
+    ended = [((rollout.completions == eos_token_id) & rollout.mask).any(1) for rollout in rollouts]
+    return 1 - torch.cat(ended).double().mean().item()

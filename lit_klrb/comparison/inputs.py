@@ -1,0 +1,161 @@
+"""Prompts and texts from files, as token ids."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from lit_klrb.data.tables import READERS, read_rows
+from lit_klrb.errors import ConfigurationError, brief
+
+LINES = ".txt"
+
+
+def read_column(key: str, source: str, column: str, limit: int = 0) -> list[Any]:
+    """The entries of one column of a file.
+
+    Args:
+        key: The argument that names the file, for the error message.
+        source: A .jsonl or .parquet file with this column, or a .txt file with one text per line.
+        column: Name of the column.
+        limit: Number of entries to read; 0 for all.
+
+    Raises:
+        ConfigurationError: If the file cannot be read, or has no such column or no entries.
+    """
+    path = Path(source).expanduser()
+    if path.suffix == LINES and path.is_file():
+        entries = _lines(key, path)
+    elif path.exists() and path.suffix not in READERS:
+        raise ConfigurationError(f"{source} is not a .txt, .jsonl or .parquet file", key=key)
+    else:
+        rows = read_rows(key, path)
+        if column not in rows.column_names:
+            columns = ", ".join(rows.column_names)
+            problem = f"has no column {column}; its columns: {columns}" if columns else "has no rows"
+            raise ConfigurationError(f"{source} {problem}", key=key)
+        entries = rows[column]
+    if not entries:
+        raise ConfigurationError(f"{source} has no rows", key=key)
+    return entries[: limit or None]
+
+
+def _lines(key: str, path: Path) -> list[str]:
+    try:
+        return [line for line in path.read_text("utf-8-sig").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        reason = f"it is not encoded in UTF-8: {error.reason} at byte {error.start}"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    raise ConfigurationError(f"{path} cannot be read ({reason})", key=key)
+
+
+def encode_prompts(
+    key: str, prompts: Sequence[Any], tokenizer: PreTrainedTokenizerBase, system: str | None = None
+) -> list[list[int]]:
+    """Token ids of prompts as they are, without cutting.
+
+    Args:
+        key: The argument that names them, for the error message.
+        prompts: Each a text, or a conversation: a list of messages {"role": ..., "content": ...}, which the
+            tokenizer's chat template turns into the beginning of an assistant's answer.
+        tokenizer: The policy's tokenizer.
+        system: A system prompt before each conversation that has none; texts become conversations then.
+
+    Raises:
+        ConfigurationError: If one is neither, is empty, or the template refuses it.
+    """
+    return [_encoded(key, number, prompt, tokenizer, system) for number, prompt in enumerate(prompts, 1)]
+
+
+def _encoded(
+    key: str, number: int, prompt: Any, tokenizer: PreTrainedTokenizerBase, system: str | None
+) -> list[int]:
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) and system else prompt
+    if isinstance(messages, str):
+        ids = tokenizer(messages)["input_ids"]
+    elif _is_conversation(messages):
+        if system is not None and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": system}, *messages]
+        ids = _applied(key, number, messages, tokenizer)
+    else:
+        raise ConfigurationError(
+            f"prompt {number} is {brief_value(prompt)}; a text or a list of messages with role and content "
+            "is expected",
+            key=key,
+        )
+    if not ids:
+        raise ConfigurationError(f"prompt {number} is empty; at least one token is needed", key=key)
+    return list(ids)
+
+
+def _applied(
+    key: str, number: int, messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase
+) -> list[int]:
+    if tokenizer.chat_template is None:
+        raise ConfigurationError(
+            f"prompt {number} is a conversation, but the policy's tokenizer has no chat template", key=key
+        )
+    try:
+        encoded: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+    except Exception as error:  # templates raise all kinds of exceptions
+        raise ConfigurationError(
+            f"prompt {number}: the chat template refuses it: {brief(error)}", key=key
+        ) from error
+    ids: list[int] = encoded["input_ids"]
+    return ids
+
+
+def _is_conversation(value: Any) -> bool:
+    return (
+        isinstance(value, (list, tuple))
+        and bool(value)
+        and all(
+            isinstance(message, dict)
+            and isinstance(message.get("role"), str)
+            and isinstance(message.get("content"), str)
+            for message in value
+        )
+    )
+
+
+def brief_value(value: Any) -> str:
+    """A value in at most 60 characters."""
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:60]}..."
+
+
+def encode_windows(
+    key: str, texts: Sequence[Any], tokenizer: PreTrainedTokenizerBase, max_tokens: int
+) -> tuple[list[list[int]], list[int]]:
+    """Token ids of texts, cut into consecutive windows.
+
+    The first token of each window only serves as context, so each window starts with the last token of the
+    one before.
+
+    Args:
+        key: The argument that names them, for the error message.
+        texts: The texts.
+        tokenizer: The policy's tokenizer, with the special tokens that it adds.
+        max_tokens: Tokens per window, at least 2.
+
+    Returns:
+        The windows, and the number of the text of each; texts of fewer than two tokens are skipped, and the
+        others numbered from 0.
+
+    Raises:
+        ConfigurationError: If one is not a text, or all are too short.
+    """
+    windows, numbers, count = [], [], 0
+    for number, text in enumerate(texts, 1):
+        if not isinstance(text, str):
+            raise ConfigurationError(f"text {number} is {brief_value(text)}; a text is expected", key=key)
+        ids = tokenizer(text)["input_ids"]
+        starts = range(0, len(ids) - 1, max_tokens - 1)
+        windows += [ids[start : start + max_tokens] for start in starts]
+        numbers += [count] * len(starts)
+        count += bool(starts)
+    if not windows:
+        raise ConfigurationError("all texts have fewer than two tokens", key=key)
+    return windows, numbers

@@ -1,0 +1,136 @@
+"""What is reported about one or several policies and a reference, as plain numbers."""
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from lit_klrb.comparison.estimates import LIKELIHOOD, Estimate, TokenTable, difference
+
+NAMES = {"forward": ("policy", "reference"), "reverse": ("reference", "policy")}
+
+
+class Candidate(NamedTuple):
+    """A policy and its statistics.
+
+    Args:
+        path: The policy.
+        tokenizers: What `check_tokenizers` said.
+        tables: Statistics by direction, "forward" and "reverse".
+        floor: Statistics of the policy against itself, see `noise_floor`.
+        unfinished: Fraction of the policy's completions that did not end; None for given texts.
+    """
+
+    path: str
+    tokenizers: str
+    tables: dict[str, TokenTable]
+    floor: dict[str, TokenTable]
+    unfinished: float | None
+
+
+def summary(candidates: Sequence[Candidate], reference: str, level: float) -> dict[str, Any]:
+    """All estimates, by candidate and in pairs of candidates, as a dictionary for JSON.
+
+    Args:
+        candidates: The policies, measured on the same prompts or texts.
+        reference: Path of the reference.
+        level: Confidence level of the intervals.
+    """
+    sampled = candidates[0].unfinished is not None
+    exact = {
+        candidate.path: {d: table.estimates(level)[table.exact] for d, table in candidate.tables.items()}
+        for candidate in candidates
+    }
+    return {
+        "reference": reference,
+        "sampled": sampled,
+        "level": level,
+        "policies": [_of_candidate(candidate, sampled, level) for candidate in candidates],
+        "pairs": [
+            _of_pair(first, second, exact[first], exact[second], level)
+            for first, second in combinations(exact, 2)
+        ],
+    }
+
+
+def estimand(direction: str, sampled: bool) -> str:
+    """What is estimated, in words.
+
+    Args:
+        direction: "forward" or "reverse".
+        sampled: Whether the tokens are samples of the first model, or given texts.
+
+    Example:
+        >>> estimand("forward", sampled=True)
+        "KL(policy‖reference) of the policy's own completions, nats"
+    """
+    first, second = NAMES[direction]
+    if sampled:
+        return f"KL({first}‖{second}) of the {first}'s own completions, nats"
+    return (
+        f"KL({first}‖{second}) of the next token at the contexts of the given texts, nats; exact at each "
+        f"context, and the KL of completions only if the texts are samples of the {first}"
+    )
+
+
+def _of_candidate(candidate: Candidate, sampled: bool, level: float) -> dict[str, Any]:
+    directions = {
+        direction: {"estimand": estimand(direction, sampled), **_of_table(table, level)}
+        for direction, table in candidate.tables.items()
+    }
+    if "reverse" in directions:  # the same number as forward, with the other sign
+        directions["reverse"]["estimates"].pop(LIKELIHOOD, None)
+    floor = {
+        name: {unit: estimate.value for unit, estimate in table.estimates(level)[table.exact].items()}
+        | {"maximum": table.quantiles((1.0,))["1"]}
+        for name, table in candidate.floor.items()
+    }
+    return {
+        "policy": candidate.path,
+        "tokenizers": candidate.tokenizers,
+        "unfinished": candidate.unfinished,
+        "directions": directions,
+        "noise_floor": floor,
+    }
+
+
+def _of_table(table: TokenTable, level: float) -> dict[str, Any]:
+    return {
+        "clusters": table.clusters,
+        "sequences": len(table.mask) if table.group_size is not None else table.clusters,
+        "tokens": int(table.mask.sum()),
+        "estimates": {
+            name: {unit: estimate.numbers() for unit, estimate in units.items()}
+            for name, units in table.estimates(level).items()
+        },
+        "positions": [
+            {
+                "first": position.first,
+                "last": position.last,
+                "tokens": position.tokens,
+                "share": position.share,
+                **position.kl.numbers(),
+            }
+            for position in table.positions(level)
+        ],
+        "token_quantiles": table.quantiles(),
+    }
+
+
+def _of_pair(
+    first: str,
+    second: str,
+    ours: dict[str, dict[str, Estimate]],
+    theirs: dict[str, dict[str, Estimate]],
+    level: float,
+) -> dict[str, Any]:
+    return {
+        "first": first,
+        "second": second,
+        "differences": {
+            direction: {
+                unit: difference(estimate, theirs[direction][unit], level).numbers()
+                for unit, estimate in units.items()
+            }
+            for direction, units in ours.items()
+        },
+    }

@@ -1,0 +1,215 @@
+"""`python -m lit_klrb kl` on tiny models: its numbers against full logits, its output and its errors."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from lit_klrb.cli.main import main
+from lit_klrb.comparison.measure import load, noise_floor, text_rollouts, token_table
+from lit_klrb.data.tokenizer import grammar_tokenizer, train_bpe
+from lit_klrb.models import scoring
+from lit_klrb.models.loading import fresh_model, load_tokenizer
+
+CONFIG = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 32}
+TEXTS = ["I saw this film last night.", "What a marvelous thriller!", "Do not miss it!", "It was a treat."]
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }} : {{ m['content'] }} . {% endfor %}"
+    "{% if add_generation_prompt %}assistant :{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Folders of a reference, two policies, one with another tokenizer, and one with a chat template."""
+    root = tmp_path_factory.mktemp("models")
+    for number, name in enumerate(("reference", "first", "second", "chat")):
+        tokenizer = grammar_tokenizer()
+        model = fresh_model(CONFIG, tokenizer, seed=0)
+        generator = torch.Generator().manual_seed(number)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.2 * number * torch.randn(parameter.shape, generator=generator))
+        if name == "chat":
+            tokenizer.chat_template = TEMPLATE
+        model.save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
+    tokenizer = train_bpe(["It was good."], vocab_size=258)
+    fresh_model(CONFIG, tokenizer, seed=0).save_pretrained(root / "other")
+    tokenizer.save_pretrained(root / "other")
+    (root / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": text[:10]}) for text in TEXTS))
+    (root / "texts.txt").write_text("\n\n".join(TEXTS))
+    chat = [{"prompt": [{"role": "user", "content": text}]} for text in TEXTS]
+    (root / "chat.jsonl").write_text("\n".join(map(json.dumps, chat)))
+    return root
+
+
+@pytest.fixture
+def kl(models, capsys):
+    """The command with these models; returns its exit code, output and error."""
+
+    def run(*arguments, policy=("first",), reference="reference"):
+        policies = [word for name in policy for word in ("--policy", str(models / name))]
+        files = [str(models / a) if (models / a).is_file() else a for a in arguments]
+        code = main(["kl", *policies, "--reference", str(models / reference), *files])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+PROMPTS = ("--prompts", "prompts.jsonl", "--max_new_tokens", "6", "--batch_size", "3")
+
+
+def test_given_texts_have_the_kl_of_full_logits(models, kl):
+    code, output, _ = kl("--texts", "texts.txt", "--json", "--batch_size", "3")
+    assert code == 0
+    directions = json.loads(output)["policies"][0]["directions"]
+    loaded = [load("policy", str(models / name), "cpu") for name in ("first", "reference")]
+    sums, count = {"forward": [], "reverse": []}, 0
+    for text in TEXTS:
+        ids = torch.tensor([loaded[0].tokenizer(text)["input_ids"]])
+        with torch.no_grad():
+            p, q = (x.model(ids).logits[0, :-1].double().log_softmax(-1) for x in loaded)
+        sums["forward"].append((p.exp() * (p - q)).sum().item())
+        sums["reverse"].append((q.exp() * (q - p)).sum().item())
+        count += len(p)
+    for direction, per_text in sums.items():
+        found = directions[direction]
+        assert found["tokens"] == count
+        estimate = found["estimates"]["exact next-token KL"]
+        assert estimate["sequence"]["estimate"] == pytest.approx(sum(per_text) / len(TEXTS), rel=1e-4)
+        assert estimate["token"]["estimate"] == pytest.approx(sum(per_text) / count, rel=1e-4)
+
+
+def test_windows_of_a_text_predict_each_token_once(kl):
+    tokens = [
+        json.loads(kl("--texts", "texts.txt", "--json", *more)[1])["policies"][0]["directions"]["forward"]
+        for more in ((), ("--max_tokens", "3"))
+    ]
+    assert tokens[0]["tokens"] == tokens[1]["tokens"]
+    assert tokens[0]["clusters"] == tokens[1]["clusters"] == len(TEXTS)
+    assert [p["last"] for p in tokens[1]["positions"]] == [1, 2]
+
+
+def test_completions_are_sampled_from_the_first_model_of_each_direction(models, kl):
+    code, output, _ = kl(*PROMPTS, "--json", "--completions_per_prompt", "32")
+    assert code == 0
+    found = json.loads(output)["policies"][0]
+    assert found["directions"]["forward"]["sequences"] == 4 * 32
+    for direction in found["directions"].values():
+        estimates = {name: units["sequence"] for name, units in direction["estimates"].items()}
+        exact = estimates.pop("Rao-Blackwell")
+        # k1 and k3 are unbiased only on samples of the direction's first model
+        for estimate in estimates.values():
+            assert abs(estimate["estimate"] - exact["estimate"]) < 5 * max(estimate["se"], exact["se"])
+    assert "KL(reference‖policy) of the reference's own" in found["directions"]["reverse"]["estimand"]
+
+
+def test_logits_of_all_tokens_are_never_computed(models, monkeypatch):
+    policy, reference = (load("policy", str(models / name), "cpu") for name in ("first", "reference"))
+    monkeypatch.setattr(scoring, "completion_logits", None)
+    rollouts = text_rollouts([[5, 6, 7], [8, 9]], 0, batch_size=2)
+    cluster = torch.arange(2)
+    settings = {"cluster": cluster, "group_size": None, "advance": lambda rows: None}
+    table = token_table(policy.model, reference.model, rollouts, 1.0, **settings)
+    assert table.mask.tolist() == [[True, True], [True, False]]
+    assert bool((table.stats.kl > 0).eq(table.mask).all())
+
+
+def test_the_noise_floor_is_rounding(models):
+    policy = load("policy", str(models / "first"), "cpu")
+    floor = noise_floor(policy.model, text_rollouts([[5, 6, 7], [8, 9]], 0, batch_size=2)[0], 1.0)
+    assert list(floor) == ["batch of one", "in bfloat16"]
+    assert floor["batch of one"].stats.kl.max() < 1e-5
+    assert 1e-7 < floor["in bfloat16"].stats.kl.max() < 1e-2
+    assert policy.model.dtype == torch.float32
+
+
+def test_two_policies_are_compared_in_pairs(kl, models):
+    code, output, _ = kl(*PROMPTS, "--json", policy=("first", "second"))
+    assert code == 0
+    found = json.loads(output)
+    first, second = (
+        p["directions"]["forward"]["estimates"]["Rao-Blackwell"]["sequence"] for p in found["policies"]
+    )
+    (pair,) = found["pairs"]
+    assert (pair["first"], pair["second"]) == (str(models / "first"), str(models / "second"))
+    difference = pair["differences"]["forward"]["sequence"]
+    assert difference["estimate"] == pytest.approx(first["estimate"] - second["estimate"])
+
+
+def test_a_model_compared_with_itself(kl):
+    code, output, _ = kl(*PROMPTS, "--direction", "forward", policy=("reference",))
+    assert code == 0
+    assert re.search(r"^Rao-Blackwell +0 +0 +0 to 0 ", output, re.MULTILINE)
+    assert "reverse" not in output
+
+
+def test_the_page_is_self_contained(kl, tmp_path):
+    page = tmp_path / "kl.html"
+    code, output, error = kl(*PROMPTS, "--output", str(page), policy=("first", "second"))
+    assert (code, error) == (0, "")
+    html = page.read_text("utf-8")
+    assert not re.search(r"(src|href)=|<script|url\(", html)
+    rows = [line.split("  ")[0].strip() for line in output.splitlines() if re.match(r"\S.*  .*\d", line)]
+    assert len(rows) > 20
+    assert all(f"<td>{row}</td>" in html or f"<th>{row}</th>" in html for row in rows)
+
+
+def test_conversations_take_the_tokenizers_template(kl, models):
+    arguments = ("--max_new_tokens", "4", "--json", "--direction", "forward", "--completions_per_prompt", "2")
+    code, output, _ = kl("--prompts", "chat.jsonl", *arguments, policy=("chat",))
+    assert code == 0
+    with_system = kl("--prompts", "chat.jsonl", *arguments, "--system", "Good.", policy=("chat",))[1]
+    assert with_system != output
+
+
+def test_the_encoded_conversation(models):
+    from lit_klrb.comparison.inputs import encode_prompts
+
+    tokenizer = load_tokenizer("policy", str(models / "chat"))
+    message = {"role": "user", "content": "It was a treat"}
+    (ids,) = encode_prompts("prompts", [[message]], tokenizer, system="Do not")
+    expected = tokenizer("system : Do not . user : It was a treat . assistant :")["input_ids"]
+    assert ids == expected
+    assert encode_prompts("prompts", ["It was"], tokenizer) == [tokenizer("It was")["input_ids"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (PROMPTS[2:], "one of the arguments --prompts --texts is required"),
+        ((*PROMPTS, "--texts", "texts.txt"), "--texts: not allowed with argument --prompts"),
+        (("--prompts", "no.jsonl"), "prompts: no.jsonl does not exist"),
+        (("--texts", "prompts.jsonl"), "prompts.jsonl has no column text; its columns: prompt"),
+        (("--prompts", "chat.jsonl"), "prompt 1 is a conversation, but the policy's tokenizer has no chat"),
+        ((*PROMPTS, "--completions_per_prompt", "0"), "must be positive and finite, got 0"),
+        ((*PROMPTS, "--temperature", "warm"), "argument --temperature: invalid float value: 'warm'"),
+        ((*PROMPTS, "--level", "95"), "must be at least 0.5 and below 1, got 95"),
+        ((*PROMPTS, "--output", "/nowhere/kl.html"), "output: /nowhere/kl.html is not a file in an existing"),
+        ((*PROMPTS, "--device", "tpu9"), "device: tpu9 cannot be used"),
+        (("--prompts", "prompts.jsonl", "--max_new_tokens", "99"), "exceeds the policy's context length, 32"),
+    ],
+)
+def test_wrong_usage_ends_in_one_line(kl, arguments, message):
+    code, output, error = kl(*arguments)
+    assert (code, output) == (2, "")
+    assert len(error.splitlines()) == 1
+    assert message in error
+
+
+@pytest.mark.parametrize(
+    ("models_given", "message"),
+    [
+        ({"policy": ("other",)}, "has another vocabulary than the policy: id 2 is"),
+        ({"policy": ("missing",)}, "missing does not exist"),
+        ({"policy": ("first", "first")}, "must differ"),
+        ({"reference": "prompts.jsonl"}, "reference: cannot load"),
+    ],
+)
+def test_wrong_models_end_in_one_line(kl, models_given, message):
+    code, output, error = kl(*PROMPTS, **models_given)
+    assert (code, output) == (2, "")
+    assert len(error.splitlines()) == 1
+    assert message in error
