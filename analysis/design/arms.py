@@ -24,7 +24,7 @@ CHECK = "check"
 
 
 def examine(plan: Plan, cells: Sequence[Cell]) -> dict[str, Arm]:
-    """Check every stage and every arm with the arguments of its first cell.
+    """Check every stage and every arm, at each beta where it changes other values, by its first cell there.
 
     Args:
         plan: The plan.
@@ -36,10 +36,13 @@ def examine(plan: Plan, cells: Sequence[Cell]) -> dict[str, Arm]:
     Raises:
         ConfigurationError: If a stage or an arm would be refused; one line on the first of them.
     """
-    first: dict[str, Cell] = {}
+    first: dict[tuple[str, str], Cell] = {}
     for cell in cells:
-        first.setdefault(_place(cell), cell)
-    answers = dict(zip(first, _ask(plan, list(first.values())), strict=True))
+        first.setdefault((_place(cell), json.dumps(cell.overrides, sort_keys=True)), cell)
+    answers: dict[str, dict[str, Any]] = {}
+    for (place, _), answer in zip(first, _ask(plan, list(first.values())), strict=True):
+        if "error" in answer or place not in answers:
+            answers[place] = answer
     arms = {label: answers[f"grid.arms.{label}"] for label in plan.grid.arms}
     _refuse(answers, arms, shared=f"stages.{list(plan.stages)[-1]}")
     control = arms[plan.primary.control]["evaluation"]

@@ -88,7 +88,7 @@ def _cell(
 ) -> Cell:
     address = () if point is None else (point.beta_index, point.replicate)
     seed = cell_seed(plan.root_seed, name, *address)
-    overrides = {} if point is None else plan.grid.arms[point.arm]
+    overrides = {} if point is None else plan.grid.overrides(point.arm, point.beta_index)
     changed = {SEED: seed, **overrides, **({} if point is None else {BETA: point.beta})}
     inputs = {key: ids[source] for key, source in plan.stages[name].inputs.items()}
     # The label of an arm is not part of the id, as it has no effect on the result

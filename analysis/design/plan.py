@@ -9,7 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from analysis.results import Plan
-from analysis.results.plan import arms_of_estimators
+from analysis.results.grid import arms_of_estimators
 from lit_klrb.config_files import check_config_file
 from lit_klrb.errors import ConfigurationError
 

@@ -5,4 +5,5 @@ All other code accesses a sweep's directory through this package. `load.load_swe
 
 from analysis.results.cell import Cell as Cell, Point as Point
 from analysis.results.files import DamagedFileError as DamagedFileError
-from analysis.results.plan import Grid as Grid, Plan as Plan, Primary as Primary, Stage as Stage
+from analysis.results.grid import Grid as Grid
+from analysis.results.plan import Plan as Plan, Primary as Primary, Stage as Stage

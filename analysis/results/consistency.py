@@ -6,7 +6,8 @@ from typing import Any
 
 from analysis.results import layout
 from analysis.results.cell import ESTIMATOR
-from analysis.results.plan import Plan, plain_key
+from analysis.results.grid import by_beta, plain_key
+from analysis.results.plan import Plan
 from analysis.results.records import Failure, Run
 from analysis.results.sweep import Problem
 from lit_klrb import schema
@@ -31,7 +32,7 @@ def inconsistencies(runs: Sequence[Run], plan: Plan, *, imported: bool) -> list[
     return [
         *_copies(grid),
         *_negative(grid, imported),
-        *_arms(grid),
+        *_arms(grid, plan),
         *_configured(grid),
         *_settings(grid, plan),
         *_unlike(grid, "end at different steps", _last_steps),
@@ -76,13 +77,20 @@ def _negative(grid: Sequence[Run], imported: bool) -> Iterator[Problem]:
             yield Problem(text, serious=not imported)
 
 
-def _arms(grid: Sequence[Run]) -> Iterator[Problem]:
-    """Arms whose runs do not change the same values."""
+def _arms(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
+    """Arms whose runs do not change the same values, apart from those that the plan gives for each beta."""
     for label, runs in _by_arm(grid).items():
-        changes = {repr(sorted(run.cell.overrides.items())) for run in runs}
-        if len(changes) > 1:
-            text = f"the runs of {label} change different values: {'; '.join(sorted(changes))}"
-            yield Problem(text, serious=True)
+        varied = {key for key, value in plan.grid.arms.get(label, {}).items() if by_beta(value) is not None}
+        groups: dict[int, set[str]] = defaultdict(set)
+        for run in runs:
+            changes = run.cell.overrides
+            groups[-1].add(repr(sorted((key, changes[key]) for key in changes if key not in varied)))
+            groups[run.point.beta_index].add(repr(sorted(changes.items())))
+        for found in groups.values():
+            if len(found) > 1:
+                text = f"the runs of {label} change different values: {'; '.join(sorted(found))}"
+                yield Problem(text, serious=True)
+                break
 
 
 def _settings(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:

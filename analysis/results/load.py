@@ -12,8 +12,9 @@ from analysis.results.archive import archive_lines, has_archive
 from analysis.results.cell import Cell
 from analysis.results.consistency import inconsistencies, lost_runs
 from analysis.results.files import DamagedFileError
+from analysis.results.grid import Grid
 from analysis.results.locked import LockedPlan
-from analysis.results.plan import Grid, Plan, Primary, Stage
+from analysis.results.plan import Plan, Primary, Stage
 from analysis.results.records import Failure, Run, decode_run, read_failure, read_run
 from analysis.results.sweep import Problem, Sweep
 from lit_klrb import schema

@@ -1,13 +1,13 @@
 """The plan of a sweep: stages, grid, seeds, and the comparison that decides, fixed before any result."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from typing import Any
 
 from analysis.results.cell import ESTIMATOR
-from analysis.results.checksum import canonical
+from analysis.results.grid import Grid, by_beta, is_plain_data, plain_key
 from lit_klrb.errors import ConfigurationError
 
 # The outcomes with margins if J = reward - beta * KL decides: J, and the reward at matched KL.
@@ -52,23 +52,6 @@ class Stage:
         if self.command == FIT:
             del design["command"]
         return design
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The design of the last stage: every arm at every beta in every replicate.
-
-    Args:
-        arms: Label -> what the arm changes: configuration key -> value, as on the command line of `fit`. In a
-            plan file a list of estimators stands for arms that differ in `kl.estimator` alone.
-        beta: Index -> weight of the KL. Seeds follow the index: a new weight takes a new one, and the
-            others keep their seeds.
-        replicates: Matched runs at each beta.
-    """
-
-    arms: dict[str, dict[str, Any]]
-    beta: dict[int, float]
-    replicates: int
 
 
 @dataclass(frozen=True)
@@ -180,17 +163,12 @@ class Plan:
         Raises:
             ValueError, TypeError, KeyError, AttributeError: If it is not the record of a plan.
         """
-        grid = record["grid"]
         plan = cls(
             **{
                 **record,
                 "directory": directory,
                 "stages": {name: Stage(**stage) for name, stage in record["stages"].items()},
-                "grid": Grid(
-                    _arms_of(grid),
-                    {int(index): float(beta) for index, beta in grid["beta"].items()},
-                    grid["replicates"],
-                ),
+                "grid": Grid.of_record(record["grid"]),
                 "primary": Primary(**record["primary"]),
             }
         )
@@ -252,9 +230,19 @@ class Plan:
             for key, value in overrides.items():
                 place = f"grid.arms.{label}.{key}"
                 _require(plain_key(key) not in taken, place, value, taken.get(plain_key(key), ""))
-                _require(_is_plain_data(value), place, value, "plain values, lists and mappings are expected")
+                _require(is_plain_data(value), place, value, "plain values, lists and mappings are expected")
+                self._check_by_beta(place, key, value)
         for (one, ours), (other, theirs) in combinations(arms.items(), 2):
             _require(ours != theirs, f"grid.arms.{other}", theirs, f"{one} is the same")
+
+    def _check_by_beta(self, place: str, key: str, value: Any) -> None:
+        values = by_beta(value)
+        if values is None:
+            return
+        indices = [str(index) for index in self.grid.beta]
+        _require(set(values) == {*indices}, place, value, f"a value for each of {', '.join(indices)}")
+        estimator = plain_key(key) == ESTIMATOR or plain_key(key).startswith(f"{ESTIMATOR}.")
+        _require(not estimator, place, value, "an arm has the same estimator at every beta")
 
     def _check_primary(self) -> None:
         primary = self.primary
@@ -279,27 +267,3 @@ def _require(holds: bool, key: str, value: object, allowed: str) -> None:
 
 def _one_of(key: str, value: str, allowed: Collection[str]) -> None:
     _require(value in allowed, key, value, f"one of: {', '.join(allowed)}")
-
-
-def arms_of_estimators(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Convert a list of estimators to arms."""
-    return {name: {ESTIMATOR: name} for name in names}
-
-
-def _arms_of(grid: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    if "estimator" in grid:  # earlier versions had estimators instead of arms
-        return arms_of_estimators([str(name) for name in grid["estimator"]])
-    return {label: dict(overrides) for label, overrides in grid["arms"].items()}
-
-
-def plain_key(key: str) -> str:
-    """A configuration key without `init_args`, which are optional on the command line."""
-    return ".".join(part for part in key.split(".") if part != "init_args")
-
-
-def _is_plain_data(value: object) -> bool:
-    try:
-        canonical(value)
-    except ValueError:
-        return False
-    return True

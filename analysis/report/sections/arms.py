@@ -1,9 +1,11 @@
 """The arms: the settings of each, and what its gradient optimises."""
 
 import json
+from collections.abc import Mapping
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section, Table
+from analysis.results.grid import by_beta
 from analysis.results.sweep import Sweep
 
 
@@ -12,11 +14,12 @@ def arms(assessment: Assessment) -> Section | None:
     sweep = assessment.sweep
     if not any(arm.optimises for arm in sweep.arms.values()):
         return None
-    overrides = sweep.plan.grid.arms
+    overrides, betas = sweep.plan.grid.arms, sweep.plan.grid.beta
     rows = [
         (
             label,
-            "; ".join(f"{key} = {_value(value)}" for key, value in overrides[label].items()) or "nothing",
+            "; ".join(f"{key} = {_value(value, betas)}" for key, value in overrides[label].items())
+            or "nothing",
             f"{arm.estimator or 'none'}{' (biased)' if arm.biased else ''}",
             arm.optimises or "–",
         )
@@ -54,5 +57,10 @@ def biased_arms(sweep: Sweep) -> list[str]:
     ]
 
 
-def _value(value: object) -> str:
+def _value(value: object, betas: Mapping[int, float]) -> str:
+    several = by_beta(value)
+    if several is not None:
+        return ", ".join(
+            f"{_value(several[str(index)], {})} at β = {beta:g}" for index, beta in betas.items()
+        )
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -78,6 +78,31 @@ def test_arms_share_seeds_and_carry_their_overrides(write):
     assert wrong.record()["overrides"] == ARMS["wrong"]
 
 
+def at_two_betas(path):
+    content = yaml.safe_load(path.read_text())
+    content["grid"]["beta"] = {0: 0.1, 2: 0.3}
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return path
+
+
+def test_a_value_may_differ_between_betas(write):
+    long = {"kl.estimator": "MonteCarlo", "prompts": {"by_beta": {0: 16, 2: 8}}}
+    path = at_two_betas(write({**ARMS, "long": long}))
+    found = [cell for cell in expand(read_plan(path)).cells if cell.point and cell.point.arm == "long"]
+    assert {cell.point.beta: cell.overrides["prompts"] for cell in found} == {0.1: 16, 0.3: 8}
+    given = {cell.point.beta: cell.argv[cell.argv.index("--prompts") + 1] for cell in found}
+    assert given == {0.1: "16", 0.3: "8"}
+    assert main(["plan", "--config", str(path)]) == 0
+    locked = LockedPlan.read(path.parent / "runs" / "plan.json")
+    assert locked.plan.grid == read_plan(path).grid
+
+
+def test_an_error_at_a_later_beta_is_reported_when_the_plan_is_made(write, capsys):
+    odd = {"x_path": {"by_beta": {0: "dpo.yaml", 2: "gone"}}}
+    assert main(["plan", "--config", str(at_two_betas(write({"right": ARMS["right"], "odd": odd})))]) == 2
+    assert capsys.readouterr().err == "error: grid.arms.odd: x_path: gone does not exist\n"
+
+
 def test_values_are_passed_as_json_and_files_count_by_content(write, tmp_path):
     (tmp_path / "words.txt").write_text("a")
     arms = {
@@ -118,6 +143,12 @@ def test_a_list_of_estimators_is_a_shorthand(write, names):
         (["right", "right"], r"grid.arms: \['right', 'right'\] is not allowed; different names"),
         (["right", {"kl.estimator": "MonteCarlo"}], r"grid.arms: .* is not allowed; a list of names"),
         ({"right": "MonteCarlo"}, r"grid.arms.right: "),
+        ({"right": {"lr": {"by_beta": {1: 2}}}}, r"right.lr: .* is not allowed; a value for each of 0"),
+        ({"right": {"lr": {"by_beta": {"x": 2}}}}, r"grid.arms.right.lr: .* a value for each of 0"),
+        (
+            {"right": {"kl.estimator.k": {"by_beta": {0: 2}}}},
+            r"right.kl.estimator.k: .* an arm has the same estimator at every beta",
+        ),
     ],
 )
 def test_invalid_arms_are_refused(write, arms, message):

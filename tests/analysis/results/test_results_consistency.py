@@ -2,10 +2,14 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
-from synthetic import digest, fail, publish, write_sweep
+from synthetic import ESTIMATORS, digest, fail, publish, write_sweep
 
+from analysis.results import Grid
+from analysis.results.consistency import inconsistencies
+from analysis.results.grid import arms_of_estimators
 from analysis.results.load import load_sweep
 
 DESIGN = {"replicates": 3, "betas": {0: 0.1, 1: 0.3}}
@@ -118,6 +122,20 @@ def test_without_a_plan_an_arm_changes_the_same_values_everywhere(tmp_path):
     ((text, serious),) = told(tmp_path)
     assert text.startswith("the runs of MonteCarlo change different values: ")
     assert serious
+
+
+def test_an_arm_may_change_other_values_at_another_beta_only_if_the_plan_says_so(tmp_path):
+    def edit(point, made):
+        made["cell"]["overrides"] = {"kl.estimator": point[0], "lr": [0.1, 0.2][point[1]]}
+        return made
+
+    sweep = load_sweep(write_sweep(tmp_path, plan=False, edit=edit, **DESIGN))
+    rates = {"lr": {"by_beta": {0: 0.1, 1: 0.2}}}
+    planned = Grid({name: {"kl.estimator": name, **rates} for name in ESTIMATORS}, DESIGN["betas"], 3)
+    assert not inconsistencies(sweep.runs, replace(sweep.plan, grid=planned), imported=False)
+    other = Grid(arms_of_estimators(ESTIMATORS), DESIGN["betas"], 3)
+    found = inconsistencies(sweep.runs, replace(sweep.plan, grid=other), imported=False)
+    assert [problem.serious for problem in found] == [True, True]
 
 
 def test_runs_that_ended_without_a_result_are_counted_by_arm(runs):

@@ -1,0 +1,92 @@
+"""The grid of a plan: every arm at every beta in every replicate."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.results.cell import ESTIMATOR
+from analysis.results.checksum import canonical
+
+# The key of a value that differs between betas: {by_beta: {index: value}}.
+BY_BETA = "by_beta"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The design of the last stage: every arm at every beta in every replicate.
+
+    Args:
+        arms: Label -> what the arm changes: configuration key -> value, as on the command line of `fit`, or
+            `{by_beta: {index: value}}` for a value that differs between betas, such as a learning rate. In a
+            plan file a list of estimators stands for arms that differ in `kl.estimator` alone.
+        beta: Index -> weight of the KL. Seeds follow the index: a new weight takes a new one, and the
+            others keep their seeds.
+        replicates: Matched runs at each beta.
+    """
+
+    arms: dict[str, dict[str, Any]]
+    beta: dict[int, float]
+    replicates: int
+
+    def __post_init__(self) -> None:
+        # Indices of beta as text, as in JSON
+        arms = {label: _with_text_keys(overrides) for label, overrides in self.arms.items()}
+        object.__setattr__(self, "arms", arms)
+
+    def overrides(self, label: str, beta_index: int) -> dict[str, Any]:
+        """What an arm changes at one beta: configuration key -> value.
+
+        Example:
+            >>> Grid({"mc": {"lr": {"by_beta": {0: 0.1, 1: 0.2}}}}, {0: 1.0, 1: 2.0}, 1).overrides("mc", 1)
+            {'lr': 0.2}
+        """
+        return {key: _at(value, str(beta_index)) for key, value in self.arms[label].items()}
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> "Grid":
+        """Create a grid from its record in a plan."""
+        betas = {int(index): float(beta) for index, beta in record["beta"].items()}
+        return cls(_arms_of(record), betas, record["replicates"])
+
+
+def by_beta(value: object) -> dict[str, Any] | None:
+    """Index of beta, as text -> value; None if a value of an arm is the same at every beta."""
+    if not (isinstance(value, Mapping) and list(value) == [BY_BETA] and isinstance(value[BY_BETA], Mapping)):
+        return None
+    return {str(index): each for index, each in value[BY_BETA].items()}
+
+
+def _at(value: Any, index: str) -> Any:
+    several = by_beta(value)
+    return value if several is None else several[index]
+
+
+def arms_of_estimators(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Convert a list of estimators to arms."""
+    return {name: {ESTIMATOR: name} for name in names}
+
+
+def plain_key(key: str) -> str:
+    """A configuration key without `init_args`, which are optional on the command line."""
+    return ".".join(part for part in key.split(".") if part != "init_args")
+
+
+def is_plain_data(value: object) -> bool:
+    """Whether JSON can represent a value."""
+    try:
+        canonical(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _arms_of(grid: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    if "estimator" in grid:  # earlier versions had estimators instead of arms
+        return arms_of_estimators([str(name) for name in grid["estimator"]])
+    return {label: dict(overrides) for label, overrides in grid["arms"].items()}
+
+
+def _with_text_keys(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """What an arm changes, with the indices of beta as text, as in JSON."""
+    found = {key: by_beta(value) for key, value in overrides.items()}
+    return {**overrides, **{key: {BY_BETA: each} for key, each in found.items() if each is not None}}
