@@ -16,6 +16,7 @@ ROOMS = ("data", "models", "modules", "studies", "callbacks")
 # Hooks of Lightning that a base class implements and subclasses extend with super().
 EXTENDED = {
     "RegularisedModule.configure_model",
+    "SFTModule.configure_model",
     "OnPolicyModule.setup",
     "OnPolicyModule.on_save_checkpoint",
     "OnPolicyModule.on_load_checkpoint",

@@ -25,6 +25,7 @@ from .surrogate import (
     weighted_loss as weighted_loss,
 )
 from .tiled import (
+    tiled_logprobs as tiled_logprobs,
     tiled_policy_loss as tiled_policy_loss,
     tiled_token_stats as tiled_token_stats,
 )

@@ -1,6 +1,6 @@
 """Scoring: computes `TokenStats` and the policy loss from a rollout and two models."""
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -8,11 +8,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lit_klrb.estimators import LossWeights
-from lit_klrb.functional import TokenStats, TopK, kl_topk, tiled_policy_loss, tiled_token_stats, token_stats
+from lit_klrb.functional import (
+    TokenStats,
+    TopK,
+    kl_topk,
+    tiled_logprobs,
+    tiled_policy_loss,
+    tiled_token_stats,
+    token_stats,
+)
 from lit_klrb.functional.surrogate import clipped_loss, weighted_loss
 from lit_klrb.models.adapters import adapter_off
 from lit_klrb.models.generation import Rollout
-from lit_klrb.models.heads import model_inputs, split_model
+from lit_klrb.models.heads import SplitModel, model_inputs, split_model
 
 
 def completion_logits(model: PreTrainedModel, rollout: Rollout) -> Tensor:
@@ -26,16 +34,34 @@ def completion_logits(model: PreTrainedModel, rollout: Rollout) -> Tensor:
     return logits
 
 
-def completion_logprobs(model: PreTrainedModel, rollout: Rollout, temperature: float) -> Tensor:
+def completion_logprobs(
+    model: PreTrainedModel, rollout: Rollout, temperature: float, parts: SplitModel | None = None
+) -> Tensor:
     """Log-probabilities of the completion tokens under a model, shape [B, T], float32, differentiable.
 
     Args:
         model: The model.
         rollout: B sequences with T completion positions.
         temperature: The sampling temperature.
+        parts: The model's backbone and head, which is then applied tile by tile; None computes [B, T, V]
+            logits.
+
+    Returns:
+        Log-probabilities, 0 outside the rollout's mask.
     """
+    if parts is not None:
+        return tiled_logprobs(
+            parts.hidden_states(rollout),
+            parts.head.weight,
+            rollout.completions,
+            bias=parts.head.bias,
+            temperature=temperature,
+            mask=rollout.mask,
+            logit_softcap=parts.softcap,
+        )
     logprobs = (completion_logits(model, rollout).float() / temperature).log_softmax(-1)
-    return logprobs.gather(-1, rollout.completions.unsqueeze(-1)).squeeze(-1)
+    chosen = logprobs.gather(-1, rollout.completions.unsqueeze(-1)).squeeze(-1)
+    return torch.where(rollout.mask, chosen, 0)
 
 
 class Scorer:
@@ -59,6 +85,16 @@ class Scorer:
         """Whether the tiled operations are used."""
         return None not in self._parts
 
+    def logprobs(self, rollout: Rollout) -> Tensor:
+        """Log-probabilities of the completions under the policy alone, shape [B, T], differentiable."""
+        return completion_logprobs(self.policy, rollout, self.temperature, self._parts[0])
+
+    @torch.no_grad()
+    def reference_logprobs(self, rollout: Rollout) -> Tensor:
+        """The same under the reference, without a gradient."""
+        with self._reading_reference():
+            return completion_logprobs(self.reference, rollout, self.temperature, self._parts[1])
+
     @torch.no_grad()
     def reference_states(self, rollout: Rollout) -> Tensor:
         """The reference's part of the computation, stored for as long as the rollout is used.
@@ -70,7 +106,7 @@ class Scorer:
             Hidden states [B, T, D], V / D times smaller than logits; logits [B, T, V] if `tiled` is false.
         """
         _, split = self._parts
-        with adapter_off(self.policy) if self.reference is self.policy else nullcontext():
+        with self._reading_reference():
             if split is None or not self.tiled:
                 return completion_logits(self.reference, rollout)
             return split.hidden_states(rollout)
@@ -137,6 +173,9 @@ class Scorer:
             topk=topk,
         )
         return loss
+
+    def _reading_reference(self) -> AbstractContextManager[object]:
+        return adapter_off(self.policy) if self.reference is self.policy else nullcontext()
 
     def _tiled_arguments(self, rollout: Rollout, reference_states: Tensor) -> dict[str, Any]:
         policy, reference = self._parts

@@ -15,7 +15,6 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional.preference import PreferenceLoss, check_preference_loss, preference_loss
 from lit_klrb.models.generation import Rollout
 from lit_klrb.models.loading import tokenizer_files
-from lit_klrb.models.scoring import completion_logprobs
 from lit_klrb.modules.regularised import RewardedModule
 from lit_klrb.run.cache import cached, weights_digest
 from lit_klrb.seeding import derive_seed
@@ -63,7 +62,7 @@ class DPOModule(RewardedModule):
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """The DPO loss of a batch of pairs: all chosen completions, then all rejected ones."""
         rollout = Rollout(batch["tokens"], batch["attention_mask"], batch["mask"])
-        log_ratio = self._logprob(self.policy, rollout) - batch["ref_logprob"]
+        log_ratio = self.scorer.logprobs(rollout).sum(1) - batch["ref_logprob"]
         if self.length_normalised:
             log_ratio = log_ratio / rollout.mask.sum(1)
         chosen, rejected = log_ratio.chunk(2)
@@ -155,18 +154,13 @@ class DPOModule(RewardedModule):
         seed = derive_seed(self.seed, "pairs", number)
         with self.reading_reference() as reference:
             rollout = self.generate(reference, batch, self.sampling, seed=seed)
-            return tuple(tensor.cpu() for tensor in (*rollout, self._logprob(reference, rollout)))
+        return tuple(tensor.cpu() for tensor in (*rollout, self.scorer.reference_logprobs(rollout).sum(1)))
 
     def _ref_logprobs(self, pairs: Sequence[PreferencePair]) -> Tensor:
         """Log-probabilities of the chosen, then of the rejected completions, shape [2B]."""
         batch = collate_pairs(pairs, self.tokenizer.pad_token_id)
         tensors = (batch[name].to(self.device) for name in ("tokens", "attention_mask", "mask"))
-        with self.reading_reference() as reference:
-            return self._logprob(reference, Rollout(*tensors)).cpu()
-
-    def _logprob(self, model: Any, rollout: Rollout) -> Tensor:
-        logprobs = completion_logprobs(model, rollout, self.sampling.temperature)
-        return torch.where(rollout.mask, logprobs, 0.0).sum(1)
+        return self.scorer.reference_logprobs(Rollout(*tensors)).sum(1).cpu()
 
 
 def with_bar(parts: Sequence[T]) -> Iterable[T]:

@@ -5,13 +5,15 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.data.interfaces import Corpus
 from lit_klrb.data.tokenizer import train_bpe
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
+from lit_klrb.models.generation import Rollout
+from lit_klrb.models.heads import SplitModel, split_model
+from lit_klrb.models.scoring import completion_logprobs
 from lit_klrb.modules.base import PolicyModule
 from lit_klrb.seeding import derive_seed, forked_rng
 
@@ -49,6 +51,13 @@ class SFTModule(PolicyModule):
                 key="vocab_size",
             )
         self._evaluated: list[Tensor] = []
+        self._parts: SplitModel | None = None
+
+    def configure_model(self) -> None:
+        """Build the model, and split it so that its head can be applied tile by tile."""
+        super().configure_model()
+        if self._parts is None and hasattr(self, self.role.name):
+            self._parts = split_model(self.policy)
 
     def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The policy of policy_path, or a new one initialised from the seed."""
@@ -127,12 +136,6 @@ class SFTModule(PolicyModule):
 
     def _token_nats(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """−log p of every token given the preceding ones, shape [B, N−1], and the mask of real tokens."""
-        tokens, mask = batch["tokens"], batch["attention_mask"]
-        logits = self.policy(
-            input_ids=tokens[:, :-1], attention_mask=mask[:, :-1].long(), use_cache=False
-        ).logits
-        targets, mask = tokens[:, 1:], mask[:, 1:]
-        nats = cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none").view_as(
-            targets
-        )
-        return torch.where(mask, nats, 0.0), mask
+        mask = batch["attention_mask"][:, 1:]
+        texts = Rollout(batch["tokens"], batch["attention_mask"], mask)
+        return -completion_logprobs(self.policy, texts, 1.0, self._parts), mask

@@ -86,6 +86,33 @@ def test_statistics_and_gradients_equal_those_of_the_logits(kind, rollout):
     assert ours.kl.max() > 0.1
 
 
+@pytest.mark.parametrize("kind", [*ARCHITECTURES, *UNSPLIT])
+def test_log_probabilities_alone_equal_those_of_the_logits(kind, rollout):
+    """For the completions of pairs (DPO), and for complete texts (SFT)."""
+    policy = make(kind, 0)
+    scorer = Scorer(policy, make(kind, 1), temperature=0.7)
+    texts = rollout._replace(mask=rollout.attention_mask[:, 1:])
+    parameters = [p for p in policy.parameters() if p.requires_grad]
+    weights = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+    for part, ours in (
+        (rollout, scorer.logprobs(rollout)),
+        (texts, completion_logprobs(policy, texts, 0.7, split_model(policy))),
+    ):
+        logits = completion_logits(policy, part) / 0.7
+        plain = logits.log_softmax(-1).gather(-1, part.completions[..., None])[..., 0] * part.mask
+        torch.testing.assert_close(ours, plain, rtol=0, atol=1e-4)
+        gradients = [
+            torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)])
+            for loss in ((weights[:, -ours.shape[1] :] * values).sum() for values in (ours, plain))
+        ]
+        assert torch.allclose(*gradients, atol=1e-4 * gradients[1].abs().max().item())
+    reference = scorer.reference_logprobs(rollout)
+    assert not reference.requires_grad
+    torch.testing.assert_close(
+        reference, completion_logprobs(scorer.reference, rollout, 0.7), rtol=0, atol=1e-4
+    )
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_equal_prompts_are_processed_once(rollout, checkpointing):
     model, processed = make("gpt2", 0), []
@@ -138,7 +165,8 @@ def test_a_policy_that_cannot_be_split_is_read_through_logits_with_any_reference
     scorer = Scorer(make("gpt2", 0), make("granite", 1), temperature=1.0)
     assert not scorer.tiled
     stats = scorer.stats(rollout, scorer.reference_states(rollout))
-    assert torch.allclose(stats.logprobs, completion_logprobs(scorer.policy, rollout, 1.0), atol=1e-5)
+    plain = completion_logprobs(scorer.policy, rollout, 1.0)
+    assert torch.allclose(stats.masked(rollout.mask).logprobs, plain, atol=1e-5)
 
 
 def test_a_head_with_something_on_it_is_not_split():

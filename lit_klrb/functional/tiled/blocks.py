@@ -126,6 +126,35 @@ def block_recomputed_gradient(
     ref_logits.add_(constant).mul_(masses)
 
 
+def block_masses(logits: Tensor) -> Tensor:
+    """One block's contribution to the normalisers of its rows.
+
+    Args:
+        logits: Logits of one model, shape [N, block].
+
+    Returns:
+        Their maxima, and the sums of exp(logits - maximum), shape [N, 2].
+    """
+    # As in `block_sums`, a maximum of -inf would give NaN
+    top = logits.amax(1, keepdim=True).clamp_(min=torch.finfo(logits.dtype).min)
+    return torch.stack([top[:, 0], (logits - top).exp_().sum(1)], 1)
+
+
+def block_probabilities(logits: Tensor, coefficients: Tensor) -> None:
+    """Overwrite logits with b exp(logits - a), which is 0 where the exponential would be subnormal.
+
+    Args:
+        logits: Logits of one model, shape [N, block].
+        coefficients: a, the log normaliser, and b, shape [N, 2].
+    """
+    normaliser, scale = coefficients.unsqueeze(-1).unbind(1)
+    logits.sub_(normaliser)
+    floor = math.log(torch.finfo(logits.dtype).tiny)
+    if torch.compiler.is_compiling() or not bool((logits.amin(1) > floor).all()):
+        logits.masked_fill_(~(logits > floor), -torch.inf)
+    logits.exp_().mul_(scale)
+
+
 def finite_(values: Tensor) -> Tensor:
     """Clamp -inf to the smallest finite number, in place: with weight 0 it then gives 0 instead of NaN."""
     return values.clamp_(min=torch.finfo(values.dtype).min)
@@ -178,6 +207,11 @@ class _Workspace(threading.local):
 
 
 _WORKSPACE = _Workspace()
+
+
+def take(name: str, like: Tensor, count: int) -> Tensor:
+    """Memory that the next call with this name overwrites, see `_Workspace.take`."""
+    return _WORKSPACE.take(name, like, count)
 
 
 class Buffers:

@@ -72,20 +72,17 @@ class Problem(NamedTuple):
         ref_inputs = ref_head.inputs(rows_of(reference.hidden, mask)).to(inputs.dtype)
         values = None if token_values is None else token_values.detach().to(inputs)
         rows = rows_of(tokens, mask)
-        small = len(policy.weight) * _TILE_SIZE > _RETAINED_LOGITS
-        tile_size = tile_size or (_SMALL_TILE_SIZE if small else _TILE_SIZE)
+        tile_size = tile_size or default_tile_size(len(policy.weight))
         return Problem(head, ref_head, inputs, ref_inputs, rows, tile_size, values, topk)
 
     def tiles(self) -> Iterator[slice]:
-        """Slices of the rows, one per tile; a single empty slice if there are no rows."""
-        count = len(self.tokens)
-        for start in range(0, max(count, 1), self.tile_size):
-            yield slice(start, min(start + self.tile_size, count))
+        """Slices of the rows, one per tile."""
+        return tiles_of(len(self.tokens), self.tile_size)
 
     @property
     def is_small(self) -> bool:
         """Whether the logits of all rows may be retained until the backward pass."""
-        return len(self.tokens) * len(self.policy.weight) <= _RETAINED_LOGITS
+        return may_be_retained(len(self.tokens), len(self.policy.weight))
 
     def buffers(self, retain_blocks: bool, shared: bool = True) -> Buffers:
         """Memory for one block of a tile or, if blocks are retained, for the whole vocabulary.
@@ -155,6 +152,22 @@ class Problem(NamedTuple):
                 if bool(outside.any()):
                     warn_infinite_kl(block.start + int(outside.nonzero()[0]))
                     return
+
+
+def default_tile_size(vocabulary: int) -> int:
+    """Rows per tile for a vocabulary of this size."""
+    return _SMALL_TILE_SIZE if vocabulary * _TILE_SIZE > _RETAINED_LOGITS else _TILE_SIZE
+
+
+def tiles_of(count: int, tile_size: int) -> Iterator[slice]:
+    """Slices of `count` rows, one per tile; a single empty slice if there are no rows."""
+    for start in range(0, max(count, 1), tile_size):
+        yield slice(start, min(start + tile_size, count))
+
+
+def may_be_retained(count: int, vocabulary: int) -> bool:
+    """Whether the logits of `count` rows may be retained until the backward pass."""
+    return count * vocabulary <= _RETAINED_LOGITS
 
 
 def unless_no_grad(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:

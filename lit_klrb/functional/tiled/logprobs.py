@@ -1,0 +1,149 @@
+"""Differentiable log-probabilities of one model from hidden states and head, without [B, T, V] logits."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lit_klrb.functional.tiled.blocks import block_masses, block_probabilities, fused, take
+from lit_klrb.functional.tiled.head import Head, HeadGradients
+from lit_klrb.functional.tiled.problem import (
+    check_positive,
+    check_shape,
+    default_tile_size,
+    may_be_retained,
+    positions_of,
+    rows_of,
+    tiles_of,
+    unless_no_grad,
+)
+
+
+def tiled_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    tokens: Tensor,
+    *,
+    bias: Tensor | None = None,
+    temperature: float = 1.0,
+    tile_size: int | None = None,
+    mask: Tensor | None = None,
+    logit_softcap: float | None = None,
+) -> Tensor:
+    """Log-probabilities of `tokens`, for losses without a reference such as those of DPO and SFT.
+
+    Computed as in `tiled_token_stats`: up to 2^25 logits (134 MB) are retained for the backward pass, which
+    makes three matrix products; more are computed again, which makes four.
+
+    Args:
+        hidden: Hidden states, shape [B, T, D]; position t predicts `tokens[:, t]`.
+        weight: Head, shape [V, D].
+        tokens: Token ids, shape [B, T].
+        bias: Head bias, shape [V].
+        temperature: The logits are divided by it.
+        tile_size: Rows (tokens) per tile.
+        mask: True where log-probabilities are computed, shape [B, T]; other positions have no influence,
+            whatever they hold, and are 0 in the result. None computes all.
+        logit_softcap: Soft cap of the logits.
+
+    Returns:
+        Log-probabilities in float32, or in float64 for float64 hidden states, shape [B, T].
+
+    Raises:
+        ConfigurationError: If the shapes do not match, or a number is not positive.
+
+    Example:
+        >>> hidden, coin = torch.ones(1, 2, 1), torch.tensor([[0.7], [0.3]]).log()
+        >>> logprobs = tiled_logprobs(hidden, coin.requires_grad_(), torch.tensor([[0, 1]]))
+        >>> [round(value, 4) for value in logprobs.exp().flatten().tolist()]
+        [0.7, 0.3]
+        >>> logprobs.sum().backward()
+        >>> [round(value, 4) for value in coin.grad.flatten().tolist()]
+        [-0.4, 0.4]
+    """
+    check_positive(temperature=temperature, tile_size=tile_size, logit_softcap=logit_softcap)
+    check_shape("mask", mask, tuple(tokens.shape))
+    check_shape("hidden", hidden, (*tokens.shape, weight.shape[-1]))
+    check_shape("bias", bias, (len(weight),))
+    head = Head.of(weight, bias, temperature, logit_softcap)
+    inputs = head.inputs(rows_of(hidden, mask))
+    rows = _Rows(head, inputs, rows_of(tokens, mask), tile_size or default_tile_size(len(weight)))
+    leaves = unless_no_grad(rows_of(hidden, mask), weight, bias)
+    logprobs = _TiledLogprobs.apply(*leaves, rows)  # type: ignore[no-untyped-call]
+    return positions_of(logprobs, tokens, mask)
+
+
+class _Rows(NamedTuple):
+    """A head with its scaled inputs, [N, D], and tokens, [N]."""
+
+    head: Head
+    inputs: Tensor
+    tokens: Tensor
+    tile_size: int
+
+    def logits(self, rows: slice, retain: bool) -> Iterator[Tensor]:
+        """The logits of a tile, one block at a time; overwritten by the next unless they are retained."""
+        count = rows.stop - rows.start
+        for block in self.head.blocks():
+            size = count * (block.stop - block.start)
+            memory = self.inputs.new_empty(size) if retain else take("logits", self.inputs, size)
+            weight = self.head.weight[block].to(self.inputs.dtype)
+            yield self.head.logits(self.inputs[rows], weight, block, memory.view(count, -1))
+
+    def normaliser(self, tops_and_masses: list[Tensor]) -> Tensor:
+        """The log normaliser of each row, in float64, from the results of `block_masses`."""
+        top, mass = torch.stack(tops_and_masses).double().unbind(2)
+        return (top + mass.log()).logsumexp(0)
+
+    def backpropagate(
+        self,
+        rows: slice,
+        logits: Iterator[Tensor] | list[Tensor],
+        normaliser: Tensor,
+        slopes: Tensor,
+        gradients: HeadGradients,
+    ) -> None:
+        """Add the gradient of a tile, slope (onehot - p) in the logits, which are overwritten."""
+        head, gradient_of = self.head, fused(block_probabilities, self.inputs.device)
+        for block, values in zip(head.blocks(), logits, strict=True):
+            capped = None if head.cap is None else values.clone()
+            gradient_of(values, torch.stack([normaliser.to(slopes.dtype), -slopes], 1))
+            gradient = values if capped is None else head.through_cap(values, capped)
+            gradients.add(gradient, head.weight[block].to(self.inputs.dtype), rows, block)
+        gradients.add_tokens(slopes, self.tokens[rows], rows)
+
+
+class _TiledLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, rows: _Rows) -> Tensor:
+        count, vocabulary = len(rows.tokens), len(weight)
+        retain = any(ctx.needs_input_grad) and may_be_retained(count, vocabulary)
+        masses_of, tiles, normalisers = fused(block_masses, hidden.device), [], []
+        with torch.autocast(hidden.device.type, enabled=False):
+            for tile in tiles_of(count, rows.tile_size):
+                kept, masses = [], []
+                for logits in rows.logits(tile, retain):
+                    masses.append(masses_of(logits))
+                    kept += [logits] if retain else []
+                normalisers.append(rows.normaliser(masses))
+                tiles.append(kept)
+            logits_of_tokens = rows.head.token_logits(rows.inputs, rows.tokens)
+        # `rows` has what backward needs; saving them makes autograd detect changes made in between
+        ctx.save_for_backward(hidden, weight, bias)
+        ctx.rows, ctx.normalisers, ctx.tiles = rows, normalisers, tiles if retain else None
+        return (logits_of_tokens - torch.cat(normalisers)).to(rows.inputs.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, *_ = ctx.saved_tensors
+        rows: _Rows = ctx.rows
+        tiles, ctx.tiles = ctx.tiles, None  # overwritten when they are used
+        gradients = HeadGradients(rows.head, rows.inputs, ctx.needs_input_grad[:3])
+        with torch.autocast(hidden.device.type, enabled=False):
+            for index, tile in enumerate(tiles_of(len(rows.tokens), rows.tile_size)):
+                logits = rows.logits(tile, False) if tiles is None else tiles[index]
+                rows.backpropagate(tile, logits, ctx.normalisers[index], slopes[tile], gradients)
+        return *gradients.finish(hidden.dtype), None
