@@ -1,25 +1,29 @@
-"""`python -m benchmarks [--quick] [part ...]`."""
+"""`python -m benchmarks [--quick] [--runs FOLDER] [part ...]`."""
 
 import argparse
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from . import certificates, op, rounds, step, topk, variance
+from . import certificates, logprobs, op, rounds, step, topk, variance
 from .table import replace_part
 
 DOCS = Path(__file__).parents[1] / "docs"
 BENCHMARKS, CONTROL_VARIATE, CERTIFICATES, TOPK = (
     DOCS / f"{name}.md" for name in ("benchmarks", "control_variate", "certificates", "topk")
 )
-PARTS: dict[str, tuple[Callable[[bool], str], Path]] = {
+PARTS: dict[str, tuple[Callable[..., str], Path]] = {
     **{key: (partial(op.report, key), BENCHMARKS) for key in op.SIZES},
     **{f"{key}-rounds": (partial(rounds.report, key), BENCHMARKS) for key in rounds.ROUNDS},
+    "logprobs": (logprobs.report, BENCHMARKS),
     **{key: (partial(step.report, key), BENCHMARKS) for key in step.COMPARISONS},
-    "variance": (variance.report, CONTROL_VARIATE),
+    **{key: (partial(variance.report, key), CONTROL_VARIATE) for key in variance.SETTINGS},
     "topk": (topk.report, TOPK),
     "certificates": (certificates.report, CERTIFICATES),
 }
+# These train models first.
+TRAINING = {*variance.SETTINGS, "topk"}
 
 
 def main() -> None:
@@ -33,13 +37,21 @@ def main() -> None:
         help=f"of {', '.join(PARTS)}; all by default",
     )
     parser.add_argument("--quick", action="store_true", help="small sizes, printed and not written")
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        metavar="FOLDER",
+        help=f"where {', '.join(sorted(TRAINING))} find and leave runs; a temporary folder by default",
+    )
     arguments = parser.parse_args()
-    for name in arguments.parts or PARTS:
-        report, document = PARTS[name]
-        text = report(arguments.quick)
-        if not arguments.quick:
-            replace_part(document, name, text)
-        print(text)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in arguments.parts or PARTS:
+            report, document = PARTS[name]
+            runs = (arguments.runs or Path(folder),) if name in TRAINING else ()
+            text = report(arguments.quick, *runs)
+            if not arguments.quick:
+                replace_part(document, name, text)
+            print(text)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Estimates of the KL from the k most likely tokens: bias, variance, memory and time over k."""
 
 import sys
-import tempfile
 import time
 from pathlib import Path
 from statistics import median
@@ -69,15 +68,14 @@ tokens instead of {row} kB for a row of logits.
 """
 
 
-def report(quick: bool) -> str:
-    """The part, with models trained here."""
+def report(quick: bool, runs: Path) -> str:
+    """The part; models are trained in `runs` unless they are there."""
     torch.set_num_threads(1)
     position = position_table(SIZES if not quick else SIZES[1:3])
     rounds = 5 if not quick else 1
     memory = memory_table((1, 32, 128, 1024) if not quick else (32,), rounds)
-    with tempfile.TemporaryDirectory() as folder:
-        batches = BATCHES if not quick else 4
-        completion, kl, size = completion_table(Path(folder), batches, DEMO_SIZES if not quick else (4,))
+    batches = BATCHES if not quick else 4
+    completion, kl, size = completion_table(runs, batches, DEMO_SIZES if not quick else (4,))
     v, d, rows = GPT2
     return TEXT.format(
         vocabulary=VOCABULARY,
@@ -165,9 +163,9 @@ def position_table(sizes: tuple[int, ...]) -> str:
     return markdown(header, rows)
 
 
-def completion_table(root: Path, batches: int, sizes: tuple[int, ...]) -> tuple[str, float, int]:
+def completion_table(runs: Path, batches: int, sizes: tuple[int, ...]) -> tuple[str, float, int]:
     """Variance of the KL's gradient in the demo's models, the KL in nats, and the size of the vocabulary."""
-    reference, policy_path = trained(root, "sft"), trained(root, "dpo")
+    reference, policy_path = trained(runs, "sft"), trained(runs, "dpo")
     tokenizer = loading.load_tokenizer("policy", policy_path)
     policy = loading.load_model("policy", policy_path)
     scorer = Scorer(policy, loading.freeze(loading.load_model("reference", reference)), 1.0)

@@ -1,18 +1,23 @@
-"""Variance of the whole gradient, of reward and KL, relative to `MonteCarlo` on the demo's models."""
+"""Variance of the whole gradient, of reward and KL, relative to `MonteCarlo` at snapshots of training."""
 
+import os
 import sys
-import tempfile
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+import yaml
 from torch import Tensor
 
 from lit_klrb.data.batches import pad
 from lit_klrb.data.corpora import load_reviews
 from lit_klrb.data.prompts import cut_prompts
 from lit_klrb.estimators import MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate, TiltedRaoBlackwell
+from lit_klrb.estimators.cross_fit import EarlierRollouts
 from lit_klrb.estimators.token_values import TokenValues
+from lit_klrb.functional import TokenStats
 from lit_klrb.models import loading
 from lit_klrb.models.generation import Rollout, Sampling, generate_completions
 from lit_klrb.models.scoring import Scorer
@@ -21,66 +26,125 @@ from lit_klrb.seeding import derive_seed
 
 from .table import markdown
 
-KINDS = (MonteCarlo, RaoBlackwell, TiltedRaoBlackwell, RaoBlackwellControlVariate)
-SHORT = {RaoBlackwell: "RB", TiltedRaoBlackwell: "tilted", RaoBlackwellControlVariate: "combination"}
-REWARDS = ("grammar", "classifier", "binary", "length", "adversarial")
-MOMENTS = {"start": "dpo", "middle": "rloo-28", "end": "rloo-56"}
-# Completions per prompt, and how many batches are drawn with so many.
-BATCHES = {2: 24, 4: 16, 8: 12}
-BETA = 0.3
+COMBINATION = RaoBlackwellControlVariate()
+ARMS = {
+    "MC": MonteCarlo(),
+    "RB": RaoBlackwell(),
+    "tilted": TiltedRaoBlackwell(),
+    "combination": COMBINATION,
+    "with earlier": COMBINATION,
+}
 PROMPTS, WARM_UP = 16, 16
-
-TEXT = """## Variance of the whole gradient
-
-`python -m benchmarks variance`. Trace of the covariance of the gradient of E[reward] - {beta} KL in all
-parameters, relative to `MonteCarlo` on the same batches of {prompts} prompts (24 with K = 2 completions per
-prompt, 16 with 4, 12 with 8), ± its jackknife standard error. The policy is the demo's DPO checkpoint
-(start), or that after 28 or 56 RLOO steps with `MonteCarlo` at beta {beta} (middle, end), trained on the
-grammar reward. Token values are fitted to {warm} rollouts of other prompts of the same policy, of {prompts}
-prompts each; "explained" is the share of the within-prompt variance of the rewards that they predicted
-before they were fitted to them.
-
-Rewards: exact log odds of the grammar; log odds of the demo's classifier; binary, 1 if the former are
-positive; length in tokens; adversarial, -|log odds - 1.5|, made so that an additive table explains little.
-"""
+# Sums over earlier rollouts keep 0.8 of their weight per rollout, so those before the last 8 hardly count.
+OBSERVED = 8
 
 
-def report(quick: bool) -> str:
-    """The part, with models trained here."""
-    with tempfile.TemporaryDirectory() as folder:
-        return measured(Path(folder), quick)
+class Setting(NamedTuple):
+    """Models of a folder of configurations, and what is measured with them.
+
+    Args:
+        configs: The folder, below configs/.
+        source: Reviews whose first words are prompts.
+        beta: Weight of the KL, in RLOO and in the measured gradient.
+        max_new_tokens: Maximum length of a completion.
+        steps: RLOO steps of the snapshots middle and end.
+        rewards: The rewards, of which the first is that of training and of binary and adversarial.
+        centre: The adversarial reward is minus the distance of the first from this.
+        batches: Completions per prompt, and how many batches are drawn with so many.
+    """
+
+    configs: str
+    source: str
+    beta: float
+    max_new_tokens: int
+    steps: tuple[int, int]
+    rewards: tuple[str, ...]
+    centre: float
+    batches: dict[int, int]
+
+    @property
+    def snapshots(self) -> dict[str, str]:
+        """The run of each snapshot."""
+        middle, end = self.steps
+        return {"start": "dpo", "middle": f"rloo-{middle}", "end": f"rloo-{end}"}
 
 
-def measured(root: Path, quick: bool) -> str:
-    """The part; runs that are in `root` already are used."""
-    reference, classifier = trained(root, "sft"), trained(root, "reward")
-    trained(root, "dpo")
+DERIVED = ("binary", "length", "adversarial")
+SETTINGS = {
+    "variance": Setting(
+        "demo",
+        "grammar",
+        0.3,
+        40,
+        (28, 56),
+        ("grammar", "classifier", *DERIVED),
+        1.5,
+        {2: 24, 4: 16, 8: 12},
+    ),
+    "variance-imdb_small": Setting(
+        "imdb_small",
+        os.environ.get("LIT_KLRB_IMDB", "stanfordnlp/imdb"),
+        0.1,
+        48,
+        (50, 100),
+        ("classifier", *DERIVED),
+        0.0,
+        {2: 16, 4: 12, 8: 8},
+    ),
+}
+TEXT = """`python -m benchmarks {key}`. Trace of the covariance of the gradient of E[reward] - {beta} KL in
+all parameters, relative to `MonteCarlo` on the same batches of {prompts} prompts ({batches}), ± its jackknife
+standard error. The policy is the DPO checkpoint (start), or that after {steps[0]} or {steps[1]} RLOO steps
+with `MonteCarlo` at beta {beta} (middle, end), trained on the {main} reward. Token values are fitted to
+{warm} rollouts of other prompts of the same policy, of {prompts} prompts each; "explained" is the share of
+the within-prompt variance of the rewards that they predicted before they were fitted to them. The
+coefficients of "combination" are fitted on the other prompts of the batch; those of "with earlier" on the
+last of those rollouts too, as in training."""
+
+
+def report(key: str, quick: bool, runs: Path) -> str:
+    """The part; models are trained in `runs` unless they are there."""
+    setting = SETTINGS[key]
     rows = []
-    for moment, run in MOMENTS.items() if not quick else [("start", "dpo")]:
-        policy = trained(root, run.partition("-")[0], run)
-        for completions, batches in BATCHES.items() if not quick else [(4, 4)]:
-            world = _World(policy, reference, classifier, completions)
-            rows += [[moment, str(completions), *row] for row in world.rows(batches)]
-            print(*rows[-len(REWARDS) :], sep="\n", file=sys.stderr, flush=True)
-    header = ["moment", "K", "reward", "explained", *SHORT.values()]
-    text = TEXT.format(beta=BETA, prompts=PROMPTS, warm=WARM_UP)
-    return text + "\n" + markdown(header, rows)
+    for snapshot, run in setting.snapshots.items() if not quick else [("start", "dpo")]:
+        for completions, batches in setting.batches.items() if not quick else [(4, 4)]:
+            world = World(setting, runs, run, completions)
+            rows += [[snapshot, str(completions), *row] for row in world.rows(batches)]
+            print(*rows[-len(setting.rewards) :], sep="\n", file=sys.stderr, flush=True)
+    header = ["snapshot", "K", "reward", "explained", *list(ARMS)[1:]]
+    drawn = ", ".join(f"{count} with K = {completions}" for completions, count in setting.batches.items())
+    text = TEXT.format(
+        key=key,
+        prompts=PROMPTS,
+        warm=WARM_UP,
+        batches=drawn,
+        main=setting.rewards[0],
+        **{name: getattr(setting, name) for name in ("beta", "steps")},
+    )
+    heading = f"## Variance of the whole gradient, configs/{setting.configs}"
+    return f"{heading}\n\n{textwrap.fill(text, 118)}\n\n{markdown(header, rows)}"
 
 
-class _World:
+class World:
     """A policy with its reference, and every reward of its completions."""
 
-    def __init__(self, policy: str, reference: str, classifier: str, completions: int) -> None:
+    def __init__(self, setting: Setting, runs: Path, run: str, completions: int) -> None:
+        def checkpoint(name: str) -> str:
+            return trained(runs, name, setting.configs, setting.beta)
+
+        reference, classifier, policy = checkpoint("sft"), checkpoint("reward"), checkpoint(run)
+        self.setting = setting
         self.tokenizer = loading.load_tokenizer("policy", policy)
         self.policy = loading.load_model("policy", policy)
         frozen = loading.freeze(loading.load_model("reference", reference))
         self.scorer = Scorer(self.policy, frozen, 1.0)
-        self.sampling = Sampling(completions, 40, 1.0)
+        self.sampling = Sampling(completions, setting.max_new_tokens, 1.0)
         self.grammar, self.classifier = GrammarReward(), load_reward(classifier)
 
     def rollouts(self, count: int) -> Iterator[tuple[Rollout, dict[str, Tensor]]]:
         """Rollouts of `PROMPTS` prompts each, with their rewards."""
-        prompts = cut_prompts(load_reviews("grammar", "train", count * PROMPTS), self.tokenizer, 2, 8)
+        reviews = load_reviews(self.setting.source, "train", count * PROMPTS)
+        prompts = cut_prompts(reviews, self.tokenizer, 2, 8)
         for index in range(count):
             chosen = prompts[index * PROMPTS : (index + 1) * PROMPTS]
             batch = pad(chosen, self.tokenizer.pad_token_id, side="left")
@@ -93,46 +157,69 @@ class _World:
                 eos_token_id=self.tokenizer.eos_token_id,
                 pad_token_id=self.tokenizer.pad_token_id,
             )
-            kept = rollout.tokens.masked_fill(~rollout.attention_mask, self.tokenizer.pad_token_id)
-            texts = self.tokenizer.batch_decode(kept, skip_special_tokens=True)
-            odds = self.grammar(texts)
-            found = (odds, self.classifier(texts), (odds > 0).float(), rollout.mask.sum(1).float())
-            yield rollout, dict(zip(REWARDS, (*found, -(odds - 1.5).abs()), strict=True))
+            yield rollout, self.rewards(rollout)
+
+    def rewards(self, rollout: Rollout) -> dict[str, Tensor]:
+        """The rewards of the setting, shape [B] each."""
+        kept = rollout.tokens.masked_fill(~rollout.attention_mask, self.tokenizer.pad_token_id)
+        texts = self.tokenizer.batch_decode(kept, skip_special_tokens=True)
+        makers = {"grammar": self.grammar, "classifier": self.classifier}
+        found = {name: maker(texts) for name, maker in makers.items() if name in self.setting.rewards}
+        odds = found[self.setting.rewards[0]]
+        derived = (odds > 0).float(), rollout.mask.sum(1).float(), -(odds - self.setting.centre).abs()
+        return found | dict(zip(DERIVED, derived, strict=True))
 
     def rows(self, batches: int) -> list[list[str]]:
         """Reward, the share of it that is explained, and the ratio of each estimator to `MonteCarlo`."""
-        group_size = self.sampling.completions_per_prompt
-        values = {name: TokenValues() for name in REWARDS}
-        gradients: dict[tuple[str, type], list[Tensor]] = {}
+        fits = {name: (TokenValues(), EarlierRollouts()) for name in self.setting.rewards}
+        gradients: dict[tuple[str, str], list[Tensor]] = {}
         for index, (rollout, rewards) in enumerate(self.rollouts(WARM_UP + batches)):
-            for name, fitted in values.items():
+            for name, (values, earlier) in fits.items():
                 if index <= WARM_UP:
-                    fitted.fit(vocabulary=self.policy.get_output_embeddings().weight.shape[0])
+                    values.fit(vocabulary=self.policy.get_output_embeddings().weight.shape[0])
                 if index < WARM_UP:
-                    fitted.observe(rollout.completions, rollout.mask, rewards[name], group_size)
+                    self.observe(rollout, rewards[name], values, earlier if index >= OBSERVED else None)
                 else:
-                    for kind, gradient in self.gradients(rollout, rewards[name], fitted.table).items():
-                        gradients.setdefault((name, kind), []).append(gradient)
+                    arms = self.gradients(rollout, rewards[name], values.table, earlier)
+                    for arm, gradient in arms.items():
+                        gradients.setdefault((name, arm), []).append(gradient)
         found = {key: traces(torch.stack(samples)) for key, samples in gradients.items()}
         return [
-            [name, f"{values[name].explained:.2f}"]
-            + [ratio_with_error(found[name, kind], found[name, MonteCarlo]) for kind in SHORT]
-            for name in REWARDS
+            [name, f"{values.explained:.2f}"]
+            + [ratio_with_error(found[name, arm], found[name, "MC"]) for arm in list(ARMS)[1:]]
+            for name, (values, _) in fits.items()
         ]
 
-    def gradients(self, rollout: Rollout, rewards: Tensor, table: Tensor | None) -> dict[type, Tensor]:
+    @torch.no_grad()
+    def observe(
+        self, rollout: Rollout, rewards: Tensor, values: TokenValues, earlier: EarlierRollouts | None
+    ) -> None:
+        """Add a rollout to the data of later fits."""
+        if earlier is not None:
+            stats = self.scorer.stats(rollout, self.scorer.reference_states(rollout), values.table)
+            earlier.observe(COMBINATION.fit_sums(stats, rollout.mask, rewards, **self.weighting))
+        values.observe(rollout.completions, rollout.mask, rewards, self.sampling.completions_per_prompt)
+
+    @property
+    def weighting(self) -> dict[str, Any]:
+        """Arguments of `KLEstimator.weights`."""
+        return {"beta": self.setting.beta, "group_size": self.sampling.completions_per_prompt}
+
+    def gradients(
+        self, rollout: Rollout, rewards: Tensor, table: Tensor | None, earlier: EarlierRollouts
+    ) -> dict[str, Tensor]:
         """The gradient in all parameters of each estimator's loss, on the same rollout."""
-        states = self.scorer.reference_states(rollout)
-        stats = self.scorer.stats(rollout, states, table)
+        stats: TokenStats = self.scorer.stats(rollout, self.scorer.reference_states(rollout), table)
         parameters, found = list(self.policy.parameters()), {}
-        for kind in KINDS:
-            estimator, group_size = kind(), self.sampling.completions_per_prompt
-            weights = estimator.weights(
-                stats.detach(), rollout.mask, rewards, beta=BETA, group_size=group_size
-            )
-            loss = estimator.loss(stats, rollout.mask, weights, beta=BETA)
+        rows = stats.detach(), rollout.mask, rewards
+        for name, estimator in ARMS.items():
+            if name == "with earlier":
+                weights = COMBINATION.weights_after(earlier.sums, *rows, **self.weighting)
+            else:
+                weights = estimator.weights(*rows, **self.weighting)
+            loss = estimator.loss(stats, rollout.mask, weights, beta=self.setting.beta)
             parts = torch.autograd.grad(loss, parameters, retain_graph=True)
-            found[kind] = torch.cat([part.flatten() for part in parts])
+            found[name] = torch.cat([part.flatten() for part in parts])
         return found
 
 
@@ -154,21 +241,27 @@ def ratio_with_error(above: Tensor, below: Tensor) -> str:
     return f"{ratios[0]:.2f} ± {error:.2f}"
 
 
-def trained(root: Path, stage: str, name: str | None = None) -> str:
-    """The checkpoint of a stage of the demo; rloo-N is one of N steps."""
+def trained(runs: Path, name: str, configs: str = "demo", beta: float = 0.3) -> str:
+    """The checkpoint of a stage of a folder of configurations; rloo-N is RLOO with N steps.
+
+    It is trained unless it is in `runs`, with the stages that it begins with.
+    """
     from lit_klrb.cli.lightning import main
 
-    def checkpoint(run: str) -> str:
-        return str(root / run / "checkpoints" / "last.ckpt")
-
-    name = name or stage
-    upstream = ["--model.reference_path", checkpoint("sft")] if stage in ("dpo", "rloo") else []
-    if stage == "rloo":
-        steps = name.partition("-")[2]
-        upstream += ["--model.policy_path", checkpoint("dpo"), "--kl.estimator", "MonteCarlo"]
-        upstream += ["--kl.beta", str(BETA), "--trainer.max_steps", steps]
-    where = ["--trainer.default_root_dir", str(root / name), "--trainer.enable_progress_bar", "false"]
-    argv = ["fit", "--config", f"configs/demo/{stage}.yaml", *upstream, *where]
-    if not Path(checkpoint(name)).exists() and main(argv):
+    where = runs / configs / name
+    result = where / "checkpoints" / "last.ckpt"
+    if result.exists():
+        return str(result)
+    stage, _, steps = name.partition("-")
+    config = f"configs/{configs}/{stage}.yaml"
+    argv = ["fit", "--config", config, "--trainer.default_root_dir", str(where)]
+    argv += ["--trainer.enable_progress_bar", "false"]
+    settings = yaml.safe_load(Path(config).read_text("utf-8"))["model"]["init_args"]
+    for key, value in settings.items():
+        if str(value).startswith(f"runs/{configs}/"):
+            argv += [f"--model.{key}", trained(runs, value.split("/")[2], configs, beta)]
+    if steps:
+        argv += ["--kl.estimator", "MonteCarlo", "--kl.beta", str(beta), "--trainer.max_steps", steps]
+    if main(argv):
         raise SystemExit(f"training {stage} failed: {argv}")
-    return checkpoint(name)
+    return str(result)
