@@ -1,0 +1,59 @@
+"""OpenRLHF: the command line of its scripts, with today's option names and the earlier ones.
+
+Options, defaults and formulas as in OpenRLHF at commit
+3c3be6234e0cb353e76bb8019947db9dfe99fca7 (August 2026): openrlhf/cli/train_ppo_ray.py,
+openrlhf/models/utils.py, openrlhf/trainer/ppo_utils/experience_maker.py.
+"""
+
+from lit_klrb.cli.foreign.reading import Settings
+from lit_klrb.cli.foreign.terms import DIVIDED, FIRST_STEP, LOSSES, TO_GO, WHITENED, Finding, Gradient, Term
+
+FRAMEWORK = "OpenRLHF (defaults of commit 3c3be62)"
+# Today's options, and their names until 2025.
+OPTIONS = {
+    "algo.kl.init_coef": "init_kl_coef",
+    "algo.kl.estimator": "kl_estimator",
+    "algo.kl.use_loss": "use_kl_loss",
+    "algo.kl.target": "kl_target",
+    "algo.advantage.estimator": "advantage_estimator",
+}
+WHITENING = {"gae", "reinforce", "reinforce_baseline"}
+
+
+def matches(settings: Settings) -> bool:
+    """Whether these are settings of OpenRLHF."""
+    return any("openrlhf" in word for word in settings.words) or any(
+        key in OPTIONS for key in settings.values
+    )
+
+
+def explain(settings: Settings) -> Finding:
+    """The KL term of OpenRLHF's PPO, of which there is one: in the loss or in the reward."""
+    now = {new: new if new in settings.values else old for new, old in OPTIONS.items()}
+    kind = settings.text(now["algo.kl.estimator"], "k1")
+    in_loss = settings.flag(now["algo.kl.use_loss"])
+    gradient = (LOSSES if in_loss else TO_GO).get(kind, Gradient(None, remark="OpenRLHF does not know it"))
+    remark = gradient.remark
+    if in_loss:
+        remark = remark or FIRST_STEP
+    term = Term(
+        "loss" if in_loss else "reward",
+        kind,
+        f"--{now['algo.kl.estimator']} {kind}" + (f" --{now['algo.kl.use_loss']}" if in_loss else ""),
+        settings.number(now["algo.kl.init_coef"], 0.01),
+        f"--{now['algo.kl.init_coef']}",
+        gradient.estimator,
+        relation=gradient.relation,
+        remark=remark,
+    )
+    advantage = settings.text(now["algo.advantage.estimator"], "gae")
+    notes = ["per-token values are clamped to -10 ... 10"]
+    if not in_loss:
+        notes.append("the baseline is subtracted from the reward before the KL, which has none")
+    if advantage in WHITENING:
+        notes.append(WHITENED)
+    elif advantage == "group_norm":
+        notes.append(DIVIDED)
+    if now["algo.kl.target"] in settings.values:
+        notes.append(f"the coefficient adapts to --{now['algo.kl.target']}")
+    return Finding(FRAMEWORK, f"advantage estimator {advantage}", (term,), tuple(notes))

@@ -1,0 +1,89 @@
+"""`explain --config`: recognise the software of a configuration, and say what it trains with."""
+
+from typing import Any
+
+from lit_klrb.cli.foreign import nemo_rl, openrlhf, trl, verl
+from lit_klrb.cli.foreign.reading import read_settings
+from lit_klrb.cli.foreign.terms import Finding, Term
+from lit_klrb.errors import ConfigurationError, printable
+
+NO_KL = "there is no KL term"
+
+
+def explain_config(path: str) -> Finding:
+    """What a configuration trains with.
+
+    Args:
+        path: A YAML file, a shell script or a Python script.
+
+    Raises:
+        ConfigurationError: If it cannot be read, or is not one of TRL, verl, OpenRLHF or NeMo-RL.
+    """
+    settings = read_settings(path)
+    for software in (openrlhf, verl, nemo_rl):
+        if software.matches(settings):
+            return software.explain(settings)
+    if trainer := trl.trainer_of(settings):
+        return trl.explain(settings, trainer)
+    raise ConfigurationError(
+        f"{path} has no settings of a trainer of TRL (GRPO, RLOO, PPO), verl, OpenRLHF or NeMo-RL",
+        key="config",
+    )
+
+
+def as_json(finding: Finding) -> dict[str, Any]:
+    """The finding as plain values."""
+    return {
+        "framework": finding.framework,
+        "trainer": finding.trainer,
+        "kl_terms": [_term_as_json(term) for term in finding.terms],
+        "both_coefficients_set": _both(finding),
+        "notes": list(finding.notes),
+    }
+
+
+def _term_as_json(term: Term) -> dict[str, Any]:
+    about = None if term.estimator is None else term.estimator().explanation
+    return {
+        "place": term.place,
+        "value": term.value,
+        "setting": term.setting,
+        "coefficient": term.coefficient,
+        "coefficient_key": term.coefficient_key,
+        "equals": term.equals,
+        "relation": term.equals and term.relation.format(term.equals),
+        "optimises": about and about.optimises,
+        "refusal": None if term.estimator is None else term.estimator.refusal,
+        "remark": term.remark or None,
+    }
+
+
+def text(finding: Finding) -> str:
+    """The finding as text for a terminal."""
+    lines = [f"{finding.framework}: {finding.trainer}"]
+    active = [term for term in finding.terms if not term.is_off]
+    lines += [line for term in active for line in _lines(_term_as_json(term))]
+    for term in finding.terms:
+        if term.is_off:
+            lines.append(f"KL in the {term.place} ({term.setting}): off, as {term.coefficient_key} is 0")
+    if not active:
+        lines.append(f"{NO_KL}: nothing keeps the policy near the reference")
+    if _both(finding):
+        keys = " and ".join(f"{term.coefficient_key}={term.coefficient}" for term in active)
+        lines.append(f"two coefficients are set, {keys}: the KL is penalised twice")
+    lines += [f"note: {note}" for note in finding.notes]
+    return printable("\n".join(lines), keep="\n")
+
+
+def _lines(term: dict[str, Any]) -> list[str]:
+    weight = f"{term['coefficient_key']}={term['coefficient']}"
+    lines = [f"KL in the {term['place']}: {term['value']} ({term['setting']}), weight {weight}"]
+    for label in ("relation", "optimises", "refusal", "remark"):
+        if term[label]:
+            prefix = {"relation": "", "refusal": "refused for training here: ", "remark": ""}
+            lines.append(f"  {prefix.get(label, f'{label}: ')}{term[label]}")
+    return lines
+
+
+def _both(finding: Finding) -> bool:
+    return len([term for term in finding.terms if not term.is_off]) > 1

@@ -1,0 +1,120 @@
+"""The KL terms of other software's objectives, and what each one equals here."""
+
+from typing import Literal, NamedTuple
+
+from lit_klrb.estimators import (
+    K1Loss,
+    K2Loss,
+    K3Loss,
+    K3Reward,
+    KLEstimator,
+    MonteCarlo,
+    MonteCarloRewardToGo,
+)
+from lit_klrb.estimators.base import OffPolicy
+
+Place = Literal["loss", "reward"]
+# How a term's gradient relates to the estimator's.
+SAMPLE = "has the gradient of {}, completion by completion"
+EXPECTATION = "has the expected gradient of {}, with another baseline"
+
+
+class Term(NamedTuple):
+    """A KL term of an objective.
+
+    Args:
+        place: Whether it is differentiated in the loss or subtracted from the reward.
+        value: What is computed per token.
+        setting: The keys and values that say so.
+        coefficient: Its weight, or the text of an expression.
+        coefficient_key: The key of the weight.
+        estimator: The estimator with the same gradient; None if there is none here.
+        off_policy: That estimator's correction for completions of an earlier policy.
+        relation: How the gradients are related, see `SAMPLE`.
+        remark: What the gradient is, where no estimator has it, or a reservation.
+    """
+
+    place: Place
+    value: str
+    setting: str
+    coefficient: float | str
+    coefficient_key: str
+    estimator: type[KLEstimator] | None
+    off_policy: OffPolicy = "none"
+    relation: str = SAMPLE
+    remark: str = ""
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the coefficient is 0."""
+        return self.coefficient == 0
+
+    @property
+    def equals(self) -> str | None:
+        """The estimator's name, with its correction if there is one."""
+        if self.estimator is None:
+            return None
+        correction = "" if self.off_policy == "none" else f"(off_policy={self.off_policy!r})"
+        return self.estimator.__name__ + correction
+
+
+class Finding(NamedTuple):
+    """What a configuration trains with.
+
+    Args:
+        framework: The software, and the version whose defaults are assumed.
+        trainer: Its algorithm.
+        terms: KL terms, including those with a coefficient of 0.
+        notes: Normalisation and other reservations.
+    """
+
+    framework: str
+    trainer: str
+    terms: tuple[Term, ...]
+    notes: tuple[str, ...]
+
+
+class Gradient(NamedTuple):
+    """An estimator, the relation to it, and a remark; see `Term`."""
+
+    estimator: type[KLEstimator] | None
+    relation: str = SAMPLE
+    remark: str = ""
+
+
+OWN = "optimises nothing that a KL is: {} times the gradient of the token's own log-probability"
+LOSSES = {
+    "k1": Gradient(K1Loss),
+    "k2": Gradient(K2Loss),
+    "k3": Gradient(K3Loss),
+    "abs": Gradient(None, remark=OWN.format("the sign of the log ratio")),
+}
+# Credit of a reward for all tokens of the completion, or for those before the KL.
+WHOLE = {
+    "k1": Gradient(MonteCarlo),
+    "k3": Gradient(K3Reward),
+    "k2": Gradient(
+        None, remark="optimises half the second moment of the log ratio, without its own gradient"
+    ),
+    "abs": Gradient(None, remark="optimises the mean absolute log ratio, without its own gradient"),
+}
+TO_GO = {
+    **WHOLE,
+    "k1": Gradient(MonteCarloRewardToGo, EXPECTATION),
+    "k3": Gradient(K3Reward, EXPECTATION),
+}
+
+
+# Notes on normalisation
+PER_TOKEN = "the loss is a mean over the batch's tokens: reward and KL have the same weight per token"
+PER_LENGTH = (
+    "each completion's loss is divided by its length, reward and KL alike: tokens of long completions "
+    "count less"
+)
+SUMMED = "the loss is a sum over tokens and a mean over completions, as here"
+DIVIDED = (
+    "rewards are divided by their group's standard deviation, the KL is not: its weight in units of reward "
+    "is the coefficient times that standard deviation"
+)
+WHITENED = "advantages are whitened over the batch, which changes the weight of the KL per unit of reward"
+FIRST_STEP = "without importance weights: exact only in the first optimizer step of a rollout"

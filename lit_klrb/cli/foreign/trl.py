@@ -1,0 +1,115 @@
+"""TRL: Python scripts, YAML files of its command line, and shell scripts that call it.
+
+Keys, defaults and formulas as in TRL 1.16 (trl/trainer/{grpo,rloo}_{config,trainer}.py), for PPO as in 0.16
+(trl/trainer/ppo_{config,trainer}.py).
+"""
+
+from lit_klrb.cli.foreign.reading import Settings
+from lit_klrb.cli.foreign.terms import (
+    DIVIDED,
+    FIRST_STEP,
+    PER_LENGTH,
+    PER_TOKEN,
+    SUMMED,
+    TO_GO,
+    Finding,
+    Term,
+)
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.estimators import K2Loss, K3Loss, MonteCarlo
+
+FRAMEWORK = "TRL (defaults of 1.16)"
+ONLY = {
+    "ppo": {"kl_coef", "kl_estimator", "cliprange", "vf_coef", "num_ppo_epochs"},
+    "grpo": {"loss_type", "scale_rewards", "use_bias_correction_kl", "importance_sampling_level", "delta"},
+    "rloo": {"normalize_advantages", "reward_clip_range"},
+}
+SHARED = {"beta", "num_generations", "max_completion_length", "epsilon", "reward_funcs"}
+NORMALISATION = {
+    **dict.fromkeys(("dapo", "bnpo", "cispo", "vespo"), PER_TOKEN),
+    **dict.fromkeys(("grpo", "sapo"), PER_LENGTH),
+    "dr_grpo": "the loss is a sum over tokens, divided by max_completion_length",
+    "luspo": SUMMED,
+}
+
+
+def trainer_of(settings: Settings) -> str | None:
+    """The name of the trainer: grpo, rloo or ppo; None if these are no settings of TRL."""
+    for name in ONLY:
+        if f"{name.upper()}Config" in settings.words or f"{name.upper()}Trainer" in settings.words:
+            return name
+    if settings.words:
+        commands = {word.rpartition("/")[2].removesuffix(".py").partition("_")[0] for word in settings.words}
+        called = [name for name in ONLY if name in commands]
+        return called[0] if called and ("trl" in settings.words or SHARED & settings.values.keys()) else None
+    for name, keys in ONLY.items():
+        if keys & settings.values.keys():
+            return name
+    if not SHARED & settings.values.keys():
+        return None
+    named = [name for name in ONLY if name in settings.name]
+    if not named:
+        raise ConfigurationError(
+            "these settings fit TRL's GRPO and its RLOO; rename the file so that it contains grpo or rloo",
+            key="config",
+        )
+    return named[0]
+
+
+def explain(settings: Settings, trainer: str) -> Finding:
+    """The KL term of a trainer."""
+    called = settings.calls.get(f"{trainer.upper()}Config")
+    own = settings if called is None else settings._replace(values=called)
+    finding = {"grpo": _grpo, "rloo": _rloo, "ppo": _ppo}[trainer](own)
+    if settings.words and called is None and not settings.values:
+        note = "the script takes its settings from the command line: defaults are shown"
+        finding = finding._replace(notes=(*finding.notes, note))
+    return finding
+
+
+def _grpo(settings: Settings) -> Finding:
+    term = Term(
+        "loss", "k3", "use_bias_correction_kl=False", settings.number("beta", 0.0), "beta", K3Loss,
+        remark=FIRST_STEP,
+    )  # fmt: skip
+    if settings.flag("use_bias_correction_kl", True):
+        term = term._replace(setting="use_bias_correction_kl=True", value="ratio times k3")
+        if settings.text("importance_sampling_level", "token") == "token":
+            remark = "K3Loss in versions of TRL without use_bias_correction_kl"
+            term = term._replace(estimator=K2Loss, off_policy="token", remark=remark)
+        else:
+            remark = (
+                "the ratio is the geometric mean of the completion's: no estimator here has this gradient"
+            )
+            term = term._replace(estimator=None, remark=remark)
+    notes = [NORMALISATION.get(settings.text("loss_type", "dapo"), "")]
+    scale = settings.text("scale_rewards", "group")
+    if scale.lower() not in ("false", "none"):
+        notes.append(DIVIDED)
+    return Finding(FRAMEWORK, "GRPOTrainer", (term,), tuple(filter(None, notes)))
+
+
+def _rloo(settings: Settings) -> Finding:
+    term = Term("reward", "k1", "RLOOTrainer", settings.number("beta", 0.05), "beta", MonteCarlo)
+    notes = [SUMMED]
+    if settings.flag("normalize_advantages"):
+        notes.append("advantages, KL included, are divided by their standard deviation over the batch")
+    return Finding(FRAMEWORK, "RLOOTrainer", (term,), tuple(notes))
+
+
+def _ppo(settings: Settings) -> Finding:
+    kind = settings.text("kl_estimator", "k1")
+    gradient = TO_GO.get(kind, TO_GO["k1"])
+    coefficient = settings.number("kl_coef", 0.05)
+    term = Term(
+        "reward",
+        kind,
+        f"kl_estimator={kind}",
+        coefficient,
+        "kl_coef",
+        gradient.estimator,
+        "none",
+        *gradient[1:],
+    )
+    notes = ["credit is discounted by lam per token (generalised advantages with a critic)"]
+    return Finding("TRL (defaults of 0.16)", "PPOTrainer", (term,), tuple(notes))
