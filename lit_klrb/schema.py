@@ -38,7 +38,10 @@ CELLS = "cells"
 ESTIMATION = "estimation"
 GRADIENT_NOISE = "gradient_noise"
 PITFALLS = "pitfalls"
-# In the latter, gradient descent with the exact gradient, beside the estimators.
+OFF_POLICY = "off_policy"
+DISTILLATION = "distillation"
+IDENTITIES = "identities"
+# In PITFALLS and DISTILLATION, gradient descent with the exact gradient, beside the estimators.
 ANALYTIC = "analytic"
 
 # The states of a run that has ended (`summary.json`: "state").

@@ -2,15 +2,19 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from analysis.results.arrays import FloatArray as FloatArray, array
+from analysis.results.enumerated import (
+    DistillationArtifact,
+    OffPolicyArtifact,
+    read_distillation,
+    read_off_policy,
+)
 from lit_klrb import schema
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,21 +25,47 @@ class ValueSnapshot:
         step: Number of completed optimizer steps.
         values: Estimator -> one value per completion, shape [P, N].
         horvitz_thompson: M -> one value per M completions, shape [P, N / M].
+        label: Its name.
+        standard: The KL of each prompt from elsewhere, shape [P]: exact, or from an independent sample.
+        standard_error: The standard errors of that sample, shape [P]; zeros if exact.
+        reference_mass: Mean of q(y) / p(y) over the completions of each prompt, shape [P].
+        seconds: Seconds of sampling, and of each estimate.
     """
 
     step: int
     values: dict[str, FloatArray]
     horvitz_thompson: dict[int, FloatArray]
+    label: str
+    standard: FloatArray | None = None
+    standard_error: FloatArray | None = None
+    reference_mass: FloatArray | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the KL of each prompt is known exactly."""
+        return self.standard_error is not None and not self.standard_error.any()
 
 
 @dataclass(frozen=True, eq=False)
 class ValueStudy:
-    """The artifact of `EstimationStudy`: P prompts with N completions each, in groups of M."""
+    """The artifact of `EstimationStudy` or `PairEstimationStudy`.
+
+    Attributes:
+        prompts: Number of prompts (P).
+        completions: Completions per prompt (N).
+        group_sizes: Completions per estimate (M).
+        snapshots: The estimates.
+        tolerance: Largest bias that is regarded as none, as a fraction of the KL.
+        stratum: Number of completions that share one random shift; 1 for independent completions.
+    """
 
     prompts: int
     completions: int
     group_sizes: list[int]
     snapshots: list[ValueSnapshot]
+    tolerance: float = 0.01
+    stratum: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +136,7 @@ class TabularStudy:
     to_optimum: dict[str, FloatArray]
 
 
-Study = ValueStudy | GradientStudy | TabularStudy
+Study = ValueStudy | GradientStudy | TabularStudy | OffPolicyArtifact | DistillationArtifact
 
 
 def read_studies(artifacts: Mapping[str, Any]) -> tuple[Study, ...]:
@@ -119,6 +149,8 @@ def read_studies(artifacts: Mapping[str, Any]) -> tuple[Study, ...]:
         schema.ESTIMATION: _value_study,
         schema.GRADIENT_NOISE: _gradient_study,
         schema.PITFALLS: _tabular_study,
+        schema.OFF_POLICY: read_off_policy,
+        schema.DISTILLATION: read_distillation,
     }
     return tuple(readers[name](artifact) for name, artifact in artifacts.items() if name in readers)
 
@@ -131,7 +163,7 @@ def _value_study(artifact: dict[str, Any]) -> ValueStudy:
 
     def snapshot(content: dict[str, Any]) -> ValueSnapshot:
         values = {
-            name: _array(value, (prompts, completions), name) for name, value in content["values"].items()
+            name: array(value, (prompts, completions), name) for name, value in content["values"].items()
         }
         by_size = content["horvitz_thompson"]
         if not {"k1", "rb"} <= values.keys():
@@ -139,14 +171,34 @@ def _value_study(artifact: dict[str, Any]) -> ValueStudy:
         return ValueSnapshot(
             int(content["step"]),
             values,
-            {size: _array(by_size[str(size)], (prompts, completions // size), "ht") for size in sizes},
+            {size: array(by_size[str(size)], (prompts, completions // size), "ht") for size in sizes},
+            str(content.get("label", f"step {int(content['step'])}")),
+            *_standard(content, prompts),
+            _optional(content, "reference_mass", prompts),
+            {str(name): float(value) for name, value in content.get("seconds", {}).items()},
         )
 
     snapshots = [snapshot(content) for content in _snapshots(artifact)]
     _check_steps(snapshots)
     if any(one.values.keys() != snapshots[0].values.keys() for one in snapshots):
         raise ValueError("snapshots with different estimators")
-    return ValueStudy(prompts, completions, sizes, snapshots)
+    tolerance, stratum = float(artifact.get("tolerance", 0.01)), int(artifact.get("stratum", 1))
+    if not 0 < tolerance < 1 or stratum not in (1, *sizes):
+        raise ValueError(f"tolerance {tolerance} and stratum {stratum}")
+    return ValueStudy(prompts, completions, sizes, snapshots, tolerance, stratum)
+
+
+def _standard(content: Mapping[str, Any], prompts: int) -> tuple[FloatArray | None, FloatArray | None]:
+    """The KL of each prompt, exact or from an independent sample, and its standard errors."""
+    exact = _optional(content, "exact", prompts)
+    if exact is not None:
+        return exact, np.zeros(prompts)
+    sample = content.get("independent", {})
+    return _optional(sample, "mean", prompts), _optional(sample, "standard_error", prompts)
+
+
+def _optional(content: Mapping[str, Any], key: str, prompts: int) -> FloatArray | None:
+    return array(content[key], (prompts,), key) if key in content else None
 
 
 def _gradient_study(artifact: dict[str, Any]) -> GradientStudy:
@@ -160,7 +212,7 @@ def _gradient_study(artifact: dict[str, Any]) -> GradientStudy:
         if len(content["gram"]) != side:
             raise ValueError(f"a Gram matrix of {len(content['gram'])} rows, expected {side}")
         for index, row in enumerate(content["gram"]):
-            gram[index, : index + 1] = gram[: index + 1, index] = _array(row, (index + 1,), "gram")
+            gram[index, : index + 1] = gram[: index + 1, index] = array(row, (index + 1,), "gram")
         completions = _count(content, "completions", 1)
         return GradientSnapshot(int(content["step"]), float(content["beta"]), completions, gram)
 
@@ -185,14 +237,14 @@ def _tabular_study(artifact: dict[str, Any]) -> TabularStudy:
             [math.nan if c is None else c for c in content[f"{which}cosine"]] for which in ("", "reverse_")
         )
         return TabularGradient(
-            _array(content["bias"], (models,), "bias"),
-            _array(content["noise"], (models,), "noise"),
-            *(_array(values, (models,), "cosine", finite=False) for values in cosines),
+            array(content["bias"], (models,), "bias"),
+            array(content["noise"], (models,), "noise"),
+            *(array(values, (models,), "cosine", finite=False) for values in cosines),
         )
 
     def curves(part: str, distance: str) -> dict[str, FloatArray]:
         shape = runs, len(steps)
-        return {name: _array(found[distance], shape, distance) for name, found in artifact[part].items()}
+        return {name: array(found[distance], shape, distance) for name, found in artifact[part].items()}
 
     names = {schema.ANALYTIC, *artifact["gradients"]}
     if not artifact["kl"].keys() == artifact["objective"].keys() == names:
@@ -218,13 +270,6 @@ def _count(content: Mapping[str, Any], key: str, least: int) -> int:
     if type(value) is not int or value < least:
         raise ValueError(f"{key} is {value!r}, expected an integer >= {least}")
     return value
-
-
-def _array(values: Any, shape: tuple[int, ...], name: str, *, finite: bool = True) -> FloatArray:
-    array = np.array(values, dtype=np.float64)
-    if array.shape != shape or not (np.isfinite(array) | (not finite)).all():
-        raise ValueError(f"{name} has shape {array.shape}, expected finite numbers of shape {shape}")
-    return array
 
 
 def _check_steps(snapshots: list[Any]) -> None:

@@ -7,11 +7,14 @@ from typing import TypeVar
 
 from analysis.results.arm import Arm
 from analysis.results.artifacts import GradientStudy, TabularStudy, ValueStudy
+from analysis.results.enumerated import DistillationArtifact, OffPolicyArtifact
 from analysis.results.locked import LockedPlan
 from analysis.results.plan import Plan
 from analysis.results.records import Failure, Run
 
-Artifact = TypeVar("Artifact", ValueStudy, GradientStudy, TabularStudy)
+Artifact = TypeVar(
+    "Artifact", ValueStudy, GradientStudy, TabularStudy, OffPolicyArtifact, DistillationArtifact
+)
 
 
 @dataclass(frozen=True)

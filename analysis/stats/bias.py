@@ -90,6 +90,59 @@ def reference_bias(
     return _mean_difference(values - reference, abs(tolerance * float(reference.mean())), alpha)
 
 
+def standard_bias(
+    values: FloatArray,
+    standard: FloatArray,
+    standard_error: FloatArray,
+    *,
+    tolerance: float = 0.01,
+    alpha: float = 0.05,
+) -> BiasVerdict:
+    """Test whether estimates have a mean that is known exactly, or from an independent sample.
+
+    What is found holds for these prompts: the variance is that of their completions and of the independent
+    sample (Welch).
+
+    Args:
+        values: Independent estimates for each prompt, shape [P, N].
+        standard: The KL of each prompt, shape [P].
+        standard_error: Its standard errors, shape [P]; zeros if exact.
+        tolerance: Margin as a fraction of the mean of `standard`.
+        alpha: Level of each one-sided test.
+
+    Example:
+        >>> values = np.random.default_rng(0).normal(1.0, 0.1, size=(4, 1000))
+        >>> standard_bias(values, np.ones(4), np.zeros(4), tolerance=0.05).outcome.name
+        'EQUIVALENT'
+        >>> standard_bias(values + 0.2, np.ones(4), np.zeros(4), tolerance=0.05).outcome.name
+        'BIASED'
+    """
+    prompts, count = values.shape
+    bias = float(values.mean() - standard.mean())
+    own, others = values.var(axis=1, ddof=1) / count, standard_error**2
+    error = float(np.sqrt((own + others).sum()) / prompts)
+    margin = abs(tolerance * float(standard.mean()))
+    if error == 0:
+        return _exactly(bias, margin, values.size, alpha)
+    degrees = float((own + others).sum() ** 2 / (own**2).sum() * (count - 1)) if own.any() else math.inf
+    distribution = stats.t(degrees) if math.isfinite(degrees) else stats.norm()
+    equivalence = float(distribution.sf((margin - abs(bias)) / error))
+    difference = float(2 * distribution.sf(abs(bias) / error))
+    half = float(distribution.isf(alpha)) * error
+    deviations = (values - values.mean(axis=1, keepdims=True)).ravel()
+    return BiasVerdict(
+        bias,
+        bias - half,
+        bias + half,
+        margin,
+        equivalence,
+        difference,
+        values.size,
+        tail_index(deviations),
+        alpha,
+    )
+
+
 def tail_index(values: FloatArray) -> float:
     """Shape k of the generalised Pareto distribution fitted to the largest deviations from the median.
 

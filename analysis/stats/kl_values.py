@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from statsmodels.stats.multitest import multipletests
 
-from analysis.stats.bias import BiasVerdict, reference_bias
+from analysis.stats.bias import BiasVerdict, reference_bias, standard_bias
 from analysis.stats.intervals import Estimate, jackknife_error
 from analysis.stats.pairs import FloatArray
 
@@ -24,7 +24,8 @@ class EstimatorSpread:
             of the mean variance over prompts.
         log_ratio: Log of the ratio of that variance to the reference's at the largest M, with a jackknife
             standard error over prompts.
-        bias: Test of whether it has the mean of the reference; None for the reference.
+        bias: Test of whether it has the mean of the reference, or a KL known otherwise; None for the
+            reference on the same completions.
         by_prompt: Standard deviation of single estimates within each prompt, shape [P].
     """
 
@@ -41,6 +42,8 @@ def estimator_spreads(
     sizes: Sequence[int],
     *,
     tolerance: float = 0.01,
+    standard: tuple[FloatArray, FloatArray] | None = None,
+    stratified: bool = False,
 ) -> dict[str, EstimatorSpread]:
     """Means, spreads and biases of every estimator.
 
@@ -50,6 +53,9 @@ def estimator_spreads(
         horvitz_thompson: One estimate per M completions, shape [P, N / M], by M.
         sizes: The numbers of completions (M) to report.
         tolerance: Margin of the bias as a fraction of the KL.
+        standard: The KL of each prompt and its standard error, [P] each, with which means are compared; None
+            for the reference on the same completions.
+        stratified: Whether the completions of an estimate depend on each other.
 
     Raises:
         ValueError: If the reference is missing, or there are fewer than two prompts or completions.
@@ -64,8 +70,13 @@ def estimator_spreads(
     }
     by_size = {**averaged, "ht": {size: horvitz_thompson[size] for size in sizes}}
     within = {
-        # The variance of a mean follows from that of single estimates, which is estimated more precisely
-        name: {size: values[name].var(axis=1, ddof=1) / size for size in sizes}
+        # The variance of a mean of independent estimates follows from theirs, which is known more precisely
+        name: {
+            size: averaged[name][size].var(axis=1, ddof=1)
+            if stratified
+            else values[name].var(axis=1, ddof=1) / size
+            for size in sizes
+        }
         for name in values
     } | {"ht": {size: horvitz_thompson[size].var(axis=1, ddof=1) for size in sizes}}
     return {
@@ -73,17 +84,24 @@ def estimator_spreads(
             _over_prompts(groups[largest].mean(axis=1)),
             {size: float(np.sqrt(within[name][size].mean())) for size in sizes},
             _log_ratio(within[name][largest], within[REFERENCE][largest]),
-            None
-            if name == REFERENCE
-            else reference_bias(
-                groups[largest].ravel(),
-                by_size[REFERENCE][largest].ravel(),
-                tolerance=tolerance,
-            ),
+            _bias(name, {name: found[largest] for name, found in by_size.items()}, standard, tolerance),
             np.sqrt(within[name][min(sizes)] * min(sizes)),
         )
         for name, groups in by_size.items()
     }
+
+
+def _bias(
+    name: str,
+    groups: Mapping[str, FloatArray],
+    standard: tuple[FloatArray, FloatArray] | None,
+    tolerance: float,
+) -> BiasVerdict | None:
+    if standard is not None:
+        return standard_bias(groups[name], *standard, tolerance=tolerance)
+    if name == REFERENCE:
+        return None
+    return reference_bias(groups[name].ravel(), groups[REFERENCE].ravel(), tolerance=tolerance)
 
 
 def corrected_biases(

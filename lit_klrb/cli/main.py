@@ -14,7 +14,7 @@ COMMANDS = {
     "test": "evaluate a checkpoint on the test prompts",
     "predict": "write the completions of a checkpoint to predictions.jsonl",
     "check": "build what fit would train, without training; print the estimator and the evaluation as JSON",
-    "study": "compare estimators on models so small that every completion is enumerated",
+    "study": "measure estimators on enumerated models or checkpoints, without training",
     "explain": "show what a KL estimator computes and what its gradient optimises",
     "export": "write a checkpoint as a folder that transformers loads",
     "kl": "estimate the KL of two given models, with its error",

@@ -16,9 +16,15 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lit_klrb.config_files import check_config_file
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import KLEstimator
+from lit_klrb.studies.study import Study
 
 # Keys whose value is a class, and the base classes they accept.
-CLASS_KEYS = {"model": L.LightningModule, "data": L.LightningDataModule, "kl.estimator": KLEstimator}
+CLASS_KEYS: dict[str, type] = {
+    "model": L.LightningModule,
+    "data": L.LightningDataModule,
+    "kl.estimator": KLEstimator,
+    "study": Study,
+}
 # Messages of jsonargparse for a value that is not a class, or not one that the key accepts.
 NO_CLASS = (
     r"Expected a dot import path string: (?P<name>.+)",

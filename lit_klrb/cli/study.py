@@ -1,8 +1,11 @@
-"""`python -m lit_klrb study`: studies of enumerated models, which need no checkpoint and no trainer."""
+"""`python -m lit_klrb study`: measurements of enumerated models and of checkpoints, without training."""
 
+import hashlib
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from jsonargparse import Namespace
 
@@ -12,8 +15,8 @@ from lit_klrb.cli.parsing import OneLineParser, one_line
 from lit_klrb.cli.warned import quiet
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import write_atomically
-from lit_klrb.run.directory import RunDirectory
-from lit_klrb.studies.pitfalls import PitfallsStudy
+from lit_klrb.run.directory import RunDirectory, run_id
+from lit_klrb.studies.study import Study
 
 
 def parser() -> OneLineParser:
@@ -21,19 +24,19 @@ def parser() -> OneLineParser:
     command = OneLineParser(
         prog="python -m lit_klrb study",
         parser_mode="omegaconf",
-        description="Run a study on models so small that every completion is enumerated.",
-        epilog="example: python -m lit_klrb study --config configs/pitfalls/tabular.yaml --study.policies 10",
+        description="Measure estimators on enumerated models or checkpoints. A stopped study can be resumed.",
+        epilog="example: python -m lit_klrb study --config configs/studies/pitfalls.yaml --study.policies 10",
     )
     command.add_argument("--config", action="config", help="a configuration file")
-    command.add_argument("--seed_everything", type=int, default=0, help="seed of models and completions")
-    command.add_argument("--study", type=PitfallsStudy, required=True, help="the study and its settings")
+    command.add_argument("--seed_everything", type=int, default=0, help="seed of all random numbers")
+    command.add_argument("--study", type=Study, required=True, help="the study and its settings")
     command.add_argument(
         "--trainer.default_root_dir", type=str, default="runs/unnamed", help="the run directory"
     )
     return command
 
 
-def parse(argv: Sequence[str]) -> tuple[OneLineParser, Namespace, PitfallsStudy]:
+def parse(argv: Sequence[str]) -> tuple[OneLineParser, Namespace, Study]:
     """The parser, the settings and the study of a command line.
 
     Raises:
@@ -50,6 +53,8 @@ def parse(argv: Sequence[str]) -> tuple[OneLineParser, Namespace, PitfallsStudy]
 def main(argv: Sequence[str]) -> None:
     """Run a study and write the files of a run: config.yaml, studies/NAME.json, summary.json.
 
+    A stopped study goes on in its directory if it is started again with the same configuration.
+
     Args:
         argv: The command line after `study`.
 
@@ -58,16 +63,60 @@ def main(argv: Sequence[str]) -> None:
     """
     quiet()
     options, config, study = parse(argv)
+    text = options.dump(config, skip_none=False)
     with RunDirectory(config.trainer.default_root_dir) as directory:
-        directory.begin()
         root: Path = directory.path
+        directory.begin(_stopped_run(root, text))
+        parts = _Parts(root / schema.STUDIES / study.name)
         try:
-            write_atomically(root / schema.CONFIG, options.dump(config, skip_none=False))
-            artifact = study.measure(config.seed_everything)
-        except BaseException:  # Ctrl-C too: nothing is kept of a study that did not end
-            directory.abandon()
+            write_atomically(root / schema.CONFIG, text)
+            artifact = study.artifact(
+                {name: parts.result(name, run) for name, run in study.parts(config.seed_everything).items()}
+            )
+        except BaseException:  # Ctrl-C too
+            if not parts.kept:
+                directory.abandon()
             raise
         write_atomically(root / schema.STUDIES / f"{study.name}.json", json.dumps(artifact) + "\n")
+        parts.remove()
         summary = {"state": schema.DONE, "final": {}, "versions": versions()}
         write_atomically(root / schema.SUMMARY, json.dumps(summary, indent=2) + "\n")
     print(f"wrote {root / schema.STUDIES / study.name}.json")
+
+
+def _stopped_run(root: Path, config: str) -> str | None:
+    """The id of the run of this configuration that was stopped in a directory; None if there is none."""
+    try:
+        same = (root / schema.CONFIG).read_text("utf-8") == config
+    except (OSError, ValueError):
+        return None
+    return run_id(root) if same and not (root / schema.SUMMARY).exists() else None
+
+
+class _Parts:
+    """The results of a study's finished parts, one file each, until the artifact is written.
+
+    Args:
+        folder: Where they are kept.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def kept(self) -> bool:
+        """Whether a part has finished."""
+        return self.folder.is_dir() and any(self.folder.glob("*.json"))
+
+    def result(self, name: str, run: Callable[[], Any]) -> Any:
+        """The result of a part, which is run if it has not finished before."""
+        path = self.folder / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
+        if path.exists():
+            return json.loads(path.read_bytes())
+        print(name, flush=True)
+        write_atomically(path, json.dumps(run()) + "\n")
+        return json.loads(path.read_bytes())
+
+    def remove(self) -> None:
+        """Remove the files, whose content is in the artifact."""
+        shutil.rmtree(self.folder, ignore_errors=True)

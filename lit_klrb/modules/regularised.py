@@ -112,6 +112,24 @@ class RegularisedModule(PolicyModule, ABC):
         trainer = trainer_of(self)
         if trainer is None or hasattr(self, "scorer"):
             return
+        self._load_others(trainer.strategy.root_device)
+        if not self.scorer.tiled:
+            self.print(
+                "policy or reference does not consist of a backbone and a linear head: full logits of both "
+                "are computed"
+            )
+
+    def load_models(self, device: torch.device) -> None:
+        """Load policy, reference and reward without a trainer, for measurements.
+
+        Args:
+            device: Where to put them.
+        """
+        self.policy, self.tokenizer = self.build()
+        self._load_others(device)
+        self.to(device)
+
+    def _load_others(self, device: torch.device) -> None:
         if self.reference_path is not None:
             self._load_reference(self.reference_path)
         elif not has_adapter(self.policy):
@@ -120,14 +138,9 @@ class RegularisedModule(PolicyModule, ABC):
                 "reference, or train an adapter (lora)",
                 key="reference_path",
             )
-        self.reward = self.load_reward(trainer.strategy.root_device)
+        self.reward = self.load_reward(device)
         reference = self.policy if self.reference_path is None else self.reference
         self.scorer = Scorer(self.policy, reference, self.temperature)
-        if not self.scorer.tiled:
-            self.print(
-                "policy or reference does not consist of a backbone and a linear head: full logits of both "
-                "are computed"
-            )
 
     def _load_reference(self, path: str) -> None:
         self.reference = loading.freeze(loading.load_model("reference_path", path))

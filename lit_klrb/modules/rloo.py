@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, final
 
 import torch
@@ -40,6 +40,8 @@ class OnPolicyModule(RegularisedModule, ABC):
         inner_epochs: Passes over each rollout. After the first step the completions are off-policy, see
             `off_policy` of the estimator.
         mini_batches: Optimizer steps per pass; must divide the number of prompts per batch.
+        stratified: Sample the completions of a prompt with one random shift, see `Sampling`. Refused with a
+            leave-one-out baseline, which is then biased.
         missing_eos_penalty: Subtracted in training from the reward of completions truncated at
             max_new_tokens, but not from the logged reward. `train/unfinished` is their proportion.
         rollout_backend: Samples the completions in training. vllm (installed separately) is for large models
@@ -52,6 +54,7 @@ class OnPolicyModule(RegularisedModule, ABC):
 
     inner_epochs: int = 1
     mini_batches: int = 1
+    stratified: bool = False
     missing_eos_penalty: float = 0.0
     rollout_backend: Literal["transformers", "vllm"] = "transformers"
     vllm_options: dict[str, Any] | None = None
@@ -81,6 +84,9 @@ class OnPolicyModule(RegularisedModule, ABC):
         if self.vllm_options is not None and self.rollout_backend != "vllm":
             raise ConfigurationError(f"{self.vllm_options} needs rollout_backend: vllm", key="vllm_options")
         vllm = self.rollout_backend == "vllm"
+        if self.stratified and vllm:
+            raise ConfigurationError("true needs rollout_backend: transformers, got vllm", key="stratified")
+        self.sampling = replace(self.sampling, stratified=self.stratified)
         self.backend = VLLMBackend(self.vllm_options) if vllm else generate_completions
         # The current rollout, which checkpoints contain.
         self.experience: Experience | None = None
@@ -99,6 +105,12 @@ class OnPolicyModule(RegularisedModule, ABC):
                 f"{type(self).__name__} needs a KLEstimatorCallback among the trainer's callbacks"
             )
         self.kl_estimator.check_trainable(optimizer_steps=self.inner_epochs * self.mini_batches)
+        if self.stratified and self.kl_estimator.baseline is not None:
+            raise ConfigurationError(
+                f"true is not allowed with kl.estimator.baseline={self.kl_estimator.baseline}, which is "
+                "biased if the completions of a prompt depend on each other; set the baseline to null",
+                key="model.init_args.stratified",
+            )
 
     @property
     def group_size(self) -> int:

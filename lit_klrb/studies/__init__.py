@@ -1,5 +1,13 @@
-"""Callbacks that measure a policy at several points of its training and write artifacts for `analysis`."""
+"""Measurements that write artifacts for `analysis`: callbacks at snapshots of a training, and studies.
 
-from .estimation import EstimationStudy as EstimationStudy
+A `PolicyStudy` is a callback of `fit`; a `Study` is run by `python -m lit_klrb study`.
+"""
+
+from .distillation import DistillationStudy as DistillationStudy
+from .estimation import EstimationStudy as EstimationStudy, PairEstimationStudy as PairEstimationStudy
 from .gradient_noise import GradientNoiseStudy as GradientNoiseStudy
+from .identities import IdentitiesStudy as IdentitiesStudy
+from .off_policy import OffPolicyStudy as OffPolicyStudy
+from .pairs import CheckpointPair as CheckpointPair, EnumerablePair as EnumerablePair, ModelPair as ModelPair
 from .pitfalls import PitfallsStudy as PitfallsStudy
+from .study import Study as Study

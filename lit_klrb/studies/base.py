@@ -104,15 +104,3 @@ class PolicyStudy(L.Callback, ABC):
         chosen = order.view(batches, size).tolist()
         collated = [loader.collate_fn([loader.dataset[i] for i in part]) for part in chosen]
         return [{name: value.to(module.device) for name, value in batch.items()} for batch in collated]
-
-
-def rounded(values: Tensor, digits: int) -> Any:
-    """A tensor as nested lists of numbers, rounded to `digits` significant digits.
-
-    Example:
-        >>> rounded(torch.tensor([[1 / 3, 2.0]]), digits=4)
-        [[0.3333, 2.0]]
-    """
-    if values.ndim:
-        return [rounded(value, digits) for value in values]
-    return float(f"{values.item():.{digits}g}")

@@ -1,19 +1,25 @@
 """All KL estimates on the same completions, for their means and variances."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, final
 
 import lightning as L
 import torch
+from torch import Tensor
 
 from lit_klrb import schema
+from lit_klrb.data.base import check_at_least
 from lit_klrb.distributed import stacked, stacked_stats
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.functional import horvitz_thompson, kl_values
+from lit_klrb.functional import TokenStats, horvitz_thompson, kl_values
 from lit_klrb.modules.rloo import OnPolicyModule
 from lit_klrb.seeding import derive_seed
-from lit_klrb.studies.base import PolicyStudy, rounded
+from lit_klrb.studies.base import SCHEMA, PolicyStudy
+from lit_klrb.studies.numbers import rounded
+from lit_klrb.studies.pairs import ModelPair
+from lit_klrb.studies.study import Study
 
 # Prompts per forward pass.
 _PROMPTS_PER_PASS = 4
@@ -45,11 +51,7 @@ class EstimationStudy(PolicyStudy):
         super().__init__(at)
         if prompts < 2:
             raise ConfigurationError(f"EstimationStudy: prompts must be at least 2, got {prompts}")
-        if not group_sizes or any(size < 1 or completions % size for size in group_sizes):
-            raise ConfigurationError(
-                f"EstimationStudy: completions={completions} must be a multiple of every number in "
-                f"group_sizes={list(group_sizes)}"
-            )
+        check_group_sizes(completions, group_sizes)
         self.sizes, self.group_sizes = (prompts, completions), list(group_sizes)
 
     @property
@@ -76,16 +78,152 @@ class EstimationStudy(PolicyStudy):
         stats = stacked_stats(parts)
         mask = stacked([rollout.mask for rollout in rollouts])
         tokens = stacked([rollout.completions for rollout in rollouts])
-        values = kl_values(stats, mask, tokens, group_size=completions)
-        del values["ht"]
-        logprobs = stats.masked(mask).logprobs.sum(-1)
-        by_size = {
-            str(size): horvitz_thompson(values["k1"].flatten(), logprobs, tokens, mask, size)
-            for size in self.group_sizes
-        }
+        return estimates(stats, mask, tokens, completions, self.group_sizes)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PairEstimationStudy(Study):
+    """Compares all KL estimates of given pairs of models on the same completions.
+
+    For each pair the artifact has what `EstimationStudy` records of a snapshot, and
+
+    - the exact KL of each prompt, if the models are enumerable, or else its Monte-Carlo estimate from a
+      larger, independent sample: the standard by which a bias is judged;
+    - the mean of q(y) / p(y) over the completions of each prompt. Its expectation is 1; the shortfall is the
+      mass of the reference that the completions do not cover. The estimates with a control variate miss it,
+      alpha times the shortfall in nats, without any sign of it in their standard errors;
+    - the seconds that each estimate took: sampled tokens alone, or the whole vocabulary.
+
+    Args:
+        pairs: Pairs of models, each with its prompts.
+        prompts: Number of prompts.
+        completions: Completions per prompt; a multiple of every number in group_sizes.
+        group_sizes: Numbers of completions (M) per estimate, for standard deviations.
+        independent: Completions per prompt of the independent sample.
+        tolerance: Largest bias that is regarded as none, as a fraction of the KL.
+        stratified: Whether the completions of an estimate share one random shift, see `Sampling`. Allowed
+            with a single M of at least 2. Leave-one-out baselines are biased on such completions.
+
+    Raises:
+        ConfigurationError: If a number is out of range.
+    """
+
+    name: ClassVar[str] = schema.ESTIMATION
+
+    pairs: Sequence[ModelPair]
+    prompts: int = 16
+    completions: int = 200
+    group_sizes: Sequence[int] = (1, 5, 10)
+    independent: int = 2_000
+    tolerance: float = 0.05
+    stratified: bool = False
+
+    def __post_init__(self) -> None:
+        labels = [pair.label for pair in self.pairs]
+        if not labels or len(set(labels)) < len(labels):
+            raise ConfigurationError(f"must be different pairs of models, got {labels}", key="pairs")
+        check_at_least(2, prompts=self.prompts, independent=self.independent)
+        check_group_sizes(self.completions, self.group_sizes)
+        if not 0 < self.tolerance < 1:
+            raise ConfigurationError(f"must be between 0 and 1, got {self.tolerance}", key="tolerance")
+        if self.stratified and (len(self.group_sizes) > 1 or self.stratum < 2):
+            raise ConfigurationError(
+                f"must be a single number of at least 2 with stratified=true, got {list(self.group_sizes)}",
+                key="group_sizes",
+            )
+
+    @property
+    def stratum(self) -> int:
+        """Number of completions that share one random shift; 1 for independent completions."""
+        return self.group_sizes[0] if self.stratified else 1
+
+    def parts(self, seed: int) -> Mapping[str, Callable[[], Any]]:
+        """One part per pair of models."""
+        return {pair.label: partial(self._snapshot, pair, seed) for pair in self.pairs}
+
+    def artifact(self, parts: Mapping[str, Any]) -> dict[str, Any]:
+        """The design, and a snapshot for each pair of models."""
         return {
-            "values": {name: rounded(value, 6) for name, value in values.items()},
-            "horvitz_thompson": {
-                size: rounded(value.view(prompts, -1), 6) for size, value in by_size.items()
-            },
+            "schema": SCHEMA,
+            "prompts": self.prompts,
+            "completions": self.completions,
+            "group_sizes": list(self.group_sizes),
+            "tolerance": self.tolerance,
+            "stratum": self.stratum,
+            "snapshots": [
+                {"step": step, "label": label, **content}
+                for step, (label, content) in enumerate(parts.items())
+            ],
         }
+
+    def _snapshot(self, pair: ModelPair, seed: int) -> dict[str, Any]:
+        own = derive_seed(seed, self.name, "completions")
+        stats, mask, tokens, seconds = pair.sample(self.prompts, self.completions, own, stratum=self.stratum)
+        found = estimates(stats, mask, tokens, self.completions, self.group_sizes)
+        stats = stats.masked(mask)
+        ratio = (stats.ref_logprobs - stats.logprobs).sum(1).exp().view(self.prompts, -1)
+        found["reference_mass"] = rounded(ratio.mean(1), 6)
+        found["seconds"] = {
+            name: float(f"{value:.3g}") for name, value in _seconds(found["values"], seconds).items()
+        }
+        exact = pair.exact_kl(self.prompts)
+        if exact is not None:
+            return {**found, "exact": rounded(exact, 9)}
+        other = derive_seed(seed, self.name, "independent")
+        stats, mask, *_ = pair.sample(self.prompts, self.independent, other)
+        stats = stats.masked(mask)
+        log_ratio = (stats.logprobs - stats.ref_logprobs).sum(1).view(self.prompts, -1)
+        error = log_ratio.std(1) / self.independent**0.5
+        return {
+            **found,
+            "independent": {"mean": rounded(log_ratio.mean(1), 6), "standard_error": rounded(error, 6)},
+        }
+
+
+def _seconds(names: Iterable[str], measured: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of sampling, and of what each estimate needs beyond it."""
+    by_name = {name: measured["statistics" if name == "rb" else "logprobs"] for name in (*names, "ht")}
+    return {"sampling": measured["sampling"], **by_name}
+
+
+def check_group_sizes(completions: int, group_sizes: Sequence[int]) -> None:
+    """Check that groups of each size divide the completions of a prompt.
+
+    Raises:
+        ConfigurationError: If not.
+    """
+    if not group_sizes or any(size < 1 or completions % size for size in group_sizes):
+        raise ConfigurationError(
+            f"completions={completions} must be a multiple of every number in group_sizes={list(group_sizes)}"
+        )
+
+
+def estimates(
+    stats: TokenStats, mask: Tensor, tokens: Tensor, completions: int, group_sizes: Sequence[int]
+) -> dict[str, Any]:
+    """All KL estimates on the same completions, as in the artifacts.
+
+    Args:
+        stats: Statistics of the completions, fields [B, T], prompt-major.
+        mask: True on completion tokens, shape [B, T].
+        tokens: Token ids, shape [B, T].
+        completions: Completions per prompt.
+        group_sizes: Numbers of completions (M) per Horvitz-Thompson estimate.
+
+    Returns:
+        `values`, estimate -> one number per completion, [P, completions]; `horvitz_thompson`, M -> one
+        number per M completions, [P, completions / M].
+    """
+    values = kl_values(stats, mask, tokens, group_size=completions)
+    del values["ht"]
+    logprobs = stats.masked(mask).logprobs.sum(-1)
+    by_size = {
+        str(size): horvitz_thompson(values["k1"].flatten(), logprobs, tokens, mask, size)
+        for size in group_sizes
+    }
+    prompts = len(mask) // completions
+    return {
+        "values": {name: rounded(value, 6) for name, value in values.items()},
+        "horvitz_thompson": {size: rounded(value.view(prompts, -1), 6) for size, value in by_size.items()},
+    }

@@ -12,8 +12,9 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import KLEstimator, MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate
 from lit_klrb.modules.rloo import OnPolicyModule
 from lit_klrb.seeding import derive_seed
-from lit_klrb.studies.base import Batch, PolicyStudy, rounded
+from lit_klrb.studies.base import Batch, PolicyStudy
 from lit_klrb.studies.gradients import REWARD_ALONE, policy_gradient
+from lit_klrb.studies.numbers import rounded
 
 # Parameters that are converted to float64 at a time for inner products.
 _BLOCK = 1 << 16

@@ -1,8 +1,9 @@
 """The tabular experiments of Tang and Munos (2025): gradients of KL estimates, and where they lead."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, final
 
 import torch
@@ -25,10 +26,10 @@ from lit_klrb.estimators import (
     RaoBlackwellLoss,
     RaoBlackwellReward,
 )
-from lit_klrb.functional import token_stats
-from lit_klrb.functional.enumeration import TabularLM, num_prefixes
 from lit_klrb.seeding import derive_seed
-from lit_klrb.studies.base import rounded
+from lit_klrb.studies.numbers import rounded
+from lit_klrb.studies.study import Study
+from lit_klrb.studies.tabular import TabularPairs
 
 # Completions of a prompt: the smallest number with a leave-one-out baseline, so all groups are enumerated.
 _PAIR = 2
@@ -44,7 +45,7 @@ def _estimators() -> list[KLEstimator]:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class PitfallsStudy:
+class PitfallsStudy(Study):
     """Compares estimators on models so small that every completion is enumerated.
 
     The models have one row of logits per prefix, drawn from a standard normal distribution. Three parts:
@@ -119,14 +120,24 @@ class PitfallsStudy:
         """The estimators compared."""
         return _estimators() if self.estimators is None else self.estimators
 
-    def measure(self, seed: int) -> dict[str, Any]:
-        """The artifact: design, and the numbers of each part by estimator.
-
-        Args:
-            seed: Determines models, rewards and completions; the same for all estimators.
-        """
+    def parts(self, seed: int) -> Mapping[str, Callable[[], Any]]:
+        """The three parts by estimator; seeds are the same for all estimators."""
         named = {type(estimator).__name__: estimator for estimator in self.compared}
         descents: dict[str, KLEstimator | None] = {schema.ANALYTIC: None, **named}
+        found: dict[str, Callable[[], Any]] = {}
+        for name, estimator in named.items():
+            found[f"gradients {name}"] = partial(self._gradients, seed, estimator)
+        for part, beta in (("kl", None), ("objective", self.beta)):
+            for name, descending in descents.items():
+                found[f"{part} {name}"] = partial(self._descend, seed, descending, beta)
+        return found
+
+    def artifact(self, parts: Mapping[str, Any]) -> dict[str, Any]:
+        """Design, and the numbers of each part by estimator."""
+        by_part: dict[str, dict[str, Any]] = {"gradients": {}, "kl": {}, "objective": {}}
+        for place, result in parts.items():
+            part, _, name = place.partition(" ")
+            by_part[part][name] = result
         return {
             "schema": 1,
             "vocabulary": self.vocabulary,
@@ -135,42 +146,20 @@ class PitfallsStudy:
             "completions": self.completions,
             "beta": self.beta,
             "steps": list(range(0, self.steps + 1, self.steps // self.records)),
-            "gradients": {name: self._gradients(seed, estimator) for name, estimator in named.items()},
-            "kl": {name: self._descend(seed, estimator, beta=None) for name, estimator in descents.items()},
-            "objective": {
-                name: self._descend(seed, estimator, beta=self.beta) for name, estimator in descents.items()
-            },
+            **by_part,
         }
 
-    def _models(self, seed: int, part: str, count: int) -> "_Models":
+    def _models(self, seed: int, part: str, count: int) -> TabularPairs:
         """`count` random policies with their references and rewards."""
-        generator = torch.Generator().manual_seed(derive_seed(seed, self.name, part))
-        prefixes = num_prefixes(self.vocabulary, self.max_length)
-        shape = 2, count, prefixes, self.vocabulary
-        policies, references = torch.randn(shape, dtype=torch.float64, generator=generator)
-        models = _Models(policies, references, self.max_length)
-        models.rewards = torch.randn(count, len(models.tokens), dtype=torch.float64, generator=generator)
-        return models
+        address = derive_seed(seed, self.name, part)
+        return TabularPairs.random(address, count, self.vocabulary, self.max_length)
 
     def _gradients(self, seed: int, estimator: KLEstimator) -> dict[str, Any]:
         """Exact expectation and variance of the gradient from two completions, for each pair of models."""
-        models = self._models(seed, "gradients", self.policies)
-        count, number = len(models.policies), len(models.tokens)
-        first, second = torch.cartesian_prod(torch.arange(number), torch.arange(number)).T
-        pair = torch.stack([first, second], dim=1)  # [N^2, 2], the rows of one prompt next to each other
-        # Every pair has its own copy of the policy's table, so one backward pass gives all gradients
-        copies = models.policies.repeat_interleave(len(pair), dim=0).requires_grad_()
-        references = models.references.repeat_interleave(len(pair), dim=0)
-        everything = _Models(copies, references, self.max_length)
-        loss = everything.loss(estimator, pair.repeat(count, 1), beta=None)
-        (found,) = torch.autograd.grad(loss, copies, materialize_grads=True)
-        found = found.view(count, len(pair), -1)
-
-        logprobs = models.logprobs(models.policies)
-        weights = (logprobs[:, first] + logprobs[:, second]).exp()[..., None]
-        mean = (weights * found).sum(1)
-        variance = (weights * (found - mean[:, None]).square()).sum((1, 2))
-        forward, reverse = models.kl_gradients()
+        pairs = self._models(seed, "gradients", self.policies)
+        mean, variance = pairs.moments(estimator)
+        forward = pairs.exact_gradient()
+        reverse = pairs.exact_gradient(reverse=True)
         size = forward.norm(dim=1)
         return {
             "bias": rounded((mean - forward).norm(dim=1) / size, 6),
@@ -183,100 +172,30 @@ class PitfallsStudy:
         """Gradient descent with an estimator, or with the exact gradient if it is None.
 
         Returns:
-            The distances of `_Models.distances` by name, shape [runs, records + 1] each.
+            The distances of `_distances` by name, shape [runs, records + 1] each.
         """
-        models = self._models(seed, "descent", self.runs)
-        recorded = [models.distances(beta)]
+        pairs = self._models(seed, "descent", self.runs)
+        recorded = [_distances(pairs, beta)]
         for step in range(1, self.steps + 1):
-            models.policies.requires_grad_()
+            pairs.policies.requires_grad_()
             if estimator is None:
-                loss = models.exact_loss(beta)
+                loss = pairs.exact_loss(beta)
             else:
-                generator = torch.Generator().manual_seed(derive_seed(seed, self.name, "completions", step))
-                loss = models.loss(estimator, models.sample(self.completions, generator), beta)
-            (gradient,) = torch.autograd.grad(loss, models.policies, materialize_grads=True)
-            models.policies = (models.policies - self.learning_rate * gradient).detach()
+                chosen = pairs.sample(self.completions, derive_seed(seed, self.name, "completions", step))
+                loss = pairs.loss(estimator, chosen, group_size=_PAIR, beta=beta)
+            (gradient,) = torch.autograd.grad(loss, pairs.policies, materialize_grads=True)
+            pairs.policies = (pairs.policies - self.learning_rate * gradient).detach()
             if step % (self.steps // self.records) == 0:
-                recorded.append(models.distances(beta))
+                recorded.append(_distances(pairs, beta))
         return {name: rounded(torch.stack([one[name] for one in recorded], dim=1), 6) for name in recorded[0]}
 
 
-class _Models:
-    """S policies with a reference each, and all N completions.
-
-    Args:
-        policies: Logits of every prefix, shape [S, prefixes, V].
-        references: Logits of every prefix, shape [S, prefixes, V].
-        max_length: Maximum length of a completion.
-    """
-
-    def __init__(self, policies: Tensor, references: Tensor, max_length: int) -> None:
-        self.policies, self.references = policies, references
-        enumerable = TabularLM(policies[0].detach(), max_length)
-        self.tokens, self.mask = enumerable.sequences()
-        # Padding has no prefix of its own; any will do, as it is masked
-        self.prefixes = enumerable.prefixes(self.tokens) % policies.shape[1]
-        self.rewards: Tensor  # of every completion, shape [S, N]
-
-    def logprobs(self, logits: Tensor) -> Tensor:
-        """Log-probability of every completion under S models, shape [S, N]."""
-        chosen = logits.log_softmax(-1)[:, self.prefixes, self.tokens]
-        return torch.where(self.mask, chosen, 0).sum(-1)
-
-    def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """Indices of `count` completions of each policy, shape [S, count]; uniforms do not depend on it."""
-        cumulative = self.logprobs(self.policies.detach()).exp().cumsum(-1)
-        uniforms = torch.rand(len(cumulative), count, dtype=torch.float64, generator=generator)
-        return torch.searchsorted(cumulative, uniforms).clamp(max=len(self.tokens) - 1)
-
-    def loss(self, estimator: KLEstimator, chosen: Tensor, beta: float | None) -> Tensor:
-        """The sum over the models of an estimator's loss on completions with the given indices [S, K].
-
-        Args:
-            estimator: The estimator.
-            chosen: Completions of each policy, in pairs.
-            beta: Weight of the KL; None for the KL alone.
-        """
-        model = torch.arange(len(chosen))[:, None].expand_as(chosen).flatten()
-        row = chosen.flatten()
-        tokens, mask, prefixes = self.tokens[row], self.mask[row], self.prefixes[row]
-        logits, ref_logits = (table[model[:, None], prefixes] for table in (self.policies, self.references))
-        stats = token_stats(logits, ref_logits, tokens, topk=estimator.topk)
-        if beta is None:
-            mean = estimator.surrogate(stats, mask, group_size=_PAIR)
-        else:
-            rewards = self.rewards[model, row]
-            mean = estimator.objective(stats, mask, rewards, beta=beta, group_size=_PAIR)
-        return mean * len(chosen)
-
-    def exact_loss(self, beta: float | None) -> Tensor:
-        """The sum over the models of the exact KL, or of beta KL - E[reward]."""
-        logprobs, ref_logprobs = self.logprobs(self.policies), self.logprobs(self.references)
-        penalty = logprobs - ref_logprobs
-        if beta is not None:
-            penalty = beta * penalty - self.rewards
-        return (logprobs.exp() * penalty).sum()
-
-    def kl_gradients(self) -> tuple[Tensor, Tensor]:
-        """Gradients of KL(policy || reference) and of the reverse KL, shape [S, parameters] each."""
-        leaf = self.policies.detach().requires_grad_()
-        logprobs, ref_logprobs = self.logprobs(leaf), self.logprobs(self.references)
-        forward = (logprobs.exp() * (logprobs - ref_logprobs)).sum()
-        reverse = (ref_logprobs.exp() * (ref_logprobs - logprobs)).sum()
-        first, second = (torch.autograd.grad(kl, leaf, retain_graph=True)[0] for kl in (forward, reverse))
-        return first.flatten(1), second.flatten(1)
-
-    @torch.no_grad()
-    def distances(self, beta: float | None) -> dict[str, Tensor]:
-        """Both KLs between policy and reference, or the KL of the policy to the optimum, shape [S] each."""
-        logprobs, ref_logprobs = self.logprobs(self.policies), self.logprobs(self.references)
-        if beta is not None:
-            optimum = (ref_logprobs + self.rewards / beta).log_softmax(-1)
-            return {"to_optimum": (logprobs.exp() * (logprobs - optimum)).sum(-1)}
-        return {
-            "forward": (logprobs.exp() * (logprobs - ref_logprobs)).sum(-1),
-            "reverse": (ref_logprobs.exp() * (ref_logprobs - logprobs)).sum(-1),
-        }
+@torch.no_grad()
+def _distances(pairs: TabularPairs, beta: float | None) -> dict[str, Tensor]:
+    """Both KLs between policy and reference, or the KL of the policy to the optimum, shape [S] each."""
+    if beta is not None:
+        return {"to_optimum": pairs.kl_to_optimum(beta)}
+    return {"forward": pairs.exact_kl(), "reverse": pairs.exact_kl(reverse=True)}
 
 
 def _cosine(found: Tensor, true: Tensor) -> float | None:

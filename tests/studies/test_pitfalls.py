@@ -127,7 +127,7 @@ def test_estimators_descend_on_the_same_uniforms_and_the_unbiased_ones_towards_t
 
 def test_completions_are_sampled_from_the_policies():
     models = PitfallsStudy(**SMALL)._models(0, "descent", 2)
-    chosen = models.sample(20_000, torch.Generator().manual_seed(0))
+    chosen = models.sample(20_000, seed=0)
     expected = models.logprobs(models.policies).exp()
     for row, probabilities in zip(chosen, expected, strict=True):
         shares = row.bincount(minlength=len(probabilities)) / row.numel()
@@ -140,7 +140,7 @@ def test_the_command_writes_a_run_and_repeats_itself(tmp_path, capsys):
     artifacts = []
     for name in ("one", "other"):
         run = tmp_path / name
-        argv = ["study", "--config", "configs/pitfalls/tabular.yaml", *settings]
+        argv = ["study", "--config", "configs/studies/pitfalls.yaml", *settings]
         assert main([*argv, "--trainer.default_root_dir", str(run)]) == 0
         assert json.loads((run / "summary.json").read_text())["state"] == "done"
         artifacts.append((run / "studies" / "pitfalls.json").read_bytes())
@@ -169,8 +169,8 @@ def test_settings_out_of_range_are_refused(wrong, key):
 
 
 def test_a_misspelt_option_is_named(capsys):
-    assert main(["study", "--config", "configs/pitfalls/tabular.yaml", "--study.policy", "3"]) == 2
-    assert "study.policy" in capsys.readouterr().err
+    assert main(["study", "--config", "configs/studies/pitfalls.yaml", "--study.policy", "3"]) == 2
+    assert "study.init_args.policy (did you mean policies?)" in capsys.readouterr().err
 
 
 def test_top_k_estimators_see_k():
@@ -184,15 +184,15 @@ def test_top_k_estimators_see_k():
 def test_a_study_that_does_not_end_leaves_the_earlier_run(tmp_path, monkeypatch):
     run = tmp_path / "run"
     settings = [word for key, value in SMALL.items() for word in (f"--study.{key}", str(value))]
-    argv = ["study", "--config", "configs/pitfalls/tabular.yaml", *settings]
+    argv = ["study", "--config", "configs/studies/pitfalls.yaml", *settings]
     argv += ["--trainer.default_root_dir", str(run)]
     assert main(argv) == 0
     before = {path.name: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
-    def interrupted(self, seed):
+    def interrupted(self, seed, estimator):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(PitfallsStudy, "measure", interrupted)
+    monkeypatch.setattr(PitfallsStudy, "_gradients", interrupted)
     with pytest.raises(KeyboardInterrupt):
         main(argv)
     assert {path.name: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before

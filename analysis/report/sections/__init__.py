@@ -9,6 +9,7 @@ from analysis.report.sections.attainment import attainment
 from analysis.report.sections.certificates import certificates
 from analysis.report.sections.completions import completions
 from analysis.report.sections.curves import training_curves
+from analysis.report.sections.distillation import distillation
 from analysis.report.sections.evaluation_noise import evaluation_noise
 from analysis.report.sections.evidence import evidence
 from analysis.report.sections.execution import execution
@@ -16,6 +17,7 @@ from analysis.report.sections.gradient_noise import gradient_noise
 from analysis.report.sections.happened import happened
 from analysis.report.sections.hyperparameters import hyperparameters
 from analysis.report.sections.kl_values import estimation
+from analysis.report.sections.off_policy import off_policy
 from analysis.report.sections.outcomes import outcomes
 from analysis.report.sections.pitfalls import pitfalls
 from analysis.report.sections.progress import progress
@@ -44,6 +46,8 @@ SECTIONS: tuple[Callable[[Assessment], Section | None], ...] = (
     gradient_noise,
     estimation,
     pitfalls,
+    off_policy,
+    distillation,
     certificates,
     provenance,
 )

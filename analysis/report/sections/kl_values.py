@@ -24,9 +24,8 @@ NAMES = {
     "ht": "Horvitz-Thompson",
     "rb": "Rao-Blackwell",
 }
-TOLERANCE = 0.01
 _WORDS = {
-    BiasOutcome.EQUIVALENT: f"equivalent within {TOLERANCE:.0%}",
+    BiasOutcome.EQUIVALENT: "equivalent within {:.0%}",
     BiasOutcome.BIASED: "biased",
     BiasOutcome.INCONCLUSIVE: "inconclusive",
 }
@@ -41,6 +40,7 @@ def estimation(assessment: Assessment) -> Section | None:
         return None
     run, artifact = found
     snapshots = corrected_biases({one.step: _spreads(artifact, one) for one in artifact.snapshots})
+    labels = {one.step: one.label for one in artifact.snapshots}
     sizes = artifact.group_sizes
     counted = f"{artifact.completions} completions of each of {artifact.prompts} prompts"
     return Section(
@@ -48,26 +48,92 @@ def estimation(assessment: Assessment) -> Section | None:
         "Estimating the KL",
         paragraphs=[
             f"All estimates are computed on the same {counted}, sampled from the policy of one run "
-            f"({run.cell.title}) at the given steps. Spread is the standard deviation of the estimate from M "
+            f"({run.cell.title}){_place(artifact)}. Spread is the standard deviation of the estimate from M "
             "completions of a prompt: the square root of the mean variance over prompts. The results apply "
-            "to the policy of this run.",
-            f"The bias is measured against {NAMES[REFERENCE]}, whose mean is the KL, on the same "
-            "completions; equivalence and bias are tested at 5%, corrected over all "
-            "estimators and steps (Holm), and “inconclusive” does not mean “unbiased”. If the differences "
+            "to these policies.",
+            f"The bias is measured against {_standard(artifact)}; equivalence within "
+            f"{artifact.tolerance:.0%} and bias are tested at 5%, corrected over all "
+            "estimators and snapshots (Holm), and “inconclusive” does not mean “unbiased”. If the values "
             "are so heavy-tailed that they have no variance (tail index 1/2 or more), the result is "
             "inconclusive: values that dominate their mean may be too rare to occur among them.",
         ],
-        figures=[_spread_figure(snapshots, sizes), _prompt_figure(snapshots)],
-        tables=[_table(step, spreads, sizes, artifact.prompts) for step, spreads in snapshots.items()],
-        numbers={str(step): _numbers(spreads) for step, spreads in snapshots.items()},
+        figures=[_spread_figure(snapshots, labels, sizes), _prompt_figure(snapshots, labels)],
+        tables=[
+            *(_table(labels[step], spreads, artifact) for step, spreads in snapshots.items()),
+            *_coverage(artifact),
+        ],
+        numbers={str(step): _numbers(spreads) for step, spreads in snapshots.items()} | _diagnosis(artifact),
         exploratory=True,
     )
 
 
 def _spreads(artifact: ValueStudy, snapshot: ValueSnapshot) -> dict[str, EstimatorSpread]:
+    known = None
+    if snapshot.standard is not None and snapshot.standard_error is not None:
+        known = snapshot.standard, snapshot.standard_error
     return estimator_spreads(
-        snapshot.values, snapshot.horvitz_thompson, artifact.group_sizes, tolerance=TOLERANCE
+        snapshot.values,
+        snapshot.horvitz_thompson,
+        artifact.group_sizes,
+        tolerance=artifact.tolerance,
+        standard=known,
+        stratified=artifact.stratum > 1,
     )
+
+
+def _place(artifact: ValueStudy) -> str:
+    """Where the completions are from, and whether they depend on each other."""
+    place = " at the given steps" if artifact.snapshots[0].standard is None else ""
+    if artifact.stratum > 1:
+        place += f"; the {artifact.stratum} completions of an estimate share one random shift (stratified)"
+    return place
+
+
+def _standard(artifact: ValueStudy) -> str:
+    """The standard by which a bias is judged, in words."""
+    if artifact.snapshots[0].standard is None:
+        return f"{NAMES[REFERENCE]}, whose mean is the KL, on the same completions"
+    kinds = {one.exact for one in artifact.snapshots}
+    words = {True: "the exact KL", False: f"{NAMES[REFERENCE]} on a larger, independent sample"}
+    return " or ".join(words[kind] for kind in sorted(kinds, reverse=True))
+
+
+def _coverage(artifact: ValueStudy) -> list[Table]:
+    """The table of the reference's mass that the completions cover, and of times."""
+    rows = [
+        (
+            one.label,
+            number(float(one.reference_mass.mean())),
+            number(float(one.reference_mass.min())),
+            *(number(one.seconds[name], 2) for name in ("sampling", REFERENCE, "rb")),
+        )
+        for one in artifact.snapshots
+        if one.reference_mass is not None and {"sampling", REFERENCE, "rb"} <= one.seconds.keys()
+    ]
+    if not rows:
+        return []
+    caption = (
+        "Mass of the reference that the completions cover: mean of q(y) / p(y), whose expectation is 1, over "
+        "all completions and in the worst prompt. An estimate with a control variate is off by α (mass − 1) "
+        "nats, and its standard error does not show it. Seconds: of sampling, of the sampled tokens' "
+        "log-probabilities under both models (all estimates but Rao-Blackwell), and of the statistics over "
+        "the vocabulary (Rao-Blackwell)."
+    )
+    return [
+        Table(
+            caption,
+            ("Snapshot", "Mass", "Worst prompt", "Sampling, s", "Sampled tokens, s", "Vocabulary, s"),
+            rows,
+        )
+    ]
+
+
+def _diagnosis(artifact: ValueStudy) -> dict[str, Any]:
+    return {
+        f"{one.step} reference mass": one.reference_mass.tolist()
+        for one in artifact.snapshots
+        if one.reference_mass is not None
+    }
 
 
 def _numbers(spreads: Mapping[str, EstimatorSpread]) -> dict[str, Any]:
@@ -85,9 +151,11 @@ def _numbers(spreads: Mapping[str, EstimatorSpread]) -> dict[str, Any]:
     }
 
 
-def _table(step: int, spreads: Mapping[str, EstimatorSpread], sizes: list[int], prompts: int) -> Table:
+def _table(label: str, spreads: Mapping[str, EstimatorSpread], artifact: ValueStudy) -> Table:
+    sizes = artifact.group_sizes
     return Table(
-        f"Step {step}, in nats per completion. Mean: over prompts, ± its standard error (n = {prompts} "
+        f"{label[:1].upper()}{label[1:]}, in nats per completion. Mean: over prompts, ± its standard error "
+        f"(n = {artifact.prompts} "
         f"prompts). Variance: that of the estimate from M = {max(sizes)} relative to {NAMES[REFERENCE]}, "
         "with a 95% jackknife interval over prompts, not corrected for multiple comparisons.",
         (
@@ -106,7 +174,7 @@ def _table(step: int, spreads: Mapping[str, EstimatorSpread], sizes: list[int], 
                 f"{number(spread.mean.value)} ± {number(spread.mean.standard_error, 2)}",
                 *(number(spread.deviations[size]) for size in sizes),
                 *_ratio(name, spread),
-                *_bias(spread.bias),
+                *_bias(spread.bias, artifact.tolerance),
             )
             for name, spread in spreads.items()
         ],
@@ -120,27 +188,27 @@ def _ratio(name: str, spread: EstimatorSpread) -> tuple[str, str]:
     return number(float(np.exp(spread.log_ratio.value))), ratio_text(interval).partition(" CI ")[2]
 
 
-def _bias(bias: BiasVerdict | None) -> tuple[str, str, str]:
+def _bias(bias: BiasVerdict | None, tolerance: float) -> tuple[str, str, str]:
     if bias is None:
         return "–", "–", "the reference"
     doubt = f" (heavy tail, index {number(bias.tail, 2)})" if bias.heavy_tailed else ""
     interval = f"{number(bias.low, 2)} to {number(bias.high, 2)}"
-    return number(bias.bias, 2), interval, _WORDS[bias.outcome] + doubt
+    return number(bias.bias, 2), interval, _WORDS[bias.outcome].format(tolerance) + doubt
 
 
-def _spread_figure(snapshots: Snapshots, sizes: list[int]) -> Figure:
+def _spread_figure(snapshots: Snapshots, labels: Mapping[int, str], sizes: list[int]) -> Figure:
     steps, names = list(snapshots), [name for name in NAMES if name in next(iter(snapshots.values()))]
-    styles = looks([f"step {step}" for step in steps], f"step {steps[0]}")
+    styles = looks(list(labels.values()), labels[steps[0]])
     with sheet(0.9 + 0.34 * len(names)) as drawn:
         axes = drawn.canvas.subplots()
         for offset, step in zip(np.linspace(-0.15, 0.15, len(steps)), steps, strict=True):
-            look = styles[f"step {step}"]
+            look = styles[labels[step]]
             axes.plot(
                 [snapshots[step][name].deviations[min(sizes)] for name in names],
                 np.arange(len(names)) + offset,
                 look.marker,
                 color=look.colour,
-                label=f"step {step}",
+                label=labels[step],
             )
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
@@ -156,9 +224,9 @@ def _spread_figure(snapshots: Snapshots, sizes: list[int]) -> Figure:
         "over prompts.",
         Table(
             "Spread of the estimate from M completions of a prompt (nats).",
-            ("Step", "Estimator", *(f"M = {size}" for size in sizes)),
+            ("Snapshot", "Estimator", *(f"M = {size}" for size in sizes)),
             [
-                (str(step), NAMES[name], *(number(spreads[name].deviations[size]) for size in sizes))
+                (labels[step], NAMES[name], *(number(spreads[name].deviations[size]) for size in sizes))
                 for step, spreads in snapshots.items()
                 for name in names
             ],
@@ -166,14 +234,14 @@ def _spread_figure(snapshots: Snapshots, sizes: list[int]) -> Figure:
     )
 
 
-def _prompt_figure(snapshots: Snapshots) -> Figure:
-    styles = looks([f"step {step}" for step in snapshots], f"step {next(iter(snapshots))}")
+def _prompt_figure(snapshots: Snapshots, labels: Mapping[int, str]) -> Figure:
+    styles = looks(list(labels.values()), labels[next(iter(snapshots))])
     with sheet(3.4, 4.2) as drawn:
         axes = drawn.canvas.subplots()
         for step, spreads in snapshots.items():
-            look = styles[f"step {step}"]
+            look = styles[labels[step]]
             one, other = spreads[REFERENCE].by_prompt, spreads["rb"].by_prompt
-            axes.plot(one, other, look.marker, color=look.colour, markersize=4, label=f"step {step}")
+            axes.plot(one, other, look.marker, color=look.colour, markersize=4, label=labels[step])
         limits = [0.0, max(axes.get_xlim()[1], axes.get_ylim()[1])]
         axes.plot(limits, limits, color=INK, linewidth=0.8)
         axes.set_xlim(limits[0], limits[1])
@@ -182,7 +250,7 @@ def _prompt_figure(snapshots: Snapshots) -> Figure:
         axes.set_ylabel(f"{NAMES['rb']} (nats)")
         drawn.canvas.legend(loc="outside upper left", ncols=len(snapshots), fontsize=8)
     rows = [
-        (str(step), str(index), number(one), number(other))
+        (labels[step], str(index), number(one), number(other))
         for step, spreads in snapshots.items()
         for index, (one, other) in enumerate(
             zip(spreads[REFERENCE].by_prompt, spreads["rb"].by_prompt, strict=True)
@@ -196,7 +264,7 @@ def _prompt_figure(snapshots: Snapshots) -> Figure:
         "between completions of that prompt, above it more.",
         Table(
             "Standard deviation of single estimates within each prompt (nats).",
-            ("Step", "Prompt", NAMES[REFERENCE], NAMES["rb"]),
+            ("Snapshot", "Prompt", NAMES[REFERENCE], NAMES["rb"]),
             rows,
         ),
     )

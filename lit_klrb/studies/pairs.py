@@ -1,0 +1,291 @@
+"""Pairs of a policy and a reference that the command `study` measures."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lit_klrb.data.base import check_at_least
+from lit_klrb.data.batches import Batch, pad
+from lit_klrb.data.corpora import load_reviews
+from lit_klrb.data.prompts import cut_prompts
+from lit_klrb.distributed import stacked, stacked_stats
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.functional import TokenStats, token_stats
+from lit_klrb.models.generation import stratified_uniforms
+from lit_klrb.models.scoring import completion_logprobs
+from lit_klrb.modules.rloo import RLOOModule
+from lit_klrb.rewards import RewardOutput
+from lit_klrb.seeding import derive_seed
+from lit_klrb.studies.tabular import TabularPairs
+
+# Prompts per forward pass of a checkpoint.
+_PROMPTS_PER_PASS = 4
+
+
+class Sample(NamedTuple):
+    """Completions of a policy with their statistics, prompt-major.
+
+    Args:
+        stats: Under policy and reference, fields [P * K, T].
+        mask: True on completion tokens, shape [P * K, T].
+        tokens: Token ids, shape [P * K, T].
+        seconds: Time of `sampling`, of the log-probabilities of the sampled tokens (`logprobs`) and of all
+            statistics, with the KL of every token over the vocabulary (`statistics`).
+    """
+
+    stats: TokenStats
+    mask: Tensor
+    tokens: Tensor
+    seconds: dict[str, float]
+
+
+class ModelPair(ABC):
+    """A policy and a reference, and prompts for them."""
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """Its name in the artifact."""
+
+    @abstractmethod
+    def sample(self, prompts: int, completions: int, seed: int, *, stratum: int = 1) -> Sample:
+        """Sample completions.
+
+        Args:
+            prompts: Number of prompts (P); the same prompts for every seed.
+            completions: Completions per prompt (K).
+            seed: Seed of the completions.
+            stratum: Number of successive completions that share one random shift, see `Sampling`; 1 for
+                independent completions.
+        """
+
+    @abstractmethod
+    def exact_kl(self, prompts: int) -> Tensor | None:
+        """The KL of each prompt in nats per completion, shape [P]; None if the models are not enumerable."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class EnumerablePair(ModelPair):
+    """Random models so small that every completion is enumerated; each prompt is a pair of its own.
+
+    Args:
+        vocabulary: Tokens, EOS included.
+        max_length: Maximum length of a completion.
+        distance: Standard deviation of the policy's logits around the reference's.
+        models_seed: Seed of the models.
+    """
+
+    vocabulary: int = 4
+    max_length: int = 4
+    distance: float = 1.0
+    models_seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least(2, vocabulary=self.vocabulary)
+        check_at_least(1, max_length=self.max_length)
+        if not self.distance > 0:
+            raise ConfigurationError(f"must be positive, got {self.distance}", key="distance")
+
+    @property
+    @override
+    def label(self) -> str:
+        return f"enumerated, distance {self.distance:g}"
+
+    def models(self, prompts: int) -> TabularPairs:
+        """The pairs of models, one per prompt."""
+        seed = derive_seed(self.models_seed, "enumerable pair")
+        return TabularPairs.random(seed, prompts, self.vocabulary, self.max_length, self.distance)
+
+    @override
+    def sample(self, prompts: int, completions: int, seed: int, *, stratum: int = 1) -> Sample:
+        pairs, clock = self.models(prompts), _Clock()
+        with clock("sampling"):
+            generator = torch.Generator().manual_seed(seed)
+            uniforms = torch.rand(prompts, completions, dtype=torch.float64, generator=generator)
+            uniforms = stratified_uniforms(uniforms.view(-1, stratum)).view(prompts, completions)
+            chosen = _at(pairs, uniforms).flatten()
+        tokens, mask, prefixes = (values[chosen] for values in (pairs.tokens, pairs.mask, pairs.prefixes))
+        model = torch.arange(prompts).repeat_interleave(completions)[:, None]
+        logits, ref_logits = (
+            table[model, prefixes % table.shape[1]] for table in (pairs.policies, pairs.references)
+        )
+        with clock("logprobs"):
+            for table in (logits, ref_logits):
+                table.log_softmax(-1).gather(-1, tokens[..., None])
+        with clock("statistics"):
+            stats = token_stats(logits, ref_logits, tokens)
+        return Sample(stats, mask, tokens, clock.seconds)
+
+    @override
+    def exact_kl(self, prompts: int) -> Tensor:
+        return self.models(prompts).exact_kl()
+
+
+def _at(pairs: TabularPairs, uniforms: Tensor) -> Tensor:
+    """Indices of the completions at uniform numbers [P, K], in lexicographic order of the completions.
+
+    In that order, completions with a common prefix are neighbours, as in sampling token by token.
+    """
+    places = pairs.policies.shape[-1] ** torch.arange(pairs.tokens.shape[1] - 1, -1, -1)
+    order = (pairs.tokens * places).sum(1).argsort()
+    cumulative = pairs.logprobs(pairs.policies)[:, order].exp().cumsum(1)
+    return order[torch.searchsorted(cumulative, uniforms).clamp(max=len(order) - 1)]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class CheckpointPair(ModelPair):
+    """A policy and a reference from checkpoints, exported folders or a hub.
+
+    Args:
+        policy_path: The policy: a hub id, an exported folder or a checkpoint.
+        reference_path: The reference; None for the policy with its adapter disabled.
+        reward_path: The reward, see `RLOOModule`; only gradients need it.
+        reward_label: See `RLOOModule`.
+        reward_output: See `RLOOModule`.
+        temperature: Divides the logits of both models.
+        max_new_tokens: Maximum number of tokens of a completion.
+        stop_at_eos: Whether the end-of-sequence token ends a completion.
+        source: Reviews of which prompts are the first tokens: "grammar", a hub id, a folder, or a .parquet or
+            .jsonl file.
+        split: Their split.
+        min_prompt_tokens: Minimum length of a prompt.
+        max_prompt_tokens: Maximum length of a prompt.
+        device: Where the models are, such as cpu or cuda.
+    """
+
+    policy_path: str
+    reference_path: str | None = None
+    reward_path: str | dict[str, float] = "grammar"
+    reward_label: str | None = None
+    reward_output: RewardOutput = "log_odds"
+    temperature: float = 1.0
+    max_new_tokens: int = 48
+    stop_at_eos: bool = True
+    source: str = "grammar"
+    split: str = "validation"
+    min_prompt_tokens: int = 2
+    max_prompt_tokens: int = 8
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        check_at_least(1, min_prompt_tokens=self.min_prompt_tokens)
+        check_at_least(self.min_prompt_tokens, max_prompt_tokens=self.max_prompt_tokens)
+        self.module(completions=2)  # checks the settings
+
+    @property
+    @override
+    def label(self) -> str:
+        return self.policy_path
+
+    def module(self, completions: int) -> RLOOModule:
+        """A module with these settings, whose models are not loaded.
+
+        Args:
+            completions: Completions per prompt.
+        """
+        return RLOOModule(
+            policy_path=self.policy_path,
+            reference_path=self.reference_path,
+            reward_path=self.reward_path,
+            reward_label=self.reward_label,
+            reward_output=self.reward_output,
+            temperature=self.temperature,
+            max_new_tokens=self.max_new_tokens,
+            stop_at_eos=self.stop_at_eos,
+            completions_per_prompt=completions,
+        )
+
+    def load(self, completions: int) -> RLOOModule:
+        """A module with its models, in evaluation mode.
+
+        Raises:
+            ConfigurationError: If a model cannot be loaded or the device does not exist.
+        """
+        try:
+            device = torch.device(self.device)
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigurationError(f"{self.device} is not available: {reason}", key="device") from None
+        module = self.module(completions)
+        module.load_models(device)
+        return module.eval()
+
+    def batches(self, module: RLOOModule, number: int, size: int) -> list[Batch]:
+        """Batches of distinct prompts, the same for every seed.
+
+        Args:
+            module: Provides tokenizer and device.
+            number: Number of batches.
+            size: Prompts per batch.
+
+        Raises:
+            ConfigurationError: If the source has fewer reviews.
+        """
+        reviews = load_reviews(self.source, self.split, size=number * size)
+        if len(reviews) < number * size:
+            raise ConfigurationError(
+                f"the {self.split} split of {self.source} has {len(reviews)} reviews, {number * size} needed",
+                key="source",
+            )
+        prompts = cut_prompts(reviews, module.tokenizer, self.min_prompt_tokens, self.max_prompt_tokens)
+        padded = (
+            pad(prompts[first : first + size], module.tokenizer.pad_token_id, side="left")
+            for first in range(0, number * size, size)
+        )
+        return [{name: value.to(module.device) for name, value in batch.items()} for batch in padded]
+
+    @override
+    @torch.no_grad()
+    def sample(self, prompts: int, completions: int, seed: int, *, stratum: int = 1) -> Sample:
+        module, clock = self.load(completions=2), _Clock()
+        strata = 1 if stratum == 1 else completions // stratum
+        per_row = completions // strata
+        sampling = replace(module.sampling, completions_per_prompt=per_row, stratified=stratum > 1)
+        (batch,) = self.batches(module, 1, prompts)
+        rollouts, parts = [], []
+        for first in range(0, prompts, _PROMPTS_PER_PASS):
+            some = {
+                name: value[first : first + _PROMPTS_PER_PASS].repeat_interleave(strata, 0)
+                for name, value in batch.items()
+            }
+            before = first * completions
+            with clock("sampling"):
+                rollout = module.generate(module.policy, some, sampling, seed=seed, rows_before=before)
+            with clock("logprobs"), module.reading_reference() as reference:
+                for model in (module.policy, reference):
+                    completion_logprobs(model, rollout, self.temperature)
+            with clock("statistics"):
+                parts.append(module.score(rollout)[1])
+            rollouts.append(rollout)
+        mask, tokens = (
+            stacked([getattr(rollout, name) for rollout in rollouts]).cpu()
+            for name in ("mask", "completions")
+        )
+        return Sample(stacked_stats(parts).map(lambda field: field.cpu()), mask, tokens, clock.seconds)
+
+    @override
+    def exact_kl(self, prompts: int) -> None:
+        return None
+
+
+class _Clock:
+    """Sums of seconds by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start

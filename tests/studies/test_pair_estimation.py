@@ -1,0 +1,157 @@
+"""The study of estimates: against exact values on enumerated models, and on checkpoints."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from lit_klrb.cli.main import main
+from lit_klrb.cli.study import _Parts
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.functional.enumeration import TabularLM, exact_kl
+from lit_klrb.studies import CheckpointPair, EnumerablePair, PairEstimationStudy
+
+# The fitted control variate warns where one of few completions dominates.
+pytestmark = pytest.mark.filterwarnings("ignore:one of .* completions has")
+PAIR = EnumerablePair(vocabulary=3, max_length=3, distance=1.2)
+DESIGN = {"prompts": 6, "completions": 3000, "group_sizes": [1, 5]}
+UNBIASED = ("k1", "k3", "cv", "cv_fitted", "rb")
+
+
+@pytest.fixture(scope="module")
+def snapshot():
+    (found,) = PairEstimationStudy(pairs=[PAIR], **DESIGN).measure(seed=1)["snapshots"]
+    return found
+
+
+def test_exact_values_are_sums_over_completions(snapshot):
+    pairs = PAIR.models(6)
+    for index, found in enumerate(snapshot["exact"]):
+        policy, reference = (TabularLM(table[index], 3) for table in (pairs.policies, pairs.references))
+        tokens, mask = policy.sequences()
+        logp, logq = policy.logprobs(tokens, mask), reference.logprobs(tokens, mask)
+        total = sum(p.exp() * (p - q) for p, q in zip(logp, logq, strict=True))
+        assert found == pytest.approx(total.item(), abs=1e-8)
+        assert found == pytest.approx(exact_kl(policy, reference).item(), abs=1e-8)
+
+
+def z_score(values, exact):
+    """Distance of the means from the exact values, in standard errors."""
+    error = (values.var(1) / values.shape[1]).sum().sqrt() / len(values)
+    return abs(values.mean() - exact.mean()).item() / error.item()
+
+
+def test_every_estimator_agrees_with_the_exact_value_and_k2_does_not(snapshot):
+    exact = torch.tensor(snapshot["exact"])
+    assert {name for name in snapshot["values"] if name != "k2"} == set(UNBIASED)
+    for name in UNBIASED:
+        assert z_score(torch.tensor(snapshot["values"][name]), exact) < 4, name
+    for size, values in snapshot["horvitz_thompson"].items():
+        assert z_score(torch.tensor(values), exact) < 4, f"HT, M = {size}"
+    assert z_score(torch.tensor(snapshot["values"]["k2"]), exact) > 6
+
+
+def test_the_mass_of_the_reference_is_the_mean_ratio_and_explains_the_control_variate(snapshot):
+    k1, cv = (torch.tensor(snapshot["values"][name]) for name in ("k1", "cv"))
+    mass = torch.tensor(snapshot["reference_mass"])
+    assert mass.tolist() == pytest.approx((-k1).exp().mean(1).tolist(), rel=1e-4)
+    assert (cv - k1).mean(1).tolist() == pytest.approx((mass - 1).tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("stratum", [1, 8])
+def test_completions_are_samples_from_the_policy(stratum):
+    pairs = PAIR.models(2)
+    found = PAIR.sample(2, 16_000, 0, stratum=stratum)
+    places = {tuple(row): index for index, row in enumerate(pairs.tokens.tolist())}
+    chosen = torch.tensor([places[tuple(row)] for row in found.tokens.tolist()]).view(2, -1)
+    for row, probabilities in zip(chosen, pairs.logprobs(pairs.policies).exp(), strict=True):
+        shares = row.bincount(minlength=len(probabilities)) / row.numel()
+        error = (probabilities * (1 - probabilities) / row.numel()).sqrt()
+        assert ((shares - probabilities).abs() < 4.5 * error).all()
+
+
+def test_stratified_estimates_have_less_variance_and_the_same_mean():
+    design = {"prompts": 6, "completions": 4000, "group_sizes": [8]}
+    variances = {}
+    for stratified in (False, True):
+        study = PairEstimationStudy(pairs=[PAIR], stratified=stratified, **design)
+        (found,) = study.measure(seed=2)["snapshots"]
+        means = torch.tensor(found["values"]["k1"]).view(6, -1, 8).mean(2)
+        assert z_score(means, torch.tensor(found["exact"])) < 4
+        variances[stratified] = means.var(1).mean().item()
+    assert variances[True] < 0.6 * variances[False]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"group_sizes": [7]}, "completions=3000 must be a multiple"),
+        ({"stratified": True}, "group_sizes: must be a single number of at least 2 with stratified=true"),
+        ({"tolerance": 0.0}, "tolerance: must be between 0 and 1, got 0.0"),
+        ({"pairs": []}, "pairs: must be different pairs of models"),
+        ({"prompts": 1}, "prompts: must be at least 2, got 1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(wrong, message):
+    with pytest.raises(ConfigurationError) as refused:
+        PairEstimationStudy(**{"pairs": [PAIR], **DESIGN, **wrong})
+    assert message in str(refused.value)
+
+
+def test_checkpoints_are_measured_and_a_stopped_study_goes_on(chain, tmp_path, monkeypatch):
+    pairs = [
+        {
+            "class_path": "CheckpointPair",
+            "init_args": {
+                "policy_path": chain.checkpoint(stage),
+                "reference_path": chain.checkpoint("sft"),
+                "max_new_tokens": 8,
+            },
+        }
+        for stage in ("dpo", "rloo")
+    ]
+    settings = {"pairs": pairs, "prompts": 3, "completions": 4, "group_sizes": [2], "independent": 20}
+    settings["stratified"] = True
+    config = {"study": {"class_path": "PairEstimationStudy", "init_args": settings}}
+    config["trainer"] = {"default_root_dir": str(tmp_path / "run")}
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    argv = ["study", "--config", str(tmp_path / "config.yaml")]
+    measured = []
+    result = _Parts.result
+
+    def stops_in_the_second(self, name, run):
+        measured.append(name)
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        return result(self, name, run)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_Parts, "result", stops_in_the_second)
+        with pytest.raises(KeyboardInterrupt):
+            main(argv)
+    taken = []
+    sample = CheckpointPair.sample
+    monkeypatch.setattr(
+        CheckpointPair, "sample", lambda self, *a, **k: taken.append(self.label) or sample(self, *a, **k)
+    )
+    assert main(argv) == 0
+    assert set(taken) == {chain.checkpoint("rloo")}
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["run"]
+    assert [path.name for path in (tmp_path / "run" / "studies").iterdir()] == ["estimation.json"]
+    artifact = json.loads((tmp_path / "run" / "studies" / "estimation.json").read_text())
+    assert [one["label"] for one in artifact["snapshots"]] == [chain.checkpoint(s) for s in ("dpo", "rloo")]
+    for one in artifact["snapshots"]:
+        assert {len(one["independent"][key]) for key in ("mean", "standard_error")} == {3}
+        assert all(math.isfinite(value) for value in one["independent"]["mean"])
+        assert torch.tensor(one["values"]["rb"]).shape == (3, 4)
+    assert main(["study", "--config", str(tmp_path / "config.yaml"), "--study.pairs", "[]"]) == 2
+
+
+def test_stratified_sampling_is_refused_with_a_leave_one_out_baseline(chain, tmp_path, capsys):
+    assert chain.run("fit", "rloo", "--model.stratified", "true", run=tmp_path / "run") == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "model.init_args.stratified: true is not allowed with kl.estimator.baseline=leave_one_out" in error
+    independent = ["--model.stratified", "true", "--kl.estimator.baseline", "null"]
+    assert chain.run("fit", "rloo", *independent, run=tmp_path / "run") == 0
