@@ -1,9 +1,11 @@
 """Parses the command line of `python -m analysis` and runs a command."""
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
@@ -67,12 +69,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def console() -> int:
+    """The installed command `lit-klrb-analysis`, on which a file analysis.py of the user's has no effect.
+
+    Modules of the user's own, such as estimators, are found in the working directory, but after the
+    installed packages: in this process, and in those it starts.
+    """
+    os.environ["PYTHONSAFEPATH"] = "1"
+    sys.path.append(str(Path.cwd()))
+    return main()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m analysis",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"lit_klrb {version('lit-klrb')}")
     commands = parser.add_subparsers(
         required=True, metavar="plan|sweep|report|verify|publish|import|compare|audit"
     )
@@ -127,6 +141,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     audit.add_argument("--share", metavar="K/N", help="K of N frontier points, if no points are published")
     audit.add_argument("--control", metavar="METHOD", help="the method that the others are compared with")
+    audit.add_argument(
+        "--match",
+        metavar="COLUMN,...",
+        type=lambda text: [name.strip() for name in text.split(",") if name.strip()],
+        help="the columns that match runs in pairs (default: all but method, kl and reward)",
+    )
 
     imported = commands.add_parser("import", help="import runs of other software as a sweep")
     imported.set_defaults(run=import_command)

@@ -30,7 +30,7 @@ def audit_command(arguments: argparse.Namespace) -> int:
     """Print what published points or a share support."""
     from analysis.report.audit import audit
 
-    print("\n".join(audit(arguments.points, arguments.share, arguments.control)))
+    print("\n".join(audit(arguments.points, arguments.share, arguments.control, arguments.match)))
     return 0
 
 

@@ -56,41 +56,64 @@ class Points:
         return [tuple(values[row] for values in used) for row in rows]
 
 
-def read_points(path: Path) -> Points:
-    """Read points from a CSV file with the columns method, kl and reward; runs are matched by all others.
+def read_points(path: Path, match: Sequence[str] | None = None) -> Points:
+    """Read points from a CSV file with the columns method, kl and reward.
+
+    Args:
+        path: The file; blanks around values are ignored.
+        match: Columns whose values match runs in pairs; None for all others.
 
     Raises:
-        ConfigurationError: If a column is missing or a value is not a number.
+        ConfigurationError: If a column is missing or a value is not a number; names its line.
     """
     try:
         text = read_bytes(path).decode("utf-8-sig")  # spreadsheets begin a file with a byte order mark
         reader = csv.DictReader(io.StringIO(text, newline=""))
-        rows, header = list(reader), list(reader.fieldnames or [])
+        header = [name.strip() for name in reader.fieldnames or []]
+        reader.fieldnames = header
+        lines = dict((reader.line_num, _stripped(row)) for row in reader)
     except DamagedFileError as error:
         raise ConfigurationError(str(error)) from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigurationError(f"{path}: cannot be read ({error})") from None
+    rows = list(lines.values())
     missing = [name for name in COLUMNS if name not in header]
     if missing or not rows:
         raise ConfigurationError(
             f"{path}: {'has no column ' + missing[0] if missing else 'has no rows'}; the columns "
             f"{', '.join(COLUMNS)} are expected, and others that match runs in pairs, such as beta and seed"
         )
-    kl, reward = (np.array([_number(path, name, row[name]) for row in rows]) for name in COLUMNS[1:])
-    columns = {name: [row[name] or "" for row in rows] for name in header if name not in COLUMNS}
-    for text in columns.get(BETA, ()):
-        if not math.isfinite(_number(path, BETA, text)):
-            raise ConfigurationError(f"{path}: {BETA} is {text!r}; a finite number expected")
+    kl, reward = (
+        np.array([_number(f"{path}, line {line}", name, row[name]) for line, row in lines.items()])
+        for name in COLUMNS[1:]
+    )
+    others = [name for name in header if name not in COLUMNS]
+    unknown = [name for name in match or () if name not in others]
+    if unknown:
+        raise ConfigurationError(
+            f"--match {unknown[0]}: {path} has the columns {', '.join(others) or 'none'}"
+        )
+    columns = {name: [row[name] for row in rows] for name in (others if match is None else match)}
+    for line, row in lines.items() if BETA in columns else ():
+        if not math.isfinite(_number(f"{path}, line {line}", BETA, row[BETA])):
+            raise ConfigurationError(
+                f"{path}, line {line}: {BETA} is {row[BETA]!r}; a finite number expected"
+            )
     return Points([row["method"] for row in rows], kl, reward, columns)
 
 
-def _number(path: Path, column: str, text: str) -> float:
+def _stripped(row: dict[str, str | None]) -> dict[str, str]:
+    """A row without blanks around values; missing values are empty."""
+    return {name: (text or "").strip() for name, text in row.items() if isinstance(name, str)}
+
+
+def _number(place: str, column: str, text: str) -> float:
     try:
         number = float(text)
-    except (TypeError, ValueError):
-        raise ConfigurationError(f"{path}: {column} is {text!r}; a number expected") from None
+    except ValueError:
+        raise ConfigurationError(f"{place}: {column} is {text!r}; a number expected") from None
     if LARGEST_VALUE < abs(number) < math.inf:
-        raise ConfigurationError(f"{path}: {column} is {text!r}, which is too large")
+        raise ConfigurationError(f"{place}: {column} is {text!r}, which is too large")
     return number
 
 
@@ -224,13 +247,16 @@ def _unmatched(wins: int, total: int, treated: BoolArray) -> str:
     )
 
 
-def audit(path: Path | None, share: str | None, control: str | None) -> list[str]:
+def audit(
+    path: Path | None, share: str | None, control: str | None, match: Sequence[str] | None = None
+) -> list[str]:
     """The lines of `python -m analysis audit`.
 
     Args:
         path: The CSV file of the points, or None.
         share: A share "k/n" instead of points, or None.
         control: The method with which the others are compared; for points only.
+        match: Columns that match runs in pairs; None for all but method, kl and reward. For points only.
 
     Raises:
         ConfigurationError: If not exactly one of path and share is given, or either cannot be used.
@@ -239,10 +265,12 @@ def audit(path: Path | None, share: str | None, control: str | None) -> list[str
         raise ConfigurationError("give either a CSV file of points or --share K/N")
     if path is None:
         assert share is not None
+        if match is not None:
+            raise ConfigurationError(f"--match {','.join(match)} needs a CSV file of points")
         return audit_share(*read_share(share))
     if control is None:
         raise ConfigurationError("--control is missing; name the method that the others are compared with")
-    points = read_points(path)
+    points = read_points(path, match)
     lost = sum(not math.isfinite(value) for value in points.kl + points.reward)
     note = [f"{count(lost, 'run')} diverged: never on the frontier."] if lost else []
     return [*note, *audit_points(points, control)]

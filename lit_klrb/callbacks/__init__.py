@@ -9,3 +9,6 @@ from .progress import RunProgressBar as RunProgressBar
 from .recorder import DivergedError as DivergedError, RunRecorder as RunRecorder
 from .stop import StopBetweenSteps as StopBetweenSteps
 from .throughput import RolloutThroughput as RolloutThroughput
+
+# What `help` lists
+__all__ = [name for name, value in globals().items() if callable(value) and not name.startswith("_")]

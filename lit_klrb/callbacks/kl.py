@@ -57,6 +57,8 @@ class KLEstimatorCallback(L.Callback):
         self.estimator, self.beta = estimator, beta
         self.final_beta, self.target_kl, self.horizon = final_beta, target_kl, horizon
         self.current = beta
+        # Whether the user chose the settings; the command line knows
+        self.chosen = True
         fitted = isinstance(estimator, RaoBlackwellControlVariate)
         self.token_values = TokenValues() if estimator.reads_token_values else None
         self.earlier_rollouts = EarlierRollouts() if fitted else None
@@ -69,7 +71,7 @@ class KLEstimatorCallback(L.Callback):
             ConfigurationError: If the module already has one.
         """
         if not getattr(pl_module, "uses_kl_estimator", False):
-            if stage == "fit":
+            if stage == "fit" and self.chosen:
                 pl_module.print(f"{type(pl_module).__name__} has no KL term: the keys under kl are ignored")
             return
         installed = getattr(pl_module, "kl_estimator", None)

@@ -143,7 +143,7 @@ class KLMonitor(EvaluationMonitor):
 
 @final
 class CompletionTable(EvaluationMonitor):
-    """Shows completions of each evaluation beside those of the first, with rewards.
+    """Shows completions of each evaluation, beside those of the first, with rewards.
 
     The table is printed and written to completions/step_N.csv and step_N.html.
 
@@ -168,12 +168,14 @@ class CompletionTable(EvaluationMonitor):
         current = [list(row) for row in zip(texts, evaluation.rewards[::every].tolist(), strict=False)]
         first = self._first.setdefault(stage, current)
         rows = [[*before, *after] for before, after in zip(first, current, strict=False)]
-        header = ("first evaluation", "reward", step_label(trainer), "reward")
-        self.write(trainer, schema.COMPLETIONS, "html", completion_page(header, rows))
+        header = ["first evaluation", "reward", step_label(trainer), "reward"]
+        alone = first is current  # the first evaluation has nothing to be compared with
+        shown = (header[2:], current) if alone else (header, rows)
+        self.write(trainer, schema.COMPLETIONS, "html", completion_page(*shown))
         columns = ["text_at_start", "reward_at_start", "text", "reward"]
         self.write(trainer, schema.COMPLETIONS, "csv", csv_text(columns, rows, csv.QUOTE_NONNUMERIC))
         if trainer.is_global_zero:
-            Console().print(text_table(header, rows))
+            Console().print(text_table(*shown))
 
     def state_dict(self) -> dict[str, Any]:
         """The completions of the first evaluation, by stage."""

@@ -114,6 +114,10 @@ class RunRecorder(L.Callback):
                 key="trainer.devices",
             )
 
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Log an evaluation after n steps at step n; Lightning would log it at step n - 1."""
+        set_logged_step(trainer, trainer.global_step)
+
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Store the metrics of the latest evaluation."""
         metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
@@ -130,8 +134,6 @@ class RunRecorder(L.Callback):
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         if self._evaluated_at != trainer.global_step:
-            # Within a fit, Lightning logs an evaluation after n steps at step n - 1; do the same here
-            set_logged_step(trainer, max(0, trainer.global_step - 1))
             evaluate()
         self._write_evaluation(trainer)
         self._write(

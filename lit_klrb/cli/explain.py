@@ -5,6 +5,7 @@ import importlib
 import inspect
 import json
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,12 +13,26 @@ from lit_klrb import estimators
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.cli.foreign.report import as_json, explain_config, text
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators import KLEstimator, RaoBlackwell
+from lit_klrb.estimators import (
+    KLEstimator,
+    RaoBlackwell,
+    RaoBlackwellControlVariate,
+    TiltedRaoBlackwell,
+)
 from lit_klrb.estimators.composed import DiscountedEstimator
 from lit_klrb.estimators.measurement import KL_LEVELS, TOP_K, counterexample, measure
 from lit_klrb.estimators.names import NAMES_IN_USE, NameInUse, names_of
 from lit_klrb.estimators.recipe import NOTATION
 
+# Columns of a terminal that a table of six columns needs
+WIDE = 110
+# What is not measured with one completion of one prompt, by estimator
+FITTED = {
+    RaoBlackwellControlVariate: "Its coefficients are fitted on other prompts. With one completion they are "
+    "0, and the gradients are MonteCarlo's; docs/control_variate.md measures it with many prompts.",
+    TiltedRaoBlackwell: "Its token values are fitted to earlier rollouts. Without them, the gradients are "
+    "RaoBlackwell's; docs/control_variate.md measures it with many prompts.",
+}
 # Discounts of the credit for the future that are measured beside the default of 1
 DISCOUNTS = (0.9, 0.5, 0.0)
 
@@ -90,7 +105,10 @@ def _describe(name: str, estimator: KLEstimator) -> dict[str, str | None]:
 
 
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a box table to a terminal, and one tab-separated line per row to a pipe."""
+    """Print a box table to a terminal, and one tab-separated line per row to a pipe.
+
+    In a terminal too narrow for a wide table, each row is a paragraph with a line per column.
+    """
     if not sys.stdout.isatty():
         for row in (header, *rows):
             print("\t".join(row))
@@ -99,7 +117,15 @@ def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
     from lit_klrb.run.tables import text_table
 
-    Console().print(text_table(header, rows))
+    console = Console()
+    if console.width >= WIDE or len(header) < 5:
+        console.print(text_table(header, rows))
+        return
+    for name, *cells in rows:
+        print(f"\n{name}")
+        for label, cell in zip(header[1:], cells, strict=True):
+            text = f"  {label}: {cell}"
+            print(textwrap.fill(text, console.width - 1, subsequent_indent="      "))
 
 
 def _overview() -> list[dict[str, str | None]]:
@@ -157,6 +183,8 @@ def _print_page(name: str, estimator: KLEstimator) -> None:
             for m in measure(estimator)
         ],
     )
+    if note := FITTED.get(type(estimator)):
+        print(note)
     if isinstance(estimator, DiscountedEstimator):
         _print_discounts(estimator)
     if names := names_of(type(estimator)):

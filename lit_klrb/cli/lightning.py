@@ -30,7 +30,7 @@ from lit_klrb.callbacks import (
 )
 from lit_klrb.cli.mistakes import EndedError, ending_of, flattened
 from lit_klrb.cli.parsing import OneLineParser, one_line
-from lit_klrb.cli.upstream import INITIAL, check_upstream
+from lit_klrb.cli.upstream import INITIAL, check_upstream, next_command
 from lit_klrb.cli.warned import once_of_a_kind, quiet
 from lit_klrb.errors import ConfigurationError, error_line
 from lit_klrb.run.checkpoints import CheckpointFiles
@@ -58,7 +58,7 @@ class LitCLI(LightningCLI):
     def __init__(self, args: Sequence[str]) -> None:
         # The id of the run to resume, "" if its checkpoint has none; None for a new run.
         self.resumed: str | None = None
-        self._command = args[0] if args else ""
+        self._command, *self._words = args or [""]
         self.config: Any = None
         try:
             super().__init__(
@@ -164,7 +164,15 @@ class LitCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Tell the module which checkpoint it is restored from, before it builds its model."""
         super().instantiate_classes()
+        self._get(self.config_init, "kl").chosen = self._names_section("kl")
         self.model.ckpt_path = self._get(self.config_init, "ckpt_path")
+
+    def _names_section(self, section: str) -> bool:
+        """Whether an option or a configuration file sets a key of a section."""
+        files = self._get(self.config, "config") or []
+        contents = [yaml.safe_load(Path(str(file)).read_text("utf-8-sig")) for file in files]
+        options = [word for word in self._words if re.match(rf"--{section}[.=]|--{section}$", word)]
+        return bool(options) or any(isinstance(content, dict) and section in content for content in contents)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Add the callbacks, loggers and plugins of every run."""
@@ -227,10 +235,15 @@ class LitCLI(LightningCLI):
         return f"to resume: {self.directory.resume_command}"
 
     def after_fit(self) -> None:
-        """Write the run's summary."""
+        """Write the run's summary, and print where the run is and what can follow."""
         self.recorder.conclude(
             self.trainer, lambda: self.trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
         )
+        if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            steps = self.trainer.global_step
+            self.model.print(
+                f"wrote {self.directory.path} ({steps} steps); {next_command(self.directory.checkpoint)}"
+            )
 
 
 def check_text(settings: Mapping[str, Any]) -> None:

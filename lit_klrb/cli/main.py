@@ -3,8 +3,11 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
 
 from lit_klrb import __version__
+from lit_klrb.cli.help import short_help
 from lit_klrb.errors import ConfigurationError, error_line
 from lit_klrb.stops import Stopped, Stops
 
@@ -18,8 +21,13 @@ COMMANDS = {
     "explain": "show what a KL estimator computes and what its gradient optimises",
     "export": "write a checkpoint as a folder that transformers loads",
     "kl": "estimate the KL of two given models, with its error",
+    "init": "copy the configurations that come with the package",
     "clean": "empty the cache, or remove the working files of a sweep's published cells",
 }
+# Commands of Lightning; every other command is the module of its name in this folder
+RUNS = ("fit", "validate", "test", "predict")
+# Packages that `pip install --no-deps` beside torch leaves out, for the message about one
+DEPENDENCIES = {"lightning", "transformers", "datasets", "omegaconf", "jsonargparse", "yaml", "numpy", "rich"}
 HELP = f"""usage: python -m lit_klrb COMMAND [--help] ...
 
 Fine-tune language models with a KL penalty whose estimates and gradients are correct.
@@ -53,11 +61,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigurationError as error:
         print(error_line(error), file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in DEPENDENCIES:
+            raise
+        print(
+            error_line(f"{command} needs {missing}, which is not installed: pip install lit-klrb"),
+            file=sys.stderr,
+        )
+        return 2
     except Stopped as stop:
         if os.environ.get("LOCAL_RANK", "0") != "0":
             return 0  # where one of several processes fails, Lightning kills the first
         print("; ".join([str(stop), *getattr(stop, "__notes__", [])]), file=sys.stderr)
         return stop.exit_code
+
+
+def console() -> int:
+    """The installed command `lit-klrb`, which finds modules of the user's own in the working directory.
+
+    They come last: no file of the user's can take the place of an installed package.
+    """
+    sys.path.append(str(Path.cwd()))
+    return main()
 
 
 def _run(command: str, rest: list[str]) -> int:
@@ -68,33 +94,15 @@ def _run(command: str, rest: list[str]) -> int:
     if command not in COMMANDS:
         given = f"unknown command {command}" if command else "a command is missing"
         raise ConfigurationError(f"{given}; one of {', '.join(COMMANDS)} expected, --help explains them")
-    if command == "export":
-        from lit_klrb.cli.export import main as export
-
-        return printing(lambda: export(rest))
-    if command == "kl":
-        from lit_klrb.cli.kl import main as kl
-
-        return printing(lambda: kl(rest))
-    if command == "explain":
-        from lit_klrb.cli.explain import main as explain
-
-        return printing(lambda: explain(rest))
-    if command == "clean":
-        from lit_klrb.cli.clean import main as clean
-
-        return printing(lambda: clean(rest))
-    if command == "study":
-        from lit_klrb.cli.study import main as study
-
-        return printing(lambda: study(rest))
-    if command == "check":
-        from lit_klrb.cli.check import main as check
-
-        return printing(lambda: check(rest))
+    if command not in RUNS:
+        own = import_module(f"lit_klrb.cli.{command}")
+        return printing(lambda: own.main(rest))
+    if {"-h", "--help"} & {*rest}:
+        return printing(lambda: print(short_help(command, COMMANDS[command]), end=""))
     from lit_klrb.cli.lightning import main as run
 
-    return run([command, *rest])
+    every = ["--help" if word == "--help-all" else word for word in rest]
+    return run([command, *every]) if every == rest else printing(lambda: run([command, *every]))
 
 
 def printing(command: Callable[[], int | None]) -> int:

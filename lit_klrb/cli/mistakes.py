@@ -50,8 +50,9 @@ def ending_of(error: Exception, settings: Mapping[str, Any]) -> Ending | None:
     """
     causes = list(_causes(error))
     for cause in causes:
-        if isinstance(cause, ConfigurationError):
-            return Ending(_of_checkpoint(cause, settings) or located(cause), USAGE)
+        line = _of_ours(cause, settings) or _of_requirement(cause, settings)
+        if line is not None:
+            return Ending(line, USAGE)
     building = _is_building(error)
     for cause in reversed(causes):  # the innermost exception says most
         if (line := _in_users_code(cause, settings)) is not None:
@@ -71,6 +72,23 @@ def ending_of(error: Exception, settings: Mapping[str, Any]) -> Ending | None:
         reason = f"{type(error).__name__}: {brief(error)}"
         return Ending(f"ckpt_path: {path} cannot be restored ({reason})", USAGE)
     return None
+
+
+def _of_requirement(error: BaseException, settings: Mapping[str, Any]) -> str | None:
+    """The message for a class of Lightning that needs another package; None for other errors."""
+    missing = re.search(r"given class_path '([\w.]+)':\s+Requirement '([^']+)' not met", str(error))
+    if missing is None:
+        return None
+    path, requirement = missing.groups()
+    key = next((key for key, value in settings.items() if value == path), "class_path")
+    return f"{_without_index(key)}: {path.rpartition('.')[2]} needs a package: pip install '{requirement}'"
+
+
+def _of_ours(error: BaseException, settings: Mapping[str, Any]) -> str | None:
+    """The message of this package's own exception; None for others."""
+    if not isinstance(error, ConfigurationError):
+        return None
+    return _of_checkpoint(error, settings) or located(error)
 
 
 def _of_checkpoint(error: ConfigurationError, settings: Mapping[str, Any]) -> str | None:

@@ -1,18 +1,21 @@
 """The argument parser, whose errors are one line with the key, the value and what is allowed."""
 
-import difflib
 import functools
 import inspect
 import operator
 import re
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import yaml
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.loggers import Logger
 
+from lit_klrb.cli.suggestions import suggestion
 from lit_klrb.config_files import check_config_file
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import KLEstimator
@@ -25,6 +28,10 @@ CLASS_KEYS: dict[str, type] = {
     "kl.estimator": KLEstimator,
     "study": Study,
 }
+# Keys whose values are classes, of Lightning or the user's own.
+PLUGINS = {"trainer.callbacks": Callback, "trainer.logger": Logger}
+# The keys of a sweep's plan, which is not a configuration of a run.
+PLAN_KEYS = {"stages", "grid", "primary"}
 # Messages of jsonargparse for a value that is not a class, or not one that the key accepts.
 NO_CLASS = (
     r"Expected a dot import path string: (?P<name>.+)",
@@ -75,9 +82,11 @@ class OneLineParser(LightningArgumentParser):
         try:
             return super().parse_path(path, **kwargs)
         except ConfigurationError as error:
-            reason = str(error)
+            reason, content = str(error), yaml.safe_load(Path(path).read_text("utf-8-sig"))
+            if isinstance(content, dict) and content.keys() >= PLAN_KEYS:
+                reason = f"is the plan of a sweep; run it with: python -m analysis sweep --config {path}"
+                raise ConfigurationError(f"{path} {reason}") from None
             if reason.startswith("Unexpected config"):
-                content = yaml.safe_load(Path(path).read_text("utf-8-sig"))
                 sections = f"{', '.join(map(str, content))}: " if isinstance(content, dict) else ""
                 reason = f"{sections}a mapping of keys to values is expected"
             elif not reason.startswith(("Problems parsing config: ", "Key must be")):
@@ -91,17 +100,20 @@ class OneLineParser(LightningArgumentParser):
 
 def known_classes(key: str) -> dict[str, type]:
     """The classes of this package that a key accepts, by name."""
-    found: dict[str, type] = {}
-    todo: list[type] = [CLASS_KEYS[key]]
-    while todo:
-        subclasses: list[type] = todo.pop().__subclasses__()
-        todo += subclasses
-        found |= {
-            c.__name__: c
-            for c in subclasses
-            if c.__module__.startswith("lit_klrb.") and not inspect.isabstract(c)
-        }
+    found = {
+        c.__name__: c
+        for c in _subclasses(CLASS_KEYS[key])
+        if c.__module__.startswith("lit_klrb.") and not inspect.isabstract(c)
+    }
     return dict(sorted(found.items()))
+
+
+def _subclasses(base: type) -> Iterator[type]:
+    """All direct and indirect subclasses of a class."""
+    subclasses: list[type] = base.__subclasses__()
+    for subclass in subclasses:
+        yield subclass
+        yield from _subclasses(subclass)
 
 
 def one_line(message: str, known_keys: list[str]) -> str:
@@ -141,21 +153,28 @@ def one_line(message: str, known_keys: list[str]) -> str:
     if unknown and not inner:
         name = unknown[1].removeprefix("init_args.")
         place = "" if key.endswith(f".{name}") else _joined(key, "init_args" if key in CLASS_KEYS else "")
-        return f"unknown key {_joined(place, name)}{_close(name, parameters_of(key) or known_keys)}"
+        return f"unknown key {_joined(place, name)}{suggestion(name, parameters_of(key) or known_keys)}"
     # NestedArg is how jsonargparse prints an option below a class, such as --kl.estimator.nonsense
     if match := re.search(r"Given value: NestedArg\(key='([^']+)'", message) if not inner else None:
-        return f"unknown key {_joined(full_key, 'init_args', match[1])}{_close(match[1], parameters_of(key))}"
+        place = _joined(full_key, "init_args", match[1])
+        return f"unknown key {place}{suggestion(match[1], parameters_of(key))}"
     # Only the text after the last key is about the value itself
     *_, innermost = re.split(r'Parser key "[^"]+":?', message)
-    return _no_class(full_key, innermost) or _wrong_type(full_key, innermost) or " ".join(message.split())
+    return (
+        _incomplete(full_key, innermost)
+        or _no_class(full_key, innermost)
+        or _wrong_type(full_key, innermost)
+        or " ".join(message.split())
+    )
 
 
 def _unknown(key: str, known_keys: list[str]) -> str:
     """The message for an unknown key, or for its section if that is unknown."""
     section, sections = key.partition(".")[0], sorted({known.partition(".")[0] for known in known_keys})
     if section not in sections:
-        return f"unknown key {section}{_close(section, sections)}"
-    return f"unknown key {key}{_close(key, known_keys)}"
+        inner = [f"{place}.init_args.{name}" for place in CLASS_KEYS for name in parameters_of(place)]
+        return f"unknown key {section}{suggestion(section, [*sections, *known_keys, *inner])}"
+    return f"unknown key {key}{suggestion(key, known_keys)}"
 
 
 def _missing(keys: list[str]) -> str:
@@ -164,6 +183,17 @@ def _missing(keys: list[str]) -> str:
     if len(known) != 1:
         return "what to run is missing: name a configuration, for example --config configs/demo/sft.yaml"
     return f"{known[0]}: a class is missing; known: {', '.join(known_classes(known[0]))}"
+
+
+def _incomplete(key: str, message: str) -> str | None:
+    """The message for a class whose constructor lacks an argument; None for other errors."""
+    missing = re.search(r"the following arguments are required: ([\w, ]+)", message)
+    named = re.findall(r"class_path='(?:[\w.]+\.)?(\w+)'", message)
+    if missing is None or not named:
+        return None
+    names = missing[1].split(", ")
+    options = " ".join(f"--{key}.{name} VALUE" for name in names)
+    return f"{key}: {named[-1]} needs {' and '.join(names)}: add {options}"
 
 
 def _no_class(key: str, message: str) -> str | None:
@@ -177,7 +207,8 @@ def _no_class(key: str, message: str) -> str | None:
         known = list(known_classes(key)) if key in CLASS_KEYS else []
         listed = f"; known: {', '.join(known)}" if known else ""
         reason = f" ({match['reason']})" if "reason" in match.groupdict() else ""
-        return f"{key}: unknown class {given}{reason}{_close(given, known)}{listed}"
+        alike = known or [kind.__name__ for kind in _subclasses(PLUGINS[key])] if key in PLUGINS else known
+        return f"{key}: unknown class {given}{reason}{suggestion(given, alike)}{listed}"
     return None
 
 
@@ -259,8 +290,3 @@ def _shown(value: str) -> str:
 
 def _joined(*parts: str) -> str:
     return ".".join(part for part in parts if part)
-
-
-def _close(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""

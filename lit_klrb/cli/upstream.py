@@ -1,6 +1,7 @@
 """Checks of the checkpoints that a module starts from, and hints how to make missing ones."""
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,23 @@ def check_upstream(settings: dict[str, Any]) -> None:
         raise ConfigurationError(f"{path} does not exist; {hint}", key=key)
 
 
+def next_command(checkpoint: Path) -> str:
+    """What can follow a run: a stage under configs/ that starts from its checkpoint, or its export.
+
+    Args:
+        checkpoint: The run's last checkpoint.
+    """
+    for config in sorted(Path("configs").rglob("*.yaml")):
+        named = re.findall(r"^\s*\w+_path:\s*(\S+\.ckpt)\s*$", config.read_text("utf-8"), re.MULTILINE)
+        made = made_by(config)
+        ready = all(Path(path).exists() for path in named) and made is not None and not made.exists()
+        if str(checkpoint) in named and ready:
+            return f"next: python -m lit_klrb fit --config {config}"
+    folder = checkpoint.parent.parent / "model"
+    paths = f"--ckpt_path {shlex.quote(str(checkpoint))} --output_dir {shlex.quote(str(folder))}"
+    return f"to use it elsewhere: python -m lit_klrb export {paths}"
+
+
 def paths_of(value: str | dict[str, float] | None) -> list[str]:
     """The paths in a setting, which is a path, None, or a mapping from paths to weights."""
     return [] if value is None else [value] if isinstance(value, str) else list(value)
@@ -36,9 +54,10 @@ def paths_of(value: str | dict[str, float] | None) -> list[str]:
 
 def config_that_makes(checkpoint: Path) -> Path | None:
     """The file under configs/ whose run writes the checkpoint."""
-    pattern = re.compile(r"^\s*default_root_dir:\s*(\S+)", re.MULTILINE)
-    for config in sorted(Path("configs").rglob("*.yaml")):
-        found = pattern.search(config.read_text("utf-8"))
-        if found and Path(found[1]) / schema.CHECKPOINT == checkpoint:
-            return config
-    return None
+    return next((c for c in sorted(Path("configs").rglob("*.yaml")) if made_by(c) == checkpoint), None)
+
+
+def made_by(config: Path) -> Path | None:
+    """The checkpoint that the run of a configuration file writes."""
+    found = re.search(r"^\s*default_root_dir:\s*(\S+)", config.read_text("utf-8"), re.MULTILINE)
+    return Path(found[1]) / schema.CHECKPOINT if found else None

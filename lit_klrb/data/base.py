@@ -1,5 +1,6 @@
 """Base class of the data modules: a corpus, and batches that are a function of (seed, step)."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +11,13 @@ import lightning as L
 from torch.utils.data import DataLoader
 
 from lit_klrb.data.batches import Batch
-from lit_klrb.data.corpora import load_reviews
+from lit_klrb.data.corpora import TEXT, load_reviews
 from lit_klrb.data.grammar import Review
 from lit_klrb.data.interfaces import Learner, RepeatsBatches
 from lit_klrb.data.samplers import StepBatchSampler
 from lit_klrb.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
 
 SPLITS = {
     "fit": ("train", "validation"),
@@ -46,6 +49,8 @@ class CorpusDataModule(L.LightningDataModule, ABC):
 
     # The content of batches in training and in evaluation; must equal what a module declares in `reads`.
     contents: ClassVar[tuple[str, str]]
+    # Names of the column with the texts, of which the first that exists is read.
+    columns: ClassVar[tuple[str, ...]] = (TEXT,)
 
     source: str = "grammar"
     batch_size: int
@@ -98,7 +103,19 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         """
         self._check_module(stage)
         for split in SPLITS[stage]:
-            self.reviews[split] = load_reviews(self.source, split, size=self.sizes[split])
+            announced = split in self.reviews
+            self.reviews[split] = load_reviews(
+                self.source, split, size=self.sizes[split], columns=self.columns
+            )
+            if len(self.reviews[split]) < self.sizes[split] and not announced:
+                self._announce_fewer(split)
+
+    def _announce_fewer(self, split: str) -> None:
+        log.warning(
+            "%s is %d, but the %s split of %s has %d texts: all are used",
+            "train_size" if split == "train" else "eval_size",
+            *(self.sizes[split], split, self.source, len(self.reviews[split])),
+        )
 
     def _check_module(self, stage: str) -> None:
         if self.trainer is None:

@@ -11,20 +11,32 @@ from pathlib import Path
 from typing import Any
 
 from lit_klrb.data.grammar import Review, ReviewGrammar
-from lit_klrb.data.tables import READERS, read_rows
+from lit_klrb.data.tables import CONVERSIONS, READERS, read_rows
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.seeding import derive_seed
 
 GRAMMAR = "grammar"
+TEXT, PROMPT = "text", "prompt"
 ALLOWED = "allowed: grammar, a hub id, a folder of .parquet or .jsonl files, or one such file"
 HELD_OUT = ("test", "validation")
 HELD_OUT_EVERY = 20  # one in 20 train texts is held out for a split that the source lacks
+# What a conversation, a list of messages, must become.
+CONVERSATION = (
+    "a conversation must be one text: tokenizer.apply_chat_template(messages, tokenize=False, "
+    "add_generation_prompt=True)"
+)
 LABELS = {0: 0, 1: 1, -1: None, None: None}  # on the hub, -1 marks an unknown label
 
 log = logging.getLogger(__name__)
 
 
-def load_reviews(source: str = GRAMMAR, split: str = "train", size: int = 0, seed: int = 0) -> list[Review]:
+def load_reviews(
+    source: str = GRAMMAR,
+    split: str = "train",
+    size: int = 0,
+    seed: int = 0,
+    columns: tuple[str, ...] = (TEXT,),
+) -> list[Review]:
     """Load the reviews of a split, shuffled.
 
     The files of a folder are its splits (`train.parquet`, `test.parquet`); a single file is a train split. If
@@ -38,6 +50,8 @@ def load_reviews(source: str = GRAMMAR, split: str = "train", size: int = 0, see
         split: "train", "validation", "test", or another split of the source.
         size: Maximum number of reviews; 0 for all.
         seed: Seed of the order; for the grammar, seed of the reviews.
+        columns: Names of the column with the texts, of which the first that exists is read. Those of the
+            column `prompt` are prompts to be used as a whole.
 
     Raises:
         ConfigurationError: If the source or split does not exist, if a column is missing or has wrong values,
@@ -54,7 +68,7 @@ def load_reviews(source: str = GRAMMAR, split: str = "train", size: int = 0, see
                 source, "is unlimited: a size of 0 (all reviews) is allowed for other sources"
             )
         return ReviewGrammar().reviews(size, derive_seed(seed, "corpus", split))
-    splits = _load_splits(source)
+    splits = _load_splits(source, columns)
     _check_split(source, split, [name for name, reviews in splits.items() if reviews])
     reviews = list(splits[split])
     random.Random(derive_seed(seed, "order", split)).shuffle(reviews)
@@ -77,9 +91,10 @@ def clean_text(text: str) -> str:
 
 
 @cache
-def _load_splits(source: str) -> dict[str, list[Review]]:
+def _load_splits(source: str, columns: tuple[str, ...]) -> dict[str, list[Review]]:
     """All splits of a source, in its order; texts of held-out splits are removed from the others."""
-    splits = {name: _clean_rows(source, rows) for name, rows in open_splits("source", source).items()}
+    opened = open_splits("source", source)
+    splits = {name: _clean_rows(source, rows, columns) for name, rows in opened.items()}
     for number, name in enumerate(HELD_OUT):
         if "train" in splits and name not in splits:
             held_out = [zlib.crc32(r.text.encode()) % HELD_OUT_EVERY == number for r in splits["train"]]
@@ -114,7 +129,8 @@ def open_splits(key: str, source: str) -> Mapping[str, Any]:
         if not files:
             raise ConfigurationError(f"{source} is a folder without {' or '.join(READERS)} files", key=key)
         return {file.stem: read_rows(key, file) for file in files}
-    if path.suffix in READERS or path.exists() or source.startswith((".", "/", "~")):
+    is_file = path.suffix in READERS or path.suffix.lower() in CONVERSIONS
+    if is_file or path.exists() or source.startswith((".", "/", "~")):
         return {"train": read_rows(key, path)}
     import datasets  # slow to import, and needed for the hub only
 
@@ -126,20 +142,29 @@ def open_splits(key: str, source: str) -> Mapping[str, Any]:
         raise ConfigurationError(f"{source} cannot be read ({reason}); {ALLOWED}", key=key) from None
 
 
-def _clean_rows(source: str, rows: Any) -> list[Review]:
-    if "text" not in rows.column_names:
-        columns = ", ".join(rows.column_names)
+def _clean_rows(source: str, rows: Any, columns: tuple[str, ...]) -> list[Review]:
+    column = next((name for name in columns if name in rows.column_names), None)
+    if column is None:
+        given = ", ".join(rows.column_names)
+        wanted = " or ".join(columns)
         raise _source_error(
-            source, f"has no column text; its columns: {columns}" if columns else "has no rows"
+            source, f"has no column {wanted}; its columns: {given}" if given else "has no rows"
         )
-    texts = rows["text"][:]
+    texts = rows[column][:]
     labels = rows["label"][:] if "label" in rows.column_names else [None] * len(texts)
     for text, label in zip(texts, labels, strict=True):
+        if isinstance(text, list):
+            raise _source_error(source, f"has the {column} {text!r:.80}; {CONVERSATION}")
         if not isinstance(text, str) or not _is_unicode(text):
-            raise _source_error(source, f"has the text {text!r:.80}; allowed: strings of Unicode characters")
-        if label not in list(LABELS):
+            raise _source_error(
+                source, f"has the {column} {text!r:.80}; allowed: strings of Unicode characters"
+            )
+        if column == TEXT and label not in list(LABELS):
             raise _source_error(source, f"has the label {label!r}; allowed: 1, 0, and -1 for unknown")
-    reviews = [Review(clean_text(text), LABELS[label]) for text, label in zip(texts, labels, strict=True)]
+    if column == PROMPT:  # used as they are, and never rated by their own label
+        reviews = [Review(text, None, is_prompt=True) for text in texts]
+    else:
+        reviews = [Review(clean_text(text), LABELS[label]) for text, label in zip(texts, labels, strict=True)]
     kept = [review for review in reviews if review.text]
     if 0 < len(kept) < len(reviews):
         log.warning("%s: dropped %d empty reviews", source, len(reviews) - len(kept))
@@ -157,7 +182,10 @@ def _is_unicode(text: str) -> bool:
 
 def _check_split(source: str, split: str, allowed: Iterable[str]) -> None:
     if split not in allowed:
-        raise _source_error(source, f"has no {split} reviews; allowed: {', '.join(sorted(allowed))}")
+        names = ", ".join(sorted(allowed)) or "none"
+        folder = "; the files of a folder are its splits, such as train.jsonl and test.jsonl"
+        hint = folder if Path(source).expanduser().is_dir() else ""
+        raise _source_error(source, f"has no {split} split with texts; its splits: {names}{hint}")
 
 
 def _source_error(source: str, problem: str) -> ConfigurationError:

@@ -28,10 +28,12 @@ class Review:
     Args:
         text: The text.
         label: 1 positive, 0 negative, None unknown.
+        is_prompt: Whether the text is a prompt, to be used as a whole.
     """
 
     text: str
     label: int | None
+    is_prompt: bool = False
 
 
 class Entropy(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 
 from lit_klrb.data.base import CorpusDataModule, check_at_least
 from lit_klrb.data.batches import Batch, classifier_batch, pad
-from lit_klrb.data.corpora import GRAMMAR
+from lit_klrb.data.corpora import GRAMMAR, PROMPT, TEXT
 from lit_klrb.data.grammar import Review, ReviewGrammar
 from lit_klrb.data.interfaces import PairMaker
 from lit_klrb.data.preferences import collate_pairs, load_preferences
@@ -102,18 +102,20 @@ class LabelledReviewDataModule(WholeReviews):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ReviewBeginnings(CorpusDataModule, ABC):
-    """Prompts that consist of the first few tokens of reviews.
+    """Prompts: the first few tokens of reviews, or given prompts as they are.
 
     Args:
         source: "grammar" for the embedded world, a hub id, a folder, or a .parquet or .jsonl file with the
-            column text.
-        batch_size: Prompts per training batch, each with completions_per_prompt completions.
+            column prompt, whose texts are used as they are, or text, of which the beginnings are used.
+        batch_size: Prompts per training batch; the module sets the number of completions of each.
         train_size: Number of training prompts; 0 for one per review.
         eval_size: Number of prompts of the common evaluation, the same for every run.
         eval_batch_size: Prompts per evaluation batch; the sampled completions depend on it.
         min_prompt_tokens: Minimum length of a prompt.
         max_prompt_tokens: Maximum length of a prompt; each prompt's length is drawn from this range.
     """
+
+    columns = (PROMPT, TEXT)
 
     batch_size: int = 32
     train_size: int = 5_000
@@ -144,7 +146,7 @@ class ReviewBeginnings(CorpusDataModule, ABC):
 @final
 @dataclass(kw_only=True, eq=False, repr=False)
 class PromptDataModule(ReviewBeginnings):
-    """Prompts for training and evaluation: the first few tokens of reviews."""
+    """Prompts for training and evaluation."""
 
     contents = ("prompts", "prompts")
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_klrb.data.batches import Batch, pad
-from lit_klrb.data.corpora import open_splits
+from lit_klrb.data.corpora import CONVERSATION, open_splits
 from lit_klrb.errors import ConfigurationError
 
 
@@ -31,7 +31,13 @@ def load_preferences(source: str) -> list[Preference]:
     rows = open_splits("preferences", source).get("train", ())
     if not len(rows):
         raise ConfigurationError(f"{source} has no rows in its train split", key="preferences")
-    missing = [name for name in Preference._fields if name not in rows.column_names]
+    given = [name for name in Preference._fields if name in rows.column_names]
+    for name in given:
+        if isinstance(rows[name][0], list):
+            raise ConfigurationError(
+                f"{source} has conversations in the column {name}; {CONVERSATION}", key="preferences"
+            )
+    missing = [name for name in Preference._fields if name not in given]
     if missing:
         raise ConfigurationError(
             f"{source} has no column {missing[0]}; its columns: {', '.join(rows.column_names)}",
@@ -42,7 +48,7 @@ def load_preferences(source: str) -> list[Preference]:
         if not (all(isinstance(text, str) for text in preference) and preference.prompt):
             raise ConfigurationError(
                 f"{source} has the row {preference}; rows must have three texts and "
-                "a prompt that is not empty (apply a chat template to conversations first)",
+                "a prompt that is not empty",
                 key="preferences",
             )
     return preferences

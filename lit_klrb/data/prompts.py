@@ -1,4 +1,4 @@
-"""Prompts: the first few tokens of reviews."""
+"""Prompts: the first few tokens of reviews, or given prompts as they are."""
 
 import random
 from collections.abc import Sequence
@@ -17,6 +17,8 @@ def cut_prompts(
     seed: int = 0,
 ) -> list[list[int]]:
     """Cut each review to a prompt whose length is uniform between `min_tokens` and `max_tokens`.
+
+    Given prompts (`Review.is_prompt`) are not cut.
 
     Args:
         reviews: The reviews.
@@ -37,6 +39,10 @@ def cut_prompts(
     """
     encoded = tokenizer([review.text for review in reviews], add_special_tokens=False)["input_ids"]
     return [
-        ids[: random.Random(derive_seed(seed, "prompt length", index)).randint(min_tokens, max_tokens)]
-        for index, ids in enumerate(encoded)
+        ids if review.is_prompt else ids[: _length(seed, index, min_tokens, max_tokens)]
+        for index, (review, ids) in enumerate(zip(reviews, encoded, strict=True))
     ]
+
+
+def _length(seed: int, index: int, least: int, most: int) -> int:
+    return random.Random(derive_seed(seed, "prompt length", index)).randint(least, most)

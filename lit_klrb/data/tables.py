@@ -44,11 +44,16 @@ def read_rows(key: str, path: Path) -> Rows:
     if not path.exists():
         raise ConfigurationError(f"{path} does not exist", key=key)
     if path.suffix not in READERS or not path.is_file():
-        raise ConfigurationError(f"{path} is not a {' or '.join(READERS)} file", key=key)
+        hint = CONVERSIONS.get(path.suffix.lower(), "")
+        raise ConfigurationError(f"{path} is not a {' or '.join(READERS)} file{hint}", key=key)
     try:
         return READERS[path.suffix](path)
     except UnicodeDecodeError as error:
-        reason = f"it is not encoded in UTF-8: {error.reason} at byte {error.start}"
+        line = path.read_bytes().count(b"\n", 0, error.start) + 1
+        reason = (
+            f"it is not encoded in UTF-8: {error.reason} in line {line}; if it is Latin-1: "
+            f"iconv -f latin1 -t utf-8 {path.name} > utf8{path.suffix}"
+        )
     except OSError as error:
         reason = error.strerror or str(error)
     except (ValueError, RecursionError) as error:
@@ -78,4 +83,12 @@ def _read_parquet(path: Path) -> Rows:
     return Rows(parquet.read_table(path).to_pydict())
 
 
+_CONVERT = "; convert it in Python: pandas.{reader}.to_json('texts.jsonl', orient='records', lines=True)"
+# Hints how to convert files of other formats, by suffix.
+CONVERSIONS = {
+    ".csv": _CONVERT.format(reader="read_csv(FILE)"),
+    ".tsv": _CONVERT.format(reader="read_csv(FILE, sep='\\t')"),
+    ".json": _CONVERT.format(reader="read_json(FILE)"),
+    ".txt": '; one JSON object per line is expected: {"text": ...}',
+}
 READERS: dict[str, Callable[[Path], Rows]] = {".parquet": _read_parquet, ".jsonl": _read_jsonl}

@@ -33,3 +33,6 @@ from .unbiased import (
     RaoBlackwellLite as RaoBlackwellLite,
     RaoBlackwellSequence as RaoBlackwellSequence,
 )
+
+# What `help` lists
+__all__ = [name for name, value in globals().items() if callable(value) and not name.startswith("_")]

@@ -1,4 +1,9 @@
-"""Functions from tensors to tensors; they need torch alone."""
+"""Functions from tensors to tensors, which need torch alone.
+
+`token_stats` gives the statistics of each token that estimators use, `tiled_token_stats` the same without
+the logits of a batch, and `tiled_policy_loss` the loss of a training step. `kl_values` has all estimates of
+the KL.
+"""
 
 from .baselines import leave_one_out_baseline as leave_one_out_baseline
 from .credit import (
@@ -30,3 +35,6 @@ from .tiled import (
     tiled_token_stats as tiled_token_stats,
 )
 from .topk import kl_topk as kl_topk
+
+# What `help` lists
+__all__ = [name for name, value in globals().items() if callable(value) and not name.startswith("_")]

@@ -24,6 +24,8 @@ from lit_klrb.run.lightning_internals import trainer_of
 from lit_klrb.run.options import RULES, check_training_options
 from lit_klrb.seeding import derive_seed
 
+# What every batch contains: token ids and the mask of those that are not padding.
+REQUIRED = {"tokens", "attention_mask"}
 REFERENCE_PREFIX = "reference."
 PROGRESS_BAR_METRICS = {schema.REWARD, schema.KL, schema.LOSS}
 
@@ -153,13 +155,15 @@ class TrainedModule(L.LightningModule, ABC):
         """Refuse batches of another kind, such as those of a data module from another project.
 
         Raises:
-            ConfigurationError: If a batch is not a dictionary.
+            ConfigurationError: If a batch is not a dictionary, or lacks what every module reads.
         """
-        if not isinstance(batch, Mapping):
-            data = type(self.trainer.datamodule).__name__  # type: ignore[attr-defined]
+        names = isinstance(batch, Mapping) and batch.keys()
+        if not names or not names >= REQUIRED:
+            data = type(getattr(self.trainer, "datamodule", None)).__name__
+            given = f"dictionaries of {', '.join(map(str, names))}" if names else type(batch).__name__
             raise ConfigurationError(
-                f"data: the batches of {data} are {type(batch).__name__}, but {type(self).__name__} reads "
-                "dictionaries of tensors"
+                f"data: the batches of {data} are {given}, but {type(self).__name__} reads dictionaries of "
+                f"tensors with {' and '.join(sorted(REQUIRED))}, both [B, N]"
             )
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:

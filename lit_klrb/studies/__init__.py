@@ -11,3 +11,6 @@ from .off_policy import OffPolicyStudy as OffPolicyStudy
 from .pairs import CheckpointPair as CheckpointPair, EnumerablePair as EnumerablePair, ModelPair as ModelPair
 from .pitfalls import PitfallsStudy as PitfallsStudy
 from .study import Study as Study
+
+# What `help` lists
+__all__ = [name for name, value in globals().items() if callable(value) and not name.startswith("_")]

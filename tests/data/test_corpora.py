@@ -57,7 +57,7 @@ def test_grammar_splits_are_streams_of_their_own():
 def test_grammar_refuses_all_reviews_and_unknown_splits():
     with pytest.raises(ConfigurationError, match=r"^source: grammar is unlimited"):
         load_reviews("grammar", "train", size=0)
-    with pytest.raises(ConfigurationError, match="no dev reviews; allowed: test, train, validation"):
+    with pytest.raises(ConfigurationError, match="no dev split with texts; its splits: test, train, valid"):
         load_reviews("grammar", "dev", size=3)
 
 
@@ -196,12 +196,12 @@ def test_missing_sources_are_named(tmp_path, monkeypatch):
 
 def test_a_split_without_reviews_is_named(tmp_path):
     source = write(tmp_path / "train.jsonl", ROWS[:1])
-    with pytest.raises(ConfigurationError, match="has no test reviews; allowed: train"):
+    with pytest.raises(ConfigurationError, match="has no test split with texts; its splits: train"):
         load_reviews(source, "test")
     folder = tmp_path / "folder"
     folder.mkdir()
     write(folder / "test.jsonl", ROWS[:1])
-    with pytest.raises(ConfigurationError, match="has no train reviews; allowed: test"):
+    with pytest.raises(ConfigurationError, match="has no train split with texts; its splits: test"):
         load_reviews(str(folder))
 
 

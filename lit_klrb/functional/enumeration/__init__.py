@@ -15,3 +15,6 @@ from .tabular import (
     num_prefixes as num_prefixes,
     optimal_policy as optimal_policy,
 )
+
+# What `help` lists
+__all__ = [name for name, value in globals().items() if callable(value) and not name.startswith("_")]

@@ -192,3 +192,32 @@ def test_a_pipe_of_points_is_refused_at_once(tmp_path, capsys):
     os.mkfifo(tmp_path / "points.csv")
     assert main(["audit", str(tmp_path / "points.csv"), "--control", "MC"]) == 2
     assert "points.csv: is not a regular file" in capsys.readouterr().err
+
+
+SPACED = """\
+method, kl, reward, beta, seed, gpu
+mc, 1.0, 2.0, 0.1, 0, a
+mc, 1.2, 2.1, 0.1, 1, b
+rb, 0.9, 2.2, 0.1, 0, b
+rb, 1.1, 2.3, 0.1, 1, a
+"""
+
+
+def test_blanks_after_commas_are_ignored_and_columns_to_match_can_be_named(tmp_path, capsys):
+    path = tmp_path / "points.csv"
+    path.write_text(SPACED)
+    assert main(["audit", str(path), "--control", "mc"]) == 0
+    assert "do not match because of the column gpu" in capsys.readouterr().out
+    assert main(["audit", str(path), "--control", "mc", "--match", "beta, seed"]) == 0
+    assert "2 matched pairs" in capsys.readouterr().out
+    assert main(["audit", str(path), "--control", "mc", "--match", "beta,sed"]) == 2
+    assert f"--match sed: {path} has the columns beta, seed, gpu" in capsys.readouterr().err
+    assert main(["audit", "--share", "7/9", "--match", "seed"]) == 2
+    assert "--match seed needs a CSV file of points" in capsys.readouterr().err
+
+
+def test_a_value_that_is_no_number_is_named_with_its_line(tmp_path, capsys):
+    path = tmp_path / "points.csv"
+    path.write_text(SPACED.replace("2.3", "much"))
+    assert main(["audit", str(path), "--control", "mc"]) == 2
+    assert f"{path}, line 5: reward is 'much'; a number expected" in capsys.readouterr().err

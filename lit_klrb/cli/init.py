@@ -1,0 +1,56 @@
+"""`python -m lit_klrb init DIR`: copies the configurations that come with the package."""
+
+import shutil
+import sysconfig
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import lit_klrb
+from lit_klrb.cli.arguments import Arguments
+from lit_klrb.errors import ConfigurationError
+
+CONFIGS = "configs"
+# The folder of an installed package's configurations, below the prefix of the environment.
+SHARED = Path("share", "lit-klrb", CONFIGS)
+
+
+def shipped() -> Path:
+    """The folder with the configurations: of the checkout, or of the installed package.
+
+    Raises:
+        ConfigurationError: If there is none.
+    """
+    checkout = Path(lit_klrb.__file__).parents[1] / CONFIGS
+    try:
+        files = distribution("lit-klrb").files or []
+    except PackageNotFoundError:
+        files = []
+    installed = [Path(str(f.locate())).parents[1] for f in files if SHARED.parts == f.parts[-5:-2]]
+    for folder in (checkout, *installed[:1], Path(sysconfig.get_path("data")) / SHARED):
+        if (folder / "demo" / "sft.yaml").exists():
+            return folder.resolve()
+    raise ConfigurationError("this installation has no configurations; copy configs/ from the repository")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `init DIR` and return the exit code.
+
+    Args:
+        argv: The command line after `init`.
+
+    Raises:
+        ConfigurationError: If DIR/configs exists.
+    """
+    parser = Arguments("python -m lit_klrb init", description=__doc__)
+    parser.add_argument("directory", type=Path, metavar="DIR", help="the folder to write configs/ to")
+    directory: Path = parser.parse_args(argv).directory
+    target = directory / CONFIGS
+    if target.exists():
+        raise ConfigurationError(f"{target} exists; name another folder")
+    try:
+        shutil.copytree(shipped(), target)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {target}: {error.strerror or error}") from None
+    print(f"wrote {target}; next, in {directory}: python -m lit_klrb fit --config {CONFIGS}/demo/sft.yaml")
+    return 0

@@ -1,0 +1,47 @@
+"""Suggestions for misspelt names."""
+
+import difflib
+from collections.abc import Collection
+
+
+def suggestion(word: str, known: Collection[str]) -> str:
+    """A question naming the known name that was probably meant, or the empty string.
+
+    The last part of a dotted name counts most: a name that has the same one, then one whose words begin with
+    the given letters, then one with the same word in it, then the most similar spelling.
+
+    Args:
+        word: The unknown name; dotted for a configuration key.
+        known: The names that exist.
+
+    Example:
+        >>> suggestion("lr", ["lora", "learning_rate"]), suggestion("model.lr", ["model.learning_rate"])
+        (' (did you mean learning_rate?)', ' (did you mean model.learning_rate?)')
+        >>> suggestion("beta", ["kl.beta", "kl.final_beta"]), suggestion("nonsense", ["kl.beta"])
+        (' (did you mean kl.beta?)', '')
+    """
+    last = word.rpartition(".")[2].lower()
+    for alike in (_same, _initials, _contains):
+        found = [name for name in known if alike(last, name.rpartition(".")[2].lower())]
+        if found:
+            return _question(difflib.get_close_matches(word, found, n=1, cutoff=0.0)[0])
+    # Of short words, half of the letters agree by chance
+    similar = difflib.get_close_matches(word, known, n=1, cutoff=0.6 if len(last) > 4 else 0.75)
+    return _question(similar[0]) if similar else ""
+
+
+def _same(word: str, name: str) -> bool:
+    return word == name
+
+
+def _initials(word: str, name: str) -> bool:
+    parts = name.split("_")
+    return len(parts) > 1 and word == "".join(part[:1] for part in parts)
+
+
+def _contains(word: str, name: str) -> bool:
+    return len(word) > 3 and word in name.split("_")
+
+
+def _question(name: str) -> str:
+    return f" (did you mean {name}?)"

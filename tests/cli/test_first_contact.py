@@ -1,0 +1,172 @@
+"""What a new user meets: their own data and classes, misspelt keys, and the end of a run."""
+
+import csv
+import json
+
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from torch.utils.data import DataLoader
+
+from lit_klrb.cli.main import main
+from lit_klrb.cli.suggestions import suggestion
+from lit_klrb.cli.upstream import next_command
+
+TEXTS = [f"The film was good, number {number}, and more words follow." for number in range(300)]
+
+
+def write_rows(path, rows):
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return str(path)
+
+
+def refusal(chain, tmp_path, capsys, stage, *extra):
+    assert chain.run("fit", stage, *extra, run=tmp_path / "run") == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--model.lr", "1"], "unknown key model.init_args.lr (did you mean learning_rate?)"),
+        (["--lr", "1"], "unknown key lr (did you mean model.init_args.learning_rate?)"),
+        (["--beta", "1"], "unknown key beta (did you mean kl.beta?)"),
+        (["--trainer.callbacks+=KLMonitr"], "unknown class KLMonitr (did you mean KLMonitor?)"),
+        (["--trainer.logger+=CSVLogger"], "CSVLogger needs save_dir: add --trainer.logger.save_dir VALUE"),
+        (
+            ["--trainer.logger+=CometLogger"],
+            "trainer.logger: CometLogger needs a package: pip install 'comet",
+        ),
+    ],
+)
+def test_names_that_do_not_exist_or_are_incomplete(chain, tmp_path, capsys, extra, message):
+    assert message in refusal(chain, tmp_path, capsys, "rloo", *extra)
+
+
+def test_short_words_are_not_corrected_to_anything():
+    assert suggestion("xyz", ["max_steps", "x_lim", "beta"]) == ""
+    assert suggestion("kl.etsimator", ["kl.estimator", "kl.beta"]) == " (did you mean kl.estimator?)"
+
+
+@pytest.mark.parametrize("name", ["demo", "imdb_small", "pitfalls"])
+def test_the_plan_of_a_sweep_is_not_a_configuration(capsys, name):
+    path = f"configs/{name}/sweep.yaml"
+    assert main(["fit", "--config", path]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line == (
+        f"error: {path} is the plan of a sweep; run it with: python -m analysis sweep --config {path}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "x.csv",
+            b"text,label\na,1\n",
+            "x.csv is not a .parquet or .jsonl file; convert it in Python: pandas",
+        ),
+        (
+            "x.jsonl",
+            '{"text": "a"}\n{"text": "caf\xe9"}\n'.encode("latin-1"),
+            "in line 2; if it is Latin-1: ico",
+        ),
+        ("x.jsonl", b'{"prompt": [{"role": "user", "content": "a"}]}', "apply_chat_template"),
+        ("x.jsonl", b'{"words": "a"}', "has no column prompt or text; its columns: words"),
+    ],
+)
+def test_files_that_cannot_be_prompts(chain, tmp_path, capsys, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    assert message in refusal(chain, tmp_path, capsys, "rloo", "--data.source", str(tmp_path / name))
+
+
+def test_a_missing_table_is_not_looked_up_on_the_hub(chain, tmp_path, capsys):
+    line = refusal(chain, tmp_path, capsys, "rloo", "--data.source", "no.csv")
+    assert line == "error: data.init_args.source: no.csv does not exist"
+
+
+def test_a_folder_without_a_train_split(chain, tmp_path, capsys):
+    for name in ("neg", "pos"):
+        write_rows(tmp_path / f"{name}.jsonl", [{"text": text} for text in TEXTS[:3]])
+    line = refusal(chain, tmp_path, capsys, "rloo", "--data.source", str(tmp_path))
+    assert "has no train split with texts; its splits: neg, pos; the files of a folder are its splits" in line
+
+
+def test_conversations_as_preferences(chain, tmp_path, capsys):
+    rows = [{"chosen": [{"role": "user", "content": "a"}], "rejected": []}]
+    source = write_rows(tmp_path / "pairs.jsonl", rows)
+    assert "has conversations in the column chosen; a conversation must be one text" in refusal(
+        chain, tmp_path, capsys, "dpo", "--data.preferences", source
+    )
+
+
+def batches(columns):
+    return DataLoader([columns] * 8, batch_size=2)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (torch.tensor([1, 2]), "the batches of OtherData are Tensor, but RLOOModule reads dictionaries"),
+        ({"input_ids": torch.tensor([1, 2])}, "are dictionaries of input_ids, but RLOOModule reads"),
+    ],
+)
+def test_batches_of_another_kind(chain, tmp_path, capsys, monkeypatch, columns, message):
+    module = tmp_path / "other_data.py"
+    module.write_text(
+        "import lightning as L\n\n\nclass OtherData(L.LightningDataModule):\n"
+        "    def train_dataloader(self):\n        return self.loader()\n\n"
+        "    val_dataloader = train_dataloader\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import other_data
+
+    monkeypatch.setattr(other_data.OtherData, "loader", lambda self: batches(columns), raising=False)
+    line = refusal(chain, tmp_path, capsys, "rloo", "--data", "other_data.OtherData")
+    assert message in line
+    assert "attention_mask and tokens" in line
+
+
+def test_given_prompts_are_not_cut_and_a_smaller_evaluation_is_announced(chain, tmp_path, capsys, caplog):
+    source = write_rows(tmp_path / "prompts.jsonl", [{"prompt": text} for text in TEXTS])
+    extra = ["--data.source", source, "--data.eval_size", "1000", "--trainer.max_steps", "1"]
+    logger = ["--trainer.logger+=CSVLogger", "--trainer.logger.save_dir", str(tmp_path / "other")]
+    run = tmp_path / "run"
+    assert chain.run("fit", "rloo", *extra, *logger, "--trainer.callbacks+=CompletionTable", run=run) == 0
+    (warning,) = [record.getMessage() for record in caplog.records if "eval_size" in record.getMessage()]
+    assert warning.startswith(f"eval_size is 1000, but the validation split of {source} has ")
+    output = capsys.readouterr().out
+    assert (
+        f"wrote {run} (1 steps); to use it elsewhere: python -m lit_klrb export --ckpt_path {run}/" in output
+    )
+    # The table before the first step has one column of texts, and each begins with a whole prompt
+    assert output.index("first evaluation") > output.index("step 0: reward")
+    with (run / "completions" / "step_000000.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert all(row["text"].startswith("The film was good,, and.") for row in rows)  # words it knows
+    # A logger of the user's own does not replace the run's metrics
+    assert next(run.rglob("attempt_0/metrics.csv")).exists()
+    assert next((tmp_path / "other").rglob("metrics.csv")).exists()
+    assert CSVLogger.__name__ in (run / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize(("extra", "says"), [([], False), (["--kl.beta", "0.2"], True)])
+def test_ignored_kl_keys_are_mentioned_if_there_are_any(chain, tmp_path, capsys, extra, says):
+    assert chain.run("fit", "sft", *extra, "--trainer.max_steps", "1", run=tmp_path / "run") == 0
+    assert ("SFTModule has no KL term" in capsys.readouterr().out) == says
+
+
+def test_the_next_command_is_the_next_stage_that_can_start(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = {name: tmp_path / "runs" / name / "checkpoints" / "last.ckpt" for name in ("sft", "dpo", "rloo")}
+    inputs = {"sft": [], "dpo": ["sft"], "rloo": ["dpo", "sft"]}
+    (tmp_path / "configs").mkdir()
+    for name, needs in inputs.items():
+        lines = [f"  {need}_path: {made[need]}" for need in needs]
+        lines.append(f"  default_root_dir: {made[name].parents[1]}")
+        (tmp_path / "configs" / f"{name}.yaml").write_text("\n".join(lines))
+    for name, following in (("sft", "configs/dpo.yaml"), ("dpo", "configs/rloo.yaml"), ("rloo", "export")):
+        made[name].parent.mkdir(parents=True)
+        made[name].touch()
+        assert following in next_command(made[name])

@@ -1,0 +1,86 @@
+"""The help of commands: short, quick and true."""
+
+import pydoc
+import subprocess
+import sys
+
+import pytest
+
+from lit_klrb import callbacks, estimators, functional, modules
+from lit_klrb.cli.explain import main as explain
+from lit_klrb.cli.help import COMMANDS, KEYS
+from lit_klrb.cli.main import main
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_short_help_fits_a_screen(capsys, command):
+    assert main([command, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"usage: python -m lit_klrb {command} --config FILE")
+    assert len(lines) <= 32
+    assert max(map(len, lines)) <= 120
+
+
+def test_the_keys_of_the_short_help_exist():
+    from lit_klrb.cli.lightning import LitCLI
+    from lit_klrb.cli.parsing import OneLineParser, parameters_of
+
+    with pytest.MonkeyPatch.context() as patched:
+        found = {}
+
+        def stop(self, *args, **kwargs):
+            found.update(dict.fromkeys(self._subcommands_action._name_parser_map["fit"].known_keys()))
+            raise SystemExit
+
+        patched.setattr(OneLineParser, "parse_args", stop)
+        with pytest.raises(SystemExit):
+            LitCLI(["fit"])
+    known = {*found, *(f"{place}.{name}" for place in ("model", "data") for name in parameters_of(place))}
+    assert KEYS.keys() <= known
+
+
+def test_every_option_is_in_the_long_help(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", "--help-all"])
+    assert ended.value.code == 0
+    output = capsys.readouterr().out
+    assert "--kl.beta" in output
+    assert "--trainer.gradient_clip_val" in output
+
+
+def test_the_short_help_needs_no_torch():
+    call = "from lit_klrb.cli.main import main; main(['fit', '--help'])"
+    code = f"import sys; {call}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [
+        (functional, "token_stats"),
+        (functional, "tiled_policy_loss"),
+        (estimators, "RaoBlackwell"),
+        (modules, "RLOOModule"),
+        (callbacks, "KLEstimatorCallback"),
+    ],
+)
+def test_help_of_a_package_lists_what_is_in_it(package, name):
+    assert name in package.__all__
+    assert f"{name}(" in pydoc.plain(pydoc.render_doc(package))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_fitted"), [("RaoBlackwellControlVariate", True), ("RaoBlackwell", False)]
+)
+def test_a_fitted_estimator_says_what_was_measured(capsys, name, is_fitted):
+    explain([name])
+    assert ("With one completion they are 0" in capsys.readouterr().out) == is_fitted
+
+
+def test_no_name_is_cut_in_a_narrow_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    explain([])
+    lines = capsys.readouterr().out.partition("\nKL losses of other software")[0].splitlines()
+    assert "RaoBlackwellControlVariate" in lines
+    assert max(map(len, lines)) <= 80

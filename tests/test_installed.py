@@ -1,0 +1,69 @@
+"""What the wheel installs: commands, and configurations that `init` copies."""
+
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import lit_klrb
+from analysis.cli.main import main as analysis
+from lit_klrb.cli import init
+from lit_klrb.cli.main import main
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("name", ["lit-klrb", "lit-klrb-analysis"])
+def test_the_commands_print_the_version(name, tmp_path):
+    """From a folder whose files have the names of our packages."""
+    module, _, function = PROJECT["project"]["scripts"][name].partition(":")
+    assert callable(getattr(import_module(module), function))
+    for shadow in ("analysis", "lit_klrb", "yaml"):
+        (tmp_path / f"{shadow}.py").write_text("raise SystemExit('imported from the working directory')")
+    script = tmp_path / "bin" / name
+    script.parent.mkdir()
+    script.write_text(f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n")
+    command = [sys.executable, script, "--version"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (f"lit_klrb {lit_klrb.__version__}\n", "")
+
+
+def test_the_analysis_prints_its_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        analysis(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"lit_klrb {lit_klrb.__version__}\n"
+
+
+def test_the_wheel_has_all_configurations():
+    listed = PROJECT["tool"]["setuptools"]["data-files"]
+    found = {path for patterns in listed.values() for pattern in patterns for path in ROOT.glob(pattern)}
+    assert found == {*(ROOT / "configs").rglob("*.yaml")}
+    for folder, (pattern,) in listed.items():
+        assert Path(folder) == init.SHARED / Path(pattern).parent.name
+
+
+def test_init_copies_the_configurations_once(tmp_path, capsys):
+    assert main(["init", str(tmp_path / "mine")]) == 0
+    copied = tmp_path / "mine" / "configs"
+    assert f"wrote {copied}; next, in {tmp_path / 'mine'}:" in capsys.readouterr().out
+    for source in (ROOT / "configs").rglob("*.yaml"):
+        assert (copied / source.relative_to(ROOT / "configs")).read_bytes() == source.read_bytes()
+    assert main(["init", str(tmp_path / "mine")]) == 2
+    assert f"{copied} exists; name another folder" in capsys.readouterr().err
+
+
+def test_a_missing_dependency_is_named(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lit_klrb.cli.lightning", None)
+    with pytest.raises(ModuleNotFoundError):  # a bug of our own keeps its traceback
+        main(["fit", "--config", "x.yaml"])
+    monkeypatch.delitem(sys.modules, "lit_klrb.cli.lightning")
+    monkeypatch.setitem(sys.modules, "lightning", None)
+    assert main(["fit", "--config", "x.yaml"]) == 2
+    assert (
+        "error: fit needs lightning, which is not installed: pip install lit-klrb" in capsys.readouterr().err
+    )
