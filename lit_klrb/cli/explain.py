@@ -19,6 +19,7 @@ from lit_klrb.estimators import (
     RaoBlackwellControlVariate,
     TiltedRaoBlackwell,
 )
+from lit_klrb.estimators.advice import ADVICE, DEFAULT
 from lit_klrb.estimators.composed import DiscountedEstimator
 from lit_klrb.estimators.measurement import KL_LEVELS, TOP_K, counterexample, measure
 from lit_klrb.estimators.names import NAMES_IN_USE, NameInUse, names_of
@@ -101,7 +102,13 @@ def _describe(name: str, estimator: KLEstimator) -> dict[str, str | None]:
         "used_by": about and about.used_by,
         "refusal": estimator.refusal,
         "caution": about and about.caution,
+        "use": _uses(estimator),
     }
+
+
+def _uses(estimator: KLEstimator) -> str | None:
+    """What an estimator is recommended for, if for anything."""
+    return "; ".join(advice.situation for advice in ADVICE if advice.estimator is type(estimator)) or None
 
 
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -139,6 +146,11 @@ def _print_overview() -> None:
         training = "yes" if about["refusal"] is None else f"refused: {about['refusal']}"
         rows.append([*(about[column] or "" for column in columns), training])
     _print_table(("estimator", "computes", "its gradient optimises", "cost", "used by", "training"), rows)
+    print(f"\nWhich to use; the default of fit is {DEFAULT.__name__}:")
+    _print_table(
+        ("situation", "estimator", "because"),
+        [(advice.situation, advice.estimator.__name__, advice.reason) for advice in ADVICE],
+    )
     print("\nKL losses of other software with the same gradient as one of these, completion by completion:")
     _print_names(NAMES_IN_USE)
 
@@ -157,6 +169,7 @@ def _print_page(name: str, estimator: KLEstimator) -> None:
     labels = {
         "formula": "computes",
         "optimises": "optimises",
+        "use": "use it for",
         "cost": "cost",
         "used_by": "used by",
         "caution": "caution",

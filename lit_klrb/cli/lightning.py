@@ -33,6 +33,7 @@ from lit_klrb.cli.parsing import OneLineParser, one_line
 from lit_klrb.cli.upstream import INITIAL, check_upstream, next_command
 from lit_klrb.cli.warned import once_of_a_kind, quiet
 from lit_klrb.errors import ConfigurationError, error_line
+from lit_klrb.estimators.advice import DEFAULT
 from lit_klrb.run.checkpoints import CheckpointFiles
 from lit_klrb.run.directory import RunDirectory
 from lit_klrb.run.loggers import run_loggers
@@ -99,7 +100,7 @@ class LitCLI(LightningCLI):
         parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
         parser.set_defaults(
             {
-                "kl.estimator": {"class_path": "lit_klrb.estimators.RaoBlackwell"},
+                "kl.estimator": {"class_path": f"lit_klrb.estimators.{DEFAULT.__name__}"},
                 "checkpoint.filename": Path(schema.CHECKPOINT).stem,
                 "checkpoint.enable_version_counter": False,
                 "trainer.default_root_dir": "runs/unnamed",

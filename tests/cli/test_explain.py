@@ -10,6 +10,7 @@ from lit_klrb.cli import explain
 from lit_klrb.cli.main import main as command_line
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import Explanation
+from lit_klrb.estimators.advice import ADVICE, DEFAULT
 from lit_klrb.estimators.measurement import KL_LEVELS, measure
 from lit_klrb.estimators.names import NAMES_IN_USE
 from lit_klrb.functional.enumeration import TabularLM, exact_kl
@@ -25,14 +26,23 @@ def output_of(capsys, *argv):
 
 
 def test_a_pipe_gets_one_tab_separated_line_per_estimator(capsys):
-    table, names = output_of(capsys).split("\n\n")
+    table, advice, names = output_of(capsys).split("\n\n")
     header, *lines = table.splitlines()
     assert [line.split("\t")[0] for line in lines] == list(CLASSES)
     for line in lines:
         cells = line.split("\t")
         assert len(cells) == len(header.split("\t"))
         assert cells[-1].startswith("refused: ") == (cells[0] in WRONG)
+    assert advice.splitlines()[0] == "Which to use; the default of fit is TiltedRaoBlackwell:"
+    assert [line.split("\t")[1] for line in advice.splitlines()[2:]] == [a.estimator.__name__ for a in ADVICE]
     assert [line.split("\t")[0] for line in names.splitlines()[2:]] == [e.name for e in NAMES_IN_USE]
+
+
+def test_advice_names_estimators_that_train_and_pages_repeat_it(capsys):
+    assert {advice.estimator.__name__ for advice in ADVICE} <= set(RIGHT)
+    assert ADVICE[0].estimator is DEFAULT
+    assert f"use it for: {ADVICE[0].situation}\n" in output_of(capsys, DEFAULT.__name__)
+    assert "use it for" not in output_of(capsys, "K3Loss")
 
 
 def test_a_terminal_gets_a_boxed_table(capsys, monkeypatch):

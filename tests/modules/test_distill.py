@@ -3,6 +3,7 @@ import json
 import pytest
 import torch
 
+from lit_klrb.estimators.advice import DEFAULT
 from lit_klrb.modules import DistillModule
 
 
@@ -30,6 +31,16 @@ def test_a_fresh_student_comes_nearer_to_its_teacher(chain, tmp_path, estimator)
     saved = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
     assert saved["policy_config"]["n_embd"] == 8
     assert all(key.startswith("policy.") for key in saved["state_dict"])
+
+
+def test_without_a_reward_the_default_estimator_is_rao_blackwell(chain, tmp_path):
+    finals = []
+    for estimator in (DEFAULT.__name__, "RaoBlackwell"):
+        run = tmp_path / estimator
+        extra = ["--trainer.max_steps", "4", "--trainer.val_check_interval", "4"]
+        assert chain.run("fit", "distill", "--kl.estimator", estimator, *extra, run=run) == 0
+        finals.append(json.loads((run / "summary.json").read_text())["final"])
+    assert finals[0] == finals[1]
 
 
 def test_a_student_is_fresh_or_given_and_not_both():
