@@ -1,6 +1,7 @@
 """Parses the command line of `python -m analysis` and runs a command."""
 
 import argparse
+import math
 import os
 import shlex
 import sys
@@ -110,6 +111,12 @@ def _parser() -> argparse.ArgumentParser:
         )
 
     sweep.add_argument(
+        "--minutes",
+        type=_duration,
+        metavar="N",
+        help="stop after this time as after Ctrl-C, with exit code 1 (default: when all is done)",
+    )
+    sweep.add_argument(
         "--launcher", choices=["local", "ray"], default="local", help="how cells are run (default: local)"
     )
     sweep.add_argument(
@@ -168,6 +175,16 @@ def _parser() -> argparse.ArgumentParser:
     verify.set_defaults(run=verify_command)
     verify.add_argument("report", type=Path, metavar="REPORT_OR_DIR", help="a report, or its directory")
     return parser
+
+
+def _duration(text: str) -> float:
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = math.nan
+    if not 0 < minutes < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; a number of minutes > 0 is expected")
+    return minutes
 
 
 def _positive(text: str) -> int:

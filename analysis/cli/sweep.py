@@ -1,6 +1,8 @@
 """`python -m analysis sweep`: run what is missing."""
 
 import argparse
+import math
+import time
 from collections import Counter
 from collections.abc import Sequence
 
@@ -21,9 +23,10 @@ def sweep_command(arguments: argparse.Namespace) -> int:
     _check_launcher(arguments)
     plan, cells, store, workers, _ = open_plan(arguments, record=True)
     launcher = _launcher(arguments, plan, workers)
+    deadline = math.inf if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
     with Stops(later=_STOPPING) as stops, Progress(plan.name, Console()) as progress:
         coordinator = Coordinator(plan, cells, store, launcher, progress)
-        outcome = coordinator.run(lambda: stops.asked is not None)
+        outcome = coordinator.run(lambda: stops.asked is not None or time.monotonic() >= deadline)
     for cell in cells:
         # Link the stages from which all runs start to the directories named by their configurations
         if cell.point is None and outcome.states[cell.id] is State.DONE:
@@ -33,6 +36,8 @@ def sweep_command(arguments: argparse.Namespace) -> int:
         stopped = Stopped(stops.asked)
         stopped.add_note(f"to resume: {arguments.command}")
         raise stopped
+    if outcome.stopped:
+        print(f"stopped after {arguments.minutes:g} minutes; to resume: {arguments.command}")
     return 0 if outcome.complete else 1
 
 

@@ -137,6 +137,20 @@ def outcomes(project):
     return {tuple(r["cell"][key] for key in keys): [r["final"], r["curves"]] for r in results}
 
 
+def test_a_sweep_in_slices_of_time_ends_with_the_same_results(project, finished, capsys):
+    plan = project.write()
+    code, output = project.run("sweep", "--config", plan, "--minutes", "0.00001")
+    assert code == 1
+    command = f"python -m analysis sweep --config {plan} --minutes 0.00001"
+    assert output.endswith(f"stopped after 1e-05 minutes; to resume: {command}\n")
+    assert not (project.directory / "plan" / "results").exists()
+    assert project.run("sweep", "--config", plan, "--minutes", "10")[0] == 0
+    assert outcomes(project) == outcomes(finished)
+    for wrong in ("0", "-1", "nan", "inf", "x"):
+        assert main(["sweep", "--config", str(plan), "--minutes", wrong]) == 2
+        assert "a number of minutes > 0 is expected" in capsys.readouterr().err
+
+
 def test_a_second_signal_stops_a_sweep_at_once(project):
     plan = project.write(rloo={"waits": True, "deaf": True})
     code, output = interrupt(project, plan, os.kill, signal.SIGTERM, signal.SIGINT)
