@@ -9,10 +9,10 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test mistakes bench check
+.PHONY: help demo test mistakes reproduce-paper bench check
 
 help:  ## show the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 demo: $(VENV)/.runtime  ## reference, DPO, a small RLOO sweep, runs/demo/report.html; resumes
 	@$(BIN)/python -m analysis sweep --config configs/demo/sweep.yaml
@@ -24,6 +24,10 @@ test: check  ## lint, types and the default test suite
 mistakes: $(VENV)/.dev  ## try every wrong input that is known: about half an hour
 	rm -rf runs/mistakes
 	PYTHONPATH=tests $(BIN)/python -m mistakes --work runs/mistakes
+
+reproduce-paper: $(VENV)/.runtime  ## the paper's study at its size, ten minutes of it per call: needs a GPU and the hub
+	HF_HUB_OFFLINE=0 $(BIN)/python -m analysis sweep --config configs/imdb/sweep.yaml --workers 1 --minutes 10
+	@$(BIN)/python -m analysis report runs/imdb/sweep
 
 bench: $(VENV)/.bench  ## benchmarks: ratios measured side by side in one run
 	$(BIN)/python -m benchmarks

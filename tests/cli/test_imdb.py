@@ -5,7 +5,10 @@ import random
 from pathlib import Path
 
 import pytest
+import yaml
 
+from analysis.design import expand, read_plan
+from analysis.design.cells import RUNS
 from lit_klrb.cli.main import main
 from lit_klrb.data.tokenizer import train_bpe
 from lit_klrb.models import loading
@@ -54,6 +57,29 @@ def test_the_papers_configurations_run(world, tmp_path, stage):
     assert fit(f"imdb/{stage}.yaml", *paths, *sizes, *where, "--trainer.max_steps", "4") == 0
     final = json.loads((tmp_path / "summary.json").read_text())["final"]
     assert final["length"] == 53  # EOS does not end completions
+
+
+def test_the_papers_plan_runs_on_stand_ins(world, tmp_path, monkeypatch):
+    """The plan has not been run at its size; here, each stage and the first run of the grid."""
+    monkeypatch.chdir(CONFIGS.parent)
+    plan = read_plan(CONFIGS / "imdb" / "sweep.yaml")
+    sizes = {"eval_size": 4, "train_size": 8, "batch_size": 4}
+    small = {
+        **{f"data.init_args.{key}": value for key, value in sizes.items()},
+        "model.init_args.reference_path": str(world / "policy"),
+        "model.init_args.reward_path": str(world / "reward"),
+        **{"trainer.max_steps": 4, "trainer.val_check_interval": 4, "trainer.accelerator": "cpu"},
+    }
+    for stage in plan.stages.values():
+        stage.overrides.update(small)
+    dpo, rloo = expand(plan).cells[:2]
+    for cell in (dpo, rloo):
+        where = tmp_path / "cells" / cell.id
+        where.mkdir(parents=True)
+        (where / "stage.yaml").write_text(yaml.safe_dump(cell.config))
+        assert main([argument.replace(RUNS, str(tmp_path)) for argument in cell.argv]) == 0
+    final = json.loads((where / "summary.json").read_text())["final"]
+    assert final["length"] == 53
 
 
 def test_the_small_chain_runs_from_nothing(world, tmp_path):
