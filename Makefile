@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test mistakes reproduce-paper bench check
+.PHONY: help demo test mistakes reproduce-imdb reproduce-paper bench check
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -24,6 +24,18 @@ test: check  ## lint, types and the default test suite
 mistakes: $(VENV)/.dev  ## try every wrong input that is known: about half an hour
 	rm -rf runs/mistakes
 	PYTHONPATH=tests $(BIN)/python -m mistakes --work runs/mistakes
+
+# A stage of configs/imdb_small: resumed from its last checkpoint if it was stopped.
+STAGES := runs/imdb_small
+$(STAGES)/reward/summary.json: $(STAGES)/sft/summary.json
+$(STAGES)/dpo/summary.json: $(STAGES)/reward/summary.json
+$(STAGES)/%/summary.json: | $(VENV)/.runtime
+	$(BIN)/python -m lit_klrb fit --config configs/imdb_small/$*.yaml \
+	  $(addprefix --ckpt_path ,$(wildcard $(STAGES)/$*/checkpoints/last.ckpt))
+
+reproduce-imdb: $(STAGES)/dpo/summary.json  ## the comparison on real reviews, from nothing: hours; can be stopped and repeated
+	$(BIN)/python -m analysis sweep --config configs/imdb_noise/sweep.yaml
+	@$(BIN)/python -m analysis report runs/imdb_noise
 
 reproduce-paper: $(VENV)/.runtime  ## the paper's study at its size, ten minutes of it per call: needs a GPU and the hub
 	HF_HUB_OFFLINE=0 $(BIN)/python -m analysis sweep --config configs/imdb/sweep.yaml --workers 1 --minutes 10
