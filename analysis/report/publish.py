@@ -8,6 +8,7 @@ from analysis.results import layout
 from analysis.results.archive import archive_lines, has_archive
 from analysis.results.files import DamagedFileError, read_bytes
 from analysis.results.load import load_sweep
+from analysis.stats.text import count
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import write_atomically
 
@@ -23,7 +24,8 @@ def publish(runs_dir: Path, output: Path) -> Path:
         The path of the page.
 
     Raises:
-        ConfigurationError: If a planned run is missing, a file failed a check, or `output` has another sweep.
+        ConfigurationError: If a planned run is missing, a file failed a check, a cell gave two results, or
+            `output` has another sweep.
         DamagedFileError: If a file cannot be read.
     """
     sweep = load_sweep(runs_dir)
@@ -34,6 +36,11 @@ def publish(runs_dir: Path, output: Path) -> Path:
     if sweep.invalid:
         found = next(problem.text for problem in sweep.problems if problem.serious)
         raise ConfigurationError(f"{runs_dir}: {found}")
+    refused = list((runs_dir / layout.REFUSED).glob("*.json"))
+    if refused:
+        raise ConfigurationError(
+            f"{runs_dir}: {count(len(refused), 'cell')} gave a second, different result: {layout.REFUSED}/"
+        )
     lines = archive_lines(runs_dir) if has_archive(runs_dir) else _lines(runs_dir)
     content = b"".join(line + b"\n" for line in lines.values())
     _refuse_another(output, content)

@@ -80,6 +80,8 @@ def _read_results(directory: Path) -> tuple[list[Run], list[Problem]]:
 def _read_archive(directory: Path) -> tuple[list[Run], list[Problem]]:
     """The runs of an archive; a second line with the same cell, which no sweep writes, is a problem."""
     lines = archive_lines(directory)
+    if not lines:
+        raise ConfigurationError(f"{directory / layout.ARCHIVE}: has no results")
     runs, problems = _read_all(list(lines), lambda line: decode_run(line, lines[line]))
     found: dict[str, Run] = {}
     for run in runs:

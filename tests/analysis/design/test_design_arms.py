@@ -7,6 +7,7 @@ import yaml
 
 from analysis.cli import main
 from analysis.design import expand, read_plan
+from analysis.results import DamagedFileError
 from analysis.results.arm import Arm
 from analysis.results.locked import LockedPlan
 from lit_klrb.errors import ConfigurationError
@@ -95,6 +96,18 @@ def test_a_value_may_differ_between_betas(write):
     assert main(["plan", "--config", str(path)]) == 0
     locked = LockedPlan.read(path.parent / "runs" / "plan.json")
     assert locked.plan.grid == read_plan(path).grid
+
+
+def test_a_locked_plan_without_a_value_for_every_beta_is_one_line(write, capsys):
+    long = {"kl.estimator": "MonteCarlo", "prompts": {"by_beta": {0: 16, 2: 8}}}
+    path = at_two_betas(write({**ARMS, "long": long}))
+    assert main(["plan", "--config", str(path)]) == 0
+    locked = path.parent / "runs" / "plan.json"
+    content = json.loads(locked.read_text())
+    del content["content"]["plan"]["grid"]["arms"]["long"]["prompts"]["by_beta"]["2"]
+    locked.write_text(json.dumps(content))
+    with pytest.raises(DamagedFileError, match="not a locked plan"):
+        LockedPlan.read(locked)
 
 
 def test_an_error_at_a_later_beta_is_reported_when_the_plan_is_made(write, capsys):

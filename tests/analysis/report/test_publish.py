@@ -1,6 +1,7 @@
 """Publication of a sweep as plan, one file of results, and report."""
 
 import json
+import os
 
 import pytest
 from reading import grid_results
@@ -73,6 +74,36 @@ def test_an_incomplete_sweep_and_another_sweep_in_the_way_are_refused(runs, tmp_
     assert publish(other, tmp_path / "new") == 2
     assert "have no result" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_cells_with_two_results_are_not_published(runs, tmp_path, capsys):
+    (runs / "refused").mkdir()
+    (runs / "refused" / "x.json").touch()
+    assert publish(runs, tmp_path / "published") == 2
+    assert "1 cell gave a second, different result: refused/" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "results.jsonl: has no results"), (b"\n\n", "has no results"), (None, "is not a regular file")],
+)
+def test_an_archive_without_results_is_one_line(tmp_path, capsys, content, message):
+    archive = tmp_path / "results.jsonl"
+    archive.write_bytes(content) if content is not None else os.mkfifo(archive)
+    assert main(["report", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("line", [b"[1, 2]", b"7", b"[" * 5000, b'{"checksum": 3}', b"\xff"])
+def test_a_line_of_another_shape_is_a_problem(runs, tmp_path, line):
+    output = tmp_path / "published"
+    publish(runs, output)
+    with (output / "results.jsonl").open("ab") as file:
+        file.write(line)
+    (problem,) = (one.text for one in load_sweep(output).problems)
+    assert problem.startswith("results.jsonl/line 7: ")
 
 
 def test_single_results_beside_an_archive_are_refused(runs, tmp_path, capsys):
