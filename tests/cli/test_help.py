@@ -81,6 +81,6 @@ def test_no_name_is_cut_in_a_narrow_terminal(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     explain([])
-    lines = capsys.readouterr().out.partition("\nKL losses of other software")[0].splitlines()
+    lines = capsys.readouterr().out.partition("\nWhich to use")[0].splitlines()
     assert "RaoBlackwellControlVariate" in lines
     assert max(map(len, lines)) <= 80
