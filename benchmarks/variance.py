@@ -122,7 +122,7 @@ def report(key: str, quick: bool, runs: Path) -> str:
         **{name: getattr(setting, name) for name in ("beta", "steps")},
     )
     heading = f"## Variance of the whole gradient, configs/{setting.configs}"
-    return f"{heading}\n\n{textwrap.fill(text, 118)}\n\n{markdown(header, rows)}"
+    return f"{heading}\n\n{textwrap.fill(text, 118, break_on_hyphens=False)}\n\n{markdown(header, rows)}"
 
 
 class World:

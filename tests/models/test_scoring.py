@@ -6,6 +6,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from lit_klrb.estimators import LossWeights
 from lit_klrb.functional import TopK, kl_topk, token_stats
+from lit_klrb.functional.tiled import logprobs
 from lit_klrb.models.generation import Rollout
 from lit_klrb.models.heads import split_model
 from lit_klrb.models.scoring import Scorer, completion_logits, completion_logprobs
@@ -87,8 +88,9 @@ def test_statistics_and_gradients_equal_those_of_the_logits(kind, rollout):
 
 
 @pytest.mark.parametrize("kind", [*ARCHITECTURES, *UNSPLIT])
-def test_log_probabilities_alone_equal_those_of_the_logits(kind, rollout):
+def test_log_probabilities_alone_equal_those_of_the_logits(kind, rollout, monkeypatch):
     """For the completions of pairs (DPO), and for complete texts (SFT)."""
+    monkeypatch.setattr(logprobs, "_AT_ONCE", 0)
     policy = make(kind, 0)
     scorer = Scorer(policy, make(kind, 1), temperature=0.7)
     texts = rollout._replace(mask=rollout.attention_mask[:, 1:])

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
 
 from lit_klrb.functional.tiled.blocks import block_masses, block_probabilities, fused, take
 from lit_klrb.functional.tiled.head import Head, HeadGradients
@@ -19,6 +20,10 @@ from lit_klrb.functional.tiled.problem import (
     tiles_of,
     unless_no_grad,
 )
+
+# So many logits (4 MB) are computed at once: tiles took 1.2 times as long for 3,072 tokens and V = 239, but
+# not for V = 2,048 (`python -m benchmarks logprobs`).
+_AT_ONCE = 2**20
 
 
 def tiled_logprobs(
@@ -35,7 +40,7 @@ def tiled_logprobs(
     """Log-probabilities of `tokens`, for losses without a reference such as those of DPO and SFT.
 
     Computed as in `tiled_token_stats`: up to 2^25 logits (134 MB) are retained for the backward pass, which
-    makes three matrix products; more are computed again, which makes four.
+    makes three matrix products; more are computed again, which makes four. At most 2^20 are computed at once.
 
     Args:
         hidden: Hidden states, shape [B, T, D]; position t predicts `tokens[:, t]`.
@@ -70,6 +75,8 @@ def tiled_logprobs(
     head = Head.of(weight, bias, temperature, logit_softcap)
     inputs = head.inputs(rows_of(hidden, mask))
     rows = _Rows(head, inputs, rows_of(tokens, mask), tile_size or default_tile_size(len(weight)))
+    if len(rows.tokens) * len(weight) <= _AT_ONCE:
+        return positions_of(rows.from_all_logits(rows_of(hidden, mask), weight, bias), tokens, mask)
     leaves = unless_no_grad(rows_of(hidden, mask), weight, bias)
     logprobs = _TiledLogprobs.apply(*leaves, rows)  # type: ignore[no-untyped-call]
     return positions_of(logprobs, tokens, mask)
@@ -82,6 +89,15 @@ class _Rows(NamedTuple):
     inputs: Tensor
     tokens: Tensor
     tile_size: int
+
+    def from_all_logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The log-probabilities by autograd, from all logits at once."""
+        head, dtype = self.head, self.inputs.dtype
+        with torch.autocast(hidden.device.type, enabled=False):
+            bias = None if bias is None else head.scale * bias.to(dtype)
+            z = linear(head.scale * hidden.to(dtype), weight.to(dtype), bias)
+            logits = z if head.cap is None else head.cap * z.tanh()
+            return logits.log_softmax(-1).gather(-1, self.tokens.unsqueeze(-1)).squeeze(-1)
 
     def logits(self, rows: slice, retain: bool) -> Iterator[Tensor]:
         """The logits of a tile, one block at a time; overwritten by the next unless they are retained."""

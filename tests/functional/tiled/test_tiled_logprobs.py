@@ -9,7 +9,7 @@ from tiled_cases import assert_close, capped, gradients, make_case, weights_like
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional import tiled_logprobs
-from lit_klrb.functional.tiled import head, problem
+from lit_klrb.functional.tiled import head, logprobs as module, problem
 
 SOME = torch.arange(5) < torch.tensor([[2], [0], [5]])
 
@@ -20,12 +20,19 @@ def plain(case, leaves, temperature=1.0, softcap=None):
     return logits.log_softmax(-1).gather(-1, case.tokens[..., None])[..., 0]
 
 
-@pytest.mark.parametrize("retained", [True, False])
+@pytest.fixture(autouse=True)
+def _tiles(monkeypatch):
+    monkeypatch.setattr(module, "_AT_ONCE", -1)
+
+
+@pytest.mark.parametrize("way", ["retained", "recomputed", "at once"])
 @pytest.mark.parametrize(("temperature", "softcap", "biased"), [(1.0, None, False), (0.7, 2.0, True)])
 @pytest.mark.parametrize("tile_size", [None, 4])
-def test_values_and_gradients(retained, temperature, softcap, biased, tile_size, monkeypatch):
-    if not retained:
+def test_values_and_gradients(way, temperature, softcap, biased, tile_size, monkeypatch):
+    if way == "recomputed":
         monkeypatch.setattr(problem, "_RETAINED_LOGITS", 0)
+    elif way == "at once":
+        monkeypatch.setattr(module, "_AT_ONCE", 2**20)
     case = make_case()
     leaves = case.leaves() if biased else (*case.leaves()[:2], None)
     weights = weights_like(case.tokens)
@@ -76,7 +83,9 @@ def test_products_and_memory(monkeypatch):
     assert record.products == whole
 
 
-def test_lower_precision_is_computed_in_float32():
+@pytest.mark.parametrize("at_once", [-1, 2**20])
+def test_lower_precision_is_computed_in_float32(at_once, monkeypatch):
+    monkeypatch.setattr(module, "_AT_ONCE", at_once)
     case = make_case(dtype=torch.bfloat16)
     leaves = case.leaves()
     double = tuple(leaf.detach().double().requires_grad_() for leaf in leaves)
