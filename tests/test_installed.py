@@ -1,5 +1,6 @@
 """What the wheel installs: commands, and configurations that `init` copies."""
 
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -39,12 +40,14 @@ def test_the_analysis_prints_its_version(capsys):
     assert capsys.readouterr().out == f"lit_klrb {lit_klrb.__version__}\n"
 
 
-def test_the_wheel_has_all_configurations():
-    listed = PROJECT["tool"]["setuptools"]["data-files"]
-    found = {path for patterns in listed.values() for pattern in patterns for path in ROOT.glob(pattern)}
-    assert found == {*(ROOT / "configs").rglob("*.yaml")}
-    for folder, (pattern,) in listed.items():
-        assert Path(folder) == init.SHARED / Path(pattern).parent.name
+def test_the_wheel_has_all_configurations(monkeypatch):
+    given = {}
+    monkeypatch.setattr("setuptools.setup", lambda **arguments: given.update(arguments))
+    monkeypatch.chdir(ROOT)
+    runpy.run_path("setup.py")
+    found = {Path(folder) / Path(file).name for folder, files in given["data_files"] for file in files}
+    configs = init.SHARED.parent
+    assert found == {configs / path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml")}
 
 
 def test_init_copies_the_configurations_once(tmp_path, capsys):

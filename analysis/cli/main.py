@@ -110,6 +110,14 @@ def _parser() -> argparse.ArgumentParser:
             "--workers", type=_positive, metavar="N", help="cells run in parallel (default: one per core)"
         )
 
+        command.add_argument(
+            "--data.source",
+            dest="source",
+            metavar="PATH",
+            help="train all stages on this corpus, in a directory of its own: a .jsonl or .parquet file, "
+            "or a folder (default: as their configurations say)",
+        )
+
     sweep.add_argument(
         "--minutes",
         type=_duration,

@@ -6,13 +6,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from analysis.design import expand, read_plan, smallest_p
-from analysis.results import Cell, Plan
+from analysis.design import expand, read_plan, smallest_p, with_source
+from analysis.results import Cell, Plan, layout
 from analysis.results.arm import Arm
 from analysis.sweep import Clock, Locked, State, Store, duration, lock, survey
 
 # Assumed time of cells of a stage without a finished cell.
 ASSUMED_SECONDS = 60.0
+# Beginnings of the changes that give every cell another id.
+_IN_IDS = ("environment.", "configs.")
 # Descriptions of the outcomes that can decide.
 _DECIDES = {
     "objective": "J = reward - beta * KL at the run's own beta, each beta counting the same",
@@ -23,6 +25,8 @@ _DECIDES = {
 def open_plan(arguments: argparse.Namespace, *, record: bool) -> tuple[Plan, list[Cell], Store, int, Locked]:
     """Read the plan, lock it in its directory, and print what changed since it was locked."""
     plan = read_plan(arguments.config)
+    if arguments.source is not None:
+        plan = with_source(plan, arguments.source)
     expansion = expand(plan)
     store = Store(Path(plan.directory).absolute())
     locked = lock(plan, expansion, store.directory, record=record)
@@ -30,6 +34,19 @@ def open_plan(arguments: argparse.Namespace, *, record: bool) -> tuple[Plan, lis
         print(f"{plan.name}: changed since the plan was locked: {change}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return plan, expansion.cells, store, arguments.workers or max(1, cores // plan.threads), locked
+
+
+def _unused(cells: Sequence[Cell], store: Store, changes: Sequence[str]) -> str | None:
+    """A sentence on results in the directory that are of other cells, and why; None if there are none."""
+    others = {path.stem for path in layout.result_paths(store.directory)} - {cell.id for cell in cells}
+    if not others:
+        return None
+    keys = [change.partition(": ")[0] for change in changes]
+    causes = [key for key in keys if key.startswith(_IN_IDS) or key == "plan.root_seed"]
+    why = (
+        f"what the ids of cells depend on has changed: {', '.join(causes)}" if causes else "the grid differs"
+    )
+    return f"  {len(others)} of {store.count()} results in {store.directory} are of other cells: {why}"
 
 
 def plan_command(arguments: argparse.Namespace) -> int:
@@ -40,6 +57,8 @@ def plan_command(arguments: argparse.Namespace) -> int:
         print(f"{cell.id[:12]}  {states[cell.id].value:8}  seed {cell.seed:<10}  {cell}")
     todo = [cell for cell in cells if states[cell.id] is State.TODO]
     print(f"\n{plan.name}: {len(cells)} cells, {len(todo)} to run, in {plan.directory}")
+    if unused := _unused(cells, store, locked.changes):
+        print(unused)
     if todo:
         print("\n".join(_time(todo, Clock(cells, store), workers)))
     print("\n".join([*_arms(locked.arms), *_attainable(plan)]))

@@ -1,6 +1,7 @@
 """Reads and checks a plan file."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,9 +11,12 @@ from yaml import YAMLError
 
 from analysis.results import Plan
 from analysis.results.grid import arms_of_estimators
+from analysis.results.plan import FIT
 from lit_klrb.config_files import check_config_file
 from lit_klrb.errors import ConfigurationError
 
+# The configuration key of a stage's corpus.
+SOURCE = "data.init_args.source"
 Checked = TypeVar("Checked")
 
 
@@ -33,6 +37,29 @@ def read_plan(path: Path) -> Plan:
         _spell_out_arms(content)
 
     return read_checked(path, Plan, Plan.check, "a plan", spell_out)
+
+
+def with_source(plan: Plan, source: str) -> Plan:
+    """The plan with another corpus for all stages, under a name and a directory of its own.
+
+    Name and setting stand beside the verdict in a report, and would otherwise speak of the plan's own data.
+
+    Args:
+        plan: The plan.
+        source: The value of `data.init_args.source`.
+    """
+    name = Path(source).stem
+    stages = {
+        key: replace(stage, overrides={**stage.overrides, SOURCE: source}) if stage.command == FIT else stage
+        for key, stage in plan.stages.items()
+    }
+    return replace(
+        plan,
+        name=f"{plan.name} on {name}",
+        setting=f"on {name}, in place of the data of the plan {plan.name}: {plan.setting}".removesuffix(": "),
+        directory=f"{plan.directory}-{name}",
+        stages=stages,
+    )
 
 
 def read_checked(

@@ -49,7 +49,7 @@ def test_short_words_are_not_corrected_to_anything():
     assert suggestion("kl.etsimator", ["kl.estimator", "kl.beta"]) == " (did you mean kl.estimator?)"
 
 
-@pytest.mark.parametrize("name", ["demo", "imdb_small", "pitfalls"])
+@pytest.mark.parametrize("name", ["demo", "imdb_small", "studies"])
 def test_the_plan_of_a_sweep_is_not_a_configuration(capsys, name):
     path = f"configs/{name}/sweep.yaml"
     assert main(["fit", "--config", path]) == 2

@@ -14,8 +14,9 @@ from rich.console import Console
 from sweep_project import session, wait_until
 
 from analysis.cli import main
+from analysis.cli.plan import _unused
 from analysis.results.records import read_result
-from analysis.sweep import Progress
+from analysis.sweep import Progress, Store
 
 
 def test_a_sweep_publishes_every_cell_once(finished):
@@ -246,3 +247,29 @@ def test_an_address_needs_ray(project):
     code, output = project.run("sweep", "--config", project.write(), "--address", "auto")
     assert code == 2
     assert output.strip().splitlines()[-1] == "error: --address auto needs --launcher ray"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (
+            ["environment.code: a -> b", "plan.grid.replicates: 6 -> 8", "configs.rloo.kl.beta: 1 -> 2"],
+            "what the ids of cells depend on has changed: environment.code, configs.rloo.kl.beta",
+        ),
+        (["plan.grid.replicates: 6 -> 4"], "the grid differs"),
+    ],
+)
+def test_the_plan_says_why_results_are_not_used(tmp_path, changes, why):
+    store = Store(tmp_path)
+    assert _unused([], store, changes) is None
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "abc.json").touch()
+    assert _unused([], store, changes) == f"  1 of 1 results in {tmp_path} are of other cells: {why}"
+
+
+def test_the_plan_of_a_changed_stage_says_why_its_results_are_not_used(swept):
+    (swept.directory / "plan_rloo.yaml").write_text("seconds: 0\nunrelated: 1\n")
+    code, output = swept.run("plan", "--config", "plan.yaml")
+    assert code == 0
+    why = "what the ids of cells depend on has changed: configs.rloo.unrelated"
+    assert f"  8 of 10 results in {swept.directory / 'plan'} are of other cells: {why}\n" in output
