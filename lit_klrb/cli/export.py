@@ -3,48 +3,69 @@
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from lit_klrb.cli.arguments import Arguments
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, brief
 
-# The files of an export. A folder with any other file is never replaced.
+CARD = "README.md"
+# The other files of an export. A folder with any other file is never replaced.
 EXPORTED = re.compile(
     r"config\.json|generation_config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
     r"|tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)|merges\.txt"
-    r"|chat_template\.jinja|additional_chat_templates|SHA256SUMS"
+    r"|chat_template\.jinja|additional_chat_templates|SHA256SUMS|adapter_config\.json|adapter_model\.safetensors"
 )
 
 
-def export_checkpoint(ckpt_path: str, output_dir: str) -> None:
-    """Write the policy of a checkpoint as a folder, with an adapter merged into the weights.
+def export_checkpoint(ckpt_path: str, output_dir: str, adapter: bool = False) -> None:
+    """Write the policy of a checkpoint as a folder, with a model card.
 
     The folder is created atomically and replaces an earlier export. SHA256SUMS has the checksums of its
-    weights.
+    weights. The card (README.md) states reference, estimator, beta, and the KL of the run's last evaluation.
 
     Args:
         ckpt_path: A checkpoint written by `fit`.
         output_dir: The folder to write: a new or an empty one, or an earlier export.
+        adapter: Write the adapter alone, for `peft`, instead of merging it into the weights.
 
     Raises:
         ConfigurationError: If the checkpoint contains no policy, or the folder cannot be written.
     """
     target = Path(output_dir).expanduser().resolve()
     check_target(target)
+    from lit_klrb.models import loading
     from lit_klrb.models.adapters import has_adapter, merged
     from lit_klrb.models.folders import write_checksums
-    from lit_klrb.models.loading import load_checkpoint
+    from lit_klrb.run.card import initial_policy, model_card
+    from lit_klrb.run.checkpoints import digest
 
     if not Path(ckpt_path).expanduser().exists():
         raise ConfigurationError(f"{ckpt_path} does not exist", key="ckpt_path")
-
-    model, tokenizer = load_checkpoint("ckpt_path", ckpt_path)
+    with loading.reading("ckpt_path", ckpt_path) as place:
+        checkpoint = loading.read_checkpoint(place)
+        model = loading.model_from_checkpoint(checkpoint)
+        tokenizer = loading.tokenizer_from_files(checkpoint.get(loading.TOKENIZER_KEY))
+    if adapter and not has_adapter(model):
+        raise ConfigurationError(
+            f"{ckpt_path} has none: all weights were trained; leave it out", key="adapter"
+        )
+    if adapter:
+        (config,) = model.peft_config.values()
+        config.base_model_name_or_path = initial_policy(checkpoint)
+    elif has_adapter(model):
+        model = merged(model)
+    card = model_card(checkpoint, Path(place).resolve().parent.parent, digest(checkpoint["state_dict"]))
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         partial.mkdir(parents=True)
-        (merged(model) if has_adapter(model) else model).save_pretrained(partial)
+        with warnings.catch_warnings():
+            # peft looks for the configuration of the base model, which may be a checkpoint
+            warnings.filterwarnings("ignore", "Could not find a config file in")
+            model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
+        (partial / CARD).write_text(card, "utf-8")
         write_checksums(partial)
         move_into_place(partial, target)
     except OSError as error:
@@ -53,20 +74,50 @@ def export_checkpoint(ckpt_path: str, output_dir: str) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def push(folder: str, repo_id: str, private: bool = False) -> str:
+    """Upload an export to the Hugging Face hub, and return its address.
+
+    Args:
+        folder: An export.
+        repo_id: The repository, created if it does not exist: owner/name.
+        private: Whether a repository that is created is private.
+
+    Raises:
+        ConfigurationError: If the hub cannot be reached or refuses.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        hub = HfApi()
+        address = hub.create_repo(repo_id, private=private, exist_ok=True)
+        hub.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Export of lit_klrb")
+    except Exception as error:  # the hub's client raises those of several libraries
+        raise ConfigurationError(
+            f"{repo_id} cannot be uploaded ({brief(error)}); the export is in {folder}", key="push"
+        ) from error
+    return str(address)
+
+
 def check_target(target: Path) -> None:
     """Check that a path is free, an empty folder, or an earlier export.
 
     Raises:
         ConfigurationError: If not; names the path and an obstructing file.
     """
+    from lit_klrb.run.card import is_own_card
+
     key = "output_dir"
     if target == Path.cwd():
         raise ConfigurationError(f"{target} is the current directory; name a new folder", key=key)
     if target.exists() and not target.is_dir():
         raise ConfigurationError(f"{target} is a file; name a new folder", key=key)
     names = sorted(path.name for path in target.iterdir()) if target.exists() else []
-    foreign = [name for name in names if not EXPORTED.fullmatch(name)]
-    if foreign or (names and "config.json" not in names):
+    foreign = [
+        name
+        for name in names
+        if not (EXPORTED.fullmatch(name) or (name == CARD and is_own_card(target / name)))
+    ]
+    if foreign or (names and not {"config.json", "adapter_config.json"} & {*names}):
         raise ConfigurationError(
             f"{target} contains {(foreign or names)[0]} and is not an earlier export; name a new folder",
             key=key,
@@ -93,10 +144,23 @@ def main(argv: Sequence[str]) -> int:
     parser = Arguments("python -m lit_klrb export", description=__doc__)
     parser.add_argument("--ckpt_path", required=True, metavar="FILE", help="a checkpoint written by fit")
     parser.add_argument("--output_dir", required=True, metavar="DIR", help="the folder to write")
+    parser.add_argument(
+        "--adapter",
+        action="store_true",
+        help="write the adapter alone instead of merging it into the weights",
+    )
+    parser.add_argument("--push", metavar="OWNER/NAME", help="upload the folder to the Hugging Face hub")
+    parser.add_argument(
+        "--private", action="store_true", help="make a repository that --push creates private"
+    )
     arguments = parser.parse_args(argv)
+    if arguments.private and arguments.push is None:
+        raise ConfigurationError("needs --push", key="private")
     from lit_klrb.models.loading import silence
 
     silence()
-    export_checkpoint(arguments.ckpt_path, arguments.output_dir)
+    export_checkpoint(arguments.ckpt_path, arguments.output_dir, arguments.adapter)
     print(arguments.output_dir)
+    if arguments.push is not None:
+        print(push(arguments.output_dir, arguments.push, arguments.private))
     return 0

@@ -1,0 +1,1 @@
+"""This package's estimators in the trainers of other software."""

@@ -1,0 +1,91 @@
+"""The model card of an exported policy: reference, estimator, beta, and the KL with its error."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from lit_klrb import schema
+from lit_klrb.run.same_run import RUN_KEY
+
+# The first line after the metadata, which marks a README.md as an export's own.
+MARK = "<!-- written by python -m lit_klrb export -->"
+
+
+def model_card(checkpoint: dict[str, Any], run: Path, weights_sha256: str) -> str:
+    """The card of a checkpoint's policy, as Markdown with the metadata that the hub reads.
+
+    Args:
+        checkpoint: The checkpoint's content.
+        run: The run directory of the checkpoint, whose summary is quoted if it is that of these weights.
+        weights_sha256: Digest of the trained weights, `lit_klrb.run.checkpoints.digest`.
+    """
+    settings = _mapping(_mapping(checkpoint.get(RUN_KEY)).get("settings"))
+    model, kl = _mapping(settings.get("model")), _mapping(settings.get("kl"))
+    arguments = _mapping(model.get("init_args"))
+    module = str(model.get("class_path") or "").rpartition(".")[2]
+    facts = {
+        "trained by": f"`{module}` of lit_klrb" if module else None,
+        "initial policy": arguments.get("policy_path"),
+        "reference": arguments.get("reference_path"),
+        "KL estimator": _estimator(kl),
+        "beta": kl.get("beta", arguments.get("beta")),
+        "reward": arguments.get("reward_path"),
+        "data": _mapping(_mapping(settings.get("data")).get("init_args")).get("source"),
+        "steps": checkpoint.get("global_step"),
+    }
+    facts |= _evaluation(run, weights_sha256)
+    rows = "\n".join(f"| {name} | {_cell(value)} |" for name, value in facts.items() if value is not None)
+    base = arguments.get("reference_path")
+    metadata = "library_name: transformers\npipeline_tag: text-generation\n"
+    if _is_hub_id(base):
+        metadata += f"base_model: {base}\n"
+    return f"---\n{metadata}---\n{MARK}\n\n# {module or 'Policy'}\n\n| | |\n|---|---|\n{rows}\n"
+
+
+def initial_policy(checkpoint: dict[str, Any]) -> str | None:
+    """The model from which the training started, as its run named it."""
+    arguments = _mapping(checkpoint.get("hyper_parameters"))
+    path = arguments.get("policy_path") or arguments.get("reference_path")
+    return path if isinstance(path, str) else None
+
+
+def is_own_card(path: Path) -> bool:
+    """Whether a README.md was written by an export."""
+    try:
+        return MARK in path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _estimator(kl: dict[str, Any]) -> str | None:
+    estimator = kl.get("estimator")
+    name = _mapping(estimator).get("class_path", estimator)
+    return f"`{str(name).rpartition('.')[2]}`" if name else None
+
+
+def _evaluation(run: Path, weights_sha256: str) -> dict[str, str]:
+    """Reward and KL of the run's final evaluation, with standard errors."""
+    try:
+        summary = json.loads((run / schema.SUMMARY).read_bytes())
+        final = summary["final"] if summary[schema.WEIGHTS] == weights_sha256 else {}
+        names = {"reward": schema.REWARD, "KL(policy‖reference), nats per sequence": schema.KL}
+        return {
+            f"{label} (± standard error)": f"{final[key]:.4g} ± {final[key + '_se']:.2g}"
+            for label, key in names.items()
+            if final.get(key) is not None and final.get(f"{key}_se") is not None
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _cell(value: Any) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def _is_hub_id(path: Any) -> bool:
+    return isinstance(path, str) and re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", path) is not None
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
