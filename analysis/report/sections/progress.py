@@ -2,17 +2,20 @@
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from analysis.report.assessment import Assessment
-from analysis.report.elements import Section, Table
+from analysis.report.elements import Figure, Section, Table
+from analysis.report.figures import legend_lines, looks, sheet
 from analysis.results import Plan
 from analysis.stats.intervals import Estimate
 from analysis.stats.matching import matched_progress
 from analysis.stats.progress import Evaluations, differences, reached
-from analysis.stats.text import number, percent, signed
+from analysis.stats.text import count, number, percent, signed
 
 
 def progress(assessment: Assessment) -> Section | None:
-    """Two tables; None without an evaluation between the start and the end of training."""
+    """A figure and a table; None without an evaluation between the start and the end of training."""
     found = {c.pairs.treatment: matched_progress(assessment.sweep, c.pairs) for c in assessment.comparisons}
     known = {name: evaluations for name, evaluations in found.items() if evaluations is not None}
     if not known:
@@ -32,7 +35,8 @@ def progress(assessment: Assessment) -> Section | None:
             f"arm's mean {outcome} is as good as that with which {control} ends. Learning rates follow the "
             "schedule of the whole run: a shorter run can end with another value than this one passes."
         ],
-        tables=[_difference_table(plan, known, stages), _step_table(plan, known, steps)],
+        figures=[_differences(plan, known, stages)],
+        tables=[_step_table(plan, known, steps)],
         numbers={
             name: {
                 "differences": {f"{step:g}": each.value for step, each in stages[name].items()},
@@ -48,20 +52,51 @@ def _outcome(plan: Plan) -> str:
     return "KL" if plan.primary.outcome == "kl" else "J"
 
 
-def _difference_table(
+def _differences(
     plan: Plan, known: Mapping[str, Evaluations], stages: Mapping[str, Mapping[float, Estimate]]
-) -> Table:
-    unit = next(iter(known.values())).unit
-    return Table(
-        f"Difference in {_outcome(plan)} to {plan.primary.control} ({unit}), the mean over β of each β's "
-        "mean, with its 95% interval.",
-        ("Arm", "Step", "Share of steps", "Difference", "95% interval"),
-        [
-            (name, f"{step:g}", _share(step, known[name]), signed(each.value), _ends(each))
-            for name, rows in stages.items()
-            for step, each in rows.items()
-        ],
+) -> Figure:
+    control, outcome, unit = plan.primary.control, _outcome(plan), next(iter(known.values())).unit
+    return Figure(
+        _draw(plan, stages, f"{outcome} − {outcome} of {control}\n({unit})"),
+        f"Difference in {outcome} to {control} against the training step for {count(len(known), 'arm')}.",
+        f"Mean over β of each β's mean difference in {outcome}, with pointwise 95% intervals. At step 0, "
+        "all arms are the same policy.",
+        Table(
+            f"Difference in {outcome} to {control} ({unit}), with its 95% interval.",
+            ("Arm", "Step", "Share of steps", "Difference", "95% interval"),
+            [
+                (name, f"{step:g}", _share(step, known[name]), signed(each.value), _ends(each))
+                for name, rows in stages.items()
+                for step, each in rows.items()
+            ],
+        ),
     )
+
+
+def _draw(plan: Plan, stages: Mapping[str, Mapping[float, Estimate]], label: str) -> str:
+    styles = looks(plan.grid.arms, plan.primary.control)
+    with sheet(2.9) as drawn:
+        axes = drawn.canvas.subplots()
+        axes.axhline(0, color=styles[plan.primary.control].colour, linewidth=1.2)
+        for name, rows in stages.items():
+            look, steps = styles[name], list(rows)
+            axes.plot(
+                steps,
+                [each.value for each in rows.values()],
+                color=look.colour,
+                marker=look.marker,
+                linestyle=look.dashes,
+                markersize=4,
+            )
+            intervals = [each.interval() for each in rows.values()]
+            if all(intervals):
+                ends = [(each.low, each.high) for each in intervals if each is not None]
+                axes.fill_between(steps, *np.transpose(ends), color=look.colour, alpha=0.18, linewidth=0)
+        axes.set_xlabel("training step")
+        axes.set_ylabel(label)
+        handles = legend_lines(styles, lines=True)
+        drawn.canvas.legend(handles=handles, loc="outside upper left", ncols=3, fontsize=8)
+    return drawn.svg
 
 
 def _step_table(

@@ -68,8 +68,8 @@ def test_objective_is_that_of_the_evaluations_of_the_runs(tmp_path):
 
 def test_section_has_one_row_per_evaluation_and_is_absent_without_any_between_start_and_end(tmp_path):
     section = progress(load_assessment(write_sweep(tmp_path / "five")))
-    assert len(section.tables[0].rows) == 5
-    assert len(section.tables[1].rows) == 3
+    assert len(section.figures[0].table.rows) == 5
+    assert len(section.tables[0].rows) == 3
 
     def ends_only(_point, made):
         for curve in made["curves"].values():
