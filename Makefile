@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test mistakes reproduce-imdb reproduce-paper bench check
+.PHONY: help demo test mistakes reproduce-imdb reproduce-paper bench claims check
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -43,6 +43,10 @@ reproduce-paper: $(VENV)/.runtime  ## the paper's study at its size, ten minutes
 
 bench: $(VENV)/.bench  ## benchmarks: ratios measured side by side in one run
 	$(BIN)/python -m benchmarks
+
+claims: $(VENV)/.runtime  ## write docs/claims from its artifacts, and verify it
+	$(BIN)/python -m analysis claims
+	$(BIN)/python -m analysis verify docs/claims
 
 check: $(VENV)/.dev  ## lint, format and types only
 	$(BIN)/ruff check .

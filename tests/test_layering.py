@@ -40,6 +40,7 @@ ANALYSIS_ROOMS = [
     "analysis.sweep",  # runs them
     "analysis.stats",  # tests and verdicts
     "analysis.report",  # the page
+    "analysis.claims",  # the ledger of claims
     "analysis",  # what a notebook imports
     "analysis.cli",
     "analysis.__main__",

@@ -1,6 +1,7 @@
 """The commands that read results: report, publish, verify, import, compare and audit."""
 
 import argparse
+from pathlib import Path
 
 from analysis.design.imported import import_runs
 from analysis.results.locked import LockedPlan
@@ -48,10 +49,34 @@ def compare_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def claims_command(arguments: argparse.Namespace) -> int:
+    """Write the ledger of claims."""
+    from analysis.claims.ledger import write_ledger
+
+    for claim, ruling in write_ledger(arguments.directory).items():
+        print(f"{ruling.verdict.value:18}{claim.key}")
+    print(arguments.directory)
+    return 0
+
+
+def _verify_claims(directory: Path) -> int:
+    from analysis.claims.ledger import verify_ledger
+
+    differences = verify_ledger(directory)
+    for line in differences:
+        print(f"differs: {line}")
+    if not differences:
+        print("every page agrees with the artifacts")
+    return int(bool(differences))
+
+
 def verify_command(arguments: argparse.Namespace) -> int:
-    """Recompute a report and print where it differs."""
+    """Recompute a report or the ledger of claims, and print where it differs."""
+    from analysis.claims.ledger import is_ledger
     from analysis.report.verify import verify
 
+    if is_ledger(arguments.report):
+        return _verify_claims(arguments.report)
     found = verify(arguments.report)
     sweep, locked = found.sweep, found.sweep.locked
     print(f"data: {sweep.directory}, {len(sweep.runs)} results")

@@ -68,6 +68,10 @@ class ValueStudy:
     stratum: int = 1
 
 
+# The gradients of which variances are recorded by layer.
+LAYER_TERMS = ("kl", "total")
+
+
 @dataclass(frozen=True, eq=False)
 class GradientSnapshot:
     """The gradients at one snapshot.
@@ -78,12 +82,17 @@ class GradientSnapshot:
         completions: Completions per prompt.
         gram: Inner products of the gradients of B batches, shape [(1 + E) B, (1 + E) B]: of the reward, then
             of the objective under each of E estimators.
+        label: Its name.
+        layers: Layer -> "kl" or "total" -> half the squared distances between the gradients of disjoint pairs
+            of batches, shape [E, B / 2]; empty if they were not recorded.
     """
 
     step: int
     beta: float
     completions: int
     gram: FloatArray
+    label: str = ""
+    layers: dict[str, dict[str, FloatArray]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,8 +222,14 @@ def _gradient_study(artifact: dict[str, Any]) -> GradientStudy:
             raise ValueError(f"a Gram matrix of {len(content['gram'])} rows, expected {side}")
         for index, row in enumerate(content["gram"]):
             gram[index, : index + 1] = gram[: index + 1, index] = array(row, (index + 1,), "gram")
-        completions = _count(content, "completions", 1)
-        return GradientSnapshot(int(content["step"]), float(content["beta"]), completions, gram)
+        completions, shape = _count(content, "completions", 1), (len(estimators), batches // 2)
+        layers = {
+            str(layer): {term: array(by_term[term], shape, layer) for term in LAYER_TERMS}
+            for layer, by_term in content.get("layers", {}).items()
+        }
+        step = int(content["step"])
+        label = str(content.get("label", f"step {step}"))
+        return GradientSnapshot(step, float(content["beta"]), completions, gram, label, layers)
 
     snapshots = [snapshot(content) for content in _snapshots(artifact)]
     _check_steps(snapshots)

@@ -1,15 +1,17 @@
 """Variance of the gradients of KL, reward and objective under several estimators, from one Gram matrix."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from statsmodels.stats.multitest import multipletests
 
 from analysis.stats.claims import Claim
 from analysis.stats.gradient_variance import GradientVariance, compare_gradient_variance
 from analysis.stats.holm import Finding, corrected
 from analysis.stats.kl_reward import LOG_RATIO
 from analysis.stats.pairs import FloatArray
+from analysis.stats.swaps import swap_test
 from analysis.stats.verdict import Verdict
 
 TERMS = ("KL", "total")
@@ -115,6 +117,49 @@ def compare_noise(
         NoiseFinding(snapshot, term, variance, verdict)
         for (snapshot, term, _, variance), verdict in zip(compared, verdicts, strict=True)
     ]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerFinding:
+    """The variance of one layer's gradient under an estimator, relative to the control's.
+
+    Attributes:
+        ratio: Ratio of the variances.
+        p: Two-sided p of exact sign flips of the differences between disjoint pairs of batches.
+        p_holm: The same with Holm's correction over all layers, terms and estimators of the snapshot.
+    """
+
+    layer: str
+    term: str
+    estimator: str
+    ratio: float
+    p: float
+    p_holm: float
+
+
+def compare_layers(
+    layers: Mapping[str, Mapping[str, FloatArray]], estimators: Sequence[str], control: str
+) -> list[LayerFinding]:
+    """Compare the variance of every layer's gradient with the control's.
+
+    Args:
+        layers: Layer -> term -> half the squared distances of disjoint pairs of batches, shape [E, B / 2].
+        estimators: Names of the E estimators.
+        control: The estimator with which the others are compared.
+    """
+    place = estimators.index(control)
+    found = []
+    for layer, by_term in layers.items():
+        for term, halves in by_term.items():
+            for name, own in zip(estimators, halves, strict=True):
+                if name != control:
+                    p = swap_test(halves[place] - own).p_value
+                    ratio = float(own.mean() / halves[place].mean())
+                    found.append(LayerFinding(layer, term, name, ratio, p, p))
+    if not found:
+        return []
+    adjusted = multipletests([one.p for one in found], method="holm")[1]
+    return [replace(one, p_holm=float(p)) for one, p in zip(found, adjusted, strict=True)]
 
 
 def _claim(term: str, treatment: str, step: int) -> Claim:

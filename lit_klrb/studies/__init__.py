@@ -8,6 +8,7 @@ from .estimation import EstimationStudy as EstimationStudy, PairEstimationStudy 
 from .gradient_noise import GradientNoiseStudy as GradientNoiseStudy
 from .identities import IdentitiesStudy as IdentitiesStudy
 from .off_policy import OffPolicyStudy as OffPolicyStudy
+from .pair_gradients import PairGradientNoiseStudy as PairGradientNoiseStudy
 from .pairs import CheckpointPair as CheckpointPair, EnumerablePair as EnumerablePair, ModelPair as ModelPair
 from .pitfalls import PitfallsStudy as PitfallsStudy
 from .study import Study as Study

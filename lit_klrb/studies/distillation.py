@@ -108,15 +108,15 @@ class DistillationStudy(Study):
     name: ClassVar[str] = schema.DISTILLATION
 
     arms: dict[str, KLEstimator] | None = None
-    vocabulary: int = 4
+    vocabulary: int = 3
     max_length: int = 5
     capacities: Sequence[Capacity] = ("full", "limited")
     distances: Sequence[float] = (0.5, 2.0)
     batches: Sequence[int] = (4, 32)
-    learning_rates: Sequence[float] = (0.02, 0.06, 0.2, 0.6)
-    selection: int = 10
+    learning_rates: Sequence[float] = (0.05, 0.15, 0.5)
+    selection: int = 6
     evaluation: int = 30
-    steps: int = 100
+    steps: int = 60
 
     def __post_init__(self) -> None:
         least = {"vocabulary": 2, "max_length": 1, "selection": 2, "evaluation": 2, "steps": 1}

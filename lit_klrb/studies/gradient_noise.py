@@ -76,21 +76,42 @@ class GradientNoiseStudy(PolicyStudy):
 
     def _gradients(self, module: OnPolicyModule, batch: Batch, index: int) -> Tensor:
         """Gradients on one batch: of the reward, then under each estimator, shape [1 + E, parameters]."""
-        seed, group_size = derive_seed(module.seed, self.name, index), module.sampling.completions_per_prompt
-        rollout = module.generate(module.policy, batch, module.sampling, seed=seed)
-        rewards = module.training_rewards(rollout, module.rewards(rollout))
-        reference_states = module.scorer.reference_states(rollout)
-        estimators = (REWARD_ALONE, *self.estimators)
-        by_head = {
-            topk: module.scorer.stats(rollout, reference_states, module.token_value_table, topk)
-            for topk in {estimator.topk for estimator in estimators}
-        }
-        gradients = []
-        for estimator in estimators:
-            stats = by_head[estimator.topk]
-            weights = estimator.weights(stats, rollout.mask, rewards, beta=module.beta, group_size=group_size)
-            gradients.append(policy_gradient(module, estimator, stats, rollout.mask, weights))
-        return torch.stack(gradients)
+        return batch_gradients(module, batch, self.estimators, derive_seed(module.seed, self.name, index))
+
+
+def batch_gradients(
+    module: OnPolicyModule, batch: Batch, estimators: Sequence[KLEstimator], seed: int
+) -> Tensor:
+    """Gradients on the completions of a batch: of the reward, then under each estimator.
+
+    Args:
+        module: Provides policy, reference, reward, beta, and what was fitted on earlier rollouts.
+        batch: P prompts.
+        estimators: E estimators.
+        seed: Seed of the completions.
+
+    Returns:
+        Shape [1 + E, parameters].
+    """
+    group_size, earlier = module.sampling.completions_per_prompt, module.earlier_rollouts
+    rollout = module.generate(module.policy, batch, module.sampling, seed=seed)
+    rewards = module.training_rewards(rollout, module.rewards(rollout))
+    reference_states = module.scorer.reference_states(rollout)
+    everything = (REWARD_ALONE, *estimators)
+    by_head = {
+        topk: module.scorer.stats(rollout, reference_states, module.token_value_table, topk)
+        for topk in {estimator.topk for estimator in everything}
+    }
+    settings: dict[str, Any] = {"beta": module.beta, "group_size": group_size}
+    gradients = []
+    for estimator in everything:
+        stats = by_head[estimator.topk]
+        if earlier is not None and isinstance(estimator, RaoBlackwellControlVariate):
+            weights = estimator.weights_after(earlier.sums, stats, rollout.mask, rewards, **settings)
+        else:
+            weights = estimator.weights(stats, rollout.mask, rewards, **settings)
+        gradients.append(policy_gradient(module, estimator, stats, rollout.mask, weights))
+    return torch.stack(gradients)
 
 
 def gram(gradients: Tensor) -> Tensor:

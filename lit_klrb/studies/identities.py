@@ -48,7 +48,7 @@ _TOPK: dict[str, type[Any]] = {
     "baseline": TopKBaseline,
 }
 # Where on the path from the reference (0) to the optimum (1) the whole gradient is examined.
-_PATH = (0.0, 0.5, 0.9, 1.0)
+_PATH = (0.0, 0.5, 0.9, 0.99)
 
 
 @final

@@ -9,8 +9,14 @@ from matplotlib.ticker import NullFormatter
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import INK, legend_lines, looks, sheet
-from analysis.results.artifacts import GradientStudy
-from analysis.stats.gradient_noise import TERMS, NoiseFinding, NoiseSnapshot, compare_noise
+from analysis.results.artifacts import GradientSnapshot, GradientStudy
+from analysis.stats.gradient_noise import (
+    TERMS,
+    NoiseFinding,
+    NoiseSnapshot,
+    compare_layers,
+    compare_noise,
+)
 from analysis.stats.text import number, ratio_text
 
 
@@ -31,15 +37,48 @@ def gradient_noise(assessment: Assessment) -> Section | None:
         paragraphs=[
             f"tr Cov of the gradient of a batch of {artifact.prompts} prompts with {pooled} completions, "
             f"over {artifact.batches} batches of different prompts and completions, the same for all "
-            f"estimators. The policy is that of one run ({run.cell.title}) at the given steps, β = "
-            f"{artifact.snapshots[0].beta:g}. The gradient of the KL is the whole gradient minus that of the "
-            "reward. Training uses the whole gradient; its variance ratio differs from that of the KL alone.",
+            f"estimators. {_policies(artifact, run.cell.title)}, β = {artifact.snapshots[0].beta:g}. The "
+            "gradient of the KL is the whole gradient minus that of the reward. Training uses the whole "
+            "gradient; its variance ratio differs from that of the KL alone.",
         ],
         notes=[finding.verdict.sentence for finding in findings if finding.term == "total"],
         figures=[_figure(findings, names, control)] if findings else (),
         tables=[_absolute(snapshots)],
-        numbers={"findings": [_numbers(finding) for finding in findings]},
+        details=[_by_layer(one, names, control) for one in artifact.snapshots if one.layers],
+        numbers={"findings": [_numbers(finding) for finding in findings]} | _layer_numbers(artifact, control),
         exploratory=True,
+    )
+
+
+def _policies(artifact: GradientStudy, title: str) -> str:
+    """Which policies the gradients are of."""
+    if not any(one.layers for one in artifact.snapshots):
+        return f"The policy is that of one run ({title}) at the given steps"
+    listed = "; ".join(f"{one.step}: {one.label}" for one in artifact.snapshots)
+    return f"The policies are those of checkpoints, numbered as steps ({listed})"
+
+
+def _layer_numbers(artifact: GradientStudy, control: str) -> dict[str, Any]:
+    layers = {
+        one.label: {
+            f"{found.layer} {found.term} {found.estimator}": [found.ratio, found.p, found.p_holm]
+            for found in compare_layers(one.layers, artifact.estimators, control)
+        }
+        for one in artifact.snapshots
+        if one.layers
+    }
+    return {"layers": layers} if layers else {}
+
+
+def _by_layer(snapshot: GradientSnapshot, names: Sequence[str], control: str) -> Table:
+    return Table(
+        f"{snapshot.label}: variance of each layer's gradient relative to {control}, from disjoint pairs of "
+        "batches. p: exact sign flips, with Holm's correction over this table.",
+        ("Layer", "Gradient of", "Estimator", "Ratio", "p (Holm)"),
+        [
+            (found.layer, found.term, found.estimator, number(found.ratio), number(found.p_holm, 2))
+            for found in compare_layers(snapshot.layers, names, control)
+        ],
     )
 
 

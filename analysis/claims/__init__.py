@@ -1,0 +1,1 @@
+"""The ledger: claims of the literature, each with a verdict computed from committed artifacts."""

@@ -1,0 +1,149 @@
+"""Writes the ledger, one page per claim, and recomputes it."""
+
+import functools
+import json
+from pathlib import Path
+
+from analysis.claims.claim import PublishedClaim, Ruling
+from analysis.claims.estimators import later_estimators
+from analysis.claims.evidence import ARTIFACTS, REVIEWS, STUDIES, Evidence, load_evidence
+from analysis.claims.first import first_source
+from analysis.claims.second import second_source
+from analysis.claims.training import later_training
+from lit_klrb.files import write_atomically
+
+INDEX, NUMBERS = "README.md", "claims.json"
+
+
+@functools.cache
+def all_claims() -> tuple[PublishedClaim, ...]:
+    """All claims, in the order of the index."""
+    return (*first_source(), *second_source(), *later_estimators(), *later_training())
+
+
+def is_ledger(path: Path) -> bool:
+    """Whether a path is the directory of a ledger."""
+    return (path / NUMBERS).exists() and (path / ARTIFACTS).is_dir()
+
+
+def compose_ledger(evidence: Evidence) -> tuple[dict[str, str], dict[PublishedClaim, Ruling]]:
+    """The files of the ledger, name -> content, and the rulings.
+
+    Args:
+        evidence: The artifacts.
+    """
+    rulings = {claim: claim.decide(evidence) for claim in all_claims()}
+    files = {f"{claim.key}.md": _page(claim, ruling) for claim, ruling in rulings.items()}
+    numbers = {
+        claim.key: {
+            "verdict": ruling.verdict.value,
+            "condition": ruling.condition,
+            "numbers": {one.what: [one.published, one.ours] for one in ruling.numbers},
+        }
+        for claim, ruling in rulings.items()
+    }
+    files[NUMBERS] = json.dumps(numbers, indent=1, ensure_ascii=False) + "\n"
+    files[INDEX] = _index(rulings, evidence)
+    return files, rulings
+
+
+def write_ledger(directory: Path) -> dict[PublishedClaim, Ruling]:
+    """Write all pages, and remove those of claims that no longer exist.
+
+    Args:
+        directory: The ledger's directory, with the artifacts.
+
+    Returns:
+        The rulings.
+
+    Raises:
+        ConfigurationError: If an artifact is missing.
+        DamagedFileError: If an artifact cannot be read.
+    """
+    files, rulings = compose_ledger(load_evidence(directory))
+    for old in directory.glob("*.md"):
+        if old.name not in files:
+            old.unlink()
+    for name, content in files.items():
+        write_atomically(directory / name, content)
+    return rulings
+
+
+def verify_ledger(directory: Path) -> list[str]:
+    """One line per page that differs from what the artifacts give.
+
+    Args:
+        directory: The ledger's directory.
+    """
+    expected, _ = compose_ledger(load_evidence(directory))
+    present = {path.name for path in directory.iterdir() if path.is_file()}
+    differences = [f"{name}: no page of the ledger" for name in sorted(present - expected.keys())]
+    for name, content in expected.items():
+        path = directory / name
+        if not path.exists():
+            differences.append(f"{name}: is missing")
+        elif path.read_text("utf-8") != content:
+            differences.append(f"{name}: is not what the artifacts give")
+    return differences
+
+
+def _page(claim: PublishedClaim, ruling: Ruling) -> str:
+    source = claim.source
+    rows = "\n".join(
+        f"| {_cell(one.what)} | {_cell(one.published)} | {_cell(one.ours)} |" for one in ruling.numbers
+    )
+    code = f"\n\nReleased code: {source.code}." if source.code else ""
+    return f"""# {claim.title}
+
+**Verdict: {ruling.headline}**
+
+> {claim.quote}
+
+{source.reference}. {source.read}{code}
+
+**What we ran.** {claim.ran}
+
+**Differences.** {claim.differences}
+
+| number (95 % interval) | published | ours |
+|---|---|---|
+{rows}
+
+This page is written by `python -m analysis claims` and recomputed by `python -m analysis verify docs/claims`.
+"""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _index(rulings: dict[PublishedClaim, Ruling], evidence: Evidence) -> str:
+    rows = "\n".join(
+        f"| [{claim.title}]({claim.key}.md) | {_identifier(claim)} | {ruling.verdict.value} |"
+        for claim, ruling in rulings.items()
+    )
+    studies = "\n".join(
+        f"- `{ARTIFACTS}/{name}.json`: `python -m lit_klrb study --config {config}`"
+        for name, config in STUDIES.items()
+    )
+    models = len(next(iter(evidence.pitfalls.gradients.values())).bias)
+    return f"""# Claims of the literature
+
+One page per claim: the claim with its source, what we ran, the published number and ours with its interval,
+how the set-ups differ, and a verdict that is computed from the artifacts. Most evidence is exact, on at most
+{models} random models so small that every completion is enumerated. It shows that an identity holds or fails;
+its sizes are those of toys. Where a source could not be read, its page says so.
+
+| claim | source | verdict |
+|---|---|---|
+{rows}
+
+The evidence, which `make claims` reads, and the commands that make it:
+
+{studies}
+- `{REVIEWS.as_posix()}`: the report of a sweep on film reviews
+"""
+
+
+def _identifier(claim: PublishedClaim) -> str:
+    return claim.source.reference.split(", ")[-1]

@@ -1,0 +1,184 @@
+"""Noise of gradients at given checkpoints, as a whole and by layer."""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor, nn
+
+from lit_klrb import schema
+from lit_klrb.data.base import check_at_least
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.estimators import (
+    KLEstimator,
+    MonteCarlo,
+    MonteCarloRewardToGo,
+    RaoBlackwell,
+    RaoBlackwellControlVariate,
+    RaoBlackwellLite,
+    RaoBlackwellSequence,
+    ReleasedMonteCarlo,
+    ReleasedRaoBlackwell,
+)
+from lit_klrb.estimators.cross_fit import EarlierRollouts
+from lit_klrb.estimators.token_values import TokenValues
+from lit_klrb.modules.rloo import RLOOModule
+from lit_klrb.seeding import derive_seed
+from lit_klrb.studies.base import SCHEMA
+from lit_klrb.studies.gradient_noise import batch_gradients, gram
+from lit_klrb.studies.numbers import rounded
+from lit_klrb.studies.pairs import CheckpointPair
+from lit_klrb.studies.study import Study
+
+
+def _estimators() -> list[KLEstimator]:
+    corrected = [MonteCarlo(), MonteCarloRewardToGo(), RaoBlackwell(), RaoBlackwellSequence()]
+    released = [ReleasedMonteCarlo(), ReleasedRaoBlackwell()]
+    return [*corrected, RaoBlackwellLite(), *released, RaoBlackwellControlVariate()]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PairGradientNoiseStudy(Study):
+    """Compares the noise of gradients under all estimators at given checkpoints.
+
+    As `GradientNoiseStudy` does during a training: B batches of different prompts and completions, the same
+    for all estimators, and the Gram matrix of their gradients. Beside it the artifact has, for each layer,
+    half the squared distance between the gradients of disjoint pairs of batches, whose mean is the variance.
+
+    Args:
+        pairs: Checkpoints, each a snapshot.
+        estimators: Estimators, of different classes; by default the unbiased ones, those of the code released
+            with arXiv:2504.10637 among them.
+        beta: Weight of the KL, in units of reward per nat.
+        completions: Completions per prompt.
+        batches: Independent batches (B).
+        prompts_per_batch: Prompts per batch.
+        earlier_rollouts: Rollouts of the same policy on other prompts on which token values and coefficients
+            are fitted first, as training does on those before.
+
+    Raises:
+        ConfigurationError: If a number is out of range.
+    """
+
+    name: ClassVar[str] = schema.GRADIENT_NOISE
+
+    pairs: Sequence[CheckpointPair]
+    estimators: Sequence[KLEstimator] | None = None
+    beta: float = 0.07
+    completions: int = 2
+    batches: int = 64
+    prompts_per_batch: int = 8
+    earlier_rollouts: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least(4, batches=self.batches)
+        check_at_least(2, completions=self.completions)
+        check_at_least(1, prompts_per_batch=self.prompts_per_batch)
+        check_at_least(0, earlier_rollouts=self.earlier_rollouts)
+        if not 0 < self.beta < math.inf:
+            raise ConfigurationError(f"must be positive and finite, got {self.beta}", key="beta")
+        labels = [pair.label for pair in self.pairs]
+        if not labels or len(set(labels)) < len(labels):
+            raise ConfigurationError(f"must be different checkpoints, got {labels}", key="pairs")
+        names = [type(estimator).__name__ for estimator in self.compared]
+        if not names or len(set(names)) < len(names):
+            raise ConfigurationError(f"must be of different classes, got {names}", key="estimators")
+
+    @property
+    def compared(self) -> Sequence[KLEstimator]:
+        """The estimators compared."""
+        return _estimators() if self.estimators is None else self.estimators
+
+    def parts(self, seed: int) -> Mapping[str, Callable[[], Any]]:
+        """One part per checkpoint."""
+        return {pair.label: partial(self._snapshot, pair, seed) for pair in self.pairs}
+
+    def artifact(self, parts: Mapping[str, Any]) -> dict[str, Any]:
+        """The design, and a snapshot for each checkpoint."""
+        return {
+            "schema": SCHEMA,
+            "estimators": [type(estimator).__name__ for estimator in self.compared],
+            "batches": self.batches,
+            "prompts": self.prompts_per_batch,
+            "snapshots": [
+                {"step": step, "label": label, **content}
+                for step, (label, content) in enumerate(parts.items())
+            ],
+        }
+
+    def _snapshot(self, pair: CheckpointPair, seed: int) -> dict[str, Any]:
+        module = pair.load(self.completions)
+        module.beta = self.beta
+        everything = pair.batches(module, self.earlier_rollouts + self.batches, self.prompts_per_batch)
+        if self.earlier_rollouts:
+            self._fit(module, everything[: self.earlier_rollouts], seed)
+        gradients = torch.stack(
+            [
+                batch_gradients(module, batch, self.compared, derive_seed(seed, self.name, index))
+                for index, batch in enumerate(everything[self.earlier_rollouts :])
+            ],
+            dim=1,
+        )
+        matrix = gram(gradients.flatten(0, 1))
+        return {
+            "beta": self.beta,
+            "completions": self.completions,
+            "gram": [rounded(row[: index + 1], 7) for index, row in enumerate(matrix)],
+            "layers": by_layer(module.policy, gradients),
+        }
+
+    def _fit(self, module: RLOOModule, batches: Sequence[dict[str, Tensor]], seed: int) -> None:
+        """Fit token values and coefficients on rollouts of the policy, as training does."""
+        module.token_values, module.earlier_rollouts = TokenValues(), EarlierRollouts()
+        module.kl_estimator = RaoBlackwellControlVariate()
+        for index, batch in enumerate(batches):
+            address = derive_seed(seed, self.name, "earlier", index)
+            rollout = module.generate(module.policy, batch, module.sampling, seed=address)
+            with torch.no_grad():
+                stats = module.score(rollout, module.fit_token_values())[1]
+            rewards = module.training_rewards(rollout, module.rewards(rollout))
+            module.weigh(stats, rollout.mask, rewards)
+            module.observe_rewards(rollout, rewards)
+        module.fit_token_values()
+
+
+def by_layer(model: nn.Module, gradients: Tensor) -> dict[str, dict[str, Any]]:
+    """Half the squared distances of the gradients of disjoint pairs of batches, for each layer.
+
+    Args:
+        model: The model, whose trained parameters the gradients are of.
+        gradients: Of the reward, then under each of E estimators, on B batches, shape [1 + E, B, parameters].
+
+    Returns:
+        Layer -> "kl" or "total" -> one number per estimator and pair of batches, shape [E, B / 2].
+    """
+    found: dict[str, dict[str, Tensor]] = {}
+    pairs = gradients.shape[1] // 2
+    start = 0
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        part = gradients[..., start : start + parameter.numel()].double()
+        start += parameter.numel()
+        for term, values in (("kl", part[1:] - part[:1]), ("total", part[1:])):
+            difference = values[:, 0 : 2 * pairs : 2] - values[:, 1 : 2 * pairs : 2]
+            halves = difference.square().sum(-1) / 2
+            layer = found.setdefault(layer_of(name), {})
+            layer[term] = layer[term] + halves if term in layer else halves
+    return {layer: {term: rounded(v, 6) for term, v in terms.items()} for layer, terms in found.items()}
+
+
+def layer_of(name: str) -> str:
+    """The layer to which a parameter belongs.
+
+    Example:
+        >>> layer_of("transformer.h.1.attn.c_attn.weight"), layer_of("transformer.wte.weight")
+        ('block 1', 'embeddings and head')
+    """
+    found = re.search(r"\.(\d+)\.", name)
+    return f"block {found[1]}" if found else "embeddings and head"
