@@ -219,7 +219,7 @@ def label_index(name: str, labels: Mapping[Any, str], label: str | None) -> int:
 
 def load_reward(
     path: str | Mapping[str, float],
-    label: str | None = None,
+    label: str | Mapping[str, str] | None = None,
     output: RewardOutput = "log_odds",
     device: torch.device | str = "cpu",
 ) -> Reward:
@@ -228,7 +228,8 @@ def load_reward(
     Args:
         path: `"grammar"` for the embedded world, `"package.module:function"`, or a classifier: a hub id, a
             folder or a checkpoint of `RewardModule`. A mapping from these to weights gives a weighted sum.
-        label: Rewarded label of a classifier, see `ClassifierReward`.
+        label: Rewarded label of a classifier, see `ClassifierReward`; a mapping from classifiers to labels if
+            there are several.
         output: Whether the reward is the label's log odds or its logit.
         device: Device of classifiers.
 
@@ -238,10 +239,36 @@ def load_reward(
     if not isinstance(path, str):
         check_weights(path)
     parts = {path: 1.0} if isinstance(path, str) else path
-    if label is not None and not any(map(is_classifier, parts)):
-        raise ConfigurationError(f"{label} needs a classifier, got {path}", key="reward_label")
-    rewards = [(_load_part(part, label, output, device), weight) for part, weight in parts.items()]
+    labels = labels_of(list(parts), label)
+    rewards = [(_load_part(part, labels.get(part), output, device), weight) for part, weight in parts.items()]
     return rewards[0][0] if isinstance(path, str) else WeightedReward(rewards)
+
+
+def labels_of(paths: Sequence[str], label: str | Mapping[str, str] | None) -> dict[str, str]:
+    """The rewarded label of each classifier that has one.
+
+    Args:
+        paths: All parts of a reward.
+        label: One label for all classifiers, or a mapping from classifiers to labels.
+
+    Raises:
+        ConfigurationError: If there is no classifier, or the mapping names something else.
+
+    Example:
+        >>> labels_of(["grammar", "owner/toxicity"], "toxic")
+        {'owner/toxicity': 'toxic'}
+    """
+    classifiers = [path for path in paths if is_classifier(path)]
+    if label is not None and not classifiers:
+        raise ConfigurationError(f"{label} needs a classifier, got {', '.join(paths)}", key="reward_label")
+    if label is None or isinstance(label, str):
+        return {} if label is None else dict.fromkeys(classifiers, label)
+    if unknown := sorted(label.keys() - {*classifiers}):
+        raise ConfigurationError(
+            f"{unknown[0]} is not a classifier of reward_path; it has {', '.join(classifiers)}",
+            key="reward_label",
+        )
+    return dict(label)
 
 
 def _load_part(path: str, label: str | None, output: RewardOutput, device: torch.device | str) -> Reward:

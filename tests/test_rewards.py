@@ -117,6 +117,18 @@ def test_a_classifiers_reward_is_the_log_odds_or_the_logit_of_a_label(folder, la
         assert odds == pytest.approx(torch.logit(logits.softmax(0)[index]).item(), abs=1e-4)
 
 
+def test_several_classifiers_have_labels_of_their_own(folder):
+    path = folder[2]
+    other = f"{path}/."  # the same classifier under another name
+    reward = load_reward({path: 1.0, other: -0.5}, {path: "good", other: "bad"})
+    expected = load_reward(path, "good")(TEXTS) - 0.5 * load_reward(path, "bad")(TEXTS)
+    assert torch.allclose(reward(TEXTS), expected)
+    with pytest.raises(
+        ConfigurationError, match=r"^reward_label: grammar is not a classifier of reward_path; it"
+    ):
+        load_reward({path: 1.0, "grammar": 1.0}, {path: "good", "grammar": "bad"})
+
+
 def test_a_classifier_reads_batches_as_it_reads_single_texts(folder, monkeypatch):
     reward = load_reward(folder[2], "good")
     together = reward(TEXTS)

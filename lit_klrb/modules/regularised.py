@@ -269,12 +269,13 @@ class RewardedModule(RegularisedModule, ABC):
             classifier (a hub id, a folder or a checkpoint of RewardModule), or "package.module:function", a
             function from a list of texts to a list of numbers. A mapping gives a weighted sum:
             {"grammar": 1.0, "my_rewards:shortness": 0.1}.
-        reward_label: Rewarded label of a classifier; by default the second of two, the positive one.
+        reward_label: Rewarded label of a classifier; by default the second of two, the positive one. Several
+            classifiers can each have their own: {path: label}.
         reward_output: Whether the reward is the log odds of that label or its logit.
     """
 
     reward_path: str | dict[str, float] = loading.GRAMMAR
-    reward_label: str | None = None
+    reward_label: str | dict[str, str] | None = None
     reward_output: RewardOutput = "log_odds"
 
     def load_reward(self, device: torch.device) -> Reward:
