@@ -19,6 +19,7 @@ from lit_klrb.comparison.estimates import (
 )
 from lit_klrb.functional import token_stats
 from lit_klrb.functional.enumeration import TabularLM, exact_kl, num_prefixes
+from lit_klrb.functional.statistics import ratio_of_means
 
 PAIRS, VOCABULARY, LENGTH = 12, 3, 4
 REPLICATES, PROMPTS, COMPLETIONS, LEVEL = 600, 24, 4, 0.95
@@ -157,6 +158,13 @@ def test_a_ratio_has_the_error_of_the_jackknife(population):
     jackknife = ((len(kl) - 1) / len(kl) * (left_out - left_out.mean()).square().sum()).sqrt()
     assert estimate.value == pytest.approx((kl.sum() / counts.sum()).item())
     assert estimate.error == pytest.approx(jackknife.item(), rel=0.02)
+
+
+def test_a_ratio_of_proportional_sums_has_no_error():
+    tokens = torch.tensor([1.0, 5.0, 20.0, 3.0], dtype=torch.float64)
+    ratio, influences = ratio_of_means(3 * tokens, tokens)
+    assert ratio.item() == pytest.approx(3)
+    assert influences.abs().max() < 1e-12
 
 
 def test_given_texts_have_no_estimates_that_need_samples(population):
