@@ -29,7 +29,6 @@ SIZES = (
     Size("demo", 239, 64, 3072),
     Size("", 2048, 128, 3072),
     Size("as in the training steps", 8192, 256, 3072),
-    Size("GPT-2, logits computed twice", 50_257, 768, 768),
 )
 ROUNDS, SECONDS = 9, 60
 TEXT = """`python -m benchmarks logprobs` on {machine}. Forward and backward pass from hidden states and a
