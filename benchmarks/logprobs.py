@@ -1,5 +1,6 @@
 """Log-probabilities for the losses of DPO and SFT: tile by tile, and from full logits."""
 
+import functools
 import statistics
 import sys
 import textwrap
@@ -81,7 +82,7 @@ def report(quick: bool) -> str:
     rows = []
     for size in SIZES[:1] if quick else SIZES:
         case = arguments(size)
-        runs = {way: lambda way=way, case=case: step(way, case) for way in WAYS}
+        runs = {way: functools.partial(step, way, case) for way in WAYS}
         for run in runs.values():
             run()
         times = interleaved_times(runs, 3 if quick else ROUNDS, SECONDS, clock=time.process_time)
