@@ -1,13 +1,15 @@
-"""The study of gradients at checkpoints: its matrix and layers agree, and it is the callback's."""
+"""The study of gradients at checkpoints: its layers are sums, its matrix is that of the losses."""
 
 import json
 
 import pytest
 import torch
+from torch import nn
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate
 from lit_klrb.studies import CheckpointPair, PairGradientNoiseStudy
+from lit_klrb.studies.pair_gradients import by_layer
 
 # The fitted control variate warns where one of few completions dominates.
 pytestmark = pytest.mark.filterwarnings("ignore:one of .* completions has")
@@ -34,21 +36,19 @@ def whole(snapshot, side):
     return gram
 
 
-def test_layers_add_up_to_the_gram_matrix(artifact):
-    (snapshot,) = artifact["snapshots"]
-    gram = whole(snapshot, 16)
-    rounding = 4e-6 * gram.abs().max().item()  # of a matrix with seven digits
-    assert {"block 0", "embeddings and head"} == set(snapshot["layers"])
-    for term, reward in (("total", 0.0), ("kl", 1.0)):
-        found = sum(torch.tensor(layer[term], dtype=torch.float64) for layer in snapshot["layers"].values())
-        for estimator in range(3):
-            for place in (0, 2):
-                row = torch.zeros(16, dtype=torch.float64)
-                first = 4 * (1 + estimator) + place
-                row[[first, first + 1]] = torch.tensor([1.0, -1.0], dtype=torch.float64)
-                row[[place, place + 1]] = -reward * torch.tensor([1.0, -1.0], dtype=torch.float64)
-                expected = (row @ gram @ row).item() / 2
-                assert found[estimator, place // 2].item() == pytest.approx(expected, rel=1e-3, abs=rounding)
+def test_layers_are_sums_over_their_parameters():
+    model = nn.ModuleDict({"h": nn.ModuleList([nn.Linear(2, 3), nn.Linear(3, 2)]), "wte": nn.Embedding(4, 2)})
+    blocks = {"block 0": slice(0, 9), "block 1": slice(9, 17), "embeddings and head": slice(17, 25)}
+    gradients = torch.randn(3, 5, 25, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = by_layer(model, gradients)
+    assert found.keys() == blocks.keys()
+    for layer, place in blocks.items():
+        for term, values in (("total", gradients[1:]), ("kl", gradients[1:] - gradients[:1])):
+            for estimator, pair in ((0, 0), (1, 1)):
+                first, second = values[estimator, 2 * pair, place], values[estimator, 2 * pair + 1, place]
+                halves = sum((a - b) ** 2 for a, b in zip(first.tolist(), second.tolist(), strict=True)) / 2
+                assert found[layer][term][estimator][pair] == pytest.approx(halves, rel=1e-5)
+            assert len(found[layer][term]) == len(found[layer][term][0]) == 2
 
 
 def test_gradients_are_those_of_the_estimators_loss(pair, artifact):
