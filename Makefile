@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test mistakes reproduce-imdb reproduce-paper bench claims check
+.PHONY: help demo test mistakes reproduce-imdb reproduce-paper bench claims docs check
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -47,6 +47,10 @@ bench: $(VENV)/.bench  ## benchmarks: ratios measured side by side in one run
 claims: $(VENV)/.runtime  ## write docs/claims from its artifacts, and verify it
 	$(BIN)/python -m analysis claims
 	$(BIN)/python -m analysis verify docs/claims
+
+docs: $(VENV)/.dev  ## the documentation site, site/index.html
+	$(BIN)/python -m sphinx -q -b html docs site
+	@echo "site/index.html"
 
 check: $(VENV)/.dev  ## lint, format and types only
 	$(BIN)/ruff check .

@@ -1,0 +1,53 @@
+"""Settings of the documentation site; `make docs` builds it."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+import lit_klrb  # noqa: E402
+
+project = "lit_klrb"
+release = lit_klrb.__version__
+copyright = "the authors of lit_klrb"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+exclude_patterns = ["claims/*.json"]
+html_theme = "furo"
+html_title = f"lit_klrb {release}"
+html_theme_options = {"source_directory": "docs/"}
+html_copy_source = True
+html_show_sphinx = False
+html_extra_path = ["llms.txt"]
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+# Prompts are not copied
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+myst_heading_anchors = 3
+default_role = "code"
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+autodoc_default_options = {"show-inheritance": False}
+napoleon_custom_sections = ["Reference", ("Attributes", "params_style")]
+nitpicky = False
+# Links to files outside of this folder are downloads, which need no title
+suppress_warnings = ["myst.xref_missing", "myst.header", "toc.empty_glob", "toc.not_included"]
+
+# Characters of formulas that have a meaning in reStructuredText
+_SPECIAL = re.compile(r"(?<!\\)([*|]|_(?!\w))")
+
+
+def plain(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Escape characters of formulas in a docstring, outside of code and examples."""
+    for number, line in enumerate(lines):
+        if not line.lstrip().startswith((">>>", "...")):
+            parts = re.split(r"(`[^`]*`)", line)
+            lines[number] = "".join(p if p.startswith("`") else _SPECIAL.sub(r"\\\1", p) for p in parts)
+
+
+def setup(app: Any) -> None:
+    """Register the treatment of docstrings, before that of their sections."""
+    app.connect("autodoc-process-docstring", plain, priority=100)

@@ -1,0 +1,66 @@
+"""The documentation site, built from nothing: every public name, and links that exist."""
+
+import inspect
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PACKAGES = ("functional", "functional.enumeration", "estimators", "modules", "callbacks", "studies")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    target = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-q", "-b", "html", DOCS, target]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return target
+
+
+def public_names():
+    for package in PACKAGES:
+        yield from (f"lit_klrb.{package}.{name}" for name in import_module(f"lit_klrb.{package}").__all__)
+    for module in ("lit_klrb.rewards", "lit_klrb.data.modules", "lit_klrb.functional.preference"):
+        members = vars(import_module(module)).items()
+        yield from (
+            f"{module}.{name}"
+            for name, value in members
+            if (inspect.isclass(value) or inspect.isfunction(value))
+            and value.__module__ == module
+            and not name.startswith("_")
+        )
+
+
+def test_the_reference_has_every_public_name_and_links_lead_somewhere(site):
+    """One test, as the site is built once and building it takes most of the time."""
+    pages = {page: page.read_text("utf-8") for page in site.rglob("*.html")}
+    anchors = {page: {*re.findall(r'\bid="([^"]+)"', text)} for page, text in pages.items()}
+    documented = set().union(*anchors.values())
+    assert {name for name in public_names() if name not in documented} == set()
+    broken = []
+    for page, text in pages.items():
+        for link in re.findall(r'<a [^>]*href="([^"]+)"', text):
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+            found = target.exists() and (not parts.fragment or parts.fragment in anchors.get(target, ()))
+            if not found and not (target.exists() and target.suffix != ".html"):
+                broken.append(f"{page.relative_to(site)}: {link}")
+    assert broken == []
+    assert (site / "llms.txt").exists()
+
+
+def test_every_page_is_in_the_list_for_programs_or_on_the_front_page():
+    listed = (DOCS / "llms.txt").read_text("utf-8") + (DOCS / "index.md").read_text("utf-8")
+    for page in DOCS.glob("*.md"):
+        assert page.stem in listed, page.name
+    for name in re.findall(r"\]\((\w+\.md)\)", (DOCS / "llms.txt").read_text("utf-8")):
+        assert (DOCS / name).exists()
