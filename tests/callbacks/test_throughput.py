@@ -38,9 +38,9 @@ def test_a_rollouts_time_is_split_and_its_tokens_are_counted(chain, tmp_path, mo
         shares = {k.split("share_")[1]: v for k, v in metrics.items() if "share" in k}
         assert set(shares) == {"generate", "statistics", "reward", "update"}
         assert sum(shares.values()) == pytest.approx(1)
-        # Within the first step the clock is read twice for each of three stages: seven seconds from its start
+        # Within the first step the clock is read twice for each of four stages: nine seconds from its start
         # to its end; the other steps take one.
-        whole = 7 + inner - 1
+        whole = 9 + inner - 1
         assert shares["generate"] == pytest.approx(1 / whole)
         update_seconds = shares["update"] * whole
         ratio = metrics["throughput/update_tokens_per_s"] / metrics["throughput/rollout_tokens_per_s"]

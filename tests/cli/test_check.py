@@ -74,7 +74,7 @@ def test_every_argument_is_of_the_evaluation_or_of_training_alone():
         *("completions_per_prompt", "policy_path", "lora", "learning_rate", "weight_decay", "adam_epsilon"),
         *("schedule", "warmup_steps", "gradient_checkpointing", "compile_backend", "seed"),
         *("inner_epochs", "mini_batches", "missing_eos_penalty", "rollout_backend", "vllm_options"),
-        *("batch_size", "train_size"),
+        *("batch_size", "train_size", "stratified"),
     }
     mros = [cls for kind in (RLOOModule, PromptDataModule) for cls in kind.__mro__]
     ours = [cls for cls in mros if cls.__module__.startswith("lit_klrb.")]

@@ -15,6 +15,7 @@ from lit_klrb.modules.base import TrainedModule
 NO_EVALUATION = ["--trainer.limit_val_batches", "0", "--trainer.num_sanity_val_steps", "0"]
 
 # "{x}" stands for a file: the checkpoint of a stage, a tokenizer with one more token, other reviews.
+RAO_BLACKWELL = ["--kl.estimator", "RaoBlackwell"]
 TRAINING = [
     ("sft", ["--seed_everything", "3"]),
     ("sft", ["--model.learning_rate", "0.001"]),
@@ -52,7 +53,7 @@ TRAINING = [
     ("rloo", ["--kl.estimator.baseline", "null"]),
     ("rloo", ["--kl.estimator.off_policy", "prefix"]),
     ("rloo", ["--kl.estimator.clip_range", "0.0001"]),
-    ("rloo", ["--kl.estimator.discount", "0.5", "--kl.estimator.allow_biased", "true"]),
+    ("rloo", [*RAO_BLACKWELL, "--kl.estimator.discount", "0.5", "--kl.estimator.allow_biased", "true"]),
     ("rloo", ["--model.policy_path", "{sft}"]),
     ("rloo", ["--model.reference_path", "{dpo}"]),
     ("rloo", ["--model.reward_path", "cli_rewards:length"]),
@@ -143,6 +144,16 @@ def test_the_option_of_a_single_estimator_changes_the_policy(chain, tmp_path, es
     assert not equal(*trained)
 
 
+def test_stratified_sampling_changes_the_policy(chain, tmp_path):
+    """Without a leave-one-out baseline, with which it is refused."""
+    trained = []
+    for value in ("true", "false"):
+        settings = [*RAO_BLACKWELL, "--kl.estimator.baseline", "null", "--model.stratified", value]
+        assert chain.run("fit", "rloo", *NO_EVALUATION, *settings, run=tmp_path / value) == 0
+        trained.append(weights_of(tmp_path / value / "checkpoints" / "last.ckpt"))
+    assert not equal(*trained)
+
+
 @pytest.mark.parametrize("extra", EVALUATION, ids=" ".join)
 def test_the_option_changes_the_evaluation_and_not_the_training(chain, tmp_path, extra):
     assert chain.run("fit", "rloo", *extra, run=tmp_path) == 0
@@ -166,12 +177,12 @@ def test_no_constructor_argument_is_left_out_above():
     }
     # Seeds follow --seed_everything. In tests/modules, test_preferences.py trains on a file of pairs that it
     # writes, test_vllm.py with a stand-in for vLLM, test_lora.py an adapter; test_precision.py has the two
-    # options that change how a gradient is computed and not what it is. Options of one estimator have a test
-    # above.
+    # options that change how a gradient is computed and not what it is. Options of one estimator, and stratified
+    # sampling, have a test above.
     wanted = {"seed_everything"}
     elsewhere = {"data.preferences", "model.rollout_backend", "model.vllm_options", "model.lora"}
     elsewhere |= {"model.gradient_checkpointing", "model.compile_backend"}
-    elsewhere |= {"kl.estimator.directions", "kl.estimator.k", "kl.estimator.support"}
+    elsewhere |= {"kl.estimator.directions", "kl.estimator.k", "kl.estimator.support", "model.stratified"}
     for key, owned in owners.items():
         names = {name for owner in owned for name in inspect.signature(owner).parameters}
         wanted |= {f"{key}.{name}" for name in names - {"seed"}}

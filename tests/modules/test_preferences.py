@@ -96,7 +96,7 @@ def test_a_digest_is_of_every_weight(chain):
     ("row", "message"),
     [
         ({"prompt": "a", "chosen": "b"}, "has no column rejected; its columns: prompt, chosen"),
-        ({"prompt": [{"role": "user"}], "chosen": "b", "rejected": "c"}, "rows must have three texts"),
+        ({"prompt": [{"role": "user"}], "chosen": "b", "rejected": "c"}, "a conversation must be one text"),
         ({"prompt": "", "chosen": "b", "rejected": "c"}, "a prompt that is not empty"),
     ],
 )

@@ -27,11 +27,11 @@ def test_the_page_is_self_contained(better):
 
 def test_every_figure_has_alternative_text_and_its_numbers(better):
     page = Page((better / "report.html").read_text("utf-8"))
-    assert len(page.images) == 6
+    assert len(page.images) == 7
     for image in page.images:
         assert len(image["alt"]) > 40
         assert image["src"].startswith("data:image/svg+xml,%3Csvg")
-    assert page.text.count("The numbers of this figure") == 6
+    assert page.text.count("The numbers of this figure") == 7
 
 
 def test_the_verdict_has_its_evidence_and_conditions(better):

@@ -74,7 +74,7 @@ def test_studies_have_their_own_sections(better, tmp_path, undrawn):
 
 def test_a_heavy_tail_is_named_beside_the_bias():
     draws = np.random.default_rng(0).lognormal(sigma=[[0.1], [6.0]], size=(2, 1000))
-    light, heavy = (estimation._bias(reference_bias(values, np.ones(1000)))[-1] for values in draws)
+    light, heavy = (estimation._bias(reference_bias(values, np.ones(1000)), 0.05)[-1] for values in draws)
     assert heavy.startswith("inconclusive (heavy tail, index ")
     assert "tail" not in light
 
