@@ -177,8 +177,8 @@ def test_no_constructor_argument_is_left_out_above():
     }
     # Seeds follow --seed_everything. In tests/modules, test_preferences.py trains on a file of pairs that it
     # writes, test_vllm.py with a stand-in for vLLM, test_lora.py an adapter; test_precision.py has the two
-    # options that change how a gradient is computed and not what it is. Options of one estimator, and stratified
-    # sampling, have a test above.
+    # options that change how a gradient is computed and not what it is. Options of one estimator, and
+    # stratified sampling, have a test above.
     wanted = {"seed_everything"}
     elsewhere = {"data.preferences", "model.rollout_backend", "model.vllm_options", "model.lora"}
     elsewhere |= {"model.gradient_checkpointing", "model.compile_backend"}
