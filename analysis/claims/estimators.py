@@ -244,7 +244,7 @@ def later_estimators() -> tuple[PublishedClaim, ...]:
             "Equation 7: π/π_old (π_ref/π − log(π_ref/π) − 1): “the gradient of the KL estimator becomes "
             "unbiased”.",
             Source(
-                "DeepSeek-AI (2025), DeepSeek-V3.2, technical report, section 3.1",
+                "DeepSeek-AI (2025), technical report of DeepSeek-V3.2 (section 3.1)",
                 "The report was not read; equation and quotation are from huggingface/trl issue 4637.",
             ),
             f"{_IDENTITIES}; {_OFF_POLICY}",
