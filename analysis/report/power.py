@@ -1,5 +1,6 @@
 """Power of a planned sweep by simulation, from the variances of a pilot or from assumptions."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,18 +13,21 @@ from analysis.stats.evaluation_noise import noise_share
 from analysis.stats.matching import match, matched_evaluations
 from analysis.stats.pairs import Pairs
 from analysis.stats.power import (
+    REPLICATES,
     SWEEPS,
     detectable_difference,
+    detectable_ratio,
     expected_detectable,
-    rejection_rates,
+    primary_rate,
     replicates_needed,
 )
 from analysis.stats.scenario import STANDARD, Scenario, scenario_of
 from analysis.stats.text import number
 from lit_klrb.errors import ConfigurationError
 
-# True differences in reward, in standard deviations between replicates.
+# True differences in what decides, reward or log KL, in standard deviations between replicates.
 LIFTS = (0.25, 0.5, 1.0)
+_SUBJECTS = {"objective": "J", "kl": "the KL"}
 
 
 def power(plan: Plan, pilot: Path | None) -> list[str]:
@@ -34,10 +38,9 @@ def power(plan: Plan, pilot: Path | None) -> list[str]:
         pilot: The directory of an earlier sweep with the plan's control and one of its other arms.
 
     Raises:
-        ConfigurationError: If the pilot has no such arms, or too few runs to estimate variances.
+        ConfigurationError: If the pilot has no such arms, or too few runs to estimate variances, or no
+            rewards where the plan decides by J.
     """
-    if plan.primary.outcome == "kl":
-        return ["power: not simulated for a plan that decides by the KL alone"]
     found = None if pilot is None else load_sweep(pilot)
     if found is not None and found.invalid:
         raise ConfigurationError(f"--pilot: {pilot} cannot be trusted: {found.invalid[0]}")
@@ -48,31 +51,54 @@ def power(plan: Plan, pilot: Path | None) -> list[str]:
         source = f"from {pairs.treatment} against {pairs.control} in {found.directory}"
     scenario = replace(scenario, replicates=plan.grid.replicates)
     return [
-        f"power ({source}: reward spread {number(scenario.reward_sd)} between replicates at given KL, "
-        f"log KL {number(scenario.log_kl_sd)}, correlation within a pair {number(scenario.correlation, 2)}; "
+        f"power ({source}: {_spreads(scenario)}, "
+        f"correlation within a pair {number(scenario.correlation, 2)}; "
         f"{len(scenario.betas)} betas x {scenario.replicates} replicates; level {plan.level:.2g}; "
         f"{SWEEPS:,} simulated sweeps)",
         *_rates(plan, scenario),
         *_detectable(plan, scenario, pairs),
         *(() if found is None or pairs is None else _evaluation(found, pairs)),
         *_other_designs(plan, scenario),
-        *(f"  WARNING: {text}" for text in ([] if found is None else warnings(found))),
+        *(f"  WARNING: {text}" for text in _warnings(plan, found)),
     ]
 
 
+def _warnings(plan: Plan, pilot: Sweep | None) -> list[str]:
+    """Those about J; the KL alone is what its estimators change."""
+    return [] if pilot is None or plan.primary.outcome == "kl" else warnings(pilot)
+
+
+def _spreads(scenario: Scenario) -> str:
+    if scenario.outcome == "kl":
+        return f"log KL spread {number(scenario.log_kl_sd)} between replicates"
+    reward, log_kl = number(scenario.reward_sd), number(scenario.log_kl_sd)
+    return f"reward spread {reward} between replicates at given KL, log KL {log_kl}"
+
+
+def _advantage(scenario: Scenario, lift: float) -> str:
+    """A true difference of `lift` SD, in words."""
+    if scenario.outcome == "kl":
+        return f"{number(math.exp(-lift * scenario.sd))} times the KL ({lift:g} SD of log KL)"
+    return f"{number(lift * scenario.sd)} more reward ({lift:g} SD)"
+
+
 def _rates(plan: Plan, scenario: Scenario) -> Iterator[str]:
-    size = rejection_rates(scenario, alpha=plan.level)["objective"]
-    yield f"  no difference: the test of J rejects {size}"
+    size = primary_rate(scenario, lift=0.0, alpha=plan.level)
+    yield f"  no difference: the test of {_SUBJECTS[scenario.outcome]} rejects {size}"
     for lift in LIFTS:
-        found = rejection_rates(scenario, lift=lift, alpha=plan.level)["objective"]
+        found = primary_rate(scenario, lift=lift, alpha=plan.level)
         enough = replicates_needed(scenario, lift, alpha=plan.level)
-        needed = f"{enough} replicates" if enough else "more than 56 replicates"
-        more = number(lift * scenario.reward_sd)
-        yield f"  {more} more reward ({lift:g} SD): detected with power {found}; 80% needs {needed}"
+        needed = f"{enough} replicates" if enough else f"more than {REPLICATES[-1]} replicates"
+        yield f"  {_advantage(scenario, lift)}: detected with power {found}; 80% needs {needed}"
 
 
 def _detectable(plan: Plan, scenario: Scenario, pairs: Pairs | None) -> Iterator[str]:
-    """The difference in J that is detected with 80% power; with a pilot, from its pairs."""
+    """The difference in J that is detected with 80% power, with a pilot from its pairs; or the KLs' ratio."""
+    if scenario.outcome == "kl":
+        ratio = detectable_ratio(scenario, plan.level)
+        text = "none" if ratio is None else f"{number(ratio)} or less, {number(1 / ratio)} or more"
+        yield f"  ratio of KLs detected with 80% power: {text}"
+        return
     if pairs is None:
         found = expected_detectable(scenario, plan.level)
     else:
@@ -83,24 +109,24 @@ def _detectable(plan: Plan, scenario: Scenario, pairs: Pairs | None) -> Iterator
 def _evaluation(pilot: Sweep, pairs: Pairs) -> Iterator[str]:
     share = noise_share([*matched_evaluations(pilot, pairs).values()])
     if share is not None:
-        yield f"  evaluation noise is {share} of the variance of a pair's difference in J, 95% CI"
+        subject = _SUBJECTS[pilot.plan.primary.outcome]
+        yield f"  evaluation noise is {share} of the variance of a pair's difference in {subject}, 95% CI"
 
 
 def _other_designs(plan: Plan, scenario: Scenario) -> Iterator[str]:
     """The same number of runs as fewer arms with more replicates, or more arms with fewer."""
     arms, betas = len(plan.grid.arms), len(plan.grid.beta)
     runs = len(plan.places)
-    yield f"  about {runs} runs as other designs, power for +0.5 and +1 SD of reward:"
+    differences = "-0.5 and -1 SD of log KL" if scenario.outcome == "kl" else "+0.5 and +1 SD of reward"
+    yield f"  about {runs} runs as other designs, power for {differences}:"
     for count in range(2, max(arms, 4) + 2):
         replicates = runs // (count * betas)
         if replicates < 2:
             break
         design, level = replace(scenario, replicates=replicates), plan.primary.alpha / (count - 1)
-        half, whole = (
-            rejection_rates(design, lift=lift, alpha=level)["objective"].value for lift in (0.5, 1.0)
-        )
+        half, whole = (f"{primary_rate(design, lift=lift, alpha=level).value:.2f}" for lift in (0.5, 1.0))
         here = " (as planned)" if count == arms else ""
-        yield f"    {count} arms x {replicates} replicates: {half:.2f} and {whole:.2f}{here}"
+        yield f"    {count} arms x {replicates} replicates: {half} and {whole}{here}"
 
 
 def _assumed(plan: Plan) -> Scenario:
@@ -111,13 +137,18 @@ def _assumed(plan: Plan) -> Scenario:
         STANDARD,
         betas=tuple(STANDARD.betas[i] for i in chosen),
         log_kl=tuple(STANDARD.log_kl[i] for i in chosen),
+        outcome=plan.primary.outcome,
     )
 
 
 def _measured(plan: Plan, pilot: Sweep) -> tuple[Scenario, Pairs]:
+    if pilot.plan.primary.outcome == "kl" and plan.primary.outcome != "kl":
+        raise ConfigurationError(
+            f"--pilot: {pilot.directory} decides by the KL alone, so it has no spread of rewards"
+        )
     for name in plan.comparisons:
         pairs = match(pilot, name, plan.primary.control)
-        scenario = scenario_of(pairs)
+        scenario = scenario_of(pairs, plan.primary.outcome)
         if scenario is not None:
             return scenario, pairs
     raise ConfigurationError(

@@ -9,6 +9,7 @@ import numpy as np
 from analysis.stats import frontier
 from analysis.stats.contrast import mean_of
 from analysis.stats.intervals import Estimate
+from analysis.stats.kl_reward import kl_contrast
 from analysis.stats.matched_kl import matched_kl, matched_kl_p_value
 from analysis.stats.objective import objective_contrast
 from analysis.stats.pairs import FloatArray, Pairs
@@ -17,16 +18,19 @@ from analysis.stats.swaps import Alternative, p_values, swap_signs, unit_sums
 
 SUMS: dict[str, Callable[[Pairs], FloatArray]] = {
     "objective": lambda pairs: objective_contrast(pairs).contributions,
+    "kl": lambda pairs: -kl_contrast(pairs).contributions,
     "frontier_share": frontier.share_contributions,
     "replicate_share": frontier.replicate_share_contributions,
     "net_dominance": frontier.net_dominance_contributions,
     "matched_dominance": frontier.matched_dominance_contributions,
 }
-"""The tests whose statistic is a sum of swap contributions, by key."""
+"""The tests whose statistic is a sum of swap contributions, positive in favour of the treatment, by key."""
 MATCHED_KL = "matched_kl"
 
 # Number of simulated sweeps. The plan and the report use the same number, so that their power agrees.
 SWEEPS = 1_000
+# Numbers of replicates among which the smallest with enough power is looked for.
+REPLICATES = (3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 56, 80, 112)
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ def rejection_rates(
         scenario: The scenario.
         tests: Keys of `SUMS`, or "matched_kl", which here does not depend on the test of J. Where there is no
             estimate at matched KL it does not reject.
-        lift: True advantage of the treatment in `reward_sd`; at 0 (and spread 1) the rate is the size.
+        lift: True advantage of the treatment in `scenario.sd`; at 0 (and spread 1) the rate is the size.
         spread: Factor on the control's noise.
         alpha: Level.
         alternative: "greater" asks for rejections in favour of the treatment.
@@ -89,11 +93,17 @@ def rejection_rates(
     return found
 
 
+def primary_rate(scenario: Scenario, *, lift: float, alpha: float, sweeps: int = SWEEPS) -> Rate:
+    """The rate at which the test of the scenario's outcome rejects; arguments as for `rejection_rates`."""
+    found = rejection_rates(scenario, [scenario.outcome], lift=lift, alpha=alpha, sweeps=sweeps)
+    return found[scenario.outcome]
+
+
 def _sums(scenario: Scenario, key: str, kl: FloatArray, reward: FloatArray) -> FloatArray:
     """Contributions of each unit to a test's statistic, shape [sweeps, units]."""
     unit = scenario.unit if scenario.blocked else None
-    if key == "objective":  # all sweeps at once
-        values = reward - np.array(scenario.betas)[scenario.beta_index, None] * kl
+    if key in ("objective", "kl"):  # all sweeps at once
+        values = -kl if key == "kl" else reward - np.array(scenario.betas)[scenario.beta_index, None] * kl
         differences = (values[..., 0] - values[..., 1]) / scenario.pairs
         if unit is None:
             return np.asarray(differences)
@@ -145,15 +155,15 @@ def replicates_needed(
     lift: float,
     *,
     power: float = 0.8,
-    grid: Sequence[int] = (3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 56),
+    grid: Sequence[int] = REPLICATES,
     alpha: float = 0.05,
     sweeps: int = 400,
 ) -> int | None:
-    """The smallest number of replicates in `grid` with which the test of J has the required power.
+    """The smallest number of replicates in `grid` with which the primary test has the required power.
 
     Args:
         scenario: The scenario; its number of replicates is not used.
-        lift: True advantage of the treatment in `reward_sd`.
+        lift: True advantage of the treatment in `scenario.sd`.
         power: The required power.
         grid: Numbers of replicates, increasing; power is taken to increase along it.
         alpha: Level.
@@ -165,8 +175,7 @@ def replicates_needed(
 
     def enough(replicates: int) -> bool:
         design = replace(scenario, replicates=replicates)
-        rate = rejection_rates(design, lift=lift, alpha=alpha, sweeps=sweeps)["objective"]
-        return rate.value >= power
+        return primary_rate(design, lift=lift, alpha=alpha, sweeps=sweeps).value >= power
 
     low, high = 0, len(grid)  # the answer is in grid[low:high], or after it
     while low < high:
@@ -198,3 +207,30 @@ def expected_detectable(scenario: Scenario, level: float) -> float | None:
     degrees = float(np.median([estimate.degrees for estimate in found]))
     squares = float(np.mean([estimate.standard_error**2 for estimate in found]))
     return Estimate(0.0, math.sqrt(squares), degrees).detectable(level)
+
+
+def detectable_ratio(scenario: Scenario, level: float, *, power: float = 0.8) -> float | None:
+    """The largest ratio of KLs below 1 that the test of the KL detects, by bisection over simulated sweeps.
+
+    Its inverse is detected as often: exchanging the labels changes neither the noise nor the test.
+
+    Args:
+        scenario: A scenario in which the KL decides.
+        level: The level of Holm's first step.
+        power: The required power.
+
+    Returns:
+        The ratio, treatment over control, to a hundredth of `log_kl_sd`; None if no ratio is detected, as
+        with too few replicates, or if the KL does not vary.
+    """
+
+    def enough(lift: float) -> bool:
+        return primary_rate(scenario, lift=lift, alpha=level).value >= power
+
+    low, high = 0.0, 20.0  # in SDs of log KL
+    if not scenario.log_kl_sd > 0 or not enough(high):
+        return None
+    while high - low > 0.01:
+        middle = (low + high) / 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return math.exp(-high * scenario.log_kl_sd)

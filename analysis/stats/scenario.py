@@ -22,8 +22,10 @@ class Scenario:
         log_kl_sd: SD of log KL between replicates.
         reward_sd: SD of the reward around the curve between replicates.
         correlation: Correlation of the two runs of a pair.
-        cluster: SD of a replicate's effect on the difference at all betas, in `reward_sd`.
+        cluster: SD of a replicate's effect on the difference at all betas, in `sd`.
         blocked: Whether replicates share seeds over beta, so that whole replicates are swapped.
+        outcome: What decides, and what true differences are differences in: "objective" for the reward at
+            given KL, "kl" for log KL.
     """
 
     betas: tuple[float, ...]
@@ -35,6 +37,12 @@ class Scenario:
     correlation: float = 0.3
     cluster: float = 0.0
     blocked: bool = False
+    outcome: str = "objective"
+
+    @property
+    def sd(self) -> float:
+        """SD between replicates of what decides: of log KL, or of the reward at given KL."""
+        return self.log_kl_sd if self.outcome == "kl" else self.reward_sd
 
     @property
     def pairs(self) -> int:
@@ -64,7 +72,7 @@ class Scenario:
         Args:
             rng: Generator of the noise.
             sweeps: Number of sweeps.
-            lift: Added to the treatment's reward, in `reward_sd`.
+            lift: Advantage of the treatment, in `sd`: added to its reward, or subtracted from its log KL.
             spread: Factor on the control's noise.
         """
         shape = (2, sweeps, self.pairs)
@@ -72,10 +80,14 @@ class Scenario:
         noise = noise + math.sqrt(1 - self.correlation) * rng.normal(size=(*shape, 2))
         noise *= np.array([1.0, spread])
         shared = self.cluster * rng.normal(size=(sweeps, self.replicates))[:, self.replicate]
-        kl = np.exp(np.array(self.log_kl)[self.beta_index, None] + self.log_kl_sd * noise[0])
+        log_kl = np.array(self.log_kl)[self.beta_index, None] + self.log_kl_sd * noise[0]
+        if self.outcome == "kl":
+            log_kl[..., 0] -= self.sd * (lift + shared)
+        kl = np.exp(log_kl)
         reward = np.polynomial.polynomial.polyval(np.sqrt(kl), np.array(self.curve))
         reward = reward + self.reward_sd * noise[1]
-        reward[..., 0] += self.reward_sd * (lift + shared)
+        if self.outcome != "kl":
+            reward[..., 0] += self.sd * (lift + shared)
         return kl, reward
 
     def simulate(self, rng: np.random.Generator, *, lift: float = 0.0, spread: float = 1.0) -> Pairs:
@@ -101,10 +113,15 @@ STANDARD = Scenario(
 """For plans without a pilot: six betas, each optimal for reward = sqrt(KL), and pair correlation 0.3."""
 
 
-def scenario_of(pairs: Pairs) -> Scenario | None:
+def scenario_of(pairs: Pairs, outcome: str = "objective") -> Scenario | None:
     """The scenario estimated from the runs of a sweep; None with too few finite ones.
 
     Variances are computed within arm and beta, so that differences between arms do not count as noise.
+
+    Args:
+        pairs: The runs.
+        outcome: As of `Scenario`; correlation and cluster are those of what decides. If that is the KL,
+            rewards are not read.
     """
     pairs = pairs.subset(np.asarray(~pairs.diverged.any(axis=1) & (pairs.kl > 0).all(axis=1)))
     sizes = [int((pairs.beta_index == index).sum()) for index in pairs.beta_indices]
@@ -112,17 +129,20 @@ def scenario_of(pairs: Pairs) -> Scenario | None:
         return None
     free = len(pairs) - len(sizes)
     log_kl = np.log(pairs.kl)
-    curve = matched_kl(pairs).curve
-    residuals = pairs.reward - (curve_design(pairs.kl.ravel()) @ curve).reshape(-1, 2)
     means = [float(log_kl[pairs.beta_index == index].mean()) for index in pairs.beta_indices]
+    curve, residuals = np.zeros(1), np.zeros_like(log_kl)
+    if outcome != "kl":
+        curve = matched_kl(pairs).curve
+        residuals = pairs.reward - (curve_design(pairs.kl.ravel()) @ curve).reshape(-1, 2)
     for values in (log_kl, residuals):
         for index in pairs.beta_indices:
             values[pairs.beta_index == index] -= values[pairs.beta_index == index].mean(axis=0)
-    products = residuals.T @ residuals / free
+    deciding = log_kl if outcome == "kl" else residuals
+    products = deciding.T @ deciding / free
     variance = float(np.trace(products)) / 2
     cluster = 0.0
     if pairs.blocked and variance > 0:
-        sums = unit_sums(residuals[:, 0] - residuals[:, 1], pairs.unit) / len(sizes)
+        sums = unit_sums(deciding[:, 0] - deciding[:, 1], pairs.unit) / len(sizes)
         excess = sums.var(ddof=1) - 2 * (variance - products[0, 1]) / len(sizes)
         cluster = math.sqrt(max(0.0, float(excess)) / variance)
     return Scenario(
@@ -131,8 +151,9 @@ def scenario_of(pairs: Pairs) -> Scenario | None:
         replicates=max(sizes),
         curve=tuple(map(float, curve)),
         log_kl_sd=math.sqrt(float((log_kl**2).sum()) / (2 * free)),
-        reward_sd=math.sqrt(variance),
+        reward_sd=math.sqrt(float((residuals**2).sum()) / (2 * free)),
         correlation=min(0.95, max(0.0, float(products[0, 1]) / variance)) if variance > 0 else 0.0,
         cluster=cluster,
         blocked=pairs.blocked,
+        outcome=outcome,
     )

@@ -2,38 +2,43 @@
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section, Table
-from analysis.stats.power import SWEEPS, Rate, detectable_difference, rejection_rates
+from analysis.stats.pairs import Pairs
+from analysis.stats.power import SWEEPS, Rate, detectable_difference, detectable_ratio, primary_rate
 from analysis.stats.scenario import Scenario, scenario_of
 from analysis.stats.text import number
 
-# True advantages in reward, in units of its spread between replicates; at 0 the rate is the size.
+# True advantages in reward, or in log KL where the KL decides, in units of its spread between replicates; at
+# 0 the rate is the size.
 LIFTS = (0.0, 0.5, 1.0)
 
 
 def certificates(assessment: Assessment) -> Section | None:
-    """The rate at which the test of J rejects, without and with a true difference."""
+    """The rate at which the primary test rejects, without and with a true difference."""
     plan = assessment.sweep.plan
-    if assessment.withheld or plan.primary.outcome == "kl":
+    if assessment.withheld:
         return None
+    by_kl = plan.primary.outcome == "kl"
+    subject = "the KL" if by_kl else "J"
+    model = "Gaussian noise on log KL" if by_kl else "one curve of reward against KL, Gaussian noise on both"
     found = {
         comparison.pairs.treatment: scenario
         for comparison in assessment.comparisons
-        if (scenario := scenario_of(comparison.pairs)) is not None
+        if (scenario := scenario_of(comparison.pairs, plan.primary.outcome)) is not None
     }
     if not found:
         return None
     rates = {name: power_of(scenario, plan.level) for name, scenario in found.items()}
     reach = {
-        c.pairs.treatment: detectable_difference(c.pairs, c.pairs.replicates, plan.level)
+        c.pairs.treatment: _detectable(found[c.pairs.treatment], c.pairs, plan.level)
         for c in assessment.comparisons
         if c.pairs.treatment in found
     }
     return Section(
         "certificates",
-        "Power of the test of J in this design",
+        f"Power of the test of {subject} in this design",
         paragraphs=[
             "Sweeps were simulated with the betas, replicates, spreads and correlations of "
-            "this one (one curve of reward against KL, Gaussian noise on both), and the test of J was run on "
+            f"this one ({model}), and the test of {subject} was run on "
             f"each at the level of the first step of Holm's correction, {plan.level:.2g}. Without a true "
             "difference it should reject no more often than that; the measured rate is its type-I error. The "
             "simulation assumes Gaussian noise. For the other tests see docs/certificates.md.",
@@ -52,11 +57,23 @@ def certificates(assessment: Assessment) -> Section | None:
 
 
 def power_of(scenario: Scenario, level: float) -> dict[float, Rate]:
-    """The rate at which the test of J rejects at `level`, for each of `LIFTS`."""
-    return {lift: rejection_rates(scenario, lift=lift, alpha=level)["objective"] for lift in LIFTS}
+    """The rate at which the primary test rejects at `level`, for each of `LIFTS`."""
+    return {lift: primary_rate(scenario, lift=lift, alpha=level) for lift in LIFTS}
+
+
+def _detectable(scenario: Scenario, pairs: Pairs, level: float) -> float | None:
+    """What is detected with 80% power: a difference in J, or a ratio of KLs."""
+    if scenario.outcome == "kl":
+        return detectable_ratio(scenario, level)
+    return detectable_difference(pairs, pairs.replicates, level)
 
 
 def _spread(name: str, scenario: Scenario) -> str:
+    if scenario.outcome == "kl":
+        return (
+            f"{name}: the standard deviation of log KL between replicates is {number(scenario.log_kl_sd)}; "
+            f"the two runs of a pair correlate by {number(scenario.correlation, 2)}."
+        )
     return (
         f"{name}: the reward's standard deviation between replicates, at given KL, is "
         f"{number(scenario.reward_sd)} reward units; log KL's is {number(scenario.log_kl_sd)}; the two runs "
@@ -70,20 +87,26 @@ def _table(
     reach: dict[str, float | None],
     level: float,
 ) -> Table:
+    by_kl = next(iter(found.values())).outcome == "kl"
+    share = f"Share of {SWEEPS:,} simulated sweeps in which the test of {'the KL' if by_kl else 'J'} rejects"
+    scales = (
+        "One SD is that of log KL between replicates, by which the treatment's is lower. “Detectable” is the "
+        "ratio of KLs, below 1, that the test detects in 80% of the sweeps."
+        if by_kl
+        else "One SD is that of the reward between replicates at given KL. “Detectable” is the difference in "
+        "J, in reward units, that a t test at this level detects with 80% power."
+    )
     return Table(
-        f"Share of {SWEEPS:,} simulated sweeps in which the test of J rejects at {level:.2g}, ± its "
-        "Monte-Carlo standard error. One SD is that of the reward between replicates at given KL. "
-        "“Detectable” is the difference in J, in reward units, that a t test at this level detects with 80% "
-        "power.",
+        f"{share} at {level:.2g}, ± its Monte-Carlo standard error. {scales}",
         (
             "Arm",
             "SD",
             "Type-I error",
-            *(f"Power at +{lift:g} SD" for lift in LIFTS[1:]),
+            *(f"Power at {'−' if by_kl else '+'}{lift:g} SD" for lift in LIFTS[1:]),
             "Detectable",
         ),
         [
-            (name, number(found[name].reward_sd), *map(str, rates[name].values()), number(detectable))
+            (name, number(found[name].sd), *map(str, rates[name].values()), number(detectable))
             for name, detectable in reach.items()
         ],
     )

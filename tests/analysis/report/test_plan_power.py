@@ -73,6 +73,29 @@ def test_plan_and_page_have_the_same_power(plan, tmp_path):
     assert found["detectable"] == pytest.approx(verdict.estimate.detectable(plan.level))
 
 
+def test_a_plan_that_the_kl_decides_has_the_power_of_its_page(plan, tmp_path):
+    def edit(point, made):
+        made["final"]["kl"] *= 0.8 ** (point[0] == "RaoBlackwell")
+        return made
+
+    by_kl = replace(plan, primary=replace(plan.primary, outcome="kl"))
+    pilot = write_sweep(tmp_path / "pilot", replicates=8, edit=edit, primary={"outcome": "kl"})
+    lines = power(by_kl, pilot)
+    page = certificates(load_assessment(pilot))
+    ((_, sd, size, half, whole, reach),) = page.tables[0].rows
+    assert f": log KL spread {sd} between replicates, correlation" in lines[0]
+    assert lines[1] == f"  no difference: the test of the KL rejects {size}"
+    assert f" times the KL (0.5 SD of log KL): detected with power {half}; 80% needs" in lines[3]
+    assert f"(1 SD of log KL): detected with power {whole};" in lines[4]
+    assert f"ratio of KLs detected with 80% power: {reach} or less, " in lines[5]
+    assert "J" not in page.title
+    assumed = power(by_kl, None)
+    assert assumed[0].startswith("power (assumed, no pilot: log KL spread 0.150 between replicates, ")
+    assert not [line for line in lines + assumed if "reward" in line or "WARNING" in line]
+    with pytest.raises(ConfigurationError, match="decides by the KL alone, so it has no spread of rewards"):
+        power(plan, pilot)
+
+
 def test_the_share_of_evaluation_noise_in_a_pilot_is_that_of_its_page(plan, tmp_path):
     def edit(point, made):
         reward, kl, spread = made["final"]["reward"], made["final"]["kl"], 0.2 * (-1) ** point[2]

@@ -13,7 +13,9 @@ from analysis.stats.objective import objective_contrast
 from analysis.stats.power import (
     SUMS,
     detectable_difference,
+    detectable_ratio,
     expected_detectable,
+    primary_rate,
     rejection_rates,
     replicates_needed,
 )
@@ -88,3 +90,42 @@ def test_the_detectable_difference_is_that_of_the_pairs_and_shrinks_with_replica
     assert power == pytest.approx(0.8, abs=1e-4)
     assert detectable_difference(pairs, 24, 0.0125) < found / 1.9
     assert expected_detectable(SMALL, 0.05) < expected_detectable(SMALL, 0.01)
+
+
+BY_KL = Scenario((1.0,), (0.7,), 12, (0.0,), 0.05, 0.0, correlation=0.4, outcome="kl")
+
+
+def test_the_power_for_a_ratio_of_kls_is_that_of_the_paired_t_test():
+    """With a small spread the difference in KL is Gaussian, and the swap test nearly the t test."""
+    error = BY_KL.log_kl_sd * np.sqrt(2 * (1 - BY_KL.correlation) / BY_KL.replicates)
+    df, critical = BY_KL.replicates - 1, stats.t.ppf(0.975, BY_KL.replicates - 1)
+
+    def expected(log_ratio, error=error, df=df, critical=critical):
+        shift = log_ratio / error
+        return stats.nct.sf(critical, df, shift) + stats.nct.cdf(-critical, df, shift)
+
+    for lift in (0.0, 0.5, 1.0):
+        found = primary_rate(BY_KL, lift=lift, alpha=0.05)
+        assert found.value == pytest.approx(expected(-lift * BY_KL.log_kl_sd), abs=4 * found.error)
+    ratio = detectable_ratio(BY_KL, 0.05)
+    assert ratio < 1
+    assert expected(np.log(ratio)) == pytest.approx(0.8, abs=0.05)
+    assert detectable_ratio(replace(BY_KL, replicates=2), 0.05) is None
+    assert detectable_ratio(replace(BY_KL, log_kl_sd=0.0), 0.05) is None
+
+
+def test_the_scenario_of_a_sweep_that_the_kl_decides_has_its_spreads():
+    truth = replace(STANDARD, replicates=80, correlation=0.6, blocked=True, cluster=0.7, outcome="kl")
+    drawn = truth.simulate(np.random.default_rng(3), lift=3.0)
+    ratio = np.log(drawn.kl[:, 0] / drawn.kl[:, 1]).mean()
+    assert ratio == pytest.approx(-3.0 * truth.log_kl_sd, rel=0.1)
+    found = scenario_of(replace(drawn, reward=np.zeros_like(drawn.reward)), "kl")
+    assert found.outcome == "kl"
+    assert found.correlation < truth.correlation  # the cluster's effect is in one of the two runs
+    plain = replace(truth, cluster=0.0, blocked=False).simulate(np.random.default_rng(3))
+    assert scenario_of(plain, "kl").correlation == pytest.approx(0.6, abs=0.05)
+    assert scenario_of(plain, "kl").sd == pytest.approx(truth.log_kl_sd, rel=0.05)
+    # SD of a replicate's mean difference: that of the cluster and of the pairs
+    means = np.log(drawn.kl[:, 0] / drawn.kl[:, 1]).reshape(6, 80).mean(axis=0)
+    implied = found.sd**2 * (found.cluster**2 + 2 * (1 - found.correlation) / 6)
+    assert implied == pytest.approx(means.var(ddof=1), rel=0.02)
