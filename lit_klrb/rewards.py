@@ -2,7 +2,7 @@
 
 import importlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
@@ -13,8 +13,8 @@ from lit_klrb.data.batches import classifier_batch
 from lit_klrb.data.grammar import ReviewGrammar
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
+from lit_klrb.reward_functions import KEY, NO_COLUMNS, Columns, finite, function_reward
 
-KEY = "reward_path"
 RewardOutput = Literal["log_odds", "logit"]
 # Number of texts per forward pass of a classifier; has no influence on scores.
 BATCH_SIZE = 128
@@ -23,8 +23,14 @@ BATCH_SIZE = 128
 class Reward(Protocol):
     """Scores complete texts, which are prompts with completions."""
 
-    def __call__(self, texts: Sequence[str]) -> Tensor:
-        """One finite score per text, float32, shape [B]."""
+    def __call__(self, texts: Sequence[str], columns: Columns = NO_COLUMNS) -> Tensor:
+        """One finite score per text, float32, shape [B].
+
+        Args:
+            texts: B texts, each a prompt with its completion.
+            columns: What functions of completions read: `prompts`, `completions`, and columns of the data,
+                each with one entry per text.
+        """
         ...
 
 
@@ -38,7 +44,7 @@ class GrammarReward:
     def __init__(self, grammar: ReviewGrammar | None = None) -> None:
         self.grammar = grammar or ReviewGrammar()
 
-    def __call__(self, texts: Sequence[str]) -> Tensor:
+    def __call__(self, texts: Sequence[str], columns: Columns = NO_COLUMNS) -> Tensor:
         """Clipped log odds, float32 [B]."""
         return torch.tensor([self.grammar.clipped_log_odds(text) for text in texts])
 
@@ -46,73 +52,9 @@ class GrammarReward:
 class NoReward:
     """A reward of zero for every text, for objectives without a reward."""
 
-    def __call__(self, texts: Sequence[str]) -> Tensor:
+    def __call__(self, texts: Sequence[str], columns: Columns = NO_COLUMNS) -> Tensor:
         """Zeros, float32 [B]."""
         return torch.zeros(len(texts))
-
-
-class FunctionReward:
-    """A reward by any function from a list of texts to numbers, whose results are checked.
-
-    Args:
-        name: The function's name in error messages.
-        function: Returns one number per text, as a sequence, an array, a tensor or a generator.
-
-    Raises:
-        ConfigurationError: If it is not a function; when called, if it does not return one finite number per
-            text.
-    """
-
-    def __init__(self, name: str, function: Callable[[Sequence[str]], Iterable[float]]) -> None:
-        if isinstance(function, type) or not callable(function):
-            kind = "a class" if isinstance(function, type) else brief(function)
-            raise ConfigurationError(f"{name} is {kind}; it must be a function of a list of texts", key=KEY)
-        self.name, self.function = name, function
-
-    def __call__(self, texts: Sequence[str]) -> Tensor:
-        """The function's scores, float32 [B]."""
-        try:
-            result = self.function(texts)
-        except Exception as error:
-            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-                raise  # from within the function, where a traceback helps its author
-            raise ConfigurationError(
-                f"{self.name} cannot be called with a list of texts ({error})", key=KEY
-            ) from error
-        scores = as_numbers(result)
-        if scores is None or scores.shape != (len(texts),):
-            raise ConfigurationError(
-                f"{self.name} must return {len(texts)} numbers for {len(texts)} texts, got {brief(result)}",
-                key=KEY,
-            )
-        return finite(self.name, texts, scores)
-
-
-def as_numbers(values: Any) -> Tensor | None:
-    """Convert real numbers in any container to a float32 tensor; None if that is not possible.
-
-    Example:
-        >>> as_numbers(n / 2 for n in range(3)), as_numbers("good"), as_numbers(["1.5"])
-        (tensor([0.0000, 0.5000, 1.0000]), None, None)
-    """
-    if isinstance(values, (str, bytes, Mapping)):
-        return None
-    if isinstance(values, Iterator):
-        values = list(values)
-    try:
-        numbers = torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError):
-        return None
-    return None if numbers.is_complex() else numbers.detach().float()
-
-
-def brief(value: Any, length: int = 60) -> str:
-    """A short description of a value: the shape of a tensor, the length of a list, and a truncated repr."""
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    shown = repr(value)
-    shown = shown if len(shown) <= length else f"{shown[:length]}..."
-    return f"{len(value)} elements, {shown}" if isinstance(value, (list, tuple)) else shown
 
 
 class ClassifierReward:
@@ -145,7 +87,7 @@ class ClassifierReward:
         self.output = output
 
     @torch.no_grad()
-    def __call__(self, texts: Sequence[str]) -> Tensor:
+    def __call__(self, texts: Sequence[str], columns: Columns = NO_COLUMNS) -> Tensor:
         """The classifier's scores, float32, shape [B]; texts longer than its context are truncated."""
         parts = [self._scores(texts[i : i + BATCH_SIZE]) for i in range(0, len(texts), BATCH_SIZE)]
         return finite(self.name, texts, torch.cat(parts))
@@ -174,23 +116,9 @@ class WeightedReward:
     def __init__(self, parts: Sequence[tuple[Reward, float]]) -> None:
         self.parts = parts
 
-    def __call__(self, texts: Sequence[str]) -> Tensor:
+    def __call__(self, texts: Sequence[str], columns: Columns = NO_COLUMNS) -> Tensor:
         """The weighted sum, float32, shape [B]."""
-        return torch.stack([weight * reward(texts).cpu() for reward, weight in self.parts]).sum(0)
-
-
-def finite(name: str, texts: Sequence[str], scores: Tensor) -> Tensor:
-    """Return the scores after checking that all are finite.
-
-    Raises:
-        ConfigurationError: If one is not; names the first such text.
-    """
-    wrong = (~scores.isfinite()).nonzero().flatten().tolist()
-    if wrong:
-        raise ConfigurationError(
-            f"{name} gave {scores[wrong[0]].item()} for the text {texts[wrong[0]]!r}", key=KEY
-        )
-    return scores
+        return torch.stack([weight * reward(texts, columns).cpu() for reward, weight in self.parts]).sum(0)
 
 
 def label_index(name: str, labels: Mapping[Any, str], label: str | None) -> int:
@@ -276,7 +204,7 @@ def _load_part(path: str, label: str | None, output: RewardOutput, device: torch
         return GrammarReward()
     if not is_classifier(path):
         module, _, name = path.partition(":")
-        return FunctionReward(path, import_function(path, module, name))
+        return function_reward(path, import_function(path, module, name))
     source = KEY, path, loading.CLASSIFIER
     classifier = loading.load_model(*source).to(device)  # type: ignore[arg-type]
     return ClassifierReward(path, classifier, loading.load_tokenizer(*source), label, output)

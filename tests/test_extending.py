@@ -1,6 +1,7 @@
 """Every example of docs/extending.md works as written."""
 
 import re
+import runpy
 import shlex
 import sys
 from pathlib import Path
@@ -23,6 +24,9 @@ def extensions(tmp_path, monkeypatch):
     for name, content in FILES.items():
         (tmp_path / name).write_text(content, "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for name in re.findall(r"^python (my_\w+\.py)$", PAGE, re.MULTILINE):
+        runpy.run_path(name, run_name="__main__")
     yield
     for name in FILES:
         sys.modules.pop(Path(name).stem, None)

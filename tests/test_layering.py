@@ -27,6 +27,7 @@ ROOMS = [
     "lit_klrb.models",  # code that handles transformers models
     "lit_klrb.comparison",  # the KL of two given models
     "lit_klrb.integrations",  # our estimators in the trainers of other software
+    "lit_klrb.reward_functions",
     "lit_klrb.rewards",
     "lit_klrb.modules",
     "lit_klrb.studies",  # measurements of policies, as artifacts

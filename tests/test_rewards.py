@@ -10,7 +10,8 @@ from lit_klrb.data.grammar import ReviewGrammar
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
-from lit_klrb.rewards import ClassifierReward, FunctionReward, load_reward
+from lit_klrb.reward_functions import FunctionReward, function_reward
+from lit_klrb.rewards import ClassifierReward, load_reward
 
 
 def test_the_grammars_reward_is_its_clipped_log_odds():
@@ -49,6 +50,83 @@ def test_a_function_of_something_else(function):
 def test_an_error_within_the_function_is_its_own():
     with pytest.raises(TypeError, match="unsupported operand"):
         FunctionReward("mine", lambda texts: 1 + None)(["a"])
+
+
+COLUMNS = {"prompts": ["1+1=", "1+2="], "completions": ["2", "4"], "answer": ["2", "3"], "level": [1, 5]}
+JOINED = ["1+1=2", "1+2=4"]
+
+
+def exact(prompts, completions, *, answer, **others):
+    assert prompts == COLUMNS["prompts"]
+    assert others == {"level": [1, 5]}
+    return [text == wanted for text, wanted in zip(completions, answer, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("function", "scores"),
+    [
+        (exact, [1.0, 0.0]),
+        (
+            lambda completions, level: [len(c) * n for c, n in zip(completions, level, strict=True)],
+            [1.0, 5.0],
+        ),
+        (lambda completions, answer, bonus=2: [bonus] * len(completions), [2.0, 2.0]),
+        (lambda texts: [float(text[-1]) for text in texts], [2.0, 4.0]),
+    ],
+)
+def test_a_function_with_a_parameter_completions_receives_the_columns_that_it_names(function, scores):
+    assert function_reward("mine", function)(JOINED, COLUMNS).tolist() == scores
+
+
+def no_answer(completions, *, solution, **others):
+    return [0.0] * len(completions)
+
+
+@pytest.mark.parametrize(
+    ("function", "columns", "message"),
+    [
+        (no_answer, COLUMNS, "needs the column solution; besides the texts, the prompts have answer, level"),
+        (
+            no_answer,
+            {name: COLUMNS[name] for name in ("prompts", "completions")},
+            "needs the column solution; besides the texts, the prompts have no columns",
+        ),
+        (
+            lambda completions, **others: [1.0],
+            COLUMNS,
+            r"must return 2 numbers for 2 texts, got 1 elements, \[1.0\]",
+        ),
+        (
+            lambda completions, **others: completions,
+            COLUMNS,
+            r"must return 2 numbers for 2 texts, got 2 elements, \['2', '4'\]",
+        ),
+        (
+            lambda completions, **others: [None, 1.0],
+            COLUMNS,
+            r"must return 2 numbers for 2 texts, got 2 elements, \[None, 1.0\]",
+        ),
+        (lambda completions, **others: [1.0, math.inf], COLUMNS, r"gave inf for the text '1\+2=4'"),
+        (
+            lambda completions, /, **others: [1.0, 1.0],
+            COLUMNS,
+            r"cannot be called with keyword arguments \(.*completions.*\)",
+        ),
+    ],
+)
+def test_a_wrong_function_of_completions_ends_in_one_line(function, columns, message):
+    with pytest.raises(ConfigurationError, match=f"^reward_path: mine {message}$") as caught:
+        function_reward("mine", function)(JOINED, columns)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_weighted_sum_passes_the_columns_on(monkeypatch):
+    module = ModuleType("tests_rewards")
+    module.exact = exact
+    monkeypatch.setitem(sys.modules, "tests_rewards", module)
+    reward = load_reward({"grammar": 1.0, "tests_rewards:exact": 0.5})
+    expected = load_reward("grammar")(JOINED) + torch.tensor([0.5, 0.0])
+    assert torch.equal(reward(JOINED, COLUMNS), expected)
 
 
 def test_a_label_needs_a_classifier():

@@ -26,6 +26,7 @@ from lit_klrb.data.tables import READERS
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import Explanation, KLEstimator
 from lit_klrb.models.loading import check_exists, is_checkpoint
+from lit_klrb.reward_functions import KEY
 
 # Arguments on which the common evaluation depends: runs that differ in one of them cannot be compared.
 EVALUATION = {
@@ -96,7 +97,7 @@ def check_input(key: str, path: str) -> None:
     Raises:
         ConfigurationError: If not; names the argument and the path.
     """
-    if key == rewards.KEY and ":" in path and not is_checkpoint(path):
+    if key == KEY and ":" in path and not is_checkpoint(path):
         rewards.load_reward(path)
     elif Path(path).suffix in READERS and not Path(path).expanduser().exists():
         raise ConfigurationError(f"{path} does not exist", key=key)

@@ -1,13 +1,13 @@
 """Padding of token ids to batches."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-Batch = dict[str, Tensor]
+# Tensors by name; a batch of prompts may also have `rows`, a list of their other columns for rewards.
+Batch = dict[str, Any]
 
 
 def pad(rows: Sequence[Sequence[int]], pad_token_id: int, side: Literal["left", "right"]) -> Batch:

@@ -51,7 +51,7 @@ def load_reviews(
         size: Maximum number of reviews; 0 for all.
         seed: Seed of the order; for the grammar, seed of the reviews.
         columns: Names of the column with the texts, of which the first that exists is read. Those of the
-            column `prompt` are prompts to be used as a whole.
+            column `prompt` are prompts to be used as a whole, and keep the other columns of their row.
 
     Raises:
         ConfigurationError: If the source or split does not exist, if a column is missing or has wrong values,
@@ -162,7 +162,11 @@ def _clean_rows(source: str, rows: Any, columns: tuple[str, ...]) -> list[Review
         if column == TEXT and label not in list(LABELS):
             raise _source_error(source, f"has the label {label!r}; allowed: 1, 0, and -1 for unknown")
     if column == PROMPT:  # used as they are, and never rated by their own label
-        reviews = [Review(text, None, is_prompt=True) for text in texts]
+        others = {name: rows[name][:] for name in rows.column_names if name != PROMPT}
+        reviews = [
+            Review(text, None, is_prompt=True, columns={name: others[name][row] for name in others})
+            for row, text in enumerate(texts)
+        ]
     else:
         reviews = [Review(clean_text(text), LABELS[label]) for text, label in zip(texts, labels, strict=True)]
     kept = [review for review in reviews if review.text]

@@ -5,11 +5,11 @@ import random
 import re
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lit_klrb.data.world import RULES, World, read_world
 from lit_klrb.seeding import derive_seed
@@ -29,11 +29,13 @@ class Review:
         text: The text.
         label: 1 positive, 0 negative, None unknown.
         is_prompt: Whether the text is a prompt, to be used as a whole.
+        columns: The other columns of a prompt's row, for rewards.
     """
 
     text: str
     label: int | None
     is_prompt: bool = False
+    columns: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 class Entropy(NamedTuple):

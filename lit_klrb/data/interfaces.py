@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.data.grammar import Review
 from lit_klrb.data.preferences import Preference, PreferencePair
+from lit_klrb.data.prompts import Prompt
 
 
 @runtime_checkable
@@ -39,7 +40,7 @@ class RepeatsBatches(Protocol):
 class PairMaker(Protocol):
     """A module that makes preference pairs from prompts or from preferences given as text."""
 
-    def preference_pairs(self, prompts: Sequence[list[int]]) -> list[PreferencePair]:
+    def preference_pairs(self, prompts: Sequence[Prompt]) -> list[PreferencePair]:
         """Pairs of sampled completions."""
 
     def given_pairs(self, preferences: Sequence[Preference]) -> list[PreferencePair]:

@@ -13,7 +13,7 @@ from lit_klrb.data.corpora import GRAMMAR, PROMPT, TEXT
 from lit_klrb.data.grammar import Review, ReviewGrammar
 from lit_klrb.data.interfaces import PairMaker
 from lit_klrb.data.preferences import collate_pairs, load_preferences
-from lit_klrb.data.prompts import cut_prompts
+from lit_klrb.data.prompts import Prompt, cut_prompts
 from lit_klrb.errors import ConfigurationError
 
 
@@ -129,18 +129,23 @@ class ReviewBeginnings(CorpusDataModule, ABC):
         check_at_least(1, min_prompt_tokens=self.min_prompt_tokens)
         check_at_least(self.min_prompt_tokens, max_prompt_tokens=self.max_prompt_tokens)
 
-    def prompts(self, split: str) -> list[list[int]]:
-        """Token ids of each prompt; they depend on the source and the tokenizer only."""
-        return cut_prompts(
-            self.reviews[split],
+    def prompts(self, split: str) -> list[Prompt]:
+        """The prompts, which depend on the source and the tokenizer only."""
+        reviews = self.reviews[split]
+        tokens = cut_prompts(
+            reviews,
             self.learner.tokenizer,
             min_tokens=self.min_prompt_tokens,
             max_tokens=self.max_prompt_tokens,
         )
+        return [Prompt(ids, review.columns) for ids, review in zip(tokens, reviews, strict=True)]
 
-    def pad_prompts(self, prompts: Sequence[list[int]]) -> Batch:
-        """Left-padded `tokens` and `attention_mask`, [P, N]."""
-        return pad(prompts, self.learner.tokenizer.pad_token_id, side="left")
+    def pad_prompts(self, prompts: Sequence[Prompt]) -> Batch:
+        """Left-padded `tokens` and `attention_mask`, [P, N], and `rows` if there are other columns."""
+        rows = [dict(prompt.columns) for prompt in prompts]
+        tokens = [prompt.tokens for prompt in prompts]
+        batch = pad(tokens, self.learner.tokenizer.pad_token_id, side="left")
+        return {**batch, "rows": rows} if any(rows) else batch
 
 
 @final
@@ -150,12 +155,12 @@ class PromptDataModule(ReviewBeginnings):
 
     contents = ("prompts", "prompts")
 
-    def examples(self, split: str) -> list[list[int]]:
-        """Token ids of each prompt."""
+    def examples(self, split: str) -> list[Prompt]:
+        """The prompts."""
         return self.prompts(split)
 
-    def collate(self, split: str, examples: Sequence[list[int]]) -> Batch:
-        """Left-padded `tokens` and `attention_mask`, [P, N]."""
+    def collate(self, split: str, examples: Sequence[Prompt]) -> Batch:
+        """See `pad_prompts`."""
         return self.pad_prompts(examples)
 
 

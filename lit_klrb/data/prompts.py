@@ -1,12 +1,25 @@
 """Prompts: the first few tokens of reviews, or given prompts as they are."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
 from lit_klrb.data.grammar import Review
 from lit_klrb.seeding import derive_seed
+
+
+class Prompt(NamedTuple):
+    """A prompt.
+
+    Attributes:
+        tokens: Its token ids.
+        columns: The other columns of its row, for rewards.
+    """
+
+    tokens: list[int]
+    columns: Mapping[str, Any]
 
 
 def cut_prompts(

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.data.batches import pad
 from lit_klrb.data.preferences import Preference, PreferencePair, collate_pairs
+from lit_klrb.data.prompts import Prompt
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional.preference import PreferenceLoss, check_preference_loss, preference_loss
 from lit_klrb.models.generation import Rollout
@@ -74,7 +75,7 @@ class DPOModule(RewardedModule):
         return loss
 
     @torch.no_grad()
-    def preference_pairs(self, prompts: Sequence[list[int]]) -> list[PreferencePair]:
+    def preference_pairs(self, prompts: Sequence[Prompt]) -> list[PreferencePair]:
         """The reference's completions with the largest and the smallest reward for each prompt.
 
         Prompts whose completions all have the same reward are skipped.
@@ -89,8 +90,9 @@ class DPOModule(RewardedModule):
                 key="completions_per_prompt",
             )
         starts = range(0, len(prompts), PROMPTS_PER_BATCH)
-        parts = [prompts[first : first + PROMPTS_PER_BATCH] for first in starts]
-        key = {"prompts": prompts, "sampling": asdict(self.sampling), "stop_at_eos": self.stop_at_eos}
+        tokens = [prompt.tokens for prompt in prompts]
+        parts = [tokens[first : first + PROMPTS_PER_BATCH] for first in starts]
+        key = {"prompts": tokens, "sampling": asdict(self.sampling), "stop_at_eos": self.stop_at_eos}
         completed = self._cached_for_reference(
             "completions",
             {**key, "seed": self.seed},
@@ -99,9 +101,10 @@ class DPOModule(RewardedModule):
             ],
         )
         pairs: list[PreferencePair] = []
-        for part, (*tensors, ref_logprob) in zip(parts, completed, strict=True):
+        for part, first, (*tensors, ref_logprob) in zip(parts, starts, completed, strict=True):
             rollout = Rollout(*(tensor.to(self.device) for tensor in tensors))
-            pairs += best_and_worst(part, rollout, self.rewards(rollout), ref_logprob)
+            rows = [prompt.columns for prompt in prompts[first : first + len(part)]]
+            pairs += best_and_worst(part, rollout, self.rewards(rollout, {"rows": rows}), ref_logprob)
         if not pairs:
             raise ConfigurationError(
                 f"{self.reward_path} gives all completions of a prompt the same reward "

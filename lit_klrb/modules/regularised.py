@@ -1,7 +1,7 @@
 """Base classes of DPO, RLOO and distillation: a frozen reference, a reward and the common evaluation."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -206,10 +206,36 @@ class RegularisedModule(PolicyModule, ABC):
         tokens = rollout.tokens.masked_fill(~rollout.attention_mask, self.tokenizer.pad_token_id)
         return self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
 
-    def rewards(self, rollout: Rollout) -> Tensor:
-        """The reward of each sequence, shape [B]."""
+    def rewards(self, rollout: Rollout, batch: Mapping[str, Any]) -> Tensor:
+        """The reward of each sequence, shape [B].
+
+        Args:
+            rollout: K completions of each of P prompts, prompt-major.
+            batch: The prompts; its `rows`, if it has them, are P mappings of other columns of the data.
+        """
         with self.stopwatch("reward"):
-            return self.reward(self.texts(rollout)).to(rollout.tokens.device)
+            columns = self.reward_columns(rollout, batch.get("rows", ()))
+            return self.reward(self.texts(rollout), columns).to(rollout.tokens.device)
+
+    def reward_columns(self, rollout: Rollout, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+        """What functions of completions read: prompts and completions as text, and the columns of the rows.
+
+        Args:
+            rollout: K completions of each of P prompts, prompt-major.
+            rows: Other columns of the P prompts, each entry repeated K times; may be empty.
+        """
+        width = rollout.mask.shape[1]
+        tokens = rollout.tokens.masked_fill(~rollout.attention_mask, self.tokenizer.pad_token_id)
+        parts = {"prompts": tokens[:, :-width], "completions": tokens[:, -width:]}
+        decoded = {
+            name: self.tokenizer.batch_decode(part, skip_special_tokens=True) for name, part in parts.items()
+        }
+        repeats = len(tokens) // max(len(rows), 1)
+        columns = {
+            name: [row.get(name) for row in rows for _ in range(repeats)]
+            for name in dict.fromkeys(name for row in rows for name in row)
+        }
+        return columns | decoded
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Evaluation]:
         """The common evaluation on a batch of prompts; callbacks receive the completions."""
@@ -243,7 +269,7 @@ class RegularisedModule(PolicyModule, ABC):
         seed = derive_seed(self.evaluation_seed, "evaluation", batch_idx)
         rollout = self.generate(self.policy, batch, self.evaluation_sampling, seed=seed)
         _, stats = self.score(rollout)
-        return Evaluation(rollout, stats, self.rewards(rollout), self.evaluation_completions)
+        return Evaluation(rollout, stats, self.rewards(rollout, batch), self.evaluation_completions)
 
     def _log_evaluation(self, stage: str) -> None:
         metrics: dict[str, float] = {}
@@ -267,7 +293,8 @@ class RewardedModule(RegularisedModule, ABC):
     Args:
         reward_path: The reward: "grammar" (the embedded world's exact log odds of a positive review), a
             classifier (a hub id, a folder or a checkpoint of RewardModule), or "package.module:function", a
-            function from a list of texts to a list of numbers. A mapping gives a weighted sum:
+            function from a list of texts to a list of numbers, or from prompts, completions and other columns
+            of the data as in TRL. A mapping gives a weighted sum:
             {"grammar": 1.0, "my_rewards:shortness": 0.1}.
         reward_label: Rewarded label of a classifier; by default the second of two, the positive one. Several
             classifiers can each have their own: {path: label}.

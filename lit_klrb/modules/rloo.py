@@ -141,7 +141,7 @@ class OnPolicyModule(RegularisedModule, ABC):
             # log p, log q, KL_t and E_t[a] of every token, with a graph if the first step uses all of them
             with torch.set_grad_enabled(self.parts == 1):
                 reference_states, stats = self.score(rollout, token_values, self.kl_estimator.topk)
-            rewards = self.rewards(rollout)  # r(x, y)
+            rewards = self.rewards(rollout, batch)  # r(x, y)
             training_rewards = self.training_rewards(rollout, rewards)  # less a penalty if y does not end
             # beta * credited KL - (r - mean of the other K - 1), on the completions of all processes
             gathered = gather_rollout(stats.detach(), rollout.mask, training_rewards)

@@ -8,16 +8,15 @@ from typing import Any, ClassVar
 
 import lightning as L
 import torch
-from torch import Tensor
+from lightning.fabric.utilities import move_data_to_device
 
 from lit_klrb import schema
+from lit_klrb.data.batches import Batch
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import write_atomically
 from lit_klrb.modules.rloo import OnPolicyModule
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.rollouts import require_rollouts
-
-Batch = dict[str, Tensor]
 
 SCHEMA = 2  # of the artifacts; in schema 1 the snapshots were called moments
 
@@ -103,4 +102,4 @@ class PolicyStudy(L.Callback, ABC):
         order = torch.randperm(len(loader.dataset), generator=generator)[: batches * size]
         chosen = order.view(batches, size).tolist()
         collated = [loader.collate_fn([loader.dataset[i] for i in part]) for part in chosen]
-        return [{name: value.to(module.device) for name, value in batch.items()} for batch in collated]
+        return [move_data_to_device(batch, module.device) for batch in collated]

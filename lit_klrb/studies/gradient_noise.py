@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from lit_klrb import schema
+from lit_klrb.data.batches import Batch
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import KLEstimator, MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate
 from lit_klrb.modules.rloo import OnPolicyModule
 from lit_klrb.seeding import derive_seed
-from lit_klrb.studies.base import Batch, PolicyStudy
+from lit_klrb.studies.base import PolicyStudy
 from lit_klrb.studies.gradients import REWARD_ALONE, policy_gradient
 from lit_klrb.studies.numbers import rounded
 
@@ -95,7 +96,7 @@ def batch_gradients(
     """
     group_size, earlier = module.sampling.completions_per_prompt, module.earlier_rollouts
     rollout = module.generate(module.policy, batch, module.sampling, seed=seed)
-    rewards = module.training_rewards(rollout, module.rewards(rollout))
+    rewards = module.training_rewards(rollout, module.rewards(rollout, batch))
     reference_states = module.scorer.reference_states(rollout)
     everything = (REWARD_ALONE, *estimators)
     by_head = {

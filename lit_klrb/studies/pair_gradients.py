@@ -141,7 +141,7 @@ class PairGradientNoiseStudy(Study):
             rollout = module.generate(module.policy, batch, module.sampling, seed=address)
             with torch.no_grad():
                 stats = module.score(rollout, module.fit_token_values())[1]
-            rewards = module.training_rewards(rollout, module.rewards(rollout))
+            rewards = module.training_rewards(rollout, module.rewards(rollout, batch))
             module.weigh(stats, rollout.mask, rewards)
             module.observe_rewards(rollout, rewards)
         module.fit_token_values()

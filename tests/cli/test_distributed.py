@@ -1,6 +1,7 @@
 """Two processes compared with one with the same global batch: rollouts, gradients, metrics, resuming."""
 
 import csv
+import json
 import os
 import socket
 import subprocess
@@ -83,6 +84,21 @@ def check_same(one, two):
         assert second[key] == pytest.approx(value, rel=1e-2, abs=1e-3), key
     assert (two / "summary.json").exists()
     assert not two.with_name("two.1").exists()
+
+
+def test_rewards_read_the_same_columns_in_two_processes(chain, tmp_path):
+    folder = tmp_path / "prompts"
+    folder.mkdir()
+    prompts = [f"{start} {noun}" for start in ("The", "This") for noun in ("film", "plot", "cast", "drama")]
+    rows = [{"prompt": text, "sign": (-1) ** row} for row, text in enumerate(prompts)]
+    for name, part in {"train": rows[:6], "validation": rows[6:]}.items():
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, part)))
+    options = ("--data.source", str(folder), "--model.reward_path", "cli_rewards:signed_length")
+    options += ("--trainer.max_steps", "2", "--trainer.val_check_interval", "2")
+    for name, more in {"one": (), "two": ("--data.batch_size", "2", *TWO)}.items():
+        fit(chain, "rloo", tmp_path / name, *options, *more)
+    check_same(tmp_path / "one", tmp_path / "two")
+    assert metrics(tmp_path / "two")["0", "train/reward_se"] > 1
 
 
 def test_two_processes_equal_one(rloo):

@@ -54,7 +54,7 @@ def test_a_step_has_the_gradient_of_the_objective_on_whole_logits(chain, tmp_pat
     loss = estimator.objective(
         stats,
         rollout.mask,
-        module.rewards(rollout),
+        module.rewards(rollout, batch),
         beta=0.3,
         group_size=3,
         behaviour_logprobs=stats.logprobs.detach(),

@@ -59,7 +59,9 @@ def test_gradients_are_those_of_the_estimators_loss(pair, artifact):
 
     rollout = module.generate(module.policy, batch, module.sampling, seed=derive_seed(0, "gradient_noise", 0))
     stats = module.score(rollout)[1]
-    loss = RaoBlackwell().objective(stats, rollout.mask, module.rewards(rollout), beta=0.3, group_size=2)
+    loss = RaoBlackwell().objective(
+        stats, rollout.mask, module.rewards(rollout, batch), beta=0.3, group_size=2
+    )
     gradients = torch.autograd.grad(loss, list(module.policy.parameters()))
     norm = sum(part.double().square().sum().item() for part in gradients)
     gram = whole(artifact["snapshots"][0], 16)

@@ -1,0 +1,122 @@
+"""Rewards of prompts, completions and other columns of the data, wherever a reward is used."""
+
+import json
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from lightning import Trainer
+
+from lit_klrb.data.modules import PreferenceDataModule, PromptDataModule
+from lit_klrb.data.tokenizer import grammar_tokenizer
+from lit_klrb.estimators import MonteCarlo
+from lit_klrb.modules import DPOModule, RLOOModule
+
+NOUNS = ("film", "movie", "thriller", "comedy", "drama", "plot", "cast", "acting")
+PROMPTS = [f"{start} {noun}" for start in ("The", "This", "What a") for noun in NOUNS]
+K = 3
+
+
+def signed_length(prompts, completions, *, sign, **columns):
+    """The number of letters of the completion, times the prompt's sign."""
+    assert columns.keys() == {"number"}
+    assert [PROMPTS[number] for number in columns["number"]] == prompts
+    return [factor * len(text) for text, factor in zip(completions, sign, strict=True)]
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """A folder of prompts with two more columns, and the reward that reads them, importable."""
+    module = ModuleType("signed_rewards")
+    module.signed_length = signed_length
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    folder = tmp_path / "prompts"
+    folder.mkdir()
+    rows = [{"prompt": text, "sign": (-1) ** row, "number": row} for row, text in enumerate(PROMPTS)]
+    for name, part in {"train": rows[:16], "validation": rows[16:20], "test": rows[20:]}.items():
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, part)))
+    return str(folder)
+
+
+def attached(chain, tmp_path, data, module):
+    trainer = Trainer(
+        max_steps=1, accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path
+    )
+    trainer.strategy.connect(module)
+    module.trainer = data.trainer = trainer
+    module.configure_model()
+    module.log = lambda *args, **kwargs: None
+    data.setup("fit")
+
+
+def by_hand(module, rollout, rows):
+    """The reward of each completion, decoded alone, with the sign of its prompt's row."""
+    scores = []
+    for index, (tokens, mask) in enumerate(zip(rollout.completions, rollout.mask, strict=True)):
+        text = module.tokenizer.decode(tokens[mask], skip_special_tokens=True)
+        scores.append(float(rows[index // K]["sign"] * len(text)))
+    return scores
+
+
+def test_training_and_evaluation_give_each_completion_the_columns_of_its_prompt(chain, tmp_path, source):
+    module = RLOOModule(
+        policy_path=chain.checkpoint("dpo"),
+        reference_path=chain.checkpoint("sft"),
+        reward_path="signed_rewards:signed_length",
+        max_new_tokens=8,
+        completions_per_prompt=K,
+        evaluation_completions=K,
+    )
+    data = PromptDataModule(source=source, batch_size=8, train_size=0, eval_size=4, eval_batch_size=4)
+    attached(chain, tmp_path, data, module)
+    module.kl_estimator, module.beta = MonteCarlo(), 0.3
+    batch = next(iter(data.train_dataloader()))
+    assert len({row["sign"] for row in batch["rows"]}) == 2
+    module.training_step(batch, 0)
+    trained = module.experience
+    assert trained.rewards.tolist() == by_hand(module, trained.rollout, batch["rows"])
+    assert len(set(trained.rewards.tolist())) > K
+    batch = next(iter(data.val_dataloader()))
+    evaluation = module.validation_step(batch, 0)["evaluation"]
+    assert evaluation.rewards.tolist() == by_hand(module, evaluation.rollout, batch["rows"])
+
+
+def test_pairs_for_dpo_are_chosen_with_the_columns(chain, tmp_path, source):
+    module = DPOModule(
+        reference_path=chain.checkpoint("sft"),
+        reward_path="signed_rewards:signed_length",
+        max_new_tokens=8,
+        completions_per_prompt=K,
+    )
+    data = PreferenceDataModule(source=source, batch_size=4, train_size=0, eval_size=4)
+    attached(chain, tmp_path, data, module)
+    pairs = data.examples("train")
+    signs = {tuple(prompt.tokens): prompt.columns["sign"] for prompt in data.prompts("train")}
+    assert len(pairs) > 8
+    for pair in pairs:
+        chosen, rejected = (
+            len(module.tokenizer.decode(ids, skip_special_tokens=True))
+            for ids in (pair.chosen, pair.rejected)
+        )
+        assert (chosen - rejected) * signs[tuple(pair.prompt)] > 0
+
+
+def test_the_batches_of_two_processes_are_the_rows_of_one(source):
+    def batch(rank, processes):
+        data = PromptDataModule(source=source, batch_size=8 // processes, train_size=0, eval_size=4)
+        data.trainer = SimpleNamespace(
+            lightning_module=SimpleNamespace(
+                tokenizer=grammar_tokenizer(), trained=None, reads=data.contents
+            ),
+            **{"global_step": 1, "accumulate_grad_batches": 1},
+            **{"global_rank": rank, "world_size": processes},
+        )
+        data.setup("fit")
+        return next(iter(data.train_dataloader()))
+
+    whole, *parts = batch(0, 1), batch(0, 2), batch(1, 2)
+    assert whole["rows"] == [row for part in parts for row in part["rows"]]
+    tokens = [row[row > 0].tolist() for part in (whole, *parts) for row in part["tokens"]]
+    assert tokens[:8] == tokens[8:]
+    for row, ids in zip(whole["rows"], tokens[:8], strict=True):
+        assert PROMPTS[row["number"]] == grammar_tokenizer().decode(ids)
