@@ -1,12 +1,19 @@
 """On-policy distillation of enumerated models: the map of which credit for the KL wins where."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter
+
 from analysis.report.assessment import Assessment
-from analysis.report.elements import Section, Table
-from analysis.results.enumerated import DistillationArtifact
+from analysis.report.elements import Figure, Section, Table
+from analysis.report.figures import INK, Look, legend_lines, looks, sheet
+from analysis.results.enumerated import DistillationArtifact, DistillationCell
 from analysis.stats.distillation import DistilledArm, distilled_arms, regret
-from analysis.stats.text import number
+from analysis.stats.intervals import Estimate
+from analysis.stats.text import number, ratio_text
 
 CONTROL = "whole future, exact"
 
@@ -20,6 +27,8 @@ def distillation(assessment: Assessment) -> Section | None:
     control = CONTROL if CONTROL in artifact.finals else next(iter(artifact.finals))
     arms = distilled_arms(artifact, control)
     regrets = regret(arms)
+    # Best arm first, without the control and the exact gradient
+    compared = {arm: arms[arm] for arm in sorted(regrets, key=regrets.__getitem__) if arm != control}
     runs = artifact.start.shape[1] - artifact.selection
     rates = ", ".join(f"{rate:g}" for rate in artifact.learning_rates)
     return Section(
@@ -30,7 +39,8 @@ def distillation(assessment: Assessment) -> Section | None:
             f"teachers and students (n counts runs). Each arm is at its own best rate of {rates}, chosen on "
             f"{artifact.selection} other runs. A student of limited capacity cannot match its teacher.",
         ],
-        tables=[_means(artifact, arms, regrets), _ratios(artifact, arms, control)],
+        figures=[_figure(artifact, compared, control)],
+        tables=[_means(artifact, arms, regrets)],
         numbers={arm: _numbers(one, regrets.get(arm)) for arm, one in arms.items()},
         exploratory=True,
     )
@@ -57,17 +67,68 @@ def _mean(arm: DistilledArm) -> str:
     return f"{mean}*" if arm.at_edge else mean
 
 
-def _ratios(artifact: DistillationArtifact, arms: dict[str, list[DistilledArm]], control: str) -> Table:
-    return Table(
-        f"Log of the KL over that of “{control}”, mean over runs: below 0 is nearer to the teacher. p of "
-        "paired t-tests with Holm's correction over the whole table.",
-        ("Arm", *map(str, artifact.cells)),
-        [
-            (arm, *(f"{number(one.log_ratio.value)} (p = {number(one.p_holm, 2)})" for one in found))
-            for arm, found in arms.items()
-            if found[0].p == found[0].p  # not NaN: neither the control nor the exact gradient
-        ],
+def _figure(
+    artifact: DistillationArtifact, compared: Mapping[str, Sequence[DistilledArm]], control: str
+) -> Figure:
+    return Figure(
+        _draw(artifact, compared, control),
+        f"Forest plot of the final KL of each arm relative to “{control}”, at each point of the map, with "
+        "one panel per capacity of the student.",
+        f"Left of 1 an arm ends nearer to the teacher than “{control}”. Geometric mean over runs (n counts "
+        "runs) with its 95% t interval, for one comparison at a time; logarithmic axis. Each arm is at its "
+        "own best rate. The arm with the smallest worst ratio comes first.",
+        Table(
+            f"KL over that of “{control}”: geometric mean over runs with a 95% t interval. p of paired "
+            "t-tests of its log with Holm's correction over the whole table.",
+            ("Arm", *map(str, artifact.cells)),
+            [(arm, *map(_ratio, found)) for arm, found in compared.items()],
+        ),
     )
+
+
+def _ratio(arm: DistilledArm) -> str:
+    interval = ratio_text(arm.log_ratio.interval())
+    return f"{number(float(np.exp(arm.log_ratio.value)))} ({interval}, p = {number(arm.p_holm, 2)})"
+
+
+def _problem(cell: DistillationCell) -> str:
+    return f"distance {cell.distance:g}, batch {cell.batch}"
+
+
+def _draw(
+    artifact: DistillationArtifact, compared: Mapping[str, Sequence[DistilledArm]], control: str
+) -> str:
+    capacities = list(dict.fromkeys(cell.capacity for cell in artifact.cells))
+    problems = list(dict.fromkeys(map(_problem, artifact.cells)))
+    styles = looks(problems, problems[0])
+    width = 0.11 * (len(problems) - 1)  # of an arm's row, in inches
+    spread = dict(zip(problems, np.linspace(-0.5, 0.5, len(problems)) * width / (width + 0.2), strict=True))
+    with sheet(1.2 + (width + 0.2) * len(compared)) as drawn:
+        panels = drawn.canvas.subplots(1, len(capacities), sharey=True, squeeze=False)[0]
+        for axes, capacity in zip(panels, capacities, strict=True):
+            for row, found in enumerate(compared.values()):
+                for cell, arm in zip(artifact.cells, found, strict=True):
+                    if cell.capacity == capacity:
+                        name = _problem(cell)
+                        _draw_ratio(axes, row + spread[name], arm.log_ratio, styles[name])
+            axes.axvline(1, color=INK, linewidth=0.8)
+            axes.set_title(f"{capacity} capacity", loc="left", fontsize=8)
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_yticks(range(len(compared)), compared, fontsize=8)
+        axes.invert_yaxis()
+        drawn.canvas.supxlabel(f"KL relative to “{control}” (log scale)", fontsize=9)
+        handles = legend_lines(styles, lines=False)
+        drawn.canvas.legend(handles=handles, loc="outside upper left", ncols=2, fontsize=8)
+    return drawn.svg
+
+
+def _draw_ratio(axes: Axes, row: float, log_ratio: Estimate, look: Look) -> None:
+    interval = log_ratio.interval()
+    if interval is not None:
+        axes.plot(np.exp([interval.low, interval.high]), [row, row], color=look.colour, linewidth=1.2)
+    axes.plot([np.exp(log_ratio.value)], [row], look.marker, color=look.colour, markersize=4)
 
 
 def _numbers(found: list[DistilledArm], worst: float | None) -> dict[str, Any]:
