@@ -36,7 +36,8 @@ def next_command(checkpoint: Path) -> str:
     Args:
         checkpoint: The run's last checkpoint.
     """
-    for config in sorted(Path("configs").rglob("*.yaml")):
+    # Backwards, as a warm start (dpo.yaml) is more usual than distillation (distill.yaml)
+    for config in sorted(Path("configs").rglob("*.yaml"), reverse=True):
         named = re.findall(r"^\s*\w+_path:\s*(\S+\.ckpt)\s*$", config.read_text("utf-8"), re.MULTILINE)
         made = made_by(config)
         ready = all(Path(path).exists() for path in named) and made is not None and not made.exists()
