@@ -24,12 +24,9 @@ from lit_klrb.estimators import (
     ReleasedMonteCarlo,
     ReleasedRaoBlackwell,
 )
-from lit_klrb.estimators.cross_fit import EarlierRollouts
-from lit_klrb.estimators.token_values import TokenValues
-from lit_klrb.modules.rloo import RLOOModule
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.base import SCHEMA
-from lit_klrb.studies.gradient_noise import batch_gradients, gram
+from lit_klrb.studies.gradient_noise import batch_gradients, fitted_to_rollouts, gram
 from lit_klrb.studies.numbers import rounded
 from lit_klrb.studies.pairs import CheckpointPair
 from lit_klrb.studies.study import Study
@@ -115,15 +112,13 @@ class PairGradientNoiseStudy(Study):
         module = pair.load(self.completions)
         module.beta = self.beta
         everything = pair.batches(module, self.earlier_rollouts + self.batches, self.prompts_per_batch)
-        if self.earlier_rollouts:
-            self._fit(module, everything[: self.earlier_rollouts], seed)
-        gradients = torch.stack(
-            [
+        earlier, measured = everything[: self.earlier_rollouts], everything[self.earlier_rollouts :]
+        with fitted_to_rollouts(module, earlier, seed):
+            by_batch = [
                 batch_gradients(module, batch, self.compared, derive_seed(seed, self.name, index))
-                for index, batch in enumerate(everything[self.earlier_rollouts :])
-            ],
-            dim=1,
-        )
+                for index, batch in enumerate(measured)
+            ]
+        gradients = torch.stack(by_batch, dim=1)
         matrix = gram(gradients.flatten(0, 1))
         return {
             "beta": self.beta,
@@ -131,20 +126,6 @@ class PairGradientNoiseStudy(Study):
             "gram": [rounded(row[: index + 1], 7) for index, row in enumerate(matrix)],
             "layers": by_layer(module.policy, gradients),
         }
-
-    def _fit(self, module: RLOOModule, batches: Sequence[dict[str, Tensor]], seed: int) -> None:
-        """Fit token values and coefficients on rollouts of the policy, as training does."""
-        module.token_values, module.earlier_rollouts = TokenValues(), EarlierRollouts()
-        module.kl_estimator = RaoBlackwellControlVariate()
-        for index, batch in enumerate(batches):
-            address = derive_seed(seed, self.name, "earlier", index)
-            rollout = module.generate(module.policy, batch, module.sampling, seed=address)
-            with torch.no_grad():
-                stats = module.score(rollout, module.fit_token_values())[1]
-            rewards = module.training_rewards(rollout, module.rewards(rollout, batch))
-            module.weigh(stats, rollout.mask, rewards)
-            module.observe_rewards(rollout, rewards)
-        module.fit_token_values()
 
 
 def by_layer(model: nn.Module, gradients: Tensor) -> dict[str, dict[str, Any]]:

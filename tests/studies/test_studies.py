@@ -6,7 +6,9 @@ import pytest
 import torch
 from single_steps import attached
 
-from lit_klrb.estimators import MonteCarlo, RaoBlackwell
+from lit_klrb.estimators import MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate
+from lit_klrb.estimators.cross_fit import EarlierRollouts
+from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies import EstimationStudy, GradientNoiseStudy
 
@@ -83,7 +85,9 @@ def test_estimates_agree_where_they_must(studied):
 
 def test_the_gram_matrix_is_that_of_gradients_taken_one_by_one(chain, tmp_path):
     module, batch = attached(chain, tmp_path, RaoBlackwell())
-    study = GradientNoiseStudy([MonteCarlo(), RaoBlackwell()], batches=4, prompts_per_batch=4)
+    study = GradientNoiseStudy(
+        [MonteCarlo(), RaoBlackwell()], batches=4, prompts_per_batch=4, earlier_rollouts=0
+    )
     study.prompts = lambda *_: [batch] * 4
     snapshot = study.measure(module.trainer, module)
     lower = torch.zeros(12, 12, dtype=torch.float64)
@@ -96,6 +100,55 @@ def test_the_gram_matrix_is_that_of_gradients_taken_one_by_one(chain, tmp_path):
             gradients.append(gradient_of(module, batch, study, index))
     expected = torch.stack(gradients).double()
     assert torch.allclose(lower, (expected @ expected.T).tril(), rtol=1e-4, atol=1e-7)
+
+
+def test_earlier_rollouts_change_the_fitted_combination_alone(chain, tmp_path):
+    """Its gradients are those of `weights_after` with the sums of the rollouts after the measured ones."""
+    module, batch = attached(chain, tmp_path, RaoBlackwell())
+    four = {name: value.roll(1, 0) for name, value in batch.items()}
+    pool = [
+        {name: value[i : i + 2] for name, value in one.items()} for one in (batch, four) for i in range(3)
+    ]
+    combination = RaoBlackwellControlVariate()
+    diagonals, rows = {}, 4 * (1 + 3)
+    for earlier in (0, 2):
+        estimators = [MonteCarlo(), RaoBlackwell(), combination]
+        study = GradientNoiseStudy(estimators, batches=4, prompts_per_batch=2, earlier_rollouts=earlier)
+        study.prompts = lambda trainer, module, count, size: pool[:count]
+        gram = study.measure(module.trainer, module)["gram"]
+        assert len(gram) == rows
+        diagonals[earlier] = [row[-1] for row in gram]
+        assert module.token_values is None
+        assert module.earlier_rollouts is None
+    assert diagonals[2][:12] == pytest.approx(diagonals[0][:12], rel=1e-5)
+    # Two prompts are too few to fit coefficients on: MonteCarlo
+    assert diagonals[0][12:] == pytest.approx(diagonals[0][4:8], rel=1e-5)
+
+    values, sums = TokenValues(), EarlierRollouts()
+    vocabulary = len(module.policy.get_output_embeddings().weight)
+    for index, batch in enumerate(pool[4:]):
+        values.fit(vocabulary)
+        rollout, stats, rewards = scored(module, batch, values, "earlier", index)
+        sums.observe(combination.fit_sums(stats.detach(), rollout.mask, rewards, beta=0.3, group_size=3))
+        values.observe(rollout.completions, rollout.mask, rewards, 3)
+    values.fit(vocabulary)
+    for index, batch in enumerate(pool[:4]):
+        rollout, stats, rewards = scored(module, batch, values, index)
+        settings = {"beta": 0.3, "group_size": 3}
+        weights = combination.weights_after(sums.sums, stats.detach(), rollout.mask, rewards, **settings)
+        loss = combination.loss(stats, rollout.mask, weights, beta=0.3)
+        parts = torch.autograd.grad(loss, list(module.policy.parameters()))
+        norm = sum(part.double().square().sum().item() for part in parts)
+        assert diagonals[2][12 + index] == pytest.approx(norm, rel=1e-4)
+        assert norm != pytest.approx(diagonals[0][12 + index], rel=1e-2)
+
+
+def scored(module, batch, values, *address):
+    """A rollout of the study, with its statistics and rewards."""
+    seed = derive_seed(module.seed, "gradient_noise", *address)
+    rollout = module.generate(module.policy, batch, module.sampling, seed=seed)
+    states = module.scorer.reference_states(rollout)
+    return rollout, module.scorer.stats(rollout, states, values.table), module.rewards(rollout, batch)
 
 
 def gradient_of(module, batch, study, index):
@@ -115,7 +168,8 @@ def gradient_of(module, batch, study, index):
         ([*NOISE, "--trainer.callbacks.at=[2]"], "at takes fractions of the run"),
         ([*NOISE[:1], "--trainer.callbacks.batches=2"], "batches must be at least 4"),
         ([*NOISE[:1], "--trainer.callbacks.prompts_per_batch=0"], "prompts_per_batch must be at least 1"),
-        ([*NOISE[:1], "--trainer.callbacks.batches=40"], "needs 40 × 8 training prompts, got "),
+        ([*NOISE[:1], "--trainer.callbacks.earlier_rollouts=-1"], "earlier_rollouts must be at least 0"),
+        ([*NOISE[:1], "--trainer.callbacks.batches=40"], "needs 48 × 8 training prompts, got "),
         ([VALUES[0], "--trainer.callbacks.prompts=1"], "prompts must be at least 2"),
         ([VALUES[0], "--trainer.callbacks.completions=7"], "completions=7 must be a multiple"),
     ],
