@@ -21,8 +21,8 @@ def trained(chain, tmp_path, estimator, change=None):
     module.token_values = KLEstimatorCallback(estimator, 0.3).token_values
     plain, seen = module.rewards, []
 
-    def rewards(rollout):
-        found = plain(rollout)
+    def rewards(rollout, batch):
+        found = plain(rollout, batch)
         return found if change is None or len(seen) < STEPS - 1 else change(found)
 
     module.rewards = rewards
