@@ -1,6 +1,5 @@
 """What the wheel installs: commands, and configurations that `init` copies."""
 
-import runpy
 import subprocess
 import sys
 import tomllib
@@ -40,12 +39,9 @@ def test_the_analysis_prints_its_version(capsys):
     assert capsys.readouterr().out == f"lit_klrb {lit_klrb.__version__}\n"
 
 
-def test_the_wheel_has_all_configurations(monkeypatch):
-    given = {}
-    monkeypatch.setattr("setuptools.setup", lambda **arguments: given.update(arguments))
-    monkeypatch.chdir(ROOT)
-    runpy.run_path("setup.py")
-    found = {Path(folder) / Path(file).name for folder, files in given["data_files"] for file in files}
+def test_the_wheel_has_all_configurations():
+    listed = PROJECT["tool"]["setuptools"]["data-files"]
+    found = {Path(folder) / file.name for folder, (glob,) in listed.items() for file in ROOT.glob(glob)}
     configs = init.SHARED.parent
     assert found == {configs / path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml")}
 
