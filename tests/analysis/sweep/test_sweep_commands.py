@@ -140,10 +140,10 @@ def outcomes(project):
 
 def test_a_sweep_in_slices_of_time_ends_with_the_same_results(project, finished, capsys):
     plan = project.write()
-    code, output = project.run("sweep", "--config", plan, "--minutes", "0.00001")
+    code, output = project.run("sweep", "--config", plan, "--minutes", "1e-9")
     assert code == 1
-    command = f"python -m analysis sweep --config {plan} --minutes 0.00001"
-    assert output.endswith(f"stopped after 1e-05 minutes; to resume: {command}\n")
+    command = f"python -m analysis sweep --config {plan} --minutes 1e-9"
+    assert output.endswith(f"stopped after 1e-09 minutes; to resume: {command}\n")
     assert not (project.directory / "plan" / "results").exists()
     assert project.run("sweep", "--config", plan, "--minutes", "10")[0] == 0
     assert outcomes(project) == outcomes(finished)
