@@ -1,6 +1,7 @@
-"""The exception for wrong input, and functions that make untrusted text safe to print."""
+"""The exception for wrong input, checks of numbers, and functions that make untrusted text safe to print."""
 
 import errno
+import math
 import textwrap
 import unicodedata
 
@@ -66,3 +67,35 @@ class ConfigurationError(ValueError):
     def __init__(self, message: str, *, key: str | None = None) -> None:
         super().__init__(message if key is None else f"{key}: {message}")
         self.message, self.key = message, key
+
+
+def check_at_least(least: int, **values: int) -> None:
+    """Check that numbers are at least `least`.
+
+    Raises:
+        ConfigurationError: If one is not; names the argument.
+
+    Example:
+        >>> check_at_least(1, batch_size=0)
+        Traceback (most recent call last):
+        lit_klrb.errors.ConfigurationError: batch_size: must be at least 1, got 0
+    """
+    for name, value in values.items():
+        if value < least:
+            raise ConfigurationError(f"must be at least {least}, got {value}", key=name)
+
+
+def check_positive(**values: float) -> None:
+    """Check that numbers are positive and finite.
+
+    Raises:
+        ConfigurationError: If one is not; names the argument.
+
+    Example:
+        >>> check_positive(beta=0.1, learning_rate=float("inf"))
+        Traceback (most recent call last):
+        lit_klrb.errors.ConfigurationError: learning_rate: must be positive and finite, got inf
+    """
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise ConfigurationError(f"must be positive and finite, got {value}", key=name)

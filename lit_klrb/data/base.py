@@ -15,7 +15,7 @@ from lit_klrb.data.corpora import TEXT, load_reviews
 from lit_klrb.data.grammar import Review
 from lit_klrb.data.interfaces import Learner, RepeatsBatches
 from lit_klrb.data.samplers import StepBatchSampler
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, check_at_least
 
 log = logging.getLogger(__name__)
 
@@ -157,19 +157,3 @@ class CorpusDataModule(L.LightningDataModule, ABC):
     def _evaluation_loader(self, split: str) -> DataLoader[Any]:
         examples: Any = self.examples(split)
         return DataLoader(examples, batch_size=self.eval_batch_size, collate_fn=partial(self.collate, split))
-
-
-def check_at_least(least: int, **values: int) -> None:
-    """Check that numbers are at least `least`.
-
-    Raises:
-        ConfigurationError: If one is not; names the argument.
-
-    Example:
-        >>> check_at_least(1, batch_size=0)
-        Traceback (most recent call last):
-        lit_klrb.errors.ConfigurationError: batch_size: must be at least 1, got 0
-    """
-    for name, value in values.items():
-        if value < least:
-            raise ConfigurationError(f"must be at least {least}, got {value}", key=name)

@@ -7,14 +7,14 @@ from typing import Any, final
 
 import torch
 
-from lit_klrb.data.base import CorpusDataModule, check_at_least
+from lit_klrb.data.base import CorpusDataModule
 from lit_klrb.data.batches import Batch, classifier_batch, pad
 from lit_klrb.data.corpora import GRAMMAR, PROMPT, TEXT
 from lit_klrb.data.grammar import Review, ReviewGrammar
 from lit_klrb.data.interfaces import PairMaker
 from lit_klrb.data.preferences import collate_pairs, load_preferences
 from lit_klrb.data.prompts import Prompt, cut_prompts
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, check_at_least
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

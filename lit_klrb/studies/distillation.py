@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lit_klrb import schema
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.estimators import (
     K2Loss,
     KLEstimator,
@@ -119,10 +119,8 @@ class DistillationStudy(Study):
     steps: int = 60
 
     def __post_init__(self) -> None:
-        least = {"vocabulary": 2, "max_length": 1, "selection": 2, "evaluation": 2, "steps": 1}
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise ConfigurationError(f"must be at least {bound}, got {getattr(self, name)}", key=name)
+        check_at_least(2, vocabulary=self.vocabulary, selection=self.selection, evaluation=self.evaluation)
+        check_at_least(1, max_length=self.max_length, steps=self.steps)
         for name in ("distances", "learning_rates"):
             values = getattr(self, name)
             if not values or not all(0 < value < math.inf for value in values):

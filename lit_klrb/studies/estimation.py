@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from lit_klrb import schema
-from lit_klrb.data.base import check_at_least
 from lit_klrb.distributed import stacked, stacked_stats
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.functional import TokenStats, horvitz_thompson, kl_values
 from lit_klrb.modules.rloo import OnPolicyModule
 from lit_klrb.seeding import derive_seed

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_klrb import schema
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import check_at_least
 from lit_klrb.estimators import (
     K2Loss,
     KLEstimator,
@@ -73,9 +73,7 @@ class IdentitiesStudy(Study):
     batches: int = 4_000
 
     def __post_init__(self) -> None:
-        for name in ("models", "batches"):
-            if getattr(self, name) < 2:
-                raise ConfigurationError(f"must be at least 2, got {getattr(self, name)}", key=name)
+        check_at_least(2, models=self.models, batches=self.batches)
 
     def parts(self, seed: int) -> Mapping[str, Callable[[], Any]]:
         """One part per fact."""

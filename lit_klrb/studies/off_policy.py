@@ -1,6 +1,5 @@
 """Bias and variance of off-policy corrections over inner steps, exactly."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +8,7 @@ from typing import Any, ClassVar, final, get_args
 import torch
 
 from lit_klrb import schema
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import check_at_least, check_positive
 from lit_klrb.estimators import KLEstimator, MonteCarlo, RaoBlackwell
 from lit_klrb.estimators.base import OffPolicy
 from lit_klrb.seeding import derive_seed
@@ -55,13 +54,9 @@ class OffPolicyStudy(Study):
     beta: float = 0.5
 
     def __post_init__(self) -> None:
-        least = {"vocabulary": 2, "max_length": 1, "policies": 2, "inner_steps": 1}
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise ConfigurationError(f"must be at least {bound}, got {getattr(self, name)}", key=name)
-        for name in ("learning_rate", "beta"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigurationError(f"must be positive and finite, got {getattr(self, name)}", key=name)
+        check_at_least(2, vocabulary=self.vocabulary, policies=self.policies)
+        check_at_least(1, max_length=self.max_length, inner_steps=self.inner_steps)
+        check_positive(learning_rate=self.learning_rate, beta=self.beta)
 
     def parts(self, seed: int) -> Mapping[str, Callable[[], Any]]:
         """One part per estimator and correction."""

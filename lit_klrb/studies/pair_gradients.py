@@ -1,6 +1,5 @@
 """Noise of gradients at given checkpoints, as a whole and by layer."""
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_klrb import schema
-from lit_klrb.data.base import check_at_least
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, check_at_least, check_positive
 from lit_klrb.estimators import (
     KLEstimator,
     MonteCarlo,
@@ -77,8 +75,7 @@ class PairGradientNoiseStudy(Study):
         check_at_least(2, completions=self.completions)
         check_at_least(1, prompts_per_batch=self.prompts_per_batch)
         check_at_least(0, earlier_rollouts=self.earlier_rollouts)
-        if not 0 < self.beta < math.inf:
-            raise ConfigurationError(f"must be positive and finite, got {self.beta}", key="beta")
+        check_positive(beta=self.beta)
         labels = [pair.label for pair in self.pairs]
         if not labels or len(set(labels)) < len(labels):
             raise ConfigurationError(f"must be different checkpoints, got {labels}", key="pairs")

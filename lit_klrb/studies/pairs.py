@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_klrb.data.base import check_at_least
 from lit_klrb.data.batches import Batch, pad
 from lit_klrb.data.corpora import load_reviews
 from lit_klrb.data.prompts import cut_prompts
 from lit_klrb.distributed import stacked, stacked_stats
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.functional import TokenStats, token_stats
 from lit_klrb.models.generation import stratified_uniforms
 from lit_klrb.models.scoring import completion_logprobs

@@ -1,6 +1,5 @@
 """The tabular experiments of Tang and Munos (2025): gradients of KL estimates, and where they lead."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_klrb import schema
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, check_at_least, check_positive
 from lit_klrb.estimators import (
     K1Loss,
     K2Loss,
@@ -91,19 +90,16 @@ class PitfallsStudy(Study):
     beta: float = 0.5
 
     def __post_init__(self) -> None:
-        least = {"vocabulary": 2, "max_length": 1, "policies": 2, "runs": 2, "records": 1, "completions": 2}
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise ConfigurationError(f"must be at least {bound}, got {getattr(self, name)}", key=name)
+        check_at_least(2, vocabulary=self.vocabulary, policies=self.policies)
+        check_at_least(2, runs=self.runs, completions=self.completions)
+        check_at_least(1, max_length=self.max_length, records=self.records)
         if self.completions % _PAIR:
             raise ConfigurationError(f"must be even, got {self.completions}", key="completions")
         if self.steps < 1 or self.steps % self.records:
             raise ConfigurationError(
                 f"must be a multiple of records={self.records}, got {self.steps}", key="steps"
             )
-        for name in ("learning_rate", "beta"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigurationError(f"must be positive and finite, got {getattr(self, name)}", key=name)
+        check_positive(learning_rate=self.learning_rate, beta=self.beta)
         names = [type(estimator).__name__ for estimator in self.compared]
         if not names or len(set(names)) < len(names):
             raise ConfigurationError(f"must be of different classes, got {names}", key="estimators")
