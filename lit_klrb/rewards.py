@@ -10,10 +10,19 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.data.batches import classifier_batch
+from lit_klrb.data.chat import Conversation
 from lit_klrb.data.grammar import ReviewGrammar
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
-from lit_klrb.reward_functions import KEY, NO_COLUMNS, Columns, finite, function_reward
+from lit_klrb.reward_functions import (
+    COMPLETIONS,
+    KEY,
+    NO_COLUMNS,
+    PROMPTS,
+    Columns,
+    finite,
+    function_reward,
+)
 
 RewardOutput = Literal["log_odds", "logit"]
 # Number of texts per forward pass of a classifier; has no influence on scores.
@@ -88,13 +97,27 @@ class ClassifierReward:
 
     @torch.no_grad()
     def __call__(self, texts: Sequence[str], columns: Columns = NO_COLUMNS) -> Tensor:
-        """The classifier's scores, float32, shape [B]; texts longer than its context are truncated."""
-        parts = [self._scores(texts[i : i + BATCH_SIZE]) for i in range(0, len(texts), BATCH_SIZE)]
+        """The classifier's scores, float32, shape [B]; texts longer than its context are truncated.
+
+        Conversations become texts by the classifier's own chat template, if it has one.
+        """
+        chats = self.tokenizer.chat_template is not None and has_conversations(columns)
+        if chats:
+            both = zip(columns[PROMPTS], columns[COMPLETIONS], strict=True)
+            texts = [
+                Conversation((*prompt, *answer), f"{self.name}: a completion").text(KEY, self.tokenizer)
+                for prompt, answer in both
+            ]
+        parts = [
+            self._scores(texts[i : i + BATCH_SIZE], special_tokens=not chats)
+            for i in range(0, len(texts), BATCH_SIZE)
+        ]
         return finite(self.name, texts, torch.cat(parts))
 
-    def _scores(self, texts: Sequence[str]) -> Tensor:
+    def _scores(self, texts: Sequence[str], special_tokens: bool) -> Tensor:
         longest = getattr(self.classifier.config, "max_position_embeddings", self.tokenizer.model_max_length)
-        batch = classifier_batch(self.tokenizer, texts, min(longest, self.tokenizer.model_max_length))
+        longest = min(longest, self.tokenizer.model_max_length)
+        batch = classifier_batch(self.tokenizer, texts, longest, special_tokens)
         logits = self.classifier(
             input_ids=batch["tokens"].to(self.classifier.device),
             attention_mask=batch["attention_mask"].long().to(self.classifier.device),
@@ -119,6 +142,11 @@ class WeightedReward:
     def __call__(self, texts: Sequence[str], columns: Columns = NO_COLUMNS) -> Tensor:
         """The weighted sum, float32, shape [B]."""
         return torch.stack([weight * reward(texts, columns).cpu() for reward, weight in self.parts]).sum(0)
+
+
+def has_conversations(columns: Columns) -> bool:
+    """Whether prompts and completions are lists of messages rather than texts."""
+    return isinstance(next(iter(columns.get(PROMPTS, ())), None), list)
 
 
 def label_index(name: str, labels: Mapping[Any, str], label: str | None) -> int:

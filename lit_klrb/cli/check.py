@@ -34,7 +34,10 @@ EVALUATION = {
         *("reference_path", "reward_path", "reward_label", "reward_output", "max_new_tokens", "stop_at_eos"),
         *("temperature", "evaluation_completions", "evaluation_seed"),
     ),
-    "data": ("source", "eval_size", "eval_batch_size", "min_prompt_tokens", "max_prompt_tokens"),
+    "data": (
+        *("source", "eval_size", "eval_batch_size", "min_prompt_tokens", "max_prompt_tokens"),
+        "system_prompt",
+    ),
 }
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from lit_klrb.data.chat import USER, Conversation, shown
 from lit_klrb.data.tables import READERS, read_rows
-from lit_klrb.errors import ConfigurationError, brief
+from lit_klrb.errors import ConfigurationError
 
 LINES = ".txt"
 
@@ -72,58 +73,16 @@ def encode_prompts(
 def _encoded(
     key: str, number: int, prompt: Any, tokenizer: PreTrainedTokenizerBase, system: str | None
 ) -> list[int]:
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) and system else prompt
-    if isinstance(messages, str):
-        ids = tokenizer(messages)["input_ids"]
-    elif _is_conversation(messages):
-        if system is not None and messages[0]["role"] != "system":
-            messages = [{"role": "system", "content": system}, *messages]
-        ids = _applied(key, number, messages, tokenizer)
+    place = f"prompt {number}"
+    if isinstance(prompt, str) and system is None:
+        ids: list[int] = tokenizer(prompt)["input_ids"]
     else:
-        raise ConfigurationError(
-            f"prompt {number} is {brief_value(prompt)}; a text or a list of messages with role and content "
-            "is expected",
-            key=key,
-        )
+        messages = [{"role": USER, "content": prompt}] if isinstance(prompt, str) else prompt
+        text = Conversation.read(key, place, messages).with_system(system).prompt(key, tokenizer)
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if not ids:
-        raise ConfigurationError(f"prompt {number} is empty; at least one token is needed", key=key)
+        raise ConfigurationError(f"{place} is empty; at least one token is needed", key=key)
     return list(ids)
-
-
-def _applied(
-    key: str, number: int, messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase
-) -> list[int]:
-    if tokenizer.chat_template is None:
-        raise ConfigurationError(
-            f"prompt {number} is a conversation, but the policy's tokenizer has no chat template", key=key
-        )
-    try:
-        encoded: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-    except Exception as error:  # templates raise all kinds of exceptions
-        raise ConfigurationError(
-            f"prompt {number}: the chat template refuses it: {brief(error)}", key=key
-        ) from error
-    ids: list[int] = encoded["input_ids"]
-    return ids
-
-
-def _is_conversation(value: Any) -> bool:
-    return (
-        isinstance(value, (list, tuple))
-        and bool(value)
-        and all(
-            isinstance(message, dict)
-            and isinstance(message.get("role"), str)
-            and isinstance(message.get("content"), str)
-            for message in value
-        )
-    )
-
-
-def brief_value(value: Any) -> str:
-    """A value in at most 60 characters."""
-    shown = repr(value)
-    return shown if len(shown) <= 60 else f"{shown[:60]}..."
 
 
 def encode_windows(
@@ -150,7 +109,7 @@ def encode_windows(
     windows, numbers, count = [], [], 0
     for number, text in enumerate(texts, 1):
         if not isinstance(text, str):
-            raise ConfigurationError(f"text {number} is {brief_value(text)}; a text is expected", key=key)
+            raise ConfigurationError(f"text {number} is {shown(text)}; a text is expected", key=key)
         ids = tokenizer(text)["input_ids"]
         starts = range(0, len(ids) - 1, max_tokens - 1)
         windows += [ids[start : start + max_tokens] for start in starts]

@@ -35,16 +35,21 @@ def pad(rows: Sequence[Sequence[int]], pad_token_id: int, side: Literal["left", 
     return {"tokens": tokens, "attention_mask": mask}
 
 
-def classifier_batch(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_tokens: int) -> Batch:
-    """Tokenize texts for a classifier, including the special tokens that its tokenizer adds.
+def classifier_batch(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_tokens: int, special_tokens: bool = True
+) -> Batch:
+    """Tokenize texts for a classifier.
 
     Args:
         tokenizer: The classifier's tokenizer.
         texts: B texts.
         max_tokens: Longer texts are truncated.
+        special_tokens: Whether its tokenizer adds special tokens, which the text of a conversation has.
 
     Returns:
         Right-padded `tokens` and `attention_mask`, shape [B, N].
     """
-    rows = tokenizer(list(texts), truncation=True, max_length=max_tokens)["input_ids"]
+    rows = tokenizer(list(texts), truncation=True, max_length=max_tokens, add_special_tokens=special_tokens)[
+        "input_ids"
+    ]
     return pad(rows, tokenizer.pad_token_id, side="right")

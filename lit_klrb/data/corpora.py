@@ -1,30 +1,27 @@
 """Loading, cleaning and splitting of reviews from the embedded world, the hub, a folder or a file."""
 
+import json
 import logging
 import random
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import compress
 from pathlib import Path
 from typing import Any
 
+from lit_klrb.data.chat import Conversation, is_unicode
 from lit_klrb.data.grammar import Review, ReviewGrammar
 from lit_klrb.data.tables import CONVERSIONS, READERS, read_rows
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.seeding import derive_seed
 
 GRAMMAR = "grammar"
-TEXT, PROMPT = "text", "prompt"
+TEXT, PROMPT, MESSAGES = "text", "prompt", "messages"
 ALLOWED = "allowed: grammar, a hub id, a folder of .parquet or .jsonl files, or one such file"
 HELD_OUT = ("test", "validation")
 HELD_OUT_EVERY = 20  # one in 20 train texts is held out for a split that the source lacks
-# What a conversation, a list of messages, must become.
-CONVERSATION = (
-    "a conversation must be one text: tokenizer.apply_chat_template(messages, tokenize=False, "
-    "add_generation_prompt=True)"
-)
 LABELS = {0: 0, 1: 1, -1: None, None: None}  # on the hub, -1 marks an unknown label
 
 log = logging.getLogger(__name__)
@@ -51,7 +48,8 @@ def load_reviews(
         size: Maximum number of reviews; 0 for all.
         seed: Seed of the order; for the grammar, seed of the reviews.
         columns: Names of the column with the texts, of which the first that exists is read. Those of the
-            column `prompt` are prompts to be used as a whole, and keep the other columns of their row.
+            column `prompt` are prompts to be used as a whole; they are texts or conversations, and those of
+            the column `messages` conversations. Both keep the other columns of their row.
 
     Raises:
         ConfigurationError: If the source or split does not exist, if a column is missing or has wrong values,
@@ -94,7 +92,10 @@ def clean_text(text: str) -> str:
 def _load_splits(source: str, columns: tuple[str, ...]) -> dict[str, list[Review]]:
     """All splits of a source, in its order; texts of held-out splits are removed from the others."""
     opened = open_splits("source", source)
-    splits = {name: _clean_rows(source, rows, columns) for name, rows in opened.items()}
+    splits = {
+        name: _clean_rows(source, rows, columns, source if len(opened) == 1 else f"{source}: {name}")
+        for name, rows in opened.items()
+    }
     for number, name in enumerate(HELD_OUT):
         if "train" in splits and name not in splits:
             held_out = [zlib.crc32(r.text.encode()) % HELD_OUT_EVERY == number for r in splits["train"]]
@@ -142,7 +143,7 @@ def open_splits(key: str, source: str) -> Mapping[str, Any]:
         raise ConfigurationError(f"{source} cannot be read ({reason}); {ALLOWED}", key=key) from None
 
 
-def _clean_rows(source: str, rows: Any, columns: tuple[str, ...]) -> list[Review]:
+def _clean_rows(source: str, rows: Any, columns: tuple[str, ...], place: str) -> list[Review]:
     column = next((name for name in columns if name in rows.column_names), None)
     if column is None:
         given = ", ".join(rows.column_names)
@@ -151,21 +152,22 @@ def _clean_rows(source: str, rows: Any, columns: tuple[str, ...]) -> list[Review
             source, f"has no column {wanted}; its columns: {given}" if given else "has no rows"
         )
     texts = rows[column][:]
+    if column == MESSAGES or (column == PROMPT and any(isinstance(text, list) for text in texts)):
+        return _conversations(rows, column, place)
     labels = rows["label"][:] if "label" in rows.column_names else [None] * len(texts)
     for text, label in zip(texts, labels, strict=True):
-        if isinstance(text, list):
-            raise _source_error(source, f"has the {column} {text!r:.80}; {CONVERSATION}")
-        if not isinstance(text, str) or not _is_unicode(text):
+        if not isinstance(text, str) or not is_unicode(text):
+            hint = "; conversations belong in the column messages" if isinstance(text, list) else ""
             raise _source_error(
-                source, f"has the {column} {text!r:.80}; allowed: strings of Unicode characters"
+                source, f"has the {column} {text!r:.80}; allowed: strings of Unicode characters{hint}"
             )
         if column == TEXT and label not in list(LABELS):
             raise _source_error(source, f"has the label {label!r}; allowed: 1, 0, and -1 for unknown")
     if column == PROMPT:  # used as they are, and never rated by their own label
-        others = {name: rows[name][:] for name in rows.column_names if name != PROMPT}
+        others = _other_columns(rows, PROMPT)
         reviews = [
-            Review(text, None, is_prompt=True, columns={name: others[name][row] for name in others})
-            for row, text in enumerate(texts)
+            Review(text, None, is_prompt=True, columns=other)
+            for text, other in zip(texts, others, strict=True)
         ]
     else:
         reviews = [Review(clean_text(text), LABELS[label]) for text, label in zip(texts, labels, strict=True)]
@@ -175,13 +177,28 @@ def _clean_rows(source: str, rows: Any, columns: tuple[str, ...]) -> list[Review
     return kept
 
 
-def _is_unicode(text: str) -> bool:
-    """Whether a text has no lone surrogates, which JSON can contain but tokenizers cannot encode."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _conversations(rows: Any, column: str, place: str) -> list[Review]:
+    """The rows of a column of conversations; a text among them is refused."""
+    read = [
+        Conversation.read("source", f"{place} row {number}", value)
+        for number, value in enumerate(rows[column][:], 1)
+    ]
+    return [
+        Review(
+            json.dumps(conversation.messages, sort_keys=True, default=str),
+            None,
+            is_prompt=column == PROMPT,
+            columns=other,
+            conversation=conversation,
+        )
+        for conversation, other in zip(read, _other_columns(rows, column), strict=True)
+    ]
+
+
+def _other_columns(rows: Any, column: str) -> Sequence[Mapping[str, Any]]:
+    """The other columns of each row."""
+    others = {name: rows[name][:] for name in rows.column_names if name != column}
+    return [{name: others[name][row] for name in others} for row in range(len(rows))]
 
 
 def _check_split(source: str, split: str, allowed: Iterable[str]) -> None:

@@ -11,6 +11,7 @@ from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from lit_klrb.data.chat import Conversation
 from lit_klrb.data.world import RULES, World, read_world
 from lit_klrb.seeding import derive_seed
 
@@ -30,12 +31,14 @@ class Review:
         label: 1 positive, 0 negative, None unknown.
         is_prompt: Whether the text is a prompt, to be used as a whole.
         columns: The other columns of a prompt's row, for rewards.
+        conversation: Instead of a text, which then only identifies it.
     """
 
     text: str
     label: int | None
     is_prompt: bool = False
     columns: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    conversation: Conversation | None = field(default=None, hash=False)
 
 
 class Entropy(NamedTuple):

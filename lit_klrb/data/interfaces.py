@@ -28,6 +28,15 @@ class Learner(Protocol):
 
 
 @runtime_checkable
+class Completer(Protocol):
+    """A module that completes prompts."""
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Maximum number of tokens of a completion."""
+
+
+@runtime_checkable
 class RepeatsBatches(Protocol):
     """A module that needs the same batch for several training steps in a row."""
 

@@ -9,11 +9,11 @@ import torch
 
 from lit_klrb.data.base import CorpusDataModule
 from lit_klrb.data.batches import Batch, classifier_batch, pad
-from lit_klrb.data.corpora import GRAMMAR, PROMPT, TEXT
+from lit_klrb.data.corpora import GRAMMAR, MESSAGES, PROMPT, TEXT
 from lit_klrb.data.grammar import Review, ReviewGrammar
-from lit_klrb.data.interfaces import PairMaker
-from lit_klrb.data.preferences import collate_pairs, load_preferences
-from lit_klrb.data.prompts import Prompt, cut_prompts
+from lit_klrb.data.interfaces import Completer, PairMaker
+from lit_klrb.data.preferences import as_texts, collate_pairs, load_preferences
+from lit_klrb.data.prompts import Prompt, read_prompts
 from lit_klrb.errors import ConfigurationError, check_at_least
 
 
@@ -55,9 +55,18 @@ class WholeReviews(CorpusDataModule, ABC):
 @final
 @dataclass(kw_only=True, eq=False, repr=False)
 class ReviewDataModule(WholeReviews):
-    """Reviews with an end-of-sequence token, for language modelling."""
+    """Reviews or conversations with an end-of-sequence token, for language modelling.
+
+    Args:
+        source: "grammar" for the embedded world, a hub id, a folder, or a .parquet or .jsonl file with the
+            column text, or messages: conversations, of which the tokenizer's chat template makes texts.
+        system_prompt: A system message for conversations without one.
+    """
 
     contents = ("reviews", "reviews")
+    columns = (TEXT, MESSAGES)
+
+    system_prompt: str | None = None
 
     def entropy_per_token(self) -> float | None:
         """The lowest cross-entropy that any model can reach, in nats per token; None if it is unknown."""
@@ -67,8 +76,13 @@ class ReviewDataModule(WholeReviews):
     def examples(self, split: str) -> Sequence[Any]:
         """Token ids of each review, with EOS unless truncated."""
         self.check_context_length()
-        tokenizer = self.learner.tokenizer
-        encoded = tokenizer([review.text for review in self.reviews[split]])
+        tokenizer, reviews = self.learner.tokenizer, self.reviews[split]
+        chats = [review.conversation for review in reviews if review.conversation is not None]
+        if self.system_prompt is not None and not chats:
+            raise ConfigurationError(f"needs conversations, but {self.source} has texts", key="system_prompt")
+        # A template adds the special tokens itself
+        texts = [chat.with_system(self.system_prompt).text("source", tokenizer) for chat in chats]
+        encoded = tokenizer(texts or [review.text for review in reviews], add_special_tokens=not chats)
         return [[*ids, tokenizer.eos_token_id][: self.max_tokens] for ids in encoded["input_ids"]]
 
     def collate(self, split: str, examples: Sequence[Any]) -> Batch:
@@ -106,16 +120,19 @@ class ReviewBeginnings(CorpusDataModule, ABC):
 
     Args:
         source: "grammar" for the embedded world, a hub id, a folder, or a .parquet or .jsonl file with the
-            column prompt, whose texts are used as they are, or text, of which the beginnings are used.
+            column prompt (texts or conversations, used as they are), messages (conversations, without the
+            last answer) or text, of which the beginnings are used.
         batch_size: Prompts per training batch; the module sets the number of completions of each.
         train_size: Number of training prompts; 0 for one per review.
         eval_size: Number of prompts of the common evaluation, the same for every run.
         eval_batch_size: Prompts per evaluation batch; the sampled completions depend on it.
         min_prompt_tokens: Minimum length of a prompt.
         max_prompt_tokens: Maximum length of a prompt; each prompt's length is drawn from this range.
+        system_prompt: A system message for conversations without one; texts in the column prompt become the
+            user's message.
     """
 
-    columns = (PROMPT, TEXT)
+    columns = (PROMPT, MESSAGES, TEXT)
 
     batch_size: int = 32
     train_size: int = 5_000
@@ -123,6 +140,7 @@ class ReviewBeginnings(CorpusDataModule, ABC):
     eval_batch_size: int = 64
     min_prompt_tokens: int = 2
     max_prompt_tokens: int = 8
+    system_prompt: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,15 +148,30 @@ class ReviewBeginnings(CorpusDataModule, ABC):
         check_at_least(self.min_prompt_tokens, max_prompt_tokens=self.max_prompt_tokens)
 
     def prompts(self, split: str) -> list[Prompt]:
-        """The prompts, which depend on the source and the tokenizer only."""
-        reviews = self.reviews[split]
-        tokens = cut_prompts(
-            reviews,
-            self.learner.tokenizer,
+        """The prompts, which depend on the source, the system prompt and the tokenizer only.
+
+        Raises:
+            ConfigurationError: If a given prompt is too long for the policy.
+        """
+        learner = self.learner
+        prompts = read_prompts(
+            self.reviews[split],
+            learner.tokenizer,
             min_tokens=self.min_prompt_tokens,
             max_tokens=self.max_prompt_tokens,
+            system_prompt=self.system_prompt,
         )
-        return [Prompt(ids, review.columns) for ids, review in zip(tokens, reviews, strict=True)]
+        longest = max((prompt.tokens for prompt in prompts if prompt.is_given), key=len, default=[])
+        new = learner.max_new_tokens if isinstance(learner, Completer) else 1
+        positions = getattr(getattr(learner.trained, "config", None), "max_position_embeddings", None)
+        if positions is not None and len(longest) + new > positions:
+            raise ConfigurationError(
+                f"{self.source} has a {split} prompt of {len(longest)} tokens; with max_new_tokens={new} it "
+                f"exceeds the policy's context length, {positions}: leave out such prompts, or shorten them: "
+                f"{learner.tokenizer.decode(longest[:12])!r}...",
+                key="source",
+            )
+        return prompts
 
     def pad_prompts(self, prompts: Sequence[Prompt]) -> Batch:
         """Left-padded `tokens` and `attention_mask`, [P, N], and `rows` if there are other columns."""
@@ -175,7 +208,7 @@ class PreferenceDataModule(ReviewBeginnings):
     Args:
         batch_size: Pairs per training batch.
         preferences: A data set of preferences, of which the first train_size are used: a hub id, a folder, or
-            a .parquet or .jsonl file with the columns prompt, chosen and rejected.
+            a .parquet or .jsonl file with the columns prompt, chosen and rejected: texts or conversations.
     """
 
     contents = ("preferences", "prompts")
@@ -188,7 +221,9 @@ class PreferenceDataModule(ReviewBeginnings):
             return self.prompts(split)
         if self.preferences is None:
             return self.pair_maker.preference_pairs(self.prompts(split))
-        return self.pair_maker.given_pairs(load_preferences(self.preferences)[: self.train_size or None])
+        preferences = load_preferences(self.preferences)[: self.train_size or None]
+        texts = as_texts("preferences", preferences, self.learner.tokenizer, self.system_prompt)
+        return self.pair_maker.given_pairs(texts)
 
     def collate(self, split: str, examples: Sequence[Any]) -> Batch:
         """`collate_pairs` for the train split, `pad_prompts` for the others."""

@@ -1,13 +1,16 @@
 """Preferences: pairs of a chosen and a rejected completion of the same prompt."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from lit_klrb.data.batches import Batch, pad
-from lit_klrb.data.corpora import CONVERSATION, open_splits
+from lit_klrb.data.chat import ASSISTANT, USER, Conversation, is_unicode, shown
+from lit_klrb.data.corpora import open_splits
 from lit_klrb.errors import ConfigurationError
 
 
@@ -19,39 +22,134 @@ class Preference(NamedTuple):
     rejected: str
 
 
-def load_preferences(source: str) -> list[Preference]:
+class ChatPreference(NamedTuple):
+    """Two conversations that differ in their last message only, the assistant's answer."""
+
+    chosen: Conversation
+    rejected: Conversation
+
+
+def load_preferences(source: str) -> list[Preference | ChatPreference]:
     """Load the preferences of a data set's train split.
+
+    As in TRL, conversations have their common beginning in the column prompt, or in both chosen and rejected;
+    in the latter case a text in the column prompt is ignored.
 
     Args:
         source: A hub id, a folder, or a .parquet or .jsonl file with the columns prompt, chosen and rejected.
 
     Raises:
-        ConfigurationError: If it cannot be read, has no rows, or a column is missing or is not text.
+        ConfigurationError: If it cannot be read, has no rows, or a column is missing or is neither of texts
+            nor of conversations.
     """
     rows = open_splits("preferences", source).get("train", ())
     if not len(rows):
         raise ConfigurationError(f"{source} has no rows in its train split", key="preferences")
-    given = [name for name in Preference._fields if name in rows.column_names]
-    for name in given:
-        if isinstance(rows[name][0], list):
-            raise ConfigurationError(
-                f"{source} has conversations in the column {name}; {CONVERSATION}", key="preferences"
-            )
-    missing = [name for name in Preference._fields if name not in given]
+    chats = [name for name in ("chosen", "rejected") if _has_lists(rows, name)]
+    needed = Preference._fields[1:] if chats else Preference._fields
+    missing = [name for name in needed if name not in rows.column_names]
     if missing:
         raise ConfigurationError(
             f"{source} has no column {missing[0]}; its columns: {', '.join(rows.column_names)}",
             key="preferences",
         )
-    preferences = [Preference(*row) for row in zip(*(rows[name] for name in Preference._fields), strict=True)]
-    for preference in preferences:
-        if not (all(isinstance(text, str) for text in preference) and preference.prompt):
+    columns = [
+        rows[name][:] if name in rows.column_names else [None] * len(rows) for name in Preference._fields
+    ]
+    read = _chat_preference if chats else _text_preference
+    return [read(f"{source} row {number}", *row) for number, row in enumerate(zip(*columns, strict=True), 1)]
+
+
+def _has_lists(rows: Any, name: str) -> bool:
+    return name in rows.column_names and any(isinstance(value, list) for value in rows[name][:])
+
+
+def _text_preference(place: str, *texts: Any) -> Preference:
+    for name, text in zip(Preference._fields, texts, strict=True):
+        if not isinstance(text, str) or not is_unicode(text) or (name == "prompt" and not text):
+            hint = " that is not empty" if name == "prompt" else ""
             raise ConfigurationError(
-                f"{source} has the row {preference}; rows must have three texts and "
-                "a prompt that is not empty",
-                key="preferences",
+                f"{place} has the {name} {shown(text)}; a text{hint} is expected", key="preferences"
             )
-    return preferences
+    return Preference(*texts)
+
+
+def _chat_preference(place: str, prompt: Any, chosen: Any, rejected: Any) -> ChatPreference:
+    key, begun = "preferences", isinstance(prompt, list)
+    beginning = Conversation.read(key, f"{place}, prompt,", prompt).messages if begun else ()
+    answers = []
+    for name, value in (("chosen", chosen), ("rejected", rejected)):
+        answer = Conversation.read(key, f"{place}, {name},", value)
+        if answer.last_role != ASSISTANT:
+            raise ConfigurationError(
+                f"{answer.place} ends with the role {answer.last_role}; the assistant's answer is expected",
+                key=key,
+            )
+        if begun and len(answer.messages) > 1:
+            raise ConfigurationError(
+                f"{answer.place} has {len(answer.messages)} messages; beside a prompt of messages, the "
+                "assistant's answer alone is expected",
+                key=key,
+            )
+        answers.append(replace(answer, messages=(*beginning, *answer.messages), place=place))
+    first, second = answers
+    if first.messages[:-1] != second.messages[:-1]:
+        raise ConfigurationError(
+            f"{place} has a chosen and a rejected conversation that differ before the answer", key=key
+        )
+    if len(first.messages) == 1:
+        raise ConfigurationError(f"{place} has no message before the assistant's", key=key)
+    return ChatPreference(first, second)
+
+
+def as_texts(
+    key: str,
+    preferences: Sequence[Preference | ChatPreference],
+    tokenizer: PreTrainedTokenizerBase,
+    system_prompt: str | None = None,
+) -> list[Preference]:
+    """Preferences as texts, without the end-of-sequence token of the completions.
+
+    Args:
+        key: The argument that names their source, for the error message.
+        preferences: Of texts or of conversations.
+        tokenizer: The policy's, whose chat template makes texts of conversations.
+        system_prompt: A system message for conversations without one; texts become conversations.
+
+    Raises:
+        ConfigurationError: If the tokenizer has no chat template, or the template refuses a conversation.
+    """
+    return [
+        preference
+        if isinstance(preference, Preference) and system_prompt is None
+        else _rendered(key, _as_chat(preference), tokenizer, system_prompt)
+        for preference in preferences
+    ]
+
+
+def _as_chat(preference: Preference | ChatPreference) -> ChatPreference:
+    if isinstance(preference, ChatPreference):
+        return preference
+    user, place = {"role": USER, "content": preference.prompt}, f"the prompt {shown(preference.prompt)}"
+    chosen, rejected = (
+        Conversation((user, {"role": ASSISTANT, "content": text}), place) for text in preference[1:]
+    )
+    return ChatPreference(chosen, rejected)
+
+
+def _rendered(
+    key: str, preference: ChatPreference, tokenizer: PreTrainedTokenizerBase, system_prompt: str | None
+) -> Preference:
+    chosen, rejected = (chat.with_system(system_prompt) for chat in preference)
+    prompt = chosen.before_answer(key).prompt(key, tokenizer)
+    texts = [chat.text(key, tokenizer) for chat in (chosen, rejected)]
+    if not all(text.startswith(prompt) for text in texts):
+        raise ConfigurationError(
+            f"{chosen.place}: the chat template gives the prompt another text once the answer is there; "
+            f"alone it is {shown(prompt)}",
+            key=key,
+        )
+    return Preference(prompt, *(text.removeprefix(prompt) for text in texts))
 
 
 class PreferencePair(NamedTuple):

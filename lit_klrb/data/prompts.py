@@ -1,12 +1,16 @@
-"""Prompts: the first few tokens of reviews, or given prompts as they are."""
+"""Prompts: the first few tokens of reviews, or given prompts and conversations as they are."""
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
+from lit_klrb.data.chat import USER, Conversation, shown
+from lit_klrb.data.corpora import PROMPT
 from lit_klrb.data.grammar import Review
+from lit_klrb.errors import ConfigurationError
 from lit_klrb.seeding import derive_seed
 
 
@@ -15,11 +19,61 @@ class Prompt(NamedTuple):
 
     Attributes:
         tokens: Its token ids.
-        columns: The other columns of its row, for rewards.
+        columns: The other columns of its row, for rewards. Those of a conversation have its messages under
+            `prompt`.
+        is_given: Whether it is used as a whole.
     """
 
     tokens: list[int]
     columns: Mapping[str, Any]
+    is_given: bool = False
+
+
+def read_prompts(
+    reviews: Sequence[Review],
+    tokenizer: PreTrainedTokenizerBase,
+    min_tokens: int,
+    max_tokens: int,
+    system_prompt: str | None = None,
+) -> list[Prompt]:
+    """Prompts from reviews, given prompts or conversations.
+
+    The tokenizer's chat template makes the text of a conversation, special tokens included; an answer at the
+    end of a whole conversation (the column `messages`) is left out.
+
+    Args:
+        reviews: The reviews.
+        tokenizer: The policy's tokenizer.
+        min_tokens: See `cut_prompts`.
+        max_tokens: See `cut_prompts`.
+        system_prompt: A system message for conversations without one; given texts become the user's message.
+
+    Raises:
+        ConfigurationError: If there is a system prompt for reviews, or the template refuses a conversation.
+    """
+    texts = [_as_text(review, tokenizer, system_prompt) for review in reviews]
+    tokens = cut_prompts(texts, tokenizer, min_tokens, max_tokens)
+    return [Prompt(ids, text.columns, text.is_prompt) for ids, text in zip(tokens, texts, strict=True)]
+
+
+def _as_text(review: Review, tokenizer: PreTrainedTokenizerBase, system_prompt: str | None) -> Review:
+    conversation = review.conversation
+    if conversation is None:
+        if system_prompt is None:
+            return review
+        if not review.is_prompt:
+            raise ConfigurationError(
+                "needs conversations or texts in the column prompt; the prompts are the beginnings of texts",
+                key="system_prompt",
+            )
+        user = {"role": USER, "content": review.text}
+        conversation = Conversation((user,), f"the prompt {shown(review.text)}")
+    elif not review.is_prompt:
+        conversation = conversation.before_answer("source")
+    conversation = conversation.with_system(system_prompt)
+    columns = {**review.columns, PROMPT: list(conversation.messages)}
+    text = conversation.prompt("source", tokenizer)
+    return replace(review, text=text, is_prompt=True, columns=columns, conversation=None)
 
 
 def cut_prompts(

@@ -129,6 +129,7 @@ class DPOModule(RewardedModule):
         prompts, *completions = (tokens(list(texts)) for texts in zip(*preferences, strict=True))
         chosen, rejected = ([[*ids, eos][:length] for ids in column] for column in completions)
         pairs = [PreferencePair(*row, 0.0, 0.0) for row in zip(prompts, chosen, rejected, strict=True)]
+        self._check_length(pairs)
         parts = [
             pairs[first : first + PROMPTS_PER_BATCH] for first in range(0, len(pairs), PROMPTS_PER_BATCH)
         ]
@@ -141,6 +142,18 @@ class DPOModule(RewardedModule):
             for part, columns in zip(parts, logprobs, strict=True)
             for pair, first, second in zip(part, *columns.view(2, -1).tolist(), strict=True)
         ]
+
+    def _check_length(self, pairs: Sequence[PreferencePair]) -> None:
+        """Check that the longest pair fits into the policy's context."""
+        length, longest = max((len(p.prompt) + max(len(p.chosen), len(p.rejected)), p.prompt) for p in pairs)
+        positions = getattr(self.policy.config, "max_position_embeddings", None)
+        if positions is not None and length > positions:
+            raise ConfigurationError(
+                f"a prompt of {len(longest)} tokens has {length} with its completion, which exceeds the "
+                f"policy's context length, {positions}: leave out such rows, or shorten them: "
+                f"{self.tokenizer.decode(longest[:12])!r}...",
+                key="preferences",
+            )
 
     def _cached_for_reference(
         self, name: str, key: dict[str, Any], compute: Callable[[], list[Any]]

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from lit_klrb.data.chat import as_messages
+from lit_klrb.data.corpora import PROMPT
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import RaoBlackwell
 from lit_klrb.functional import TokenStats, TopK
@@ -218,7 +220,9 @@ class RegularisedModule(PolicyModule, ABC):
             return self.reward(self.texts(rollout), columns).to(rollout.tokens.device)
 
     def reward_columns(self, rollout: Rollout, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-        """What functions of completions read: prompts and completions as text, and the columns of the rows.
+        """What functions of completions read: prompts and completions, and the columns of the rows.
+
+        Prompts and completions are texts; those of conversations are lists of messages, as in TRL.
 
         Args:
             rollout: K completions of each of P prompts, prompt-major.
@@ -235,6 +239,10 @@ class RegularisedModule(PolicyModule, ABC):
             name: [row.get(name) for row in rows for _ in range(repeats)]
             for name in dict.fromkeys(name for row in rows for name in row)
         }
+        conversations: Any = columns.get(PROMPT, ())
+        if conversations and isinstance(conversations[0], list):
+            del columns[PROMPT]
+            return columns | as_messages(conversations, decoded["completions"])
         return columns | decoded
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Evaluation]:

@@ -72,8 +72,8 @@ def test_the_plan_of_a_sweep_is_not_a_configuration(capsys, name):
             '{"text": "a"}\n{"text": "caf\xe9"}\n'.encode("latin-1"),
             "in line 2; if it is Latin-1: ico",
         ),
-        ("x.jsonl", b'{"prompt": [{"role": "user", "content": "a"}]}', "apply_chat_template"),
-        ("x.jsonl", b'{"words": "a"}', "has no column prompt or text; its columns: words"),
+        ("x.jsonl", b'{"prompt": [{"role": "user"}]}', "row 1 has the message {'role': 'user'}; messages"),
+        ("x.jsonl", b'{"words": "a"}', "has no column prompt or messages or text; its columns: words"),
     ],
 )
 def test_files_that_cannot_be_prompts(chain, tmp_path, capsys, name, content, message):
@@ -94,9 +94,9 @@ def test_a_folder_without_a_train_split(chain, tmp_path, capsys):
 
 
 def test_conversations_as_preferences(chain, tmp_path, capsys):
-    rows = [{"chosen": [{"role": "user", "content": "a"}], "rejected": []}]
-    source = write_rows(tmp_path / "pairs.jsonl", rows)
-    assert "has conversations in the column chosen; a conversation must be one text" in refusal(
+    answer = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    source = write_rows(tmp_path / "pairs.jsonl", [{"chosen": answer, "rejected": answer}])
+    assert "row 1 is a conversation, but the tokenizer has no chat template; start from a" in refusal(
         chain, tmp_path, capsys, "dpo", "--data.preferences", source
     )
 

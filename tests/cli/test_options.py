@@ -177,10 +177,16 @@ def test_no_constructor_argument_is_left_out_above():
     }
     # Seeds follow --seed_everything. In tests/modules, test_preferences.py trains on a file of pairs that it
     # writes, test_vllm.py with a stand-in for vLLM, test_lora.py an adapter; test_precision.py has the two
-    # options that change how a gradient is computed and not what it is. Options of one estimator, and
-    # stratified sampling, have a test above.
+    # options that change how a gradient is computed and not what it is; test_conversations.py has a system
+    # prompt. Options of one estimator, and stratified sampling, have a test above.
     wanted = {"seed_everything"}
-    elsewhere = {"data.preferences", "model.rollout_backend", "model.vllm_options", "model.lora"}
+    elsewhere = {
+        "data.preferences",
+        "data.system_prompt",
+        "model.rollout_backend",
+        "model.vllm_options",
+        "model.lora",
+    }
     elsewhere |= {"model.gradient_checkpointing", "model.compile_backend"}
     elsewhere |= {"kl.estimator.directions", "kl.estimator.k", "kl.estimator.support", "model.stratified"}
     for key, owned in owners.items():

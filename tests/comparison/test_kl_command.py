@@ -183,7 +183,7 @@ def test_the_encoded_conversation(models):
         ((*PROMPTS, "--texts", "texts.txt"), "--texts: not allowed with argument --prompts"),
         (("--prompts", "no.jsonl"), "prompts: no.jsonl does not exist"),
         (("--texts", "prompts.jsonl"), "prompts.jsonl has no column text; its columns: prompt"),
-        (("--prompts", "chat.jsonl"), "prompt 1 is a conversation, but the policy's tokenizer has no chat"),
+        (("--prompts", "chat.jsonl"), "prompt 1 is a conversation, but the tokenizer has no chat"),
         ((*PROMPTS, "--completions_per_prompt", "0"), "must be positive and finite, got 0"),
         ((*PROMPTS, "--temperature", "warm"), "argument --temperature: invalid float value: 'warm'"),
         ((*PROMPTS, "--level", "95"), "must be at least 0.5 and below 1, got 95"),

@@ -96,8 +96,8 @@ def test_a_digest_is_of_every_weight(chain):
     ("row", "message"),
     [
         ({"prompt": "a", "chosen": "b"}, "has no column rejected; its columns: prompt, chosen"),
-        ({"prompt": [{"role": "user"}], "chosen": "b", "rejected": "c"}, "a conversation must be one text"),
-        ({"prompt": "", "chosen": "b", "rejected": "c"}, "a prompt that is not empty"),
+        ({"prompt": [{"role": "user"}], "chosen": "b", "rejected": "c"}, "the prompt [{'role': 'user'}]; a"),
+        ({"prompt": "", "chosen": "b", "rejected": "c"}, "has the prompt ''; a text that is not empty"),
     ],
 )
 def test_other_data_sets_are_refused_in_one_line(chain, tmp_path, capsys, row, message):

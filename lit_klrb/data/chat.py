@@ -1,0 +1,176 @@
+"""Conversations: lists of messages, and the texts that a tokenizer's chat template makes of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from transformers import PreTrainedTokenizerBase
+
+from lit_klrb.errors import ConfigurationError, brief
+
+# `role`, `content`, and whatever else the template reads.
+Message = Mapping[str, Any]
+SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
+ROLES = (SYSTEM, "developer", USER, ASSISTANT, "tool")
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages with roles, as TRL and chat templates have them.
+
+    Args:
+        messages: At least one.
+        place: Where they come from, for error messages.
+    """
+
+    messages: tuple[Message, ...]
+    place: str
+
+    @classmethod
+    def read(cls, key: str, place: str, value: Any) -> Self:
+        """Check a value of unknown origin.
+
+        Args:
+            key: The argument that names its source, for the error message.
+            place: Where it comes from.
+            value: A list of messages {"role": ..., "content": ...}.
+
+        Raises:
+            ConfigurationError: If it is not a list of messages whose content is text, or has an unknown role.
+        """
+        if not isinstance(value, (list, tuple)) or not value:
+            raise ConfigurationError(f"{place} is {shown(value)}; a list of messages is expected", key=key)
+        for message in value:
+            if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+                raise ConfigurationError(
+                    f"{place} has the message {shown(message)}; messages have role and content", key=key
+                )
+            if message["role"] not in ROLES:
+                allowed = ", ".join(ROLES)
+                raise ConfigurationError(
+                    f"{place} has the role {shown(message['role'])}; allowed: {allowed}", key=key
+                )
+            if not isinstance(message["content"], str) or not is_unicode(message["content"]):
+                raise ConfigurationError(
+                    f"{place} has the content {shown(message['content'])}; allowed: strings of Unicode "
+                    "characters",
+                    key=key,
+                )
+        # Tables have None where a message lacks an entry of the others
+        kept = ({name: entry for name, entry in message.items() if entry is not None} for message in value)
+        return cls(tuple(kept), place)
+
+    @property
+    def last_role(self) -> str:
+        """The role of the last message."""
+        role: str = self.messages[-1]["role"]
+        return role
+
+    def with_system(self, system: str | None) -> Self:
+        """The conversation after a system message, unless it has one or `system` is None."""
+        if system is None or self.messages[0]["role"] in ROLES[:2]:
+            return self
+        return replace(self, messages=({"role": SYSTEM, "content": system}, *self.messages))
+
+    def before_answer(self, key: str) -> Self:
+        """The conversation without its last message if that is the assistant's.
+
+        Raises:
+            ConfigurationError: If there is nothing before it.
+        """
+        if self.last_role != ASSISTANT:
+            return self
+        if len(self.messages) == 1:
+            raise ConfigurationError(f"{self.place} has no message before the assistant's", key=key)
+        return replace(self, messages=self.messages[:-1])
+
+    def prompt(self, key: str, tokenizer: PreTrainedTokenizerBase) -> str:
+        """The text that a policy continues: up to the beginning of an answer, or a begun answer.
+
+        As in TRL, a last message of the assistant is the beginning of the answer.
+
+        Args:
+            key: The argument that names the source, for the error message.
+            tokenizer: The policy's, whose special tokens the text contains.
+
+        Raises:
+            ConfigurationError: If the last message is the system's, the tokenizer has no chat template, or
+                the template refuses the messages.
+        """
+        if self.last_role in ROLES[:2]:
+            raise ConfigurationError(
+                f"{self.place} ends with a {self.last_role} message; a user's is expected", key=key
+            )
+        begun = self.last_role == ASSISTANT
+        settings = {"continue_final_message": begun, "add_generation_prompt": not begun}
+        return self._rendered(key, tokenizer, **settings)
+
+    def text(self, key: str, tokenizer: PreTrainedTokenizerBase) -> str:
+        """The whole conversation as text, without the end-of-sequence token if it ends with one.
+
+        Args:
+            key: The argument that names the source, for the error message.
+            tokenizer: The model's.
+
+        Raises:
+            ConfigurationError: As `prompt`.
+        """
+        text, eos = self._rendered(key, tokenizer), tokenizer.eos_token
+        before, _, after = text.rpartition(eos) if eos else ("", "", text)
+        return text if after.strip() else before  # templates have a newline after it
+
+    def _rendered(self, key: str, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> str:
+        if tokenizer.chat_template is None:
+            raise ConfigurationError(
+                f"{self.place} is a conversation, but the tokenizer has no chat template; start from a model "
+                "whose tokenizer has one, or give texts",
+                key=key,
+            )
+        try:  # in transformers' sandbox
+            text = tokenizer.apply_chat_template(
+                [dict(message) for message in self.messages], tokenize=False, **settings
+            )
+        except Exception as error:  # templates raise all kinds of exceptions
+            raise ConfigurationError(
+                f"{self.place}: the chat template refuses it: {brief(error)}", key=key
+            ) from error
+        if not isinstance(text, str) or not text or not is_unicode(text):
+            raise ConfigurationError(f"{self.place}: the chat template makes no text of it", key=key)
+        return text
+
+
+def as_messages(
+    prompts: Sequence[Sequence[Message]], completions: Sequence[str]
+) -> dict[str, list[list[Message]]]:
+    """Prompts and completions as lists of messages, which is what rewards of conversations read in TRL.
+
+    A prompt's last message belongs to the completion if it is the assistant's.
+
+    Example:
+        >>> as_messages([[{"role": "user", "content": "2+2?"}]], ["4"])["completions"]
+        [[{'role': 'assistant', 'content': '4'}]]
+    """
+    begun = [prompt[-1]["role"] == ASSISTANT for prompt in prompts]
+    starts = [prompt[-1]["content"] if answer else "" for prompt, answer in zip(prompts, begun, strict=True)]
+    return {
+        "prompts": [list(prompt[:-1] if a else prompt) for prompt, a in zip(prompts, begun, strict=True)],
+        "completions": [
+            [{"role": ASSISTANT, "content": start + text}]
+            for start, text in zip(starts, completions, strict=True)
+        ],
+    }
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text has no lone surrogates, which JSON can contain but tokenizers cannot encode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def shown(value: Any, length: int = 60) -> str:
+    """A value in at most `length` characters."""
+    text = repr(value)
+    return text if len(text) <= length else f"{text[:length]}..."

@@ -1,0 +1,230 @@
+"""Conversations become texts by the tokenizer's own chat template."""
+
+import json
+
+import pytest
+from chat_tokenizer import TEMPLATE, by_hand, chat_tokenizer, message
+
+from lit_klrb.data.chat import Conversation, as_messages
+from lit_klrb.data.corpora import MESSAGES, PROMPT, TEXT, load_reviews
+from lit_klrb.data.preferences import Preference, as_texts, load_preferences
+from lit_klrb.data.prompts import read_prompts
+from lit_klrb.errors import ConfigurationError
+
+USER, ANSWER, SYSTEM = message("user", "Hi"), message("assistant", "Yes"), message("system", "Be")
+COLUMNS = (PROMPT, MESSAGES, TEXT)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return chat_tokenizer()
+
+
+def write(path, rows):
+    if path.suffix == ".parquet":
+        from pyarrow import Table, parquet
+
+        parquet.write_table(Table.from_pylist(rows), path)
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def prompt_of(folder, tokenizer, row, **settings):
+    """The only prompt of a folder whose other splits do not interfere."""
+    folder.mkdir(exist_ok=True)
+    source = write(folder / "train.jsonl", [row])
+    for split in ("validation", "test"):
+        write(folder / f"{split}.jsonl", [{PROMPT: f"other {split}"}])
+    (review,) = load_reviews(str(source.rpartition("/")[0]), "train", columns=COLUMNS)
+    (prompt,) = read_prompts([review], tokenizer, 2, 3, **settings)
+    return prompt
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"prompt": [USER]}, [("user", "Hi")]),
+        ({"prompt": [SYSTEM, USER]}, [("system", "Be"), ("user", "Hi")]),
+        ({"prompt": [USER, ANSWER, USER]}, [("user", "Hi"), ("assistant", "Yes"), ("user", "Hi")]),
+        ({"messages": [USER, ANSWER]}, [("user", "Hi")]),
+        ({"messages": [USER, ANSWER, USER]}, [("user", "Hi"), ("assistant", "Yes"), ("user", "Hi")]),
+    ],
+)
+def test_a_prompt_is_the_template_with_the_beginning_of_an_answer(tmp_path, tokenizer, row, expected):
+    assert tokenizer("x")["input_ids"][0] == tokenizer.bos_token_id, "both add a BOS"
+    prompt = prompt_of(tmp_path / "chats", tokenizer, {**row, "number": 7})
+    assert prompt.tokens == by_hand(tokenizer, *expected)
+    assert prompt.tokens.count(tokenizer.bos_token_id) == 1
+    assert prompt.columns == {"number": 7, "prompt": [message(*part) for part in expected]}
+    assert prompt.is_given
+
+
+def test_an_answer_that_is_begun_is_continued(tmp_path, tokenizer):
+    prompt = prompt_of(tmp_path / "chats", tokenizer, {"prompt": [USER, ANSWER]})
+    whole = by_hand(tokenizer, ("user", "Hi"), ("assistant", "Yes"), begun=False)
+    assert prompt.tokens == whole[:-2], "without EOS and newline"
+    given = as_messages([prompt.columns["prompt"], [USER]], [" it is", "No"])
+    assert given == {
+        "prompts": [[USER], [USER]],
+        "completions": [[message("assistant", "Yes it is")], [message("assistant", "No")]],
+    }
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"prompt": [USER]}, [("system", "Act"), ("user", "Hi")]),
+        ({"prompt": "Hi"}, [("system", "Act"), ("user", "Hi")]),
+        ({"prompt": [SYSTEM, USER]}, [("system", "Be"), ("user", "Hi")]),
+    ],
+)
+def test_a_system_prompt_is_for_conversations_without_one(tmp_path, tokenizer, row, expected):
+    prompt = prompt_of(tmp_path / "chats", tokenizer, row, system_prompt="Act")
+    assert prompt.tokens == by_hand(tokenizer, *expected)
+
+
+def test_a_system_prompt_for_the_beginnings_of_texts_is_refused(tmp_path, tokenizer):
+    with pytest.raises(ConfigurationError, match=r"^system_prompt: needs conversations or texts in the col"):
+        prompt_of(tmp_path / "texts", tokenizer, {"text": "Hi there"}, system_prompt="Act")
+
+
+def test_conversations_are_split_and_told_apart_by_their_messages(tmp_path, tokenizer):
+    rows = [{"prompt": [message("user", f"question {n}")], "n": n} for n in range(200)]
+    for suffix in ("jsonl", "parquet"):
+        source = write(tmp_path / f"chats.{suffix}", rows + rows[:5])
+        splits = {
+            name: load_reviews(source, name, columns=COLUMNS) for name in ("train", "validation", "test")
+        }
+        numbers = {name: {review.columns["n"] for review in split} for name, split in splits.items()}
+        assert set.union(*numbers.values()) == set(range(200))
+        assert sum(map(len, numbers.values())) == 200
+        assert all(3 <= len(numbers[name]) <= 25 for name in ("validation", "test"))
+        if suffix == "jsonl":
+            first = numbers
+    assert first == numbers
+
+
+CONVERSATIONS = [
+    {"prompt": [USER], "chosen": [ANSWER], "rejected": [message("assistant", "No")]},
+    {"chosen": [USER, ANSWER], "rejected": [USER, message("assistant", "No")]},
+    {"prompt": "ignored", "chosen": [USER, ANSWER], "rejected": [USER, message("assistant", "No")]},
+]
+
+
+@pytest.mark.parametrize("row", CONVERSATIONS)
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_preferences_of_conversations(tmp_path, tokenizer, row, suffix):
+    loaded = load_preferences(write(tmp_path / f"pairs.{suffix}", [row]))
+    (pair,) = as_texts("preferences", loaded, tokenizer)
+    assert pair == Preference("<bos><|user|>Hi<eos>\n<|assistant|>", "Yes", "No")
+    (pair,) = as_texts("preferences", loaded, tokenizer, system_prompt="Act")
+    assert pair.prompt == "<bos><|system|>Act<eos>\n<|user|>Hi<eos>\n<|assistant|>"
+
+
+def test_preferences_of_texts_stay_texts_without_a_system_prompt(tokenizer):
+    pairs = [Preference("Hi", "Yes", "No")]
+    assert as_texts("preferences", pairs, tokenizer) == pairs
+    (pair,) = as_texts("preferences", pairs, tokenizer, system_prompt="Act")
+    assert pair == Preference("<bos><|system|>Act<eos>\n<|user|>Hi<eos>\n<|assistant|>", "Yes", "No")
+
+
+def test_a_template_without_an_eos_after_the_answer():
+    """The EOS of an earlier turn, or a BOS that is the same token, ends nothing."""
+    template = "{{ eos_token }}{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
+    chat = Conversation((USER, ANSWER), "here")
+    assert chat.text("key", chat_tokenizer(template)) == "<eos>[Hi][Yes]"
+    assert chat.text("key", chat_tokenizer()) == "<bos><|user|>Hi<eos>\n<|assistant|>Yes"
+
+
+def test_a_template_that_changes_the_prompt_once_there_is_an_answer(tokenizer):
+    template = "{{ messages | length }}" + TEMPLATE
+    pairs = [Preference("Hi", "Yes", "No")]
+    with pytest.raises(ConfigurationError, match="gives the prompt another text once the answer is there"):
+        as_texts("preferences", pairs, chat_tokenizer(template), system_prompt="Act")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([], r"row 1 is \[\]; a list of messages is expected"),
+        ([message("human", "Hi")], "row 1 has the role 'human'; allowed: system, developer, user, assistant"),
+        ([{"from": "human", "value": "Hi"}], "row 1 has the message .*; messages have role and content"),
+        (["Hi"], "row 1 has the message 'Hi'; messages have role and content"),
+        ([message("user", 5)], "row 1 has the content 5; allowed: strings"),
+        ([message("user", [{"type": "text", "text": "Hi"}])], r"row 1 has the content \[{'type"),
+        ([message("user", "a \ud800")], "row 1 has the content .*; allowed: strings of Unicode"),
+        ([SYSTEM], "row 1 ends with a system message; a user's is expected"),
+    ],
+)
+def test_what_is_no_conversation_is_named(tmp_path, tokenizer, value, message):
+    with pytest.raises(ConfigurationError, match=f"^source: .*{message}") as error:
+        prompt_of(tmp_path / "chats", tokenizer, {"prompt": value})
+    assert "\n" not in str(error.value)
+
+
+def test_texts_among_conversations_are_named(tmp_path):
+    source = write(tmp_path / "mixed.jsonl", [{"prompt": [USER]}, {"prompt": "Hi"}])
+    with pytest.raises(ConfigurationError, match=r"row 2 is 'Hi'; a list of messages is expected"):
+        load_reviews(source, columns=COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"chosen": [USER, ANSWER]}, "has no column rejected; its columns: chosen"),
+        ({"prompt": [USER], "chosen": [ANSWER], "rejected": "No"}, "rejected, is 'No'; a list of messages"),
+        (
+            {"prompt": [USER], "chosen": [USER, ANSWER], "rejected": [ANSWER]},
+            "chosen, has 2 messages; beside",
+        ),
+        ({"chosen": [USER, ANSWER], "rejected": [SYSTEM, ANSWER]}, "that differ before the answer"),
+        (
+            {"chosen": [USER], "rejected": [USER]},
+            "chosen, ends with the role user; the assistant's answer is",
+        ),
+        ({"chosen": [ANSWER], "rejected": [ANSWER]}, "row 1 has no message before the assistant's"),
+        ({"chosen": [], "rejected": [USER, ANSWER]}, "chosen, is []; a list of messages is expected"),
+    ],
+)
+def test_what_are_no_preferences_is_named(tmp_path, row, message):
+    source = write(tmp_path / "pairs.jsonl", [row])
+    with pytest.raises(ConfigurationError) as error:
+        load_preferences(source)
+    assert str(error.value).startswith(f"preferences: {source} ")
+    assert message in str(error.value)
+
+
+def test_a_tokenizer_without_a_template():
+    with pytest.raises(ConfigurationError) as error:
+        Conversation((USER,), "chats.jsonl row 3").prompt("source", chat_tokenizer(None))
+    assert str(error.value) == (
+        "source: chats.jsonl row 3 is a conversation, but the tokenizer has no chat template; start from a "
+        "model whose tokenizer has one, or give texts"
+    )
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ cycler.__init__.__globals__.os.system('touch evil') }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}x",
+        "{{ messages.__class__.__base__.__subclasses__() }}",
+        "{% for m in messages %}{{ m.update(content='other') }}{% endfor %}",
+        "{{ messages.clear() }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}{{ os }}",
+        "{% for x in range(10**9) %}{% endfor %}",
+        "{{ raise_exception('roles must\\nalternate') }}",
+        "{% for",
+        "",
+    ],
+)
+def test_a_hostile_template_runs_in_the_sandbox(tmp_path, monkeypatch, template):
+    monkeypatch.chdir(tmp_path)
+    chat = Conversation((USER, ANSWER), "row 1")
+    with pytest.raises(ConfigurationError, match=r"^source: row 1: the chat template ") as error:
+        chat.text("source", chat_tokenizer(template))
+    assert "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+    assert chat.messages == (message("user", "Hi"), message("assistant", "Yes"))
