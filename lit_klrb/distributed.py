@@ -1,20 +1,23 @@
-"""Training in several processes (DDP): gathering the quantities that couple sequences.
+"""Training in several processes (DDP, FSDP2): gathering the quantities that couple sequences.
 
 Every process has its own prompts, and score weights are computed on the rollouts of all processes. Evaluation
 is repeated in every process on all prompts, so its metrics need no reduction.
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import lightning as L
 import torch
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 from torch import Tensor, distributed
 from torch.nn.functional import pad
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional import TokenStats
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
 
@@ -103,14 +106,43 @@ def own_rows(gathered: Tensor, like: Tensor) -> Tensor:
     return gathered[first : first + count, :width]
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor, gathered from all processes if they hold a part each (a DTensor).
+
+    Example:
+        >>> whole(torch.tensor([1.0, 2.0]))
+        tensor([1., 2.])
+    """
+    full_tensor = getattr(tensor, "full_tensor", None)
+    return tensor if full_tensor is None else full_tensor()
+
+
+def sharding_mesh(trainer: L.Trainer) -> "DeviceMesh | None":
+    """The processes among which models are divided, one dimension; None if each process holds them whole."""
+    strategy = trainer.strategy
+    return strategy.device_mesh["data_parallel"] if isinstance(strategy, ModelParallelStrategy) else None
+
+
 def check_strategy(trainer: L.Trainer) -> None:
-    """Check that the strategy does not shard the policy, as sampling and the tiled loss need whole weights.
+    """Check that models are whole in each process, or divided by FSDP2 with checkpoints in one file.
 
     Raises:
-        ConfigurationError: If it does; names the strategy.
+        ConfigurationError: If not; names the strategy and its setting.
     """
-    if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
+    strategy, key = trainer.strategy, "trainer.strategy"
+    if isinstance(strategy, (SingleDeviceStrategy, DDPStrategy)):
+        return
+    if not isinstance(strategy, ModelParallelStrategy):
         raise ConfigurationError(
-            f"trainer.strategy: {type(trainer.strategy).__name__} is not supported, as sampling and the "
-            "tiled loss read the policy's weights whole; use ddp, or one device"
+            f"{type(strategy).__name__} is not supported; use ddp, one device, or ModelParallelStrategy for "
+            "models larger than a device",
+            key=key,
         )
+    settings = {
+        "data_parallel_size": trainer.num_devices * trainer.num_nodes,
+        "tensor_parallel_size": 1,
+        "save_distributed_checkpoint": False,
+    }
+    for name, value in settings.items():
+        if (given := getattr(strategy, f"_{name}")) != value:
+            raise ConfigurationError(f"must be {str(value).lower()}, got {given}", key=f"{key}.{name}")

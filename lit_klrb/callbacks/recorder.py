@@ -14,6 +14,7 @@ from torch import Tensor
 
 import lit_klrb
 from lit_klrb import schema
+from lit_klrb.distributed import whole
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import csv_text, write_atomically
 from lit_klrb.modules.regularised import RegularisedModule
@@ -76,7 +77,7 @@ class RunRecorder(L.Callback):
     ) -> None:
         """Log the norm of the gradient; stop the run if it is not finite."""
         gradients = [p.grad for p in pl_module.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = whole(torch.nn.utils.get_total_norm(gradients))
         pl_module.log("train/grad_norm", norm)
         self._check(trainer, "the gradient's norm", norm)
 
@@ -140,7 +141,7 @@ class RunRecorder(L.Callback):
             trainer,
             schema.DONE,
             self._final,
-            **{schema.WEIGHTS: digest(trainer.lightning_module.state_dict())},
+            **{schema.WEIGHTS: digest(trainer.strategy.lightning_module_state_dict())},
         )
 
     def _write_evaluation(self, trainer: L.Trainer) -> None:

@@ -32,6 +32,7 @@ from lit_klrb.cli.mistakes import EndedError, ending_of, flattened
 from lit_klrb.cli.parsing import OneLineParser, one_line
 from lit_klrb.cli.upstream import INITIAL, check_upstream, next_command
 from lit_klrb.cli.warned import once_of_a_kind, quiet
+from lit_klrb.distributed import check_strategy
 from lit_klrb.errors import ConfigurationError, error_line
 from lit_klrb.estimators.advice import DEFAULT
 from lit_klrb.run.checkpoints import CheckpointFiles
@@ -199,7 +200,9 @@ class LitCLI(LightningCLI):
         # The loggers of a run are added later, so that no choice of loggers removes metrics.csv
         self.tensorboard = config.logger is not False
         config.logger = [] if config.logger is True else as_list(config.logger)
-        return super().instantiate_trainer(**kwargs)
+        trainer = super().instantiate_trainer(**kwargs)
+        check_strategy(trainer)  # before it starts processes
+        return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run the command. A fit locks its directory, and restores it if it fails before its first step."""

@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
 
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.models.sharding import agreed
 
 # Tokens per block of the vocabulary in sampling.
 _BLOCK = 64
@@ -204,7 +205,7 @@ def _decode(
         completions.append(tokens.masked_fill_(ended, pad_token_id))
         if eos_token_id is not None:
             ended |= tokens == eos_token_id
-            if bool(ended.all()):
+            if agreed(policy, ended.all()):
                 break
         inputs, positions = tokens[:, None], positions[:, -1:] + 1
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)

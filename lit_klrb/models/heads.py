@@ -8,7 +8,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from lit_klrb.distributed import whole
 from lit_klrb.models.generation import Rollout, key_value_cache, position_ids
+from lit_klrb.models.sharding import RUN_BACKBONE, is_sharded
 
 # Two sequences with the same prompt.
 TRIAL = [[0, 1, 2, 3, 4], [0, 1, 2, 4, 3]]
@@ -20,12 +22,14 @@ class SplitModel(NamedTuple):
     """Parts of a model whose logits are softcap(head(backbone(tokens))); references, not copies.
 
     Args:
+        model: The model.
         backbone: The model without its head.
         head: The head.
         softcap: Soft cap of the logits; None without one.
         caches: Whether the backbone can continue from cached keys and values.
     """
 
+    model: PreTrainedModel
     backbone: PreTrainedModel
     head: nn.Linear
     softcap: float | None
@@ -40,14 +44,25 @@ class SplitModel(NamedTuple):
         length = rollout.mask.shape[1]
         # The last token of a prompt predicts the first of the completion
         prefix = rollout.tokens.shape[1] - length - 1
-        # Gradient checkpointing computes blocks again, without the cache
-        if self.caches and prefix > 0 and not self.backbone.is_activation_checkpointing:
+        # Gradient checkpointing computes blocks again, without the cache; FSDP does not gather weights for
+        # gradients through a cache
+        whole_passes = self.backbone.is_activation_checkpointing or is_sharded(self.model)
+        if self.caches and prefix > 0 and not whole_passes:
             masked = torch.stack([rollout.tokens, rollout.attention_mask.long()], 1)[..., :prefix]
             prompts, rows = masked.unique(dim=0, return_inverse=True)
             if len(prompts) < len(rows):
                 return self._continued(rollout, prompts, rows)
-        hidden: Tensor = self.backbone(**model_inputs(rollout)).last_hidden_state
+        run = getattr(self.model, RUN_BACKBONE, self.backbone)
+        hidden: Tensor = run(**model_inputs(rollout)).last_hidden_state
         return hidden[:, -length:]
+
+    def head_weights(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the head, gathered if the model is sharded.
+
+        Those of a policy have gradients only after `hidden_states`, which gathers them for the backward pass.
+        """
+        bias: Tensor | None = self.head.bias
+        return whole(self.head.weight), None if bias is None else whole(bias)
 
     def _continued(self, rollout: Rollout, prompts: Tensor, rows: Tensor) -> Tensor:
         """Hidden states of the completions, from those of distinct prompts.
@@ -87,7 +102,7 @@ def split_model(model: PreTrainedModel) -> SplitModel | None:
         return None
     softcap = getattr(model.config, "final_logit_softcapping", None)
     for caches in (True, False) if _caches(backbone) else (False,):
-        split = SplitModel(backbone, head, softcap, caches)
+        split = SplitModel(model, backbone, head, softcap, caches)
         if _parts_agree(model, split):
             return split
     return None

@@ -50,11 +50,13 @@ def completion_logprobs(
         Log-probabilities, 0 outside the rollout's mask.
     """
     if parts is not None:
+        hidden = parts.hidden_states(rollout)
+        weight, bias = parts.head_weights()
         return tiled_logprobs(
-            parts.hidden_states(rollout),
-            parts.head.weight,
+            hidden,
+            weight,
             rollout.completions,
-            bias=parts.head.bias,
+            bias=bias,
             temperature=temperature,
             mask=rollout.mask,
             logit_softcap=parts.softcap,
@@ -181,14 +183,16 @@ class Scorer:
         policy, reference = self._parts
         assert policy is not None
         assert reference is not None
+        hidden = policy.hidden_states(rollout)
+        (weight, bias), (ref_weight, ref_bias) = policy.head_weights(), reference.head_weights()
         return {
-            "hidden": policy.hidden_states(rollout),
-            "weight": policy.head.weight,
-            "bias": policy.head.bias,
+            "hidden": hidden,
+            "weight": weight,
+            "bias": bias,
             "logit_softcap": policy.softcap,
             "ref_hidden": reference_states,
-            "ref_weight": reference.head.weight,
-            "ref_bias": reference.head.bias,
+            "ref_weight": ref_weight,
+            "ref_bias": ref_bias,
             "ref_logit_softcap": reference.softcap,
             "tokens": rollout.completions,
             "temperature": self.temperature,

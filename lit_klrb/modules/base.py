@@ -15,10 +15,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lit_klrb import schema
-from lit_klrb.distributed import check_strategy
+from lit_klrb.distributed import check_strategy, sharding_mesh
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
 from lit_klrb.models.adapters import adapter_settings, add_adapter
+from lit_klrb.models.sharding import shard
 from lit_klrb.run.checkpoints import check_intact
 from lit_klrb.run.lightning_internals import trainer_of
 from lit_klrb.run.options import RULES, check_training_options
@@ -77,6 +78,8 @@ class TrainedModule(L.LightningModule, ABC):
     uses_dropout: ClassVar[bool] = False
     # Whether the loss has a KL term, for which an estimator can be plugged in.
     uses_kl_estimator: ClassVar[bool] = False
+    # Whether its models can be divided among processes.
+    shards: ClassVar[bool] = False
     # Content of its batches in training and in evaluation; must equal `contents` of the data module.
     reads: ClassVar[tuple[str, str]]
 
@@ -133,8 +136,32 @@ class TrainedModule(L.LightningModule, ABC):
             ConfigurationError: If one is set; names the trainer's argument.
         """
         check_strategy(self.trainer)
+        self._check_sharding()
         if stage == "fit" and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             check_training_options({name: getattr(self.trainer, name, None) for name in RULES})
+
+    def _check_sharding(self) -> None:
+        if sharding_mesh(self.trainer) is None:
+            return
+        if not self.shards:
+            raise ConfigurationError(
+                f"ModelParallelStrategy does not support {type(self).__name__}; use ddp, or one device",
+                key="trainer.strategy",
+            )
+        for name, default in (("compile_backend", None), ("rollout_backend", "transformers")):
+            if (given := getattr(self, name, default)) != default:
+                raise ConfigurationError(f"{given!r} is not supported by ModelParallelStrategy", key=name)
+
+    def shard(self, *models: PreTrainedModel) -> None:
+        """Divide models among the processes, if the trainer's strategy asks for it."""
+        trainer = trainer_of(self)
+        mesh = None if trainer is None else sharding_mesh(trainer)
+        if mesh is None:
+            return
+        for model in models:
+            shard(model, mesh)
+        # Lightning restores the checkpoint, which omits the reference; `configure_model` has checked the rest
+        self.strict_loading = False
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:

@@ -115,6 +115,7 @@ class RegularisedModule(PolicyModule, ABC):
         if trainer is None or hasattr(self, "scorer"):
             return
         self._load_others(trainer.strategy.root_device)
+        self.shard(self.policy, *([] if self.reference_path is None else [self.reference]))
         if not self.scorer.tiled:
             self.print(
                 "policy or reference does not consist of a backbone and a linear head: full logits of both "

@@ -50,6 +50,7 @@ class OnPolicyModule(RegularisedModule, ABC):
     """
 
     uses_kl_estimator = True
+    shards = True
     reads = ("prompts", "prompts")
 
     inner_epochs: int = 1

@@ -35,6 +35,7 @@ class SFTModule(PolicyModule):
     """
 
     uses_dropout = True
+    shards = True
     reads = ("reviews", "reviews")
 
     policy_config: dict[str, Any] | None = None
@@ -58,6 +59,7 @@ class SFTModule(PolicyModule):
         super().configure_model()
         if self._parts is None and hasattr(self, self.role.name):
             self._parts = split_model(self.policy)
+            self.shard(self.policy)
 
     def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The policy of policy_path, or a new one initialised from the seed."""

@@ -2,6 +2,7 @@
 
 import lightning as L
 
+from lit_klrb.distributed import sharding_mesh
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.modules.rloo import OnPolicyModule
 
@@ -16,10 +17,12 @@ def require_rollouts(callback: L.Callback, trainer: L.Trainer, module: L.Lightni
         stage: "fit", "validate", "test" or "predict".
 
     Raises:
-        ConfigurationError: If not; names the callback and the module.
+        ConfigurationError: If not, or the policy is sharded; names the callback and the module.
     """
     name = f"trainer.callbacks: {type(callback).__name__}"
     if not isinstance(module, OnPolicyModule):
         raise ConfigurationError(f"{name} measures rollouts, but {type(module).__name__} has none")
     if stage != "fit" and not trainer.global_step:  # steps were made if this is the evaluation after a fit
         raise ConfigurationError(f"{name} measures training, but this command does not train; use fit")
+    if sharding_mesh(trainer) is not None:
+        raise ConfigurationError(f"{name} needs whole models, which ModelParallelStrategy divides")

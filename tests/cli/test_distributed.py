@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,16 +13,26 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from transformers import AutoModelForCausalLM
 
 from benchmarks.kills.children import Child
+from lit_klrb import schema
 from lit_klrb.cli.main import main
 from lit_klrb.distributed import check_strategy
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.run.checkpoints import digest
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp")
-BATCH = {"rloo": 4, "dpo": 4, "sft": 8, "reward": 8}
+SHARDED = (
+    *TWO[:3],
+    "ModelParallelStrategy",
+    *("--trainer.strategy.data_parallel_size", "2"),
+    *("--trainer.strategy.tensor_parallel_size", "1"),
+    *("--trainer.strategy.save_distributed_checkpoint", "false"),
+)
+BATCH = {"rloo": 4, "dpo": 4, "distill": 4, "sft": 8, "reward": 8}
 KEEPER = "--trainer.callbacks+=cli_keeper.GradientKeeper"
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
@@ -37,7 +48,7 @@ def fit(chain, stage, run, *extra):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "NODE_RANK": "0"}
-    ranks = [group | {"LOCAL_RANK": str(rank)} for rank in range(2)] if "ddp" in extra else [{}]
+    ranks = [group | {"LOCAL_RANK": str(rank)} for rank in range(2)] if TWO[0] in extra else [{}]
     log = run.with_suffix(".log")
     with ExitStack() as running:
         children = [running.enter_context(Child(run_with_one_thread, argv, log, rank)) for rank in ranks]
@@ -47,12 +58,13 @@ def fit(chain, stage, run, *extra):
 
 @pytest.fixture(scope="module")
 def rloo(chain, tmp_path_factory):
-    """The same run in one process and in two; the latter's checkpoints after three and four steps."""
+    """The same run in one process, in two, and sharded, with checkpoints after each third step."""
     root = tmp_path_factory.mktemp("rloo")
     options = ("--model.schedule", "constant", "--kl.estimator", "RaoBlackwellControlVariate")
     options += ("--trainer.callbacks+=RunCheckpoint", "--trainer.callbacks.every_n_train_steps", "3")
     options += ("--trainer.callbacks.save_top_k", "-1", "--trainer.callbacks.filename", "{step}")
-    for name, more in {"one": (), "two": ("--data.batch_size", "2", *TWO)}.items():
+    half = ("--data.batch_size", "2")
+    for name, more in {"one": (), "two": (*half, *TWO), "sharded": (*half, *SHARDED)}.items():
         fit(
             chain,
             "rloo",
@@ -71,13 +83,17 @@ def metrics(run):
     return {(row["step"], k): float(v) for row in rows for k, v in row.items() if v and k != "epoch"}
 
 
-def check_same(one, two):
-    """Gradients and metrics of two processes are those of one."""
+def check_same_gradients(one, two):
     for step in range(2):
         first, second = (torch.load(run / f"gradients_{step}.pt") for run in (one, two))
         assert first.keys() == second.keys()
         for key, gradient in first.items():
             assert torch.allclose(second[key], gradient, rtol=1e-4, atol=2e-6), (step, key)
+
+
+def check_same(one, two):
+    """Gradients and metrics of two processes are those of one."""
+    check_same_gradients(one, two)
     first, second = metrics(one), metrics(two)
     assert first.keys() == second.keys()
     for key, value in first.items():
@@ -101,8 +117,9 @@ def test_rewards_read_the_same_columns_in_two_processes(chain, tmp_path):
     assert metrics(tmp_path / "two")["0", "train/reward_se"] > 1
 
 
-def test_two_processes_equal_one(rloo):
-    one, two = rloo.root / "one", rloo.root / "two"
+@pytest.mark.parametrize("name", ["two", "sharded"])
+def test_two_processes_equal_one(rloo, name):
+    one, two = rloo.root / "one", rloo.root / name
     check_same(one, two)
     completions, weights = torch.load(one / "rollout_0_0.pt")
     parts = [torch.load(two / f"rollout_0_{rank}.pt") for rank in range(2)]
@@ -113,6 +130,26 @@ def test_two_processes_equal_one(rloo):
     assert table.any()
     for rank in range(2):
         assert torch.equal(torch.load(two / f"token_values_2_{rank}.pt"), table)
+
+
+def test_a_process_holds_half_of_a_sharded_model(rloo):
+    held = {name: torch.load(rloo.root / name / "held_0.pt") for name in ("one", "two", "sharded")}
+    assert held["two"] == held["one"]
+    assert held["sharded"] == pytest.approx(held["one"] / 2, rel=0.01)
+
+
+def test_a_sharded_policy_is_exported_whole(rloo, tmp_path):
+    run, exported = rloo.root / "sharded", str(tmp_path / "exported")
+    checkpoint = run / "checkpoints" / "last.ckpt"
+    assert main(["export", "--ckpt_path", str(checkpoint), "--output_dir", exported]) == 0
+    policy = AutoModelForCausalLM.from_pretrained(exported).state_dict()
+    unsharded = torch.load(rloo.root / "one" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    assert {f"policy.{name}" for name in policy} == unsharded.keys()
+    for name, weight in policy.items():
+        # Steps of Adam amplify rounding
+        torch.testing.assert_close(weight, unsharded[f"policy.{name}"], rtol=0, atol=2e-4)
+    weights = torch.load(checkpoint, weights_only=True)["state_dict"]
+    assert json.loads((run / "summary.json").read_text())[schema.WEIGHTS] == digest(weights)
 
 
 @pytest.mark.slow  # the same for each module
@@ -133,16 +170,76 @@ def test_one_command_starts_both_processes(chain, tmp_path):
     assert [(tmp_path / "run" / f"rollout_0_{rank}.pt").exists() for rank in range(2)] == [True, True]
 
 
-def test_strategies_that_shard_the_policy_are_refused():
-    with pytest.raises(ConfigurationError, match=r"trainer.strategy: FSDPStrategy is not supported"):
-        check_strategy(SimpleNamespace(strategy=FSDPStrategy()))
+@pytest.mark.slow  # the same for each module
+@pytest.mark.parametrize(
+    ("stage", "options"),
+    [
+        ("sft", ()),
+        ("distill", ("--model.gradient_checkpointing", "true")),
+        ("rloo", ("--trainer.accumulate_grad_batches", "2")),
+    ],
+)
+def test_two_sharded_processes_equal_one_for_other_settings(chain, tmp_path, stage, options):
+    one, two = tmp_path / "one", tmp_path / "two"
+    fit(chain, stage, one, *options)
+    fit(chain, stage, two, *options, "--data.batch_size", str(BATCH[stage] // 2), *SHARDED)
+    check_same_gradients(one, two)
 
 
-def test_two_processes_resume_bit_exactly_within_a_rollout(chain, rloo):
-    straight, resumed = rloo.root / "two", rloo.root / "resumed"
-    kept = ("--trainer.callbacks.dirpath", str(rloo.root / "two_kept"))
-    resume = ("--ckpt_path", str(rloo.root / "two_kept" / "step=3.ckpt"))
-    fit(chain, "rloo", resumed, *rloo.options, *kept, "--data.batch_size", "2", *TWO, *resume)
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (FSDPStrategy(), "trainer.strategy: FSDPStrategy is not supported; use ddp"),
+        (ModelParallelStrategy(), "trainer.strategy.data_parallel_size: must be 2, got auto"),
+        (ModelParallelStrategy(2, 2), "trainer.strategy.tensor_parallel_size: must be 1, got 2"),
+        (
+            ModelParallelStrategy(2, 1),
+            "trainer.strategy.save_distributed_checkpoint: must be false, got True",
+        ),
+    ],
+)
+def test_other_strategies_are_refused(strategy, message):
+    with pytest.raises(ConfigurationError, match=message):
+        check_strategy(SimpleNamespace(strategy=strategy, num_devices=2, num_nodes=1))
+
+
+def fails_unless_refused(argvs):
+    """0 if each command ends with code 2. It is forked, as the first one starts a group of one process."""
+    return {main(argv) for argv in argvs} != {2}
+
+
+def test_what_needs_whole_models_is_refused_with_sharded_ones(chain, tmp_path):
+    one = [*SHARDED[2:5], "1", *SHARDED[6:]]
+    refused = {
+        ("dpo",): "error: trainer.strategy: ModelParallelStrategy does not support DPOModule",
+        ("rloo", "--model.lora", "{r: 2}"): "error: trainer.strategy: ModelParallelStrategy .* adapter",
+        (
+            "rloo",
+            "--model.compile_backend",
+            "eager",
+        ): "error: model.init_args.compile_backend: 'eager' is not",
+        ("rloo", "--trainer.callbacks+=GradientNoiseMonitor"): "error: trainer.callbacks: GradientNoiseM",
+        ("rloo", *one[:3], "2"): "error: trainer.strategy.data_parallel_size: must be 1, got 2",
+    }
+    argvs = [
+        chain.commands.argv("fit", stage, *one, *options, run=tmp_path / "run") for stage, *options in refused
+    ]
+    log = tmp_path / "log"
+    with Child(fails_unless_refused, argvs, log, {}) as child:
+        assert child.wait() == 0, log.read_text()
+    errors = [line for line in log.read_text().splitlines() if "kept" not in line and "is back" not in line]
+    assert len(errors) == len(refused), errors
+    for error, message in zip(errors, refused.values(), strict=True):
+        assert re.match(message, error)
+
+
+@pytest.mark.parametrize("kind", ["two", "sharded"])
+def test_two_processes_resume_bit_exactly_within_a_rollout(chain, rloo, kind):
+    straight, resumed = rloo.root / kind, rloo.root / f"{kind}_resumed"
+    kept = rloo.root / f"{kind}_kept"
+    options = ("--trainer.callbacks.dirpath", str(kept), "--data.batch_size", "2")
+    resume = ("--ckpt_path", str(kept / "step=3.ckpt"))
+    fit(chain, "rloo", resumed, *rloo.options, *options, *{"two": TWO, "sharded": SHARDED}[kind], *resume)
     assert [(resumed / f"gradients_{step}.pt").exists() for step in (2, 3)] == [False, True]
     first, second = (
         torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
