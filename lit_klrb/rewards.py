@@ -122,11 +122,7 @@ class ClassifierReward:
             input_ids=batch["tokens"].to(self.classifier.device),
             attention_mask=batch["attention_mask"].long().to(self.classifier.device),
         ).logits.float()
-        chosen: Tensor = logits[:, self.index]
-        if self.output == "logit" or logits.shape[1] == 1:
-            return chosen
-        # log p / (1 - p) = logit - logsumexp of all other logits
-        return chosen - torch.cat([logits[:, : self.index], logits[:, self.index + 1 :]], 1).logsumexp(1)
+        return label_scores(logits, self.index, self.output)
 
 
 class WeightedReward:
@@ -142,6 +138,25 @@ class WeightedReward:
     def __call__(self, texts: Sequence[str], columns: Columns = NO_COLUMNS) -> Tensor:
         """The weighted sum, float32, shape [B]."""
         return torch.stack([weight * reward(texts, columns).cpu() for reward, weight in self.parts]).sum(0)
+
+
+def label_scores(logits: Tensor, index: int, output: RewardOutput = "log_odds") -> Tensor:
+    """The reward of a label, shape [B].
+
+    Args:
+        logits: A classifier's outputs, shape [B, labels].
+        index: Index of the label.
+        output: Log odds, log p / (1 - p), or the logit; with a single label the logit in both cases.
+
+    Example:
+        >>> label_scores(torch.tensor([[1.0, 3.0], [2.0, 0.0]]), index=1)
+        tensor([ 2., -2.])
+    """
+    chosen = logits[:, index]
+    if output == "logit" or logits.shape[1] == 1:
+        return chosen
+    # log p / (1 - p) = logit - logsumexp of all other logits
+    return chosen - torch.cat([logits[:, :index], logits[:, index + 1 :]], 1).logsumexp(1)
 
 
 def has_conversations(columns: Columns) -> bool:
@@ -183,7 +198,7 @@ def load_reward(
 
     Args:
         path: `"grammar"` for the embedded world, `"package.module:function"`, or a classifier: a hub id, a
-            folder or a checkpoint of `RewardModule`. A mapping from these to weights gives a weighted sum.
+            folder or a checkpoint of a reward module. A mapping from these to weights gives a weighted sum.
         label: Rewarded label of a classifier, see `ClassifierReward`; a mapping from classifiers to labels if
             there are several.
         output: Whether the reward is the label's log odds or its logit.

@@ -11,8 +11,7 @@ import lightning as L
 from torch.utils.data import DataLoader
 
 from lit_klrb.data.batches import Batch
-from lit_klrb.data.corpora import TEXT, load_reviews
-from lit_klrb.data.grammar import Review
+from lit_klrb.data.corpora import TEXT
 from lit_klrb.data.interfaces import Learner, RepeatsBatches
 from lit_klrb.data.samplers import StepBatchSampler
 from lit_klrb.errors import ConfigurationError, check_at_least
@@ -65,7 +64,12 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         check_at_least(0, train_size=self.train_size)
         check_at_least(1, eval_size=self.eval_size)
         self.sizes = {"train": self.train_size, "validation": self.eval_size, "test": self.eval_size}
-        self.reviews: dict[str, Sequence[Review]] = {}
+        # What `load` gives for each split: reviews, prompts or pairs.
+        self.reviews: dict[str, Sequence[Any]] = {}
+
+    @abstractmethod
+    def load(self, split: str) -> Sequence[Any]:
+        """Load a split of the source."""
 
     @abstractmethod
     def examples(self, split: str) -> Sequence[Any]:
@@ -104,9 +108,7 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         self._check_module(stage)
         for split in SPLITS[stage]:
             announced = split in self.reviews
-            self.reviews[split] = load_reviews(
-                self.source, split, size=self.sizes[split], columns=self.columns
-            )
+            self.reviews[split] = self.load(split)
             if len(self.reviews[split]) < self.sizes[split] and not announced:
                 self._announce_fewer(split)
 

@@ -1,5 +1,6 @@
 """Conversations: lists of messages, and the texts that a tokenizer's chat template makes of them."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -59,6 +60,10 @@ class Conversation:
         # Tables have None where a message lacks an entry of the others
         kept = ({name: entry for name, entry in message.items() if entry is not None} for message in value)
         return cls(tuple(kept), place)
+
+    def identity(self, part: slice = slice(None)) -> str:
+        """A text that equal messages share."""
+        return json.dumps(self.messages[part], sort_keys=True, default=str)
 
     @property
     def last_role(self) -> str:

@@ -1,15 +1,14 @@
 """Loading, cleaning and splitting of reviews from the embedded world, the hub, a folder or a file."""
 
-import json
 import logging
 import random
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lit_klrb.data.chat import Conversation, is_unicode
 from lit_klrb.data.grammar import Review, ReviewGrammar
@@ -25,6 +24,7 @@ HELD_OUT_EVERY = 20  # one in 20 train texts is held out for a split that the so
 LABELS = {0: 0, 1: 1, -1: None, None: None}  # on the hub, -1 marks an unknown label
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 def load_reviews(
@@ -66,11 +66,26 @@ def load_reviews(
                 source, "is unlimited: a size of 0 (all reviews) is allowed for other sources"
             )
         return ReviewGrammar().reviews(size, derive_seed(seed, "corpus", split))
-    splits = _load_splits(source, columns)
-    _check_split(source, split, [name for name, reviews in splits.items() if reviews])
-    reviews = list(splits[split])
-    random.Random(derive_seed(seed, "order", split)).shuffle(reviews)
-    return reviews[:size] if size else reviews
+    return pick(source, _load_splits(source, columns), split, size, seed)
+
+
+def pick(source: str, splits: Mapping[str, Sequence[T]], split: str, size: int, seed: int) -> list[T]:
+    """One split of a source, shuffled.
+
+    Args:
+        source: The source, for the error message.
+        splits: Its splits.
+        split: Name of the split.
+        size: Maximum number of examples; 0 for all.
+        seed: Seed of the order.
+
+    Raises:
+        ConfigurationError: If there is no such split, or it is empty.
+    """
+    _check_split(source, split, [name for name, examples in splits.items() if examples])
+    examples = list(splits[split])
+    random.Random(derive_seed(seed, "order", split)).shuffle(examples)
+    return examples[:size] if size else examples
 
 
 def clean_text(text: str) -> str:
@@ -96,19 +111,31 @@ def _load_splits(source: str, columns: tuple[str, ...]) -> dict[str, list[Review
         name: _clean_rows(source, rows, columns, source if len(opened) == 1 else f"{source}: {name}")
         for name, rows in opened.items()
     }
+    return hold_out(source, splits, lambda review: review.text)
+
+
+def hold_out(source: str, given: Mapping[str, list[T]], identity: Callable[[T], str]) -> dict[str, list[T]]:
+    """Hold out examples for missing splits, and remove examples of held-out splits from the others.
+
+    Args:
+        source: The source, for the log.
+        given: Its splits.
+        identity: The text by which an example is chosen and recognised.
+    """
+    splits = dict(given)
     for number, name in enumerate(HELD_OUT):
         if "train" in splits and name not in splits:
-            held_out = [zlib.crc32(r.text.encode()) % HELD_OUT_EVERY == number for r in splits["train"]]
+            held_out = [zlib.crc32(identity(e).encode()) % HELD_OUT_EVERY == number for e in splits["train"]]
             splits[name] = list(compress(splits["train"], held_out))
             splits["train"] = list(compress(splits["train"], (not chosen for chosen in held_out)))
     seen: set[str] = set()
     for name in sorted(splits, key=[*HELD_OUT, *splits].index):
-        reviews = splits[name]
-        splits[name] = [review for review in reviews if review.text not in seen]
-        if splits[name] and (dropped := len(reviews) - len(splits[name])):
+        examples = splits[name]
+        splits[name] = [example for example in examples if identity(example) not in seen]
+        if splits[name] and (dropped := len(examples) - len(splits[name])):
             log.warning("%s: dropped %d %s reviews that are also in a held-out split", source, dropped, name)
         if name in HELD_OUT:
-            seen.update(review.text for review in reviews)
+            seen.update(map(identity, examples))
     return splits
 
 
@@ -185,7 +212,7 @@ def _conversations(rows: Any, column: str, place: str) -> list[Review]:
     ]
     return [
         Review(
-            json.dumps(conversation.messages, sort_keys=True, default=str),
+            conversation.identity(),
             None,
             is_prompt=column == PROMPT,
             columns=other,

@@ -1,5 +1,6 @@
-"""LightningDataModules: reviews as language-model batches, as prompts and as preference pairs."""
+"""LightningDataModules: reviews as language-model batches, prompts, and preferences as pairs."""
 
+import logging
 from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,17 +10,26 @@ import torch
 
 from lit_klrb.data.base import CorpusDataModule
 from lit_klrb.data.batches import Batch, classifier_batch, pad
-from lit_klrb.data.corpora import GRAMMAR, MESSAGES, PROMPT, TEXT
+from lit_klrb.data.corpora import GRAMMAR, MESSAGES, PROMPT, TEXT, load_reviews
 from lit_klrb.data.grammar import Review, ReviewGrammar
 from lit_klrb.data.interfaces import Completer, PairMaker
-from lit_klrb.data.preferences import as_texts, collate_pairs, load_preferences
+from lit_klrb.data.pairs import load_pairs, whole_texts
+from lit_klrb.data.preferences import (
+    ChatPreference,
+    Preference,
+    as_texts,
+    collate_pairs,
+    load_preferences,
+)
 from lit_klrb.data.prompts import Prompt, read_prompts
 from lit_klrb.errors import ConfigurationError, check_at_least
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class WholeReviews(CorpusDataModule, ABC):
-    """Complete reviews, truncated to a maximum number of tokens.
+class WholeTexts(CorpusDataModule, ABC):
+    """Complete texts of a maximum number of tokens.
 
     Args:
         batch_size: Reviews per training batch.
@@ -40,7 +50,7 @@ class WholeReviews(CorpusDataModule, ABC):
         check_at_least(2, max_tokens=self.max_tokens)
 
     def check_context_length(self) -> None:
-        """Check that reviews fit into the model's context.
+        """Check that texts fit into the model's context.
 
         Raises:
             ConfigurationError: If `max_tokens` exceeds the model's context length.
@@ -50,6 +60,15 @@ class WholeReviews(CorpusDataModule, ABC):
             raise ConfigurationError(
                 f"{self.max_tokens} exceeds the model's context length, {positions}", key="max_tokens"
             )
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class WholeReviews(WholeTexts, ABC):
+    """Complete reviews, truncated to a maximum number of tokens."""
+
+    def load(self, split: str) -> list[Review]:
+        """The reviews of a split."""
+        return load_reviews(self.source, split, size=self.sizes[split], columns=self.columns)
 
 
 @final
@@ -114,6 +133,64 @@ class LabelledReviewDataModule(WholeReviews):
         return {**batch, "labels": torch.tensor([int(review.label) for review in examples])}
 
 
+@final
+@dataclass(kw_only=True, eq=False, repr=False)
+class TextPairDataModule(WholeTexts):
+    """Pairs of a preferred and a rejected text, for a reward model.
+
+    Args:
+        source: "grammar" for pairs of reviews of the embedded world, a hub id, a folder, or a .parquet or
+            .jsonl file with the columns chosen and rejected, and maybe prompt: texts or conversations.
+        batch_size: Pairs per training batch.
+        train_size: Number of training pairs; 0 for all.
+        eval_size: Number of validation and of test pairs.
+        eval_batch_size: Pairs per evaluation batch.
+        max_tokens: Pairs with a longer text are left out.
+    """
+
+    contents = ("pairs of texts", "pairs of texts")
+
+    def load(self, split: str) -> list[Preference | ChatPreference]:
+        """The pairs of a split."""
+        return load_pairs(self.source, split, size=self.sizes[split])
+
+    def examples(self, split: str) -> list[tuple[list[int], list[int]]]:
+        """Token ids of the chosen and the rejected text of each pair.
+
+        Raises:
+            ConfigurationError: If all pairs of the split are too long.
+        """
+        self.check_context_length()
+        tokenizer, pairs = self.learner.tokenizer, self.reviews[split]
+        whole = [whole_texts("source", pair, tokenizer) for pair in pairs]
+        # A template adds the special tokens itself
+        special = not any(isinstance(pair, ChatPreference) for pair in pairs)
+        chosen, rejected = (
+            tokenizer(list(texts), add_special_tokens=special)["input_ids"]
+            for texts in zip(*whole, strict=True)
+        )
+        encoded = list(zip(chosen, rejected, strict=True))
+        kept = [pair for pair in encoded if max(map(len, pair)) <= self.max_tokens]
+        if not kept:
+            shortest = min(max(map(len, pair)) for pair in encoded)
+            raise ConfigurationError(
+                f"{self.max_tokens} is less than the {shortest} tokens of the shortest {split} pair of "
+                f"{self.source}",
+                key="max_tokens",
+            )
+        if len(kept) < len(encoded):
+            log.warning(
+                "%s: left out %d of %d %s pairs with more than max_tokens=%d tokens",
+                *(self.source, len(encoded) - len(kept), len(encoded), split, self.max_tokens),
+            )
+        return kept
+
+    def collate(self, split: str, examples: Sequence[Any]) -> Batch:
+        """Right-padded `tokens` and `attention_mask`, [2B, N]: all chosen texts, then all rejected ones."""
+        chosen, rejected = zip(*examples, strict=True)
+        return pad([*chosen, *rejected], self.learner.tokenizer.pad_token_id, side="right")
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class ReviewBeginnings(CorpusDataModule, ABC):
     """Prompts: the first few tokens of reviews, or given prompts as they are.
@@ -146,6 +223,10 @@ class ReviewBeginnings(CorpusDataModule, ABC):
         super().__post_init__()
         check_at_least(1, min_prompt_tokens=self.min_prompt_tokens)
         check_at_least(self.min_prompt_tokens, max_prompt_tokens=self.max_prompt_tokens)
+
+    def load(self, split: str) -> list[Review]:
+        """The reviews or prompts of a split."""
+        return load_reviews(self.source, split, size=self.sizes[split], columns=self.columns)
 
     def prompts(self, split: str) -> list[Prompt]:
         """The prompts, which depend on the source, the system prompt and the tokenizer only.

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lit_klrb.data.batches import Batch, pad
-from lit_klrb.data.chat import ASSISTANT, USER, Conversation, is_unicode, shown
+from lit_klrb.data.chat import ASSISTANT, USER, Conversation, Message, is_unicode, shown
 from lit_klrb.data.corpora import open_splits
 from lit_klrb.errors import ConfigurationError
 
@@ -45,54 +45,60 @@ def load_preferences(source: str) -> list[Preference | ChatPreference]:
     rows = open_splits("preferences", source).get("train", ())
     if not len(rows):
         raise ConfigurationError(f"{source} has no rows in its train split", key="preferences")
-    chats = [name for name in ("chosen", "rejected") if _has_lists(rows, name)]
-    needed = Preference._fields[1:] if chats else Preference._fields
-    missing = [name for name in needed if name not in rows.column_names]
+    return parse_preferences("preferences", source, rows)
+
+
+def parse_preferences(
+    key: str, place: str, rows: Any, needs_prompt: bool = True
+) -> list[Preference | ChatPreference]:
+    """The preferences of a table.
+
+    Args:
+        key: The argument that names it, for the error message.
+        place: Its name.
+        rows: The table.
+        needs_prompt: Whether texts need a prompt; without the column, it is empty.
+
+    Raises:
+        ConfigurationError: If a column is missing or is neither of texts nor of conversations.
+    """
+    names = rows.column_names
+    chats = any(
+        isinstance(value, list)
+        for name in ("chosen", "rejected")
+        for value in (rows[name][:] if name in names else ())
+    )
+    needed = Preference._fields if needs_prompt and not chats else Preference._fields[1:]
+    missing = [name for name in needed if name not in names]
     if missing:
         raise ConfigurationError(
-            f"{source} has no column {missing[0]}; its columns: {', '.join(rows.column_names)}",
-            key="preferences",
+            f"{place} has no column {missing[0]}; its columns: {', '.join(names)}", key=key
         )
-    columns = [
-        rows[name][:] if name in rows.column_names else [None] * len(rows) for name in Preference._fields
-    ]
-    read = _chat_preference if chats else _text_preference
-    return [read(f"{source} row {number}", *row) for number, row in enumerate(zip(*columns, strict=True), 1)]
+    columns = [rows[name][:] if name in names else [""] * len(rows) for name in Preference._fields]
+    numbered = [(f"{place} row {number}", *row) for number, row in enumerate(zip(*columns, strict=True), 1)]
+    if chats:
+        return [_chat_preference(key, *row) for row in numbered]
+    return [_text_preference(key, needs_prompt, *row) for row in numbered]
 
 
-def _has_lists(rows: Any, name: str) -> bool:
-    return name in rows.column_names and any(isinstance(value, list) for value in rows[name][:])
-
-
-def _text_preference(place: str, *texts: Any) -> Preference:
+def _text_preference(key: str, needs_prompt: bool, place: str, *texts: Any) -> Preference:
     for name, text in zip(Preference._fields, texts, strict=True):
-        if not isinstance(text, str) or not is_unicode(text) or (name == "prompt" and not text):
-            hint = " that is not empty" if name == "prompt" else ""
+        full = name == "prompt" and needs_prompt
+        if not isinstance(text, str) or not is_unicode(text) or (full and not text):
+            hint = " that is not empty" if full else ""
             raise ConfigurationError(
-                f"{place} has the {name} {shown(text)}; a text{hint} is expected", key="preferences"
+                f"{place} has the {name} {shown(text)}; a text{hint} is expected", key=key
             )
     return Preference(*texts)
 
 
-def _chat_preference(place: str, prompt: Any, chosen: Any, rejected: Any) -> ChatPreference:
-    key, begun = "preferences", isinstance(prompt, list)
+def _chat_preference(key: str, place: str, prompt: Any, chosen: Any, rejected: Any) -> ChatPreference:
+    begun = isinstance(prompt, list)
     beginning = Conversation.read(key, f"{place}, prompt,", prompt).messages if begun else ()
-    answers = []
-    for name, value in (("chosen", chosen), ("rejected", rejected)):
-        answer = Conversation.read(key, f"{place}, {name},", value)
-        if answer.last_role != ASSISTANT:
-            raise ConfigurationError(
-                f"{answer.place} ends with the role {answer.last_role}; the assistant's answer is expected",
-                key=key,
-            )
-        if begun and len(answer.messages) > 1:
-            raise ConfigurationError(
-                f"{answer.place} has {len(answer.messages)} messages; beside a prompt of messages, the "
-                "assistant's answer alone is expected",
-                key=key,
-            )
-        answers.append(replace(answer, messages=(*beginning, *answer.messages), place=place))
-    first, second = answers
+    first, second = (
+        _answered(key, f"{place}, {name},", value, beginning)
+        for name, value in (("chosen", chosen), ("rejected", rejected))
+    )
     if first.messages[:-1] != second.messages[:-1]:
         raise ConfigurationError(
             f"{place} has a chosen and a rejected conversation that differ before the answer", key=key
@@ -100,6 +106,22 @@ def _chat_preference(place: str, prompt: Any, chosen: Any, rejected: Any) -> Cha
     if len(first.messages) == 1:
         raise ConfigurationError(f"{place} has no message before the assistant's", key=key)
     return ChatPreference(first, second)
+
+
+def _answered(key: str, place: str, value: Any, beginning: tuple[Message, ...]) -> Conversation:
+    """A conversation that ends with an answer; beside a prompt (`beginning`), the answer alone is given."""
+    answer = Conversation.read(key, place, value)
+    if answer.last_role != ASSISTANT:
+        raise ConfigurationError(
+            f"{place} ends with the role {answer.last_role}; the assistant's answer is expected", key=key
+        )
+    if beginning and len(answer.messages) > 1:
+        raise ConfigurationError(
+            f"{place} has {len(answer.messages)} messages; beside a prompt of messages, the assistant's "
+            "answer alone is expected",
+            key=key,
+        )
+    return replace(answer, messages=(*beginning, *answer.messages))
 
 
 def as_texts(

@@ -2,7 +2,7 @@
 
 from .distill import DistillModule as DistillModule
 from .dpo import DPOModule as DPOModule
-from .reward import RewardModule as RewardModule
+from .reward import PairwiseRewardModule as PairwiseRewardModule, RewardModule as RewardModule
 from .rloo import RLOOModule as RLOOModule
 from .sft import SFTModule as SFTModule
 

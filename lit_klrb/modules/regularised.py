@@ -301,9 +301,9 @@ class RewardedModule(RegularisedModule, ABC):
 
     Args:
         reward_path: The reward: "grammar" (the embedded world's exact log odds of a positive review), a
-            classifier (a hub id, a folder or a checkpoint of RewardModule), or "package.module:function", a
-            function from a list of texts to a list of numbers, or from prompts, completions and other columns
-            of the data as in TRL. A mapping gives a weighted sum:
+            classifier (a hub id, a folder or a checkpoint of RewardModule or PairwiseRewardModule), or
+            "package.module:function", a function from a list of texts to a list of numbers, or from prompts,
+            completions and other columns of the data as in TRL. A mapping gives a weighted sum:
             {"grammar": 1.0, "my_rewards:shortness": 0.1}.
         reward_label: Rewarded label of a classifier; by default the second of two, the positive one. Several
             classifiers can each have their own: {path: label}.

@@ -1,29 +1,26 @@
-"""Training of a reward model: a text classifier on labelled reviews."""
+"""Training of reward models: text classifiers on labelled reviews or on preferences."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, logsigmoid
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.functional.preference import preference_loss
 from lit_klrb.functional.statistics import clustered_mean
 from lit_klrb.models import loading
 from lit_klrb.modules.base import TrainedModule
+from lit_klrb.rewards import label_scores
 from lit_klrb.seeding import derive_seed, forked_rng
 
-LABELS = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
 
-
-@final
 @dataclass(kw_only=True, eq=False, repr=False)
-class RewardModule(TrainedModule):
-    """Maximum likelihood training of a classifier, from new weights or from a given classifier.
-
-    Its checkpoint can be the `reward_path` of DPO and RLOO: the reward is the log odds of the label
-    "positive".
+class ClassifierModule(TrainedModule, ABC):
+    """Trains a classifier whose checkpoint can be the `reward_path` of DPO and RLOO.
 
     Args:
         classifier_config: Configuration of a model with new weights: `model_type` and the settings that
@@ -38,7 +35,10 @@ class RewardModule(TrainedModule):
 
     role = loading.CLASSIFIER
     uses_dropout = True
-    reads = ("labelled reviews", "labelled reviews")
+    # Names of a new model's outputs.
+    labels: ClassVar[tuple[str, ...]]
+    # What `measures` returns of each example.
+    measured: ClassVar[tuple[str, ...]]
 
     classifier_config: dict[str, Any] | None = None
     classifier_path: str | None = None
@@ -48,11 +48,10 @@ class RewardModule(TrainedModule):
         super().__post_init__()
         self.classifier: PreTrainedModel
         loading.check_one_given(self.role, self.classifier_config, self.classifier_path)
-        fixed = sorted({*LABELS, "num_labels"} & {*(self.classifier_config or ())})
+        fixed = sorted({"id2label", "label2id", "num_labels"} & {*(self.classifier_config or ())})
         if fixed:
             raise ConfigurationError(
-                f"{fixed[0]} is determined by the two labels of the data; leave it out",
-                key="classifier_config",
+                f"{fixed[0]} is determined by the data; leave it out", key="classifier_config"
             )
         self._evaluated: list[Tensor] = []
 
@@ -63,39 +62,87 @@ class RewardModule(TrainedModule):
             return loading.load_model(*source), loading.load_tokenizer(*source)
         assert self.classifier_config is not None
         tokenizer = loading.load_tokenizer("tokenizer_path", self.tokenizer_path)
-        config = {**LABELS, **self.classifier_config}
+        names = {
+            "id2label": dict(enumerate(self.labels)),
+            "label2id": {label: index for index, label in enumerate(self.labels)},
+        }
+        config = {**names, **self.classifier_config}
         return loading.fresh_model(config, tokenizer, self.seed, self.role), tokenizer
+
+    @abstractmethod
+    def measures(self, batch: dict[str, Tensor]) -> Tensor:
+        """The `measured` numbers of each of B examples, shape [len(measured), B]."""
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        """Collect what is measured of each example; averaged at the end."""
+        self._evaluated.append(self.measures(batch))
+
+    def on_validation_epoch_end(self) -> None:
+        """Log means with standard errors."""
+        self._log_evaluation("val")
+
+    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        """Collect what is measured of each example of the test split."""
+        self.validation_step(batch, batch_idx)
+
+    def on_test_epoch_end(self) -> None:
+        """Log means on the test split with standard errors."""
+        self._log_evaluation("test")
+
+    def logits(self, batch: dict[str, Tensor]) -> Tensor:
+        """The classifier's outputs, float32, shape [B, labels]."""
+        mask = batch["attention_mask"].long()
+        logits: Tensor = self.classifier(input_ids=batch["tokens"], attention_mask=mask).logits
+        return logits.float()
+
+    def logits_with_dropout(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        """As `logits`, with the dropout of a step of training."""
+        with forked_rng(derive_seed(self.seed, "dropout", batch_idx, self.global_rank), self.device):
+            return self.logits(batch)
+
+    def _log_evaluation(self, stage: str) -> None:
+        columns = torch.cat(self._evaluated, 1)
+        self._evaluated.clear()
+        metrics: dict[str, float] = {}
+        for name, values in zip(self.measured, columns, strict=True):
+            mean, error = clustered_mean(values[:, None])
+            metrics |= {name: mean.item(), f"{name}_se": error.item()}
+        self.log_evaluation(stage, metrics)
+        self.print(
+            f"step {self.global_step}: accuracy {metrics['accuracy']:.4f} ± {metrics['accuracy_se']:.4f}"
+        )
+
+
+@final
+@dataclass(kw_only=True, eq=False, repr=False)
+class RewardModule(ClassifierModule):
+    """Maximum likelihood training of a classifier on labels, from new weights or from a given classifier.
+
+    Its checkpoint can be the `reward_path` of DPO and RLOO: the reward is the log odds of the label
+    "positive".
+    """
+
+    reads = ("labelled reviews", "labelled reviews")
+    labels = ("negative", "positive")
+    measured = ("loss", "accuracy")
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Mean cross-entropy of the labels, in nats."""
-        with forked_rng(derive_seed(self.seed, "dropout", batch_idx, self.global_rank), self.device):
-            logits = self._logits(batch)
+        logits = self.logits_with_dropout(batch, batch_idx)
         loss = cross_entropy(logits, batch["labels"])
         accuracy = (logits.argmax(1) == batch["labels"]).float().mean()
         self.log_metrics("train", {"loss": loss.detach(), "accuracy": accuracy}, batch_size=len(logits))
         return loss
 
-    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """Collect the cross-entropy of each text and whether its label is predicted; averaged at the end."""
-        logits, labels = self._logits(batch), batch["labels"]
+    def measures(self, batch: dict[str, Tensor]) -> Tensor:
+        """Cross-entropy of each text in nats, and whether its label is predicted, shape [2, B]."""
+        logits, labels = self.logits(batch), batch["labels"]
         nats = cross_entropy(logits, labels, reduction="none")
-        self._evaluated.append(torch.stack([nats, (logits.argmax(1) == labels).float()]))
-
-    def on_validation_epoch_end(self) -> None:
-        """Log cross-entropy and accuracy with standard errors."""
-        self._log_evaluation("val")
-
-    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """Collect the cross-entropy of each test text and whether its label is predicted."""
-        self.validation_step(batch, batch_idx)
-
-    def on_test_epoch_end(self) -> None:
-        """Log cross-entropy and accuracy on the test split with standard errors."""
-        self._log_evaluation("test")
+        return torch.stack([nats, (logits.argmax(1) == labels).float()])
 
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> list[dict[str, Any]]:
         """Each text with its label and the label's probability."""
-        logprobs = self._logits(batch).log_softmax(1)
+        logprobs = self.logits(batch).log_softmax(1)
         texts = self.tokenizer.batch_decode(batch["tokens"], skip_special_tokens=True)
         labels = batch["labels"]
         probability = logprobs.gather(1, labels[:, None])[:, 0].exp()
@@ -104,19 +151,57 @@ class RewardModule(TrainedModule):
             for text, label, value in zip(texts, labels.tolist(), probability.tolist(), strict=True)
         ]
 
-    def _logits(self, batch: dict[str, Tensor]) -> Tensor:
-        mask = batch["attention_mask"].long()
-        logits: Tensor = self.classifier(input_ids=batch["tokens"], attention_mask=mask).logits
-        return logits.float()
 
-    def _log_evaluation(self, stage: str) -> None:
-        nats, correct = torch.cat(self._evaluated, 1)
-        self._evaluated.clear()
-        metrics: dict[str, float] = {}
-        for name, values in (("loss", nats), ("accuracy", correct)):
-            mean, error = clustered_mean(values[:, None])
-            metrics |= {name: mean.item(), f"{name}_se": error.item()}
-        self.log_evaluation(stage, metrics)
-        self.print(
-            f"step {self.global_step}: accuracy {metrics['accuracy']:.4f} ± {metrics['accuracy_se']:.4f}"
-        )
+@final
+@dataclass(kw_only=True, eq=False, repr=False)
+class PairwiseRewardModule(ClassifierModule):
+    """Training of a reward model on preferences: the Bradley-Terry model, from new weights or a classifier.
+
+    The probability that the chosen text is preferred is sigmoid(r(chosen) − r(rejected)). The reward r is the
+    single output of a new model, or the log odds of the positive one of a given classifier's two labels. It
+    is the reward of a checkpoint that is the `reward_path` of DPO and RLOO. Preferences determine it up to a
+    constant.
+
+    Reference: Bradley, Terry (1952), Biometrika 39; Ouyang et al. (2022), arXiv:2203.02155, Eq. (1).
+    """
+
+    reads = ("pairs of texts", "pairs of texts")
+    labels = ("reward",)
+    measured = ("loss", "accuracy", "margin")
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        """Mean of −log sigmoid(r(chosen) − r(rejected)) over the pairs, in nats."""
+        chosen, rejected = self._rewards(self.logits_with_dropout(batch, batch_idx))
+        loss, stats = preference_loss(chosen, rejected, beta=1.0)
+        metrics = {"loss": loss.detach(), "accuracy": stats.accuracy, "margin": stats.margin}
+        self.log_metrics("train", metrics, batch_size=len(chosen))
+        return loss
+
+    def measures(self, batch: dict[str, Tensor]) -> Tensor:
+        """Loss, whether the chosen text has the larger reward, and by how much, shape [3, B]."""
+        chosen, rejected = self._rewards(self.logits(batch))
+        margin = chosen - rejected
+        return torch.stack([-logsigmoid(margin), (margin > 0).float(), margin])
+
+    def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> list[dict[str, Any]]:
+        """Both texts of each pair with their rewards."""
+        chosen, rejected = self._rewards(self.logits(batch))
+        texts = self.tokenizer.batch_decode(batch["tokens"], skip_special_tokens=True)
+        columns = {
+            "chosen": texts[: len(chosen)],
+            "rejected": texts[len(chosen) :],
+            "chosen_reward": chosen.tolist(),
+            "rejected_reward": rejected.tolist(),
+        }
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def _rewards(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Rewards of the chosen and of the rejected texts, shape [B] each."""
+        outputs = logits.shape[1]
+        if outputs > 2:
+            raise ConfigurationError(
+                f"{self.classifier_path} has {outputs} labels; the reward needs one or two",
+                key="classifier_path",
+            )
+        chosen, rejected = label_scores(logits, outputs - 1).chunk(2)
+        return chosen, rejected

@@ -1,0 +1,93 @@
+"""Pairs of a preferred and a rejected text, for reward models."""
+
+import math
+import random
+from functools import cache
+
+from transformers import PreTrainedTokenizerBase
+
+from lit_klrb.data.corpora import GRAMMAR, hold_out, open_splits, pick
+from lit_klrb.data.grammar import ReviewGrammar
+from lit_klrb.data.preferences import ChatPreference, Preference, parse_preferences
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.seeding import derive_seed
+
+
+def load_pairs(
+    source: str = GRAMMAR, split: str = "train", size: int = 0, seed: int = 0
+) -> list[Preference | ChatPreference]:
+    """Load the pairs of a split, shuffled.
+
+    Splits are those of `load_reviews`, by the prompt: pairs of one prompt are in one split. Pairs of the
+    embedded world follow the Bradley-Terry model: of two reviews, the first is preferred with probability
+    sigmoid(a - b), where a and b are their clipped log odds of being positive.
+
+    Args:
+        source: "grammar" for the embedded world, a hub id, a folder, or a .parquet or .jsonl file with the
+            columns chosen and rejected, and maybe prompt; see `load_preferences`. Texts need no prompt.
+        split: "train", "validation", "test", or another split of the source.
+        size: Maximum number of pairs; 0 for all.
+        seed: Seed of the order; for the grammar, seed of the pairs.
+
+    Raises:
+        ConfigurationError: If the source or split does not exist, a row is not a pair, or `size` is 0 for the
+            grammar, whose pairs are unlimited.
+
+    Example:
+        >>> load_pairs("grammar", "test", size=2) == load_pairs("grammar", "test", size=3)[:2]
+        True
+    """
+    if source != GRAMMAR:
+        return pick(source, _pair_splits(source), split, size, seed)
+    if not size:
+        raise ConfigurationError(
+            f"{source} is unlimited: a size of 0 (all pairs) is allowed for other sources", key="source"
+        )
+    grammar = ReviewGrammar()
+    texts = [review.text for review in grammar.reviews(2 * size, derive_seed(seed, "pairs", split))]
+    pairs: list[Preference | ChatPreference] = []
+    for number in range(size):
+        first, second = texts[2 * number : 2 * number + 2]
+        odds = grammar.clipped_log_odds(first) - grammar.clipped_log_odds(second)
+        draw = random.Random(derive_seed(seed, "preferred", split, number)).random()
+        first_is_better = draw < 1 / (1 + math.exp(-odds))
+        pairs.append(Preference("", *((first, second) if first_is_better else (second, first))))
+    return pairs
+
+
+def whole_texts(
+    key: str, pair: Preference | ChatPreference, tokenizer: PreTrainedTokenizerBase
+) -> tuple[str, str]:
+    """The chosen and the rejected text, each with its prompt.
+
+    Args:
+        key: The argument that names their source, for the error message.
+        pair: The pair.
+        tokenizer: The reward model's, whose chat template makes texts of conversations.
+
+    Raises:
+        ConfigurationError: If it has no chat template, or the template refuses a conversation.
+    """
+    if isinstance(pair, ChatPreference):
+        return pair.chosen.text(key, tokenizer), pair.rejected.text(key, tokenizer)
+    return pair.prompt + pair.chosen, pair.prompt + pair.rejected
+
+
+@cache
+def _pair_splits(source: str) -> dict[str, list[Preference | ChatPreference]]:
+    opened = open_splits("source", source)
+    splits = {
+        name: parse_preferences(
+            "source", source if len(opened) == 1 else f"{source}: {name}", rows, needs_prompt=False
+        )
+        for name, rows in opened.items()
+        if len(rows)
+    }
+    return hold_out(source, splits, _identity)
+
+
+def _identity(pair: Preference | ChatPreference) -> str:
+    """What pairs of the same prompt have in common; a text without a prompt is on its own."""
+    if isinstance(pair, ChatPreference):
+        return pair.chosen.identity(slice(-1))
+    return pair.prompt or pair.chosen
