@@ -10,7 +10,7 @@ import torch
 
 from lit_klrb.data.base import CorpusDataModule
 from lit_klrb.data.batches import Batch, classifier_batch, pad
-from lit_klrb.data.corpora import GRAMMAR, MESSAGES, PROMPT, TEXT, load_reviews
+from lit_klrb.data.corpora import GRAMMAR, MESSAGES, TEXT, load_reviews
 from lit_klrb.data.grammar import Review, ReviewGrammar
 from lit_klrb.data.interfaces import Completer, PairMaker
 from lit_klrb.data.pairs import load_pairs, whole_texts
@@ -21,7 +21,7 @@ from lit_klrb.data.preferences import (
     collate_pairs,
     load_preferences,
 )
-from lit_klrb.data.prompts import Prompt, read_prompts
+from lit_klrb.data.prompts import COLUMNS, Prompt, prompt_batch, read_prompts
 from lit_klrb.errors import ConfigurationError, check_at_least
 
 log = logging.getLogger(__name__)
@@ -209,7 +209,7 @@ class ReviewBeginnings(CorpusDataModule, ABC):
             user's message.
     """
 
-    columns = (PROMPT, MESSAGES, TEXT)
+    columns = COLUMNS
 
     batch_size: int = 32
     train_size: int = 5_000
@@ -255,11 +255,8 @@ class ReviewBeginnings(CorpusDataModule, ABC):
         return prompts
 
     def pad_prompts(self, prompts: Sequence[Prompt]) -> Batch:
-        """Left-padded `tokens` and `attention_mask`, [P, N], and `rows` if there are other columns."""
-        rows = [dict(prompt.columns) for prompt in prompts]
-        tokens = [prompt.tokens for prompt in prompts]
-        batch = pad(tokens, self.learner.tokenizer.pad_token_id, side="left")
-        return {**batch, "rows": rows} if any(rows) else batch
+        """See `prompt_batch`."""
+        return prompt_batch(prompts, self.learner.tokenizer.pad_token_id)
 
 
 @final

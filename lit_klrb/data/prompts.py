@@ -7,11 +7,15 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
+from lit_klrb.data.batches import Batch, pad
 from lit_klrb.data.chat import USER, Conversation, shown
-from lit_klrb.data.corpora import PROMPT
+from lit_klrb.data.corpora import MESSAGES, PROMPT, TEXT
 from lit_klrb.data.grammar import Review
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.seeding import derive_seed
+
+# Names of the column with the prompts, of which the first that exists is read.
+COLUMNS = (PROMPT, MESSAGES, TEXT)
 
 
 class Prompt(NamedTuple):
@@ -54,6 +58,18 @@ def read_prompts(
     texts = [_as_text(review, tokenizer, system_prompt) for review in reviews]
     tokens = cut_prompts(texts, tokenizer, min_tokens, max_tokens)
     return [Prompt(ids, text.columns, text.is_prompt) for ids, text in zip(tokens, texts, strict=True)]
+
+
+def prompt_batch(prompts: Sequence[Prompt], pad_token_id: int) -> Batch:
+    """Left-padded `tokens` and `attention_mask`, [P, N], and `rows` if there are other columns.
+
+    Args:
+        prompts: P prompts.
+        pad_token_id: The padding token.
+    """
+    rows = [dict(prompt.columns) for prompt in prompts]
+    batch = pad([prompt.tokens for prompt in prompts], pad_token_id, side="left")
+    return {**batch, "rows": rows} if any(rows) else batch
 
 
 def _as_text(review: Review, tokenizer: PreTrainedTokenizerBase, system_prompt: str | None) -> Review:

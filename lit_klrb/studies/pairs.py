@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 from typing_extensions import override
 
-from lit_klrb.data.batches import Batch, pad
+from lit_klrb.data.batches import Batch
 from lit_klrb.data.corpora import load_reviews
-from lit_klrb.data.prompts import cut_prompts
+from lit_klrb.data.prompts import COLUMNS, prompt_batch, read_prompts
 from lit_klrb.distributed import stacked, stacked_stats
 from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.functional import TokenStats, token_stats
@@ -153,8 +154,8 @@ class CheckpointPair(ModelPair):
         temperature: Divides the logits of both models.
         max_new_tokens: Maximum number of tokens of a completion.
         stop_at_eos: Whether the end-of-sequence token ends a completion.
-        source: Reviews of which prompts are the first tokens: "grammar", a hub id, a folder, or a .parquet or
-            .jsonl file.
+        source: Prompts as of `PromptDataModule`: "grammar", a hub id, a folder, or a .parquet or .jsonl file.
+            The reward gets their other columns.
         split: Their split.
         min_prompt_tokens: Minimum length of a prompt.
         max_prompt_tokens: Maximum length of a prompt.
@@ -164,7 +165,7 @@ class CheckpointPair(ModelPair):
     policy_path: str
     reference_path: str | None = None
     reward_path: str | dict[str, float] = "grammar"
-    reward_label: str | None = None
+    reward_label: str | dict[str, str] | None = None
     reward_output: RewardOutput = "log_odds"
     temperature: float = 1.0
     max_new_tokens: int = 48
@@ -230,18 +231,18 @@ class CheckpointPair(ModelPair):
         Raises:
             ConfigurationError: If the source has fewer reviews.
         """
-        reviews = load_reviews(self.source, self.split, size=number * size)
+        reviews = load_reviews(self.source, self.split, size=number * size, columns=COLUMNS)
         if len(reviews) < number * size:
             raise ConfigurationError(
                 f"the {self.split} split of {self.source} has {len(reviews)} reviews, {number * size} needed",
                 key="source",
             )
-        prompts = cut_prompts(reviews, module.tokenizer, self.min_prompt_tokens, self.max_prompt_tokens)
+        prompts = read_prompts(reviews, module.tokenizer, self.min_prompt_tokens, self.max_prompt_tokens)
         padded = (
-            pad(prompts[first : first + size], module.tokenizer.pad_token_id, side="left")
+            prompt_batch(prompts[first : first + size], module.tokenizer.pad_token_id)
             for first in range(0, number * size, size)
         )
-        return [{name: value.to(module.device) for name, value in batch.items()} for batch in padded]
+        return [move_data_to_device(batch, module.device) for batch in padded]
 
     @override
     @torch.no_grad()
@@ -254,8 +255,8 @@ class CheckpointPair(ModelPair):
         rollouts, parts = [], []
         for first in range(0, prompts, _PROMPTS_PER_PASS):
             some = {
-                name: value[first : first + _PROMPTS_PER_PASS].repeat_interleave(strata, 0)
-                for name, value in batch.items()
+                name: batch[name][first : first + _PROMPTS_PER_PASS].repeat_interleave(strata, 0)
+                for name in ("tokens", "attention_mask")
             }
             before = first * completions
             with clock("sampling"):

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from lit_klrb.data.modules import PreferenceDataModule, PromptDataModule
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.estimators import MonteCarlo
 from lit_klrb.modules import DPOModule, RLOOModule
+from lit_klrb.studies import CheckpointPair, PairGradientNoiseStudy
 
 NOUNS = ("film", "movie", "thriller", "comedy", "drama", "plot", "cast", "acting")
 PROMPTS = [f"{start} {noun}" for start in ("The", "This", "What a") for noun in NOUNS]
@@ -24,11 +26,17 @@ def signed_length(prompts, completions, *, sign, **columns):
     return [factor * len(text) for text, factor in zip(completions, sign, strict=True)]
 
 
+def doubled(completions, **columns):
+    """Twice as much, and a constant that a baseline removes."""
+    return [2 * value + 7 for value in signed_length(completions=completions, **columns)]
+
+
 @pytest.fixture
 def source(tmp_path, monkeypatch):
     """A folder of prompts with two more columns, and the reward that reads them, importable."""
     module = ModuleType("signed_rewards")
     module.signed_length = signed_length
+    module.doubled = doubled
     monkeypatch.setitem(sys.modules, module.__name__, module)
     folder = tmp_path / "prompts"
     folder.mkdir()
@@ -99,6 +107,31 @@ def test_pairs_for_dpo_are_chosen_with_the_columns(chain, tmp_path, source):
             for ids in (pair.chosen, pair.rejected)
         )
         assert (chosen - rejected) * signs[tuple(pair.prompt)] > 0
+
+
+def test_a_study_of_checkpoints_gives_the_reward_the_columns(chain, source):
+    pair = CheckpointPair(
+        policy_path=chain.checkpoint("dpo"),
+        reference_path=chain.checkpoint("sft"),
+        reward_path="signed_rewards:signed_length",
+        max_new_tokens=8,
+        source=source,
+        split="train",
+    )
+    module = pair.load(K)
+    for batch in pair.batches(module, number=2, size=8):
+        assert len({row["sign"] for row in batch["rows"]}) == 2
+        rollout = module.generate(module.policy, batch, module.sampling, seed=1)
+        assert module.rewards(rollout, batch).tolist() == by_hand(module, rollout, batch["rows"])
+    assert pair.sample(prompts=8, completions=2, seed=1).mask.shape[0] == 16
+    settings = {"batches": 4, "prompts_per_batch": 2, "completions": 2, "earlier_rollouts": 2}
+    study = PairGradientNoiseStudy(pairs=[pair], estimators=[MonteCarlo()], **settings)
+    (snapshot,) = study.measure(seed=0)["snapshots"]
+    reward = snapshot["gram"][0][0]
+    assert reward > 0, "the gradient of the reward"
+    other = replace(pair, reward_path="signed_rewards:doubled")
+    study = replace(study, pairs=[other])
+    assert study.measure(seed=0)["snapshots"][0]["gram"][0][0] == pytest.approx(4 * reward, rel=1e-3)
 
 
 def test_the_batches_of_two_processes_are_the_rows_of_one(source):
