@@ -6,10 +6,10 @@ from lit_klrb.data.modules import PromptDataModule
 from lit_klrb.modules import RLOOModule
 
 
-def attached(chain, tmp_path, estimator, **settings):
+def attached(chain, tmp_path, estimator, token_values=None, policy_path=None, **settings):
     """A module with its trainer, models built, ready for single steps."""
     module = RLOOModule(
-        policy_path=chain.checkpoint("dpo"),
+        policy_path=policy_path or chain.checkpoint("dpo"),
         reference_path=chain.checkpoint("sft"),
         max_new_tokens=8,
         completions_per_prompt=3,
@@ -21,6 +21,7 @@ def attached(chain, tmp_path, estimator, **settings):
     data = PromptDataModule(batch_size=4, train_size=16, eval_size=4)
     trainer.strategy.connect(module)
     module.trainer = data.trainer = trainer
+    module.token_values = token_values
     module.configure_model()
     module.kl_estimator, module.beta = estimator, 0.3
     module.log = lambda *args, **kwargs: None

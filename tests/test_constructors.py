@@ -17,6 +17,7 @@ ROOMS = ("data", "models", "modules", "studies", "callbacks")
 EXTENDED = {
     "RegularisedModule.configure_model",
     "SFTModule.configure_model",
+    "DPOModule.on_save_checkpoint",
     "OnPolicyModule.setup",
     "OnPolicyModule.on_save_checkpoint",
     "OnPolicyModule.on_load_checkpoint",

@@ -26,7 +26,8 @@ class TokenValues:
     of completions: a minimises |r - X a|^2 + ridge |a|^2. This is the best linear unbiased prediction if the
     variance of the values is 1 / ridge times that of the residuals. There is one table for each of `ridges`,
     and a table of zeros. The table in use is the one with the best predictions of rollouts before it was
-    fitted to them, so it is zero if no table predicts the rewards.
+    fitted to them, so it is zero if no table predicts the rewards. After `start_from` there is also a table
+    for each ridge that shrinks towards given values instead of zero.
 
     After every rollout, the tables are improved by a few steps of conjugate gradients, which do not form the
     matrix of counts, so large vocabularies cost little. Everything is computed on the CPU in a fixed order:
@@ -67,14 +68,34 @@ class TokenValues:
             )
         self.window, self.iterations = window, iterations
         self._ridges = torch.tensor(sorted(ridges), dtype=torch.float64)
-        # One column per ridge and a column of zeros
+        # One column per ridge, again one per ridge if there is a prior, and a column of zeros
         self._tables = torch.zeros(0, len(ridges) + 1, dtype=torch.float64)
         # Squared prediction errors of each column on rollouts before it was fitted to them
         self._errors = torch.zeros(len(ridges) + 1, dtype=torch.float64)
         self._chosen = len(ridges) - 1
+        # The values that the second columns shrink towards, [V]; empty without
+        self._prior = torch.zeros(0, dtype=torch.float64)
         nothing = torch.zeros(0, dtype=torch.int64)
         self._window = _Window(nothing, nothing, torch.zeros(0, dtype=torch.float64))
         self._group_size = 1
+
+    @classmethod
+    def of_completions(
+        cls, parts: Sequence[tuple[Tensor, Tensor, Tensor]], group_size: int, vocabulary: int
+    ) -> "TokenValues":
+        """Values fitted to completions that are all there: each part is predicted by fits to those before it.
+
+        Args:
+            parts: Tokens [B, T], mask [B, T] and rewards [B], see `observe`.
+            group_size: Completions per prompt.
+            vocabulary: Size of the vocabulary, V.
+        """
+        values = cls(window=sum(len(mask) for _, mask, _ in parts), iterations=10)
+        for tokens, mask, rewards in parts:
+            values.fit(vocabulary)
+            values.observe(tokens, mask, rewards, group_size)
+        values.fit(vocabulary)
+        return values
 
     @property
     def table(self) -> Tensor | None:
@@ -85,6 +106,22 @@ class TokenValues:
     def explained(self) -> float:
         """Share of the within-prompt variance of rewards that the best table predicted on new rollouts."""
         return float(1 - self._errors.min() / self._errors[-1]) if self._errors[-1] > 0 else 0.0
+
+    def start_from(self, prior: Tensor) -> None:
+        """Add tables that shrink towards given values instead of zero, before anything is fitted.
+
+        Values of another reward do no harm: the table in use is zero until a rollout has been predicted,
+        and then the one that predicted best.
+
+        Args:
+            prior: A value for every token, independent of the completions that are weighted later, shape [V].
+        """
+        ridges = len(self._ridges)
+        self._prior = prior.cpu().double()
+        self._errors = torch.zeros(2 * ridges + 1, dtype=torch.float64)
+        self._chosen = 2 * ridges
+        self._tables = torch.zeros(len(prior), 2 * ridges + 1, dtype=torch.float64)
+        self._tables[:, ridges:-1] = self._prior[:, None]
 
     def observe(self, tokens: Tensor, mask: Tensor, rewards: Tensor, group_size: int) -> None:
         """Evaluate the tables on a rollout, then add it to the window for the next fit.
@@ -126,16 +163,28 @@ class TokenValues:
 
         Args:
             vocabulary: Size of the vocabulary, V.
+
+        Raises:
+            ConfigurationError: If the prior is of another vocabulary.
         """
+        if len(self._prior) not in (0, vocabulary):
+            raise ConfigurationError(
+                f"holds token values of {len(self._prior)} tokens, but the vocabulary has {vocabulary}",
+                key="policy_path",
+            )
         if not len(self._window.lengths):
             return
         if not len(self._tables):
             self._tables = torch.zeros(vocabulary, len(self._errors), dtype=torch.float64)
         if self._errors.any():
-            self._chosen = int(self._errors.argmin())
+            # The last of equal ones, which shrinks most
+            self._chosen = len(self._errors) - 1 - int(self._errors.flip(0).argmin())
         counts = _CentredCounts(self._window, vocabulary, self._group_size)
-        start = self._tables[:, :-1]
-        fitted = _conjugate_gradients(counts, self._window.rewards, self._ridges, start, self.iterations)
+        start, priors = self._tables[:, :-1], torch.zeros(vocabulary, len(self._ridges), dtype=torch.float64)
+        if len(self._prior):
+            priors = torch.cat([priors, self._prior[:, None].expand_as(priors)], 1)
+        ridges = self._ridges.repeat(priors.shape[1] // len(self._ridges))
+        fitted = _conjugate_gradients(counts, self._window.rewards, ridges, priors, start, self.iterations)
         self._tables = torch.cat([fitted, self._tables[:, -1:]], 1)
 
     def state_dict(self) -> dict[str, Any]:
@@ -146,6 +195,7 @@ class TokenValues:
             "errors": self._errors,
             "chosen": self._chosen,
             "group_size": self._group_size,
+            "prior": self._prior,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -161,14 +211,16 @@ class TokenValues:
         own = {name: kind(value) for name, value in self.state_dict().items()}
         if not isinstance(state, dict) or {name: kind(value) for name, value in state.items()} != own:
             raise ConfigurationError("holds no state of token values where one is expected", key="ckpt_path")
-        if len(state["errors"]) != len(self._errors):
+        ridges = (len(state["errors"]) - 1) // (2 if len(state["prior"]) else 1)
+        if ridges != len(self._ridges):
             raise ConfigurationError(
-                f"must be as many as in the state, {len(state['errors']) - 1}, got {len(self._ridges)}",
+                f"must be as many as in the state, {ridges}, got {len(self._ridges)}",
                 key="token_values.ridges",
             )
         self._window = _Window(*(state[name].cpu() for name in _Window._fields))
         self._tables, self._errors = state["tables"].cpu(), state["errors"].cpu()
         self._chosen, self._group_size = state["chosen"], state["group_size"]
+        self._prior = state["prior"].cpu()
 
 
 class _CentredCounts:
@@ -208,9 +260,9 @@ def _centred(values: Tensor, group_size: int) -> Tensor:
 
 
 def _conjugate_gradients(
-    counts: _CentredCounts, rewards: Tensor, ridges: Tensor, tables: Tensor, iterations: int
+    counts: _CentredCounts, rewards: Tensor, ridges: Tensor, priors: Tensor, tables: Tensor, iterations: int
 ) -> Tensor:
-    """Improve `tables` as solutions of (X^T X + ridge) a = X^T r, for all ridges at once, shape [V, L].
+    """Improve `tables` as solutions of (X^T X + ridge) a = X^T r + ridge prior, all at once, shape [V, L].
 
     Preconditioned with the frequencies of tokens, which differ by orders of magnitude.
     """
@@ -219,7 +271,7 @@ def _conjugate_gradients(
         return counts.transposed_times(counts.times(vectors)) + ridges * vectors
 
     scale = counts.frequencies[:, None] + ridges
-    residual = counts.transposed_times(rewards[:, None]) - matrix(tables)
+    residual = counts.transposed_times(rewards[:, None]) + ridges * priors - matrix(tables)
     direction = residual / scale
     square = (residual * direction).sum(0)
     for _ in range(iterations):

@@ -21,7 +21,7 @@ from lit_klrb.run.checkpoints import digest, read
 from lit_klrb.run.directory import published_result
 from lit_klrb.seeding import forked_rng
 
-TOKENIZER_KEY, ADAPTER_KEY = "tokenizer_files", "adapter"
+TOKENIZER_KEY, ADAPTER_KEY, TOKEN_VALUES_KEY = "tokenizer_files", "adapter", "token_values"
 
 
 def read_checkpoint(path: str, role: Role = POLICY) -> dict[str, Any]:
@@ -60,6 +60,22 @@ def model_from_checkpoint(checkpoint: dict[str, Any], role: Role = POLICY) -> Pr
         model = build()
     model.load_state_dict(weights)
     return model
+
+
+def token_values_from_checkpoint(checkpoint: dict[str, Any]) -> Tensor | None:
+    """The token values that a warm start fitted to its reward, shape [V]; None if it did not.
+
+    Raises:
+        ConfigurationError: If they are not a vector of finite numbers.
+    """
+    values = checkpoint.get(TOKEN_VALUES_KEY)
+    if values is None:
+        return None
+    if not _is_stored_whole(values) or values.ndim != 1 or not values.is_floating_point():
+        raise ConfigurationError("must be a vector of floating-point numbers", key=TOKEN_VALUES_KEY)
+    if not values.isfinite().all():
+        raise ConfigurationError("has values that are not finite", key=TOKEN_VALUES_KEY)
+    return values
 
 
 def _check_published(path: Path, checkpoint: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 from transformers.utils.peft_utils import find_adapter_config_file
@@ -17,9 +17,11 @@ from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError, brief
 from lit_klrb.models.checkpoints import (
     ADAPTER_KEY as ADAPTER_KEY,
+    TOKEN_VALUES_KEY as TOKEN_VALUES_KEY,
     TOKENIZER_KEY as TOKENIZER_KEY,
     model_from_checkpoint as model_from_checkpoint,
     read_checkpoint as read_checkpoint,
+    token_values_from_checkpoint,
 )
 from lit_klrb.models.folders import check_weights
 from lit_klrb.models.roles import (
@@ -177,6 +179,22 @@ def load_tokenizer(key: str, path: str, role: Role = POLICY) -> PreTrainedTokeni
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
     return tokenizer
+
+
+def load_token_values(key: str, path: str) -> Tensor | None:
+    """The token values in the checkpoint of a warm start, shape [V]; None without any.
+
+    Args:
+        key: The argument that names it, for the error message.
+        path: Hub id, folder, or `.ckpt` file; only the last can have them.
+
+    Raises:
+        ConfigurationError: If it does not exist, or the values are damaged.
+    """
+    if not is_checkpoint(path):
+        return None
+    with reading(key, path) as place:
+        return token_values_from_checkpoint(read_checkpoint(place))
 
 
 def load_checkpoint(

@@ -13,9 +13,10 @@ from lit_klrb.data.batches import pad
 from lit_klrb.data.preferences import Preference, PreferencePair, collate_pairs
 from lit_klrb.data.prompts import Prompt
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.functional.preference import PreferenceLoss, check_preference_loss, preference_loss
 from lit_klrb.models.generation import Rollout
-from lit_klrb.models.loading import tokenizer_files
+from lit_klrb.models.loading import TOKEN_VALUES_KEY, tokenizer_files
 from lit_klrb.modules.regularised import RewardedModule
 from lit_klrb.run.cache import cached, weights_digest
 from lit_klrb.seeding import derive_seed
@@ -23,6 +24,8 @@ from lit_klrb.seeding import derive_seed
 T = TypeVar("T")
 # Prompts per batch when pairs are sampled. Not a setting, as the sampled completions depend on it.
 PROMPTS_PER_BATCH = 128
+# Prompts whose rewards are predicted at a time, by token values fitted to those before them.
+PROMPTS_PER_PREDICTION = 32
 
 
 @final
@@ -35,6 +38,9 @@ class DPOModule(RewardedModule):
     completions and log-probabilities are computed once and cached on disk (in `LIT_KLRB_CACHE`, by default
     ~/.cache/lit_klrb), under a hash of model, tokenizer and data. The initial policy is the reference unless
     policy_path is given.
+
+    The completions that the pairs are chosen from also tell how the reward depends on single tokens: token
+    values are fitted to their rewards and saved in the checkpoint, and RLOO starts from them.
 
     Args:
         beta: Scale of the implicit reward beta · log(policy/reference); larger values keep the policy closer
@@ -54,6 +60,8 @@ class DPOModule(RewardedModule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # Token values that predict the rewards of the reference's completions; None for given pairs.
+        self.token_value_table: Tensor | None = None
         check_preference_loss(self.loss, self.beta, self.label_smoothing)
 
     def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -73,6 +81,11 @@ class DPOModule(RewardedModule):
         metrics = {"loss": loss.detach(), "margin": stats.margin, "accuracy": stats.accuracy}
         self.log_metrics("train", metrics, batch_size=len(chosen))
         return loss
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the token values."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint[TOKEN_VALUES_KEY] = self.token_value_table
 
     @torch.no_grad()
     def preference_pairs(self, prompts: Sequence[Prompt]) -> list[PreferencePair]:
@@ -101,10 +114,13 @@ class DPOModule(RewardedModule):
             ],
         )
         pairs: list[PreferencePair] = []
+        scored: list[tuple[Rollout, Tensor]] = []
         for part, first, (*tensors, ref_logprob) in zip(parts, starts, completed, strict=True):
             rollout = Rollout(*(tensor.to(self.device) for tensor in tensors))
             rows = [prompt.columns for prompt in prompts[first : first + len(part)]]
-            pairs += best_and_worst(part, rollout, self.rewards(rollout, {"rows": rows}), ref_logprob)
+            scored.append((rollout, self.rewards(rollout, {"rows": rows})))
+            pairs += best_and_worst(part, *scored[-1], ref_logprob)
+        self._fit_token_values(scored)
         if not pairs:
             raise ConfigurationError(
                 f"{self.reward_path} gives all completions of a prompt the same reward "
@@ -153,6 +169,20 @@ class DPOModule(RewardedModule):
                 f"policy's context length, {positions}: leave out such rows, or shorten them: "
                 f"{self.tokenizer.decode(longest[:12])!r}...",
                 key="preferences",
+            )
+
+    def _fit_token_values(self, scored: Sequence[tuple[Rollout, Tensor]]) -> None:
+        group_size = self.sampling.completions_per_prompt
+        rows = PROMPTS_PER_PREDICTION * group_size
+        columns = ((rollout.completions, rollout.mask, rewards) for rollout, rewards in scored)
+        parts = [part for tensors in columns for part in zip(*(t.split(rows) for t in tensors), strict=True)]
+        size = len(self.policy.get_output_embeddings().weight)
+        values = TokenValues.of_completions(parts, group_size, size)
+        if values.explained > 0:
+            self.token_value_table = values.table
+            self.print(
+                f"token values explain {values.explained:.0%} of the variance of a prompt's rewards; RLOO "
+                "starts from them"
             )
 
     def _cached_for_reference(

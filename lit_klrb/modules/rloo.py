@@ -18,6 +18,7 @@ from lit_klrb.estimators.cross_fit import EarlierRollouts
 from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.functional import TokenStats
 from lit_klrb.functional.statistics import clustered_mean
+from lit_klrb.models import loading
 from lit_klrb.models.generation import Rollout, generate_completions
 from lit_klrb.models.vllm import VLLMBackend
 from lit_klrb.modules.experience import Experience
@@ -308,5 +309,9 @@ class RLOOModule(RewardedModule, OnPolicyModule):
     """
 
     def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """The policy of policy_path, or the reference."""
+        """The policy of policy_path, or the reference, and the token values that its warm start fitted."""
+        if self.token_values is not None and self.policy_path is not None:
+            prior = loading.load_token_values("policy_path", self.policy_path)
+            if prior is not None:
+                self.token_values.start_from(prior)
         return self.load_policy()

@@ -39,14 +39,17 @@ def dense(rolls):
     return torch.cat(counts), torch.cat(rewards)
 
 
-def exact(rolls, ridge):
+def exact(rolls, ridge, prior=0.0):
     counts, rewards = dense(rolls)
-    return torch.linalg.solve(counts.T @ counts + ridge * torch.eye(V).double(), counts.T @ rewards)
+    right = counts.T @ rewards + ridge * prior
+    return torch.linalg.solve(counts.T @ counts + ridge * torch.eye(V).double(), right)
 
 
-def followed(rolls, **options):
+def followed(rolls, prior=None, **options):
     """Token values after all rollouts, and the table with which each was weighted."""
     values, tables = TokenValues(**{"ridges": RIDGES, "iterations": 60, **options}), []
+    if prior is not None:
+        values.start_from(prior)
     for tokens, mask, rewards in rolls:
         values.fit(V)
         tables.append(values.table)
@@ -139,10 +142,61 @@ def test_padding_has_no_influence():
     assert torch.equal(followed(junk)[1][-1], followed(rolls)[1][-1])
 
 
-def test_a_saved_state_continues_bit_exactly():
+def test_tables_shrink_towards_a_prior_that_predicts_better_than_zero():
+    rolls = list(rollouts(3, noise=1.0))
+    prior = exact(list(rollouts(20, noise=1.0))[3:], 1.0)
+    _, (first, second, third) = followed(rolls, prior.float())
+    # Nothing has been predicted before the first
+    assert torch.equal(first, torch.zeros(V))
+    torch.testing.assert_close(second, exact(rolls[:1], 4.0, prior).float(), atol=1e-4, rtol=0)
+    counts, rewards = dense(rolls[:1])
+    assert (rewards - counts @ prior).square().sum() < rewards.square().sum()
+    candidates = [(ridge, towards) for towards in (0.0, prior) for ridge in RIDGES]
+    errors = [(dense(rolls[:1])[1] - counts @ start).square().sum() for start in (0 * prior, prior)]
+    errors = torch.stack(errors).repeat_interleave(2)
+    counts, rewards = dense(rolls[1:2])
+    new = [(rewards - counts @ exact(rolls[:1], *candidate)).square().sum() for candidate in candidates]
+    # Errors lose half their weight per window, which is not full
+    best = int((0.5 ** (18 / 2048) * errors + torch.stack(new)).argmin())
+    assert best >= 2
+    torch.testing.assert_close(third, exact(rolls[:2], *candidates[best]).float(), atol=1e-4, rtol=0)
+
+
+def test_a_prior_of_another_reward_is_not_used():
+    rolls = list(rollouts(3, noise=0.01))
+    _, (first, second, third) = followed(rolls, -10 * torch.ones(V).cumsum(0))
+    assert not first.any()
+    assert not second.any()  # zeros predicted the first rollout best, as nothing had been fitted
+    torch.testing.assert_close(third, exact(rolls[:2], 0.5).float(), atol=1e-4, rtol=0)
+
+
+def test_a_prior_of_another_vocabulary_is_refused():
+    values = TokenValues()
+    values.start_from(torch.zeros(V + 1))
+    with pytest.raises(ConfigurationError, match=r"policy_path: holds token values of 13 tokens, but .* 12"):
+        values.fit(V)
+
+
+def test_completions_that_are_all_there_choose_the_penalty_part_by_part():
+    rolls = list(rollouts(8, noise=6.0))
+    values = TokenValues.of_completions(rolls, K, V)
+    counts, rewards = dense(rolls)
+    choices = {ridge: exact(rolls, ridge).float() for ridge in (2.0, 8.0, 32.0, 128.0)}
+    errors = dict.fromkeys(choices, 0.0)
+    for index in range(1, len(rolls)):
+        counts, rewards = dense(rolls[index : index + 1])
+        for ridge in choices:
+            error = (rewards - counts @ exact(rolls[:index], ridge)).square().sum()
+            errors[ridge] = 0.5 ** (1 / len(rolls)) * errors[ridge] + error
+    torch.testing.assert_close(values.table, choices[min(errors, key=errors.get)], atol=1e-3, rtol=0)
+    assert len({table.norm().item() for table in choices.values()}) == len(choices)
+
+
+@pytest.mark.parametrize("prior", [None, torch.linspace(-1, 1, V)])
+def test_a_saved_state_continues_bit_exactly(prior):
     rolls = list(rollouts(6))
-    straight, _ = followed(rolls, iterations=2, window=50)
-    begun, _ = followed(rolls[:3], iterations=2, window=50)
+    straight, _ = followed(rolls, prior, iterations=2, window=50)
+    begun, _ = followed(rolls[:3], prior, iterations=2, window=50)
     begun.fit(V)
     resumed = TokenValues(ridges=RIDGES, iterations=2, window=50)
     resumed.load_state_dict(begun.state_dict())

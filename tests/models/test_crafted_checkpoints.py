@@ -274,3 +274,29 @@ def test_every_cut_of_a_checkpoint_is_refused(content, tmp_path):
     for size in (0, 1, 100, len(whole) // 2, len(whole) - 1):
         cut.write_bytes(whole[:size])
         assert error_of(str(cut), tmp_path) == "not a checkpoint, or a truncated one"
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ("1", "must be a vector of floating-point numbers"),
+        (torch.zeros(2, 2), "must be a vector of floating-point numbers"),
+        (torch.arange(3), "must be a vector of floating-point numbers"),
+        (torch.zeros(1).expand(10**12), "must be a vector of floating-point numbers"),
+        (torch.tensor([0.0, float("nan")]), "has values that are not finite"),
+    ],
+)
+def test_damaged_token_values_are_one_line(content, tmp_path, values, reason):
+    path = written(content, tmp_path / "values.ckpt", **{loading.TOKEN_VALUES_KEY: values})
+    with pytest.raises(ConfigurationError) as refused:
+        loading.load_token_values("policy_path", path)
+    assert str(refused.value) == f"policy_path: {path}: token_values: {reason}"
+
+
+def test_only_checkpoints_of_a_warm_start_have_token_values(content, tmp_path):
+    assert loading.load_token_values("policy_path", "gpt2") is None
+    path = tmp_path / "plain.ckpt"
+    assert loading.load_token_values("policy_path", written(content, path)) is None
+    values = torch.arange(3.0)
+    path = written(content, path, **{loading.TOKEN_VALUES_KEY: values})
+    assert torch.equal(loading.load_token_values("policy_path", path), values)
