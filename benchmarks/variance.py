@@ -34,7 +34,7 @@ ARMS = {
     "combination": COMBINATION,
     "with earlier": COMBINATION,
 }
-PROMPTS, WARM_UP = 16, 16
+WARM_UP = 16
 # Sums over earlier rollouts keep 0.8 of their weight per rollout, so those before the last 8 hardly count.
 OBSERVED = 8
 
@@ -46,6 +46,7 @@ class Setting(NamedTuple):
         configs: The folder, below configs/.
         source: Reviews whose first words are prompts.
         beta: Weight of the KL, in RLOO and in the measured gradient.
+        prompts: Prompts per rollout.
         max_new_tokens: Maximum length of a completion.
         steps: RLOO steps of the snapshots middle and end.
         rewards: The rewards, of which the first is that of training and of binary and adversarial.
@@ -56,6 +57,7 @@ class Setting(NamedTuple):
     configs: str
     source: str
     beta: float
+    prompts: int
     max_new_tokens: int
     steps: tuple[int, int]
     rewards: tuple[str, ...]
@@ -75,6 +77,7 @@ SETTINGS = {
         "demo",
         "grammar",
         0.3,
+        16,
         40,
         (28, 56),
         ("grammar", "classifier", *DERIVED),
@@ -85,7 +88,8 @@ SETTINGS = {
         "imdb_small",
         os.environ.get("LIT_KLRB_IMDB", "stanfordnlp/imdb"),
         0.1,
-        48,
+        8,
+        32,
         (50, 100),
         ("classifier", *DERIVED),
         0.0,
@@ -93,13 +97,14 @@ SETTINGS = {
     ),
 }
 TEXT = """`python -m benchmarks {key}`. Trace of the covariance of the gradient of E[reward] - {beta} KL in
-all parameters, relative to `MonteCarlo` on the same batches of {prompts} prompts ({batches}), ± its jackknife
+all
+parameters, relative to `MonteCarlo` on the same batches of {prompts} prompts ({batches}), ± its jackknife
 standard error. The policy is the DPO checkpoint (start), or that after {steps[0]} or {steps[1]} RLOO steps
-with `MonteCarlo` at beta {beta} (middle, end), trained on the {main} reward. Token values are fitted to
-{warm} rollouts of other prompts of the same policy, of {prompts} prompts each; "explained" is the share of
-the within-prompt variance of the rewards that they predicted before they were fitted to them. The
-coefficients of "combination" are fitted on the other prompts of the batch; those of "with earlier" on the
-last of those rollouts too, as in training."""
+with `MonteCarlo` at beta {beta} (middle, end), trained on the {main} reward. Token values start from those
+that DPO fitted to that reward, and are fitted to {warm} rollouts of other prompts of the same policy, of
+{prompts} prompts each; "explained" is the share of the within-prompt variance of the rewards that they
+predicted before they were fitted to them. The coefficients of "combination" are fitted on the other prompts
+of the batch; those of "with earlier" on the last of those rollouts too, as in training."""
 
 
 def report(key: str, quick: bool, runs: Path) -> str:
@@ -115,11 +120,10 @@ def report(key: str, quick: bool, runs: Path) -> str:
     drawn = ", ".join(f"{count} with K = {completions}" for completions, count in setting.batches.items())
     text = TEXT.format(
         key=key,
-        prompts=PROMPTS,
         warm=WARM_UP,
         batches=drawn,
         main=setting.rewards[0],
-        **{name: getattr(setting, name) for name in ("beta", "steps")},
+        **{name: getattr(setting, name) for name in ("beta", "prompts", "steps")},
     )
     heading = f"## Variance of the whole gradient, configs/{setting.configs}"
     return f"{heading}\n\n{textwrap.fill(text, 118, break_on_hyphens=False)}\n\n{markdown(header, rows)}"
@@ -140,13 +144,15 @@ class World:
         self.scorer = Scorer(self.policy, frozen, 1.0)
         self.sampling = Sampling(completions, setting.max_new_tokens, 1.0)
         self.grammar, self.classifier = GrammarReward(), load_reward(classifier)
+        self.prior = loading.load_token_values("policy", checkpoint("dpo"))
 
     def rollouts(self, count: int) -> Iterator[tuple[Rollout, dict[str, Tensor]]]:
-        """Rollouts of `PROMPTS` prompts each, with their rewards."""
-        reviews = load_reviews(self.setting.source, "train", count * PROMPTS)
+        """Rollouts of prompts of their own, with their rewards."""
+        size = self.setting.prompts
+        reviews = load_reviews(self.setting.source, "train", count * size)
         prompts = cut_prompts(reviews, self.tokenizer, 2, 8)
         for index in range(count):
-            chosen = prompts[index * PROMPTS : (index + 1) * PROMPTS]
+            chosen = prompts[index * size : (index + 1) * size]
             batch = pad(chosen, self.tokenizer.pad_token_id, side="left")
             rollout = generate_completions(
                 self.policy,
@@ -172,6 +178,9 @@ class World:
     def rows(self, batches: int) -> list[list[str]]:
         """Reward, the share of it that is explained, and the ratio of each estimator to `MonteCarlo`."""
         fits = {name: (TokenValues(), EarlierRollouts()) for name in self.setting.rewards}
+        if self.prior is not None:
+            for values, _ in fits.values():
+                values.start_from(self.prior)
         gradients: dict[tuple[str, str], list[Tensor]] = {}
         for index, (rollout, rewards) in enumerate(self.rollouts(WARM_UP + batches)):
             for name, (values, earlier) in fits.items():
