@@ -11,7 +11,7 @@ from lit_klrb.errors import printable
 from lit_klrb.files import write_atomically
 from lit_klrb.run.tables import text_table
 
-PRINTED_ROWS = 10
+PRINTED_ROWS, PRINTED_CHARACTERS = 10, 160
 
 
 class PredictionWriter(L.Callback):
@@ -46,6 +46,17 @@ class PredictionWriter(L.Callback):
         console = Console()
         if self._rows:
             console.print(
-                text_table(list(self._rows[0]), [list(row.values()) for row in self._rows[:PRINTED_ROWS]])
+                text_table(
+                    list(self._rows[0]),
+                    [list(map(_short, row.values())) for row in self._rows[:PRINTED_ROWS]],
+                )
             )
         print(printable(f"{len(self._rows)} rows in {path}"))
+
+
+def _short(value: Any) -> Any:
+    """A number, or a text or messages in few characters."""
+    if isinstance(value, (int, float)):
+        return value
+    text = "\n".join(f"{m['role']}: {m['content']}" for m in value) if isinstance(value, list) else str(value)
+    return text if len(text) <= PRINTED_CHARACTERS else f"{text[:PRINTED_CHARACTERS]} ..."

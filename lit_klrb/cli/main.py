@@ -15,7 +15,7 @@ COMMANDS = {
     "fit": "train a model and write a run directory",
     "validate": "evaluate a checkpoint on the validation prompts",
     "test": "evaluate a checkpoint on the test prompts",
-    "predict": "write the completions of a checkpoint to predictions.jsonl",
+    "predict": "complete prompts with a checkpoint, and write predictions.jsonl with reward and KL",
     "check": "build what fit would train, without training; print the estimator and the evaluation as JSON",
     "study": "measure estimators on enumerated models or checkpoints, without training",
     "explain": "show what a KL estimator computes and what its gradient optimises",

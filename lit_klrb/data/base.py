@@ -11,7 +11,7 @@ import lightning as L
 from torch.utils.data import DataLoader
 
 from lit_klrb.data.batches import Batch
-from lit_klrb.data.corpora import TEXT
+from lit_klrb.data.corpora import TEXT, given_prompts
 from lit_klrb.data.interfaces import Learner, RepeatsBatches
 from lit_klrb.data.samplers import StepBatchSampler
 from lit_klrb.errors import ConfigurationError, check_at_least
@@ -100,13 +100,17 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         return self.trainer.lightning_module
 
     def setup(self, stage: str) -> None:
-        """Load the splits of the stage.
+        """Load the splits of the stage; for predict, all prompts of a file of prompts.
 
         Raises:
             ConfigurationError: If the module needs batches of another kind.
         """
         self._check_module(stage)
         for split in SPLITS[stage]:
+            given = given_prompts(self.source, self.columns) if stage == "predict" else None
+            if given is not None:
+                self.reviews[split] = given
+                continue
             announced = split in self.reviews
             self.reviews[split] = self.load(split)
             if len(self.reviews[split]) < self.sizes[split] and not announced:
@@ -153,7 +157,7 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         return self._evaluation_loader("test")
 
     def predict_dataloader(self) -> DataLoader[Any]:
-        """The test split, in order."""
+        """The test split or all prompts of a file, in order."""
         return self._evaluation_loader("test")
 
     def _evaluation_loader(self, split: str) -> DataLoader[Any]:

@@ -69,6 +69,24 @@ def load_reviews(
     return pick(source, _load_splits(source, columns), split, size, seed)
 
 
+def given_prompts(source: str, columns: tuple[str, ...]) -> list[Review] | None:
+    """All prompts of a single file, in its order; None if it is no file, or has texts instead of prompts.
+
+    Args:
+        source: See `load_reviews`.
+        columns: See `load_reviews`.
+
+    Raises:
+        ConfigurationError: If the file cannot be read, or has wrong values.
+    """
+    if not Path(source).expanduser().is_file():
+        return None
+    rows = open_splits("source", source)["train"]
+    column = next((name for name in columns if name in rows.column_names), TEXT)
+    prompts = [] if column == TEXT else _clean_rows(source, rows, columns, source)
+    return prompts or None
+
+
 def pick(source: str, splits: Mapping[str, Sequence[T]], split: str, size: int, seed: int) -> list[T]:
     """One split of a source, shuffled.
 
@@ -232,7 +250,9 @@ def _check_split(source: str, split: str, allowed: Iterable[str]) -> None:
     if split not in allowed:
         names = ", ".join(sorted(allowed)) or "none"
         folder = "; the files of a folder are its splits, such as train.jsonl and test.jsonl"
-        hint = folder if Path(source).expanduser().is_dir() else ""
+        file = f"; of a single file, one text in {HELD_OUT_EVERY} is held out for it"
+        path = Path(source).expanduser()
+        hint = folder if path.is_dir() else file if path.is_file() else ""
         raise _source_error(source, f"has no {split} split with texts; its splits: {names}{hint}")
 
 

@@ -105,7 +105,7 @@ def _chat_preference(key: str, place: str, prompt: Any, chosen: Any, rejected: A
         )
     if len(first.messages) == 1:
         raise ConfigurationError(f"{place} has no message before the assistant's", key=key)
-    return ChatPreference(first, second)
+    return ChatPreference(replace(first, place=place), replace(second, place=place))
 
 
 def _answered(key: str, place: str, value: Any, beginning: tuple[Message, ...]) -> Conversation:

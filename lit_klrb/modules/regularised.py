@@ -22,7 +22,7 @@ from lit_klrb.models.generation import Rollout, Sampling, generate_completions
 from lit_klrb.models.scoring import Scorer
 from lit_klrb.modules.base import PolicyModule
 from lit_klrb.modules.stopwatch import Stopwatch
-from lit_klrb.rewards import Reward, RewardOutput, load_reward
+from lit_klrb.rewards import NoReward, Reward, RewardOutput, load_reward
 from lit_klrb.run.lightning_internals import trainer_of
 from lit_klrb.seeding import derive_seed
 
@@ -264,13 +264,18 @@ class RegularisedModule(PolicyModule, ABC):
         """Log means with standard errors clustered by prompt."""
         self._log_evaluation("test")
 
-    def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> list[dict[str, Any]]:
-        """The text of each completion, with its reward, KL and length."""
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[dict[str, Any]]:
+        """Prompt and completion, with the reward if there is one, the KL in nats and the length in tokens."""
         evaluation = self._evaluate(batch, batch_idx)
+        texts = self.reward_columns(evaluation.rollout, batch.get("rows", ()))
         columns = {
-            "text": self.texts(evaluation.rollout),
+            "prompt": texts["prompts"],
+            "completion": [c if isinstance(c, str) else c[-1]["content"] for c in texts["completions"]],
             **{name: values.flatten().tolist() for name, values in evaluation.summary().items()},
         }
+        columns["length"] = list(map(int, columns["length"]))
+        if isinstance(self.reward, NoReward):
+            del columns["reward"]
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     @torch.no_grad()

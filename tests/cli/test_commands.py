@@ -88,8 +88,8 @@ def test_predict_writes_and_shows_completions(chain, capsys, tmp_path):
     assert chain.run("predict", "rloo", *extra, run=tmp_path) == 0
     rows = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
     assert len(rows) == 8 * 4, "eval_size prompts, evaluation_completions each"
-    assert set(rows[0]) == {"text", "reward", "kl", "length"}
-    assert rows[0]["text"].split()[0] in capsys.readouterr().out
+    assert list(rows[0]) == ["prompt", "completion", "reward", "kl", "length"]
+    assert rows[0]["prompt"].split()[0] in capsys.readouterr().out
 
 
 def test_an_export_is_the_policy_for_transformers(chain, tmp_path):

@@ -1,0 +1,122 @@
+"""`predict` completes the prompts of a file, and writes completions with their rewards and KLs."""
+
+import json
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from chat_tokenizer import chat_tokenizer, message
+
+from lit_klrb.models.loading import fresh_model, load_model, load_tokenizer
+from lit_klrb.rewards import load_reward
+
+PROMPTS = ["The film", "What a", "I saw this thriller", "The film", "The acting was superb"]
+CONFIG = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 64}
+
+
+def write(path, rows):
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def predicted(run):
+    return [json.loads(line) for line in (run / "predictions.jsonl").read_text("utf-8").splitlines()]
+
+
+def slow_kl(chain, row):
+    """The sum over a completion's tokens of the KL over the vocabulary, from the text of the row.
+
+    None if the text lacks a special token of the completion, such as EOS.
+    """
+    tokenizer = load_tokenizer("path", chain.checkpoint("sft"))
+    prompt, completion = (tokenizer(row[name])["input_ids"] for name in ("prompt", "completion"))
+    if len(completion) != row["length"]:
+        return None
+    tokens = torch.tensor([prompt + completion])
+    logits = []
+    for stage in ("rloo", "sft"):
+        model = load_model("path", chain.checkpoint(stage)).eval().double()
+        with torch.no_grad():
+            logits.append(model(tokens).logits[0, len(prompt) - 1 : -1].log_softmax(-1))
+    policy, reference = logits
+    return (policy.exp() * (policy - reference)).sum().item()
+
+
+def test_every_prompt_of_a_file_is_completed_in_its_order(chain, tmp_path, capsys):
+    source = write(tmp_path / "prompts.jsonl", [{"prompt": text} for text in PROMPTS])
+    settings = ["--data.source", source, "--data.eval_size", "1", "--data.eval_batch_size", "2"]
+    extra = [*settings, "--model.evaluation_completions", "3", "--ckpt_path", chain.checkpoint("rloo")]
+    assert chain.run("predict", "rloo", *extra, run=tmp_path) == 0
+    rows = predicted(tmp_path)
+    assert [row["prompt"] for row in rows] == [text for text in PROMPTS for _ in range(3)]
+    reward, tokenizer = load_reward("grammar"), load_tokenizer("path", chain.checkpoint("sft"))
+    for row in rows:
+        ids = [i for name in ("prompt", "completion") for i in tokenizer(row[name])["input_ids"]]
+        assert row["reward"] == pytest.approx(reward([tokenizer.decode(ids)]).item(), abs=1e-5)
+    expected = {row["kl"]: slow_kl(chain, row) for row in rows}
+    compared = {kl: slow for kl, slow in expected.items() if slow is not None}
+    assert len(compared) > 5
+    assert list(compared) == pytest.approx(list(compared.values()), rel=1e-4, abs=1e-6)
+    assert max(compared) > 1e-3
+    printed = capsys.readouterr().out
+    assert f"15 rows in {tmp_path}/predictions.jsonl" in printed
+    assert all(name in printed for name in ("prompt", "completion", "reward", "kl", "length"))
+
+
+def test_a_policy_without_a_reward(chain, tmp_path):
+    source = write(tmp_path / "prompts.jsonl", [{"prompt": text} for text in PROMPTS])
+    student = ["--model.policy_config", "null", "--model.policy_path", chain.checkpoint("sft")]
+    assert chain.run("predict", "distill", *student, "--data.source", source, run=tmp_path) == 0
+    assert predicted(tmp_path)[0].keys() == {"prompt", "completion", "kl", "length"}
+
+
+def echo(prompts, completions, wanted):
+    assert [prompt[-1]["content"] for prompt in prompts] == wanted
+    return [float(len(text)) for text in wanted]
+
+
+def test_conversations_with_a_reward_of_their_columns(chain, tmp_path, monkeypatch, capsys):
+    module = ModuleType("echo_rewards")
+    module.echo = echo
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    tokenizer = chat_tokenizer()
+    fresh_model(CONFIG, tokenizer, seed=0).save_pretrained(tmp_path / "policy")
+    tokenizer.save_pretrained(tmp_path / "policy")
+    rows = [{"prompt": [message("user", text)], "wanted": text} for text in PROMPTS]
+    paths = [
+        word
+        for key in ("policy_path", "reference_path")
+        for word in (f"--model.{key}", str(tmp_path / "policy"))
+    ]
+    source = ["--data.source", write(tmp_path / "chats.jsonl", rows), "--data.system_prompt", "Be brief"]
+    reward = ["--model.reward_path", "echo_rewards:echo", "--model.evaluation_completions", "1"]
+    assert chain.run("predict", "rloo", *paths, *source, *reward, run=tmp_path) == 0
+    for row, text in zip(predicted(tmp_path), PROMPTS, strict=True):
+        assert row["prompt"] == [message("system", "Be brief"), message("user", text)]
+        assert isinstance(row["completion"], str)
+        assert row["reward"] == len(text)
+        assert row["kl"] == pytest.approx(0, abs=1e-6)
+    assert "user: The film" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [{"text": "The film"}],
+            "has no test split with texts; its splits: train; of a single file, one text in",
+        ),
+        ([{"prompt": 5}], "has the prompt 5; allowed: strings"),
+        ([{"words": "The film"}], "has no column prompt or messages or text; its columns: words"),
+        ([{"prompt": ""}], "has no test split with texts; its splits: none"),
+        ([{"prompt": "The film " * 70}], "has a test prompt of 140 tokens; with max_new_tokens=8 it exceeds"),
+    ],
+)
+def test_what_cannot_be_completed_is_one_line(chain, tmp_path, capsys, rows, message):
+    source = write(tmp_path / "rows.jsonl", rows)
+    extra = ["--data.source", source, "--ckpt_path", chain.checkpoint("rloo")]
+    assert chain.run("predict", "rloo", *extra, run=tmp_path) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith(f"error: data.init_args.source: {source} {message}")
+    assert not (tmp_path / "predictions.jsonl").exists()
