@@ -97,14 +97,13 @@ SETTINGS = {
     ),
 }
 TEXT = """`python -m benchmarks {key}`. Trace of the covariance of the gradient of E[reward] - {beta} KL in
-all
-parameters, relative to `MonteCarlo` on the same batches of {prompts} prompts ({batches}), ± its jackknife
-standard error. The policy is the DPO checkpoint (start), or that after {steps[0]} or {steps[1]} RLOO steps
-with `MonteCarlo` at beta {beta} (middle, end), trained on the {main} reward. Token values start from those
-that DPO fitted to that reward, and are fitted to {warm} rollouts of other prompts of the same policy, of
-{prompts} prompts each; "explained" is the share of the within-prompt variance of the rewards that they
-predicted before they were fitted to them. The coefficients of "combination" are fitted on the other prompts
-of the batch; those of "with earlier" on the last of those rollouts too, as in training."""
+all parameters, relative to `MonteCarlo` on the same batches of {prompts} prompts ({batches}), ± its
+jackknife standard error. The policy is the DPO checkpoint (start), or that after {steps[0]} or {steps[1]}
+RLOO steps with `MonteCarlo` at beta {beta} (middle, end), trained on the {main} reward. Token values start
+from those that DPO fitted to that reward, and are fitted to {warm} rollouts of other prompts of the same
+policy, of {prompts} prompts each; "explained" is the share of the within-prompt variance of the rewards
+that they predicted before they were fitted to them. The coefficients of "combination" are fitted on the
+other prompts of the batch; those of "with earlier" on the last of those rollouts too, as in training."""
 
 
 def report(key: str, quick: bool, runs: Path) -> str:
