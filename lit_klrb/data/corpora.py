@@ -49,7 +49,7 @@ def load_reviews(
         seed: Seed of the order; for the grammar, seed of the reviews.
         columns: Names of the column with the texts, of which the first that exists is read. Those of the
             column `prompt` are prompts to be used as a whole; they are texts or conversations, and those of
-            the column `messages` conversations. Both keep the other columns of their row.
+            the column `messages` conversations. With `prompt` among the names, all keep the other columns.
 
     Raises:
         ConfigurationError: If the source or split does not exist, if a column is missing or has wrong values,
@@ -208,14 +208,18 @@ def _clean_rows(source: str, rows: Any, columns: tuple[str, ...], place: str) ->
             )
         if column == TEXT and label not in list(LABELS):
             raise _source_error(source, f"has the label {label!r}; allowed: 1, 0, and -1 for unknown")
+    # Only prompts are rated, and a hub's columns can be large
+    others = _other_columns(rows, column) if PROMPT in columns else [{}] * len(texts)
     if column == PROMPT:  # used as they are, and never rated by their own label
-        others = _other_columns(rows, PROMPT)
         reviews = [
             Review(text, None, is_prompt=True, columns=other)
             for text, other in zip(texts, others, strict=True)
         ]
     else:
-        reviews = [Review(clean_text(text), LABELS[label]) for text, label in zip(texts, labels, strict=True)]
+        reviews = [
+            Review(clean_text(text), LABELS[label], columns=other)
+            for text, label, other in zip(texts, labels, others, strict=True)
+        ]
     kept = [review for review in reviews if review.text]
     if 0 < len(kept) < len(reviews):
         log.warning("%s: dropped %d empty reviews", source, len(reviews) - len(kept))

@@ -30,14 +30,14 @@ class Review:
         text: The text.
         label: 1 positive, 0 negative, None unknown.
         is_prompt: Whether the text is a prompt, to be used as a whole.
-        columns: The other columns of a prompt's row, for rewards.
+        columns: The other columns of its row, for rewards.
         conversation: Instead of a text, which then only identifies it.
     """
 
     text: str
     label: int | None
     is_prompt: bool = False
-    columns: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
     conversation: Conversation | None = field(default=None, hash=False)
 
 

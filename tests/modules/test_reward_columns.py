@@ -46,6 +46,22 @@ def source(tmp_path, monkeypatch):
     return str(folder)
 
 
+def test_beginnings_of_texts_have_the_columns_of_their_texts(chain, tmp_path):
+    rows = [{"text": f"{text} was superb", "label": n % 2, "number": n} for n, text in enumerate(PROMPTS)]
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name, part in {"train": rows[:16], "validation": rows[16:20], "test": rows[20:]}.items():
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, part)))
+    module = RLOOModule(policy_path=chain.checkpoint("dpo"), reference_path=chain.checkpoint("sft"))
+    data = PromptDataModule(source=str(folder), batch_size=8, train_size=0, eval_size=4)
+    attached(chain, tmp_path, data, module)
+    batch = next(iter(data.train_dataloader()))
+    for row, tokens in zip(batch["rows"], batch["tokens"], strict=True):
+        prompt = module.tokenizer.decode(tokens, skip_special_tokens=True)
+        assert rows[row["number"]]["text"].startswith(prompt)
+        assert row["label"] == row["number"] % 2
+
+
 def attached(chain, tmp_path, data, module):
     trainer = Trainer(
         max_steps=1, accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path
