@@ -1,5 +1,6 @@
 """Settings of the documentation site; `make docs` builds it."""
 
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -30,12 +31,18 @@ myst_heading_anchors = 3
 default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
+autodoc_preserve_defaults = True
+# Pages are by module; with its name, signatures break in the middle of words on narrow screens
+add_module_names = False
 autodoc_default_options = {"show-inheritance": False}
+napoleon_use_rtype = False
 napoleon_custom_sections = ["Reference", ("Attributes", "params_style")]
 nitpicky = False
 # Links to files outside of this folder are downloads, which need no title
 suppress_warnings = ["myst.xref_missing", "myst.header", "toc.empty_glob", "toc.not_included"]
 
+# Values of classes that are documentation: what an estimator is, and why training with it is refused
+SHOWN = {"recipe", "refusal"}
 # Characters of formulas that have a meaning in reStructuredText
 _SPECIAL = re.compile(r"(?<!\\)([*|]|_(?!\w))")
 
@@ -45,9 +52,18 @@ def plain(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[st
     for number, line in enumerate(lines):
         if not line.lstrip().startswith((">>>", "...")):
             parts = re.split(r"(`[^`]*`)", line)
-            lines[number] = "".join(p if p.startswith("`") else _SPECIAL.sub(r"\\\1", p) for p in parts)
+            plain_line = "".join(p if p.startswith("`") else _SPECIAL.sub(r"\\\1", p) for p in parts)
+            # A line of a formula that begins with a plus would be a list
+            lines[number] = re.sub(r"^( *)\+ ", r"\1\\+ ", plain_line)
+
+
+def without_values(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
+    """Skip fields and other values of classes, which the list of parameters describes."""
+    has_text = isinstance(obj, property) or inspect.isroutine(obj) or inspect.isclass(obj)
+    return True if what == "class" and not has_text and name not in SHOWN else None
 
 
 def setup(app: Any) -> None:
-    """Register the treatment of docstrings, before that of their sections."""
+    """Register the treatment of docstrings, before that of their sections, and of members."""
     app.connect("autodoc-process-docstring", plain, priority=100)
+    app.connect("autodoc-skip-member", without_values)

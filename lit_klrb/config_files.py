@@ -12,34 +12,44 @@ MAX_BYTES, MAX_DEPTH, MAX_NODES = 1_000_000, 50, 100_000
 def check_config_file(path: Path) -> None:
     """Check that a file has the size, structure and encoding of a configuration.
 
-    Deep nesting could overflow the stack of libraries written in C, nested aliases could exhaust the memory,
-    and reading a pipe or a device might never end.
+    Deep nesting could overflow the stack of libraries written in C, and nested aliases could exhaust
+    the memory.
 
     Raises:
         ConfigurationError: If not; names the file and the problem.
+    """
+    try:
+        _check_shape(config_text(path))
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{path} is not YAML: {yaml_reason(error)}") from None
+    except ConfigurationError as error:
+        raise ConfigurationError(str(error) if str(path) in str(error) else f"{path} {error}") from None
+
+
+def config_text(path: Path) -> str:
+    """The text of a configuration file. Reading a pipe or a device might never end, so neither is read.
+
+    Raises:
+        ConfigurationError: If it is not a file of bounded size in UTF-8; names the file and the problem.
     """
     if not path.exists():
         raise ConfigurationError(f"{path} does not exist; the path of a configuration is expected")
     if not path.is_file():
         raise ConfigurationError(f"{path} is not a file; the path of a configuration is expected")
     try:
-        if path.stat().st_size > MAX_BYTES:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
             raise ConfigurationError(
                 f"{path} has {path.stat().st_size} bytes; a configuration has at most {MAX_BYTES}"
             )
-        text = path.read_text("utf-8")
+        return content.decode("utf-8")
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
         raise ConfigurationError(
             f"{path} is not encoded in UTF-8 ({error.reason} at byte {error.start})"
         ) from None
-    try:
-        _check_shape(text)
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"{path} is not YAML: {_reason(error)}") from None
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{path} {error}") from None
 
 
 def _check_shape(text: str) -> None:
@@ -71,7 +81,8 @@ def _check_shape(text: str) -> None:
             raise ConfigurationError(f"has more than {MAX_NODES} values with aliases expanded")
 
 
-def _reason(error: yaml.YAMLError) -> str:
+def yaml_reason(error: yaml.YAMLError) -> str:
+    """What is wrong with a YAML file, and where."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
     return f"{where}{problem or ' '.join(str(error).split())}"

@@ -36,7 +36,7 @@ from lit_klrb.distributed import check_strategy
 from lit_klrb.errors import ConfigurationError, error_line
 from lit_klrb.estimators.advice import DEFAULT
 from lit_klrb.run.checkpoints import CheckpointFiles
-from lit_klrb.run.directory import RunDirectory
+from lit_klrb.run.directory import RunDirectory, check_named
 from lit_klrb.run.loggers import run_loggers
 from lit_klrb.run.options import check_training_options
 from lit_klrb.run.same_run import check_same_run, record, run_of
@@ -115,7 +115,7 @@ class LitCLI(LightningCLI):
         parser.link_arguments(
             "trainer.default_root_dir",
             "checkpoint.dirpath",
-            compute_fn=lambda root: str((Path(root) / schema.CHECKPOINT).parent),
+            compute_fn=lambda root: str((Path(root or "") / schema.CHECKPOINT).parent),
         )
         for key in ("model.init_args.seed", "data.init_args.seed"):
             parser.link_arguments("seed_everything", key)
@@ -157,6 +157,7 @@ class LitCLI(LightningCLI):
         """Check trainer options and the existence of checkpoints before anything is built."""
         config = self.config[self.config.subcommand]
         check_text(self.settings)
+        check_named(config.trainer.default_root_dir)
         if self.config.subcommand == "fit" and not config.trainer.fast_dev_run:
             check_training_options(config.trainer.as_dict())
         settings = config.model.get("init_args", Namespace()).as_dict()

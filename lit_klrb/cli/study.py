@@ -15,7 +15,7 @@ from lit_klrb.cli.parsing import OneLineParser, one_line
 from lit_klrb.cli.warned import quiet
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import write_atomically
-from lit_klrb.run.directory import RunDirectory, run_id
+from lit_klrb.run.directory import RunDirectory, check_named, run_id
 from lit_klrb.studies.study import Study
 
 
@@ -64,6 +64,7 @@ def main(argv: Sequence[str]) -> None:
     quiet()
     options, config, study = parse(argv)
     text = options.dump(config, skip_none=False)
+    check_named(config.trainer.default_root_dir)
     with RunDirectory(config.trainer.default_root_dir) as directory:
         root: Path = directory.path
         directory.begin(_stopped_run(root, text))

@@ -164,7 +164,10 @@ class TokenTable:
         }
 
     def positions(self, level: float) -> list[Position]:
-        """The Rao-Blackwell estimate per token at the positions 1, 2, 3-4, 5-8, 9-16, ..."""
+        """The Rao-Blackwell estimate per token at the positions 1, 2, 3-4, 5-8, 9-16, ...
+
+        The clusters of an estimate are those with tokens at its positions; a single one has no interval.
+        """
         kl = self.stats.kl
         assert kl is not None
         found, first, total = [], 0, kl.double().sum().item()
@@ -173,7 +176,8 @@ class TokenTable:
             part, mask = kl[:, first:last], self.mask[:, first:last]
             sums, counts = self.per_cluster(part.sum(1)), self.per_cluster(mask.sum(1))
             share = part.double().sum().item() / total if total else math.nan
-            estimate = Estimate.of(*ratio_of_means(sums, counts), level)
+            reached = counts > 0
+            estimate = Estimate.of(*ratio_of_means(sums[reached], counts[reached]), level)
             found.append(Position(first + 1, last, int(mask.sum()), share, estimate))
             first = last
         return found

@@ -44,7 +44,8 @@ def read_column(key: str, source: str, column: str, limit: int = 0) -> list[Any]
 
 def _lines(key: str, path: Path) -> list[str]:
     try:
-        return [line for line in path.read_text("utf-8-sig").splitlines() if line.strip()]
+        # Not splitlines, which also ends lines at form feeds and other characters within a text
+        return [line for line in path.read_text("utf-8-sig").split("\n") if line.strip()]
     except UnicodeDecodeError as error:
         reason = f"it is not encoded in UTF-8: {error.reason} at byte {error.start}"
     except OSError as error:
@@ -75,14 +76,24 @@ def _encoded(
 ) -> list[int]:
     place = f"prompt {number}"
     if isinstance(prompt, str) and system is None:
+        _check_encodable(key, place, prompt)
         ids: list[int] = tokenizer(prompt)["input_ids"]
     else:
         messages = [{"role": USER, "content": prompt}] if isinstance(prompt, str) else prompt
         text = Conversation.read(key, place, messages).with_system(system).prompt(key, tokenizer)
+        _check_encodable(key, place, text)
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if not ids:
         raise ConfigurationError(f"{place} is empty; at least one token is needed", key=key)
     return list(ids)
+
+
+def _check_encodable(key: str, name: str, text: str) -> None:
+    """Refuse half of a surrogate pair, which JSON can hold but no tokenizer accepts."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(f"{name} is not text: {error.reason} at {error.start}", key=key) from error
 
 
 def encode_windows(
@@ -110,6 +121,7 @@ def encode_windows(
     for number, text in enumerate(texts, 1):
         if not isinstance(text, str):
             raise ConfigurationError(f"text {number} is {shown(text)}; a text is expected", key=key)
+        _check_encodable(key, f"text {number}", text)
         ids = tokenizer(text)["input_ids"]
         starts = range(0, len(ids) - 1, max_tokens - 1)
         windows += [ids[start : start + max_tokens] for start in starts]

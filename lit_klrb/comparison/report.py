@@ -9,6 +9,7 @@ from lit_klrb.errors import printable
 
 # Width and height of the figure, and the space for its axes, in pixels
 WIDTH, HEIGHT, MARGIN = 640, 220, 50
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
 .wide{overflow-x:auto}table{border-collapse:collapse;margin:.5rem 0 1.5rem}
 td,th{padding:.2rem .8rem;border-bottom:1px solid #ccc;text-align:right;white-space:nowrap}
@@ -30,12 +31,12 @@ def text_report(summary: dict[str, Any]) -> str:
     parts = []
     for section in sections(summary):
         table = _aligned(section.header, section.rows) if section.rows else []
-        parts.append("\n".join([section.heading, *section.lines, *table]))
-    return printable("\n\n".join(parts), keep="\n")
+        parts.append("\n".join(map(printable, [section.heading, *section.lines, *table])))
+    return "\n\n".join(parts)
 
 
 def html_report(summary: dict[str, Any]) -> str:
-    """The summary as one self-contained HTML page."""
+    """The summary as one self-contained HTML page, which runs and loads nothing."""
     body = []
     for section in sections(summary):
         body.append(f"<h2>{escape(section.heading)}</h2>")
@@ -48,12 +49,14 @@ def html_report(summary: dict[str, Any]) -> str:
             cells = "".join(f"<tr>{row}</tr>" for row in rows)
             body.append(f'<div class="wide"><table><tr>{head}</tr>{cells}</table></div>')
     title = f"KL to {summary['reference']}"
-    return (
+    page = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n"
         f"<body><h1>{escape(title)}</h1>\n" + "\n".join(body) + "\n</body></html>\n"
     )
+    return printable(page, keep="\n")
 
 
 def sections(summary: dict[str, Any]) -> list[Section]:

@@ -3,6 +3,9 @@
 They differ in name and value, but there are only four gradients: the sampled token's log ratio r_t times
 grad log p(y_t), with or without that token's importance ratio; that of k3; and that of k1. All of them are
 own-token gradients, which omit the effect of tokens on later KLs.
+
+OpenRLHF is read at commit d3d1920 (pull request 1309; openrlhf/models/utils.py), NeMo-RL at commit 7ea279a
+(nemo_rl/algorithms/loss/loss_functions.py), both of August 2026 and the same as in `explain --config`.
 """
 
 from collections.abc import Callable
@@ -98,19 +101,19 @@ NAMES_IN_USE = (
     NameInUse("k1 in the loss", "implementations that differentiate k1", _k1, K1Loss, "none"),
     NameInUse("k1+", "verl", _value_of_k1, K2Loss, "none"),
     NameInUse("k3+", "verl", _value_of_k3, K2Loss, "none"),
-    NameInUse("K3++", "EMA-PG (arXiv:2602.04417)", _k3_plus_plus, K2Loss, "none"),
+    NameInUse("K3++", "EMA-PG (arXiv:2602.04417), NeMo-RL", _k3_plus_plus, K2Loss, "none"),
     NameInUse("K4", "EMA-PG", _k4, K2Loss, "none"),
     NameInUse("k2 times the token's ratio", "studies of GRPO's penalty", _k2_weighted, K2Loss, "token"),
     NameInUse("unbiased_gradient", "OpenRLHF", _value_of_k3_weighted, K2Loss, "token"),
     NameInUse(
         "ratio times k3 (unbiased KL)",
-        "newer TRL GRPO, NeMo-RL, slime, Unsloth, Liger, DeepSeek-V3.2",
+        "newer TRL GRPO, NeMo-RL (use_on_policy_kl_approximation), slime, Unsloth, Liger, DeepSeek-V3.2",
         _ratio_k3,
         K2Loss,
         "token",
     ),
     NameInUse("own token's k1 as advantage", "Tinker, on-policy distillation", _advantage, K2Loss, "token"),
-    NameInUse("k3 in the loss", "GRPO in verl, SkyRL, torchtune, older TRL", _k3, K3Loss, "none"),
+    NameInUse("k3 in the loss", "GRPO in verl, OpenRLHF, SkyRL, torchtune, older TRL", _k3, K3Loss, "none"),
     NameInUse("K5", "EMA-PG", _k5, K3Loss, "none"),
 )
 

@@ -5,15 +5,22 @@ import re
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from lit_klrb import schema
+from lit_klrb.errors import printable
 from lit_klrb.run.same_run import RUN_KEY
 
 # The first line after the metadata, which marks a README.md as an export's own.
 MARK = "<!-- written by python -m lit_klrb export -->"
+# Bytes of a summary that are read at most, and characters of a value that are quoted.
+MAX_SUMMARY, MAX_CELL = 1_000_000, 500
 
 
 def model_card(checkpoint: dict[str, Any], run: Path, weights_sha256: str) -> str:
     """The card of a checkpoint's policy, as Markdown with the metadata that the hub reads.
+
+    Names and paths come from the checkpoint, which others may have written: they are shown as text.
 
     Args:
         checkpoint: The checkpoint's content.
@@ -24,8 +31,10 @@ def model_card(checkpoint: dict[str, Any], run: Path, weights_sha256: str) -> st
     model, kl = _mapping(settings.get("model")), _mapping(settings.get("kl"))
     arguments = _mapping(model.get("init_args"))
     module = str(model.get("class_path") or "").rpartition(".")[2]
+    if not module.isidentifier():
+        module = ""
     facts = {
-        "trained by": f"`{module}` of lit_klrb" if module else None,
+        "trained by": f"{module} of lit_klrb" if module else None,
         "initial policy": arguments.get("policy_path"),
         "reference": arguments.get("reference_path"),
         "KL estimator": _estimator(kl),
@@ -61,13 +70,13 @@ def is_own_card(path: Path) -> bool:
 def _estimator(kl: dict[str, Any]) -> str | None:
     estimator = kl.get("estimator")
     name = _mapping(estimator).get("class_path", estimator)
-    return f"`{str(name).rpartition('.')[2]}`" if name else None
+    return str(name).rpartition(".")[2] if name else None
 
 
 def _evaluation(run: Path, weights_sha256: str) -> dict[str, str]:
     """Reward and KL of the run's final evaluation, with standard errors."""
     try:
-        summary = json.loads((run / schema.SUMMARY).read_bytes())
+        summary = json.loads(_content(run / schema.SUMMARY))
         final = summary["final"] if summary[schema.WEIGHTS] == weights_sha256 else {}
         names = {"reward": schema.REWARD, "KL(policy‖reference), nats per sequence": schema.KL}
         return {
@@ -75,16 +84,29 @@ def _evaluation(run: Path, weights_sha256: str) -> dict[str, str]:
             for label, key in names.items()
             if final.get(key) is not None and final.get(f"{key}_se") is not None
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
 
+def _content(path: Path) -> bytes:
+    """The content of a small file; reading a pipe or a device might never end."""
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        return file.read(MAX_SUMMARY)
+
+
 def _cell(value: Any) -> str:
-    return str(value).replace("|", "\\|").replace("\n", " ")
+    """A value as text: one line, without markup and control characters."""
+    line = printable(" ".join(str(value).split()))
+    shown = line if len(line) <= MAX_CELL else f"{line[:MAX_CELL]} ..."
+    return re.sub(r"[\\`|<\[&]", r"\\\g<0>", shown)
 
 
 def _is_hub_id(path: Any) -> bool:
-    return isinstance(path, str) and re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", path) is not None
+    """Whether a path names a repository of the hub; YAML must not take it for a number or a truth value."""
+    named = isinstance(path, str) and re.fullmatch(r"[\w-]+[\w.-]*(/[\w-]+[\w.-]*)?", path) is not None
+    return named and not Path(path).exists() and yaml.safe_load(path) == path
 
 
 def _mapping(value: Any) -> dict[str, Any]:

@@ -150,6 +150,17 @@ class RunDirectory:
         self._take(root)
 
 
+def check_named(path: str | None) -> None:
+    """Check that a run directory is named; an empty path would be the current directory.
+
+    Raises:
+        ConfigurationError: If the path is empty, blank or None.
+    """
+    if path is None or not str(path).strip():
+        shown = "null" if path is None else repr(str(path))
+        raise ConfigurationError(f"must name a directory, such as runs/mine, got {shown}", key=KEY)
+
+
 def run_id(root: Path) -> str | None:
     """The id of the run to which a directory belongs; None if there is none."""
     try:

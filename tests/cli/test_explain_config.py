@@ -1,14 +1,18 @@
 """`explain --config`: what configurations of TRL, verl, OpenRLHF and NeMo-RL train with."""
 
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
+from lit_klrb.cli.foreign.reading import MAX_WORD
 from lit_klrb.cli.foreign.report import explain_config, text
 from lit_klrb.cli.main import main
-from lit_klrb.estimators import K1Loss, K2Loss
+from lit_klrb.estimators import K1Loss, K2Loss, names
+from lit_klrb.estimators.names import NAMES_IN_USE
 from lit_klrb.functional import TokenStats, kl_k1_per_token, kl_k2_per_token, kl_k3_per_token
 
 EXAMPLES = Path(__file__).with_name("foreign_configs")
@@ -41,6 +45,7 @@ def test_settings_change_the_answer(tmp_path):
         ("use_bias_correction_kl: false", "K3Loss"),
         ("importance_sampling_level: sequence", None),
         ("loss_type: grpo", "K2Loss(off_policy='token')"),
+        ("use_bias_correction_kl: 'yes'", "K2Loss(off_policy='token')"),
     ):
         (tmp_path / "grpo.yaml").write_text(f"beta: 0.1\n{setting}\n")
         assert explain_config(str(tmp_path / "grpo.yaml")).terms[0].equals == equals
@@ -52,6 +57,70 @@ def test_settings_change_the_answer(tmp_path):
         assert explain_config(str(tmp_path / "run.sh")).terms[0].equals == equals
 
 
+def test_openrlhf_and_nemo_rl_have_the_gradients_that_the_table_of_names_states(tmp_path):
+    """What `explain` and `explain --config` say about them is read at the same commits."""
+    equals = {entry.name: entry.equals for entry in NAMES_IN_USE}
+    openrlhf_loss = "python -m openrlhf.cli.train_ppo_ray --algo.kl.use_loss --algo.kl.estimator k3"
+    for name, file, content in (
+        ("unbiased_gradient", "x.sh", f"{openrlhf_loss} --algo.kl.unbiased_gradient\n"),
+        ("k3 in the loss", "x.sh", f"{openrlhf_loss}\n"),
+        ("K3++", "x.yaml", "loss_fn: {reference_policy_kl_type: k3}\n"),
+        ("ratio times k3 (unbiased KL)", "x.yaml", "loss_fn: {use_on_policy_kl_approximation: true}\n"),
+    ):
+        (tmp_path / file).write_text(content)
+        finding = explain_config(str(tmp_path / file))
+        assert finding.terms[0].equals == equals[name]
+        (used_by,) = (entry.used_by for entry in NAMES_IN_USE if entry.name == name)
+        assert finding.framework.split()[0] in used_by
+        (commit,) = re.findall(r"commit (\w{7})\)", finding.framework)
+        assert f" {commit}" in names.__doc__
+    in_reward = "python -m openrlhf.cli.train_ppo_ray --algo.kl.unbiased_gradient\n"
+    (tmp_path / "x.sh").write_text(in_reward)
+    assert explain_config(str(tmp_path / "x.sh")).terms[0].equals == "MonteCarloRewardToGo"
+
+
+@pytest.mark.parametrize(
+    ("settings", "divided"),
+    [
+        ("{}", True),
+        ("{normalize_rewards: false}", True),
+        ("{adv_estimator: {normalize_rewards: false}}", False),
+        (
+            "{normalize_rewards: false, adv_estimator: {normalize_rewards: '${grpo.normalize_rewards}'}}",
+            False,
+        ),
+        ("{adv_estimator: {normalize_rewards: '${grpo.normalize_rewards}'}}", True),
+        ("{adv_estimator: {name: gdpo}}", True),
+        ("{adv_estimator: {name: reinforce_plus_plus}}", False),
+    ],
+)
+def test_nemo_rl_divides_by_what_its_advantage_estimator_reads(tmp_path, settings, divided):
+    (tmp_path / "x.yaml").write_text(f"grpo: {settings}\nloss_fn: {{token_level_loss: true}}\n")
+    notes = explain_config(str(tmp_path / "x.yaml")).notes
+    assert any("divided by their group's standard deviation" in note for note in notes) is divided
+    assert any("whitened" in note for note in notes) is ("plus_plus" in settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "note"),
+    [
+        ("x.yaml", "loss_fn: {token_level_loss: true}", "is a mean over the tokens of the batch"),
+        ("x.yaml", "loss_fn: {token_level_loss: false}", "divided by its length"),
+        ("x.sh", "openrlhf --algo.advantage.estimator gae", "whitened"),
+        ("x.sh", "openrlhf --algo.advantage.estimator group_norm", "divided by their group's"),
+        ("x.sh", "openrlhf --algo.kl.target 6", "the coefficient adapts to --algo.kl.target"),
+    ],
+)
+def test_normalisation_is_a_note(tmp_path, name, content, note):
+    (tmp_path / name).write_text(content)
+    assert any(note in line for line in explain_config(str(tmp_path / name)).notes)
+
+
+def test_advantages_without_division_are_not_whitened(tmp_path):
+    (tmp_path / "x.sh").write_text("openrlhf --algo.advantage.estimator gae --algo.advantage.no_std_norm\n")
+    assert "whitened" not in " ".join(explain_config(str(tmp_path / "x.sh")).notes)
+
+
 def test_the_answer_in_words(capsys):
     assert main(["explain", "--config", str(EXAMPLES / "verl_both.yaml")]) == 0
     output = capsys.readouterr().out
@@ -59,6 +128,7 @@ def test_the_answer_in_words(capsys):
     assert "optimises: the gradient of KL(policy || reference), exactly" in output
     assert "two coefficients are set, actor_rollout_ref.actor.kl_loss_coef=0.001 and algorithm.kl" in output
     assert "divided by its length" in output
+    assert "two coefficients" not in text(explain_config(str(EXAMPLES / "verl_grpo.sh")))
     without = text(explain_config(str(EXAMPLES / "trl_grpo.yaml")))
     assert "off, as beta is 0\nthere is no KL term" in without
     assert "does not put it into the reward" in text(explain_config(str(EXAMPLES / "nemo_lost.yaml")))
@@ -82,6 +152,18 @@ def test_the_answer_as_json(capsys):
         ("x.py", "import trl\n", "has no settings of a trainer"),
         ("x.sh", "echo 'no end\n", "cannot be read as a shell script"),
         ("x.sh", "\xff", "is not encoded in UTF-8"),
+        (
+            "x.yaml",
+            "a: !!python/object/apply:os.system [ls]\n",
+            "cannot be read as YAML (line 1, column 4: could",
+        ),
+        ("x.yaml", "? [a]\n: 1\n", "cannot be read as YAML (line 1, column 3: found unhashable key)"),
+        ("x.yaml", "a: 2026-99-99\n", "cannot be read as YAML (month must be in 1..12)"),
+        ("x.yaml", f"a: 1{5000 * '0'}\n", "cannot be read as YAML (Exceeds the limit"),
+        ("x.yaml", 99 * "[", "is nested more than 50 levels deep"),
+        ("x.py", f"x = {100_000 * '-'}1\n", "cannot be read as Python"),
+        ("x.py", f"x = a{50_000 * '.b'}\n", "cannot be read as Python"),
+        ("x.sh", 1_000_001 * "#", "has 1000001 bytes; a configuration has at most 1000000"),
     ],
 )
 def test_other_files_end_in_one_line(tmp_path, capsys, name, content, message):
@@ -92,9 +174,53 @@ def test_other_files_end_in_one_line(tmp_path, capsys, name, content, message):
     assert message in error
 
 
+@pytest.mark.parametrize("name", ["pipe.yaml", "pipe.py", "pipe"])
+def test_a_pipe_is_not_waited_for_by_explain(tmp_path, capsys, name):
+    os.mkfifo(tmp_path / name)
+    assert main(["explain", "--config", str(tmp_path / name)]) == 2
+    assert capsys.readouterr().err.endswith(
+        f"{name} is not a file; the path of a configuration is expected\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "parent", ["pipe.yaml", "secret.txt", "x.yaml", "missing.yaml", f"{5000 * 'x'}.yaml"]
+)
+def test_a_parent_is_another_yaml_file(tmp_path, parent):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "secret.txt").write_text("loss_fn: {reference_policy_kl_penalty: 7}\n")
+    (tmp_path / "x.yaml").write_text(f"defaults: {parent}\nloss_fn: {{reference_policy_kl_type: k2}}\n")
+    finding = explain_config(str(tmp_path / "x.yaml"))
+    assert (finding.terms[0].value, finding.terms[0].coefficient) == ("ratio times k2", 0.01)
+    assert f"{parent}, which it inherits from, is not beside it: library defaults are shown" in finding.notes
+
+
+def test_values_that_are_no_numbers_are_shown_as_they_are(tmp_path, capsys):
+    (tmp_path / "rloo.yaml").write_text("beta: .nan\nnormalize_advantages: true\n")
+    assert explain_config(str(tmp_path / "rloo.yaml")).terms[0].coefficient == "nan"
+    (tmp_path / "rloo.yaml").write_text(f"beta: 1{400 * '0'}\nnormalize_advantages: true\n")
+    assert explain_config(str(tmp_path / "rloo.yaml")).terms[0].coefficient == f"1{400 * '0'}"
+    (tmp_path / "rloo.yaml").write_text('beta: "\\e[2J\\nKL"\nnormalize_advantages: true\n')
+    assert main(["explain", "--config", str(tmp_path / "rloo.yaml")]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+    (tmp_path / "x.py").write_text("RLOOConfig(beta={[]: 1})\n")
+    assert explain_config(str(tmp_path / "x.py")).terms[0].coefficient == "{[]: 1}"
+
+
+def test_variables_of_a_script_are_replaced_once_and_do_not_grow(tmp_path):
+    script = tmp_path / "x.sh"
+    for beta in ('"${A}"', "${NONE:-$A}", "${NONE:-0.5}", "\\\n $A"):
+        script.write_text(f"B=0.5\nA=$B\ntrl rloo --beta {beta} --normalize_advantages\n")
+        expected = "$A" if "$A}" in beta else 0.5  # a default is not expanded again
+        assert explain_config(str(script)).terms[0].coefficient == expected, beta
+    bomb = "A0=aaaaaaaa\n" + "".join(f"A{i + 1}={4 * f'$A{i}'}\n" for i in range(40))
+    script.write_text(f"{bomb}trl rloo --beta $A40\n")
+    assert len(str(explain_config(str(script)).terms[0].coefficient)) <= MAX_WORD
+
+
 def test_a_missing_file_and_two_questions_end_in_one_line(capsys):
     assert main(["explain", "--config", "no.sh"]) == 2
-    assert "config: no.sh cannot be read (No such file" in capsys.readouterr().err
+    assert "no.sh does not exist; the path of a configuration is expected" in capsys.readouterr().err
     assert main(["explain", "K3Loss", "--config", "no.sh"]) == 2
     assert "give either an estimator or --config" in capsys.readouterr().err
 

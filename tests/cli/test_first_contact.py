@@ -1,8 +1,11 @@
 """What a new user meets: their own data and classes, misspelt keys, and the end of a run."""
 
 import csv
+import inspect
 import json
+from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
@@ -11,6 +14,7 @@ from torch.utils.data import DataLoader
 from lit_klrb.cli.main import main
 from lit_klrb.cli.suggestions import suggestion
 from lit_klrb.cli.upstream import next_command
+from lit_klrb.run.options import RULES
 
 TEXTS = [f"The film was good, number {number}, and more words follow." for number in range(300)]
 
@@ -42,6 +46,32 @@ def refusal(chain, tmp_path, capsys, stage, *extra):
 )
 def test_names_that_do_not_exist_or_are_incomplete(chain, tmp_path, capsys, extra, message):
     assert message in refusal(chain, tmp_path, capsys, "rloo", *extra)
+
+
+def test_what_is_suggested_for_an_option_of_the_trainer_is_not_refused():
+    known = [f"trainer.{name}" for name in inspect.signature(L.Trainer).parameters]
+    for name in ("epochs", "epoch", "num_epochs", "max_epoch", "n_epochs", "me"):
+        assert suggestion(f"trainer.{name}", known) == " (did you mean trainer.max_steps?)", name
+    words = {word for key in known for word in key.removeprefix("trainer.").split("_")}
+    never = {f"trainer.{name}" for name, rule in RULES.items() if not any(map(rule.allows, (1, 3, 1.0, 0)))}
+    assert "trainer.max_epochs" in never
+    for word in ("steps", *words):
+        assert not any(f" {name}?" in suggestion(f"trainer.{word}", known) for name in never), word
+
+
+@pytest.mark.parametrize(
+    ("command", "value"), [("fit", ""), ("fit", " "), ("fit", "null"), ("predict", ""), ("study", "")]
+)
+def test_a_run_directory_has_a_name(tmp_path, capsys, monkeypatch, command, value):
+    config = Path(
+        "configs/studies/identities.yaml" if command == "study" else "configs/demo/sft.yaml"
+    ).resolve()
+    monkeypatch.chdir(tmp_path)
+    assert main([command, "--config", str(config), "--trainer.default_root_dir", value]) == 2
+    assert list(tmp_path.iterdir()) == []
+    shown = "null" if value == "null" else repr(value)
+    expected = f"error: trainer.default_root_dir: must name a directory, such as runs/mine, got {shown}\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_short_words_are_not_corrected_to_anything():
@@ -96,7 +126,7 @@ def test_a_folder_without_a_train_split(chain, tmp_path, capsys):
 def test_conversations_as_preferences(chain, tmp_path, capsys):
     answer = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     source = write_rows(tmp_path / "pairs.jsonl", [{"chosen": answer, "rejected": answer}])
-    assert "row 1 is a conversation, but the tokenizer has no chat template; start from a" in refusal(
+    assert "is a conversation, but the tokenizer has no chat template; start from a" in refusal(
         chain, tmp_path, capsys, "dpo", "--data.preferences", source
     )
 

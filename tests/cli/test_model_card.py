@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -14,7 +15,7 @@ from lit_klrb.cli.export import push
 from lit_klrb.cli.main import main
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.loading import load_model
-from lit_klrb.run.card import MARK, model_card
+from lit_klrb.run.card import MARK, MAX_SUMMARY, model_card
 
 
 def export(chain, target, *more, stage="rloo"):
@@ -26,7 +27,8 @@ def test_the_card_states_reference_estimator_beta_and_kl(chain, tmp_path):
     card = (tmp_path / "policy" / "README.md").read_text("utf-8")
     final = json.loads((chain.root / "rloo" / "summary.json").read_text("utf-8"))["final"]
     assert f"| reference | {chain.checkpoint('sft')} |" in card
-    assert "| KL estimator | `TiltedRaoBlackwell" in card
+    assert "| trained by | RLOOModule of lit_klrb |" in card
+    assert "| KL estimator | TiltedRaoBlackwell |" in card
     assert "| reward | grammar |" in card
     assert f"| {final['kl']:.4g} ± {final['kl_se']:.2g} |" in card
     assert card.startswith("---\nlibrary_name: transformers\n")
@@ -47,6 +49,45 @@ def test_a_reference_on_the_hub_is_the_base_model():
     assert "base_model: owner/gpt\n---\n" in card
     run["settings"]["model"]["init_args"]["reference_path"] = "owner/gpt\nlicense: mit"
     assert "base_model" not in model_card({"run": run}, Path("none"), "")
+
+
+@pytest.mark.parametrize("name", ["true", "null", "../x", "runs/policy"])
+def test_a_path_is_no_name_on_the_hub(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "policy").mkdir(parents=True)
+    run = {"settings": {"model": {"class_path": "x.RLOOModule", "init_args": {"reference_path": name}}}}
+    assert "base_model" not in model_card({"run": run}, Path("none"), "")
+
+
+def test_what_a_checkpoint_says_is_text_in_its_card():
+    hostile = "`|<script>alert(1)</script>\r\n---\u2028[x](javascript:alert(1))\x1b[2J&lt;"
+    arguments = {"reference_path": hostile, "policy_path": hostile, "reward_path": hostile}
+    settings = {
+        "model": {"class_path": hostile, "init_args": arguments},
+        "kl": {"estimator": hostile, "beta": hostile},
+    }
+    settings["data"] = {"init_args": {"source": hostile}}
+    card = model_card({"run": {"settings": settings}, "global_step": hostile}, Path("none"), "")
+    metadata, _, body = card.partition(MARK)
+    assert metadata == "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n"
+    expected = r"\`\|\<script>alert(1)\</script> --- \[x](javascript:alert(1))\\x1b\[2J\&lt;"
+    rows = body.splitlines()[4:]
+    assert rows[2:] == [f"| {row.split(' | ')[0][2:]} | {expected} |" for row in rows[2:]]
+    assert len(rows) == 9
+    assert len(model_card({"global_step": 9999 * "x"}, Path("none"), "")) < 1000
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "deep", "large"])
+def test_a_summary_that_is_none_is_not_quoted(tmp_path, kind):
+    summary = tmp_path / "summary.json"
+    if kind == "pipe":
+        os.mkfifo(summary)
+    elif kind == "device":
+        summary.symlink_to("/dev/zero")
+    else:
+        spaces, content = MAX_SUMMARY * " ", '{"weights_sha256": "", "final": {"kl": 1, "kl_se": 1}}'
+        summary.write_text(200_000 * "[" if kind == "deep" else spaces + content)
+    assert "nats" not in model_card({}, tmp_path, "")
 
 
 def test_an_export_is_replaced_with_its_card_but_not_with_a_users(chain, tmp_path, capsys):

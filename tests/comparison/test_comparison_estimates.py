@@ -17,7 +17,7 @@ from lit_klrb.comparison.estimates import (
     difference,
     skewed_interval,
 )
-from lit_klrb.functional import token_stats
+from lit_klrb.functional import TokenStats, token_stats
 from lit_klrb.functional.enumeration import TabularLM, exact_kl, num_prefixes
 from lit_klrb.functional.statistics import ratio_of_means
 
@@ -148,6 +148,30 @@ def test_positions_add_up_to_the_kl_of_the_sequence(population):
     for p in positions:
         columns = slice(p.first - 1, p.last)
         assert p.kl.value == pytest.approx(table.stats.kl[:, columns][table.mask[:, columns]].mean().item())
+
+
+def test_a_position_counts_the_prompts_that_reach_it():
+    lengths, kl = (
+        (4, 4, 2, 1),
+        torch.tensor([[1.0, 2.0, 5.0, 3.0], [2.0, 4.0, 8.0, 3.0], [3.0] * 4, [4.0] * 4]),
+    )
+    mask = torch.arange(4) < torch.tensor(lengths)[:, None]
+    stats = TokenStats(kl, kl, kl).masked(mask)
+
+    def at(last, rows=slice(None)):
+        table = TokenTable(
+            stats.map(lambda field: field[rows]), mask[rows], kl[rows], torch.arange(4)[rows], 1
+        )
+        return next(position for position in table.positions(LEVEL) if position.last == last)
+
+    for last, values in ((2, [2.0, 4.0, 3.0]), (4, [4.0, 5.5])):
+        expected = scipy_stats.ttest_1samp(values, 0)
+        assert at(last).kl.value / at(last).kl.error == pytest.approx(expected.statistic)
+    low, high = expected.confidence_interval(LEVEL)
+    assert (at(4).kl.low, at(4).kl.high) == pytest.approx((low, high))
+    alone = at(4, rows=slice(1, None))._replace(share=0.0)
+    assert (alone.tokens, alone.kl.value) == (2, 5.5)
+    assert alone.kl.numbers() == {"estimate": 5.5, "se": None, "low": None, "high": None}
 
 
 def test_a_ratio_has_the_error_of_the_jackknife(population):

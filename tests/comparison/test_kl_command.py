@@ -2,13 +2,16 @@
 
 import json
 import re
+import shutil
 
 import pytest
 import torch
 
 from lit_klrb.cli.main import main
+from lit_klrb.comparison.inputs import encode_prompts, read_column
 from lit_klrb.comparison.measure import load, noise_floor, text_rollouts, token_table
 from lit_klrb.data.tokenizer import grammar_tokenizer, train_bpe
+from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import scoring
 from lit_klrb.models.loading import fresh_model, load_tokenizer
 
@@ -126,6 +129,22 @@ def test_the_noise_floor_is_rounding(models):
     assert policy.model.dtype == torch.float32
 
 
+def test_a_position_that_one_text_reaches_has_no_error(kl, tmp_path):
+    (tmp_path / "texts.txt").write_text("I saw\nIt was\nI saw this film last night.\n")
+    page = tmp_path / "kl.html"
+    arguments = ("--texts", str(tmp_path / "texts.txt"), "--direction", "forward", "--output", str(page))
+    code, output, _ = kl(*arguments)
+    assert code == 0
+    assert re.search(r"^3-4 +2 +\S+ +- +- +\d+%$", output, re.MULTILINE)
+    assert re.search(r"<td>3-4</td><td>2</td><td>[^<-]+</td><td>-</td><td>-</td>", page.read_text("utf-8"))
+    first, *_, last = json.loads(kl(*arguments, "--json")[1])["policies"][0]["directions"]["forward"][
+        "positions"
+    ]
+    assert first["se"] > 0
+    assert last["estimate"] > 0
+    assert last["se"] is last["low"] is last["high"] is None
+
+
 def test_two_policies_are_compared_in_pairs(kl, models):
     code, output, _ = kl(*PROMPTS, "--json", policy=("first", "second"))
     assert code == 0
@@ -157,6 +176,37 @@ def test_the_page_is_self_contained(kl, tmp_path):
     assert all(f"<td>{row}</td>" in html or f"<th>{row}</th>" in html for row in rows)
 
 
+def test_names_are_text_in_the_terminal_and_on_the_page(kl, models, tmp_path):
+    name = "<script>alert(1)<\x1b[2J\npolicy: fake"
+    (models / name).parent.mkdir(exist_ok=True)
+    shutil.copytree(models / "first", models / name)
+    code, output, _ = kl(
+        *PROMPTS, "--direction", "forward", "--output", str(tmp_path / "kl.html"), policy=(name,)
+    )
+    html = (tmp_path / "kl.html").read_text("utf-8")
+    assert code == 0
+    assert "\x1b" not in output + html
+    assert "<script" not in html
+    assert len(re.findall("^policy: ", output, re.MULTILINE)) == 1
+    assert "default-src 'none'" in html
+
+
+def test_lines_of_a_text_file_end_at_newlines_only(tmp_path):
+    texts = ["one\x0cand\x1ctwo", "\x00three\u2028four\x85"]
+    (tmp_path / "x.txt").write_text("\r\n".join(texts) + "\n \n", "utf-8")
+    assert read_column("texts", str(tmp_path / "x.txt"), "text") == texts
+
+
+def test_half_of_a_surrogate_pair_is_no_text(models, kl, tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"prompt": "\\ud800", "text": "\\ud800"}')
+    for column in ("prompt", "text"):
+        code, _, error = kl(f"--{column}s", str(tmp_path / "x.jsonl"))
+        assert (code, error) == (
+            2,
+            f"error: {column}s: {column} 1 is not text: surrogates not allowed at 0\n",
+        )
+
+
 def test_conversations_take_the_tokenizers_template(kl, models):
     arguments = ("--max_new_tokens", "4", "--json", "--direction", "forward", "--completions_per_prompt", "2")
     code, output, _ = kl("--prompts", "chat.jsonl", *arguments, policy=("chat",))
@@ -165,9 +215,16 @@ def test_conversations_take_the_tokenizers_template(kl, models):
     assert with_system != output
 
 
-def test_the_encoded_conversation(models):
-    from lit_klrb.comparison.inputs import encode_prompts
+def test_a_template_that_leaves_its_sandbox_ends_in_one_line(models):
+    tokenizer = load_tokenizer("policy", str(models / "chat"))
+    tokenizer.chat_template = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
+    with pytest.raises(
+        ConfigurationError, match=r"^prompts: prompt 1: the chat template refuses it: access to"
+    ):
+        encode_prompts("prompts", [[{"role": "user", "content": "It"}]], tokenizer)
 
+
+def test_the_encoded_conversation(models):
     tokenizer = load_tokenizer("policy", str(models / "chat"))
     message = {"role": "user", "content": "It was a treat"}
     (ids,) = encode_prompts("prompts", [[message]], tokenizer, system="Do not")

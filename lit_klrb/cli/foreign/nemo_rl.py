@@ -5,7 +5,7 @@ nemo_rl/algorithms/loss/loss_functions.py (ClippedPGLossFn), advantage_estimator
 """
 
 from lit_klrb.cli.foreign.reading import Settings
-from lit_klrb.cli.foreign.terms import DIVIDED, OWN, PER_LENGTH, TO_GO, Finding, Gradient, Term
+from lit_klrb.cli.foreign.terms import DIVIDED, OWN, PER_LENGTH, TO_GO, WHITENED, Finding, Gradient, Term
 from lit_klrb.estimators import K1Loss, K2Loss
 
 FRAMEWORK = "NeMo-RL (defaults of commit 7ea279a)"
@@ -63,9 +63,18 @@ def explain(settings: Settings) -> Finding:
         )
     else:
         notes.append(PER_LENGTH)
-    if advantage == "grpo" and settings.flag("grpo.normalize_rewards", True):
+    if advantage in ("grpo", "gdpo") and _divides(settings):
         notes.append(DIVIDED)
+    if advantage == "reinforce_plus_plus":
+        notes.append(WHITENED)
     return Finding(FRAMEWORK, f"{section}, adv_estimator={advantage}", terms, tuple(notes))
+
+
+def _divides(settings: Settings) -> bool:
+    """Whether rewards are divided by their group's standard deviation; examples refer to another key."""
+    key = "grpo.adv_estimator.normalize_rewards"
+    refers = settings.text(key, "true") == "${grpo.normalize_rewards}"
+    return settings.flag("grpo.normalize_rewards" if refers else key, True)
 
 
 def _in_reward(kind: str, coefficient: float | str, advantage: str) -> tuple[Term, ...]:

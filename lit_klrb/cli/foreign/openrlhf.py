@@ -1,14 +1,15 @@
 """OpenRLHF: the command line of its scripts, with today's option names and the earlier ones.
 
 Options, defaults and formulas as in OpenRLHF at commit
-3c3be6234e0cb353e76bb8019947db9dfe99fca7 (August 2026): openrlhf/cli/train_ppo_ray.py,
-openrlhf/models/utils.py, openrlhf/trainer/ppo_utils/experience_maker.py.
+d3d1920349588f3ee419ef6883efd8e09a77360c (pull request 1309, August 2026): openrlhf/cli/train_ppo_ray.py,
+openrlhf/models/utils.py, openrlhf/trainer/ppo_utils/experience_maker.py, openrlhf/trainer/ray/ppo_actor.py.
 """
 
 from lit_klrb.cli.foreign.reading import Settings
 from lit_klrb.cli.foreign.terms import DIVIDED, FIRST_STEP, LOSSES, TO_GO, WHITENED, Finding, Gradient, Term
+from lit_klrb.estimators import K2Loss
 
-FRAMEWORK = "OpenRLHF (defaults of commit 3c3be62)"
+FRAMEWORK = "OpenRLHF (defaults of commit d3d1920)"
 # Today's options, and their names until 2025.
 OPTIONS = {
     "algo.kl.init_coef": "init_kl_coef",
@@ -17,6 +18,8 @@ OPTIONS = {
     "algo.kl.target": "kl_target",
     "algo.advantage.estimator": "advantage_estimator",
 }
+# The value of the estimate, with the gradient of k2 times the token's ratio, which is clamped to 10.
+UNBIASED = "algo.kl.unbiased_gradient"
 WHITENING = {"gae", "reinforce", "reinforce_baseline"}
 
 
@@ -33,16 +36,22 @@ def explain(settings: Settings) -> Finding:
     kind = settings.text(now["algo.kl.estimator"], "k1")
     in_loss = settings.flag(now["algo.kl.use_loss"])
     gradient = (LOSSES if in_loss else TO_GO).get(kind, Gradient(None, remark="OpenRLHF does not know it"))
+    unbiased = in_loss and settings.flag(UNBIASED)
+    if unbiased:
+        gradient = Gradient(K2Loss, remark="the token's ratio is clamped to 10")
     remark = gradient.remark
     if in_loss:
         remark = remark or FIRST_STEP
     term = Term(
         "loss" if in_loss else "reward",
         kind,
-        f"--{now['algo.kl.estimator']} {kind}" + (f" --{now['algo.kl.use_loss']}" if in_loss else ""),
+        f"--{now['algo.kl.estimator']} {kind}"
+        + (f" --{now['algo.kl.use_loss']}" if in_loss else "")
+        + (f" --{UNBIASED}" if unbiased else ""),
         settings.number(now["algo.kl.init_coef"], 0.01),
         f"--{now['algo.kl.init_coef']}",
         gradient.estimator,
+        "token" if unbiased else "none",
         relation=gradient.relation,
         remark=remark,
     )
@@ -50,7 +59,7 @@ def explain(settings: Settings) -> Finding:
     notes = ["per-token values are clamped to -10 ... 10"]
     if not in_loss:
         notes.append("the baseline is subtracted from the reward before the KL, which has none")
-    if advantage in WHITENING:
+    if advantage in WHITENING and not settings.flag("algo.advantage.no_std_norm"):
         notes.append(WHITENED)
     elif advantage == "group_norm":
         notes.append(DIVIDED)

@@ -1,6 +1,7 @@
 """YAML files, shell scripts and Python scripts as settings by key; nothing in them is run."""
 
 import ast
+import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -9,11 +10,13 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from lit_klrb.config_files import MAX_BYTES, check_config_file
+from lit_klrb.config_files import check_config_file, config_text, yaml_reason
 from lit_klrb.errors import ConfigurationError, brief
 
 # Parents of a configuration that are read at most.
 MAX_PARENTS = 10
+# Characters of a word of a shell script whose variables are replaced, and of a variable's value.
+MAX_WORD = 10_000
 
 
 class Settings(NamedTuple):
@@ -46,9 +49,10 @@ class Settings(NamedTuple):
         """
         value = self.values.get(key, default)
         try:
-            return float(value)
-        except (TypeError, ValueError):
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
             return str(value)
+        return number if math.isfinite(number) else str(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
         """The truth value at a key; a flag without a value is true."""
@@ -72,17 +76,10 @@ def read_settings(path: str) -> Settings:
     if file.suffix in (".yaml", ".yml"):
         values, notes = _read_yaml(file)
         return Settings(file.name.lower(), _flattened(values), notes=tuple(notes))
-    try:
-        if file.stat().st_size > MAX_BYTES:
-            raise ConfigurationError(f"{path} has more than {MAX_BYTES} bytes", key="config")
-        text = file.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{path} is not encoded in UTF-8 ({error.reason})", key="config") from error
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read ({error.strerror})", key="config") from error
+    text = config_text(file)
     try:
         return _of_python(file, text) if file.suffix == ".py" else _of_shell(file, text)
-    except (ValueError, SyntaxError, RecursionError) as error:
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
         kind = "Python" if file.suffix == ".py" else "a shell script"
         raise ConfigurationError(f"{path} cannot be read as {kind} ({brief(error)})", key="config") from error
 
@@ -90,16 +87,27 @@ def read_settings(path: str) -> Settings:
 def _read_yaml(file: Path, depth: int = 0) -> tuple[dict[str, Any], list[str]]:
     """A mapping, merged over the file that its `defaults` names, and what is missing."""
     check_config_file(file)
-    content = yaml.load(file.read_text("utf-8"), Loader=_Loader)
+    try:
+        content = yaml.load(config_text(file), Loader=_Loader)
+    except (yaml.YAMLError, ValueError, TypeError) as error:  # such as dates that do not exist
+        reason = yaml_reason(error) if isinstance(error, yaml.YAMLError) else brief(error)
+        raise ConfigurationError(f"{file} cannot be read as YAML ({reason})", key="config") from error
     if not isinstance(content, dict):
         raise ConfigurationError(f"{file} is not a mapping of keys to values", key="config")
     parent = content.get("defaults")
     if not isinstance(parent, str):
         return content, []
-    if depth == MAX_PARENTS or not (file.parent / parent).is_file():
+    if depth == MAX_PARENTS or not _is_yaml_file(file.parent / parent):
         return content, [f"{parent}, which it inherits from, is not beside it: library defaults are shown"]
     inherited, notes = _read_yaml(file.parent / parent, depth + 1)
     return _merged(inherited, content), notes
+
+
+def _is_yaml_file(path: Path) -> bool:
+    try:
+        return path.suffix in (".yaml", ".yml") and path.is_file()
+    except OSError:  # a name that is too long
+        return False
 
 
 class _Loader(yaml.CSafeLoader):
@@ -145,7 +153,7 @@ def _of_shell(file: Path, text: str) -> Settings:
         if previous and not word.startswith("-"):
             values[previous] = word
         if equals and re.fullmatch(r"[A-Za-z_]\w*", name):
-            variables[name] = value
+            variables[name] = value if len(value) <= MAX_WORD else ""
         elif equals and re.fullmatch(r"[\w.@/-]+", key):
             values[key] = value
         elif word.startswith("--"):
@@ -155,6 +163,9 @@ def _of_shell(file: Path, text: str) -> Settings:
 
 
 def _expanded(word: str, variables: dict[str, str]) -> str:
+    """A word with the values of its variables, unless it is too long to be a setting."""
+    if len(word) > MAX_WORD:
+        return word
     return re.sub(
         r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))",
         lambda found: variables.get(found[1] or found[3], found[2] if found[2] is not None else found[0]),
@@ -190,5 +201,5 @@ def _literal(node: ast.expr, constants: dict[str, ast.expr]) -> Any:
         node = constants[node.id]
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError):  # not a literal, or one of no value such as {[]: 1}
         return ast.unparse(node)
