@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from . import certificates, logprobs, op, rounds, step, topk, variance
+from . import certificates, distillation, logprobs, op, rounds, step, topk, variance
 from .table import replace_part
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -19,11 +19,12 @@ PARTS: dict[str, tuple[Callable[..., str], Path]] = {
     "logprobs": (logprobs.report, BENCHMARKS),
     **{key: (partial(step.report, key), BENCHMARKS) for key in step.COMPARISONS},
     **{key: (partial(variance.report, key), CONTROL_VARIATE) for key in variance.SETTINGS},
+    "variance-distillation": (distillation.report, CONTROL_VARIATE),
     "topk": (topk.report, TOPK),
     "certificates": (certificates.report, CERTIFICATES),
 }
 # These train models first.
-TRAINING = {*variance.SETTINGS, "topk"}
+TRAINING = {*variance.SETTINGS, "variance-distillation", "topk"}
 
 
 def main() -> None:

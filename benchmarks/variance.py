@@ -147,13 +147,17 @@ class World:
 
     def rollouts(self, count: int) -> Iterator[tuple[Rollout, dict[str, Tensor]]]:
         """Rollouts of prompts of their own, with their rewards."""
+        for rollout in self.completions(count):
+            yield rollout, self.rewards(rollout)
+
+    def completions(self, count: int) -> Iterator[Rollout]:
+        """Rollouts of prompts of their own."""
         size = self.setting.prompts
         reviews = load_reviews(self.setting.source, "train", count * size)
         prompts = cut_prompts(reviews, self.tokenizer, 2, 8)
         for index in range(count):
-            chosen = prompts[index * size : (index + 1) * size]
-            batch = pad(chosen, self.tokenizer.pad_token_id, side="left")
-            rollout = generate_completions(
+            batch = pad(prompts[index * size : (index + 1) * size], self.tokenizer.pad_token_id, side="left")
+            yield generate_completions(
                 self.policy,
                 batch["tokens"],
                 batch["attention_mask"],
@@ -162,7 +166,6 @@ class World:
                 eos_token_id=self.tokenizer.eos_token_id,
                 pad_token_id=self.tokenizer.pad_token_id,
             )
-            yield rollout, self.rewards(rollout)
 
     def rewards(self, rollout: Rollout) -> dict[str, Tensor]:
         """The rewards of the setting, shape [B] each."""

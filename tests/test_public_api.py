@@ -17,6 +17,7 @@ ESTIMATORS = [
     "RaoBlackwellLite",
     "RaoBlackwellControlVariate",
     "TiltedRaoBlackwell",
+    "RaoBlackwellTokenValues",
     "ReleasedMonteCarlo",
     "ReleasedRaoBlackwell",
     "K1Loss",

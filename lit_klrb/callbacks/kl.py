@@ -6,8 +6,9 @@ from typing import Any, final
 import lightning as L
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators import KLEstimator, RaoBlackwellControlVariate
+from lit_klrb.estimators import KLEstimator
 from lit_klrb.estimators.cross_fit import EarlierRollouts
+from lit_klrb.estimators.fitted import FittedEstimator
 from lit_klrb.estimators.token_values import TokenValues
 
 # The controller's error is clipped to ± this, which limits the influence of a single noisy rollout.
@@ -59,9 +60,9 @@ class KLEstimatorCallback(L.Callback):
         self.current = beta
         # Whether the user chose the settings; the command line knows
         self.chosen = True
-        fitted = isinstance(estimator, RaoBlackwellControlVariate)
-        self.token_values = TokenValues() if estimator.reads_token_values else None
-        self.earlier_rollouts = EarlierRollouts() if fitted else None
+        predicted = estimator.token_values_predict
+        self.token_values = None if predicted is None else TokenValues(predicted=predicted)
+        self.earlier_rollouts = EarlierRollouts() if isinstance(estimator, FittedEstimator) else None
         self.estimator.check_trainable()
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

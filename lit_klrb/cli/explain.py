@@ -17,6 +17,7 @@ from lit_klrb.estimators import (
     KLEstimator,
     RaoBlackwell,
     RaoBlackwellControlVariate,
+    RaoBlackwellTokenValues,
     TiltedRaoBlackwell,
 )
 from lit_klrb.estimators.advice import ADVICE, DEFAULT
@@ -31,6 +32,8 @@ WIDE = 110
 FITTED = {
     RaoBlackwellControlVariate: "Its coefficients are fitted on other prompts. With one completion they are "
     "0, and the gradients are MonteCarlo's; docs/control_variate.md measures it with many prompts.",
+    RaoBlackwellTokenValues: "Its token values are fitted to earlier rollouts. Without them, the gradients "
+    "are RaoBlackwell's; docs/control_variate.md measures it with many prompts.",
     TiltedRaoBlackwell: "Its token values are fitted to earlier rollouts. Without them, the gradients are "
     "RaoBlackwell's; docs/control_variate.md measures it with many prompts.",
 }

@@ -15,6 +15,7 @@ from .control_variate import RaoBlackwellControlVariate as RaoBlackwellControlVa
 from .recipe import Recipe as Recipe, Term as Term
 from .released import ReleasedMonteCarlo as ReleasedMonteCarlo, ReleasedRaoBlackwell as ReleasedRaoBlackwell
 from .tilted import TiltedRaoBlackwell as TiltedRaoBlackwell
+from .to_come import RaoBlackwellTokenValues as RaoBlackwellTokenValues
 from .topk import (
     RaoBlackwellTopK as RaoBlackwellTopK,
     TopKBaseline as TopKBaseline,

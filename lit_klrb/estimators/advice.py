@@ -41,7 +41,8 @@ ADVICE = (
     Advice(
         "distillation, or a KL without a reward",
         RaoBlackwell,
-        "the exact KL has a small fraction of MonteCarlo's noise (docs/topk.md)",
+        "the exact KL has a small fraction of MonteCarlo's noise (docs/topk.md); RaoBlackwellTokenValues has "
+        "less far from the teacher (docs/control_variate.md)",
     ),
     Advice(
         "a teacher that sends only its most probable tokens",

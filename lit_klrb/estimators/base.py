@@ -14,6 +14,7 @@ from lit_klrb.functional.logprobs import TokenStats, TopK
 
 Baseline = Literal["leave_one_out"]
 OffPolicy = Literal["none", "token", "prefix", "sequence", "clip"]
+Predicted = Literal["rewards", "kl_to_come"]
 
 
 class Explanation(NamedTuple):
@@ -78,7 +79,8 @@ class KLEstimator(ABC):
 
     explanation: ClassVar[Explanation | None] = None
     refusal: ClassVar[str | None] = None  # why training with it is refused, and what to use instead
-    reads_token_values: ClassVar[bool] = False  # whether statistics with token values change its weights
+    # What the token values that it reads from the statistics predict; None if it reads none
+    token_values_predict: ClassVar[Predicted | None] = None
 
     baseline: Baseline | None = "leave_one_out"
     off_policy: OffPolicy = "none"

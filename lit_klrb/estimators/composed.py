@@ -99,7 +99,7 @@ class ComposedEstimator(KLEstimator):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiscountedEstimator(ComposedEstimator):
+class Discounted(KLEstimator):
     """An estimator with credit for later values, which may be discounted.
 
     Args:
@@ -117,11 +117,6 @@ class DiscountedEstimator(ComposedEstimator):
 
     @property
     @override
-    def applied_recipe(self) -> Recipe:
-        return self.recipe.discounted(self.discount)
-
-    @property
-    @override
     def bias(self) -> str | None:
         if self.refusal is not None or self.discount == 1:
             return self.refusal
@@ -129,6 +124,16 @@ class DiscountedEstimator(ComposedEstimator):
             f"with discount {self.discount:g} a token's effect on later KLs counts "
             f"{self.discount:g}^distance as much; use discount 1"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscountedEstimator(Discounted, ComposedEstimator):
+    """An estimator defined by a recipe with credit for later values, which may be discounted."""
+
+    @property
+    @override
+    def applied_recipe(self) -> Recipe:
+        return self.recipe.discounted(self.discount)
 
 
 def on_policy_credit(recipe: Recipe, stats: TokenStats) -> Tensor:

@@ -1,16 +1,16 @@
 """`MonteCarlo` plus control variates with coefficients fitted on other prompts and earlier rollouts."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, final, get_args
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators.base import Explanation, KLEstimator, LossWeights
+from lit_klrb.estimators.base import Explanation, LossWeights, Predicted
 from lit_klrb.estimators.composed import weighted_recipes_loss, weighted_recipes_score
-from lit_klrb.estimators.cross_fit import Direction, FitSums, cross_fitted_coefficients
+from lit_klrb.estimators.cross_fit import Direction
+from lit_klrb.estimators.fitted import FittedEstimator
 from lit_klrb.estimators.recipe import Recipe
 from lit_klrb.estimators.tilted import TOKEN_VALUE_DIFFERENCE
 from lit_klrb.estimators.unbiased import MonteCarlo, RaoBlackwell
@@ -20,7 +20,7 @@ from lit_klrb.functional.logprobs import TokenStats
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class RaoBlackwellControlVariate(KLEstimator):
+class RaoBlackwellControlVariate(FittedEstimator):
     """`MonteCarlo` plus a combination of gradients with mean zero, fitted on other prompts.
 
     With r_t the log ratio, R = r - beta sum_t r_t and ctr(x) = x - LOO(x) the score weights are
@@ -36,18 +36,15 @@ class RaoBlackwellControlVariate(KLEstimator):
     - leave_one_out: shrinks the leave-one-out mean, the noisiest part with few completions;
     - constant: a baseline common to all prompts.
 
-    g = 0 gives `MonteCarlo`, g_kl = 1 gives `RaoBlackwell`, and g_a = 1 in addition `TiltedRaoBlackwell`. The
-    gradient is unbiased for every g that does not depend on the completions it is applied to, so the g of a
-    prompt is fitted on the other prompts of the rollout and, in training, on those of earlier rollouts
-    (`weights_after`); see `cross_fitted_coefficients`. Coefficients are weights of differentiable terms in
-    `LossWeights` and therefore independent of any split of the rollout.
+    g = 0 gives `MonteCarlo`, g_kl = 1 gives `RaoBlackwell`, and g_a = 1 in addition `TiltedRaoBlackwell`. See
+    `FittedEstimator` for the fit.
 
     Args:
         directions: The directions to use. token_values is ignored without token values in the statistics, and
             leave_one_out without a baseline.
     """
 
-    reads_token_values: ClassVar[bool] = True
+    token_values_predict: ClassVar[Predicted | None] = "rewards"
     explanation = Explanation(
         optimises="the gradient of KL(policy || reference), exactly",
         used_by="no other software",
@@ -74,70 +71,6 @@ class RaoBlackwellControlVariate(KLEstimator):
             " token values, all fitted on other prompts"
         )
 
-    @property
-    @override
-    def cost(self) -> str:
-        return RaoBlackwell().cost
-
-    @override
-    def value(self, stats: TokenStats, mask: Tensor) -> Tensor:
-        return RaoBlackwell().value(stats, mask)
-
-    @override
-    @torch.no_grad()
-    def weights(
-        self,
-        stats: TokenStats,
-        mask: Tensor,
-        rewards: Tensor | None = None,
-        *,
-        beta: float = 1.0,
-        group_size: int = 1,
-    ) -> LossWeights:
-        return self.weights_after(None, stats, mask, rewards, beta=beta, group_size=group_size)
-
-    @torch.no_grad()
-    def weights_after(
-        self,
-        earlier: FitSums | None,
-        stats: TokenStats,
-        mask: Tensor,
-        rewards: Tensor | None = None,
-        *,
-        beta: float = 1.0,
-        group_size: int = 1,
-    ) -> LossWeights:
-        """`weights` with coefficients fitted on earlier rollouts too.
-
-        Args:
-            earlier: Sums over the groups of rollouts before this one; None for none.
-            stats: This and all others: see `KLEstimator.weights`.
-            mask: See there.
-            rewards: See there.
-            beta: See there.
-            group_size: See there.
-        """
-        rollout = stats.masked(mask), mask, rewards, beta, group_size
-        # Fit to the complete on-policy weights, even if `loss` adds a part of them
-        on_policy = replace(self, off_policy="none")._terms(*rollout)
-        coefficients = cross_fitted_coefficients(*on_policy, group_size, earlier)
-        score, directions = self._terms(*rollout)
-        for name, direction in directions.items():
-            score = score + coefficients[name] * direction
-        nothing = torch.zeros_like(score[:, :1])
-        kl_weight = beta * coefficients.get("kl", nothing) * mask
-        value_weight = -coefficients.get("token_values", nothing) * mask
-        return LossWeights(score, kl_weight, None if stats.value is None else value_weight)
-
-    @torch.no_grad()
-    def fit_sums(
-        self, stats: TokenStats, mask: Tensor, rewards: Tensor, *, beta: float, group_size: int
-    ) -> FitSums:
-        """What the fit of later rollouts needs of this one; arguments are those of `weights`."""
-        on_policy = replace(self, off_policy="none")
-        terms = on_policy._terms(stats.masked(mask), mask, rewards, beta, group_size)
-        return FitSums.of(*terms, group_size).total()
-
     @override
     def loss(
         self,
@@ -153,16 +86,16 @@ class RaoBlackwellControlVariate(KLEstimator):
             recipes.append((TOKEN_VALUE_DIFFERENCE, weights.value))
         return weighted_recipes_loss(self, stats, mask, weights.score, recipes, behaviour_logprobs)
 
-    @property
     @override
-    def is_fusable(self) -> bool:
-        return not self.credits_own_kl_in_loss
+    def pathwise_weights(
+        self, coefficients: dict[Direction, Tensor], mask: Tensor, beta: float
+    ) -> tuple[Tensor, Tensor]:
+        return beta * coefficients.get("kl", 0.0) * mask, -coefficients.get("token_values", 0.0) * mask
 
-    def _terms(
+    @override
+    def terms(
         self, stats: TokenStats, mask: Tensor, rewards: Tensor | None, beta: float, group_size: int
     ) -> tuple[Tensor, dict[Direction, Tensor]]:
-        """Score weights of `MonteCarlo`, and the increment per unit of each direction, shape [B, T] each."""
-
         def score(*recipes: tuple[Recipe, float], rewards: Tensor | None = None) -> Tensor:
             return weighted_recipes_score(self, stats, mask, recipes, rewards, group_size)
 

@@ -22,12 +22,14 @@ class FitSums(NamedTuple):
         target: Inner products of the directions and the score weights at g = 0, shape [..., 4].
         squares: Squared norm of the score weights at g = 0, shape [...].
         groups: Number of groups, shape [...].
+        fourth_powers: Sum of the groups' squared `squares`, shape [...].
     """
 
     products: Tensor
     target: Tensor
     squares: Tensor
     groups: Tensor
+    fourth_powers: Tensor
 
     @staticmethod
     def of(origin: Tensor, directions: Mapping[Direction, Tensor], group_size: int) -> "FitSums":
@@ -43,12 +45,27 @@ class FitSums(NamedTuple):
             values.double().reshape(-1, len(origin) // group_size, group_size * origin.shape[1])
             for values in (torch.stack([directions.get(name, absent) for name in _DIRECTIONS]), origin)
         )
+        squares = start[0].square().sum(1)
         return FitSums(
             torch.einsum("dgn,egn->gde", slopes, slopes),
             torch.einsum("dgn,cgn->gd", slopes, start),
-            start[0].square().sum(1),
-            torch.ones_like(start[0, :, 0]),
+            squares,
+            torch.ones_like(squares),
+            squares.square(),
         )
+
+    @property
+    def effective_groups(self) -> Tensor:
+        """Geometric mean of the number of groups and of Kish's effective number, shape [...].
+
+        Kish's number is squares^2 / fourth_powers. A coefficient's squared error is inversely proportional to
+        the number of groups if the size of a group's score weights is unrelated to that of its directions,
+        and to Kish's number if they are proportional.
+        """
+        # At least one group is effective; if all score weights are 0, all are
+        share = self.squares.square() / (self.groups * self.fourth_powers)
+        share = torch.where(self.fourth_powers > 0, share, 1).clamp(max=1)
+        return (self.groups * share.sqrt()).clamp(min=1)
 
     def of_others(self) -> "FitSums":
         """For each group the sums of all others.
@@ -78,8 +95,9 @@ def cross_fitted_coefficients(
 
     Least squares of the score weights, a proxy of the gradient that contains the noise of all terms, over the
     other groups of the rollout and the groups of earlier ones. The penalty corresponds to one additional
-    group in which every direction is uncorrelated with the rest, so coefficients from few groups are shrunk
-    more. Negligible directions get coefficients near 0.
+    effective group (`FitSums.effective_groups`) in which every direction is uncorrelated with the rest, so
+    coefficients from few groups are shrunk more, and most if few of them have large score weights, as with
+    rare rewards. Negligible directions get coefficients near 0.
 
     Args:
         origin: Score weights at g = 0, shape [B, T].
@@ -91,6 +109,8 @@ def cross_fitted_coefficients(
         Coefficients of each direction and sequence, shape [B, 1]; 0 if fewer than two groups are left to fit
         them on.
     """
+    if not directions:
+        return {}
     sums = FitSums.of(origin, directions, group_size).of_others()
     if earlier is not None:
         sums = sums.plus(earlier)
@@ -101,7 +121,7 @@ def cross_fitted_coefficients(
     # The constant direction is dimensionless and cannot be compared with score weights
     compared = torch.tensor([name != "constant" for name in names], device=origin.device)
     enough = sums.groups[:, None] >= 2
-    penalty = (diagonal + _NEGLIGIBLE * sums.squares[:, None] * compared) / sums.groups[:, None].clamp(min=1)
+    penalty = (diagonal + _NEGLIGIBLE * sums.squares[:, None] * compared) / sums.effective_groups[:, None]
     # Scale to a unit diagonal; 1 on the diagonal keeps the system solvable if a direction is zero everywhere
     scale = torch.where(diagonal + penalty > 0, diagonal + penalty, 1).rsqrt()
     matrix = scale[:, :, None] * products * scale[:, None, :]
@@ -144,7 +164,7 @@ class EarlierRollouts:
             ConfigurationError: If it is not such a state.
         """
         size = len(_DIRECTIONS)
-        shapes = dict(zip(FitSums._fields, ((size, size), (size,), (), ()), strict=True))
+        shapes = dict(zip(FitSums._fields, ((size, size), (size,), (), (), ()), strict=True))
         valid = isinstance(state, dict) and (not state or set(state) == set(shapes))
         for name, value in state.items() if valid else ():
             valid &= isinstance(value, Tensor) and value.shape == shapes[name]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_klrb.estimators.base import Explanation, KLEstimator, LossWeights
+from lit_klrb.estimators.base import Explanation, KLEstimator, LossWeights, Predicted
 from lit_klrb.estimators.composed import weighted_recipes_loss, weighted_recipes_score
 from lit_klrb.estimators.recipe import Recipe, Term
 from lit_klrb.estimators.unbiased import RaoBlackwell
@@ -41,7 +41,7 @@ class TiltedRaoBlackwell(KLEstimator):
     reward, it equals `RaoBlackwell`.
     """
 
-    reads_token_values: ClassVar[bool] = True
+    token_values_predict: ClassVar[Predicted | None] = "rewards"
     explanation = Explanation(
         optimises="the gradient of KL(policy || reference), exactly",
         used_by="no other software",

@@ -1,4 +1,4 @@
-"""A table of token values, fitted to the rewards of earlier rollouts."""
+"""A table of token values, fitted to the rewards or the KLs of earlier rollouts."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,7 +8,12 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.estimators.base import Predicted
 from lit_klrb.functional.baselines import check_group_size
+from lit_klrb.functional.credit import reward_to_go
+
+# 2,048 completions, and tokens of about as many.
+_WINDOWS: dict[Predicted, int] = {"rewards": 2_048, "kl_to_come": 65_536}
 
 
 class _Window(NamedTuple):
@@ -37,10 +42,12 @@ class TokenValues:
     with `table`, then call `observe`.
 
     Args:
-        window: Maximum number of completions; older rollouts are dropped.
+        window: Maximum number of completions (default 2,048) or, for the KL to come, of tokens (65,536);
+            older rollouts are dropped.
         ridges: Candidate penalties, in squared counts; larger ones shrink more. The largest is used until a
             rollout has been predicted.
         iterations: Steps of conjugate gradients per fit.
+        predicted: What is observed: rewards (`observe`), or the KL to come (`observe_to_come`).
 
     Example:
         >>> values = TokenValues(ridges=(0.01,), iterations=10)
@@ -55,10 +62,12 @@ class TokenValues:
 
     def __init__(
         self,
-        window: int = 2048,
+        window: int | None = None,
         ridges: Sequence[float] = (2.0, 8.0, 32.0, 128.0),
         iterations: int = 3,
+        predicted: Predicted = "rewards",
     ) -> None:
+        window = _WINDOWS[predicted] if window is None else window
         for name, value in (("window", window), ("iterations", iterations)):
             if value < 1:
                 raise ConfigurationError(f"must be at least 1, got {value}", key=f"token_values.{name}")
@@ -66,7 +75,7 @@ class TokenValues:
             raise ConfigurationError(
                 f"must be positive and finite, got {list(ridges)}", key="token_values.ridges"
             )
-        self.window, self.iterations = window, iterations
+        self.window, self.iterations, self.predicted = window, iterations, predicted
         self._ridges = torch.tensor(sorted(ridges), dtype=torch.float64)
         # One column per ridge, again one per ridge if there is a prior, and a column of zeros
         self._tables = torch.zeros(0, len(ridges) + 1, dtype=torch.float64)
@@ -157,6 +166,31 @@ class TokenValues:
             self._window.rewards[excess:],
         )
         self._window = _Window(*(torch.cat(pair) for pair in zip(kept, new, strict=True)))
+
+    def observe_to_come(
+        self, tokens: Tensor, mask: Tensor, kl: Tensor, group_size: int, discount: float = 1.0
+    ) -> None:
+        """The same for values that predict the KL after each token, by that token alone.
+
+        Each token counts as a completion whose reward is the KL to come; those at a position of the
+        completions of a prompt are a group. The window is therefore one of tokens.
+
+        Args:
+            tokens: Token ids of the completions of all processes, shape [B, T].
+            mask: True on completion tokens, shape [B, T].
+            kl: KL of each token, shape [B, T].
+            group_size: Completions per prompt; the same in every rollout.
+            discount: Factor of a later KL per token of distance.
+        """
+        to_come = reward_to_go(torch.where(mask, kl, 0), strict=True, discount=discount)
+        tokens, mask, to_come = (
+            values.view(-1, group_size, values.shape[1]).transpose(1, 2).flatten(0, 1)
+            for values in (tokens, mask, to_come)
+        )
+        any_left = mask.any(1)
+        columns = (values[any_left].flatten() for values in (tokens, mask, to_come))
+        tokens, mask, to_come = columns
+        self.observe(tokens[:, None], mask[:, None], to_come, group_size)
 
     def fit(self, vocabulary: int) -> None:
         """Improve the tables on the observed completions.

@@ -5,7 +5,10 @@ the logits of a batch, and `tiled_policy_loss` the loss of a training step. `kl_
 the KL.
 """
 
-from .baselines import leave_one_out_baseline as leave_one_out_baseline
+from .baselines import (
+    leave_one_out_baseline as leave_one_out_baseline,
+    other_prompts_baseline as other_prompts_baseline,
+)
 from .credit import (
     ImportanceWeights as ImportanceWeights,
     assign_credit as assign_credit,

@@ -12,9 +12,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.distributed import gather, gather_rollout, gather_rows, own_rows
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators import KLEstimator, LossWeights, RaoBlackwellControlVariate
+from lit_klrb.estimators import KLEstimator, LossWeights, RaoBlackwellTokenValues
 from lit_klrb.estimators.checked import checked_loss, checked_weights
 from lit_klrb.estimators.cross_fit import EarlierRollouts
+from lit_klrb.estimators.fitted import FittedEstimator
 from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.functional import TokenStats
 from lit_klrb.functional.statistics import clustered_mean
@@ -148,7 +149,7 @@ class OnPolicyModule(RegularisedModule, ABC):
             # beta * credited KL - (r - mean of the other K - 1), on the completions of all processes
             gathered = gather_rollout(stats.detach(), rollout.mask, training_rewards)
             weights = self.weigh(*gathered).map(lambda rows: own_rows(rows, like=rollout.mask))
-            self.observe_rewards(rollout, training_rewards)
+            self.observe(rollout, stats.detach(), training_rewards)
             metrics = self.rollout_metrics(rollout, stats.detach(), rewards)
             self.experience = Experience(
                 rollout, reference_states, stats.logprobs.detach(), training_rewards, weights, metrics
@@ -195,7 +196,7 @@ class OnPolicyModule(RegularisedModule, ABC):
         """The estimator's weights of a rollout of all processes, with what it fits on earlier ones."""
         settings: dict[str, Any] = {"beta": self.beta, "group_size": self.group_size}
         estimator, earlier = self.kl_estimator, self.earlier_rollouts
-        if earlier is None or not isinstance(estimator, RaoBlackwellControlVariate):
+        if earlier is None or not isinstance(estimator, FittedEstimator):
             return checked_weights(estimator, stats, mask, rewards, **settings)
         weights = estimator.weights_after(earlier.sums, stats, mask, rewards, **settings)
         # After the weights: the coefficients of a prompt must not depend on its own completions
@@ -215,11 +216,23 @@ class OnPolicyModule(RegularisedModule, ABC):
                 self.token_values.fit(vocabulary=len(self.policy.get_output_embeddings().weight))
         return self.token_value_table
 
-    def observe_rewards(self, rollout: Rollout, rewards: Tensor) -> None:
-        """Add the completions and rewards of all processes to the data of later fits of token values."""
-        if self.token_values is not None:
-            tokens, mask, rewards = map(gather_rows, (rollout.completions, rollout.mask, rewards))
-            self.token_values.observe(tokens, mask, rewards, self.group_size)
+    def observe(self, rollout: Rollout, stats: TokenStats, rewards: Tensor) -> None:
+        """Add the completions of all processes to the data of later fits of token values.
+
+        Args:
+            rollout: The completions.
+            stats: Their statistics, whose KLs are predicted if the estimator needs that.
+            rewards: Their training rewards, shape [B], which are predicted otherwise.
+        """
+        values, estimator = self.token_values, self.kl_estimator
+        if values is None:
+            return
+        tokens, mask = map(gather_rows, (rollout.completions, rollout.mask))
+        if isinstance(estimator, RaoBlackwellTokenValues) and stats.kl is not None:
+            kl = gather_rows(stats.kl)
+            values.observe_to_come(tokens, mask, kl, self.group_size, estimator.discount)
+        else:
+            values.observe(tokens, mask, gather_rows(rewards), self.group_size)
 
     def unfinished(self, rollout: Rollout) -> Tensor:
         """Whether a completion was truncated before its EOS, bool, shape [B]."""
@@ -263,7 +276,8 @@ class OnPolicyModule(RegularisedModule, ABC):
         for name, values in (("length", summary["length"]), ("unfinished", self.unfinished(rollout).float())):
             metrics[name] = gather_rows(values).mean().item()
         if self.token_values is not None:
-            metrics["reward_explained"] = self.token_values.explained
+            of_rewards = self.token_values.predicted == "rewards"
+            metrics["reward_explained" if of_rewards else "kl_explained"] = self.token_values.explained
         return metrics
 
     @property
@@ -310,8 +324,9 @@ class RLOOModule(RewardedModule, OnPolicyModule):
 
     def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The policy of policy_path, or the reference, and the token values that its warm start fitted."""
-        if self.token_values is not None and self.policy_path is not None:
+        values = self.token_values
+        if values is not None and values.predicted == "rewards" and self.policy_path is not None:
             prior = loading.load_token_values("policy_path", self.policy_path)
             if prior is not None:
-                self.token_values.start_from(prior)
+                values.start_from(prior)
         return self.load_policy()

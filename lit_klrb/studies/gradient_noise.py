@@ -14,6 +14,7 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import KLEstimator, MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate
 from lit_klrb.estimators.cross_fit import EarlierRollouts
 from lit_klrb.estimators.token_values import TokenValues
+from lit_klrb.functional import TopK
 from lit_klrb.modules.rloo import OnPolicyModule
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.base import PolicyStudy
@@ -153,14 +154,22 @@ def batch_gradients(
     rewards = module.training_rewards(rollout, module.rewards(rollout, batch))
     reference_states = module.scorer.reference_states(rollout)
     everything = (REWARD_ALONE, *estimators)
-    by_head = {
-        topk: module.scorer.stats(rollout, reference_states, module.token_value_table, topk)
-        for topk in {estimator.topk for estimator in everything}
+    predicted = None if module.token_values is None else module.token_values.predicted
+
+    def needed(estimator: KLEstimator) -> tuple[TopK | None, bool]:
+        """The head that it reads, and whether the token values predict what it needs."""
+        return estimator.topk, estimator.token_values_predict in (None, predicted)
+
+    by_need = {
+        (topk, valued): module.scorer.stats(
+            rollout, reference_states, module.token_value_table if valued else None, topk
+        )
+        for topk, valued in set(map(needed, everything))
     }
     settings: dict[str, Any] = {"beta": module.beta, "group_size": group_size}
     gradients = []
     for estimator in everything:
-        stats = by_head[estimator.topk]
+        stats = by_need[needed(estimator)]
         if earlier is not None and isinstance(estimator, RaoBlackwellControlVariate):
             weights = estimator.weights_after(earlier.sums, stats, rollout.mask, rewards, **settings)
         else:

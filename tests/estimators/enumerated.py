@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from lit_klrb.estimators import KLEstimator, LossWeights
+from lit_klrb.estimators.cross_fit import FitSums
+from lit_klrb.estimators.fitted import FittedEstimator
 from lit_klrb.functional import TokenStats, TopK, token_stats
-from lit_klrb.functional.enumeration import TabularLM
+from lit_klrb.functional.enumeration import TabularLM, exact_kl_gradient, exact_objective
 
 
 class Variation(NamedTuple):
@@ -183,3 +185,74 @@ def carried_to_logits(
         per_completion.append(zeros.index_add(0, draws.rows, chance * gradient))
     (result,) = torch.autograd.grad(outputs, logits, per_completion, retain_graph=True)
     return result
+
+
+def rows_of(stats: TokenStats, rows: Tensor) -> TokenStats:
+    return stats.map(lambda field: field[rows])
+
+
+def distinct_batches(case: Case, groups: int, group_size: int) -> tuple[Tensor, Tensor]:
+    """All batches up to the order of groups and of their completions, and the number of such orders."""
+    ordered = case.groups(groups * group_size).view(-1, groups, group_size).sort(-1).values
+    codes = (ordered * len(case.sequences[0]) ** torch.arange(group_size)).sum(-1)
+    batches = ordered.gather(1, codes.argsort(-1)[..., None].expand_as(ordered)).flatten(1)
+    return batches.unique(dim=0, return_counts=True)
+
+
+def expected_batch_gradient(
+    case: Case,
+    estimator: FittedEstimator,
+    groups: int,
+    group_size: int,
+    *,
+    beta: float | None = None,
+    off_policy: bool = False,
+    earlier: FitSums | None = None,
+) -> tuple[Tensor, LossWeights]:
+    """Expectation over all batches of `groups` groups, as coefficients depend on all groups of a batch."""
+    mask = case.sequences[1]
+    logits = case.policy.logits.clone().requires_grad_()
+    current, generated = case.stats(logits), case.stats(case.behaviour.logits)
+    rollout = generated if off_policy else current
+    logprob = torch.where(mask, rollout.logprobs, 0).sum(-1).detach()
+    batches, counts = distinct_batches(case, groups, group_size)
+    by_batch = [
+        estimator.weights_after(
+            earlier,
+            rows_of(rollout.detach(), batch),
+            mask[batch],
+            None if beta is None else case.rewards[batch],
+            beta=beta or 1.0,
+            group_size=group_size,
+        )
+        for batch in batches
+    ]
+    weights = LossWeights(*map(torch.cat, zip(*by_batch, strict=True)))
+    rows = batches.flatten()
+    leaf = current.map(lambda field: field[rows].detach().requires_grad_())
+    estimator.loss(
+        leaf,
+        mask[rows],
+        weights,
+        beta=beta or 1.0,
+        behaviour_logprobs=generated.logprobs[rows].detach() if off_policy else None,
+    ).backward()
+    chances = counts * logprob[batches].sum(-1).exp()
+    assert abs(chances.sum().item() - 1) < 1e-9
+    scale = (chances * len(batches)).repeat_interleave(groups * group_size)[:, None]
+    total = sum(
+        (scale * getattr(leaf, name).grad * getattr(current, name)[rows]).sum()
+        for name in ("logprobs", "kl", "expected_value")
+        if getattr(leaf, name).grad is not None
+    )
+    (gradient,) = torch.autograd.grad(total, logits)
+    return gradient, weights
+
+
+def exact_gradient(case: Case, beta: float | None) -> Tensor:
+    """Gradient of the KL or, with beta, of minus the objective."""
+    if beta is None:
+        return exact_kl_gradient(case.policy, case.reference)
+    leaf = case.policy.logits.clone().requires_grad_()
+    value = exact_objective(TabularLM(leaf, case.policy.max_length), case.reference, case.rewards, beta)
+    return -torch.autograd.grad(value, leaf)[0]

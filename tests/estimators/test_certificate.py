@@ -4,8 +4,9 @@ Targets are computed from the definitions by enumeration and autograd, without t
 Each test is of one estimator on one model, with or without rewards, and loops over all of `CELLS`.
 
 Later inner steps without a correction or with clipping, which are biased, are in test_inner_steps.py;
-`RaoBlackwellControlVariate`, which couples the groups of a batch, in test_control_variate.py; the biased
-top-k estimators, and all heads, in test_topk_estimators.py.
+`RaoBlackwellControlVariate` and `RaoBlackwellTokenValues`, which couple the groups of a batch, in
+test_control_variate.py and test_to_come.py; the biased top-k estimators, and all heads, in
+test_topk_estimators.py.
 """
 
 import itertools
@@ -156,7 +157,7 @@ def test_the_expected_gradient_is_the_documented_one(name, case, objective):
 
 
 def test_no_estimator_is_left_out():
-    elsewhere = {"RaoBlackwellControlVariate"}
+    elsewhere = {"RaoBlackwellControlVariate", "RaoBlackwellTokenValues"}
     elsewhere |= {name for name, kind in estimator_classes().items() if issubclass(kind, TopKEstimator)}
     assert {*NAMES, *elsewhere} == set(estimator_classes())
 

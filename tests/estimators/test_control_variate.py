@@ -1,85 +1,14 @@
 import pytest
 import torch
-from enumerated import Case
+from enumerated import Case, exact_gradient, expected_batch_gradient, rows_of
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators import (
-    LossWeights,
-    MonteCarlo,
-    RaoBlackwell,
-    RaoBlackwellControlVariate,
-    TiltedRaoBlackwell,
-)
+from lit_klrb.estimators import MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate, TiltedRaoBlackwell
 from lit_klrb.estimators.cross_fit import EarlierRollouts, FitSums, cross_fitted_coefficients
 from lit_klrb.functional import TokenStats
-from lit_klrb.functional.enumeration import TabularLM, exact_kl_gradient, exact_objective
 
 BETA = 0.4
 DIRECTIONS = ("kl", "token_values", "leave_one_out", "constant")
-
-
-def rows_of(stats, rows):
-    return stats.map(lambda field: field[rows])
-
-
-def distinct_batches(case, groups, group_size):
-    """All batches up to the order of groups and of their completions, and the number of such orders."""
-    ordered = case.groups(groups * group_size).view(-1, groups, group_size).sort(-1).values
-    codes = (ordered * len(case.sequences[0]) ** torch.arange(group_size)).sum(-1)
-    batches = ordered.gather(1, codes.argsort(-1)[..., None].expand_as(ordered)).flatten(1)
-    return batches.unique(dim=0, return_counts=True)
-
-
-def expected_batch_gradient(
-    case, estimator, groups, group_size, *, beta=None, off_policy=False, earlier=None
-):
-    """Expectation over all batches of `groups` groups, as coefficients depend on all groups of a batch."""
-    mask = case.sequences[1]
-    logits = case.policy.logits.clone().requires_grad_()
-    current, generated = case.stats(logits), case.stats(case.behaviour.logits)
-    rollout = generated if off_policy else current
-    logprob = torch.where(mask, rollout.logprobs, 0).sum(-1).detach()
-    batches, counts = distinct_batches(case, groups, group_size)
-    by_batch = [
-        estimator.weights_after(
-            earlier,
-            rows_of(rollout.detach(), batch),
-            mask[batch],
-            None if beta is None else case.rewards[batch],
-            beta=beta or 1.0,
-            group_size=group_size,
-        )
-        for batch in batches
-    ]
-    weights = LossWeights(*map(torch.cat, zip(*by_batch, strict=True)))
-    rows = batches.flatten()
-    leaf = current.map(lambda field: field[rows].detach().requires_grad_())
-    estimator.loss(
-        leaf,
-        mask[rows],
-        weights,
-        beta=beta or 1.0,
-        behaviour_logprobs=generated.logprobs[rows].detach() if off_policy else None,
-    ).backward()
-    chances = counts * logprob[batches].sum(-1).exp()
-    assert chances.sum().item() == pytest.approx(1)
-    scale = (chances * len(batches)).repeat_interleave(groups * group_size)[:, None]
-    total = sum(
-        (scale * getattr(leaf, name).grad * getattr(current, name)[rows]).sum()
-        for name in ("logprobs", "kl", "expected_value")
-        if getattr(leaf, name).grad is not None
-    )
-    (gradient,) = torch.autograd.grad(total, logits)
-    return gradient, weights
-
-
-def exact_gradient(case, beta):
-    """Gradient of the KL or, with beta, of minus the objective."""
-    if beta is None:
-        return exact_kl_gradient(case.policy, case.reference)
-    leaf = case.policy.logits.clone().requires_grad_()
-    value = exact_objective(TabularLM(leaf, case.policy.max_length), case.reference, case.rewards, beta)
-    return -torch.autograd.grad(value, leaf)[0]
 
 
 @pytest.mark.parametrize(
@@ -200,10 +129,12 @@ def plain_coefficients(origin, directions, group_size):
         rows = used.flatten()
         columns = torch.stack([values[rows].flatten() for values in directions.values()], 1)
         target = -origin[rows].flatten()
+        sizes = target.view(groups - 1, -1).square().sum(1)
+        effective = ((groups - 1) * sizes.sum() ** 2 / sizes.square().sum()).sqrt()
         floor = (
             torch.tensor([0.0 if name == "constant" else 1e-3 for name in directions]) * target.square().sum()
         )
-        penalty = ((columns.square().sum(0) + floor) / (groups - 1)).sqrt().diag()
+        penalty = ((columns.square().sum(0) + floor) / effective).sqrt().diag()
         augmented = torch.cat([columns, penalty]), torch.cat([target, torch.zeros(len(directions))])
         result.append(torch.linalg.lstsq(augmented[0], augmented[1][:, None], driver="gelsd").solution[:, 0])
     found = torch.stack(result) if result else torch.zeros(groups, len(directions))

@@ -40,6 +40,8 @@ def trained(chain, tmp_path, estimator, change=None):
         ("TiltedRaoBlackwell", "clip"),
         ("TiltedRaoBlackwell", "prefix"),
         ("RaoBlackwellControlVariate", "none"),
+        ("RaoBlackwellTokenValues", "none"),
+        ("RaoBlackwellTokenValues", "prefix"),
     ],
 )
 def test_a_step_has_the_gradient_of_the_objective_on_whole_logits(chain, tmp_path, name, off_policy):
@@ -80,6 +82,32 @@ def test_the_table_of_a_rollout_is_fitted_to_those_before_it(chain, tmp_path):
     assert torch.equal(other[-1][1], seen[-1][1])
     assert not torch.equal(other[-1][0].rewards, seen[-1][0].rewards)
     assert module.experience.metrics["reward_explained"] == module.token_values.explained
+
+
+def test_a_table_of_the_kl_to_come_is_fitted_to_the_rollouts_before_it(chain, tmp_path):
+    estimator = estimators.RaoBlackwellTokenValues(discount=0.9, allow_biased=True)
+    module, batch = attached(chain, tmp_path, estimator)
+    callback = KLEstimatorCallback(estimator, 0.3)
+    module.token_values, module.earlier_rollouts = callback.token_values, callback.earlier_rollouts
+    observe, again, sums = module.observe, TokenValues(predicted="kl_to_come"), []
+
+    def observed(rollout, stats, rewards):
+        again.fit(len(module.tokenizer))
+        table = module.token_value_table
+        assert table is again.table is None or torch.equal(table, again.table)
+        again.observe_to_come(rollout.completions, rollout.mask, stats.kl, 3, discount=0.9)
+        observe(rollout, stats, rewards)
+        sums.append(module.earlier_rollouts.sums)
+
+    module.observe = observed
+    for number in range(STEPS):
+        module.training_step(batch, number)
+    assert again.table.any()
+    assert torch.equal(module.token_values.state_dict()["tokens"], again.state_dict()["tokens"])
+    assert module.experience.metrics["kl_explained"] == again.explained
+    assert "reward_explained" not in module.experience.metrics
+    assert not sums[0].products.any()  # the first rollout has no table
+    assert sums[1].products.any()
 
 
 def test_the_callback_keeps_token_values_for_estimators_that_read_them():

@@ -1,0 +1,117 @@
+"""Estimators with coefficients that are fitted on other prompts and on earlier rollouts."""
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lit_klrb.estimators.base import KLEstimator, LossWeights
+from lit_klrb.estimators.cross_fit import Direction, FitSums, cross_fitted_coefficients
+from lit_klrb.estimators.unbiased import RaoBlackwell
+from lit_klrb.functional.logprobs import TokenStats
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedEstimator(KLEstimator):
+    """Score weights at g = 0, plus directions of mean zero times coefficients g.
+
+    The gradient is unbiased for every g that does not depend on the completions it is applied to, so the g of
+    a prompt is fitted on the other prompts of the rollout and, in training, on those of earlier rollouts
+    (`weights_after`); see `cross_fitted_coefficients`. Coefficients are weights of differentiable terms in
+    `LossWeights` and therefore independent of any split of the rollout.
+    """
+
+    @abstractmethod
+    def terms(
+        self, stats: TokenStats, mask: Tensor, rewards: Tensor | None, beta: float, group_size: int
+    ) -> tuple[Tensor, dict[Direction, Tensor]]:
+        """Score weights at g = 0, and the increment per unit of each direction, shape [B, T] each.
+
+        Args:
+            stats: Statistics that are 0 outside the mask; the other arguments are those of `weights`.
+            mask: See `KLEstimator.weights`.
+            rewards: See there.
+            beta: See there.
+            group_size: See there.
+        """
+
+    @abstractmethod
+    def pathwise_weights(
+        self, coefficients: dict[Direction, Tensor], mask: Tensor, beta: float
+    ) -> tuple[Tensor, Tensor]:
+        """`LossWeights.kl` and, if there are token values, `LossWeights.value`, shape [B, T] each.
+
+        Args:
+            coefficients: Those of the directions of `terms`, shape [B, 1] each.
+            mask: 1 on completion tokens and 0 elsewhere, shape [B, T].
+            beta: Weight of the KL.
+        """
+
+    @property
+    @override
+    def cost(self) -> str:
+        return RaoBlackwell().cost
+
+    @override
+    def value(self, stats: TokenStats, mask: Tensor) -> Tensor:
+        return RaoBlackwell().value(stats, mask)
+
+    @override
+    @torch.no_grad()
+    def weights(
+        self,
+        stats: TokenStats,
+        mask: Tensor,
+        rewards: Tensor | None = None,
+        *,
+        beta: float = 1.0,
+        group_size: int = 1,
+    ) -> LossWeights:
+        return self.weights_after(None, stats, mask, rewards, beta=beta, group_size=group_size)
+
+    @torch.no_grad()
+    def weights_after(
+        self,
+        earlier: FitSums | None,
+        stats: TokenStats,
+        mask: Tensor,
+        rewards: Tensor | None = None,
+        *,
+        beta: float = 1.0,
+        group_size: int = 1,
+    ) -> LossWeights:
+        """`weights` with coefficients fitted on earlier rollouts too.
+
+        Args:
+            earlier: Sums over the groups of rollouts before this one; None for none.
+            stats: This and all others: see `KLEstimator.weights`.
+            mask: See there.
+            rewards: See there.
+            beta: See there.
+            group_size: See there.
+        """
+        rollout = stats.masked(mask), mask, rewards, beta, group_size
+        # Fit to the complete on-policy weights, even if `loss` adds a part of them
+        on_policy = replace(self, off_policy="none").terms(*rollout)
+        coefficients = cross_fitted_coefficients(*on_policy, group_size, earlier)
+        score, directions = self.terms(*rollout)
+        for name, direction in directions.items():
+            score = score + coefficients[name] * direction
+        kl_weight, value_weight = self.pathwise_weights(coefficients, mask.to(score.dtype), beta)
+        return LossWeights(score, kl_weight, None if stats.value is None else value_weight)
+
+    @torch.no_grad()
+    def fit_sums(
+        self, stats: TokenStats, mask: Tensor, rewards: Tensor | None, *, beta: float, group_size: int
+    ) -> FitSums:
+        """What the fit of later rollouts needs of this one; arguments are those of `weights`."""
+        on_policy = replace(self, off_policy="none")
+        terms = on_policy.terms(stats.masked(mask), mask, rewards, beta, group_size)
+        return FitSums.of(*terms, group_size).total()
+
+    @property
+    @override
+    def is_fusable(self) -> bool:
+        return not self.credits_own_kl_in_loss
