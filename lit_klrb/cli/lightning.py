@@ -35,6 +35,7 @@ from lit_klrb.cli.warned import once_of_a_kind, quiet
 from lit_klrb.distributed import check_strategy
 from lit_klrb.errors import ConfigurationError, error_line
 from lit_klrb.estimators.advice import DEFAULT
+from lit_klrb.models.roles import CLASSIFIER
 from lit_klrb.run.checkpoints import CheckpointFiles
 from lit_klrb.run.directory import RunDirectory, check_named
 from lit_klrb.run.loggers import run_loggers
@@ -246,9 +247,9 @@ class LitCLI(LightningCLI):
         )
         if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             steps = self.trainer.global_step
-            self.model.print(
-                f"wrote {self.directory.path} ({steps} steps); {next_command(self.directory.checkpoint)}"
-            )
+            is_reward = getattr(self.model, "role", None) == CLASSIFIER
+            following = next_command(self.directory.checkpoint, is_reward)
+            self.model.print(f"wrote {self.directory.path} ({steps} steps); {following}")
 
 
 def check_text(settings: Mapping[str, Any]) -> None:

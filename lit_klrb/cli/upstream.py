@@ -30,11 +30,12 @@ def check_upstream(settings: dict[str, Any]) -> None:
         raise ConfigurationError(f"{path} does not exist; {hint}", key=key)
 
 
-def next_command(checkpoint: Path) -> str:
+def next_command(checkpoint: Path, is_reward: bool = False) -> str:
     """What can follow a run: a stage under configs/ that starts from its checkpoint, or its export.
 
     Args:
         checkpoint: The run's last checkpoint.
+        is_reward: Whether it is of a reward model, which is not exported.
     """
     # Backwards, as a warm start (dpo.yaml) is more usual than distillation (distill.yaml)
     for config in sorted(Path("configs").rglob("*.yaml"), reverse=True):
@@ -43,6 +44,8 @@ def next_command(checkpoint: Path) -> str:
         ready = all(Path(path).exists() for path in named) and made is not None and not made.exists()
         if str(checkpoint) in named and ready:
             return f"next: python -m lit_klrb fit --config {config}"
+    if is_reward:
+        return f"to train with this reward: --model.reward_path {shlex.quote(str(checkpoint))}"
     folder = checkpoint.parent.parent / "model"
     paths = f"--ckpt_path {shlex.quote(str(checkpoint))} --output_dir {shlex.quote(str(folder))}"
     return f"to use it elsewhere: python -m lit_klrb export {paths}"

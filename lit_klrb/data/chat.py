@@ -1,5 +1,6 @@
 """Conversations: lists of messages, and the texts that a tokenizer's chat template makes of them."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -62,8 +63,9 @@ class Conversation:
         return cls(tuple(kept), place)
 
     def identity(self, part: slice = slice(None)) -> str:
-        """A text that equal messages share."""
-        return json.dumps(self.messages[part], sort_keys=True, default=str)
+        """A hash of messages, in hexadecimal digits."""
+        messages = json.dumps(self.messages[part], sort_keys=True, default=str)
+        return hashlib.sha256(messages.encode()).hexdigest()
 
     @property
     def last_role(self) -> str:

@@ -1,6 +1,5 @@
 """LightningDataModules: reviews as language-model batches, prompts, and preferences as pairs."""
 
-import logging
 from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from lit_klrb.data.batches import Batch, classifier_batch, pad
 from lit_klrb.data.corpora import GRAMMAR, MESSAGES, TEXT, load_reviews
 from lit_klrb.data.grammar import Review, ReviewGrammar
 from lit_klrb.data.interfaces import Completer, PairMaker
-from lit_klrb.data.pairs import load_pairs, whole_texts
+from lit_klrb.data.pairs import TokenPair, load_pairs, usable_pairs, whole_texts
 from lit_klrb.data.preferences import (
     ChatPreference,
     Preference,
@@ -23,8 +22,6 @@ from lit_klrb.data.preferences import (
 )
 from lit_klrb.data.prompts import COLUMNS, Prompt, prompt_batch, read_prompts
 from lit_klrb.errors import ConfigurationError, check_at_least
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -145,7 +142,7 @@ class TextPairDataModule(WholeTexts):
         train_size: Number of training pairs; 0 for all.
         eval_size: Number of validation and of test pairs.
         eval_batch_size: Pairs per evaluation batch.
-        max_tokens: Pairs with a longer text are left out.
+        max_tokens: Pairs with a longer text are left out, and those of equal texts.
     """
 
     contents = ("pairs of texts", "pairs of texts")
@@ -154,36 +151,19 @@ class TextPairDataModule(WholeTexts):
         """The pairs of a split."""
         return load_pairs(self.source, split, size=self.sizes[split])
 
-    def examples(self, split: str) -> list[tuple[list[int], list[int]]]:
-        """Token ids of the chosen and the rejected text of each pair.
-
-        Raises:
-            ConfigurationError: If all pairs of the split are too long.
-        """
+    def examples(self, split: str) -> list[TokenPair]:
+        """Token ids of the chosen and the rejected text of each pair, see `usable_pairs`."""
         self.check_context_length()
-        tokenizer, pairs = self.learner.tokenizer, self.reviews[split]
-        whole = [whole_texts("source", pair, tokenizer) for pair in pairs]
+        tokenizer, preferences = self.learner.tokenizer, self.reviews[split]
+        whole = [whole_texts("source", preference, tokenizer) for preference in preferences]
         # A template adds the special tokens itself
-        special = not any(isinstance(pair, ChatPreference) for pair in pairs)
+        special = not any(isinstance(preference, ChatPreference) for preference in preferences)
         chosen, rejected = (
             tokenizer(list(texts), add_special_tokens=special)["input_ids"]
             for texts in zip(*whole, strict=True)
         )
-        encoded = list(zip(chosen, rejected, strict=True))
-        kept = [pair for pair in encoded if max(map(len, pair)) <= self.max_tokens]
-        if not kept:
-            shortest = min(max(map(len, pair)) for pair in encoded)
-            raise ConfigurationError(
-                f"{self.max_tokens} is less than the {shortest} tokens of the shortest {split} pair of "
-                f"{self.source}",
-                key="max_tokens",
-            )
-        if len(kept) < len(encoded):
-            log.warning(
-                "%s: left out %d of %d %s pairs with more than max_tokens=%d tokens",
-                *(self.source, len(encoded) - len(kept), len(encoded), split, self.max_tokens),
-            )
-        return kept
+        pairs = list(zip(chosen, rejected, strict=True))
+        return usable_pairs(self.source, split, pairs, self.max_tokens)
 
     def collate(self, split: str, examples: Sequence[Any]) -> Batch:
         """Right-padded `tokens` and `attention_mask`, [2B, N]: all chosen texts, then all rejected ones."""

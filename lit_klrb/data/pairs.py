@@ -1,7 +1,10 @@
 """Pairs of a preferred and a rejected text, for reward models."""
 
+import hashlib
+import logging
 import math
 import random
+from collections.abc import Sequence
 from functools import cache
 
 from transformers import PreTrainedTokenizerBase
@@ -11,6 +14,9 @@ from lit_klrb.data.grammar import ReviewGrammar
 from lit_klrb.data.preferences import ChatPreference, Preference, parse_preferences
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.seeding import derive_seed
+
+TokenPair = tuple[list[int], list[int]]
+log = logging.getLogger(__name__)
 
 
 def load_pairs(
@@ -73,6 +79,39 @@ def whole_texts(
     return pair.prompt + pair.chosen, pair.prompt + pair.rejected
 
 
+def usable_pairs(source: str, split: str, pairs: Sequence[TokenPair], max_tokens: int) -> list[TokenPair]:
+    """The pairs from which a reward can be learned; the number of the others is logged.
+
+    Args:
+        source: The source, for the log and the error message.
+        split: Its split.
+        pairs: Token ids of the chosen and the rejected text.
+        max_tokens: Pairs with a longer text are left out, as cutting them could remove what differs.
+
+    Raises:
+        ConfigurationError: If all texts are equal within their pair, or all pairs are too long.
+    """
+    different = [pair for pair in pairs if pair[0] != pair[1]]
+    if not different:
+        raise ConfigurationError(
+            f"{source} has the same chosen and rejected text in every {split} pair", key="source"
+        )
+    kept = [pair for pair in different if max(map(len, pair)) <= max_tokens]
+    if not kept:
+        shortest = min(max(map(len, pair)) for pair in different)
+        raise ConfigurationError(
+            f"{max_tokens} is less than the {shortest} tokens of the shortest {split} pair of {source}",
+            key="max_tokens",
+        )
+    for count, reason in (
+        (len(pairs) - len(different), "of equal texts"),
+        (len(different) - len(kept), f"with more than max_tokens={max_tokens} tokens"),
+    ):
+        if count:
+            log.warning("%s: left out %d of %d %s pairs %s", source, count, len(pairs), split, reason)
+    return kept
+
+
 @cache
 def _pair_splits(source: str) -> dict[str, list[Preference | ChatPreference]]:
     opened = open_splits("source", source)
@@ -90,4 +129,5 @@ def _identity(pair: Preference | ChatPreference) -> str:
     """What pairs of the same prompt have in common; a text without a prompt is on its own."""
     if isinstance(pair, ChatPreference):
         return pair.chosen.identity(slice(-1))
-    return pair.prompt or pair.chosen
+    # Its CRC-32 decides the split, and is far from uniform over short texts that differ in a digit
+    return hashlib.sha256((pair.prompt or pair.chosen).encode()).hexdigest()

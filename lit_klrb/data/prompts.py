@@ -83,7 +83,7 @@ def _as_text(review: Review, tokenizer: PreTrainedTokenizerBase, system_prompt: 
                 key="system_prompt",
             )
         user = {"role": USER, "content": review.text}
-        conversation = Conversation((user,), f"the prompt {shown(review.text)}")
+        conversation = Conversation((user,), f"the prompt {shown(review.text)} with a system prompt")
     elif not review.is_prompt:
         conversation = conversation.before_answer("source")
     conversation = conversation.with_system(system_prompt)

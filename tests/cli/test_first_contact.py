@@ -200,3 +200,8 @@ def test_the_next_command_is_the_next_stage_that_can_start(tmp_path, monkeypatch
         made[name].parent.mkdir(parents=True)
         made[name].touch()
         assert following in next_command(made[name])
+
+
+def test_after_a_reward_model_comes_the_training_with_it():
+    following = next_command(Path("runs/pairs/checkpoints/last.ckpt"), is_reward=True)
+    assert following == "to train with this reward: --model.reward_path runs/pairs/checkpoints/last.ckpt"

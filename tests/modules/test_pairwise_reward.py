@@ -12,6 +12,7 @@ from lightning import Trainer
 
 from lit_klrb.data.modules import PromptDataModule, TextPairDataModule
 from lit_klrb.data.pairs import load_pairs
+from lit_klrb.data.preferences import Preference
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.loading import CLASSIFIER, fresh_model
@@ -209,6 +210,13 @@ def test_pairs_that_are_too_long_are_left_out(tmp_path, caplog):
     assert 0 < len(kept) < len(data.reviews["train"])
     assert all(max(map(len, pair)) <= 12 for pair in kept)
     assert "train pairs with more than max_tokens=12 tokens" in caplog.text
+    data.reviews["train"] += [Preference("", "same", "same")]
+    assert data.examples("train") == kept
+    assert "left out 1 of" in caplog.text
+    data.reviews["train"] = [Preference("", "same", "same")] * 2
+    with pytest.raises(ConfigurationError, match=r"^source: .* the same chosen and rejected text in every"):
+        data.examples("train")
+    data.setup("fit")
     data.max_tokens = 3
     with pytest.raises(ConfigurationError, match=r"^max_tokens: 3 is less than the 5 tokens of the shortest"):
         data.examples("train")
