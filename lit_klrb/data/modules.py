@@ -143,9 +143,12 @@ class TextPairDataModule(WholeTexts):
         eval_size: Number of validation and of test pairs.
         eval_batch_size: Pairs per evaluation batch.
         max_tokens: Pairs with a longer text are left out, and those of equal texts.
+        system_prompt: A system message for conversations without one, as in the training with this reward.
     """
 
     contents = ("pairs of texts", "pairs of texts")
+
+    system_prompt: str | None = None
 
     def load(self, split: str) -> list[Preference | ChatPreference]:
         """The pairs of a split."""
@@ -155,7 +158,7 @@ class TextPairDataModule(WholeTexts):
         """Token ids of the chosen and the rejected text of each pair, see `usable_pairs`."""
         self.check_context_length()
         tokenizer, preferences = self.learner.tokenizer, self.reviews[split]
-        whole = [whole_texts("source", preference, tokenizer) for preference in preferences]
+        whole = [whole_texts("source", pair, tokenizer, self.system_prompt) for pair in preferences]
         # A template adds the special tokens itself
         special = not any(isinstance(preference, ChatPreference) for preference in preferences)
         chosen, rejected = (

@@ -62,7 +62,10 @@ def load_pairs(
 
 
 def whole_texts(
-    key: str, pair: Preference | ChatPreference, tokenizer: PreTrainedTokenizerBase
+    key: str,
+    pair: Preference | ChatPreference,
+    tokenizer: PreTrainedTokenizerBase,
+    system_prompt: str | None = None,
 ) -> tuple[str, str]:
     """The chosen and the rejected text, each with its prompt.
 
@@ -70,12 +73,17 @@ def whole_texts(
         key: The argument that names their source, for the error message.
         pair: The pair.
         tokenizer: The reward model's, whose chat template makes texts of conversations.
+        system_prompt: A system message for conversations without one.
 
     Raises:
-        ConfigurationError: If it has no chat template, or the template refuses a conversation.
+        ConfigurationError: If it has no chat template, the template refuses a conversation, or there is a
+            system prompt for texts.
     """
     if isinstance(pair, ChatPreference):
-        return pair.chosen.text(key, tokenizer), pair.rejected.text(key, tokenizer)
+        chosen, rejected = (chat.with_system(system_prompt).text(key, tokenizer) for chat in pair)
+        return chosen, rejected
+    if system_prompt is not None:
+        raise ConfigurationError("needs conversations, but the pairs are texts", key="system_prompt")
     return pair.prompt + pair.chosen, pair.prompt + pair.rejected
 
 

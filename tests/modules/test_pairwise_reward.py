@@ -180,6 +180,11 @@ def test_a_text_is_its_prompt_and_its_completion(tmp_path):
     for pair, ids in zip(data.reviews["train"], data.examples("train"), strict=True):
         assert ids == tuple(tokenizer(pair.prompt + end)["input_ids"] for end in (" yes", " no"))
         assert ids[0][0] == tokenizer.bos_token_id
+    data.system_prompt = "Be"
+    with pytest.raises(
+        ConfigurationError, match=r"^system_prompt: needs conversations, but the pairs are text"
+    ):
+        data.examples("train")
 
 
 def test_conversations_are_tokens_of_the_template(tmp_path):
@@ -199,6 +204,10 @@ def test_conversations_are_tokens_of_the_template(tmp_path):
         user = ("user", pair.chosen.messages[0]["content"])
         expected = (by_hand(tokenizer, user, ("assistant", text), begun=False)[:-2] for text in ("yes", "no"))
         assert ids == tuple(expected), "without EOS and newline"
+    data.system_prompt = "Be"
+    user = ("user", data.reviews["train"][0].chosen.messages[0]["content"])
+    first = by_hand(tokenizer, ("system", "Be"), user, ("assistant", "yes"), begun=False)
+    assert data.examples("train")[0][0] == first[:-2]
 
 
 def test_pairs_that_are_too_long_are_left_out(tmp_path, caplog):
