@@ -153,11 +153,19 @@ def test_a_sharded_policy_is_exported_whole(rloo, tmp_path):
 
 
 @pytest.mark.slow  # the same for each module
-@pytest.mark.parametrize("stage", ["sft", "dpo", "reward"])
-def test_two_processes_equal_one_for_other_modules(chain, tmp_path, stage):
+@pytest.mark.parametrize(
+    ("stage", "options"),
+    [
+        ("sft", ()),
+        ("dpo", ()),
+        ("reward", ()),
+        ("distill", ("--kl.estimator", "RaoBlackwellTokenValues", "--model.schedule", "constant")),
+    ],
+)
+def test_two_processes_equal_one_for_other_modules(chain, tmp_path, stage, options):
     one, two = tmp_path / "one", tmp_path / "two"
-    fit(chain, stage, one)
-    fit(chain, stage, two, "--data.batch_size", str(BATCH[stage] // 2), *TWO)
+    fit(chain, stage, one, *options)
+    fit(chain, stage, two, *options, "--data.batch_size", str(BATCH[stage] // 2), *TWO)
     check_same(one, two)
 
 

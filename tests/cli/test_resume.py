@@ -39,6 +39,7 @@ FOUR_STEPS_A_ROLLOUT = ["--model.mini_batches", "2", "--trainer.max_steps", "10"
 CASES = {
     "adaptive beta": ("rloo", [*FOUR_STEPS_A_ROLLOUT, "--kl.target_kl", "0.1", "--kl.horizon", "20"]),
     "control variate": ("rloo", [*FOUR_STEPS_A_ROLLOUT, "--kl.estimator", "RaoBlackwellControlVariate"]),
+    "token values": ("distill", ["--kl.estimator", "RaoBlackwellTokenValues"]),
     "accumulation": ("rloo", ["--trainer.accumulate_grad_batches", "2"]),
     "preferences": ("dpo", []),
     "dropout": (
@@ -53,6 +54,7 @@ CUTS = [
     *(("adaptive beta", batches, False) for batches in (2, 3, 4, 5, 9)),
     *(("adaptive beta", batches, True) for batches in (3, 6, 9)),
     *(("control variate", batches, False) for batches in (2, 5)),
+    ("token values", 3, False),
     *(("accumulation", batches, False) for batches in (3, 4)),
     *(("preferences", batches, batches == 2) for batches in (2, 3)),
     *(("dropout", batches, batches == 3) for batches in (2, 3)),
