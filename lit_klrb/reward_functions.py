@@ -44,8 +44,9 @@ class CompletionReward:
     """A reward by a function of prompts, completions and other columns of the data, as in TRL.
 
     The function is called with keyword arguments, each a list with one entry per completion: `prompts` and
-    `completions`, decoded without special tokens, and the columns of the prompts' rows. A function without
-    `**kwargs` receives those that it names.
+    `completions`, decoded without special tokens, and the columns of the prompts' rows. Prompts and
+    completions of conversations are lists of messages. A function without `**kwargs` receives the arguments
+    that it names.
 
     Args:
         name: The function's name in error messages.

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.data.batches import classifier_batch
-from lit_klrb.data.chat import Conversation
+from lit_klrb.data.chat import Conversation, is_messages
 from lit_klrb.data.grammar import ReviewGrammar
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
@@ -161,7 +161,7 @@ def label_scores(logits: Tensor, index: int, output: RewardOutput = "log_odds") 
 
 def has_conversations(columns: Columns) -> bool:
     """Whether prompts and completions are lists of messages rather than texts."""
-    return isinstance(next(iter(columns.get(PROMPTS, ())), None), list)
+    return is_messages(next(iter(columns.get(PROMPTS, ())), None))
 
 
 def label_index(name: str, labels: Mapping[Any, str], label: str | None) -> int:

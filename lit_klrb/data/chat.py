@@ -146,6 +146,11 @@ class Conversation:
         return text
 
 
+def is_messages(value: Any) -> bool:
+    """Whether a value is a list of messages, such as a prompt of a conversation, rather than a text."""
+    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
+
+
 def as_messages(
     prompts: Sequence[Sequence[Message]], completions: Sequence[str]
 ) -> dict[str, list[list[Message]]]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lit_klrb.data.chat import as_messages
+from lit_klrb.data.chat import as_messages, is_messages
 from lit_klrb.data.corpora import PROMPT
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import RaoBlackwell
@@ -241,7 +241,7 @@ class RegularisedModule(PolicyModule, ABC):
             for name in dict.fromkeys(name for row in rows for name in row)
         }
         conversations: Any = columns.get(PROMPT, ())
-        if conversations and isinstance(conversations[0], list):
+        if all(map(is_messages, conversations or [None])):
             del columns[PROMPT]
             return columns | as_messages(conversations, decoded["completions"])
         return columns | decoded

@@ -5,7 +5,7 @@ import json
 import pytest
 from chat_tokenizer import TEMPLATE, by_hand, chat_tokenizer, message
 
-from lit_klrb.data.chat import Conversation, as_messages
+from lit_klrb.data.chat import Conversation, as_messages, is_messages
 from lit_klrb.data.corpora import MESSAGES, PROMPT, TEXT, load_reviews
 from lit_klrb.data.preferences import Preference, as_texts, load_preferences
 from lit_klrb.data.prompts import read_prompts
@@ -228,3 +228,8 @@ def test_a_hostile_template_runs_in_the_sandbox(tmp_path, monkeypatch, template)
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
     assert chat.messages == (message("user", "Hi"), message("assistant", "Yes"))
+
+
+def test_what_are_messages():
+    assert is_messages([USER])
+    assert not any(map(is_messages, ("Hi", [], ["Hi"], None, (USER,), USER)))
