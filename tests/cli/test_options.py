@@ -131,6 +131,7 @@ def test_the_option_of_a_learned_reward_changes_the_policy(chain, tmp_path, with
     ("estimator", "option", "values"),
     [
         ("RaoBlackwellControlVariate", "directions", ["[kl]", "[constant]"]),
+        ("ReleasedMonteCarlo", "other_prompts", ["true", "false"]),
         ("RaoBlackwellTopK", "k", ["1", "20"]),
         ("RaoBlackwellTopK", "support", ["policy", "reference"]),
     ],
@@ -188,7 +189,8 @@ def test_no_constructor_argument_is_left_out_above():
         "model.lora",
     }
     elsewhere |= {"model.gradient_checkpointing", "model.compile_backend"}
-    elsewhere |= {"kl.estimator.directions", "kl.estimator.k", "kl.estimator.support", "model.stratified"}
+    elsewhere |= {f"kl.estimator.{name}" for name in ("directions", "k", "support", "other_prompts")}
+    elsewhere |= {"model.stratified"}
     for key, owned in owners.items():
         names = {name for owner in owned for name in inspect.signature(owner).parameters}
         wanted |= {f"{key}.{name}" for name in names - {"seed"}}
