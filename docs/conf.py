@@ -29,6 +29,8 @@ copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 myst_heading_anchors = 3
 default_role = "code"
+# Headings quote messages and options as they are printed
+smartquotes = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_preserve_defaults = True
