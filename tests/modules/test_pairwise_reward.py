@@ -90,7 +90,7 @@ def test_it_ranks_held_out_pairs(run):
     odds = torch.stack([exact([pair.chosen, pair.rejected]) for pair in load_pairs(split="test", size=2000)])
     best = (odds[:, 0] > odds[:, 1]).float().mean().item()
     assert 0.75 < best < 0.95, "preferences are random: no reward ranks all pairs"
-    assert best - 0.1 < final["accuracy"] < best + 0.06
+    assert best - 0.1 < final["accuracy"] < best + 0.1, "the exact odds tie on a tenth of the pairs"
     assert final["loss"] < 0.9 * math.log(2)
     assert final["margin"] > 0.5
 
