@@ -29,8 +29,6 @@ copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 myst_heading_anchors = 3
 default_role = "code"
-# Headings quote messages and options as they are printed
-smartquotes = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_preserve_defaults = True
@@ -55,8 +53,14 @@ def plain(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[st
         if not line.lstrip().startswith((">>>", "...")):
             parts = re.split(r"(`[^`]*`)", line)
             plain_line = "".join(p if p.startswith("`") else _SPECIAL.sub(r"\\\1", p) for p in parts)
-            # A line of a formula that begins with a plus would be a list
-            lines[number] = re.sub(r"^( *)\+ ", r"\1\\+ ", plain_line)
+            # The second line of a formula, indented and with its sign first, would be a list
+            before = lines[number - 1] if number else ""
+            continues = before.strip() and _indent(line) > _indent(before)
+            lines[number] = re.sub(r"^( *)([+-]) ", r"\1\\\2 ", plain_line) if continues else plain_line
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def without_values(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
