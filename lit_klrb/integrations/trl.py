@@ -1,4 +1,4 @@
-"""KL estimators in TRL's `RLOOTrainer` and `GRPOTrainer`; made for TRL 1.16.
+"""KL estimators in TRL's `RLOOTrainer`, `GRPOTrainer` and `DistillationTrainer`; made for TRL 1.16.
 
 TRL samples, scores and computes advantages as ever, without a KL; weights and loss are this package's.
 
@@ -14,13 +14,18 @@ TRL samples, scores and computes advantages as ever, without a KL; weights and l
         train_dataset=prompts,
     )
     trainer.train()
+
+It runs in several processes (`accelerate launch`, DDP) and with a LoRA policy (`peft_config`).
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lit_klrb.distributed import gather_rollout, own_rows
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import KLEstimator, LossWeights
 from lit_klrb.estimators.checked import checked_loss, checked_weights
@@ -29,19 +34,35 @@ from lit_klrb.models.scoring import Scorer
 
 # Entries that are added to TRL's batches, which split and shuffle them by rows.
 STATES, BEHAVIOUR, WEIGHT = "kl_reference_states", "kl_behaviour_logprobs", "kl_weights_"
+# Settings of TRL's sampling with which completions are not samples from the policy, and what they must be.
+SAMPLING = {"top_p": (1.0,), "top_k": (0, None), "min_p": (None, 0.0), "repetition_penalty": (1.0,)}
 
 
 def with_kl_estimator(trainer: type[Any]) -> type[Any]:
-    """A subclass of a trainer of TRL whose KL penalty is computed by an estimator of this package.
+    """A subclass of a trainer of TRL whose KL is computed by an estimator of this package.
 
-    Its constructor takes `kl_estimator` beside the trainer's own arguments. `args.beta` is the weight of the
-    KL per sequence, in the units of TRL's advantages: with GRPO's default, rewards divided by their group's
-    standard deviation. The loss is a sum over tokens and a mean over completions, whatever `loss_type` is.
-    The estimator's `off_policy` takes the place of TRL's clipping and importance weights.
+    Its constructor takes `kl_estimator` beside the trainer's own arguments. The loss is a sum over tokens and
+    a mean over completions, whatever `loss_type` is. The estimator's `off_policy` takes the place of TRL's
+    clipping and importance weights.
+
+    For RLOO and GRPO, `args.beta` is the weight of the KL per sequence, in the units of TRL's advantages:
+    with GRPO's default, rewards divided by their group's standard deviation.
+
+    For distillation, KL(student‖teacher) is the whole loss. `args.beta`, with which TRL interpolates between
+    divergences, must be 1, the reverse KL. The estimator must have `baseline=None`, as TRL samples one
+    completion per prompt.
 
     Args:
-        trainer: `trl.RLOOTrainer` or `trl.GRPOTrainer`.
+        trainer: `trl.RLOOTrainer`, `trl.GRPOTrainer` or `trl.DistillationTrainer`.
+
+    Raises:
+        ConfigurationError: If it is another one, such as `GKDTrainer`, which also trains on given texts.
     """
+    if not hasattr(trainer, "_generate_and_score_completions"):
+        raise ConfigurationError(
+            f"{trainer.__name__} is not supported; allowed: RLOOTrainer, GRPOTrainer, DistillationTrainer",
+            key="trainer",
+        )
 
     class KLTrainer(trainer):  # type: ignore[misc]
         def __init__(self, *args: Any, kl_estimator: KLEstimator, **kwargs: Any) -> None:
@@ -52,8 +73,7 @@ def with_kl_estimator(trainer: type[Any]) -> type[Any]:
 
         def _scorer(self) -> Scorer:
             if self.kl_scorer is None:  # models are in place only after the constructor
-                policy, reference = map(self.accelerator.unwrap_model, (self.model, self.ref_model))
-                self.kl_scorer = Scorer(policy, reference, self.args.temperature)
+                self.kl_scorer = scorer_of(self)
             return self.kl_scorer
 
         def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
@@ -63,20 +83,77 @@ def with_kl_estimator(trainer: type[Any]) -> type[Any]:
             finally:
                 self.beta = beta
             mode = "train" if self.model.training else "eval"
-            group_size = self.num_generations if mode == "train" else self.num_generations_eval
+            group_size = getattr(self, "num_generations" if mode == "train" else "num_generations_eval", 1)
             with self.accelerator.autocast():
                 added, kl = add_weights(batch, self._scorer(), self.kl_estimator, beta, group_size)
             self._metrics[mode]["kl_per_sequence"].append(kl)
             return added
 
-        def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-            loss = weighted_loss(inputs, self._scorer(), self.kl_estimator, self.beta)
+        def compute_loss(self, model: Any, inputs: dict[str, Any], *_: Any, **__: Any) -> Tensor:
+            def compute() -> Tensor:
+                with self.accelerator.autocast():
+                    return weighted_loss(inputs, self._scorer(), self.kl_estimator, self.beta)
+
+            loss = inside(model, self.accelerator.unwrap_model(model), compute)
             if self.loss_is_scaled_for_ga and self.model.training:
                 loss = loss / self.current_gradient_accumulation_steps
             return loss
 
     KLTrainer.__name__ = KLTrainer.__qualname__ = f"KL{trainer.__name__}"
     return KLTrainer
+
+
+def inside(wrapper: nn.Module, model: nn.Module, compute: Callable[[], Tensor]) -> Tensor:
+    """The result of a computation with a model, inside the forward pass of its wrapper.
+
+    DDP averages the gradients of the computation only there.
+
+    Args:
+        wrapper: The wrapper, or the model itself.
+        model: The model that it wraps.
+        compute: The computation.
+    """
+    if wrapper is model:
+        return compute()
+    forward = model.forward
+
+    def once() -> Tensor:
+        model.forward = forward  # the computation may need it
+        return compute()
+
+    model.forward = once
+    result: Tensor = wrapper()
+    return result
+
+
+def scorer_of(trainer: Any) -> Scorer:
+    """Policy and reference of a trainer of TRL; a policy with an adapter is its own reference without it."""
+    unwrap = trainer.accelerator.unwrap_model
+    policy, temperature = unwrap(trainer.model), trainer.args.temperature
+    inner = policy.get_base_model() if is_peft(policy) else policy
+    reference = reference_of(trainer)
+    if reference is not None:
+        return Scorer(inner, unwrap(reference).eval(), temperature)
+
+    def reading_reference() -> AbstractContextManager[object]:
+        from trl.trainer.utils import use_adapter
+
+        # TRL keeps a copy of an adapter whose training continues
+        name = "ref" if "ref" in policy.peft_config else None
+        context: AbstractContextManager[object] = use_adapter(policy, adapter_name=name)
+        return context
+
+    return Scorer(inner, inner, temperature, reading_reference)
+
+
+def reference_of(trainer: Any) -> Any:
+    """The teacher, or the reference; None if that is the policy without its adapter."""
+    return trainer.teacher_model if hasattr(trainer, "teacher_model") else trainer.ref_model
+
+
+def is_peft(model: Any) -> bool:
+    """Whether a model is wrapped by peft."""
+    return hasattr(model, "get_base_model")
 
 
 def check_trainer(trainer: Any, estimator: KLEstimator) -> None:
@@ -89,21 +166,56 @@ def check_trainer(trainer: Any, estimator: KLEstimator) -> None:
     Raises:
         ConfigurationError: If not, or the estimator's gradient is known to be biased.
     """
-    if trainer.beta == 0:
+    if hasattr(trainer, "teacher_model"):
+        check_distillation(trainer, estimator)
+    elif trainer.args.beta == 0:
         raise ConfigurationError("must not be 0: it is the weight of the estimated KL", key="beta")
-    if trainer.ref_model is None:
+    for name, allowed in SAMPLING.items():
+        if (given := getattr(trainer.args, name)) not in allowed:
+            raise ConfigurationError(
+                f"must be {allowed[0]}, got {given}: the KL is that of samples from the policy itself",
+                key=name,
+            )
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         raise ConfigurationError(
-            "an adapter of peft is not supported: merge it, or train all weights", key="model"
+            "DeepSpeed and FSDP are not supported, as the heads of the models are read whole; use DDP",
+            key="accelerate",
         )
-    if trainer.accelerator.num_processes > 1:
-        raise ConfigurationError("several processes are not supported", key="num_processes")
+    configs = trainer.model.peft_config.values() if is_peft(trainer.model) else ()
+    if any(config.is_prompt_learning for config in configs):
+        raise ConfigurationError(
+            "prompt learning is not supported, as only the model behind the prompt is read; use LoRA",
+            key="peft_config",
+        )
     if any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in trainer.model.modules()):
         raise ConfigurationError(
             "must be true, as the policy has dropout: log-probabilities are compared with the reference's",
             key="disable_dropout",
         )
-    steps = trainer.args.steps_per_generation // trainer.args.gradient_accumulation_steps
-    estimator.check_trainable(max(1, steps) * trainer.num_iterations)
+    accumulated = trainer.args.gradient_accumulation_steps
+    steps = getattr(trainer.args, "steps_per_generation", accumulated) // accumulated
+    estimator.check_trainable(max(1, steps) * getattr(trainer, "num_iterations", 1))
+
+
+def check_distillation(trainer: Any, estimator: KLEstimator) -> None:
+    """Check what only distillation needs.
+
+    Raises:
+        ConfigurationError: If there is no teacher, `beta` is another divergence, or the estimator compares
+            completions of a prompt.
+    """
+    if trainer.teacher_model is None:
+        raise ConfigurationError("must be a model, got None", key="teacher_model")
+    if trainer.args.beta != 1:
+        raise ConfigurationError(
+            f"must be 1, the reverse KL, got {trainer.args.beta}: the estimators are of KL(student‖teacher)",
+            key="beta",
+        )
+    if estimator.baseline is not None:
+        raise ConfigurationError(
+            f"must be None, got {estimator.baseline}: DistillationTrainer samples one completion per prompt",
+            key="kl_estimator.baseline",
+        )
 
 
 @torch.no_grad()
@@ -112,9 +224,11 @@ def add_weights(
 ) -> tuple[dict[str, Any], float]:
     """A batch of TRL with the estimator's weights, and the mean of its KL per sequence in nats.
 
+    Weights are computed on the batches of all processes, between which TRL may divide a group.
+
     Args:
-        batch: Whole groups, prompt-major: `prompt_ids` and `prompt_mask` [B, P], `completion_ids` and
-            `completion_mask` [B, T], and the `advantages` of the rewards [B].
+        batch: This process's rows of whole groups, prompt-major: `prompt_ids` and `prompt_mask` [B, P],
+            `completion_ids` and `completion_mask` [B, T], and the `advantages` of the rewards [B], if any.
         scorer: Policy and reference.
         estimator: The estimator.
         beta: Weight of the KL.
@@ -128,12 +242,14 @@ def add_weights(
     rollout = rollout_of(batch)
     states = scorer.reference_states(rollout)
     stats = scorer.stats(rollout, states, topk=estimator.topk)
+    advantages = batch.get("advantages", states.new_zeros(len(states)))
     # Advantages are centred within groups; leave-one-out multiplies centred values by K / (K - 1)
     scale = 1.0 if estimator.baseline is None else (group_size - 1) / group_size
-    rewards = scale * batch["advantages"].float()
-    weights = checked_weights(estimator, stats, rollout.mask, rewards, beta=beta, group_size=group_size)
+    everyones, mask, rewards = gather_rollout(stats, rollout.mask, scale * advantages.float())
+    weights = checked_weights(estimator, everyones, mask, rewards, beta=beta, group_size=group_size)
+    weights = weights.map(lambda rows: own_rows(rows, like=rollout.mask))
     added = {WEIGHT + name: field for name, field in weights._asdict().items() if field is not None}
-    kl = estimator.value(stats, rollout.mask).mean().item()
+    kl = estimator.value(everyones, mask).mean().item()
     return {**batch, **added, STATES: states, BEHAVIOUR: stats.logprobs}, kl
 
 

@@ -1,5 +1,6 @@
 """Scoring: computes `TokenStats` and the policy loss from a rollout and two models."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -76,10 +77,20 @@ class Scorer:
         policy: The trained model; receives gradients.
         reference: The frozen model; the policy itself stands for it with its adapter disabled.
         temperature: The sampling temperature.
+        reading_reference: A context in which `reference` is the reference; by default the one that disables
+            the policy's adapter if the policy stands for it.
     """
 
-    def __init__(self, policy: PreTrainedModel, reference: PreTrainedModel, temperature: float) -> None:
+    def __init__(
+        self,
+        policy: PreTrainedModel,
+        reference: PreTrainedModel,
+        temperature: float,
+        reading_reference: Callable[[], AbstractContextManager[object]] | None = None,
+    ) -> None:
         self.policy, self.reference, self.temperature = policy, reference, temperature
+        own = (lambda: adapter_off(policy)) if reference is policy else nullcontext
+        self._reading_reference = reading_reference or own
         self._parts = split_model(policy), split_model(reference)
 
     @property
@@ -175,9 +186,6 @@ class Scorer:
             topk=topk,
         )
         return loss
-
-    def _reading_reference(self) -> AbstractContextManager[object]:
-        return adapter_off(self.policy) if self.reference is self.policy else nullcontext()
 
     def _tiled_arguments(self, rollout: Rollout, reference_states: Tensor) -> dict[str, Any]:
         policy, reference = self._parts
