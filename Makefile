@@ -33,9 +33,11 @@ $(STAGES)/%/summary.json: | $(VENV)/.runtime
 	$(BIN)/python -m lit_klrb fit --config configs/imdb_small/$*.yaml \
 	  $(addprefix --ckpt_path ,$(wildcard $(STAGES)/$*/checkpoints/last.ckpt))
 
-reproduce-imdb: $(STAGES)/dpo/summary.json  ## four estimators at four learning rates on real reviews, from nothing: hours; can be stopped and repeated
-	$(BIN)/python -m analysis sweep --config configs/imdb_noise/rates.yaml
-	@$(BIN)/python -m analysis report runs/imdb_noise_rates
+reproduce-imdb: $(STAGES)/dpo/summary.json  ## the comparison on real reviews, from nothing: hours; can be stopped and repeated
+	$(BIN)/python -m analysis sweep --config configs/imdb_noise/sweep.yaml
+	$(BIN)/python -m analysis sweep --config configs/imdb_noise/half.yaml
+	@$(BIN)/python -m analysis report runs/imdb_noise
+	@$(BIN)/python -m analysis report runs/imdb_noise_half
 
 reproduce-paper: $(VENV)/.runtime  ## the paper's study at its size, ten minutes of it per call: needs a GPU and the hub
 	HF_HUB_OFFLINE=0 $(BIN)/python -m analysis sweep --config configs/imdb/sweep.yaml --workers 1 --minutes 10

@@ -34,8 +34,9 @@ from lit_klrb.cli.upstream import INITIAL, check_upstream, next_command
 from lit_klrb.cli.warned import once_of_a_kind, quiet
 from lit_klrb.distributed import check_strategy
 from lit_klrb.errors import ConfigurationError, error_line
-from lit_klrb.estimators.advice import DEFAULT
+from lit_klrb.estimators.advice import DEFAULT, WITHOUT_REWARD
 from lit_klrb.models.roles import CLASSIFIER
+from lit_klrb.modules import DistillModule
 from lit_klrb.run.checkpoints import CheckpointFiles
 from lit_klrb.run.directory import RunDirectory, check_named
 from lit_klrb.run.loggers import run_loggers
@@ -125,6 +126,11 @@ class LitCLI(LightningCLI):
         """Parse the given arguments instead of sys.argv, and convert errors to one line."""
         try:
             self.config = parser.parse_args(args)
+            parsed = self.config[self.config.subcommand]
+            if parsed.model.class_path.endswith(f".{DistillModule.__name__}"):
+                # Another default, which an option or a configuration file replaces
+                default = f"--kl.estimator=lit_klrb.estimators.{WITHOUT_REWARD.__name__}"
+                self.config = parser.parse_args([args[0], default, *args[1:]])
         except ConfigurationError as error:
             command = self._parser(args[0])
             assert isinstance(command, OneLineParser)

@@ -33,7 +33,7 @@ def test_a_pipe_gets_one_tab_separated_line_per_estimator(capsys):
         cells = line.split("\t")
         assert len(cells) == len(header.split("\t"))
         assert cells[-1].startswith("refused: ") == (cells[0] in WRONG)
-    assert advice.splitlines()[0] == "Which to use; the default of fit is TiltedRaoBlackwell:"
+    assert advice.splitlines()[0] == f"Which to use; the default of fit is {DEFAULT.__name__}:"
     assert [line.split("\t")[1] for line in advice.splitlines()[2:]] == [a.estimator.__name__ for a in ADVICE]
     assert [line.split("\t")[0] for line in names.splitlines()[2:]] == [e.name for e in NAMES_IN_USE]
 

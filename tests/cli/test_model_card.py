@@ -28,7 +28,7 @@ def test_the_card_states_reference_estimator_beta_and_kl(chain, tmp_path):
     final = json.loads((chain.root / "rloo" / "summary.json").read_text("utf-8"))["final"]
     assert f"| reference | {chain.checkpoint('sft')} |" in card
     assert "| trained by | RLOOModule of lit_klrb |" in card
-    assert "| KL estimator | TiltedRaoBlackwell |" in card
+    assert "| KL estimator | RaoBlackwellControlVariate |" in card
     assert "| reward | grammar |" in card
     assert f"| {final['kl']:.4g} ± {final['kl_se']:.2g} |" in card
     assert card.startswith("---\nlibrary_name: transformers\n")

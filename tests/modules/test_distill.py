@@ -1,9 +1,12 @@
 import json
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
-from lit_klrb.estimators.advice import DEFAULT
+from lit_klrb.cli.main import main
+from lit_klrb.estimators.advice import DEFAULT, WITHOUT_REWARD
 from lit_klrb.modules import DistillModule
 
 
@@ -33,14 +36,25 @@ def test_a_fresh_student_comes_nearer_to_its_teacher(chain, tmp_path, estimator)
     assert all(key.startswith("policy.") for key in saved["state_dict"])
 
 
-def test_without_a_reward_the_default_estimator_is_rao_blackwell(chain, tmp_path):
-    finals = []
-    for estimator in (DEFAULT.__name__, "RaoBlackwell"):
-        run = tmp_path / estimator
-        extra = ["--trainer.max_steps", "4", "--trainer.val_check_interval", "4"]
-        assert chain.run("fit", "distill", "--kl.estimator", estimator, *extra, run=run) == 0
-        finals.append(json.loads((run / "summary.json").read_text())["final"])
-    assert finals[0] == finals[1]
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], WITHOUT_REWARD.__name__),
+        (["--kl.beta", "0.5"], WITHOUT_REWARD.__name__),
+        (["--kl.estimator", DEFAULT.__name__], DEFAULT.__name__),
+        (["--kl.estimator", "MonteCarlo"], "MonteCarlo"),
+        (["--kl.estimator.off_policy", "prefix"], WITHOUT_REWARD.__name__),
+    ],
+)
+def test_without_a_reward_another_estimator_is_the_default(chain, tmp_path, options, expected):
+    argv = chain.commands.argv("fit", "distill", "--trainer.max_steps", "1", run=tmp_path / "run")
+    shipped = Path(argv[argv.index("--config") + 1])
+    without = {key: value for key, value in yaml.safe_load(shipped.read_text("utf-8")).items() if key != "kl"}
+    (tmp_path / "distill.yaml").write_text(yaml.safe_dump(without), "utf-8")
+    argv[argv.index("--config") + 1] = str(tmp_path / "distill.yaml")
+    assert main([*argv, *options]) == 0
+    used = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text("utf-8"))["kl"]["estimator"]
+    assert used["class_path"].rpartition(".")[2] == expected
 
 
 def test_a_student_is_fresh_or_given_and_not_both():
