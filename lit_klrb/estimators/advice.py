@@ -30,8 +30,8 @@ ADVICE = (
     Advice(
         "training with a reward (the default)",
         RaoBlackwellControlVariate,
-        "ends above MonteCarlo at tuned learning rates, on reviews as far as four times the samples do; its "
-        "coefficients shrink towards MonteCarlo where nothing helps (docs/results.md)",
+        "ends above MonteCarlo at tuned learning rates, on reviews nearly as far as four times the samples; "
+        "its coefficients shrink towards MonteCarlo where nothing helps (docs/results.md)",
     ),
     Advice(
         "a reward that is nearly a sum over tokens",

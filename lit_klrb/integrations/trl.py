@@ -1,6 +1,6 @@
 """KL estimators in TRL's `RLOOTrainer`, `GRPOTrainer` and `DistillationTrainer`; made for TRL 1.16.
 
-TRL samples, scores and computes advantages as ever, without a KL; weights and loss are this package's.
+TRL samples, scores and computes advantages as ever, without a KL; weights and loss are this package's::
 
     from trl import RLOOConfig, RLOOTrainer
     from lit_klrb.estimators import RaoBlackwell
