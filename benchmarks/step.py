@@ -65,7 +65,7 @@ def _against_trl(inner_epochs: int, cycles: int) -> Comparison:
     return Comparison(f"RLOO with {steps}, and TRL", variants, "0.45", "0.40", cycles)
 
 
-ESTIMATORS = ["TiltedRaoBlackwell", "RaoBlackwell", "MonteCarlo"]
+ESTIMATORS = ["RaoBlackwellControlVariate", "TiltedRaoBlackwell", "RaoBlackwell", "MonteCarlo"]
 COMPARISONS = {
     "step-1": _against_trl(1, cycles=3),
     "step-4": _against_trl(4, cycles=2),
