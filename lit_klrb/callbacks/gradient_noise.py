@@ -20,8 +20,8 @@ class GradientNoiseMonitor(L.Callback):
     each term, `train/gradient_noise_*` is the trace of the covariance of that mean, tr Cov(g) / P, and
     `train/gradient_snr_*` is the squared norm of its expectation, estimated without bias, divided by the
     noise: below 1, a step is mostly noise. `train/gradient_kl_share` is the KL's share of the noise of reward
-    and KL. The terms are defined in `lit_klrb.studies.gradients`, as for `GradientNoiseStudy`: the KL's is the
-    objective's less the reward's, and so includes the control variates of `RaoBlackwellControlVariate`.
+    and KL. The terms are defined in `lit_klrb.studies.gradients`, as for `GradientNoiseStudy`. The KL's is
+    the objective's less the reward's, and so includes the control variates of `RaoBlackwellControlVariate`.
 
     Measurements take place at the first step on a rollout, before the policy changes, and affect neither the
     step nor any random number. Each costs about two more forward and backward passes over the rollout.
