@@ -1,27 +1,25 @@
 """A table of token values, fitted to the rewards or the KLs of earlier rollouts."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding_bag
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators.base import Predicted
+from lit_klrb.estimators.token_counts import (
+    CentredCounts,
+    Completions,
+    centred,
+    conjugate_gradients,
+    token_sums,
+)
 from lit_klrb.functional.baselines import check_group_size
 from lit_klrb.functional.credit import reward_to_go
 
 # 2,048 completions, and tokens of about as many.
 _WINDOWS: dict[Predicted, int] = {"rewards": 2_048, "kl_to_come": 65_536}
-
-
-class _Window(NamedTuple):
-    """Completions, oldest first: concatenated tokens, lengths and centred rewards."""
-
-    tokens: Tensor
-    lengths: Tensor
-    rewards: Tensor
 
 
 class TokenValues:
@@ -85,7 +83,7 @@ class TokenValues:
         # The values that the second columns shrink towards, [V]; empty without
         self._prior = torch.zeros(0, dtype=torch.float64)
         nothing = torch.zeros(0, dtype=torch.int64)
-        self._window = _Window(nothing, nothing, torch.zeros(0, dtype=torch.float64))
+        self._window = Completions(nothing, nothing, torch.zeros(0, dtype=torch.float64))
         self._group_size = 1
 
     @classmethod
@@ -108,7 +106,7 @@ class TokenValues:
 
     @property
     def table(self) -> Tensor | None:
-        """The values of the latest fit, float32, shape [V]; None before the first."""
+        """The values of the latest fit, zeros after `start_from`, float32, shape [V]; None without either."""
         return self._tables[:, self._chosen].float() if len(self._tables) else None
 
     @property
@@ -151,21 +149,21 @@ class TokenValues:
             )
         self._group_size = group_size
         tokens, mask, rewards = tokens.cpu(), mask.cpu(), rewards.cpu().double()
-        new = _Window(tokens[mask], mask.sum(1), _centred(rewards, group_size))
+        new = Completions(tokens[mask], mask.sum(1), centred(rewards, group_size))
         if len(self._tables):
-            predicted = _centred(_sums(new, self._tables), group_size)
+            predicted = centred(token_sums(new, self._tables), group_size)
             errors = (new.rewards[:, None] - predicted).square().sum(0)
             # Earlier errors lose half their weight per window of completions
             self._errors = errors + 0.5 ** (len(mask) / self.window) * self._errors
         excess = len(self._window.lengths) + len(mask) - self.window
         # Only complete groups are dropped, and never from the new rollout
         excess = min(max(-(-excess // group_size) * group_size, 0), len(self._window.lengths))
-        kept = _Window(
+        kept = Completions(
             self._window.tokens[int(self._window.lengths[:excess].sum()) :],
             self._window.lengths[excess:],
             self._window.rewards[excess:],
         )
-        self._window = _Window(*(torch.cat(pair) for pair in zip(kept, new, strict=True)))
+        self._window = Completions(*(torch.cat(pair) for pair in zip(kept, new, strict=True)))
 
     def observe_to_come(
         self, tokens: Tensor, mask: Tensor, kl: Tensor, group_size: int, discount: float = 1.0
@@ -213,12 +211,12 @@ class TokenValues:
         if self._errors.any():
             # The last of equal ones, which shrinks most
             self._chosen = len(self._errors) - 1 - int(self._errors.flip(0).argmin())
-        counts = _CentredCounts(self._window, vocabulary, self._group_size)
+        counts = CentredCounts(self._window, vocabulary, self._group_size)
         start, priors = self._tables[:, :-1], torch.zeros(vocabulary, len(self._ridges), dtype=torch.float64)
         if len(self._prior):
             priors = torch.cat([priors, self._prior[:, None].expand_as(priors)], 1)
         ridges = self._ridges.repeat(priors.shape[1] // len(self._ridges))
-        fitted = _conjugate_gradients(counts, self._window.rewards, ridges, priors, start, self.iterations)
+        fitted = conjugate_gradients(counts, self._window.rewards, ridges, priors, start, self.iterations)
         self._tables = torch.cat([fitted, self._tables[:, -1:]], 1)
 
     def state_dict(self) -> dict[str, Any]:
@@ -236,7 +234,8 @@ class TokenValues:
         """Restore the state of `state_dict`.
 
         Raises:
-            ConfigurationError: If it is not such a state, or one of other ridges.
+            ConfigurationError: If it is not such a state, has sizes that do not fit together, or another
+                number of ridges.
         """
 
         def kind(value: Any) -> tuple[Any, ...]:
@@ -245,74 +244,24 @@ class TokenValues:
         own = {name: kind(value) for name, value in self.state_dict().items()}
         if not isinstance(state, dict) or {name: kind(value) for name, value in state.items()} != own:
             raise ConfigurationError("holds no state of token values where one is expected", key="ckpt_path")
-        ridges = (len(state["errors"]) - 1) // (2 if len(state["prior"]) else 1)
+        columns, vocabulary = len(state["errors"]), len(state["tables"])
+        ridges, rest = divmod(columns - 1, 2 if len(state["prior"]) else 1)
+        completions = Completions(*(state[name].cpu() for name in Completions._fields))
+        if (
+            rest
+            or state["tables"].shape[1] != columns
+            or not 0 <= state["chosen"] < columns
+            or len(state["prior"]) not in (0, vocabulary)
+            or not completions.is_consistent(state["group_size"])
+            or (vocabulary and bool((completions.tokens >= vocabulary).any()))
+        ):
+            raise ConfigurationError("its token values have sizes that do not fit together", key="ckpt_path")
         if ridges != len(self._ridges):
             raise ConfigurationError(
                 f"must be as many as in the state, {ridges}, got {len(self._ridges)}",
                 key="token_values.ridges",
             )
-        self._window = _Window(*(state[name].cpu() for name in _Window._fields))
+        self._window = completions
         self._tables, self._errors = state["tables"].cpu(), state["errors"].cpu()
         self._chosen, self._group_size = state["chosen"], state["group_size"]
         self._prior = state["prior"].cpu()
-
-
-class _CentredCounts:
-    """Products with the matrix X [n, V] of within-prompt centred token counts, which is never formed."""
-
-    def __init__(self, window: _Window, vocabulary: int, group_size: int) -> None:
-        self.window, self.group_size = window, group_size
-        rows = torch.arange(len(window.lengths)).repeat_interleave(window.lengths)
-        tokens, order = window.tokens.sort(stable=True)
-        self._rows = rows[order]
-        self._starts = torch.searchsorted(tokens, torch.arange(vocabulary))
-        self.frequencies = torch.bincount(tokens, minlength=vocabulary).double()
-
-    def times(self, tables: Tensor) -> Tensor:
-        """X a, shape [n, L]."""
-        return _centred(_sums(self.window, tables), self.group_size)
-
-    def transposed_times(self, values: Tensor) -> Tensor:
-        """X^T u, shape [V, L]."""
-        return _bags(self._rows, _centred(values, self.group_size), self._starts)
-
-
-def _sums(window: _Window, tables: Tensor) -> Tensor:
-    """Sums of the tables over the tokens of each completion, shape [n, L]."""
-    starts = window.lengths.cumsum(0) - window.lengths
-    return _bags(window.tokens, tables, starts)
-
-
-def _bags(indices: Tensor, rows: Tensor, starts: Tensor) -> Tensor:
-    """Sums of the indexed rows from each start to the next; in float32, which is 25 times as fast."""
-    return embedding_bag(indices, rows.float(), starts, mode="sum").double()
-
-
-def _centred(values: Tensor, group_size: int) -> Tensor:
-    groups = values.view(-1, group_size, *values.shape[1:])
-    return (groups - groups.mean(1, keepdim=True)).flatten(0, 1)
-
-
-def _conjugate_gradients(
-    counts: _CentredCounts, rewards: Tensor, ridges: Tensor, priors: Tensor, tables: Tensor, iterations: int
-) -> Tensor:
-    """Improve `tables` as solutions of (X^T X + ridge) a = X^T r + ridge prior, all at once, shape [V, L].
-
-    Preconditioned with the frequencies of tokens, which differ by orders of magnitude.
-    """
-
-    def matrix(vectors: Tensor) -> Tensor:
-        return counts.transposed_times(counts.times(vectors)) + ridges * vectors
-
-    scale = counts.frequencies[:, None] + ridges
-    residual = counts.transposed_times(rewards[:, None]) + ridges * priors - matrix(tables)
-    direction = residual / scale
-    square = (residual * direction).sum(0)
-    for _ in range(iterations):
-        image = matrix(direction)
-        step = torch.where(square > 0, square / (direction * image).sum(0), 0)
-        tables, residual = tables + step * direction, residual - step * image
-        scaled = residual / scale
-        last, square = square, (residual * scaled).sum(0)
-        direction = scaled + torch.where(last > 0, square / last, 0) * direction
-    return tables
