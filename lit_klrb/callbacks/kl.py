@@ -1,12 +1,14 @@
 """The KL plug-in: gives the trained module a KL estimator and the weight of the KL."""
 
 import math
+from dataclasses import replace
 from typing import Any, final
 
 import lightning as L
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import KLEstimator
+from lit_klrb.estimators.composed import Discounted
 from lit_klrb.estimators.cross_fit import EarlierRollouts
 from lit_klrb.estimators.fitted import FittedEstimator
 from lit_klrb.estimators.token_values import TokenValues
@@ -29,10 +31,14 @@ class KLEstimatorCallback(L.Callback):
         target_kl: Target of the KL, in nats per completion. After each rollout beta is multiplied by
             1 + clip(KL / target_kl − 1, ±0.2) · completions / horizon.
         horizon: Number of completions over which the controller changes beta by at most about 20 %.
+        final_discount: Discount of the credit for later KLs at the last step, approached linearly from the
+            estimator's own. From 0 to 1, a run begins with the little noise of each token's own KL, and ends
+            without bias.
 
     Raises:
-        ConfigurationError: If a number is out of range, if both final_beta and target_kl are given, or if the
-            estimator's gradient is known to be biased and allow_biased is false.
+        ConfigurationError: If a number is out of range, if both final_beta and target_kl are given, if
+            final_discount is given to an estimator without a discount, or if the estimator's gradient is
+            known to be biased and allow_biased is false.
 
     Reference: Ziegler et al. (2019), arXiv:1909.08593, Section 2.2 (the controller).
     """
@@ -44,6 +50,7 @@ class KLEstimatorCallback(L.Callback):
         final_beta: float | None = None,
         target_kl: float | None = None,
         horizon: int = 10_000,
+        final_discount: float | None = None,
     ) -> None:
         for name, value in (("beta", beta), ("final_beta", final_beta)):
             if value is not None and not 0 <= value < math.inf:
@@ -57,6 +64,7 @@ class KLEstimatorCallback(L.Callback):
             )
         self.estimator, self.beta = estimator, beta
         self.final_beta, self.target_kl, self.horizon = final_beta, target_kl, horizon
+        self.discounts = None if final_discount is None else _discounts(estimator, final_discount)
         self.current = beta
         # Whether the user chose the settings; the command line knows
         self.chosen = True
@@ -86,14 +94,20 @@ class KLEstimatorCallback(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], batch_idx: int
     ) -> None:
-        """Set beta. It changes only before a new rollout, whose score weights are computed with it."""
+        """Set beta and the discount, which change with a new rollout: its score weights depend on them."""
         if not pl_module.uses_kl_estimator:
             return
-        if self.final_beta is not None and batch_idx % pl_module.steps_per_batch == 0:
-            progress = trainer.global_step / trainer.max_steps
+        first_step = trainer.global_step - batch_idx % pl_module.steps_per_batch
+        progress = first_step / trainer.max_steps
+        if self.final_beta is not None:
             self.current = self.beta + progress * (self.final_beta - self.beta)
         pl_module.beta = self.current
         pl_module.log("train/beta", self.current)
+        if self.discounts is not None:
+            first, last = self.discounts
+            discount = first + progress * (last - first)
+            self.estimator = pl_module.kl_estimator = _discounted(self.estimator, discount)
+            pl_module.log("train/discount", discount)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: dict[str, Any], batch_idx: int
@@ -142,3 +156,20 @@ class KLEstimatorCallback(L.Callback):
             self.token_values.load_state_dict(state_dict["token_values"])
         if self.earlier_rollouts is not None and "earlier_rollouts" in state_dict:
             self.earlier_rollouts.load_state_dict(state_dict["earlier_rollouts"])
+
+
+def _discounts(estimator: KLEstimator, final: float) -> tuple[float, float]:
+    """The discounts at the first and the last step."""
+    if not 0 <= final <= 1:
+        raise ConfigurationError(f"must be between 0 and 1, got {final}", key="kl.final_discount")
+    _discounted(estimator, final).check_trainable()
+    return _discounted(estimator).discount, final
+
+
+def _discounted(estimator: KLEstimator, discount: float | None = None) -> Discounted:
+    """The estimator, with another discount if one is given."""
+    if not isinstance(estimator, Discounted):
+        raise ConfigurationError(
+            f"{type(estimator).__name__} has no discount; leave it out", key="kl.final_discount"
+        )
+    return estimator if discount is None else replace(estimator, discount=discount)

@@ -166,8 +166,9 @@ def _objection_to_steps(old: Settings, new: Settings) -> str | None:
         return " (it can only increase)"
     if old.get("model.init_args.schedule", "constant") != "constant":
         return " (the learning rate's schedule depends on it)"
-    if old.get("kl.final_beta") is not None:
-        return " (kl.final_beta depends on it)"
+    for schedule in ("kl.final_beta", "kl.final_discount"):
+        if old.get(schedule) is not None:
+            return f" ({schedule} depends on it)"
     if any(c["class_path"].startswith(STUDIES) for c in old.get("trainer.callbacks") or []):
         return " (the snapshots of a study depend on it)"
     return None

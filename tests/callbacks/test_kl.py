@@ -1,11 +1,14 @@
-"""Schedules and the controller of beta."""
+"""Schedules of beta and of the discount, and the controller of beta."""
 
+import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from lit_klrb.callbacks import KLEstimatorCallback
-from lit_klrb.estimators import MonteCarlo
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.estimators import MonteCarlo, RaoBlackwell
 
 
 def betas(callback, kls, max_steps=10):
@@ -42,6 +45,34 @@ def test_the_controller_raises_beta_above_the_target_lowers_it_below_and_is_cut(
     other = KLEstimatorCallback(MonteCarlo(), 1.0, target_kl=2.0, horizon=80)
     other.load_state_dict(callback.state_dict())
     assert other.current == callback.current
+
+
+def test_a_line_from_the_estimators_discount_to_the_final_one_in_steps_of_a_rollout():
+    estimator = RaoBlackwell(discount=0.0, allow_biased=True)
+    callback = KLEstimatorCallback(estimator, final_discount=1.0)
+    module = SimpleNamespace(uses_kl_estimator=True, steps_per_batch=2, log=lambda *_: None)
+    seen = []
+    # The last step is resumed in the middle of a rollout, by a callback that has not seen its start
+    for step in (0, 1, 2, 9):
+        callback = callback if step < 9 else KLEstimatorCallback(estimator, final_discount=1.0)
+        callback.on_train_batch_start(SimpleNamespace(global_step=step, max_steps=10), module, {}, step)
+        assert module.kl_estimator is callback.estimator
+        seen.append(module.kl_estimator.discount)
+    assert seen == pytest.approx([0.0, 0.0, 0.2, 0.8])
+    assert replace(module.kl_estimator, discount=0.0) == estimator
+
+
+@pytest.mark.parametrize(
+    ("estimator", "final", "message"),
+    [
+        (MonteCarlo(), 1.0, "kl.final_discount: MonteCarlo has no discount; leave it out"),
+        (RaoBlackwell(), 1.5, "kl.final_discount: must be between 0 and 1, got 1.5"),
+        (RaoBlackwell(), 0.5, "with discount 0.5 a token's effect on later KLs counts 0.5^distance as much"),
+    ],
+)
+def test_a_final_discount_that_cannot_be(estimator, final, message):
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        KLEstimatorCallback(estimator, final_discount=final)
 
 
 def test_a_module_without_a_kl_term_is_left_alone():

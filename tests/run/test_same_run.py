@@ -31,6 +31,7 @@ def settings(**changes):
             "estimator": {"class_path": "lit_klrb.estimators.RaoBlackwell", "init_args": {"baseline": None}},
             "beta": 0.1,
             "final_beta": None,
+            "final_discount": None,
         },
         "checkpoint": {"every_n_train_steps": 100},
     }
@@ -97,6 +98,7 @@ def test_what_does_not_may_differ(key, value):
     [
         ("model__init_args__schedule", "cosine", "the learning rate's schedule depends on it"),
         ("kl__final_beta", 1.0, "kl.final_beta depends on it"),
+        ("kl__final_discount", 1.0, "kl.final_discount depends on it"),
         ("trainer__callbacks", [MONITOR, STUDY], "the snapshots of a study depend on it"),
     ],
 )
