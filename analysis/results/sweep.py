@@ -66,10 +66,13 @@ class Sweep:
         """Runs outside the grid without studies: the reference and the warm start."""
         return [run for run in self.runs if run.cell.point is None and not run.studies]
 
+    def studies(self, kind: type[Artifact]) -> list[tuple[Run, Artifact]]:
+        """The artifacts of a kind of study, each with its run."""
+        return [(run, one) for run in self.runs for one in run.studies if isinstance(one, kind)]
+
     def study(self, kind: type[Artifact]) -> tuple[Run, Artifact] | None:
         """The artifact of a kind of study with its run; the first one, if there are several."""
-        found = ((run, one) for run in self.runs for one in run.studies if isinstance(one, kind))
-        return next(found, None)
+        return next(iter(self.studies(kind)), None)
 
     @property
     def missing(self) -> list[tuple[str, int, int]]:

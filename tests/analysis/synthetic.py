@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def write_sweep(
     primary: Mapping[str, Any] | None = None,
     plan: bool = True,
     setting: str = "",
-    studied: bool = False,
+    studied: Sequence[float] = (),
 ) -> Path:
     """A sweep's directory; `edit` may change a result or withhold it by returning None."""
     rng = np.random.default_rng(0)
@@ -94,8 +94,9 @@ def write_sweep(
         },
     )
     made = [reference, start]
-    if studied:
-        made.append({**result(cell("study"), {"reward": 0.7, "kl": 0.5}), "studies": studies()})
+    for beta in studied:
+        run = result(cell(f"study-{beta:g}"), {"reward": 0.7, "kl": 0.5})
+        made.append({**run, "studies": studies(beta)})
     for replicate in range(replicates):
         for level, beta in betas.items():
             luck = rng.normal()
@@ -163,7 +164,7 @@ def fail(runs: Path, place: tuple[str, int, int], error: str = "Traceback\nOSErr
     (runs / "failed" / f"{name}.json").write_text(json.dumps(record))
 
 
-def studies(batches: int = 8, prompts: int = 6) -> dict[str, Any]:
+def studies(beta: float, batches: int = 8, prompts: int = 6) -> dict[str, Any]:
     """Artifacts of studies: a Rao-Blackwell estimate with less spread, and gradients."""
     rng = np.random.default_rng(1)
     k1 = rng.normal(1.0, 1.0, (prompts, 10))
@@ -194,7 +195,7 @@ def studies(batches: int = 8, prompts: int = 6) -> dict[str, Any]:
             "snapshots": [
                 {
                     "step": step,
-                    "beta": 0.1,
+                    "beta": beta,
                     "completions": 2,
                     "gram": [row[: i + 1].tolist() for i, row in enumerate(gram)],
                 }

@@ -9,7 +9,8 @@ from matplotlib.ticker import NullFormatter
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import INK, legend_lines, looks, sheet
-from analysis.results.artifacts import GradientSnapshot, GradientStudy
+from analysis.results.artifacts import GradientStudy
+from analysis.results.plan import Primary
 from analysis.stats.gradient_noise import (
     TERMS,
     NoiseFinding,
@@ -21,33 +22,72 @@ from analysis.stats.text import number, ratio_text
 
 
 def gradient_noise(assessment: Assessment) -> Section | None:
-    """Variance ratios with verdicts, from the artifact of `GradientNoiseStudy`."""
-    found = assessment.sweep.study(GradientStudy)
-    if found is None:
+    """Variance ratios with verdicts, from the artifacts of `GradientNoiseStudy`."""
+    sweep = assessment.sweep
+    measured = [
+        _Measured(artifact, run.cell.title, sweep.plan.primary)
+        for run, artifact in sorted(
+            sweep.studies(GradientStudy), key=lambda found: found[1].snapshots[0].beta
+        )
+    ]
+    if not measured:
         return None
-    run, artifact = found
-    names, plan = artifact.estimators, assessment.sweep.plan
-    control = plan.primary.control if plan.primary.control in names else names[0]
-    snapshots = [NoiseSnapshot(one.step, one.gram, names) for one in artifact.snapshots]
-    findings = compare_noise(snapshots, control, plan.primary.alpha)
-    pooled = artifact.prompts * artifact.snapshots[0].completions
+    layers = {key: ratios for one in measured for key, ratios in _layer_numbers(one).items()}
     return Section(
         "gradient_noise",
         "Noise of the gradients",
         paragraphs=[
-            f"tr Cov of the gradient of a batch of {artifact.prompts} prompts with {pooled} completions, "
-            f"over {artifact.batches} batches of different prompts and completions, the same for all "
-            f"estimators. {_policies(artifact, run.cell.title)}, β = {artifact.snapshots[0].beta:g}. The "
-            "gradient of the KL is the whole gradient minus that of the reward. Training uses the whole "
+            *(_description(one) for one in measured),
+            "The gradient of the KL is the whole gradient minus that of the reward. Training uses the whole "
             "gradient; its variance ratio differs from that of the KL alone.",
         ],
-        notes=[finding.verdict.sentence for finding in findings if finding.term == "total"],
-        figures=[_figure(findings, names, control)] if findings else (),
-        tables=[_absolute(snapshots)],
-        details=[_by_layer(one, names, control) for one in artifact.snapshots if one.layers],
-        numbers={"findings": [_numbers(finding) for finding in findings]} | _layer_numbers(artifact, control),
+        notes=[note for one in measured for note in _notes(one)],
+        figures=[_figure(one) for one in measured if one.findings],
+        tables=[_absolute(one) for one in measured],
+        details=[table for one in measured for table in _by_layer(one)],
+        numbers={"findings": [_numbers(one, finding) for one in measured for finding in one.findings]}
+        | ({"layers": layers} if layers else {}),
         exploratory=True,
     )
+
+
+class _Measured:
+    """One artifact, compared with the control.
+
+    Attributes:
+        beta: Weight of the KL.
+        names: The estimators.
+        control: The one with which the others are compared.
+        snapshots: The snapshots.
+        findings: The comparisons.
+    """
+
+    def __init__(self, artifact: GradientStudy, title: str, primary: Primary) -> None:
+        self.artifact, self.title, self.names = artifact, title, artifact.estimators
+        self.beta = artifact.snapshots[0].beta
+        self.control = primary.control if primary.control in self.names else self.names[0]
+        self.snapshots = [NoiseSnapshot(one.step, one.gram, self.names) for one in artifact.snapshots]
+        self.findings = compare_noise(self.snapshots, self.control, primary.alpha)
+
+    @property
+    def prefix(self) -> str:
+        """What distinguishes its tables and figures from those of other artifacts."""
+        return f"β = {self.beta:g}. "
+
+
+def _description(measured: _Measured) -> str:
+    artifact = measured.artifact
+    pooled = artifact.prompts * artifact.snapshots[0].completions
+    return (
+        f"{measured.prefix}tr Cov of the gradient of a batch of {artifact.prompts} prompts with {pooled} "
+        f"completions, over {artifact.batches} batches of different prompts and completions, the same for "
+        f"all estimators. {_policies(artifact, measured.title)}."
+    )
+
+
+def _notes(measured: _Measured) -> list[str]:
+    totals = (finding for finding in measured.findings if finding.term == "total")
+    return [measured.prefix + finding.verdict.sentence for finding in totals]
 
 
 def _policies(artifact: GradientStudy, title: str) -> str:
@@ -58,34 +98,39 @@ def _policies(artifact: GradientStudy, title: str) -> str:
     return f"The policies are those of checkpoints, numbered as steps ({listed})"
 
 
-def _layer_numbers(artifact: GradientStudy, control: str) -> dict[str, Any]:
-    layers = {
+def _layer_numbers(measured: _Measured) -> dict[str, Any]:
+    return {
         one.label: {
             f"{found.layer} {found.term} {found.estimator}": [found.ratio, found.p, found.p_holm]
-            for found in compare_layers(one.layers, artifact.estimators, control)
+            for found in compare_layers(one.layers, measured.names, measured.control)
         }
-        for one in artifact.snapshots
+        for one in measured.artifact.snapshots
         if one.layers
     }
-    return {"layers": layers} if layers else {}
 
 
-def _by_layer(snapshot: GradientSnapshot, names: Sequence[str], control: str) -> Table:
-    return Table(
-        f"{snapshot.label}: variance of each layer's gradient relative to {control}, from disjoint pairs of "
-        "batches. p: exact sign flips, with Holm's correction over this table.",
-        ("Layer", "Gradient of", "Estimator", "Ratio", "p (Holm)"),
-        [
-            (found.layer, found.term, found.estimator, number(found.ratio), number(found.p_holm, 2))
-            for found in compare_layers(snapshot.layers, names, control)
-        ],
-    )
+def _by_layer(measured: _Measured) -> list[Table]:
+    return [
+        Table(
+            f"{measured.prefix}{snapshot.label}: variance of each layer's gradient relative to "
+            f"{measured.control}, from disjoint pairs of batches. p: exact sign flips, with Holm's "
+            "correction over this table.",
+            ("Layer", "Gradient of", "Estimator", "Ratio", "p (Holm)"),
+            [
+                (found.layer, found.term, found.estimator, number(found.ratio), number(found.p_holm, 2))
+                for found in compare_layers(snapshot.layers, measured.names, measured.control)
+            ],
+        )
+        for snapshot in measured.artifact.snapshots
+        if snapshot.layers
+    ]
 
 
-def _numbers(finding: NoiseFinding) -> dict[str, Any]:
+def _numbers(measured: _Measured, finding: NoiseFinding) -> dict[str, Any]:
     verdict, variance = finding.verdict, finding.variance
     interval = verdict.interval
     return {
+        "beta": measured.beta,
         "step": finding.snapshot.step,
         "term": finding.term,
         "estimator": verdict.treatment,
@@ -99,35 +144,36 @@ def _numbers(finding: NoiseFinding) -> dict[str, Any]:
     }
 
 
-def _absolute(snapshots: Sequence[NoiseSnapshot]) -> Table:
+def _absolute(measured: _Measured) -> Table:
     rows = []
-    for snapshot in snapshots:
+    for snapshot in measured.snapshots:
         cells = [("reward", snapshot.estimators[0], "any")]
         cells += [(term, name, name) for term in TERMS for name in snapshot.estimators]
         for term, name, shown in cells:
             noise, ratio = snapshot.noise(term, name), snapshot.signal_to_noise(term, name)
             rows.append((str(snapshot.step), term, shown, number(noise), number(ratio, 2)))
     return Table(
-        "Noise: tr Cov of the gradient of one batch. Signal to noise: an unbiased estimate of the mean "
-        "gradient's squared norm, which may be negative, divided by the noise. Below 1, the gradient of one "
-        "batch is mostly noise.",
+        f"{measured.prefix}Noise: tr Cov of the gradient of one batch. Signal to noise: an unbiased estimate "
+        "of the mean gradient's squared norm, which may be negative, divided by the noise. Below 1, the "
+        "gradient of one batch is mostly noise.",
         ("Step", "Gradient of", "Estimator", "Noise", "Signal to noise"),
         rows,
     )
 
 
-def _figure(findings: Sequence[NoiseFinding], names: Sequence[str], control: str) -> Figure:
+def _figure(measured: _Measured) -> Figure:
+    findings, control = measured.findings, measured.control
     return Figure(
-        _draw(findings, names, control),
+        _draw(findings, measured.names, control),
         f"Forest plot of the gradient's variance under each estimator relative to {control}, for the KL and "
-        "the whole objective at each snapshot of training.",
-        f"Left of 1 an estimator has less noise than {control}. Bars are 95% jackknife-t intervals over "
-        "batches (n counts batches), for one comparison at a time.",
+        f"the whole objective at each snapshot of training, β = {measured.beta:g}.",
+        f"{measured.prefix}Left of 1 an estimator has less noise than {control}. Bars are 95% jackknife-t "
+        "intervals over batches (n counts batches), for one comparison at a time.",
         Table(
-            f"Variance relative to {control}. p (pairs): exact sign flips of disjoint pairs of batches, on "
-            "which the verdict is based after Holm's correction over this table. p (centred): sign flips of "
-            "distances to the mean, more powerful, but too small if tails differ. Kurtosis and largest share "
-            "of one batch: estimator / control.",
+            f"{measured.prefix}Variance relative to {control}. p (pairs): exact sign flips of disjoint pairs "
+            "of batches, on which the verdict is based after Holm's correction over this table. p (centred): "
+            "sign flips of distances to the mean, more powerful, but too small if tails differ. Kurtosis and "
+            "largest share of one batch: estimator / control.",
             (
                 "Step",
                 "Gradient of",

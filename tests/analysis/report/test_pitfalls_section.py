@@ -40,7 +40,7 @@ def sweep_with(tmp_path, monkeypatch):
 
     def written(study):
         monkeypatch.setattr("synthetic.studies", lambda: {"pitfalls": study})
-        return write_sweep(tmp_path, studied=True, **SMALL)
+        return write_sweep(tmp_path, studied=[0.1], **SMALL)
 
     return written
 

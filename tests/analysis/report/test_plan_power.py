@@ -129,7 +129,7 @@ def test_a_pilot_warns_of_designs_that_cannot_show_a_difference(plan, tmp_path):
         reward[0] = made["final"]["reward"] + beta * (kl[0] - made["final"]["kl"]) - sign
         return made
 
-    quiet = load_sweep(write_sweep(tmp_path / "quiet", replicates=3, edit=edit, studied=True))
+    quiet = load_sweep(write_sweep(tmp_path / "quiet", replicates=3, edit=edit, studied=[0.1]))
     (line,) = warnings(quiet)
     assert line.startswith("at beta 0.2 J does not rise in training: −1.00, 95% CI")
     assert line.endswith("over 6 runs")

@@ -12,6 +12,7 @@ from synthetic import cell, diverge, edit_plan, publish, result, write_sweep
 from analysis.report.assessment import load_assessment
 from analysis.report.build import build
 from analysis.report.sections import attainment, evidence, outcomes, stability
+from analysis.report.sections.gradient_noise import gradient_noise
 from analysis.report.sections.tradeoff import landmarks
 from analysis.report.verify import verify
 from analysis.results.load import load_sweep
@@ -61,7 +62,7 @@ def test_landmarks_are_named(tmp_path):
 def test_studies_have_their_own_sections(better, tmp_path, undrawn):
     without = Page((better / "report.html").read_text("utf-8"))
     assert not {"estimation", "gradient_noise"} & set(without.ids)
-    runs = write_sweep(tmp_path, studied=True, **SMALL)
+    runs = write_sweep(tmp_path, studied=[0.1], **SMALL)
     page = Page(build(runs).read_text("utf-8"))
     assert {"estimation", "gradient_noise"} <= set(page.ids)
     assert "10 completions of each of 6 prompts" in page.text
@@ -70,6 +71,15 @@ def test_studies_have_their_own_sections(better, tmp_path, undrawn):
     assert verify(runs).differences == []
     numbers = json.loads((runs / "results.json").read_text())["sections"]["estimation"]["20"]
     assert numbers["rb"]["log_variance_ratio"] == pytest.approx(-2 * math.log(4))
+
+
+def test_the_noise_of_gradients_of_each_run_with_the_study_is_shown(tmp_path, undrawn):
+    runs = write_sweep(tmp_path, studied=[0.1, 2.0], **SMALL)
+    section = gradient_noise(load_assessment(runs))
+    betas = [finding["beta"] for finding in section.numbers["findings"]]
+    assert sorted(set(betas)) == [0.1, 2.0]
+    assert len(section.figures) == len(section.tables) == 2
+    assert section.tables[1].caption.startswith("β = 2. ")
 
 
 def test_a_heavy_tail_is_named_beside_the_bias():

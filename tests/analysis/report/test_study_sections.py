@@ -91,7 +91,7 @@ def sweep_with(tmp_path, monkeypatch):
 
     def written(**artifacts):
         monkeypatch.setattr("synthetic.studies", lambda: artifacts)
-        return write_sweep(tmp_path, studied=True, **SMALL)
+        return write_sweep(tmp_path, studied=[0.1], **SMALL)
 
     return written
 
