@@ -76,7 +76,8 @@ class CheckCLI(LitCLI):
             about = estimator.explanation
             answer["estimator"] = {
                 "name": type(estimator).__name__,
-                "optimises": None if about is None else _objective(estimator, about),
+                "optimises": about
+                and _objective(estimator, about) + _drift(estimator, self.model.optimizer_steps),
                 "biased": estimator.bias is not None,
             }
         answer["evaluation"] = {
@@ -92,6 +93,13 @@ def _objective(estimator: KLEstimator, about: Explanation) -> str:
     """What the gradient optimises; an estimator may be biased by its settings alone."""
     by_settings = estimator.refusal is None and estimator.bias is not None
     return f"not {about.optimises}: {estimator.bias}" if by_settings else about.optimises
+
+
+def _drift(estimator: KLEstimator, steps: int) -> str:
+    """What is true only of the first step on a rollout."""
+    if steps == 1 or estimator.off_policy in ("prefix", "sequence"):
+        return ""
+    return f"; biased after the first of {steps} steps on a rollout (off_policy {estimator.off_policy})"
 
 
 def check_input(key: str, path: str) -> None:

@@ -107,7 +107,7 @@ class OnPolicyModule(RegularisedModule, ABC):
             raise ConfigurationError(
                 f"{type(self).__name__} needs a KLEstimatorCallback among the trainer's callbacks"
             )
-        self.kl_estimator.check_trainable(optimizer_steps=self.inner_epochs * self.mini_batches)
+        self.kl_estimator.check_trainable(self.optimizer_steps)
         if self.stratified and self.kl_estimator.baseline is not None:
             raise ConfigurationError(
                 f"true is not allowed with kl.estimator.baseline={self.kl_estimator.baseline}, which is "
@@ -124,6 +124,11 @@ class OnPolicyModule(RegularisedModule, ABC):
     def parts(self) -> int:
         """Number of equal parts of a rollout, one per training step of a pass."""
         return self.mini_batches * self.trainer.accumulate_grad_batches
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Number of optimizer steps per rollout."""
+        return self.inner_epochs * self.mini_batches
 
     @property
     def steps_per_batch(self) -> int:

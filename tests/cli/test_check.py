@@ -43,6 +43,18 @@ def test_what_would_be_optimised_and_evaluated(ask, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_correction_that_is_biased_after_the_first_step_is_named(ask):
+    clip, prefix, once = ask(
+        *(
+            [*UNBIASED, "--kl.estimator.off_policy", off_policy, "--model.inner_epochs", steps]
+            for off_policy, steps in (("clip", "4"), ("prefix", "4"), ("clip", "1"))
+        )
+    )
+    later = "; biased after the first of 4 steps on a rollout (off_policy clip)"
+    assert clip["estimator"]["optimises"].endswith(later)
+    assert "first of" not in prefix["estimator"]["optimises"] + once["estimator"]["optimises"]
+
+
 def test_every_mistake_is_one_line_and_the_others_are_answered(ask):
     mistakes = {
         "K3Loss is refused for training unless allow_biased": ["--kl.estimator", "K3Loss"],
