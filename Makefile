@@ -40,6 +40,8 @@ reproduce-imdb: $(STAGES)/dpo/summary.json  ## the comparison on real reviews, f
 	@$(BIN)/python -m analysis report runs/imdb_noise_half
 
 reproduce-paper: $(VENV)/.runtime  ## the paper's study at its size, ten minutes of it per call: needs a GPU and the hub
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
+	  || { echo "reproduce-paper needs a GPU, and torch finds none on this machine: nothing was run"; exit 2; }
 	HF_HUB_OFFLINE=0 $(BIN)/python -m analysis sweep --config configs/imdb/sweep.yaml --workers 1 --minutes 10
 	@$(BIN)/python -m analysis report runs/imdb/sweep
 

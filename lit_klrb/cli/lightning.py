@@ -125,16 +125,27 @@ class LitCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the given arguments instead of sys.argv, and convert errors to one line."""
         try:
-            self.config = parser.parse_args(args)
-            parsed = self.config[self.config.subcommand]
-            if parsed.model.class_path.endswith(f".{DistillModule.__name__}"):
-                # Another default, which an option or a configuration file replaces
-                default = f"--kl.estimator=lit_klrb.estimators.{WITHOUT_REWARD.__name__}"
-                self.config = parser.parse_args([args[0], default, *args[1:]])
+            self.config = parser.parse_args(self._with_default_estimator(parser, args))
         except ConfigurationError as error:
             command = self._parser(args[0])
             assert isinstance(command, OneLineParser)
             raise ConfigurationError(one_line(str(error), command.known_keys())) from None
+
+    def _with_default_estimator(self, parser: LightningArgumentParser, args: list[str]) -> list[str]:
+        """The arguments, with the default of modules without a reward in front if they name such a module.
+
+        Options and configuration files behind it replace it.
+        """
+        name = DistillModule.__name__
+        # It would end the program before the module is known
+        silent = [word for word in args if word.partition("=")[0] != "--print_config"]
+        try:
+            parsed = parser.parse_args(silent)
+            without_reward = parsed[parsed.subcommand].model.class_path.endswith(f".{name}")
+        except ConfigurationError:  # raised again later, except for an incomplete one that is only printed
+            without_reward = any(re.search(rf"\b{name}$", word) for word in args)
+        default = f"--kl.estimator=lit_klrb.estimators.{WITHOUT_REWARD.__name__}"
+        return [args[0], default, *args[1:]] if without_reward else args
 
     def _parse_ckpt_path(self) -> None:
         """Check that the settings agree with the checkpoint's, which Lightning would silently prefer."""

@@ -2,9 +2,12 @@
 
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from analysis.design import expand, read_plan
@@ -110,3 +113,16 @@ def test_without_the_variable_the_hub_is_asked(monkeypatch, capsys, tmp_path):
     where = ["--trainer.default_root_dir", str(tmp_path)]
     assert fit("imdb_small/sft.yaml", *where) == 2
     assert "data.init_args.source: stanfordnlp/imdb cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="would start the study")
+def test_the_papers_size_needs_a_gpu(tmp_path):
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exec {sys.executable} "$@"\nexit 9\n')
+    python.chmod(0o755)
+    (tmp_path / ".runtime").touch()
+    command = ["make", "--silent", "reproduce-paper", f"VENV={tmp_path}"]
+    done = subprocess.run(command, cwd=CONFIGS.parent, capture_output=True, text=True, check=False)
+    message = "reproduce-paper needs a GPU, and torch finds none on this machine: nothing was run\n"
+    assert (done.returncode, done.stdout) == (2, message)

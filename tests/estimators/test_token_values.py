@@ -252,7 +252,7 @@ def moved(lengths):
         lambda state: {"errors": state["errors"][:4], "tables": state["tables"][:, :4], "chosen": 0},
         lambda state: {"chosen": 5},
         lambda state: {"prior": state["prior"][1:]},
-        lambda state: {"lengths": state["lengths"][1:], "rewards": state["rewards"][1:]},
+        lambda state: {"lengths": state["lengths"][3:], "rewards": state["rewards"][3:]},
         lambda state: {"lengths": moved(state["lengths"])},
         lambda state: {"rewards": state["rewards"][1:]},
         lambda state: {"group_size": 0},

@@ -5,9 +5,12 @@ import pytest
 import torch
 import yaml
 
+from lit_klrb.cli.check import check
 from lit_klrb.cli.main import main
 from lit_klrb.estimators.advice import DEFAULT, WITHOUT_REWARD
 from lit_klrb.modules import DistillModule
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("estimator", ["RaoBlackwell", "RaoBlackwellSequence"])
@@ -55,6 +58,31 @@ def test_without_a_reward_another_estimator_is_the_default(chain, tmp_path, opti
     assert main([*argv, *options]) == 0
     used = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text("utf-8"))["kl"]["estimator"]
     assert used["class_path"].rpartition(".")[2] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--config", "configs/demo/distill.yaml"], WITHOUT_REWARD),
+        (["--config", "configs/demo/distill.yaml", "--kl.estimator", DEFAULT.__name__], DEFAULT),
+        (["--model", "DistillModule"], WITHOUT_REWARD),  # incomplete: a template to fill in
+        (["--config", "configs/demo/rloo.yaml", "--kl.beta=0.1"], DEFAULT),
+        ([], DEFAULT),
+    ],
+)
+def test_the_printed_configuration_has_the_default_of_its_module(capsys, options, expected):
+    given = {"configs/demo/distill.yaml", "configs/demo/rloo.yaml"}
+    words = [str(ROOT / word) if word in given else word for word in options]
+    with pytest.raises(SystemExit) as end:
+        main(["fit", *words, "--print_config"])
+    assert end.value.code == 0
+    printed = yaml.safe_load(capsys.readouterr().out)["kl"]["estimator"]
+    assert printed["class_path"] == f"lit_klrb.estimators.{expected.__name__}"
+
+
+def test_a_check_has_the_default_of_the_module(chain):
+    answer = check(chain.commands.argv("fit", "distill"))
+    assert answer["estimator"]["name"] == WITHOUT_REWARD.__name__
 
 
 def test_a_student_is_fresh_or_given_and_not_both():
