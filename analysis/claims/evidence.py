@@ -1,9 +1,11 @@
 """The committed artifacts from which verdicts are computed."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from analysis.claims.trained import Trained, load_trained
 from analysis.results.artifacts import TabularStudy, ValueStudy, read_studies
 from analysis.results.enumerated import DistillationArtifact, OffPolicyArtifact
 from analysis.results.files import DamagedFileError, read_json
@@ -12,9 +14,9 @@ from lit_klrb.errors import ConfigurationError
 
 Artifact = TypeVar("Artifact", ValueStudy, TabularStudy, OffPolicyArtifact, DistillationArtifact)
 
-# Folder of the studies' artifacts, and the numbers of the published sweep, relative to the ledger.
+# Folder of the studies' artifacts, and that of the published sweeps, relative to the ledger.
 ARTIFACTS = "artifacts"
-REVIEWS = Path("..") / "results" / "imdb_small" / "results.json"
+RESULTS = Path("..") / "results"
 # Artifact -> the configuration of `python -m lit_klrb study` that makes it.
 STUDIES = {
     schema.IDENTITIES: "configs/studies/identities.yaml",
@@ -23,6 +25,15 @@ STUDIES = {
     schema.ESTIMATION: "configs/studies/estimation.yaml",
     schema.DISTILLATION: "configs/studies/distillation_tabular.yaml",
 }
+# Published sweep -> what it trains.
+REVIEWS = "imdb_small"
+SWEEPS = {
+    "noise": "embedded world, β 0.1 to 1",
+    "imdb_noise": "reviews, β 0.03",
+    REVIEWS: "reviews, one rate, β 0.03 to 0.3",
+}
+# What the student of a sweep that distils can do: match its teacher, or not.
+CAPACITIES: dict[str, str] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +46,7 @@ class Evidence:
         off_policy: That of `OffPolicyStudy`.
         estimation: That of `PairEstimationStudy`.
         distillation: That of `DistillationStudy`.
-        reviews: The numbers of the sweep on film reviews, `results.json`.
+        sweeps: The published sweeps by name.
     """
 
     identities: dict[str, Any]
@@ -43,7 +54,17 @@ class Evidence:
     off_policy: OffPolicyArtifact
     estimation: ValueStudy
     distillation: DistillationArtifact
-    reviews: dict[str, Any]
+    sweeps: Mapping[str, Trained]
+
+    @property
+    def policies(self) -> list[Trained]:
+        """The sweeps that train a policy with a reward."""
+        return [one for name, one in self.sweeps.items() if name not in CAPACITIES.values()]
+
+    @property
+    def students(self) -> dict[str, Trained]:
+        """The sweeps that distil, by capacity: a student that can match its teacher, and one that cannot."""
+        return {capacity: self.sweeps[name] for capacity, name in CAPACITIES.items()}
 
 
 def load_evidence(directory: Path) -> Evidence:
@@ -62,14 +83,24 @@ def load_evidence(directory: Path) -> Evidence:
         if not path.exists():
             raise ConfigurationError(f"{path} does not exist; python -m lit_klrb study --config {config}")
         contents[name] = read_json(path)
-    reviews = directory / REVIEWS
-    if not reviews.exists():
-        raise ConfigurationError(f"{reviews} does not exist; python -m analysis report writes it")
-    return evidence_of(contents, read_json(reviews))
+    return evidence_of(contents, load_sweeps(directory))
 
 
-def evidence_of(contents: dict[str, Any], reviews: dict[str, Any]) -> Evidence:
-    """The evidence, from the contents of the artifacts by name.
+def load_sweeps(directory: Path) -> dict[str, Trained]:
+    """The published sweeps by name.
+
+    Args:
+        directory: That of the ledger.
+
+    Raises:
+        ConfigurationError: If one is missing, or not complete.
+        DamagedFileError: If one cannot be read.
+    """
+    return {name: load_trained(directory / RESULTS / name, title) for name, title in SWEEPS.items()}
+
+
+def evidence_of(contents: dict[str, Any], sweeps: Mapping[str, Trained]) -> Evidence:
+    """The evidence, from the contents of the artifacts by name and the sweeps.
 
     Raises:
         DamagedFileError: If one is not the artifact of its study.
@@ -80,7 +111,7 @@ def evidence_of(contents: dict[str, Any], reviews: dict[str, Any]) -> Evidence:
         _study(contents, schema.OFF_POLICY, OffPolicyArtifact),
         _study(contents, schema.ESTIMATION, ValueStudy),
         _study(contents, schema.DISTILLATION, DistillationArtifact),
-        reviews,
+        sweeps,
     )
 
 

@@ -6,9 +6,12 @@ from pathlib import Path
 
 from analysis.claims.claim import PublishedClaim, Ruling
 from analysis.claims.estimators import later_estimators
-from analysis.claims.evidence import ARTIFACTS, REVIEWS, STUDIES, Evidence, load_evidence
+from analysis.claims.evidence import ARTIFACTS, RESULTS, STUDIES, Evidence, load_evidence
 from analysis.claims.first import first_source
+from analysis.claims.frontier import frontier_claims
+from analysis.claims.noise import noise_claim
 from analysis.claims.second import second_source
+from analysis.claims.topk import topk_claims
 from analysis.claims.training import later_training
 from lit_klrb.files import write_atomically
 
@@ -18,7 +21,15 @@ INDEX, NUMBERS = "README.md", "claims.json"
 @functools.cache
 def all_claims() -> tuple[PublishedClaim, ...]:
     """All claims, in the order of the index."""
-    return (*first_source(), *second_source(), *later_estimators(), *later_training())
+    return (
+        *first_source(),
+        noise_claim(),
+        *frontier_claims(),
+        *second_source(),
+        *later_estimators(),
+        *topk_claims(),
+        *later_training(),
+    )
 
 
 def is_ledger(path: Path) -> bool:
@@ -92,6 +103,7 @@ def _page(claim: PublishedClaim, ruling: Ruling) -> str:
     rows = "\n".join(
         f"| {_cell(one.what)} | {_cell(one.published)} | {_cell(one.ours)} |" for one in ruling.numbers
     )
+    table = f"| number (95 % interval) | published | ours |\n|---|---|---|\n{rows}\n\n" if rows else ""
     code = f"\n\nReleased code: {source.code}." if source.code else ""
     return f"""# {claim.title}
 
@@ -105,11 +117,7 @@ def _page(claim: PublishedClaim, ruling: Ruling) -> str:
 
 **Differences.** {claim.differences}
 
-| number (95 % interval) | published | ours |
-|---|---|---|
-{rows}
-
-This page is written by `python -m analysis claims` and recomputed by `python -m analysis verify docs/claims`.
+{table}Written by `python -m analysis claims`; `python -m analysis verify docs/claims` recomputes it.
 """
 
 
@@ -126,13 +134,18 @@ def _index(rulings: dict[PublishedClaim, Ruling], evidence: Evidence) -> str:
         f"- `{ARTIFACTS}/{name}.json`: `python -m lit_klrb study --config {config}`"
         for name, config in STUDIES.items()
     )
+    sweeps = "\n".join(
+        f"- `{(RESULTS / name).as_posix()}`: {len(one.sweep.grid)} runs, {one.title}"
+        for name, one in evidence.sweeps.items()
+    )
     models = len(next(iter(evidence.pitfalls.gradients.values())).bias)
     return f"""# Claims of the literature
 
 One page per claim: the claim with its source, what we ran, the published number and ours with its interval,
-how the set-ups differ, and a verdict that is computed from the artifacts. Most evidence is exact, on at most
-{models} random models so small that every completion is enumerated. It shows that an identity holds or fails;
-its sizes are those of toys. Where a source could not be read, its page says so.
+how the set-ups differ, and a verdict that is computed from the artifacts. The evidence is of two kinds, and
+both are toys: exact numbers of at most {models} random models so small that every completion is enumerated,
+which show that an identity holds or fails, and matched training runs of small GPT-2s. No size carries over to
+large models. Where a source could not be read, its page says so; “not significant” never means “equal”.
 
 | claim | source | verdict |
 |---|---|---|
@@ -141,7 +154,7 @@ its sizes are those of toys. Where a source could not be read, its page says so.
 The evidence, which `make claims` reads, and the commands that make it:
 
 {studies}
-- `{REVIEWS.as_posix()}`: the report of a sweep on film reviews
+{sweeps}
 """
 
 

@@ -1,17 +1,22 @@
 """Numbers of artifacts as text with intervals, and the questions that verdicts ask of them."""
 
+import functools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from analysis.claims.evidence import Evidence
+from analysis.claims.claim import Number
+from analysis.claims.evidence import REVIEWS, Evidence
+from analysis.claims.trained import Trained, better, objectives, worse
 from analysis.results.arrays import FloatArray
+from analysis.results.artifacts import ValueStudy
 from analysis.stats.arms import mean_over_replicates
 from analysis.stats.distillation import DistilledArm, distilled_arms
 from analysis.stats.intervals import Estimate
+from analysis.stats.kl_reward import LOG_RATIO
 from analysis.stats.kl_values import EstimatorSpread, estimator_spreads
 from analysis.stats.text import number
+from analysis.stats.verdict import Verdict
 
 # Up to this, a relative distance is rounding.
 ROUNDING = 1e-6
@@ -29,10 +34,15 @@ def interval_text(estimate: Estimate, digits: int = 3) -> str:
 def ratio_text(estimate: Estimate) -> str:
     """The exponential of the estimate of a log ratio, with its 95% interval."""
     interval = estimate.interval()
-    value = number(float(np.exp(estimate.value)))
     if interval is None:
-        return value
-    return f"{value} ({number(float(np.exp(interval.low)))} to {number(float(np.exp(interval.high)))})"
+        return number(float(np.exp(estimate.value)))
+    return ratio_ends(estimate.value, interval.low, interval.high)
+
+
+def ratio_ends(log_ratio: float, low: float, high: float) -> str:
+    """The exponential of a log ratio and of the ends of its interval."""
+    value, *ends = (number(float(np.exp(one))) for one in (log_ratio, low, high))
+    return f"{value} ({' to '.join(ends)})"
 
 
 def mean_text(values: Sequence[float] | FloatArray) -> str:
@@ -46,7 +56,7 @@ def p_text(p: float) -> str:
     return f"p {'< 0.0001' if p < 1e-4 else f'= {number(p, 2)}'} (Holm)"
 
 
-def log_ratio(treatment: Sequence[float], control: Sequence[float]) -> Estimate:
+def log_ratio(treatment: Sequence[float] | FloatArray, control: Sequence[float] | FloatArray) -> Estimate:
     """Mean of the log of the ratio over models."""
     least = 1e-300
     return mean_over_replicates(
@@ -66,12 +76,16 @@ def above(estimate: Estimate, bound: float = 0.0) -> bool:
     return estimate.value > bound if interval is None else interval.low > bound
 
 
+@functools.cache
 def spreads(evidence: Evidence) -> dict[str, dict[str, EstimatorSpread]]:
-    """The estimates of the enumerated pairs, by pair and estimator."""
-    artifact = evidence.estimation
+    """The estimates of the KL by case and estimator: of enumerated pairs, and of reviews at snapshots."""
+    found = evidence.sweeps[REVIEWS].sweep.study(ValueStudy)
+    assert found is not None
+    cases = [(one.label, one, evidence.estimation) for one in evidence.estimation.snapshots]
+    cases += [(f"reviews, step {one.step}", one, found[1]) for one in found[1].snapshots]
     return {
-        one.label: estimator_spreads(
-            one.values,
+        label: estimator_spreads(
+            {name: one.values[name] for name in ("k1", "rb", "cv", "cv_fitted")},
             one.horvitz_thompson,
             artifact.group_sizes,
             tolerance=artifact.tolerance,
@@ -79,16 +93,41 @@ def spreads(evidence: Evidence) -> dict[str, dict[str, EstimatorSpread]]:
             if one.standard is None or one.standard_error is None
             else (one.standard, one.standard_error),
         )
-        for one in artifact.snapshots
+        for label, one, artifact in cases
     }
 
 
-def reviewed(evidence: Evidence, estimator: str) -> list[dict[str, Any]]:
-    """The numbers of an estimator on film reviews, at each snapshot."""
-    by_step: dict[str, Any] = evidence.reviews["sections"]["estimation"]
-    return [found[estimator] for found in by_step.values() if estimator in found]
-
-
+@functools.cache
 def distilled(evidence: Evidence, control: str) -> dict[str, list[DistilledArm]]:
     """The arms of the distillation study, compared with one of them."""
     return distilled_arms(evidence.distillation, control)
+
+
+def objective_rows(trained: Trained, arms: Sequence[str | None], published: str = "–") -> list[Number]:
+    """J of some arms against the plan's control, as rows; those that the sweep lacks are left out."""
+    found, control = objectives(trained), trained.sweep.plan.primary.control
+    return [
+        Number(f"J of {arm} minus that of {control}, {trained.title}", published, difference_text(found[arm]))
+        for arm in arms
+        if arm in found
+    ]
+
+
+def difference_text(verdict: Verdict) -> str:
+    """An estimate with its 95% interval, p and, if that is significant, the direction."""
+    text = ratio_text if verdict.unit == LOG_RATIO else interval_text
+    significant, higher = better(verdict) or worse(verdict), verdict.estimate.value > 0
+    direction = (": higher" if higher else ": lower") if significant else ""
+    unit = " of the ranks" if verdict.unit.startswith("rank") else ""
+    return f"{text(verdict.estimate)}{unit}, {p_text(verdict.adjusted)}{direction}"
+
+
+def share_text(verdict: Verdict) -> str:
+    """A share of the frontier with its interval and p."""
+    share = verdict.share
+    if share is None or not share.total:
+        return "no run on this part"
+    interval = share.interval
+    ends = f"; {number(interval.low)} to {number(interval.high)}" if interval else ""
+    p = f", {p_text(verdict.adjusted)}" if share.discordant else ""
+    return f"{share.count} of {share.total} ({share.value:.0%}{ends}){p}"

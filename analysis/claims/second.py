@@ -4,7 +4,19 @@ import numpy as np
 
 from analysis.claims.claim import Number, PublishedClaim, Ruling, Source, Verdict
 from analysis.claims.evidence import Evidence
-from analysis.claims.measure import ROUNDING, distilled, mean_text, p_text, ratio_text
+from analysis.claims.measure import (
+    ROUNDING,
+    above,
+    below,
+    difference_text,
+    distilled,
+    log_ratio,
+    mean_text,
+    objective_rows,
+    p_text,
+    ratio_text,
+)
+from analysis.claims.trained import better, compared, kl_finding
 from analysis.stats.text import number
 
 _PAPER = "Tang, Munos (2025), On a few pitfalls in KL divergence gradient estimation for RL, arXiv:2506.09477"
@@ -16,8 +28,7 @@ _BLOG = Source(
 _STUDY = "`python -m lit_klrb study --config configs/studies/pitfalls.yaml`"
 _MODELS = (
     "100 random pairs of models with three tokens and at most three positions, a row of logits per prefix; "
-    "two "
-    "completions with leave-one-out; all completions enumerated."
+    "two completions with leave-one-out; all completions enumerated."
 )
 
 
@@ -45,6 +56,7 @@ def _k3_direction(evidence: Evidence) -> Ruling:
         Number(
             "k3 per token (GRPO): cosine with ∇KL(reference‖policy)", "1", mean_text(token.reverse_cosine)
         ),
+        *_trained_k3(evidence),
     )
     exact = np.abs(whole.reverse_cosine - 1).max() < ROUNDING
     if not exact:
@@ -57,6 +69,20 @@ def _k3_direction(evidence: Evidence) -> Ruling:
         "token-level part of that gradient.",
         numbers,
     )
+
+
+def _trained_k3(evidence: Evidence) -> list[Number]:
+    """What training with k3 in the loss, as GRPO has it, ends at."""
+    rows = []
+    for one in evidence.policies:
+        arm, control = one.arm("K3Loss"), one.sweep.plan.primary.control
+        if arm is not None:
+            (ratio,) = compared([(one, arm, control)], kl_finding)
+            rows.append(
+                Number(f"KL of {arm} over that of {control}, {one.title}", "–", difference_text(ratio))
+            )
+            rows += objective_rows(one, [arm])
+    return rows
 
 
 def _partial(evidence: Evidence) -> Ruling:
@@ -83,11 +109,35 @@ def _mean_squared_error(evidence: Evidence) -> Ruling:
         return Ruling(
             Verdict.HOLDS,
             "Only the correct estimators approach the gradient with many samples; with two, a biased one "
-            "can have "
-            "the smaller error.",
+            "can have the smaller error.",
             numbers,
         )
     return Ruling(Verdict.FAILS, "Correct and incorrect estimators do not differ in bias.", numbers)
+
+
+def _descent(evidence: Evidence) -> Ruling:
+    paths = {name: values.mean(axis=1) for name, values in evidence.pitfalls.forward.items()}
+    k1 = evidence.pitfalls.forward["K1Loss"]
+    sampled, slower = (log_ratio(paths[a], paths[b]) for a, b in (("MonteCarlo", "analytic"), _SLOWER))
+    lowered = log_ratio(k1[:, -1], k1[:, 0])
+    numbers = (
+        Number("mean KL over the descent: MonteCarlo over analytic gradient", "1", ratio_text(sampled)),
+        Number("the same: K3Loss over MonteCarlo", "above 1", ratio_text(slower)),
+        Number("K1Loss: last KL over first", "not below 1", ratio_text(lowered)),
+    )
+    if below(lowered):
+        return Ruling(Verdict.FAILS, "k1 as a loss lowers the KL.", numbers)
+    if above(slower):
+        return Ruling(Verdict.HOLDS, "All three of it.", numbers)
+    return Ruling(
+        Verdict.ONLY_IF,
+        "it is about k1, which does not lower the KL. k3 as a loss is not slower here, though it descends "
+        "along another gradient.",
+        numbers,
+    )
+
+
+_SLOWER = ("K3Loss", "MonteCarlo")
 
 
 def _distillation(evidence: Evidence) -> Ruling:
@@ -105,6 +155,13 @@ def _distillation(evidence: Evidence) -> Ruling:
             )
         )
         outcomes[cell.capacity].add(other.log_ratio.value < 0 and other.p_holm < 0.05)
+    designs = [(one, "future-sampled", "own-sampled") for one in evidence.students.values()]
+    for capacity, found in zip(evidence.students, compared(designs, kl_finding), strict=True):
+        title = evidence.students[capacity].title
+        numbers.append(
+            Number(f"KL, sequence over token level, {title}", "0.39 (3.0 / 7.7)", difference_text(found))
+        )
+        outcomes[capacity].add(better(found))
     everywhere = outcomes["full"] | outcomes["limited"]
     if everywhere == {True}:
         return Ruling(Verdict.HOLDS, "At every point of the map.", tuple(numbers))
@@ -145,10 +202,8 @@ def second_source() -> tuple[PublishedClaim, ...]:
             "k1-loss-zero-mean",
             "k1 as a loss has a gradient of mean zero",
             "“differentiate through the KL estimate as loss functions … such implementations are generally "
-            "incorrect "
-            "and do not produce the desired KL gradient”; for k1 the expected gradient is zero and the KL "
-            "is not "
-            "enforced.",
+            "incorrect and do not produce the desired KL gradient”; for k1 the expected gradient is zero "
+            "and the KL is not enforced.",
             _READ,
             _STUDY,
             _MODELS,
@@ -167,8 +222,7 @@ def second_source() -> tuple[PublishedClaim, ...]:
             "token-level-partial",
             "Token-level losses have a partial gradient",
             "“some implementations do not account for the sequential nature of the estimation problem and "
-            "produce a "
-            "partial gradient at best” (abstract)",
+            "produce a partial gradient at best” (abstract)",
             _READ,
             _STUDY,
             _MODELS,
@@ -178,26 +232,35 @@ def second_source() -> tuple[PublishedClaim, ...]:
             "tabular-mean-squared-error",
             "Mean squared error over 100 random policies",
             "Experiment 1: gradient estimates against the analytic gradient over 100 random policies; only "
-            "the "
-            "correct ones converge to it.",
+            "the correct ones converge to it.",
             Source(_PAPER, "The abstract was read; the experiment is quoted second-hand."),
             _STUDY,
             f"Ours has sequences, exact expectations, and more estimators. {_MODELS}",
             _mean_squared_error,
         ),
         PublishedClaim(
+            "descent-by-estimate",
+            "Minimising the KL along each estimate",
+            "Experiment 2: along the correct estimate, k1 as a score, descent follows the analytic curve; "
+            "k1 as a loss does not lower the KL, and k3 as a loss lowers it more slowly.",
+            Source(_PAPER, "The abstract was read; the experiment is quoted second-hand."),
+            _STUDY,
+            "Random enumerated models with three tokens and at most three positions; 200 steps of gradient "
+            "descent on each of 20 pairs, with 16 completions per step and one rate.",
+            _descent,
+        ),
+        PublishedClaim(
             "distillation-sequence-level",
             "Distillation with the sequence-level gradient ends lower: 7.7 → 3.0",
             "Experiment 3: distilling a larger model on the student's samples, the sequence-level gradient "
-            "ends at a "
-            "KL of 3.0, the token-level one at 7.7.",
+            "ends at a KL of 3.0, the token-level one at 7.7.",
             Source(_PAPER, "The abstract was read; the numbers are quoted second-hand."),
-            "`python -m lit_klrb study --config configs/studies/distillation_tabular.yaml`",
-            "The paper: one pair of language models, one rate, no replicates. Ours: random enumerated "
-            "models, 30 "
-            "replicates, each arm at its own best rate chosen on 6 other runs; k1 with reward-to-go "
-            "against k2 in "
-            "the loss.",
+            "`python -m lit_klrb study --config configs/studies/distillation_tabular.yaml`; the sweeps "
+            "docs/results/distillation_full and distillation_limited.",
+            "The paper: one pair of language models, one rate, no replicates. Ours are toys: random "
+            "enumerated models with 30 replicates, and a GPT-2 of one or two layers (neural) with the "
+            "replicates of its plan; each arm at its own best rate, chosen on other runs. k1 with "
+            "reward-to-go against k2 in the loss.",
             _distillation,
         ),
         PublishedClaim(
@@ -218,5 +281,18 @@ def second_source() -> tuple[PublishedClaim, ...]:
             worked,
             "None.",
             _token,
+        ),
+        PublishedClaim(
+            "full-kl-cost",
+            "The full KL costs 50,000 evaluations per token",
+            "“Full KL: 50,000 evaluations × sequence_length × 2 models. Simplified: 1 evaluation × "
+            "sequence_length × 2 models”",
+            _BLOG,
+            "Nothing: no artifact has times. docs/benchmarks.md has measured ones, with their commands.",
+            "The log-probability of the sampled token needs the logits of the whole vocabulary too, for its "
+            "normaliser: evaluations of tokens are not what the two differ in.",
+            lambda evidence: Ruling(
+                Verdict.NOT_TESTABLE, "The artifacts have no times; docs/benchmarks.md has.", ()
+            ),
         ),
     )

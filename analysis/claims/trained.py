@@ -1,0 +1,126 @@
+"""Published sweeps: what training with one arm ends at, against another."""
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.results.files import DamagedFileError, read_json
+from analysis.results.load import load_sweep
+from analysis.results.sweep import Sweep
+from analysis.stats import frontier
+from analysis.stats.claims import FRONTIER_SHARE, KL_DECIDES, OBJECTIVE
+from analysis.stats.contrast import Contrast, mean_of
+from analysis.stats.holm import Finding, corrected
+from analysis.stats.intervals import Estimate
+from analysis.stats.kl_reward import log_kl_contrast
+from analysis.stats.matching import match
+from analysis.stats.objective import objective_contrast
+from analysis.stats.pairs import Pairs
+from analysis.stats.swaps import SwapTest, swap_test
+from analysis.stats.verdict import Outcome, Verdict
+from lit_klrb.errors import ConfigurationError
+
+NUMBERS = "results.json"
+_ALPHA = 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A published sweep.
+
+    Attributes:
+        title: What it trains, in a few words.
+        sweep: Its plan and runs.
+        numbers: The numbers of its report.
+    """
+
+    title: str
+    sweep: Sweep
+    numbers: dict[str, Any]
+
+    def arm(self, estimator: str) -> str | None:
+        """The first arm of the plan with an estimator; None if there is none."""
+        arms = self.sweep.plan.grid.arms
+        return next((label for label, made in arms.items() if made.get("kl.estimator") == estimator), None)
+
+    def noise(self, estimator: str) -> list[dict[str, Any]]:
+        """The report's comparisons of an estimator's gradient variance with Monte Carlo's; [] without any."""
+        findings = self.numbers["sections"].get("gradient_noise", {"findings": []})["findings"]
+        return [one for one in findings if one["estimator"] == estimator]
+
+    def claim(self, treatment: str, key: str) -> dict[str, Any]:
+        """The report's verdict on one claim about an arm."""
+        verdicts = self.numbers["sections"]["verdict"]["verdicts"][treatment]
+        return next(one for one in verdicts if one["claim"] == key)
+
+
+# A sweep, the arm under study, and the arm with which it is compared.
+Design = tuple[Trained, str, str]
+
+
+def load_trained(directory: Path, title: str) -> Trained:
+    """Read a published sweep.
+
+    Raises:
+        ConfigurationError: If it is not there, or not complete.
+        DamagedFileError: If its files are not those of its plan, or cannot be read.
+    """
+    if not (directory / NUMBERS).exists():
+        raise ConfigurationError(f"{directory / NUMBERS} does not exist; python -m analysis report writes it")
+    sweep = load_sweep(directory)
+    if sweep.invalid:
+        raise DamagedFileError(f"{directory}: the files are not those of the plan")
+    if sweep.missing:
+        raise ConfigurationError(f"{directory}: {len(sweep.missing)} runs of the plan are missing")
+    return Trained(title, sweep, read_json(directory / NUMBERS))
+
+
+def compared(designs: Iterable[Design], finding: Callable[[Pairs], Finding]) -> list[Verdict]:
+    """A test of each arm against another, with Holm's correction over all designs."""
+    return corrected([finding(match(one.sweep, arm, control)) for one, arm, control in designs], _ALPHA)
+
+
+def objective_finding(pairs: Pairs) -> Finding:
+    """The difference in J = reward − β KL, at equal weights of all β."""
+    contrast = objective_contrast(pairs)
+    return Finding.about(OBJECTIVE, pairs, mean_of(contrast, pairs), contrast.unit, _swaps(contrast, pairs))
+
+
+def kl_finding(pairs: Pairs) -> Finding:
+    """The log ratio of the KLs."""
+    contrast = log_kl_contrast(pairs)
+    return Finding.about(KL_DECIDES, pairs, mean_of(contrast, pairs), contrast.unit, _swaps(contrast, pairs))
+
+
+def share_finding(pairs: Pairs, cut: float = np.inf) -> Finding:
+    """The share of the frontier of both arms with a KL below `cut`, in nats."""
+    share = frontier.pooled_share(pairs, cut)
+    test = swap_test(frontier.share_contributions(pairs, cut), pairs.unit)
+    points = Estimate(2.0 * share.count - share.total)
+    return Finding.about(FRONTIER_SHARE, pairs, points, "points", test, share=share)
+
+
+@functools.cache
+def objectives(trained: Trained) -> dict[str, Verdict]:
+    """J of each arm against the plan's control, by arm: what is compared if the plan decides by J."""
+    plan = trained.sweep.plan
+    designs = [(trained, arm, plan.primary.control) for arm in plan.comparisons]
+    return {one.treatment: one for one in compared(designs, objective_finding)}
+
+
+def better(verdict: Verdict) -> bool:
+    """Whether the treatment is significantly better."""
+    return verdict.outcome is Outcome.BETTER
+
+
+def worse(verdict: Verdict) -> bool:
+    """Whether the treatment is significantly worse."""
+    return verdict.outcome is Outcome.WORSE
+
+
+def _swaps(contrast: Contrast, pairs: Pairs) -> SwapTest:
+    return swap_test(contrast.contributions, pairs.unit)
