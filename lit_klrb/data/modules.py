@@ -119,7 +119,9 @@ class LabelledReviewDataModule(WholeReviews):
         labelled = [review for review in self.reviews[split] if review.label is not None]
         if not labelled:
             raise ConfigurationError(
-                f"{self.source} has no labelled review in its {split} split", key="source"
+                f"{self.source} has no labelled review in its {split} split; rows need a label, "
+                "1 (positive) or 0 (negative)",
+                key="source",
             )
         return labelled
 

@@ -73,4 +73,4 @@ def test_a_corpus_without_labels_is_refused(chain, tmp_path, capsys):
     (tmp_path / "reviews.jsonl").write_text("".join(f'{{"text": "review {i}"}}\n' for i in range(50)))
     source = ["--data.source", str(tmp_path / "reviews.jsonl"), "--data.eval_size", "1"]
     assert chain.run("fit", "reward", *source, run=tmp_path / "run") == 2
-    assert "has no labelled review in its" in capsys.readouterr().err
+    assert "split; rows need a label, 1 (positive) or 0 (negative)" in capsys.readouterr().err
