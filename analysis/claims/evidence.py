@@ -29,6 +29,7 @@ STUDIES = {
 REVIEWS = "imdb_small"
 SWEEPS = {
     "noise": "embedded world, β 0.1 to 1",
+    "studies": "embedded world, β 0.5 to 2",
     "imdb_noise": "reviews, β 0.03",
     REVIEWS: "reviews, one rate, β 0.03 to 0.3",
 }

@@ -9,6 +9,7 @@ from synthetic import diverge, fail, write_sweep
 
 from analysis.report.assessment import load_assessment
 from analysis.report.build import build
+from analysis.report.figures import sheet
 from analysis.report.sections import summary
 from analysis.report.verify import verify
 
@@ -166,3 +167,15 @@ def test_the_setting_is_stated_beside_the_verdict(tmp_path):
     assert "The setting" not in text_of(write_sweep(tmp_path / "one", **SMALL))
     text = text_of(write_sweep(tmp_path / "other", setting="a toy.", **SMALL))
     assert "The setting: a toy. All statements apply to this setting only." in text
+
+
+def test_drawings_have_short_coordinates_and_whole_labels():
+    with sheet(2.0) as drawn:
+        axes = drawn.canvas.subplots()
+        axes.plot([0.0, 1 / 3, 1.0], [0.0, 0.00123456, 0.002])
+        axes.set_yticks([0.00125])
+    paths = re.findall(r' d="([^"]+)"', drawn.svg)
+    assert paths
+    assert not any(re.search(r"\.\d{3}", path) for path in paths)
+    assert ">0.00125<" in drawn.svg
+    assert "rotate(-0" not in drawn.svg
