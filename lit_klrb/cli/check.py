@@ -16,6 +16,7 @@ from typing import Any
 import lightning as L
 
 from lit_klrb import rewards
+from lit_klrb.callbacks import KLEstimatorCallback
 from lit_klrb.cli import study
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.cli.lightning import LitCLI
@@ -24,7 +25,6 @@ from lit_klrb.cli.upstream import PATHS, paths_of
 from lit_klrb.cli.warned import quiet
 from lit_klrb.data.tables import READERS
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators import Explanation, KLEstimator
 from lit_klrb.models.loading import check_exists, is_checkpoint
 from lit_klrb.reward_functions import KEY
 
@@ -70,15 +70,13 @@ class CheckCLI(LitCLI):
 
     def answer(self) -> dict[str, Any]:
         """The run's module and estimator, and the arguments on which its evaluation depends."""
-        estimator = self.config_init["fit"]["kl"].estimator
+        kl = self.config_init["fit"]["kl"]
         answer: dict[str, Any] = {"module": type(self.model).__name__, "estimator": None}
         if getattr(self.model, "uses_kl_estimator", False):
-            about = estimator.explanation
             answer["estimator"] = {
-                "name": type(estimator).__name__,
-                "optimises": about
-                and _objective(estimator, about) + _drift(estimator, self.model.optimizer_steps),
-                "biased": estimator.bias is not None,
+                "name": type(kl.estimator).__name__,
+                "optimises": _objective(kl, self.model.optimizer_steps),
+                "biased": kl.estimator.bias is not None,
             }
         answer["evaluation"] = {
             f"{section}.init_args.{key}": self.arguments(section)[key]
@@ -89,17 +87,20 @@ class CheckCLI(LitCLI):
         return answer
 
 
-def _objective(estimator: KLEstimator, about: Explanation) -> str:
-    """What the gradient optimises; an estimator may be biased by its settings alone."""
+def _objective(kl: KLEstimatorCallback, steps: int) -> str | None:
+    """What the gradient optimises; an estimator may be biased by its settings alone, which may change."""
+    estimator, about = kl.estimator, kl.estimator.explanation
+    if about is None:
+        return None
     by_settings = estimator.refusal is None and estimator.bias is not None
-    return f"not {about.optimises}: {estimator.bias}" if by_settings else about.optimises
-
-
-def _drift(estimator: KLEstimator, steps: int) -> str:
-    """What is true only of the first step on a rollout."""
-    if steps == 1 or estimator.off_policy in ("prefix", "sequence"):
-        return ""
-    return f"; biased after the first of {steps} steps on a rollout (off_policy {estimator.off_policy})"
+    found = [f"not {about.optimises}: {estimator.bias}" if by_settings else about.optimises]
+    if steps > 1 and estimator.off_policy not in ("prefix", "sequence"):
+        found.append(
+            f"biased after the first of {steps} steps on a rollout (off_policy {estimator.off_policy})"
+        )
+    if kl.discounts is not None:
+        found.append(f"the discount changes to {kl.discounts[1]:g} over the run")
+    return "; ".join(found)
 
 
 def check_input(key: str, path: str) -> None:

@@ -55,6 +55,12 @@ def test_a_correction_that_is_biased_after_the_first_step_is_named(ask):
     assert "first of" not in prefix["estimator"]["optimises"] + once["estimator"]["optimises"]
 
 
+def test_a_discount_that_changes_is_named(ask):
+    biased = ["--kl.estimator.discount", "0", "--kl.estimator.allow_biased", "true"]
+    (changing,) = ask(["--kl.estimator", "RaoBlackwell", *biased, "--kl.final_discount", "1"])
+    assert changing["estimator"]["optimises"].endswith("; the discount changes to 1 over the run")
+
+
 def test_every_mistake_is_one_line_and_the_others_are_answered(ask):
     mistakes = {
         "K3Loss is refused for training unless allow_biased": ["--kl.estimator", "K3Loss"],
