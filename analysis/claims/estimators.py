@@ -3,7 +3,7 @@
 import numpy as np
 
 from analysis.claims.claim import Number, PublishedClaim, Ruling, Source, Verdict
-from analysis.claims.evidence import Evidence
+from analysis.claims.evidence import INNER_STEPS, Evidence
 from analysis.claims.measure import ROUNDING, below, log_ratio, mean_text, objective_rows
 from analysis.claims.trained import better, objectives, worse
 from analysis.results.enumerated import OffPolicyArtifact
@@ -73,6 +73,8 @@ def _open_problem(evidence: Evidence) -> Ruling:
         for name, by_correction in artifact.moments.items()
         for correction in by_correction
     )
+    for one in [evidence.sweeps[INNER_STEPS]] if INNER_STEPS in evidence.sweeps else []:
+        numbers += tuple(objective_rows(one, one.sweep.plan.comparisons))
     if _worst_bias(artifact, "prefix") < ROUNDING:
         return Ruling(
             Verdict.FAILS,
@@ -172,7 +174,9 @@ def later_estimators() -> tuple[PublishedClaim, ...]:
             "`python -m lit_klrb study --config configs/studies/pitfalls.yaml`; the sweeps of docs/results.",
             "The paper: language models of 4 to 8 billion parameters on mathematics. Ours are toys: "
             "descent on E[reward] − β KL of random enumerated models at one rate, and RLOO with small "
-            "GPT-2s on reviews. In training, all but K3Loss are unbiased.",
+            "GPT-2s on reviews. In training, all but K3Loss are unbiased. In the sweep with one rate for "
+            "all arms, RaoBlackwellControlVariate is an earlier estimator of that name, with a single "
+            "coefficient.",
             _k1_in_reward,
         ),
         PublishedClaim(
@@ -182,7 +186,8 @@ def later_estimators() -> tuple[PublishedClaim, ...]:
             "estimate in off-policy settings for future work.”",
             Source(_COMEDY, "The passage was read as quoted by emergentmind.com/open-problems."),
             _OFF_POLICY,
-            "Random enumerated models; inner steps along the exact gradient.",
+            "Toys: random enumerated models with inner steps along the exact gradient; in training a small "
+            "GPT-2, each arm at its own best rate, where an unbiased gradient need not end best.",
             _open_problem,
         ),
     )

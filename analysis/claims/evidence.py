@@ -26,15 +26,19 @@ STUDIES = {
     schema.DISTILLATION: "configs/studies/distillation_tabular.yaml",
 }
 # Published sweep -> what it trains.
-REVIEWS = "imdb_small"
+REVIEWS, INNER_STEPS = "imdb_small", "off_policy"
 SWEEPS = {
-    "noise": "embedded world, β 0.1 to 1",
     "studies": "embedded world, β 0.5 to 2",
+    "noise": "embedded world, β 0.1 to 1",
     "imdb_noise": "reviews, β 0.03",
     REVIEWS: "reviews, one rate, β 0.03 to 0.3",
+    INNER_STEPS: "embedded world, four inner steps",
+    "distillation_full": "embedded world, full",
+    "distillation_limited": "embedded world, limited",
+    "imdb_distill": "reviews, limited",
 }
 # What the student of a sweep that distils can do: match its teacher, or not.
-CAPACITIES: dict[str, str] = {}
+CAPACITIES = {"distillation_full": "full", "distillation_limited": "limited", "imdb_distill": "limited"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +51,7 @@ class Evidence:
         off_policy: That of `OffPolicyStudy`.
         estimation: That of `PairEstimationStudy`.
         distillation: That of `DistillationStudy`.
-        sweeps: The published sweeps by name.
+        sweeps: The published sweeps by name; a sweep that is not published yet is not in it.
     """
 
     identities: dict[str, Any]
@@ -60,12 +64,12 @@ class Evidence:
     @property
     def policies(self) -> list[Trained]:
         """The sweeps that train a policy with a reward."""
-        return [one for name, one in self.sweeps.items() if name not in CAPACITIES.values()]
+        return [one for name, one in self.sweeps.items() if name not in CAPACITIES]
 
     @property
-    def students(self) -> dict[str, Trained]:
-        """The sweeps that distil, by capacity: a student that can match its teacher, and one that cannot."""
-        return {capacity: self.sweeps[name] for capacity, name in CAPACITIES.items()}
+    def students(self) -> list[tuple[str, Trained]]:
+        """The sweeps that distil, each with its student's capacity."""
+        return [(CAPACITIES[name], one) for name, one in self.sweeps.items() if name in CAPACITIES]
 
 
 def load_evidence(directory: Path) -> Evidence:
@@ -88,16 +92,24 @@ def load_evidence(directory: Path) -> Evidence:
 
 
 def load_sweeps(directory: Path) -> dict[str, Trained]:
-    """The published sweeps by name.
+    """The sweeps that are published, by name.
+
+    A page shows the rows of a sweep from its publication on: without its directory the pages differ, which
+    `verify_ledger` finds.
 
     Args:
         directory: That of the ledger.
 
     Raises:
-        ConfigurationError: If one is missing, or not complete.
+        ConfigurationError: If that of reviews, which has table 1, is missing; or if one is not complete.
         DamagedFileError: If one cannot be read.
     """
-    return {name: load_trained(directory / RESULTS / name, title) for name, title in SWEEPS.items()}
+    found = {name: directory / RESULTS / name for name in SWEEPS}
+    return {
+        name: load_trained(path, SWEEPS[name])
+        for name, path in found.items()
+        if name == REVIEWS or path.is_dir()
+    }
 
 
 def evidence_of(contents: dict[str, Any], sweeps: Mapping[str, Trained]) -> Evidence:

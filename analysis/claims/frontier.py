@@ -79,7 +79,11 @@ def _conclusion(
         return Verdict.ONLY_IF, "the sweep is one of those below with a significant share."
     baseline = "with a correct leave-one-out baseline"
     if any(map(better, released)):
-        return Verdict.ONLY_IF, f"the released estimators are compared: {baseline} {_lost(ours, lower)}."
+        shown = f"{sum(map(better, released))} of {len(released)} sweeps with them"
+        return (
+            Verdict.ONLY_IF,
+            f"the released estimators are compared, and only in {shown}: {baseline} {_lost(ours, lower)}.",
+        )
     if lower or any(map(worse, ours)):
         return Verdict.FAILS, f"{baseline.capitalize()} {_lost(ours, lower)}."
     return (

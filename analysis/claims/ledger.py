@@ -144,8 +144,9 @@ def _index(rulings: dict[PublishedClaim, Ruling], evidence: Evidence) -> str:
 One page per claim: the claim with its source, what we ran, the published number and ours with its interval,
 how the set-ups differ, and a verdict that is computed from the artifacts. The evidence is of two kinds, and
 both are toys: exact numbers of at most {models} random models so small that every completion is enumerated,
-which show that an identity holds or fails, and matched training runs of small GPT-2s. No size carries over to
-large models. Where a source could not be read, its page says so; “not significant” never means “equal”.
+which show that an identity holds or fails, and matched training runs of small GPT-2s. Their sizes need not
+carry over to large models. Where a source could not be read, its page says so. “Not significant” never means
+“equal”.
 
 | claim | source | verdict |
 |---|---|---|

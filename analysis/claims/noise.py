@@ -65,7 +65,8 @@ def _rows(trained: Trained) -> Iterator[Number]:
                 _PUBLISHED if plain else "–",
                 "; ".join(steps),
             )
-    for _, artifact in trained.sweep.studies(GradientStudy):
+    studies = (artifact for _, artifact in trained.sweep.studies(GradientStudy))
+    for artifact in sorted(studies, key=lambda found: found.snapshots[0].beta):
         if set(_RELEASED) <= set(artifact.estimators):
             snapshots = [NoiseSnapshot(one.step, one.gram, artifact.estimators) for one in artifact.snapshots]
             ratios = (compare_gradient_variance(one.between("total", _RELEASED)) for one in snapshots)
@@ -104,6 +105,7 @@ def noise_claim() -> PublishedClaim:
         "The summary calls the published numbers variances of the gradient's norm. Ours: ratios of traces "
         "of the covariance, RaoBlackwell over MonteCarlo unless another pair is named, of the KL alone and "
         "of the whole objective, on random enumerated models and at snapshots of training, reviews and the "
-        "embedded world. All are toys.",
+        "embedded world. All are toys. On reviews, RaoBlackwellControlVariate is an earlier estimator of "
+        "that name, with a single coefficient.",
         _gradient_noise,
     )

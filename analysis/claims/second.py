@@ -16,7 +16,7 @@ from analysis.claims.measure import (
     p_text,
     ratio_text,
 )
-from analysis.claims.trained import better, compared, kl_finding
+from analysis.claims.trained import better, compared, designs_of, kl_finding
 from analysis.stats.text import number
 
 _PAPER = "Tang, Munos (2025), On a few pitfalls in KL divergence gradient estimation for RL, arXiv:2506.09477"
@@ -148,19 +148,24 @@ def _distillation(evidence: Evidence) -> Ruling:
     for cell, own, other in zip(evidence.distillation.cells, arms[token], arms[sequence], strict=True):
         published = "0.39 (3.0 / 7.7)"
         text = f"{ratio_text(other.log_ratio)}, {p_text(other.p_holm)}"
-        numbers.append(Number(f"KL, sequence over token level, {cell}", published, text))
+        numbers.append(Number(f"KL, sequence over token level, enumerated, {cell}", published, text))
         numbers.append(
             Number(
-                f"the same, KLs, {cell}", "3.0, 7.7", f"{number(other.mean.value)}, {number(own.mean.value)}"
+                f"the same, KLs, enumerated, {cell}",
+                "3.0, 7.7",
+                f"{number(other.mean.value)}, {number(own.mean.value)}",
             )
         )
         outcomes[cell.capacity].add(other.log_ratio.value < 0 and other.p_holm < 0.05)
-    designs = [(one, "future-sampled", "own-sampled") for one in evidence.students.values()]
-    for capacity, found in zip(evidence.students, compared(designs, kl_finding), strict=True):
-        title = evidence.students[capacity].title
-        numbers.append(
-            Number(f"KL, sequence over token level, {title}", "0.39 (3.0 / 7.7)", difference_text(found))
-        )
+    neural = [
+        (capacity, design)
+        for capacity, one in evidence.students
+        for design in designs_of(one, ("future-sampled", "own-sampled"))
+    ]
+    tests = compared((design for _, design in neural), kl_finding)
+    for (capacity, (one, _, _)), found in zip(neural, tests, strict=True):
+        text = difference_text(found)
+        numbers.append(Number(f"KL, sequence over token level, {one.title}", "0.39 (3.0 / 7.7)", text))
         outcomes[capacity].add(better(found))
     everywhere = outcomes["full"] | outcomes["limited"]
     if everywhere == {True}:
@@ -258,8 +263,8 @@ def second_source() -> tuple[PublishedClaim, ...]:
             "`python -m lit_klrb study --config configs/studies/distillation_tabular.yaml`; the sweeps "
             "docs/results/distillation_full and distillation_limited.",
             "The paper: one pair of language models, one rate, no replicates. Ours are toys: random "
-            "enumerated models with 30 replicates, and a GPT-2 of one or two layers (neural) with the "
-            "replicates of its plan; each arm at its own best rate, chosen on other runs. k1 with "
+            "enumerated models with 30 replicates, and small GPT-2s on the embedded world and on reviews "
+            "with the replicates of its plan; each arm at its own best rate, chosen on other runs. k1 with "
             "reward-to-go against k2 in the loss.",
             _distillation,
         ),

@@ -3,7 +3,7 @@
 from analysis.claims.claim import Number, PublishedClaim, Ruling, Source, Verdict
 from analysis.claims.evidence import Evidence
 from analysis.claims.measure import ROUNDING, difference_text
-from analysis.claims.trained import compared, kl_finding
+from analysis.claims.trained import compared, designs_of, kl_finding
 from analysis.stats.text import number
 
 _IDENTITIES = "`python -m lit_klrb study --config configs/studies/identities.yaml`"
@@ -38,7 +38,8 @@ def _topk_numbers(
 
 def _trained(evidence: Evidence, arms: tuple[str, ...], control: str) -> list[Number]:
     """The KL to the teacher that students end at, over that of another arm."""
-    designs = [(one, arm, control) for one in evidence.students.values() for arm in arms]
+    pairs = [(arm, control) for arm in arms]
+    designs = [design for _, one in evidence.students for design in designs_of(one, *pairs)]
     return [
         Number(f"training: KL of {arm} over that of {control}, {one.title}", "–", difference_text(found))
         for (one, arm, _), found in zip(designs, compared(designs, kl_finding), strict=True)
@@ -133,8 +134,8 @@ def topk_claims() -> tuple[PublishedClaim, ...]:
                 "LunjunZhang/ema-pg at f9b977632ad9, search/verl/trainer/ppo/core_algos.py, line 460",
             ),
             _IDENTITIES,
-            f"{_WIDE} In training: `RaoBlackwellTopK` on toys, a GPT-2 of one or two layers (neural), each "
-            "arm at its own best rate; EMA-PG's own estimator was not trained with.",
+            f"{_WIDE} In training: `RaoBlackwellTopK` on toys, small GPT-2s on the embedded world and on "
+            "reviews, each arm at its own best rate; EMA-PG's own estimator was not trained with.",
             _ema,
         ),
         PublishedClaim(
@@ -163,7 +164,7 @@ def topk_claims() -> tuple[PublishedClaim, ...]:
             ),
             _IDENTITIES,
             f"{_WIDE} Of a sequence's KL, its expectation is the token-level part. In training: toys, a "
-            "GPT-2 of one or two layers (neural), each arm at its own best rate.",
+            "GPT-2 of one or two layers, each arm at its own best rate.",
             _vopd,
         ),
     )

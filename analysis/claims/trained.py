@@ -84,6 +84,12 @@ def compared(designs: Iterable[Design], finding: Callable[[Pairs], Finding]) -> 
     return corrected([finding(match(one.sweep, arm, control)) for one, arm, control in designs], _ALPHA)
 
 
+def designs_of(trained: Trained, *pairs: tuple[str, str]) -> list[Design]:
+    """Those of the pairs of arms that the sweep has."""
+    arms = trained.sweep.plan.grid.arms
+    return [(trained, arm, control) for arm, control in pairs if arm in arms and control in arms]
+
+
 def objective_finding(pairs: Pairs) -> Finding:
     """The difference in J = reward − β KL, at equal weights of all β."""
     contrast = objective_contrast(pairs)

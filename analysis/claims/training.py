@@ -3,9 +3,9 @@
 import numpy as np
 
 from analysis.claims.claim import Number, PublishedClaim, Ruling, Source, Verdict
-from analysis.claims.evidence import Evidence
+from analysis.claims.evidence import INNER_STEPS, Evidence
 from analysis.claims.measure import ROUNDING, difference_text, distilled, mean_text, p_text, ratio_text
-from analysis.claims.trained import Trained, better, compared, kl_finding
+from analysis.claims.trained import Trained, better, compared, designs_of, kl_finding, objective_finding
 from analysis.results.arrays import FloatArray
 from analysis.stats.text import number
 
@@ -69,6 +69,7 @@ def _prefix_ratios(evidence: Evidence) -> Ruling:
             ),
             Number(f"{name}: cases with less variance", "all", f"{smaller} of {ratios.size}"),
         ]
+    numbers += _trained_ratios(evidence)
     if worst > ROUNDING:
         return Ruling(Verdict.FAILS, "Prefix weights are biased.", tuple(numbers))
     if strictly:
@@ -80,6 +81,18 @@ def _prefix_ratios(evidence: Evidence) -> Ruling:
         "sequence, is not smaller than with sequence weights in every model.",
         tuple(numbers),
     )
+
+
+def _trained_ratios(evidence: Evidence) -> list[Number]:
+    """What training with prefix ratios ends at, against the other ones."""
+    if INNER_STEPS not in evidence.sweeps:
+        return []
+    others = ("sequence", "token", "clip", "none")
+    designs = designs_of(evidence.sweeps[INNER_STEPS], *(("prefix", other) for other in others))
+    return [
+        Number(f"J with prefix ratios minus that with {other}, {one.title}", "–", difference_text(found))
+        for (one, _, other), found in zip(designs, compared(designs, objective_finding), strict=True)
+    ]
 
 
 def _shrinkage(evidence: Evidence) -> Ruling:
@@ -113,13 +126,13 @@ def _too_noisy(evidence: Evidence) -> Ruling:
     wins: dict[str, list[tuple[str, bool]]] = {sampled: [], exact: []}
     for arm in (sampled, exact, "own token, exact"):
         for cell, one in zip(evidence.distillation.cells, enumerated[arm], strict=True):
-            rows.append((arm, str(cell), f"{ratio_text(one.log_ratio)}, {p_text(one.p_holm)}"))
+            rows.append((arm, f"enumerated, {cell}", f"{ratio_text(one.log_ratio)}, {p_text(one.p_holm)}"))
             if arm in wins:
                 wins[arm].append((cell.capacity, one.log_ratio.value < 0 and one.p_holm < 0.05))
     neural = [
-        (capacity, (sweep, name, _NEURAL[control]))
-        for capacity, sweep in evidence.students.items()
-        for name in _neural_arms(sweep)
+        (capacity, design)
+        for capacity, sweep in evidence.students
+        for design in designs_of(sweep, *((name, _NEURAL[control]) for name in _neural_arms(sweep)))
     ]
     found = compared([design for _, design in neural], kl_finding)
     for (capacity, (sweep, name, _)), verdict in zip(neural, found, strict=True):
@@ -211,8 +224,8 @@ def later_training() -> tuple[PublishedClaim, ...]:
             "Ratios to the KL of sampled own-token credit, which is what the paper calls token-level; its "
             "credit discounted by γ is sampled, ours (discount-γ) exact. The paper compares gradients' "
             "variance in a toy. Ours are final KLs, of toys too: random enumerated models (30 replicates), "
-            "and a GPT-2 of one or two layers (neural); each arm at its own best rate, chosen on other "
-            "runs.",
+            "and small GPT-2s on the embedded world and on reviews; each arm at its own best rate, chosen "
+            "on other runs.",
             _too_noisy,
         ),
         PublishedClaim(
@@ -227,8 +240,9 @@ def later_training() -> tuple[PublishedClaim, ...]:
                 "horizon-llm/CTPO (only its README was read)",
             ),
             "`python -m lit_klrb study --config configs/studies/off_policy.yaml`",
-            "The paper: rewards of sequences, with clipping. Ours: the gradient of the KL, without "
-            "clipping, on random enumerated models after 1 to 8 inner steps.",
+            "The paper: rewards of sequences, with clipping by position. Ours, all toys: the gradient of "
+            "the KL, without clipping, on random enumerated models after 1 to 8 inner steps; in training "
+            "reward and KL, each arm at its own best rate.",
             _prefix_ratios,
         ),
     )

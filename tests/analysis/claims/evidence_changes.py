@@ -111,7 +111,7 @@ def ahead(contents, sweeps):
     """Every run with RaoBlackwell is on the frontier below 5 nats, no run with MonteCarlo."""
     for name, one in sweeps.items():
         arm, control = one.arm("RaoBlackwell"), one.arm("MonteCarlo")
-        if name not in CAPACITIES.values():
+        if name not in CAPACITIES:
             sweeps[name] = ends(
                 ends(one, arm, lambda b, r: {"kl": 0.01 * (b + 10 * r + 1), "reward": b + 10 * r}),
                 control,
@@ -123,7 +123,7 @@ def neural(arms, factor):
     """Students of some arms end at about `factor` times the KL of sampled own-token credit."""
 
     def changed(contents, sweeps):
-        for name in CAPACITIES.values():
+        for name in CAPACITIES.keys() & sweeps.keys():
             grid = sweeps[name].sweep.grid
             for arm in arms:
                 sweeps[name] = ends(

@@ -9,7 +9,7 @@ import pytest
 from evidence_changes import CHANGES
 
 from analysis.claims.claim import Verdict
-from analysis.claims.evidence import ARTIFACTS, STUDIES, SWEEPS, evidence_of, load_sweeps
+from analysis.claims.evidence import ARTIFACTS, REVIEWS, STUDIES, evidence_of, load_sweeps
 from analysis.claims.ledger import all_claims
 from analysis.cli import main
 
@@ -70,13 +70,19 @@ def test_a_missing_or_damaged_artifact_is_named(tmp_path, capsys):
     assert "study --config configs/studies/off_policy.yaml" in capsys.readouterr().err
 
 
-def test_a_missing_or_incomplete_sweep_is_named(tmp_path, capsys):
-    shutil.copytree(LEDGER / ARTIFACTS, tmp_path / "claims" / ARTIFACTS)
-    sweep = tmp_path / "results" / next(iter(SWEEPS))
-    assert main(["claims", str(tmp_path / "claims")]) == 2
-    assert f"{sweep.name}/results.json does not exist" in capsys.readouterr().err
-    shutil.copytree(LEDGER.parent / "results" / sweep.name, sweep)
-    lines = (sweep / "results.jsonl").read_text().splitlines(keepends=True)
-    (sweep / "results.jsonl").write_text("".join(lines[:-2]))
-    assert main(["claims", str(tmp_path / "claims")]) == 2
-    assert f"{sweep.name}: 2 runs of the plan are missing" in capsys.readouterr().err
+def test_an_incomplete_sweep_is_named_and_a_missing_one_is_noticed(tmp_path, capsys):
+    shutil.copytree(LEDGER, tmp_path / "claims")
+    results = tmp_path / "results"
+    results.mkdir()
+    assert main(["verify", str(tmp_path / "claims")]) == 2
+    assert f"{REVIEWS}/results.json does not exist" in capsys.readouterr().err
+    for name in (REVIEWS, "noise"):
+        (results / name).symlink_to(LEDGER.parent / "results" / name)
+    assert main(["verify", str(tmp_path / "claims")]) == 1
+    assert "frontier-78.md: is not what the artifacts give" in capsys.readouterr().out
+    (results / "noise").unlink()
+    shutil.copytree(LEDGER.parent / "results" / "noise", results / "noise")
+    lines = (results / "noise" / "results.jsonl").read_text().splitlines(keepends=True)
+    (results / "noise" / "results.jsonl").write_text("".join(lines[:-2]))
+    assert main(["verify", str(tmp_path / "claims")]) == 2
+    assert "noise: 2 runs of the plan are missing" in capsys.readouterr().err
