@@ -34,7 +34,7 @@ SWEEPS = {
     REVIEWS: "reviews, one rate, β 0.03 to 0.3",
     INNER_STEPS: "embedded world, four inner steps",
     "distillation_full": "embedded world, full",
-    "distillation_limited": "embedded world, limited",
+    "distillation_limited": "embedded world, limited, where students end completions at once",
     "imdb_distill": "reviews, limited",
 }
 # What the student of a sweep that distils can do: match its teacher, or not.

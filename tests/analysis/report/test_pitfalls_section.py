@@ -39,7 +39,7 @@ def sweep_with(tmp_path, monkeypatch):
     """A sweep of which one run has the artifact."""
 
     def written(study):
-        monkeypatch.setattr("synthetic.studies", lambda: {"pitfalls": study})
+        monkeypatch.setattr("synthetic.studies", lambda beta: {"pitfalls": study})
         return write_sweep(tmp_path, studied=[0.1], **SMALL)
 
     return written

@@ -90,7 +90,7 @@ def sweep_with(tmp_path, monkeypatch):
     """A sweep of which one run has the artifacts."""
 
     def written(**artifacts):
-        monkeypatch.setattr("synthetic.studies", lambda: artifacts)
+        monkeypatch.setattr("synthetic.studies", lambda beta: artifacts)
         return write_sweep(tmp_path, studied=[0.1], **SMALL)
 
     return written
