@@ -24,7 +24,7 @@ class ArmOutcome:
         beta: The weight of the KL.
         n: Runs that did not diverge.
         diverged: Runs that diverged.
-        means: Mean over replicates of "reward", "kl" and "objective", with its standard error.
+        means: Mean over replicates of "reward", "kl", "objective" and "length", with its standard error.
         differences: Mean matched difference to the control, by the same keys; empty for the control itself.
         higher: Number of matched pairs in which the arm has the higher value, by the same keys.
         pairs: Matched pairs without a diverged run.
@@ -41,7 +41,7 @@ class ArmOutcome:
 
 
 def arm_outcomes(sweep: Sweep) -> list[ArmOutcome]:
-    """Every arm at every beta, in plan order; only the KL if the plan decides by the KL."""
+    """Every arm at every beta, in plan order, with the outcomes of `compared`."""
     grid, plan = sweep.grid, sweep.plan
     control = plan.primary.control
     found = []
@@ -76,10 +76,15 @@ def arm_outcomes(sweep: Sweep) -> list[ArmOutcome]:
 
 
 def compared(sweep: Sweep) -> tuple[str, ...]:
-    """The keys of the compared outcomes; only the KL if the plan decides by the KL."""
-    if sweep.plan.primary.outcome == schema.KL:
-        return (schema.KL,)
-    return (schema.REWARD, schema.KL, OBJECTIVE)
+    """The keys of the described outcomes; without reward and J if the plan decides by the KL.
+
+    The length of completions is one of them, if all runs have it: a low KL may be that of completions that
+    end at once.
+    """
+    alone = sweep.plan.primary.outcome == schema.KL
+    outcomes = (schema.KL,) if alone else (schema.REWARD, schema.KL, OBJECTIVE)
+    lengths = [run.outcome(schema.LENGTH) for run in sweep.grid.values() if not run.diverged]
+    return (*outcomes, schema.LENGTH) if lengths and np.isfinite(lengths).all() else outcomes
 
 
 def _controls(
@@ -105,7 +110,7 @@ def mean_over_replicates(values: FloatArray) -> Estimate:
 
 
 def start_of(sweep: Sweep) -> dict[str, float | None]:
-    """Reward and KL at the start of the runs of the grid.
+    """Reward, KL and length at the start of the runs of the grid.
 
     From the runs' evaluation before the first step, which is the same for all of them; if there is none, from
     the final evaluation of the last stage that they start from.
@@ -117,7 +122,7 @@ def start_of(sweep: Sweep) -> dict[str, float | None]:
         (run for run in sweep.landmarks if run.cell.id in needed and np.isfinite(run.outcome(schema.KL))),
         key=lambda run: stages.index(run.cell.stage),
     )
-    for key in (schema.REWARD, schema.KL):
+    for key in (schema.REWARD, schema.KL, schema.LENGTH):
         first = [value for run in sweep.grid.values() if (value := run.first(key)) is not None]
         last = before[-1].outcome(key) if before else np.nan
         found[key] = float(np.mean(first)) if first else float(last) if np.isfinite(last) else None

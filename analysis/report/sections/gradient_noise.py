@@ -100,7 +100,7 @@ def _policies(artifact: GradientStudy, title: str) -> str:
 
 def _layer_numbers(measured: _Measured) -> dict[str, Any]:
     return {
-        one.label: {
+        measured.prefix + one.label: {
             f"{found.layer} {found.term} {found.estimator}": [found.ratio, found.p, found.p_holm]
             for found in compare_layers(one.layers, measured.names, measured.control)
         }

@@ -7,7 +7,12 @@ from analysis.stats.intervals import Estimate
 from analysis.stats.text import number, signed
 from lit_klrb import schema
 
-_NAMES = {schema.KL: "KL (nats)", schema.REWARD: "Reward", OBJECTIVE: "J = reward − β·KL"}
+_NAMES = {
+    schema.KL: "KL (nats)",
+    schema.REWARD: "Reward",
+    OBJECTIVE: "J = reward − β·KL",
+    schema.LENGTH: "Length (tokens)",
+}
 
 
 def happened(assessment: Assessment) -> Section | None:

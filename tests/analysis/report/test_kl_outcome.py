@@ -58,6 +58,31 @@ def test_a_plan_that_decides_by_the_kl_needs_no_reward(tmp_path, monkeypatch, un
     assert verify(runs).differences == []
 
 
+def test_completions_that_end_at_once_are_seen_beside_their_low_kl(tmp_path, undrawn):
+    def edit(point, made):
+        made = distilled({"RaoBlackwell": 0.1})(point, made)
+        made["final"]["length"] = 1.0 if point[0] == "RaoBlackwell" else 22.0
+        return made
+
+    runs = write_sweep(tmp_path, edit=edit, primary={"outcome": "kl"}, betas={0: 1.0})
+    page = build(runs).read_text("utf-8")
+    assert "Length (tokens)" in page
+    assert "−21.0 (−21.0 to −21.0); higher in 0 of 4" in page
+    numbers = json.loads((runs / "results.json").read_text())
+    assert {arm["label"]: arm["length"]["mean"] for arm in numbers["arms"]} == {
+        "MonteCarlo": 22.0,
+        "RaoBlackwell": 1.0,
+    }
+
+    def unrecorded(point, made):
+        if point[2] == 0:
+            del made["final"]["length"]
+        return edit(point, made) if point[2] else made
+
+    page = build(write_sweep(tmp_path / "b", edit=unrecorded, betas={0: 1.0})).read_text("utf-8")
+    assert "Length (tokens)" not in page
+
+
 def test_with_several_arms_each_is_compared_by_its_kl_and_nothing_is_said_of_rewards(tmp_path, undrawn):
     scales = {"RaoBlackwell": 0.5, "K3Loss": 2.0}
     runs = write_sweep(
