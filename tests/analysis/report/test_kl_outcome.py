@@ -74,12 +74,13 @@ def test_completions_that_end_at_once_are_seen_beside_their_low_kl(tmp_path, und
         "RaoBlackwell": 1.0,
     }
 
-    def unrecorded(point, made):
+    def once_unrecorded(point, made):
         if point[2] == 0:
             del made["final"]["length"]
-        return edit(point, made) if point[2] else made
+        return made
 
-    page = build(write_sweep(tmp_path / "b", edit=unrecorded, betas={0: 1.0})).read_text("utf-8")
+    page = build(write_sweep(tmp_path / "b", edit=once_unrecorded, betas={0: 1.0})).read_text("utf-8")
+    assert "J = reward" in page
     assert "Length (tokens)" not in page
 
 
