@@ -74,7 +74,7 @@ def _time(todo: Sequence[Cell], clock: Clock, workers: int) -> list[str]:
     lines = []
     for stage, count in Counter(cell.stage for cell in todo).items():
         seconds = clock.mean(stage)
-        each = f"{seconds:.0f} s" if seconds else f"{ASSUMED_SECONDS:.0f} s (assumed: none has finished)"
+        each = f"{seconds:.0f} s" if seconds else f"{ASSUMED_SECONDS:.0f} s (assumed: no time is known)"
         lines.append(f"  {stage}: {count} to run, each {each}")
     left = clock.left(todo, workers, ASSUMED_SECONDS)
     assert left is not None

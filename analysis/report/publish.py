@@ -1,4 +1,4 @@
-"""Copies a sweep into a directory for publication: plan, results in one file, and its report."""
+"""Copies a sweep into a directory for publication: plan, results in one file, times, and its report."""
 
 import os
 from pathlib import Path
@@ -8,6 +8,7 @@ from analysis.results import layout
 from analysis.results.archive import archive_lines, has_archive
 from analysis.results.files import DamagedFileError, read_bytes
 from analysis.results.load import load_sweep
+from analysis.results.seconds import encode_seconds
 from analysis.stats.text import count
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import write_atomically
@@ -49,6 +50,8 @@ def publish(runs_dir: Path, output: Path) -> Path:
     for path in layout.failure_paths(runs_dir):
         write_atomically(layout.failure_path(output, path.stem), read_bytes(path))
     write_atomically(output / layout.ARCHIVE, content)
+    if sweep.seconds:
+        write_atomically(output / layout.TIMES, encode_seconds(sweep.seconds))
     return build(output)
 
 

@@ -3,9 +3,10 @@
 RUNS/plan.json            the locked plan and its history
 RUNS/results/<id>.json    published results: immutable, with a checksum
 RUNS/results.jsonl        the same results in one file, where a sweep was published
+RUNS/seconds.json         wall times of its cells, where a sweep was published and they are known
 RUNS/refused/<id>.json    a second result of the same cell that differs from the published one
 RUNS/failed/<id>.json     cells that ended without a result, with the end of their log
-RUNS/cells/<id>/          working directories: stage.yaml, log.txt, seconds, and the files of the run
+RUNS/cells/<id>/          working directories: stage.yaml, log.txt, seconds (unless it was resumed), the run
 RUNS/report.html          the report
 RUNS/results.json         its numbers
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 PLAN = "plan.json"
 RESULTS = "results"
 ARCHIVE = "results.jsonl"
+TIMES = "seconds.json"
 REFUSED = "refused"
 FAILED = "failed"
 CELLS = "cells"

@@ -16,6 +16,7 @@ from analysis.results.grid import Grid
 from analysis.results.locked import LockedPlan
 from analysis.results.plan import Plan, Primary, Stage
 from analysis.results.records import Failure, Run, decode_run, read_failure, read_run
+from analysis.results.seconds import read_seconds
 from analysis.results.sweep import Problem, Sweep
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
@@ -36,6 +37,7 @@ def load_sweep(directory: Path) -> Sweep:
     runs, problems = _read_archive(directory) if has_archive(directory) else _read_results(directory)
     failures, failure_problems = _read_all(layout.failure_paths(directory), read_failure)
     problems += failure_problems
+    known = {run.cell.id for run in runs}
     if os.path.lexists(directory / layout.PLAN):
         locked = LockedPlan.read(directory / layout.PLAN)
         plan = locked.plan
@@ -52,6 +54,8 @@ def load_sweep(directory: Path) -> Sweep:
     published = {run.cell.id for run in runs}
     failures = [failure for failure in failures if failure.cell.id not in published]
     problems += lost_runs(failures, plan)
+    seconds, time_problems = read_seconds(directory, published, known | set(locked.cells if locked else ()))
+    problems += time_problems
     order = {place: i for i, place in enumerate(plan.places)}
     return Sweep(
         directory,
@@ -60,6 +64,7 @@ def load_sweep(directory: Path) -> Sweep:
         tuple(sorted(runs, key=lambda run: (order.get(run.cell.place or ("", 0, 0), -1), run.cell.id))),
         tuple(failures),
         problems,
+        seconds,
     )
 
 

@@ -1,7 +1,7 @@
 """A sweep as read from its directory: the plan, the runs, missing runs and problems."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,6 +41,7 @@ class Sweep:
         runs: Results that passed all checks, in order of stage and plan.
         failures: Cells that ended without a result.
         problems: Files that were skipped, and other problems.
+        seconds: Id of a cell -> wall time of its run, where it is known.
     """
 
     directory: Path
@@ -49,6 +50,7 @@ class Sweep:
     runs: tuple[Run, ...]
     failures: tuple[Failure, ...]
     problems: Sequence[Problem]
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def grid(self) -> dict[tuple[str, int, int], Run]:

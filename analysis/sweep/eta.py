@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from statistics import mean
 
 from analysis.results import Cell
+from analysis.results.seconds import read_time
 from analysis.sweep.store import Store
 
 
@@ -23,13 +24,13 @@ class Clock:
             self.add(cell)
 
     def add(self, cell: Cell) -> None:
-        """Add the time of a finished cell."""
-        path = self._store.seconds(cell.id)
-        if path.exists():
-            self._seconds.setdefault(cell.stage, []).append(float(path.read_text()))
+        """Add the time of a finished cell, if it is known: that of a resumed one is not."""
+        seconds = read_time(self._store.seconds(cell.id))
+        if seconds is not None:
+            self._seconds.setdefault(cell.stage, []).append(seconds)
 
     def mean(self, stage: str) -> float | None:
-        """Mean time of a cell of the stage, in seconds; None before the first has finished."""
+        """Mean time of a cell of the stage, in seconds; None if none is known."""
         return mean(self._seconds[stage]) if stage in self._seconds else None
 
     def left(self, cells: Iterable[Cell], workers: int, assumed: float | None = None) -> float | None:

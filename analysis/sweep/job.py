@@ -74,6 +74,8 @@ def _run(job: Job, store: Store) -> int:
     resumed = checkpoint.exists() and not store.is_settled(cell.id, needs_checkpoint=False)
     if resumed:
         (workdir / schema.SUMMARY).unlink(missing_ok=True)
+        # Of an earlier attempt that ended but was killed before it published
+        store.seconds(cell.id).unlink(missing_ok=True)
         argv += ["--ckpt_path", str(checkpoint)]
     else:
         store.clear(cell.id)
@@ -98,7 +100,8 @@ def _run(job: Job, store: Store) -> int:
     elif job.needs_checkpoint and not diverged:
         print(f"the run ended without {schema.CHECKPOINT}, from which other cells start")
         return FAILED
-    write_atomically(store.seconds(cell.id), f"{time.monotonic() - started:.3f}".encode())
+    if not resumed:  # the time of the earlier attempts is unknown
+        write_atomically(store.seconds(cell.id), f"{time.monotonic() - started:.3f}".encode())
     if not store.publish(harvest(cell, workdir, summary)):
         print("this result differs from the published one")
     return PUBLISHED

@@ -141,7 +141,7 @@ class Store:
         return "\n".join(text.rstrip().splitlines()[-lines:])
 
     def seconds(self, cell_id: str) -> Path:
-        """The file with the time of the cell, which is not part of its reproducible result."""
+        """The file with the time of the cell, unless it was resumed; not part of its reproducible result."""
         return self.workdir(cell_id) / layout.SECONDS
 
     def link(self, name: str, cell_id: str) -> None:

@@ -10,6 +10,7 @@ from analysis.report.sections.certificates import certificates
 from analysis.report.sections.completions import completions
 from analysis.report.sections.curves import training_curves
 from analysis.report.sections.distillation import distillation
+from analysis.report.sections.equal_time import equal_time
 from analysis.report.sections.evaluation_noise import evaluation_noise
 from analysis.report.sections.evidence import evidence
 from analysis.report.sections.execution import execution
@@ -41,6 +42,7 @@ SECTIONS: tuple[Callable[[Assessment], Section | None], ...] = (
     evidence,
     progress,
     training_curves,
+    equal_time,
     attainment,
     stability,
     gradient_noise,

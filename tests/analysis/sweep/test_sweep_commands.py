@@ -163,7 +163,7 @@ def test_plan_prints_cells_time_and_power(project, capsys):
     assert main(["plan", "--config", str(project.write()), "--workers", "2"]) == 0
     output = capsys.readouterr().out
     assert "10 cells, 10 to run" in output
-    assert "rloo: 8 to run, each 60 s (assumed: none has finished)" in output
+    assert "rloo: 8 to run, each 60 s (assumed: no time is known)" in output
     assert "about 6 min 00 s with 2 at a time" in output
     assert "4 matched pairs" in output
     assert "smallest two-sided p of a swap test 0.12, level 0.05" in output

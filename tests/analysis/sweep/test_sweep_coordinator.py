@@ -182,6 +182,11 @@ def test_the_time_left_follows_finished_cells(cells, store):
         store.workdir(cell.id).mkdir(parents=True)
         store.seconds(cell.id).write_text(str(seconds))
         clock.add(cell)
+    # A resumed cell has no time, and a damaged one counts for nothing
+    clock.add(cells[4])
+    store.workdir(cells[5].id).mkdir()
+    store.seconds(cells[5].id).write_text("-1")
+    clock.add(cells[5])
     assert clock.mean("rloo") == 2.0
     assert clock.left(cells, 2) == 5 + 7 + 8
     assert clock.left(cells[-1:], 8) == 2.0

@@ -44,6 +44,18 @@ def test_an_attempt_resumes_from_the_checkpoint_of_the_previous_one(store, left)
     assert store.result(left.id)["state"] == "done"
 
 
+def test_the_time_of_a_resumed_cell_is_unknown(store, left):
+    store.seconds(left.id).write_text("5.0")  # of an attempt that was killed before it published
+    assert exit_code(store, left) == PUBLISHED
+    assert "resumed" in store.log(left.id).read_text()
+    assert not store.seconds(left.id).exists()
+    # Repeated from the start, it has one
+    (store.workdir(left.id) / "summary.json").unlink()
+    (store.workdir(left.id) / "checkpoints" / "last.ckpt").unlink()
+    assert exit_code(store, left) == PUBLISHED
+    assert 0 < float(store.seconds(left.id).read_text()) < 60
+
+
 def test_a_checkpoint_is_on_disk_before_its_result_is_published(store, left, monkeypatch, tmp_path):
     order = tmp_path / "order.txt"
 

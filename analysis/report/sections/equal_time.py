@@ -1,0 +1,97 @@
+"""Outcomes at equal time, beside those at equal steps, which all other sections compare."""
+
+from collections.abc import Sequence
+
+from analysis.report.assessment import Assessment
+from analysis.report.elements import Section, Table
+from analysis.results import Plan
+from analysis.stats.equal_time import AtEqualTime, at_equal_time
+from analysis.stats.intervals import Estimate
+from analysis.stats.text import number, percent, signed
+from lit_klrb import schema
+
+
+def equal_time(assessment: Assessment) -> Section | None:
+    """A table of each arm at the time at which the quickest ends; None with times of fewer than two arms."""
+    sweep = assessment.sweep
+    found = at_equal_time(sweep)
+    if not found:
+        return None
+    control, outcome = sweep.plan.primary.control, _outcome(sweep.plan)
+    return Section(
+        "equal_time",
+        "At equal time",
+        paragraphs=[
+            "Every arm at the time at which the quickest one ends, at the same β. The time of an arm is the "
+            f"median over replicates of the time of its run relative to that of {control}; all steps of a "
+            f"run are taken to last equally long. At the step that an arm has reached by then, its {outcome} "
+            "is interpolated linearly between the validations of each run.",
+            "Times are wall times of whole runs, including start and evaluations, on whatever the machine "
+            "was doing. The schedules of the runs were for all of their steps: a shorter run can end with "
+            "another value than a longer one passes. This comparison is descriptive; it is not the primary "
+            "test, which is at equal steps.",
+        ],
+        tables=[_table(sweep.plan, found)],
+        numbers={"arms": _numbers(found), "seconds": dict(sweep.seconds)},
+        exploratory=True,
+    )
+
+
+def _outcome(plan: Plan) -> str:
+    return "KL" if plan.primary.outcome == schema.KL else "J"
+
+
+def _table(plan: Plan, found: Sequence[AtEqualTime]) -> Table:
+    control, outcome = plan.primary.control, _outcome(plan)
+    unit = "nats" if outcome == "KL" else "reward units"
+    return Table(
+        f"Time relative to {control}: median, and range over the given number of pairs of runs. {outcome} at "
+        f"equal time ({unit}): mean over replicates, and mean matched difference to {control} at equal time "
+        "with its 95% t interval over replicates, not corrected for multiple comparisons.",
+        ("Arm", "β", "Time", "Pairs", "Step", "Share of steps", outcome, "Difference"),
+        [
+            (
+                each.label,
+                f"{plan.grid.beta[each.beta_index]:g}",
+                *(("1", "–") if each.label == control else (_time(each), str(each.pairs))),
+                number(each.step),
+                percent(round(each.share, 2)),
+                "not evaluated in between" if each.outcome is None else number(each.outcome.value),
+                _difference(each.difference),
+            )
+            for each in found
+        ],
+    )
+
+
+def _time(each: AtEqualTime) -> str:
+    low, high = each.range
+    return f"{number(each.ratio)} ({number(low)} to {number(high)})"
+
+
+def _difference(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "–"
+    interval = estimate.interval()
+    ends = "" if interval is None else f" ({number(interval.low)} to {number(interval.high)})"
+    return signed(estimate.value) + ends
+
+
+def _numbers(found: Sequence[AtEqualTime]) -> dict[str, dict[str, object]]:
+    numbers: dict[str, dict[str, object]] = {}
+    for each in found:
+        numbers.setdefault(each.label, {})[str(each.beta_index)] = {
+            "time": each.ratio,
+            "range": each.range,
+            "pairs": each.pairs,
+            "step": each.step,
+            "outcome": each.outcome and each.outcome.value,
+            "difference": each.difference and each.difference.value,
+            "interval": _ends(each.difference),
+        }
+    return numbers
+
+
+def _ends(estimate: Estimate | None) -> tuple[float, float] | None:
+    interval = None if estimate is None else estimate.interval()
+    return None if interval is None else (interval.low, interval.high)

@@ -1,0 +1,153 @@
+"""Outcomes at equal time: every arm at the time at which the quickest one ends."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.results.records import Curve, Run
+from analysis.results.sweep import Sweep
+from analysis.stats.arms import mean_over_replicates
+from analysis.stats.intervals import Estimate
+from analysis.stats.pairs import FloatArray
+from lit_klrb import schema
+
+# Fewest evaluations between start and end of a run that is interpolated.
+_FEWEST = 2
+
+
+@dataclass(frozen=True)
+class AtEqualTime:
+    """One arm at one beta, at the time at which the quickest arm of this beta ends.
+
+    Attributes:
+        label: The arm.
+        beta_index: Index of the KL weight.
+        ratio: Median over replicates of the time of its run, relative to the control's of the same replicate.
+        range: The smallest and the largest of these.
+        pairs: Their number.
+        share: Share of its steps that a run has made by then: the smallest ratio of any arm over its own.
+        step: The step that it has reached, a mean over its runs; None without evaluations.
+        outcome: Mean over its runs of J, or of the KL where the plan decides by it, at this step; None if one
+            of them has too few evaluations to be interpolated.
+        difference: Mean over replicates of its outcome minus the control's, each at its own step; None for
+            the control, and if either has no outcome.
+    """
+
+    label: str
+    beta_index: int
+    ratio: float
+    range: tuple[float, float]
+    pairs: int
+    share: float
+    step: float | None
+    outcome: Estimate | None
+    difference: Estimate | None
+
+
+def at_equal_time(sweep: Sweep) -> list[AtEqualTime]:
+    """The arms whose times are known, by beta; a beta at which the control alone has times is left out."""
+    control = sweep.plan.primary.control
+    found = []
+    for index in sweep.plan.grid.beta:
+        ratios = {label: _ratios(sweep, label, index) for label in sweep.plan.grid.arms}
+        medians = {label: float(np.median(values)) for label, values in ratios.items() if len(values)}
+        if len(medians) < 2:
+            continue
+        shares = {label: min(medians.values()) / ratio for label, ratio in medians.items()}
+        curves = {label: _evaluations(sweep, label, index) for label in medians}
+        outcomes = {label: _outcomes(curves[label], shares[label]) for label in medians}
+        for label, ratio in medians.items():
+            last = [curve.step[-1] for curve in curves[label].values() if len(curve.step)]
+            values = outcomes[label]
+            found.append(
+                AtEqualTime(
+                    label,
+                    index,
+                    ratio,
+                    (float(ratios[label].min()), float(ratios[label].max())),
+                    len(ratios[label]),
+                    shares[label],
+                    shares[label] * float(np.mean(last)) if last else None,
+                    mean_over_replicates(np.array(list(values.values()))) if values else None,
+                    None if label == control else _difference(values, outcomes[control]),
+                )
+            )
+    return found
+
+
+def value_at(curve: Curve, step: float) -> float | None:
+    """The value of a curve at a step, interpolated linearly between its evaluations.
+
+    Returns:
+        The value; None if the step was not evaluated and either precedes the first evaluation, or is of a
+        curve with fewer than two evaluations between its first and its last.
+
+    Example:
+        >>> steps = np.array([0.0, 10.0, 20.0, 30.0])
+        >>> value_at(Curve(steps, np.array([0.0, 2.0, 3.0, 3.5])), 15.0)
+        2.5
+        >>> value_at(Curve(steps[::3], np.array([0.0, 3.5])), 15.0) is None
+        True
+    """
+    evaluated = np.flatnonzero(curve.step == step)
+    if len(evaluated):
+        return float(curve.value[evaluated[0]])
+    if len(curve.step) < 2 + _FEWEST or step < curve.step[0]:
+        return None
+    return float(np.interp(step, curve.step, curve.value))
+
+
+def _runs(sweep: Sweep, label: str, index: int) -> dict[int, Run]:
+    """The runs of an arm at one beta that did not diverge, by replicate."""
+    return {
+        replicate: run
+        for (arm, beta_index, replicate), run in sweep.grid.items()
+        if arm == label and beta_index == index and not run.diverged
+    }
+
+
+def _ratios(sweep: Sweep, label: str, index: int) -> FloatArray:
+    """Times of the arm's runs relative to the control's, of the S replicates where both are known: [S]."""
+    ours, theirs = (
+        {s: time for s, run in _runs(sweep, arm, index).items() if (time := sweep.seconds.get(run.cell.id))}
+        for arm in (label, sweep.plan.primary.control)
+    )
+    return np.array([ours[replicate] / theirs[replicate] for replicate in ours.keys() & theirs.keys()])
+
+
+def _evaluations(sweep: Sweep, label: str, index: int) -> dict[int, Curve]:
+    """Replicate -> J, or the KL where the plan decides by it, at the common evaluations during training."""
+    found = {}
+    for replicate, run in _runs(sweep, label, index).items():
+        kl, reward = (_finite(run, f"val/{key}") for key in (schema.KL, schema.REWARD))
+        if sweep.plan.primary.outcome == schema.KL:
+            found[replicate] = kl
+            continue
+        steps, ours, theirs = np.intersect1d(kl.step, reward.step, return_indices=True)
+        found[replicate] = Curve(steps, reward.value[theirs] - run.point.beta * kl.value[ours])
+    return found
+
+
+def _finite(run: Run, key: str) -> Curve:
+    curve = run.curves.get(key, Curve(np.zeros(0), np.zeros(0)))
+    kept = np.isfinite(curve.value)
+    return Curve(curve.step[kept], curve.value[kept])
+
+
+def _outcomes(curves: Mapping[int, Curve], share: float) -> dict[int, float]:
+    """Replicate -> outcome after a share of the steps; empty if one of them is unknown."""
+    found = {}
+    for replicate, curve in curves.items():
+        value = value_at(curve, share * float(curve.step[-1])) if len(curve.step) else None
+        if value is None:
+            return {}
+        found[replicate] = value
+    return found
+
+
+def _difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Estimate | None:
+    pairs = sorted(ours.keys() & theirs.keys())
+    if not pairs:
+        return None
+    return mean_over_replicates(np.array([ours[replicate] - theirs[replicate] for replicate in pairs]))

@@ -1,0 +1,128 @@
+"""Times of cells: what is no time is named in one line, and never rules out a verdict."""
+
+import json
+import os
+
+import pytest
+from synthetic import write_sweep
+
+from analysis.results import layout
+from analysis.results.load import load_sweep
+from analysis.results.seconds import read_time
+
+NOT_TIMES = ["", "x", "-1", "0", "nan", "inf", "-inf", "1e10", "1 2", "9" * 10_000, "[1]"]
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """A sweep of which every result has a time of 2 seconds."""
+    runs = write_sweep(tmp_path, replicates=1, betas={0: 0.1})
+    for path in layout.result_paths(runs):
+        layout.workdir(runs, path.stem).mkdir(parents=True)
+        time_of(runs, path.stem).write_text("2.000")
+    return runs
+
+
+def time_of(runs, name):
+    return layout.workdir(runs, name) / layout.SECONDS
+
+
+def names(runs):
+    return [path.stem for path in layout.result_paths(runs)]
+
+
+def problems(runs):
+    found = load_sweep(runs).problems
+    assert not any(problem.serious for problem in found)
+    return [problem.text for problem in found]
+
+
+def archived(runs, content):
+    """The sweep as published, with this `seconds.json`."""
+    lines = [path.read_bytes() for path in layout.result_paths(runs)]
+    for path in layout.result_paths(runs):
+        path.unlink()
+    (runs / "results.jsonl").write_bytes(b"\n".join(lines))
+    (runs / "seconds.json").write_text(content)
+    return runs
+
+
+def test_times_are_read_by_cell(runs):
+    first, *_ = names(runs)
+    time_of(runs, first).write_text("3.5")
+    assert load_sweep(runs).seconds == dict.fromkeys(names(runs), 2.0) | {first: 3.5}
+    assert problems(runs) == []
+
+
+@pytest.mark.parametrize("content", NOT_TIMES, ids=lambda content: repr(content[:9]))
+def test_a_file_without_a_time_is_named(runs, content):
+    first, *others = names(runs)
+    time_of(runs, first).write_text(content)
+    assert problems(runs) == [f"cells/{first}/seconds: not a time from 0.001 to 1e+09 seconds"]
+    assert load_sweep(runs).seconds == dict.fromkeys(others, 2.0)
+
+
+@pytest.mark.parametrize("place", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path)])
+def test_something_else_than_a_file_is_named(runs, place):
+    first, *_ = names(runs)
+    time_of(runs, first).unlink()
+    place(time_of(runs, first))
+    assert problems(runs) == [f"cells/{first}/seconds: not a time from 0.001 to 1e+09 seconds"]
+    assert read_time(time_of(runs, first)) is None
+
+
+def test_results_without_a_time_are_counted_unless_none_has_one(runs):
+    first, *others = names(runs)
+    time_of(runs, first).unlink()
+    expected = "1 of 4 results have no time, as that of a resumed run is unknown"
+    assert problems(runs) == [expected]
+    for name in others:
+        time_of(runs, name).unlink()
+    assert problems(runs) == []
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, "2.0", -1, 0, 10**400, [], {}], ids=lambda value: repr(value)[:9]
+)
+def test_a_published_value_that_is_no_time_is_named(runs, value):
+    first, *others = names(runs)
+    archived(runs, json.dumps(dict.fromkeys(others, 2) | {first: value}))
+    assert problems(runs) == [f"seconds.json: {first}: not a time from 0.001 to 1e+09 seconds"]
+    assert load_sweep(runs).seconds == dict.fromkeys(others, 2.0)
+
+
+def test_published_times_of_other_cells_are_named_once(runs):
+    archived(runs, json.dumps(dict.fromkeys([*names(runs), "x", "y" * 10**5], 2.0)))
+    (problem,) = problems(runs)
+    assert problem == "seconds.json: 2 of its ids are of no cell, such as 'x'"
+    assert len(load_sweep(runs).seconds) == 4
+
+
+def test_published_times_may_be_of_a_result_that_is_damaged(runs):
+    content = json.dumps(dict.fromkeys(names(runs), 2.0))
+    archived(runs, content)
+    (runs / "results.jsonl").write_bytes((runs / "results.jsonl").read_bytes().replace(b'"kl"', b'"KL"', 1))
+    (problem,) = load_sweep(runs).problems
+    assert problem.text.startswith("results.jsonl/line ")
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "3", "[" * 10**5, '{"a": NaN}', "\ufeff", '"\\ud800"'],
+    ids=lambda content: repr(content[:9]),
+)
+def test_damaged_published_times_are_one_line(runs, content):
+    archived(runs, content)
+    (problem,) = problems(runs)
+    assert problem.startswith("seconds.json: ")
+    assert "\n" not in problem
+    assert load_sweep(runs).seconds == {}
+
+
+@pytest.mark.parametrize("place", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path)])
+def test_published_times_that_are_not_a_file_are_one_line(runs, place):
+    archived(runs, "{}")
+    (runs / "seconds.json").unlink()
+    place(runs / "seconds.json")
+    (problem,) = problems(runs)
+    assert problem.startswith("seconds.json: ")
