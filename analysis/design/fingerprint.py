@@ -7,7 +7,6 @@ or the display of progress; local models and data sets enter with their content.
 """
 
 import ast
-import functools
 import hashlib
 import platform
 import re
@@ -22,6 +21,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from analysis.design.contents import content_hash
 from analysis.results.checksum import digest
 from lit_klrb.errors import ConfigurationError
 
@@ -98,24 +98,9 @@ def with_contents(config: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Mapping):
             return with_contents(value)
         named = isinstance(value, str) and _INPUTS.fullmatch(key.rpartition(".")[2]) is not None
-        return {"sha256": _content_hash(Path(value))} if named and Path(value).exists() else value
+        return {"sha256": content_hash(Path(value))} if named and Path(value).exists() else value
 
     return {key: replaced(key, value) for key, value in config.items()}
-
-
-def _content_hash(path: Path) -> str:
-    if path.is_dir():
-        files = (file for file in path.rglob("*") if file.is_file())
-        return digest({file.relative_to(path).as_posix(): _content_hash(file) for file in files})
-    status = path.stat()
-    return _hash_as_it_is(path, status.st_mtime_ns, status.st_size)
-
-
-@functools.cache  # hundreds of cells have the same models and data
-def _hash_as_it_is(path: Path, modified: int, size: int) -> str:
-    """The hash of a file's bytes; computed again if its size or modification time changes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def environment(module: str, threads: int) -> dict[str, str | int]:

@@ -9,7 +9,7 @@ import torch
 
 from lit_klrb.data.base import CorpusDataModule
 from lit_klrb.data.batches import Batch, classifier_batch, pad
-from lit_klrb.data.corpora import GRAMMAR, MESSAGES, TEXT, load_reviews
+from lit_klrb.data.corpora import GRAMMAR, HELD_OUT, MESSAGES, TEXT, load_reviews, pick
 from lit_klrb.data.grammar import Review, ReviewGrammar
 from lit_klrb.data.interfaces import Completer, PairMaker
 from lit_klrb.data.pairs import TokenPair, load_pairs, usable_pairs, whole_texts
@@ -61,11 +61,32 @@ class WholeTexts(CorpusDataModule, ABC):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class WholeReviews(WholeTexts, ABC):
-    """Complete reviews, truncated to a maximum number of tokens."""
+    """Complete reviews, truncated to a maximum number of tokens.
+
+    Args:
+        train_splits: The splits of the source that are trained on together, such as train and unsupervised.
+    """
+
+    train_splits: tuple[str, ...] = ("train",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = self.train_splits
+        if not names or len(set(names)) < len(names) or set(names) & set(HELD_OUT):
+            raise ConfigurationError(
+                f"must name different splits, and none of {', '.join(HELD_OUT)}, got {list(names)}",
+                key="train_splits",
+            )
 
     def load(self, split: str) -> list[Review]:
-        """The reviews of a split."""
-        return load_reviews(self.source, split, size=self.sizes[split], columns=self.columns)
+        """The reviews of a split; those of several training splits are shuffled together."""
+        size, names = self.sizes[split], self.train_splits if split == "train" else (split,)
+        reviews = [load_reviews(self.source, name, size=size, columns=self.columns) for name in names]
+        if len(reviews) == 1:
+            return reviews[0]
+        return pick(
+            self.source, {split: [review for part in reviews for review in part]}, split, size, seed=0
+        )
 
 
 @final

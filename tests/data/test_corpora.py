@@ -11,6 +11,7 @@ import pytest
 from lit_klrb.data import corpora
 from lit_klrb.data.corpora import clean_text, load_reviews
 from lit_klrb.data.grammar import Review, ReviewGrammar
+from lit_klrb.data.modules import ReviewDataModule
 from lit_klrb.errors import ConfigurationError
 
 ROWS = [{"text": review.text, "label": review.label} for review in ReviewGrammar().reviews(400, seed=1)]
@@ -215,3 +216,24 @@ def test_real_imdb(caplog):
     assert sum(int(re.search(r"dropped (\d+)", message)[1]) for message in caplog.messages) == 123
     assert not texts(test) & (texts(train) | texts(validation))
     assert not any("<br />" in text or any("\x80" <= c <= "\x9f" for c in text) for text in texts(train))
+
+
+def test_several_splits_can_be_trained_on_together(folder):
+    def of(split, **settings):
+        return ReviewDataModule(source=str(folder), **settings).load(split)
+
+    both = of("train", train_size=0, train_splits=("train", "unsup"))
+    apart = [*load_reviews(str(folder), "train"), *load_reviews(str(folder), "unsup")]
+    assert sorted(both, key=str) == sorted(apart, key=str)
+    assert both != apart
+    # Both splits are among the first reviews, and the held-out ones are the same
+    labels = {review.label for review in of("train", train_size=60, train_splits=("train", "unsup"))}
+    assert labels == {0, 1, None}
+    assert of("validation", train_splits=("train", "unsup")) == of("validation")
+    assert not texts(both) & texts(load_reviews(str(folder), "validation"))
+
+
+@pytest.mark.parametrize("names", [(), ("train", "train"), ("train", "test"), ("validation",)])
+def test_training_splits_are_different_and_not_held_out(names):
+    with pytest.raises(ConfigurationError, match=r"^train_splits: must name different splits"):
+        ReviewDataModule(train_splits=names)
