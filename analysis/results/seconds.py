@@ -51,9 +51,6 @@ def read_seconds(
     if unknown := sorted(times.keys() - set(known)):
         example = reprlib.repr(unknown[0])
         texts.append(f"{layout.TIMES}: {len(unknown)} of its ids are of no cell, such as {example}")
-    missing = len(set(results) - times.keys())
-    if times and missing:
-        texts.append(f"{missing} of {len(results)} results have no time, as that of a resumed run is unknown")
     found = {
         cell_id: seconds
         for cell_id in sorted(results)
