@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test mistakes reproduce-imdb reproduce-paper bench claims docs check
+.PHONY: help demo test mistakes night reproduce-imdb reproduce-paper bench claims docs check
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -25,15 +25,17 @@ mistakes: $(VENV)/.dev  ## try every wrong input that is known: about half an ho
 	rm -rf runs/mistakes
 	PYTHONPATH=tests $(BIN)/python -m mistakes --work runs/mistakes
 
-# A stage of configs/imdb_small: resumed from its last checkpoint if it was stopped.
-STAGES := runs/imdb_small
-$(STAGES)/reward/summary.json: $(STAGES)/sft/summary.json
-$(STAGES)/dpo/summary.json: $(STAGES)/reward/summary.json
-$(STAGES)/%/summary.json: | $(VENV)/.runtime
-	$(BIN)/python -m lit_klrb fit --config configs/imdb_small/$*.yaml \
-	  $(addprefix --ckpt_path ,$(wildcard $(STAGES)/$*/checkpoints/last.ckpt))
+# The models of configs/imdb_small and configs/imdb_night; a stage that was stopped resumes from its last checkpoint.
+WORLDS := runs/imdb_small runs/imdb_night
+$(WORLDS:%=%/reward/summary.json): %/reward/summary.json: %/sft/summary.json
+$(WORLDS:%=%/dpo/summary.json): %/dpo/summary.json: %/reward/summary.json
+runs/%/summary.json: | $(VENV)/.runtime
+	$(BIN)/python -m lit_klrb fit --config configs/$*.yaml \
+	  $(addprefix --ckpt_path ,$(wildcard runs/$*/checkpoints/last.ckpt))
 
-reproduce-imdb: $(STAGES)/dpo/summary.json  ## the comparison on real reviews, from nothing: hours; can be stopped and repeated
+night: runs/imdb_night/dpo/summary.json  ## better models of reviews, from nothing: two hours; can be stopped and repeated
+
+reproduce-imdb: runs/imdb_small/dpo/summary.json  ## the comparison on real reviews, from nothing: hours; can be stopped and repeated
 	$(BIN)/python -m analysis sweep --config configs/imdb_noise/sweep.yaml
 	$(BIN)/python -m analysis sweep --config configs/imdb_noise/half.yaml
 	@$(BIN)/python -m analysis report runs/imdb_noise
