@@ -62,16 +62,24 @@ def test_a_run_repeated_elsewhere_has_the_same_checkpoint(hashed):
         lambda content: content["state_dict"]["weight"].add_(1),
         lambda content: content["state_dict"].update(weight=torch.arange(6.0).view(3, 2)),
         lambda content: content["state_dict"].update(bias=torch.zeros(2, dtype=torch.float16)),
+        lambda content: content["state_dict"].update(bias=torch.zeros(2, dtype=torch.int32)),
         lambda content: content["state_dict"].update(bias=CHECKPOINT["state_dict"]["weight"][0, :2]),
         lambda content: content["state_dict"].update(more=torch.zeros(1)),
         lambda content: content.update(state_dict=OrderedDict(reversed(content["state_dict"].items()))),
         lambda content: content["tokenizer_files"].update({"tokenizer.json": "{ }"}),
         lambda content: content["optimizer_states"][0]["state"][0]["exp_avg"].mul_(2),
         lambda content: content.update(global_step=4),
+        lambda content: content.update({"tokenizer_files": {}, "tokenizer.json": "{}"}),  # one level up
     ],
 )
 def test_everything_else_counts(hashed, change):
     assert hashed(change, "changed.ckpt") != hashed()
+
+
+def test_lists_are_told_apart_by_their_nesting(hashed):
+    nested = [[[1], 2], [[1, 2]], [[1, [2]]]]
+    found = {hashed(lambda content, loops=loops: content.update(loops=loops)) for loops in nested}
+    assert len(found) == len(nested)
 
 
 def test_parts_of_one_storage_are_told_apart(hashed):
