@@ -185,7 +185,7 @@ def later_estimators() -> tuple[PublishedClaim, ...]:
             "“We leave the implementation and analysis of an unbiased sequence level reverse KL gradient "
             "estimate in off-policy settings for future work.”",
             Source(_COMEDY, "The passage was read as quoted by emergentmind.com/open-problems."),
-            _OFF_POLICY,
+            f"{_OFF_POLICY}; the sweep docs/results/off_policy.",
             "Toys: random enumerated models with inner steps along the exact gradient; in training a small "
             "GPT-2, each arm at its own best rate, where an unbiased gradient need not end best.",
             _open_problem,

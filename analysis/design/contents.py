@@ -97,13 +97,12 @@ class _Reader(pickle._Unpickler):
 class _Inert:
     """An object that only stores the arguments it was made with."""
 
+    arguments: tuple[Any, ...]
+
     def __new__(cls, *arguments: Any) -> "_Inert":
         made = super().__new__(cls)
         made.arguments = arguments
         return made
-
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
 
 
 def _walk(value: Any) -> Iterator[object]:

@@ -81,12 +81,9 @@ class WholeReviews(WholeTexts, ABC):
     def load(self, split: str) -> list[Review]:
         """The reviews of a split; those of several training splits are shuffled together."""
         size, names = self.sizes[split], self.train_splits if split == "train" else (split,)
-        reviews = [load_reviews(self.source, name, size=size, columns=self.columns) for name in names]
-        if len(reviews) == 1:
-            return reviews[0]
-        return pick(
-            self.source, {split: [review for part in reviews for review in part]}, split, size, seed=0
-        )
+        parts = [load_reviews(self.source, name, size=size, columns=self.columns) for name in names]
+        reviews = [review for part in parts for review in part]
+        return reviews if len(parts) == 1 else pick(self.source, {split: reviews}, split, size, seed=0)
 
 
 @final
