@@ -3,35 +3,61 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from analysis.claims.trained import Trained, load_trained
-from analysis.results.artifacts import TabularStudy, ValueStudy, read_studies
+from analysis.results.artifacts import GradientStudy, TabularStudy, ValueStudy, read_studies
 from analysis.results.enumerated import DistillationArtifact, OffPolicyArtifact
 from analysis.results.files import DamagedFileError, read_json
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
 
-Artifact = TypeVar("Artifact", ValueStudy, TabularStudy, OffPolicyArtifact, DistillationArtifact)
+Artifact = TypeVar(
+    "Artifact", ValueStudy, GradientStudy, TabularStudy, OffPolicyArtifact, DistillationArtifact
+)
 
-# Folder of the studies' artifacts, and that of the published sweeps, relative to the ledger.
-ARTIFACTS = "artifacts"
+# Folder of the studies' artifacts, and those of published results, relative to the ledger.
+ARTIFACTS = Path("artifacts")
 RESULTS = Path("..") / "results"
-# Artifact -> the configuration of `python -m lit_klrb study` that makes it.
+REVIEWS = RESULTS / "imdb_estimation"
+
+
+class StudyFile(NamedTuple):
+    """The artifact of a study.
+
+    Args:
+        directory: Its folder, relative to the ledger.
+        study: The study's name, which is that of the file.
+        config: The configuration of `python -m lit_klrb study` that makes it.
+    """
+
+    directory: Path
+    study: str
+    config: str
+
+    @property
+    def path(self) -> Path:
+        """The file, relative to the ledger."""
+        return self.directory / f"{self.study}.json"
+
+
+# Field of the evidence -> its artifact.
 STUDIES = {
-    schema.IDENTITIES: "configs/studies/identities.yaml",
-    schema.PITFALLS: "configs/studies/pitfalls.yaml",
-    schema.OFF_POLICY: "configs/studies/off_policy.yaml",
-    schema.ESTIMATION: "configs/studies/estimation.yaml",
-    schema.DISTILLATION: "configs/studies/distillation_tabular.yaml",
+    "identities": StudyFile(ARTIFACTS, schema.IDENTITIES, "configs/studies/identities.yaml"),
+    "pitfalls": StudyFile(ARTIFACTS, schema.PITFALLS, "configs/studies/pitfalls.yaml"),
+    "off_policy": StudyFile(ARTIFACTS, schema.OFF_POLICY, "configs/studies/off_policy.yaml"),
+    "estimation": StudyFile(ARTIFACTS, schema.ESTIMATION, "configs/studies/estimation.yaml"),
+    "distillation": StudyFile(ARTIFACTS, schema.DISTILLATION, "configs/studies/distillation_tabular.yaml"),
+    "reviews": StudyFile(REVIEWS, schema.ESTIMATION, "configs/studies/imdb_estimation.yaml"),
+    "reviews_noise": StudyFile(REVIEWS, schema.GRADIENT_NOISE, "configs/studies/imdb_gradient_noise.yaml"),
 }
 # Published sweep -> what it trains.
-REVIEWS, INNER_STEPS = "imdb_small", "off_policy"
+INNER_STEPS = "off_policy"
 SWEEPS = {
     "studies": "embedded world, β 0.5 to 2",
     "noise": "embedded world, β 0.1 to 1",
     "imdb_noise": "reviews, β 0.03",
-    REVIEWS: "reviews, one rate, β 0.03 to 0.3",
+    "imdb_small": "reviews, one rate, β 0.03 to 0.3",
     INNER_STEPS: "embedded world, four inner steps",
     "distillation_full": "embedded world, full",
     "distillation_limited": "embedded world, limited, where students end completions at once",
@@ -51,6 +77,8 @@ class Evidence:
         off_policy: That of `OffPolicyStudy`.
         estimation: That of `PairEstimationStudy`.
         distillation: That of `DistillationStudy`.
+        reviews: That of `PairEstimationStudy` on a policy that writes reviews.
+        reviews_noise: That of `PairGradientNoiseStudy` on the same policy.
         sweeps: The published sweeps by name; a sweep that is not published yet is not in it.
     """
 
@@ -59,6 +87,8 @@ class Evidence:
     off_policy: OffPolicyArtifact
     estimation: ValueStudy
     distillation: DistillationArtifact
+    reviews: ValueStudy
+    reviews_noise: GradientStudy
     sweeps: Mapping[str, Trained]
 
     @property
@@ -83,10 +113,12 @@ def load_evidence(directory: Path) -> Evidence:
         DamagedFileError: If one cannot be read.
     """
     contents = {}
-    for name, config in STUDIES.items():
-        path = directory / ARTIFACTS / f"{name}.json"
+    for name, file in STUDIES.items():
+        path = directory / file.path
         if not path.exists():
-            raise ConfigurationError(f"{path} does not exist; python -m lit_klrb study --config {config}")
+            raise ConfigurationError(
+                f"{path} does not exist; python -m lit_klrb study --config {file.config}"
+            )
         contents[name] = read_json(path)
     return evidence_of(contents, load_sweeps(directory))
 
@@ -101,37 +133,36 @@ def load_sweeps(directory: Path) -> dict[str, Trained]:
         directory: That of the ledger.
 
     Raises:
-        ConfigurationError: If that of reviews, which has table 1, is missing; or if one is not complete.
+        ConfigurationError: If one is not complete.
         DamagedFileError: If one cannot be read.
     """
     found = {name: directory / RESULTS / name for name in SWEEPS}
-    return {
-        name: load_trained(path, SWEEPS[name])
-        for name, path in found.items()
-        if name == REVIEWS or path.is_dir()
-    }
+    return {name: load_trained(path, SWEEPS[name]) for name, path in found.items() if path.is_dir()}
 
 
 def evidence_of(contents: dict[str, Any], sweeps: Mapping[str, Trained]) -> Evidence:
-    """The evidence, from the contents of the artifacts by name and the sweeps.
+    """The evidence, from the contents of the artifacts by field and the sweeps.
 
     Raises:
         DamagedFileError: If one is not the artifact of its study.
     """
     return Evidence(
-        contents[schema.IDENTITIES],
-        _study(contents, schema.PITFALLS, TabularStudy),
-        _study(contents, schema.OFF_POLICY, OffPolicyArtifact),
-        _study(contents, schema.ESTIMATION, ValueStudy),
-        _study(contents, schema.DISTILLATION, DistillationArtifact),
+        contents["identities"],
+        _study(contents, "pitfalls", TabularStudy),
+        _study(contents, "off_policy", OffPolicyArtifact),
+        _study(contents, "estimation", ValueStudy),
+        _study(contents, "distillation", DistillationArtifact),
+        _study(contents, "reviews", ValueStudy),
+        _study(contents, "reviews_noise", GradientStudy),
         sweeps,
     )
 
 
 def _study(contents: dict[str, Any], name: str, kind: type[Artifact]) -> Artifact:
+    file = STUDIES[name]
     try:
-        (study,) = read_studies({name: contents[name]})
+        (study,) = read_studies({file.study: contents[name]})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedFileError(f"{name}.json: not the artifact of its study ({error!r})") from error
+        raise DamagedFileError(f"{file.path}: not the artifact of its study ({error!r})") from error
     assert isinstance(study, kind)
     return study

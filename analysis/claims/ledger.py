@@ -131,8 +131,8 @@ def _index(rulings: dict[PublishedClaim, Ruling], evidence: Evidence) -> str:
         for claim, ruling in rulings.items()
     )
     studies = "\n".join(
-        f"- `{ARTIFACTS}/{name}.json`: `python -m lit_klrb study --config {config}`"
-        for name, config in STUDIES.items()
+        f"- `{file.path.as_posix()}`: `python -m lit_klrb study --config {file.config}`"
+        for file in STUDIES.values()
     )
     sweeps = "\n".join(
         f"- `{(RESULTS / name).as_posix()}`: {len(one.sweep.grid)} runs, {one.title}"

@@ -2,14 +2,14 @@
 
 import functools
 from collections.abc import Sequence
+from pathlib import PurePosixPath
 
 import numpy as np
 
 from analysis.claims.claim import Number
-from analysis.claims.evidence import REVIEWS, Evidence
+from analysis.claims.evidence import Evidence
 from analysis.claims.trained import Trained, better, objectives, worse
 from analysis.results.arrays import FloatArray
-from analysis.results.artifacts import ValueStudy
 from analysis.stats.arms import mean_over_replicates
 from analysis.stats.distillation import DistilledArm, distilled_arms
 from analysis.stats.intervals import Estimate
@@ -78,23 +78,22 @@ def above(estimate: Estimate, bound: float = 0.0) -> bool:
 
 @functools.cache
 def spreads(evidence: Evidence) -> dict[str, dict[str, EstimatorSpread]]:
-    """The estimates of the KL by case and estimator: of enumerated pairs, and of reviews at snapshots."""
-    found = evidence.sweeps[REVIEWS].sweep.study(ValueStudy)
-    assert found is not None
-    cases = [(one.label, one, evidence.estimation) for one in evidence.estimation.snapshots]
-    cases += [(f"reviews, step {one.step}", one, found[1]) for one in found[1].snapshots]
+    """The estimates of the KL by case and estimator: of enumerated pairs, and of policies on reviews."""
+    cases = {one.label: (one, evidence.estimation) for one in evidence.estimation.snapshots}
+    cases |= {f"reviews, {run_of(one.label)}": (one, evidence.reviews) for one in evidence.reviews.snapshots}
     return {
         label: estimator_spreads(
             {name: one.values[name] for name in ("k1", "rb", "cv", "cv_fitted")},
             one.horvitz_thompson,
             artifact.group_sizes,
-            tolerance=artifact.tolerance,
-            standard=None
-            if one.standard is None or one.standard_error is None
-            else (one.standard, one.standard_error),
         )
-        for label, one, artifact in cases
+        for label, (one, artifact) in cases.items()
     }
+
+
+def run_of(checkpoint: str) -> str:
+    """The name of the run that wrote a checkpoint, which labels a snapshot of a study."""
+    return PurePosixPath(checkpoint).parts[-3]
 
 
 @functools.cache

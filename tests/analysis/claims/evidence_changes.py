@@ -9,8 +9,7 @@ import dataclasses
 import numpy as np
 
 from analysis.claims.claim import Verdict
-from analysis.claims.evidence import CAPACITIES, REVIEWS
-from analysis.results.artifacts import ValueStudy
+from analysis.claims.evidence import CAPACITIES
 
 
 def same(value, number):
@@ -59,35 +58,18 @@ def spread(name, factor):
     """The estimates of a kind have `factor` times their spread, on enumerated models and on reviews."""
 
     def changed(contents, sweeps):
-        for one in contents["estimation"]["snapshots"]:
+        for one in snapshots_of_values(contents):
             values = one["values"]["k1"]
             means = [sum(row) / len(row) for row in values]
             one["values"][name] = [
                 [mean + factor * (x - mean) for x in row] for mean, row in zip(means, values, strict=True)
             ]
-        sweeps[REVIEWS] = studied(sweeps[REVIEWS], widened)
-
-    def widened(snapshot):
-        k1 = snapshot.values["k1"]
-        mean = k1.mean(axis=1, keepdims=True)
-        return dataclasses.replace(snapshot, values=snapshot.values | {name: mean + factor * (k1 - mean)})
 
     return changed
 
 
-def studied(trained, change):
-    """A sweep with a change of all snapshots of its studies of values."""
-
-    def edited(run):
-        kept = [
-            dataclasses.replace(one, snapshots=[change(snapshot) for snapshot in one.snapshots])
-            if isinstance(one, ValueStudy)
-            else one
-            for one in run.studies
-        ]
-        return dataclasses.replace(run, studies=tuple(kept))
-
-    return with_runs(trained, [edited(run) for run in trained.sweep.runs])
+def snapshots_of_values(contents):
+    return [one for name in ("estimation", "reviews") for one in contents[name]["snapshots"]]
 
 
 def with_runs(trained, runs):
@@ -154,6 +136,21 @@ def quiet_reports(sections):
         one |= {"log_ratio": -1.0, "interval": [-1.1, -0.9]}
 
 
+def quiet_reviews(contents, sweeps):
+    """The reward has no gradient, and RaoBlackwell's is half of MonteCarlo's."""
+    study = contents["reviews_noise"]
+    batches, (mc, rb) = study["batches"], map(study["estimators"].index, ("MonteCarlo", "RaoBlackwell"))
+    change = np.eye((1 + len(study["estimators"])) * batches)
+    reward, mc, rb = (slice(n * batches, (n + 1) * batches) for n in (0, 1 + mc, 1 + rb))
+    change[reward], change[rb] = 0, change[mc] / 2
+    for one in study["snapshots"]:
+        lower = np.zeros_like(change)
+        for index, row in enumerate(one["gram"]):
+            lower[index, : len(row)] = row
+        gram = change @ (lower + np.tril(lower, -1).T) @ change.T
+        one["gram"] = [row[: index + 1].tolist() for index, row in enumerate(gram)]
+
+
 def steady_reports(sections):
     for verdicts in sections["verdict"]["verdicts"].values():
         for one in verdicts:
@@ -169,15 +166,10 @@ def scarce(contents, sweeps):
         mean = values.mean(axis=1, keepdims=True)
         return mean + (values - mean) / 4
 
-    def narrowed(snapshot):
-        found = {size: shrunk(rows) for size, rows in snapshot.horvitz_thompson.items()}
-        return dataclasses.replace(snapshot, horvitz_thompson=found)
-
-    for one in contents["estimation"]["snapshots"]:
+    for one in snapshots_of_values(contents):
         one["horvitz_thompson"] = {
             size: shrunk(rows).tolist() for size, rows in one["horvitz_thompson"].items()
         }
-    sweeps[REVIEWS] = studied(sweeps[REVIEWS], narrowed)
 
 
 def topk(name, key, number):
@@ -238,7 +230,7 @@ CHANGES = {
     "cv-fitted": (spread("cv_fitted", 1.0), Verdict.HOLDS),
     "ht-no-improvement": (scarce, Verdict.FAILS),
     "provably-no-more-variance": (put(0.0, "identities", "counterexample", "rb"), Verdict.HOLDS),
-    "rb-gradient-noise": (several(quiet_path, reported(quiet_reports)), Verdict.HOLDS),
+    "rb-gradient-noise": (several(quiet_path, quiet_reviews, reported(quiet_reports)), Verdict.HOLDS),
     "frontier-78": (ahead, Verdict.HOLDS),
     "frontier-95": (ahead, Verdict.HOLDS),
     "rb-more-stable-training": (reported(steady_reports), Verdict.HOLDS),

@@ -19,7 +19,7 @@ CLAIMS = {claim.key: claim for claim in all_claims()}
 
 @pytest.fixture(scope="module")
 def committed():
-    contents = {name: json.loads((LEDGER / ARTIFACTS / f"{name}.json").read_text()) for name in STUDIES}
+    contents = {name: json.loads((LEDGER / file.path).read_text()) for name, file in STUDIES.items()}
     sweeps = load_sweeps(LEDGER)
     return contents, sweeps, evidence_of(contents, sweeps)
 
@@ -75,8 +75,8 @@ def test_an_incomplete_sweep_is_named_and_a_missing_one_is_noticed(tmp_path, cap
     results = tmp_path / "results"
     results.mkdir()
     assert main(["verify", str(tmp_path / "claims")]) == 2
-    assert f"{REVIEWS}/results.json does not exist" in capsys.readouterr().err
-    for name in (REVIEWS, "noise"):
+    assert "study --config configs/studies/imdb_estimation.yaml" in capsys.readouterr().err
+    for name in (REVIEWS.name, "noise"):
         (results / name).symlink_to(LEDGER.parent / "results" / name)
     assert main(["verify", str(tmp_path / "claims")]) == 1
     assert "frontier-78.md: is not what the artifacts give" in capsys.readouterr().out
