@@ -28,6 +28,8 @@ mistakes: $(VENV)/.dev  ## try every wrong input that is known: about half an ho
 # The models of configs/imdb_small and configs/imdb_night; a stage that was stopped resumes from its last checkpoint.
 WORLDS := runs/imdb_small runs/imdb_night
 $(WORLDS:%=%/reward/summary.json): %/reward/summary.json: %/sft/summary.json
+runs/imdb_night/reward/summary.json: runs/imdb_night/pretraining/summary.json
+runs/imdb_night/pretraining/summary.json: runs/imdb_night/sft/summary.json
 $(WORLDS:%=%/dpo/summary.json): %/dpo/summary.json: %/reward/summary.json
 runs/%/summary.json: | $(VENV)/.runtime
 	$(BIN)/python -m lit_klrb fit --config configs/$*.yaml \

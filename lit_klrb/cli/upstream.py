@@ -8,10 +8,10 @@ from typing import Any
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
 
-# Arguments of modules that name models and tokenizers.
-PATHS = ("policy_path", "reference_path", "classifier_path", "tokenizer_path", "reward_path")
-# Those that are not used with ckpt_path, as that checkpoint contains them.
-INITIAL = ("policy_path", "classifier_path", "tokenizer_path")
+# Arguments of modules that name models and tokenizers; ckpt_path replaces these, as it contains them.
+INITIAL = ("policy_path", "classifier_path", "backbone_path", "tokenizer_path")
+# All that name models and tokenizers.
+PATHS = (*INITIAL, "reference_path", "reward_path")
 
 
 def check_upstream(settings: dict[str, Any]) -> None:

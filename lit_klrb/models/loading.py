@@ -129,14 +129,30 @@ def load_model(key: str, path: str, role: Role = POLICY) -> PreTrainedModel:
         return model
 
 
-def _model_from_folder(path: str, role: Role) -> PreTrainedModel:
-    """The model of a folder or a hub id; refused if weights are damaged, or missing and thus random."""
+def read_folder(path: str, role: Role, **settings: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """A model from a folder or a hub id, and which of its weights are missing, unexpected or of other shapes.
+
+    Args:
+        path: The folder or the hub id.
+        role: What the model is used for.
+        settings: Changes of its configuration.
+
+    Raises:
+        ConfigurationError: If it is an adapter, or the weights are damaged.
+    """
     if find_adapter_config_file(path) is not None:
         raise ConfigurationError("this is an adapter; merge it into its model first")
     check_weights(Path(path))
     model, found = role.auto_class.from_pretrained(
-        path, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True
+        path, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True, **settings
     )
+    fuse_activations(model)
+    return model, found
+
+
+def _model_from_folder(path: str, role: Role) -> PreTrainedModel:
+    """The model of a folder or a hub id; refused if weights are missing and thus random."""
+    model, found = read_folder(path, role)
     if missing := sorted(found["missing_keys"]):
         raise ConfigurationError(f"not a {role.name}: it has no weights for {', '.join(missing[:3])}")
     if mismatched := sorted(found["mismatched_keys"]):
@@ -148,7 +164,6 @@ def _model_from_folder(path: str, role: Role) -> PreTrainedModel:
     heads = sorted(name for name in found["unexpected_keys"] if name.startswith(CLASSIFIER_HEADS))
     if heads:
         raise ConfigurationError(f"not a {role.name}: it has the weights of a classifier, {heads[0]}")
-    fuse_activations(model)
     return model
 
 

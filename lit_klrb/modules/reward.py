@@ -13,6 +13,7 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional.preference import preference_loss
 from lit_klrb.functional.statistics import clustered_mean
 from lit_klrb.models import loading
+from lit_klrb.models.backbones import classifier_on
 from lit_klrb.modules.base import TrainedModule
 from lit_klrb.rewards import label_scores
 from lit_klrb.seeding import derive_seed, forked_rng
@@ -24,13 +25,15 @@ class ClassifierModule(TrainedModule, ABC):
 
     Args:
         classifier_config: Configuration of a model with new weights: `model_type` and the settings that
-            differ from its defaults; vocabulary and special tokens are the tokenizer's. Give either this or
-            classifier_path.
+            differ from its defaults; vocabulary and special tokens are the tokenizer's. With backbone_path,
+            the settings that differ from the given model's, such as its dropout.
         classifier_path: The initial classifier: a hub id, an exported folder or a checkpoint.
+        backbone_path: A language model or an encoder whose head is replaced by a new one: a hub id, an
+            exported folder or a policy's checkpoint.
         tokenizer_path: Tokenizer of a new model: "grammar", a hub id, a folder or a policy's checkpoint.
 
     Raises:
-        ConfigurationError: If not exactly one of classifier_config and classifier_path is given.
+        ConfigurationError: If not exactly one of a configuration, a classifier and a backbone is given.
     """
 
     role = loading.CLASSIFIER
@@ -42,12 +45,20 @@ class ClassifierModule(TrainedModule, ABC):
 
     classifier_config: dict[str, Any] | None = None
     classifier_path: str | None = None
+    backbone_path: str | None = None
     tokenizer_path: str = loading.GRAMMAR
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.classifier: PreTrainedModel
-        loading.check_one_given(self.role, self.classifier_config, self.classifier_path)
+        if self.backbone_path is None:
+            loading.check_one_given(self.role, self.classifier_config, self.classifier_path)
+        elif self.classifier_path is not None:
+            raise ConfigurationError(
+                f"{self.backbone_path} gets a new head, but classifier_path={self.classifier_path} has one: "
+                "give only one of them",
+                key="backbone_path",
+            )
         fixed = sorted({"id2label", "label2id", "num_labels"} & {*(self.classifier_config or ())})
         if fixed:
             raise ConfigurationError(
@@ -56,17 +67,18 @@ class ClassifierModule(TrainedModule, ABC):
         self._evaluated: list[Tensor] = []
 
     def build(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """The classifier of classifier_path, or a new one initialised from the seed."""
+        """The classifier of classifier_path, or one with a new head or new weights from the seed."""
         if self.classifier_path is not None:
             source = "classifier_path", self.classifier_path, self.role
             return loading.load_model(*source), loading.load_tokenizer(*source)
-        assert self.classifier_config is not None
-        tokenizer = loading.load_tokenizer("tokenizer_path", self.tokenizer_path)
-        names = {
+        config = {
             "id2label": dict(enumerate(self.labels)),
             "label2id": {label: index for index, label in enumerate(self.labels)},
+            **(self.classifier_config or {}),
         }
-        config = {**names, **self.classifier_config}
+        if self.backbone_path is not None:
+            return classifier_on("backbone_path", self.backbone_path, config, self.seed)
+        tokenizer = loading.load_tokenizer("tokenizer_path", self.tokenizer_path)
         return loading.fresh_model(config, tokenizer, self.seed, self.role), tokenizer
 
     @abstractmethod

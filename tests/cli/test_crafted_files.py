@@ -46,13 +46,19 @@ def reaches(chain, tmp_path, make):
             *("--model.classifier_config", "null", "--model.classifier_path", classifier),
             run=run,
         ),
+        "backbone_path": lambda: chain.run(
+            "fit",
+            "reward",
+            *("--model.classifier_config", "null", "--model.backbone_path", policy),
+            run=run,
+        ),
         "ckpt_path": lambda: chain.run("validate", "sft", "--ckpt_path", policy, run=run),
     }
 
 
 REACHES = [
     *("export", "policy_path", "reference_path", "tokenizer_path"),
-    *("reward_path", "classifier_path", "ckpt_path"),
+    *("reward_path", "classifier_path", "backbone_path", "ckpt_path"),
 ]
 
 

@@ -31,6 +31,8 @@ def world(tmp_path_factory):
         rows = (json.dumps({"text": text, "label": "good" in text}) for text in some)
         lines = "\n".join(row.replace("true", "1").replace("false", "0") for row in rows)
         (root / "reviews" / f"{split}.jsonl").write_text(lines)
+    unlabelled = "\n".join(json.dumps({"text": f"{text} again"}) for text in texts[:200])
+    (root / "reviews" / "unsupervised.jsonl").write_text(unlabelled)
     tokenizer = train_bpe(texts, 300)
     policy = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 128}
     labels = {"id2label": {0: "NEGATIVE", 1: "POSITIVE"}, "label2id": {"NEGATIVE": 0, "POSITIVE": 1}}
@@ -85,24 +87,29 @@ def test_the_papers_plan_runs_on_stand_ins(world, tmp_path, monkeypatch):
     assert 0 < final["length"] <= 53
 
 
-def test_the_small_chain_runs_from_nothing(world, tmp_path):
+def chain(name, checkpoint):
+    """The stages of a folder of configurations, with small models and the checkpoints they start from."""
+    small, tokenizer = "--model.policy_config.n_embd", ["--model.tokenizer_path", checkpoint("sft")]
+    dpo = ["--model.reference_path", checkpoint("sft"), "--model.reward_path", checkpoint("reward")]
+    last = {"dpo": dpo, "rloo": [*dpo, "--model.policy_path", checkpoint("dpo")]}
+    sft = {"sft": [small, "16", "--model.vocab_size", "300"]}
+    if name == "imdb_small":
+        return {**sft, "reward": ["--model.classifier_config.dim", "16", *tokenizer], **last}
+    backbone = ["--model.backbone_path", checkpoint("pretraining")]
+    last["../imdb_small/rloo"] = last.pop("rloo")
+    return {**sft, "pretraining": [small, "8", *tokenizer], "reward": backbone, **last}
+
+
+@pytest.mark.parametrize("name", ["imdb_small", "imdb_night"])
+def test_a_chain_runs_from_nothing(world, tmp_path, name):
     def checkpoint(stage):
         return str(tmp_path / stage / "checkpoints" / "last.ckpt")
 
-    tiny = {
-        "sft": ["--model.policy_config.n_embd", "16", "--model.vocab_size", "300"],
-        "reward": ["--model.classifier_config.dim", "16", "--model.tokenizer_path", checkpoint("sft")],
-        "dpo": ["--model.reference_path", checkpoint("sft"), "--model.reward_path", checkpoint("reward")],
-        "rloo": [
-            *("--model.reference_path", checkpoint("sft"), "--model.reward_path", checkpoint("reward")),
-            *("--model.policy_path", checkpoint("dpo")),
-        ],
-    }
-    for stage, extra in tiny.items():
+    for stage, extra in chain(name, checkpoint).items():
         sizes = ["--data.eval_size", "8", "--data.train_size", "16", "--data.batch_size", "4"]
         steps = ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2"]
-        where = ["--trainer.default_root_dir", str(tmp_path / stage)]
-        assert fit(f"imdb_small/{stage}.yaml", *extra, *sizes, *steps, *where) == 0
+        where = ["--trainer.default_root_dir", str(tmp_path / Path(stage).name)]
+        assert fit(f"{name}/{stage}.yaml", *extra, *sizes, *steps, *where) == 0
     assert len(loading.load_tokenizer("key", checkpoint("rloo"))) == 300
 
 

@@ -41,6 +41,7 @@ TRAINING = [
     ("reward", ["--seed_everything", "3"]),
     ("reward", ["--model.classifier_config.n_head", "1"]),
     ("reward", ["--model.classifier_config", "null", "--model.classifier_path", "{reward}"]),
+    ("reward", ["--model.classifier_config", "null", "--model.backbone_path", "{sft}"]),
     ("reward", ["--model.tokenizer_path", "{tokenizer}"]),
     ("reward", ["--data.max_tokens", "5"]),
     ("rloo", ["--seed_everything", "3"]),

@@ -1,11 +1,15 @@
 """The reward model: trained on labels through the command line, and used as a reward."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
+from lit_klrb.cli.main import main
+from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
+from lit_klrb.modules import RewardModule
 from lit_klrb.rewards import load_reward
 
 LONGER = [
@@ -74,3 +78,16 @@ def test_a_corpus_without_labels_is_refused(chain, tmp_path, capsys):
     source = ["--data.source", str(tmp_path / "reviews.jsonl"), "--data.eval_size", "1"]
     assert chain.run("fit", "reward", *source, run=tmp_path / "run") == 2
     assert "split; rows need a label, 1 (positive) or 0 (negative)" in capsys.readouterr().err
+
+
+def test_a_classifier_has_a_head_and_a_backbone_gets_one():
+    with pytest.raises(ConfigurationError, match=r"^backbone_path: a gets a new head, but classifier_path=b"):
+        RewardModule(backbone_path="a", classifier_path="b")
+
+
+def test_a_missing_backbone_is_made_by_its_configuration(capsys, monkeypatch, tmp_path):
+    (tmp_path / "configs").symlink_to(Path("configs").resolve())
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "--config", "configs/imdb_night/reward.yaml"]) == 2
+    maker = "make it with: python -m lit_klrb fit --config configs/imdb_night/pretraining.yaml"
+    assert maker in capsys.readouterr().err
