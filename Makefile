@@ -35,7 +35,7 @@ runs/%/summary.json: | $(VENV)/.runtime
 	$(BIN)/python -m lit_klrb fit --config configs/$*.yaml \
 	  $(addprefix --ckpt_path ,$(wildcard runs/$*/checkpoints/last.ckpt))
 
-night: runs/imdb_night/dpo/summary.json  ## better models of reviews, from nothing: two hours; can be stopped and repeated
+night: runs/imdb_night/dpo/summary.json  ## better models of reviews, from nothing: three hours; can be stopped and repeated
 
 reproduce-imdb: runs/imdb_small/dpo/summary.json  ## the comparison on real reviews, from nothing: hours; can be stopped and repeated
 	$(BIN)/python -m analysis sweep --config configs/imdb_noise/sweep.yaml
