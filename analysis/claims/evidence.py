@@ -57,6 +57,7 @@ SWEEPS = {
     "studies": "embedded world, β 0.5 to 2",
     "noise": "embedded world, β 0.1 to 1",
     "imdb_noise": "reviews, β 0.03",
+    "imdb_night": "reviews, better models, β 0.1",
     "imdb_small": "reviews, one rate, β 0.03 to 0.3",
     INNER_STEPS: "embedded world, four inner steps",
     "distillation_full": "embedded world, full",
