@@ -23,7 +23,7 @@ def classifier_on(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A classifier whose backbone is that of a given model, with a new head, and its tokenizer.
 
-    An adapter of the given model is merged first.
+    An adapter of the given model is merged first. With fewer layers than that has, the first ones are kept.
 
     Args:
         key: The argument that names the model, for the error message.
@@ -33,7 +33,7 @@ def classifier_on(
 
     Raises:
         ConfigurationError: If it does not exist or already is a classifier, or if a setting is unknown,
-            determined by the weights, or changes their shape.
+            follows from that model, or changes the shape of a weight.
     """
     if fixed := sorted(settings.keys() & GIVEN):
         raise ConfigurationError(f"{fixed[0]} follows from {key}; leave it out", key=CLASSIFIER.config_key)
@@ -51,13 +51,13 @@ def _on_checkpoint(path: str, settings: Mapping[str, Any]) -> PreTrainedModel:
     config = config_dict(source)
     check_settings({**settings, "model_type": config["model_type"]}, (), CLASSIFIER)
     model = model_from_config({**config, **settings}, CLASSIFIER)
-    weights = source.base_model.state_dict()
-    for name, weight in model.base_model.state_dict().items():
+    weights, needed = source.base_model.state_dict(), model.base_model.state_dict()
+    for name, weight in needed.items():
         if name not in weights:
             raise ConfigurationError(f"it has no weights for {name}")
         if weights[name].shape != weight.shape:
             raise _other_shape(name, weights[name].shape, weight.shape)
-    model.base_model.load_state_dict(weights)
+    model.base_model.load_state_dict({name: weights[name] for name in needed})
     return model
 
 

@@ -11,10 +11,10 @@ from transformers import AutoModelForMaskedLM, BertConfig
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
-from lit_klrb.models.adapters import add_adapter
+from lit_klrb.models.adapters import adapter_settings, add_adapter
 from lit_klrb.models.backbones import classifier_on
 
-GPT2 = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 16}
+GPT2 = {"model_type": "gpt2", "n_embd": 8, "n_layer": 2, "n_head": 1, "n_positions": 16}
 BERT = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
 LABELS = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
 TOKENS = torch.tensor([[5, 6, 7, 8], [9, 4, 3, 2]])
@@ -52,25 +52,32 @@ def encoder(tmp_path):
 
 def checkpoint(model, path):
     """The policy's checkpoint, as a module writes it."""
-    adapter = loading.ADAPTER_KEY, {"r": 2} if getattr(model, "peft_config", None) else None
-    weights = {f"policy.{name}": value for name, value in model.state_dict().items()}
-    content = {"policy_config": loading.config_dict(model), "state_dict": weights, adapter[0]: adapter[1]}
-    torch.save({**content, loading.TOKENIZER_KEY: loading.tokenizer_files(grammar_tokenizer())}, path)
+    content = {
+        "policy_config": loading.config_dict(model),
+        "state_dict": {f"policy.{name}": value for name, value in model.state_dict().items()},
+        loading.ADAPTER_KEY: adapter_settings(model),
+        loading.TOKENIZER_KEY: loading.tokenizer_files(grammar_tokenizer()),
+    }
+    torch.save(content, path)
     return path
 
 
-@pytest.mark.parametrize("kind", ["folder", "checkpoint"])
-def test_the_backbone_is_the_policys_and_the_head_follows_from_the_seed(policy, folder, tmp_path, kind):
-    path = folder if kind == "folder" else checkpoint(policy, tmp_path / "last.ckpt")
+@pytest.fixture(params=["folder", "checkpoint"])
+def source(request, policy, folder, tmp_path):
+    """The policy as a folder and as a checkpoint."""
+    return folder if request.param == "folder" else checkpoint(policy, tmp_path / "last.ckpt")
+
+
+def test_the_backbone_is_the_policys_and_the_head_follows_from_the_seed(policy, source):
     before = torch.get_rng_state()
-    model, tokenizer = on(path)
+    model, tokenizer = on(source)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(hidden(model), hidden(policy))
     assert model.score.weight.shape == (2, 8)
     assert model.config.label2id == LABELS["label2id"]
     assert tokenizer.get_vocab() == grammar_tokenizer().get_vocab()
-    assert torch.equal(on(path)[0].score.weight, model.score.weight)
-    assert not torch.equal(on(path, seed=1)[0].score.weight, model.score.weight)
+    assert torch.equal(on(source)[0].score.weight, model.score.weight)
+    assert not torch.equal(on(source, seed=1)[0].score.weight, model.score.weight)
 
 
 def test_an_encoder_gets_a_pooler_and_a_head(encoder):
@@ -79,12 +86,16 @@ def test_an_encoder_gets_a_pooler_and_a_head(encoder):
     assert torch.equal(on(encoder)[0].bert.pooler.dense.weight, model.bert.pooler.dense.weight)
 
 
-@pytest.mark.parametrize("kind", ["folder", "checkpoint"])
-def test_settings_change_those_of_the_model(policy, folder, tmp_path, kind):
-    path = folder if kind == "folder" else checkpoint(policy, tmp_path / "last.ckpt")
-    assert on(path)[0].config.resid_pdrop == 0.1
-    model, _ = on(path, resid_pdrop=0.7)
+def test_settings_change_those_of_the_model(source):
+    assert on(source)[0].config.resid_pdrop == 0.1
+    model, _ = on(source, resid_pdrop=0.7)
     assert {model.transformer.h[0].mlp.dropout.p, model.transformer.h[0].attn.resid_dropout.p} == {0.7}
+
+
+def test_fewer_layers_keep_the_first(policy, source):
+    model, _ = on(source, n_layer=1)
+    policy.transformer.h = policy.transformer.h[:1]
+    assert torch.equal(hidden(model), hidden(policy))
 
 
 def test_padding_is_not_read(folder):
@@ -108,13 +119,12 @@ def test_an_adapter_is_merged(policy, tmp_path):
     assert not getattr(model, "peft_config", None)
 
 
-@pytest.mark.parametrize("kind", ["folder", "checkpoint"])
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"n_embd": 16}, r"the weight \S+ has the shape \[.+\]; the settings make it \[.+\]"),
         ({"n_positions": 8}, r"the weight \S+ has the shape \[16, 8\]; the settings make it \[8, 8\]"),
-        ({"n_layer": 2}, r"it has no weights for \S*h\.1\.\S+"),
+        ({"n_layer": 3}, r"it has no weights for \S*h\.2\.\S+"),
         ({"resid_dropout": 0.7}, r"gpt2 has no setting resid_dropout \(did you mean resid_pdrop\?\)"),
         ({"vocab_size": 3}, "vocab_size follows from backbone_path"),
         ({"model_type": "bert"}, "model_type follows from backbone_path"),
@@ -122,10 +132,9 @@ def test_an_adapter_is_merged(policy, tmp_path):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_settings_that_do_not_fit_are_named(policy, folder, tmp_path, kind, settings, message):
-    path = folder if kind == "folder" else checkpoint(policy, tmp_path / "last.ckpt")
+def test_settings_that_do_not_fit_are_named(source, settings, message):
     with pytest.raises(ConfigurationError, match=f"(?s)^(backbone_path|classifier_config): .*{message}"):
-        on(path, **settings)
+        on(source, **settings)
 
 
 def test_a_classifier_has_a_head(tmp_path):

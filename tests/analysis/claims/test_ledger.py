@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from evidence_changes import CHANGES
 
@@ -43,6 +44,37 @@ def test_a_verdict_changes_with_its_artifact(committed, key):
     after = CLAIMS[key].decide(evidence_of(contents, sweeps))
     assert after.verdict is expected is not before.verdict
     assert after.numbers != before.numbers
+
+
+def test_rows_on_reviews_are_those_of_a_mean_over_all_prompts(committed):
+    (row,) = [
+        one.ours
+        for one in CLAIMS["rb-value-variance"].decide(committed[2]).numbers
+        if one.what.startswith("MC: ") and one.what.endswith("reviews, dpo")
+    ]
+    values = np.array(committed[0]["reviews"]["snapshots"][0]["values"]["k1"])
+    of_one = values.var(axis=1, ddof=1).mean() / len(values)
+    deviations = " / ".join(f"{(of_one / size) ** 0.5:#.2g}" for size in (1, 5, 10))
+    assert row == f"{values.mean():.2f} ± {deviations}"
+
+
+def test_the_noise_on_reviews_is_the_ratio_of_traces(committed):
+    study = committed[0]["reviews_noise"]
+    gram = study["snapshots"][0]["gram"]
+    batches = study["batches"]
+
+    def trace(estimator):
+        first = (1 + study["estimators"].index(estimator)) * batches
+        rows = [gram[first + i][first : first + i + 1] for i in range(batches)]
+        squares, total = sum(row[-1] for row in rows), sum(2 * sum(row[:-1]) + row[-1] for row in rows)
+        return squares - total / batches
+
+    (row,) = [
+        one.ours
+        for one in CLAIMS["rb-gradient-noise"].decide(committed[2]).numbers
+        if one.what == "whole objective, reviews, β = 0.1, 512 prompts"
+    ]
+    assert row.startswith(f"dpo: {trace('RaoBlackwell') / trace('MonteCarlo'):.3g} (")
 
 
 def test_a_changed_artifact_is_found_and_claims_writes_the_pages_again(tmp_path, capsys):
