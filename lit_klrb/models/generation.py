@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -159,7 +159,7 @@ def generate_completions(
     if sampling.stratified:
         uniforms[:, 0] = stratified_uniforms(uniforms[:, 0].view(-1, count)).flatten()
     # Never compiled: shapes change with each token
-    with _eval_mode(policy), torch.compiler.set_stance("force_eager"):
+    with _eval_mode(policy), _kept_casts(prompts.device), torch.compiler.set_stance("force_eager"):
         completions = _decode(policy, prompts, prompt_mask, uniforms, sampling, eos_token_id, pad_token_id)
     prompts, prompt_mask = prompts.repeat_interleave(count, 0), prompt_mask.repeat_interleave(count, 0)
     mask = completion_mask(completions, eos_token_id)
@@ -279,6 +279,17 @@ def _search(masses: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
     mass = masses.gather(1, index)
     fraction = (place - cumulative.gather(1, index) + mass) / mass
     return index[:, 0], fraction[:, 0]
+
+
+def _kept_casts(device: torch.device) -> AbstractContextManager[object]:
+    """Autocast, if it is enabled, that keeps its copies of weights instead of casting them for each token.
+
+    Lightning's does not. The copies last until the outermost autocast ends, which is a training step; other
+    operations in it do not use them.
+    """
+    if not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, torch.get_autocast_dtype(device.type), cache_enabled=True)
 
 
 @contextmanager

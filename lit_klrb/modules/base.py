@@ -246,7 +246,10 @@ class TrainedModule(L.LightningModule, ABC):
             lr=self.learning_rate,
             weight_decay=self.weight_decay,
             eps=self.adam_epsilon,
+            fused=True,
         )
+        # Lightning refuses to clip gradients that an optimizer unscales itself; without this it does not
+        optimizer._step_supports_amp_scaling = False
         scheduler = get_scheduler(
             self.schedule if self.schedule != "constant" else "constant_with_warmup",
             optimizer,
