@@ -73,6 +73,13 @@ def _status_bytes(key: str) -> int:
     return int(found[1]) * 1024
 
 
+def matrix_product_rate(dtype: torch.dtype, size: int = 2048, rounds: int = 20) -> float:
+    """Operations per second of the fastest of some products of two square matrices: the machine's limit."""
+    one, other = (torch.randn(size, size).to(dtype) for _ in range(2))
+    (times,) = interleaved_times({"": lambda: one @ other}, rounds).values()
+    return 2.0 * size**3 / min(times)
+
+
 def machine(packages: list[str]) -> str:
     """One line with processor, threads, load and versions."""
     info = Path("/proc/cpuinfo").read_text()

@@ -1,19 +1,22 @@
 """Training steps, compared with TRL's."""
 
+import functools
 import itertools
 import statistics
 import sys
 import tempfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from . import step_case as case
-from .measure import in_own_process, machine, peak_megabytes
+from .measure import in_own_process, machine, matrix_product_rate, peak_megabytes
 from .table import markdown, number, spread
 
 PACKAGES = ["torch", "transformers", "trl", "lightning"]
-ROUNDS = 8
 HEADING = """### {title}
 
 `python -m benchmarks {key}` on {machine}.
@@ -28,12 +31,12 @@ class Variant(NamedTuple):
     function: str
     options: dict[str, object]
 
-    def run(self, folder: Path, cycles: int) -> tuple[float, dict[str, float]]:
+    def run(self, task: case.Task, cycles: int) -> tuple[float, dict[str, float]]:
         """Train for a number of cycles."""
         from . import step_runs  # TRL takes seconds to import, and may not be installed
 
         found: tuple[float, dict[str, float]] = getattr(step_runs, self.function)(
-            folder, cycles=cycles, **self.options
+            task, cycles=cycles, **self.options
         )
         return found
 
@@ -54,15 +57,36 @@ class Comparison(NamedTuple):
     bar: str
     goal: str
     cycles: int
+    task: Callable[[Path], case.Task] = case.tiny
+    rounds: int = 8
 
 
 def _against_trl(inner_epochs: int, cycles: int) -> Comparison:
-    variants = [
-        _rloo("**ours, `RaoBlackwell`**", "our_rloo", inner_epochs, estimator="RaoBlackwell"),
+    steps = "one inner step" if inner_epochs == 1 else f"{inner_epochs} inner steps"
+    variants = _ours_and_trl(inner_epochs, "RaoBlackwell")
+    return Comparison(f"RLOO with {steps}, and TRL", variants, "0.45", "0.40", cycles)
+
+
+def _ours_and_trl(inner_epochs: int, estimator: str) -> list[Variant]:
+    return [
+        _rloo(f"**ours, `{estimator}`**", "our_rloo", inner_epochs, estimator=estimator),
         _rloo("TRL `RLOOTrainer`", "trl_rloo", inner_epochs),
     ]
-    steps = "one inner step" if inner_epochs == 1 else f"{inner_epochs} inner steps"
-    return Comparison(f"RLOO with {steps}, and TRL", variants, "0.45", "0.40", cycles)
+
+
+def _on_smollm2(precision: str, inner_epochs: int, lora: bool = False) -> Comparison:
+    variants = _ours_and_trl(inner_epochs, "RaoBlackwellControlVariate")
+    trained = "LoRA" if lora else "all weights"
+    title = (
+        f"SmolLM2-135M, {trained}, {precision}, {inner_epochs} inner step{'s' * (inner_epochs > 1)}, and TRL"
+    )
+    settings = {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"} if lora else None
+    task = functools.partial(_smollm2, precision, settings)
+    return Comparison(title, variants, "0.8", "0.6", 2, task, rounds=3)
+
+
+def _smollm2(precision: str, lora: dict[str, object] | None, folder: Path) -> case.Task:
+    return case.smollm2(precision, lora)
 
 
 ESTIMATORS = ["RaoBlackwellControlVariate", "TiltedRaoBlackwell", "RaoBlackwell", "MonteCarlo"]
@@ -87,18 +111,24 @@ COMPARISONS = {
         "0.5",
         cycles=3,
     ),
+    **{
+        f"smollm2-{name}-{steps}{'-lora' * lora}": _on_smollm2(precision, steps, lora)
+        for name, precision in (("fp32", "32-true"), ("bf16", "bf16-mixed"))
+        for steps in (1, 4)
+        for lora in (False, True)
+    },
 }
 
 
-def memory(folder: Path, key: str, index: int) -> float:
+def memory(task: case.Task, key: str, index: int) -> float:
     """Peak memory of a variant, in MB; run in a separate process."""
     warnings.simplefilter("ignore")
     variant = COMPARISONS[key].variants[index]
-    return peak_megabytes(lambda: None, lambda: variant.run(folder, cycles=2))
+    return peak_megabytes(lambda: None, lambda: variant.run(task, cycles=2))
 
 
 def take_turns(
-    comparison: Comparison, folder: Path, rounds: int
+    comparison: Comparison, task: case.Task, rounds: int
 ) -> tuple[dict[str, list[float]], dict[str, dict[str, float]]]:
     """Times of a cycle of all variants in all rounds, and the shares in the last round."""
     times: dict[str, list[float]] = {variant.label: [] for variant in comparison.variants}
@@ -106,31 +136,42 @@ def take_turns(
     for number_ in range(rounds):
         for variant in comparison.variants:
             print(f"round {number_ + 1} of {rounds}: {variant.label}", file=sys.stderr)
-            seconds, shares[variant.label] = variant.run(folder, comparison.cycles)
+            seconds, shares[variant.label] = variant.run(task, comparison.cycles)
             times[variant.label].append(seconds)
     return times, shares
 
 
 def tables(
     comparison: Comparison,
+    task: case.Task,
     times: dict[str, list[float]],
     shares: dict[str, dict[str, float]],
     peaks: dict[str, float],
 ) -> str:
     """Tables of seconds, tokens per second, shares and memory, and of the ratios."""
-    tokens = case.PROMPTS * case.COMPLETIONS_PER_PROMPT * case.COMPLETION_TOKENS
     rows = []
-    for label, values in times.items():
-        seconds, parts = statistics.median(values), shares[label]
+    fastest = matrix_product_rate(torch.bfloat16 if "bf16" in task.precision else torch.float32)
+    for variant in comparison.variants:
+        seconds, parts = statistics.median(times[variant.label]), shares[variant.label]
         stages = [f"{parts[stage]:.0%}" if parts else "–" for stage in ("generate", "statistics", "update")]
-        rows.append([label, number(seconds), number(tokens / seconds), *stages, number(peaks.get(label))])
-    header = ["variant", "seconds", "tokens/s", "generate", "statistics", "update", "extra MB"]
+        inner_epochs = variant.options.get("inner_epochs")
+        of_peak = "–"
+        if isinstance(inner_epochs, int):
+            of_peak = f"{task.operations(inner_epochs) / seconds / fastest:.0%}"
+        cells = [number(seconds), number(task.tokens / seconds), *stages, of_peak]
+        rows.append([variant.label, *cells, number(peaks.get(variant.label))])
+    header = ["variant", "seconds", "tokens/s", "generate", "statistics", "update", "of peak", "extra MB"]
     ratios = [
         [f"{one} / {other.split(': ')[1]}", comparison.bar, comparison.goal, spread(times, one, other)]
         for one, other in itertools.combinations(times, 2)
         if "TRL" not in one
     ]
-    return markdown(header, rows) + "\n\n" + markdown(["ratio", "bar", "goal", "measured"], ratios)
+    return (
+        f"The fastest product of two large matrices: {fastest / 1e9:.0f} GFLOP/s, {task.precision}.\n\n"
+        + markdown(header, rows)
+        + "\n\n"
+        + markdown(["ratio", "bar", "goal", "measured"], ratios)
+    )
 
 
 def report(key: str, quick: bool) -> str:
@@ -139,11 +180,12 @@ def report(key: str, quick: bool) -> str:
     comparison = COMPARISONS[key]
     text = HEADING.format(title=comparison.title, key=key, machine=machine(PACKAGES))
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        case.build(folder)
-        times, shares = take_turns(comparison, folder, 1 if quick else ROUNDS)
+        task = comparison.task(Path(name))
+        if not task.folder.exists():
+            return f"{text}Not measured: {task.folder} does not exist; `make chat` makes it.\n"
+        times, shares = take_turns(comparison, task, 1 if quick else comparison.rounds)
         peaks = {}
         if not quick:
             for index, variant in enumerate(comparison.variants):
-                peaks[variant.label] = in_own_process(memory, folder, key, index)
-    return text + tables(comparison, times, shares, peaks)
+                peaks[variant.label] = in_own_process(memory, task, key, index)
+        return text + tables(comparison, task, times, shares, peaks)

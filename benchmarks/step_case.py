@@ -1,20 +1,94 @@
-"""The task of the training steps: an untrained tiny GPT-2, prompts and pairs of equal length."""
+"""The tasks of the training steps: an untrained tiny GPT-2, and SmolLM2-135M-Instruct."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, PreTrainedTokenizerFast
 
 from lit_klrb.data.preferences import PreferencePair
 
 VOCABULARY, LAYERS, WIDTH = 8192, 4, 256
-PROMPTS, COMPLETIONS_PER_PROMPT, PROMPT_TOKENS, COMPLETION_TOKENS = 32, 2, 16, 48
+PROMPTS, PROMPT_TOKENS, COMPLETION_TOKENS = 32, 16, 48
 PAIRS = 32
 BETA, LEARNING_RATE, CLIP_RANGE = 0.05, 1e-5, 0.2
+# Where `make chat` imports the model to.
+SMOLLM2 = Path("runs/models/smollm2")
+BEGINNINGS = (
+    "I went to see this movie last night and",
+    "The actors in this film are so well chosen that",
+    "My brother had told me about the ending, but",
+    "After the first ten minutes of the story we",
+    "What surprised me most about the music was that",
+    "Nobody who has read the book will believe how",
+    "The director, whose earlier work I had liked,",
+    "In the second half, when the family returns home,",
+)
 
 Shares = dict[str, float]
+
+
+class Task(NamedTuple):
+    """A model and prompts, each of which gets K completions of T tokens.
+
+    Args:
+        folder: Model and tokenizer.
+        prompts: Texts of the prompts.
+        completions_per_prompt: K.
+        completion_tokens: T.
+        precision: Lightning's name of the precision.
+        lora: Arguments of `peft.LoraConfig`; None to train all weights.
+    """
+
+    folder: Path
+    prompts: Sequence[str]
+    completions_per_prompt: int
+    completion_tokens: int
+    precision: str = "32-true"
+    lora: dict[str, Any] | None = None
+
+    @property
+    def sequences(self) -> int:
+        """Number of completions."""
+        return len(self.prompts) * self.completions_per_prompt
+
+    @property
+    def tokens(self) -> int:
+        """Number of sampled tokens."""
+        return self.sequences * self.completion_tokens
+
+    def batch(self) -> dict[str, torch.Tensor]:
+        """The prompts' tokens, left-padded."""
+        tokenizer = AutoTokenizer.from_pretrained(self.folder, padding_side="left")
+        encoded = tokenizer(list(self.prompts), return_tensors="pt", padding=True)
+        return {"tokens": encoded["input_ids"], "attention_mask": encoded["attention_mask"].bool()}
+
+    def operations(self, inner_epochs: int) -> float:
+        """Floating-point operations of the products with weights in one cycle; attention is not counted.
+
+        A pass reads each prompt and each completion once. There are one to sample, one of the reference and,
+        per inner step, one of the policy with the gradients of inputs and, without an adapter, of weights.
+        """
+        model = AutoModelForCausalLM.from_pretrained(self.folder)
+        head = model.get_output_embeddings().weight.numel()
+        blocks = sum(w.numel() for w in model.base_model.parameters() if w.ndim == 2)
+        blocks -= model.get_input_embeddings().weight.numel()
+        read = int(self.batch()["attention_mask"].sum()) + self.tokens
+        passes = 2 + inner_epochs * (3 if self.lora is None else 2)
+        return 2.0 * passes * (blocks * read + head * self.tokens)
+
+
+def tiny(folder: Path) -> Task:
+    """An untrained tiny GPT-2, which is written to the folder, with random prompts."""
+    build(folder)
+    return Task(folder, [words(ids) for ids in draw(PROMPTS, PROMPT_TOKENS, 1)], 2, COMPLETION_TOKENS)
+
+
+def smollm2(precision: str, lora: dict[str, Any] | None = None) -> Task:
+    """SmolLM2-135M-Instruct with eight beginnings of reviews, four completions of 24 tokens each."""
+    return Task(SMOLLM2.absolute(), BEGINNINGS, 4, 24, precision, lora)
 
 
 def build(folder: Path) -> None:

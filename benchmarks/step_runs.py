@@ -2,20 +2,19 @@
 
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 from datasets import Dataset
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers.logger import DummyLogger
+from peft import LoraConfig
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import DPOConfig, DPOTrainer, RLOOConfig, RLOOTrainer
 
 import lit_klrb.estimators
 from lit_klrb.callbacks import KLEstimatorCallback, RolloutThroughput
-from lit_klrb.data.batches import pad
 from lit_klrb.data.preferences import collate_pairs
 from lit_klrb.modules import DPOModule, RLOOModule
 
@@ -66,10 +65,13 @@ class Batches(L.LightningDataModule):
         return DataLoader([self.batch] * 1000, batch_size=None)
 
 
-def _fit(module: L.LightningModule, batch: dict[str, Any], steps: int, *callbacks: L.Callback) -> ShareLogger:
+def _fit(
+    task: case.Task, module: L.LightningModule, batch: dict[str, Any], steps: int, *callbacks: L.Callback
+) -> ShareLogger:
     logger = ShareLogger()
     trainer = L.Trainer(
         accelerator="cpu",
+        precision=task.precision,  # type: ignore[arg-type]
         max_steps=steps,
         logger=logger,
         callbacks=list(callbacks),
@@ -83,33 +85,38 @@ def _fit(module: L.LightningModule, batch: dict[str, Any], steps: int, *callback
     return logger
 
 
-def our_rloo(folder: Path, estimator: str, inner_epochs: int, cycles: int) -> tuple[float, dict[str, float]]:
+def our_rloo(
+    task: case.Task, estimator: str, inner_epochs: int, cycles: int
+) -> tuple[float, dict[str, float]]:
     """Time of a cycle of `RLOOModule`, and the shares of its stages."""
     plug = getattr(lit_klrb.estimators, estimator)(off_policy="clip", clip_range=case.CLIP_RANGE)
     module = RLOOModule(
-        reference_path=str(folder),
+        policy_path=str(task.folder),
+        reference_path=None if task.lora else str(task.folder),
+        lora=task.lora,
         reward_path=f"{case.__name__}:length_reward",
-        completions_per_prompt=case.COMPLETIONS_PER_PROMPT,
-        max_new_tokens=case.COMPLETION_TOKENS,
+        completions_per_prompt=task.completions_per_prompt,
+        max_new_tokens=task.completion_tokens,
+        stop_at_eos=False,
         inner_epochs=inner_epochs,
         learning_rate=case.LEARNING_RATE,
     )
-    batch = pad(case.draw(case.PROMPTS, case.PROMPT_TOKENS, 1), case.VOCABULARY - 2, side="left")
     clock = Clock()
     callbacks = (
         KLEstimatorCallback(plug, beta=case.BETA),
         RolloutThroughput(),
         LambdaCallback(on_train_batch_end=clock.tick),
     )
-    logger = _fit(module, batch, cycles * inner_epochs, *callbacks)
+    logger = _fit(task, module, task.batch(), cycles * inner_epochs, *callbacks)
     return clock.seconds(inner_epochs), logger.shares
 
 
-def our_dpo(folder: Path, cycles: int) -> tuple[float, dict[str, float]]:
+def our_dpo(task: case.Task, cycles: int) -> tuple[float, dict[str, float]]:
     """Seconds of a step of `DPOModule`; the reference's log-probabilities are in the batch."""
-    module = DPOModule(reference_path=str(folder), learning_rate=case.LEARNING_RATE)
+    module = DPOModule(reference_path=str(task.folder), learning_rate=case.LEARNING_RATE)
     clock = Clock()
     _fit(
+        task,
         module,
         collate_pairs(case.pairs(case.PAIRS), case.VOCABULARY - 2),
         cycles,
@@ -118,11 +125,11 @@ def our_dpo(folder: Path, cycles: int) -> tuple[float, dict[str, float]]:
     return clock.seconds(1), {}
 
 
-def _common(folder: str, batch_size: int, steps: int) -> dict[str, Any]:
+def _common(task: case.Task, folder: str, batch_size: int, steps: int) -> dict[str, Any]:
     return {
         "output_dir": folder,
         "use_cpu": True,
-        "bf16": False,
+        "bf16": task.precision == "bf16-mixed",
         "gradient_checkpointing": False,
         "per_device_train_batch_size": batch_size,
         "max_steps": steps,
@@ -136,20 +143,21 @@ def _common(folder: str, batch_size: int, steps: int) -> dict[str, Any]:
     }
 
 
-def trl_rloo(folder: Path, inner_epochs: int, cycles: int) -> tuple[float, dict[str, float]]:
+def trl_rloo(task: case.Task, inner_epochs: int, cycles: int) -> tuple[float, dict[str, float]]:
     """Seconds of a cycle of TRL's `RLOOTrainer`."""
-    prompts = [case.words(ids) for ids in case.draw(case.PROMPTS, case.PROMPT_TOKENS, 1)]
-    count, clock = case.PROMPTS * case.COMPLETIONS_PER_PROMPT, Clock()
+    clock = Clock()
     with tempfile.TemporaryDirectory() as output:
         trainer = RLOOTrainer(
-            model=str(folder),
-            processing_class=AutoTokenizer.from_pretrained(folder),
+            model=str(task.folder),
+            processing_class=AutoTokenizer.from_pretrained(task.folder),
             reward_funcs=case.trl_length_reward,
-            train_dataset=Dataset.from_dict({"prompt": prompts * cycles}),
+            train_dataset=Dataset.from_dict({"prompt": list(task.prompts) * cycles}),
+            peft_config=None if task.lora is None else LoraConfig(**task.lora, task_type="CAUSAL_LM"),
             args=RLOOConfig(
-                **_common(output, count, cycles * inner_epochs),
-                num_generations=case.COMPLETIONS_PER_PROMPT,
-                max_completion_length=case.COMPLETION_TOKENS,
+                **_common(task, output, task.sequences, cycles * inner_epochs),
+                num_generations=task.completions_per_prompt,
+                max_completion_length=task.completion_tokens,
+                generation_kwargs={"min_new_tokens": task.completion_tokens},
                 num_iterations=inner_epochs,
                 epsilon=case.CLIP_RANGE,
                 steps_per_generation=1,
@@ -160,7 +168,7 @@ def trl_rloo(folder: Path, inner_epochs: int, cycles: int) -> tuple[float, dict[
     return clock.seconds(inner_epochs), {}
 
 
-def trl_dpo(folder: Path, precompute: bool, cycles: int) -> tuple[float, dict[str, float]]:
+def trl_dpo(task: case.Task, precompute: bool, cycles: int) -> tuple[float, dict[str, float]]:
     """Seconds of a step of TRL's `DPOTrainer`, with the reference's pass within it or before training."""
     rows = case.pairs(case.PAIRS)
     columns = {
@@ -170,10 +178,10 @@ def trl_dpo(folder: Path, precompute: bool, cycles: int) -> tuple[float, dict[st
     clock = Clock()
     with tempfile.TemporaryDirectory() as output:
         trainer = DPOTrainer(
-            model=AutoModelForCausalLM.from_pretrained(folder),
-            processing_class=AutoTokenizer.from_pretrained(folder),
+            model=AutoModelForCausalLM.from_pretrained(task.folder),
+            processing_class=AutoTokenizer.from_pretrained(task.folder),
             train_dataset=Dataset.from_dict(columns),
-            args=DPOConfig(**_common(output, case.PAIRS, cycles), precompute_ref_log_probs=precompute),
+            args=DPOConfig(**_common(task, output, case.PAIRS, cycles), precompute_ref_log_probs=precompute),
             callbacks=[clock.in_trl()],
         )
         trainer.train()
