@@ -73,8 +73,10 @@ def block_sums(logits: Tensor, ref_logits: Tensor, masses: Tensor) -> Tensor:
     lowest = torch.finfo(logits.dtype).min
     top = logits.amax(1, keepdim=True).clamp_(min=lowest)
     ref_top = ref_logits.amax(1, keepdim=True).clamp_(min=lowest)
+    # `masses` holds exp(w) only until it is summed, and then exp(v): no memory of its own
     ref_mass = torch.exp(ref_logits.sub_(ref_top), out=masses).sum(1)
     _exponentiate(logits.sub_(top), ref_logits, masses)
+    # From here on ref_logits holds w - v
     mass, cross, spread = masses.sum(1), ref_logits.mul_(masses).sum(1), logits.mul_(masses).sum(1)
     return torch.stack([top[:, 0], ref_top[:, 0], mass, ref_mass, cross, spread], 1)
 
@@ -118,6 +120,7 @@ def block_recomputed_gradient(
     """
     logits = _scratch(logits)
     normaliser, ref_normaliser = normalisers.unsqueeze(-1).unbind(1)
+    # logits -> log p and ref_logits -> log q - log p; then p (a + b (log q - log p) + c log p + d x)
     constant, slope, by_logprob, *by_value = coefficients.unsqueeze(-1).unbind(1)
     if values is not None:
         constant = torch.addcmul(constant, by_value[0], values)
@@ -250,6 +253,7 @@ class Buffers:
 
     def block(self, rows: int, block: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, reference logits and masses, shape [rows, block]; all blocks share the logits' memory."""
+        # Retained blocks lie one after the other, each contiguous; others all start at 0
         count, first = block.stop - block.start, block.start if self._retains_blocks else 0
         scratch, own = slice(0, rows * count), slice(rows * first, rows * (first + count))
         reference = self._ref_logits[own if self._retains_reference else scratch]
@@ -282,12 +286,18 @@ class RowStats(NamedTuple):
     @staticmethod
     def of(sums: Tensor) -> "RowStats":
         """Combine the results of `Problem.sums` for all blocks, stacked, shape [blocks, N, 6 or 7]."""
+        # Each block b has its own maxima m_b and n_b: v = l - m_b and w = l' - n_b for logits l and l'
         top, ref_top, mass, ref_mass, cross, spread, *valued = sums.double().unbind(2)
+        # log sum_v exp(l_v) = log sum_b exp(m_b) sum_{v in b} exp(v), and the same for the reference
         normaliser = (top + mass.log()).logsumexp(0)
         ref_normaliser = (ref_top + ref_mass.log()).logsumexp(0)
-        share = (top - normaliser).exp()  # turns sums of exp(v) into probabilities
+        # p_v = exp(l_v - Z) = exp(v) exp(m_b - Z): the share turns sums of exp(v) into sums of p
+        share = (top - normaliser).exp()
+        # KL = sum_v p_v (l_v - l'_v) - (Z - Z'), where l - l' = (m_b - n_b) - (w - v)
         log_ratio = (share * (mass * (top - ref_top) - cross)).sum(0)
         kl = log_ratio - (normaliser - ref_normaliser)
+        # H = Z - sum_v p_v l_v, where l = m_b + v
         entropy = normaliser - (share * (mass * top + spread)).sum(0)
         expected_value = (share * valued[0]).sum(0) if valued else None
+        # Rounding can make what is 0 slightly negative
         return RowStats(normaliser, ref_normaliser, kl.clamp_(min=0), entropy.clamp_(min=0), expected_value)

@@ -25,6 +25,7 @@ class Head(NamedTuple):
     @staticmethod
     def of(weight: Tensor, bias: Tensor | None, temperature: float, softcap: float | None) -> "Head":
         """The head with detached weights; `HeadGradients` computes their gradients."""
+        # With a cap s: s / T tanh(x / s) = cap tanh(scale x) for scale = 1 / s and cap = s / T
         scale, cap = (1 / temperature, None) if softcap is None else (1 / softcap, softcap / temperature)
         return Head(weight.detach(), None if bias is None else bias.detach(), scale, cap)
 
@@ -141,6 +142,7 @@ class HeadGradients:
     def finish(self, hidden_dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Gradients of hidden states, weight and bias, each in the dtype of its tensor."""
         head = self._head
+        # The inputs of the products were scale · hidden, so the weight's gradient has the factor already
         hidden = None if self._hidden is None else self._hidden.mul_(head.scale).to(hidden_dtype)
         weight = None if self._weight is None else self._weight.finish()
         if self._bias is None or head.bias is None:

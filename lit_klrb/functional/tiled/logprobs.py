@@ -39,7 +39,7 @@ def tiled_logprobs(
 ) -> Tensor:
     """Log-probabilities of `tokens`, for losses without a reference such as those of DPO and SFT.
 
-    Computed as in `tiled_token_stats`: up to 2^25 logits (134 MB) are retained for the backward pass, which
+    Computed as in `tiled_token_stats`: up to 2^26 logits (268 MB) are retained for the backward pass, which
     makes three matrix products; more are computed again, which makes four. At most 2^20 are computed at once.
 
     Args:
@@ -125,6 +125,7 @@ class _Rows(NamedTuple):
         head, gradient_of = self.head, fused(block_probabilities, self.inputs.device)
         for block, values in zip(head.blocks(), logits, strict=True):
             capped = None if head.cap is None else values.clone()
+            # -slope p now; `add_tokens` adds the slope at the sampled token
             gradient_of(values, torch.stack([normaliser.to(slopes.dtype), -slopes], 1))
             gradient = values if capped is None else head.through_cap(values, capped)
             gradients.add(gradient, head.weight[block].to(self.inputs.dtype), rows, block)

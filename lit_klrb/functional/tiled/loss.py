@@ -147,6 +147,7 @@ class _Objective(NamedTuple):
     def score(self, logprobs: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         """Sum of the score term over a tile, and its derivative with respect to each log-probability."""
         weights = self.score_weights[rows].to(logprobs.dtype)
+        # Autograd of a function of N numbers: clipping is defined in one place, `clipped_loss`
         with torch.enable_grad():
             leaf = logprobs.detach().requires_grad_()
             if self.behaviour_logprobs is None:
@@ -206,6 +207,7 @@ def _tile(
     if problem.topk is None:
         loss = loss + weighted(kl_weights, fields["kl"]).sum()
     else:
+        # The sampled tail acts on the score of the sampled token, the exact head on all logits
         tail = kl_topk_tail(TokenStats(**fields))
         loss = loss + weighted(kl_weights, fields["head_kl"] + tail.value).sum()
         score = score + weighted(kl_weights, tail.coefficient)

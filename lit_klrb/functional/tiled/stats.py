@@ -42,7 +42,7 @@ def tiled_token_stats(
 
     The logits are c(hidden · weightᵀ + bias), with c(x) = s tanh(x / s) for a soft cap s, divided by the
     temperature. They are computed one tile of rows and one block of columns at a time, in float32 (float64
-    for float64 hidden states) regardless of the weights' dtype. Up to 2^25 logits (268 MB for both models)
+    for float64 hidden states) regardless of the weights' dtype. Up to 2^26 logits (537 MB for both models)
     are retained for the backward pass. More are computed again, which makes six matrix products instead of
     four. If the weights of the loss are known in advance, `tiled_policy_loss` always needs only four.
 
@@ -181,6 +181,7 @@ def _recompute(
     nothing = problem.inputs.new_zeros(len(problem.tokens))
     score, kl, entropy = (slopes.get(name, nothing) for name in ("logprobs", "kl", "entropy"))
     value = [] if stats.expected_value is None else [slopes.get("expected_value", nothing)]
+    # What multiplies p alone; `weighted`, as a weight of 0 must remove an infinite KL
     constant = -score - weighted(kl, stats.kl) - weighted(entropy, stats.entropy)
     if stats.expected_value is not None:
         constant = constant - value[0] * stats.expected_value
@@ -191,6 +192,7 @@ def _recompute(
     coefficients = torch.stack([constant.to(dtype), -kl, -entropy, *value], 1)
     normalisers = torch.stack([stats.normaliser, stats.ref_normaliser], 1).to(dtype)
     buffers = problem.buffers(retain_blocks=False)
+    # Blocks outside, tiles inside: each block of the head is read once
     for block in policy.blocks():
         for rows in problem.tiles():
             logits, gradient, masses = problem.logits(rows, block, buffers)

@@ -61,6 +61,7 @@ class Tile(NamedTuple):
         coefficients = self._coefficients(score, kl_weights, value_weights, at_all)
         infinite = bool((self.stats.kl == torch.inf).any())
         for index, block in enumerate(policy.blocks()):
+            # What `block_sums` left: exp(v) (w - v), which becomes the gradient, and exp(v)
             _, gradient, masses = self.buffers.block(len(score), block)
             if self.heads is not None:  # not retained: holds the last block's, whose coefficient is 0
                 gradient.zero_()
@@ -75,6 +76,7 @@ class Tile(NamedTuple):
                 logits = masses.log_().add_(top).clamp_(min=-policy.cap)
                 gradient = policy.through_cap(gradient, logits)
             gradients.add(gradient, self.buffers.precise(policy.weight[block]), self.rows, block)
+        # The onehot part of score (onehot - p), one column per row
         gradients.add_tokens(score, problem.tokens[self.rows], self.rows)
 
     def _coefficients(
