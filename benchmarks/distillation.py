@@ -8,18 +8,25 @@ import torch
 import yaml
 from torch import Tensor
 
-from lit_klrb.estimators import MonteCarloRewardToGo, RaoBlackwell, RaoBlackwellTokenValues
-from lit_klrb.estimators.cross_fit import EarlierRollouts
-from lit_klrb.estimators.token_values import TokenValues
+from lit_klrb.estimators import (
+    EstimatorMemory,
+    KLEstimator,
+    MonteCarloRewardToGo,
+    RaoBlackwell,
+    RaoBlackwellTokenValues,
+)
 from lit_klrb.models import loading
-from lit_klrb.models.generation import Rollout
 from lit_klrb.models.scoring import Scorer
 
 from .table import markdown
 from .variance import SETTINGS, World, ratio_with_error, traces
 
-VALUES = RaoBlackwellTokenValues()
-ARMS = {"RB": RaoBlackwell(), "sampled": MonteCarloRewardToGo(), "token values": VALUES}
+REMEMBERING = "token values"
+ARMS: dict[str, KLEstimator] = {
+    "RB": RaoBlackwell(),
+    "sampled": MonteCarloRewardToGo(),
+    REMEMBERING: RaoBlackwellTokenValues(),
+}
 # The student of configs/demo/distill.yaml with fresh weights, and runs of configs/demo.
 FRESH = "fresh"
 STUDENTS = {FRESH: "dpo", "DPO checkpoint": "dpo", "after 56 steps of RLOO": "rloo-56"}
@@ -58,43 +65,18 @@ def use_fresh_student(world: World) -> None:
 
 def row(world: World, warm_up: int, batches: int) -> list[str]:
     """The student's KL, the share of the KL to come that is explained, and ratios to `RaoBlackwell`."""
-    values, earlier = TokenValues(predicted="kl_to_come"), EarlierRollouts()
-    group_size = world.sampling.completions_per_prompt
+    size = len(world.policy.get_output_embeddings().weight)
+    memory = EstimatorMemory(ARMS[REMEMBERING], vocabulary_size=size)
     kls: list[Tensor] = []
     gradients: dict[str, list[Tensor]] = {name: [] for name in ARMS}
     for index, rollout in enumerate(world.completions(warm_up + batches)):
-        if index <= warm_up:
-            values.fit(vocabulary=world.policy.get_output_embeddings().weight.shape[0])
-        if index >= warm_up:
-            measure(world, rollout, values, earlier, gradients)
+        if index < warm_up:
+            stats = world.observe(memory, rollout, None, beta=1.0)
+            kls.append(RaoBlackwell().value(stats, rollout.mask))
             continue
-        with torch.no_grad():
-            stats = world.scorer.stats(rollout, world.scorer.reference_states(rollout), values.table)
-        assert stats.kl is not None
-        earlier.observe(VALUES.fit_sums(stats, rollout.mask, None, beta=1.0, group_size=group_size))
-        values.observe_to_come(rollout.completions, rollout.mask, stats.kl, group_size)
-        kls.append(RaoBlackwell().value(stats, rollout.mask))
-    found = {name: traces(torch.stack(samples)) for name, samples in gradients.items()}
-    ratios = [ratio_with_error(found[name], found["RB"]) for name in list(ARMS)[1:]]
-    return [f"{torch.cat(kls).mean():.3g}", f"{values.explained:.2f}", *ratios]
-
-
-def measure(
-    world: World,
-    rollout: Rollout,
-    values: TokenValues,
-    earlier: EarlierRollouts,
-    gradients: dict[str, list[Tensor]],
-) -> None:
-    """Add the gradient in all parameters of each estimator's loss, on the same rollout."""
-    stats = world.scorer.stats(rollout, world.scorer.reference_states(rollout), values.table)
-    rows, parameters = (stats.detach(), rollout.mask), list(world.policy.parameters())
-    group_size = world.sampling.completions_per_prompt
-    for name, estimator in ARMS.items():
-        if estimator is VALUES:
-            weights = VALUES.weights_after(earlier.sums, *rows, group_size=group_size)
-        else:
-            weights = estimator.weights(*rows, group_size=group_size)
-        loss = estimator.loss(stats, rollout.mask, weights)
-        parts = torch.autograd.grad(loss, parameters, retain_graph=True)
-        gradients[name].append(torch.cat([part.flatten() for part in parts]))
+        found = world.gradients(memory, rollout, None, 1.0, ARMS, REMEMBERING)
+        for name, gradient in found.items():
+            gradients[name].append(gradient)
+    variances = {name: traces(torch.stack(samples)) for name, samples in gradients.items()}
+    ratios = [ratio_with_error(variances[name], variances["RB"]) for name in list(ARMS)[1:]]
+    return [f"{torch.cat(kls).mean():.3g}", f"{memory.metrics['kl_explained']:.2f}", *ratios]

@@ -3,7 +3,7 @@
 import os
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +14,14 @@ from torch import Tensor
 from lit_klrb.data.batches import pad
 from lit_klrb.data.corpora import load_reviews
 from lit_klrb.data.prompts import cut_prompts
-from lit_klrb.estimators import MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate, TiltedRaoBlackwell
-from lit_klrb.estimators.cross_fit import EarlierRollouts
-from lit_klrb.estimators.token_values import TokenValues
+from lit_klrb.estimators import (
+    EstimatorMemory,
+    KLEstimator,
+    MonteCarlo,
+    RaoBlackwell,
+    RaoBlackwellControlVariate,
+    TiltedRaoBlackwell,
+)
 from lit_klrb.functional import TokenStats
 from lit_klrb.models import loading
 from lit_klrb.models.generation import Rollout, Sampling, generate_completions
@@ -26,13 +31,13 @@ from lit_klrb.seeding import derive_seed
 
 from .table import markdown
 
-COMBINATION = RaoBlackwellControlVariate()
-ARMS = {
+REMEMBERING = "with earlier"
+ARMS: dict[str, KLEstimator] = {
     "MC": MonteCarlo(),
     "RB": RaoBlackwell(),
     "tilted": TiltedRaoBlackwell(),
-    "combination": COMBINATION,
-    "with earlier": COMBINATION,
+    "combination": RaoBlackwellControlVariate(),
+    REMEMBERING: RaoBlackwellControlVariate(),
 }
 WARM_UP = 16
 # Sums over earlier rollouts keep 0.8 of their weight per rollout, so those before the last 8 hardly count.
@@ -179,56 +184,73 @@ class World:
 
     def rows(self, batches: int) -> list[list[str]]:
         """Reward, the share of it that is explained, and the ratio of each estimator to `MonteCarlo`."""
-        fits = {name: (TokenValues(), EarlierRollouts()) for name in self.setting.rewards}
+        size = len(self.policy.get_output_embeddings().weight)
+        memories = {
+            name: EstimatorMemory(ARMS[REMEMBERING], vocabulary_size=size) for name in self.setting.rewards
+        }
         if self.prior is not None:
-            for values, _ in fits.values():
-                values.start_from(self.prior)
+            for memory in memories.values():
+                memory.start_from(self.prior)
         gradients: dict[tuple[str, str], list[Tensor]] = {}
+        beta = self.setting.beta
         for index, (rollout, rewards) in enumerate(self.rollouts(WARM_UP + batches)):
-            for name, (values, earlier) in fits.items():
-                if index <= WARM_UP:
-                    values.fit(vocabulary=self.policy.get_output_embeddings().weight.shape[0])
+            for name, memory in memories.items():
                 if index < WARM_UP:
-                    self.observe(rollout, rewards[name], values, earlier if index >= OBSERVED else None)
-                else:
-                    arms = self.gradients(rollout, rewards[name], values.table, earlier)
-                    for arm, gradient in arms.items():
-                        gradients.setdefault((name, arm), []).append(gradient)
-        found = {key: traces(torch.stack(samples)) for key, samples in gradients.items()}
+                    self.observe(memory, rollout, rewards[name], beta, weighted=index >= OBSERVED)
+                    continue
+                found = self.gradients(memory, rollout, rewards[name], beta, ARMS, REMEMBERING)
+                for arm, gradient in found.items():
+                    gradients.setdefault((name, arm), []).append(gradient)
+        variances = {key: traces(torch.stack(samples)) for key, samples in gradients.items()}
         return [
-            [name, f"{values.explained:.2f}"]
-            + [ratio_with_error(found[name, arm], found[name, "MC"]) for arm in list(ARMS)[1:]]
-            for name, (values, _) in fits.items()
+            [name, f"{memory.metrics['reward_explained']:.2f}"]
+            + [ratio_with_error(variances[name, arm], variances[name, "MC"]) for arm in list(ARMS)[1:]]
+            for name, memory in memories.items()
         ]
 
     @torch.no_grad()
     def observe(
-        self, rollout: Rollout, rewards: Tensor, values: TokenValues, earlier: EarlierRollouts | None
-    ) -> None:
-        """Add a rollout to the data of later fits."""
-        if earlier is not None:
-            stats = self.scorer.stats(rollout, self.scorer.reference_states(rollout), values.table)
-            earlier.observe(COMBINATION.fit_sums(stats, rollout.mask, rewards, **self.weighting))
-        values.observe(rollout.completions, rollout.mask, rewards, self.sampling.completions_per_prompt)
+        self,
+        memory: EstimatorMemory,
+        rollout: Rollout,
+        rewards: Tensor | None,
+        beta: float,
+        weighted: bool = True,
+    ) -> TokenStats:
+        """Statistics of a rollout, which the memory then has, for its coefficients only if it is weighted."""
+        stats, tokens = self.stats(memory, rollout), rollout.completions
+        group_size = self.sampling.completions_per_prompt
+        if weighted:
+            memory.weights(stats, rollout.mask, rewards, beta=beta, group_size=group_size, tokens=tokens)
+        memory.observe(tokens, rollout.mask, rewards, stats, group_size=group_size)
+        return stats
 
-    @property
-    def weighting(self) -> dict[str, Any]:
-        """Arguments of `KLEstimator.weights`."""
-        return {"beta": self.setting.beta, "group_size": self.sampling.completions_per_prompt}
+    def stats(self, memory: EstimatorMemory, rollout: Rollout) -> TokenStats:
+        """Statistics with the token values of a memory."""
+        return self.scorer.stats(rollout, self.scorer.reference_states(rollout), memory.token_values)
 
     def gradients(
-        self, rollout: Rollout, rewards: Tensor, table: Tensor | None, earlier: EarlierRollouts
+        self,
+        memory: EstimatorMemory,
+        rollout: Rollout,
+        rewards: Tensor | None,
+        beta: float,
+        arms: Mapping[str, KLEstimator],
+        remembering: str,
     ) -> dict[str, Tensor]:
-        """The gradient in all parameters of each estimator's loss, on the same rollout."""
-        stats: TokenStats = self.scorer.stats(rollout, self.scorer.reference_states(rollout), table)
-        parameters, found = list(self.policy.parameters()), {}
-        rows = stats.detach(), rollout.mask, rewards
-        for name, estimator in ARMS.items():
-            if name == "with earlier":
-                weights = COMBINATION.weights_after(earlier.sums, *rows, **self.weighting)
+        """The gradient in all parameters of each estimator's loss, on the same rollout and token values.
+
+        The memory's coefficients are those of the arm `remembering`.
+        """
+        stats, parameters = self.stats(memory, rollout), list(self.policy.parameters())
+        rows, found = (stats.detach(), rollout.mask, rewards), {}
+        settings: dict[str, Any] = {"beta": beta, "group_size": self.sampling.completions_per_prompt}
+        for name, estimator in arms.items():
+            if name == remembering:
+                weights = memory.weights(*rows, **settings, tokens=rollout.completions)
             else:
-                weights = estimator.weights(*rows, **self.weighting)
-            loss = estimator.loss(stats, rollout.mask, weights, beta=self.setting.beta)
+                weights = estimator.weights(*rows, **settings)
+            loss = estimator.loss(stats, rollout.mask, weights, beta=beta)
             parts = torch.autograd.grad(loss, parameters, retain_graph=True)
             found[name] = torch.cat([part.flatten() for part in parts])
         return found

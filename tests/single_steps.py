@@ -3,10 +3,11 @@
 from lightning import Trainer
 
 from lit_klrb.data.modules import PromptDataModule
+from lit_klrb.estimators import EstimatorMemory
 from lit_klrb.modules import RLOOModule
 
 
-def attached(chain, tmp_path, estimator, token_values=None, policy_path=None, **settings):
+def attached(chain, tmp_path, estimator, policy_path=None, **settings):
     """A module with its trainer, models built, ready for single steps."""
     module = RLOOModule(
         policy_path=policy_path or chain.checkpoint("dpo"),
@@ -21,9 +22,8 @@ def attached(chain, tmp_path, estimator, token_values=None, policy_path=None, **
     data = PromptDataModule(batch_size=4, train_size=16, eval_size=4)
     trainer.strategy.connect(module)
     module.trainer = data.trainer = trainer
-    module.token_values = token_values
+    module.memory, module.beta = EstimatorMemory(estimator), 0.3
     module.configure_model()
-    module.kl_estimator, module.beta = estimator, 0.3
     module.log = lambda *args, **kwargs: None
     data.setup("fit")
     batch = next(iter(data.train_dataloader()))

@@ -88,7 +88,7 @@ def prompt_gradients(module: OnPolicyModule) -> tuple[Tensor, Tensor, int]:
         prompt, prompt_reward = (e.rows(slice(start, start + group_size)) for e in (experience, reward_alone))
         mask = prompt.rollout.mask
         rollout, states = prompt.rollout, prompt.reference_states
-        stats = module.scorer.stats(rollout, states, module.token_value_table, module.kl_estimator.topk)
+        stats = module.scorer.stats(rollout, states, experience.token_values, module.kl_estimator.topk)
         reward = policy_gradient(module, REWARD_ALONE, stats, mask, prompt_reward.weights)
         total = policy_gradient(module, module.kl_estimator, stats, mask, prompt.weights)
         terms = torch.stack([reward, total - reward, total])

@@ -1,17 +1,12 @@
 """The KL plug-in: gives the trained module a KL estimator and the weight of the KL."""
 
 import math
-from dataclasses import replace
 from typing import Any, final
 
 import lightning as L
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators import KLEstimator
-from lit_klrb.estimators.composed import Discounted
-from lit_klrb.estimators.cross_fit import EarlierRollouts
-from lit_klrb.estimators.fitted import FittedEstimator
-from lit_klrb.estimators.token_values import TokenValues
+from lit_klrb.estimators import EstimatorMemory, KLEstimator
 
 # The controller's error is clipped to ± this, which limits the influence of a single noisy rollout.
 MAX_ERROR = 0.2
@@ -62,16 +57,14 @@ class KLEstimatorCallback(L.Callback):
             raise ConfigurationError(
                 f"kl.target_kl={target_kl} and kl.final_beta={final_beta} both move beta: give one of them"
             )
-        self.estimator, self.beta = estimator, beta
+        # What the estimator remembers, and the estimator in force
+        self.memory = EstimatorMemory(estimator, final_discount=final_discount)
+        self.beta = beta
         self.final_beta, self.target_kl, self.horizon = final_beta, target_kl, horizon
-        self.discounts = None if final_discount is None else _discounts(estimator, final_discount)
         self.current = beta
         # Whether the user chose the settings; the command line knows
         self.chosen = True
-        predicted = estimator.token_values_predict
-        self.token_values = None if predicted is None else TokenValues(predicted=predicted)
-        self.earlier_rollouts = EarlierRollouts() if isinstance(estimator, FittedEstimator) else None
-        self.estimator.check_trainable()
+        self.memory.check_trainable()
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Install the estimator, once.
@@ -83,13 +76,13 @@ class KLEstimatorCallback(L.Callback):
             if stage == "fit" and self.chosen:
                 pl_module.print(f"{type(pl_module).__name__} has no KL term: the keys under kl are ignored")
             return
-        installed = getattr(pl_module, "kl_estimator", None)
-        if installed is not None and installed is not self.estimator:
+        installed = getattr(pl_module, "memory", None)
+        if installed is not None and installed.estimator is not self.memory.estimator:
             name = type(pl_module).__name__
-            raise ConfigurationError(f"kl.estimator: {name} already has {installed}; plug in one only")
-        pl_module.kl_estimator, pl_module.beta = self.estimator, self.beta  # type: ignore[assignment]
-        pl_module.token_values = self.token_values  # type: ignore[assignment]
-        pl_module.earlier_rollouts = self.earlier_rollouts  # type: ignore[assignment]
+            raise ConfigurationError(
+                f"kl.estimator: {name} already has {installed.estimator}; plug in one only"
+            )
+        pl_module.memory, pl_module.beta = self.memory, self.beta  # type: ignore[assignment]
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], batch_idx: int
@@ -103,11 +96,9 @@ class KLEstimatorCallback(L.Callback):
             self.current = self.beta + progress * (self.final_beta - self.beta)
         pl_module.beta = self.current
         pl_module.log("train/beta", self.current)
-        if self.discounts is not None:
-            first, last = self.discounts
-            discount = first + progress * (last - first)
-            self.estimator = pl_module.kl_estimator = _discounted(self.estimator, discount)
-            pl_module.log("train/discount", discount)
+        if self.memory.final_discount is not None:
+            self.memory.progress = progress
+            pl_module.log("train/discount", self.memory.discount)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: dict[str, Any], batch_idx: int
@@ -121,13 +112,8 @@ class KLEstimatorCallback(L.Callback):
             self.current *= 1 + error * completions / self.horizon
 
     def state_dict(self) -> dict[str, Any]:
-        """The current beta, and the state of the token values and of the earlier rollouts."""
-        state: dict[str, Any] = {"current": self.current}
-        if self.token_values is not None:
-            state["token_values"] = self.token_values.state_dict()
-        if self.earlier_rollouts is not None:
-            state["earlier_rollouts"] = self.earlier_rollouts.state_dict()
-        return state
+        """The current beta, and what the estimator remembers."""
+        return {"current": self.current, "memory": self.memory.state_dict()}
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -141,7 +127,7 @@ class KLEstimatorCallback(L.Callback):
             raise ConfigurationError("its callbacks lack the state of KLEstimatorCallback", key="ckpt_path")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore beta, token values and earlier rollouts.
+        """Restore beta and what the estimator remembers.
 
         Raises:
             ConfigurationError: If the state is not valid.
@@ -152,24 +138,4 @@ class KLEstimatorCallback(L.Callback):
                 f"kl.beta is {current!r} in it, a finite number expected", key="ckpt_path"
             )
         self.current = current
-        if self.token_values is not None and "token_values" in state_dict:
-            self.token_values.load_state_dict(state_dict["token_values"])
-        if self.earlier_rollouts is not None and "earlier_rollouts" in state_dict:
-            self.earlier_rollouts.load_state_dict(state_dict["earlier_rollouts"])
-
-
-def _discounts(estimator: KLEstimator, final: float) -> tuple[float, float]:
-    """The discounts at the first and the last step."""
-    if not 0 <= final <= 1:
-        raise ConfigurationError(f"must be between 0 and 1, got {final}", key="kl.final_discount")
-    _discounted(estimator, final).check_trainable()
-    return _discounted(estimator).discount, final
-
-
-def _discounted(estimator: KLEstimator, discount: float | None = None) -> Discounted:
-    """The estimator, with another discount if one is given."""
-    if not isinstance(estimator, Discounted):
-        raise ConfigurationError(
-            f"{type(estimator).__name__} has no discount; leave it out", key="kl.final_discount"
-        )
-    return estimator if discount is None else replace(estimator, discount=discount)
+        self.memory.load_state_dict(state_dict.get("memory", {}))

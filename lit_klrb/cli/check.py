@@ -74,9 +74,9 @@ class CheckCLI(LitCLI):
         answer: dict[str, Any] = {"module": type(self.model).__name__, "estimator": None}
         if getattr(self.model, "uses_kl_estimator", False):
             answer["estimator"] = {
-                "name": type(kl.estimator).__name__,
+                "name": type(kl.memory.estimator).__name__,
                 "optimises": _objective(kl, self.model.optimizer_steps),
-                "biased": kl.estimator.bias is not None,
+                "biased": kl.memory.estimator.bias is not None,
             }
         answer["evaluation"] = {
             f"{section}.init_args.{key}": self.arguments(section)[key]
@@ -89,7 +89,7 @@ class CheckCLI(LitCLI):
 
 def _objective(kl: KLEstimatorCallback, steps: int) -> str | None:
     """What the gradient optimises; an estimator may be biased by its settings alone, which may change."""
-    estimator, about = kl.estimator, kl.estimator.explanation
+    estimator, about = kl.memory.estimator, kl.memory.estimator.explanation
     if about is None:
         return None
     by_settings = estimator.refusal is None and estimator.bias is not None
@@ -98,8 +98,8 @@ def _objective(kl: KLEstimatorCallback, steps: int) -> str | None:
         found.append(
             f"biased after the first of {steps} steps on a rollout (off_policy {estimator.off_policy})"
         )
-    if kl.discounts is not None:
-        found.append(f"the discount changes to {kl.discounts[1]:g} over the run")
+    if kl.memory.final_discount is not None:
+        found.append(f"the discount changes to {kl.memory.final_discount:g} over the run")
     return "; ".join(found)
 
 

@@ -12,6 +12,7 @@ from .biased import (
 )
 from .composed import ComposedEstimator as ComposedEstimator
 from .control_variate import RaoBlackwellControlVariate as RaoBlackwellControlVariate
+from .memory import EstimatorMemory as EstimatorMemory
 from .recipe import Recipe as Recipe, Term as Term
 from .released import ReleasedMonteCarlo as ReleasedMonteCarlo, ReleasedRaoBlackwell as ReleasedRaoBlackwell
 from .tilted import TiltedRaoBlackwell as TiltedRaoBlackwell

@@ -81,6 +81,8 @@ class KLEstimator(ABC):
     refusal: ClassVar[str | None] = None  # why training with it is refused, and what to use instead
     # What the token values that it reads from the statistics predict; None if it reads none
     token_values_predict: ClassVar[Predicted | None] = None
+    # Whether it is another estimator without them, and therefore without earlier rollouts
+    needs_token_values: ClassVar[bool] = False
 
     baseline: Baseline | None = "leave_one_out"
     off_policy: OffPolicy = "none"

@@ -19,7 +19,7 @@ class FittedEstimator(KLEstimator):
 
     The gradient is unbiased for every g that does not depend on the completions it is applied to, so the g of
     a prompt is fitted on the other prompts of the rollout and, in training, on those of earlier rollouts
-    (`weights_after`); see `cross_fitted_coefficients`. Coefficients are weights of differentiable terms in
+    (`EstimatorMemory`); see `cross_fitted_coefficients`. Coefficients are weights of differentiable terms in
     `LossWeights` and therefore independent of any split of the rollout.
     """
 
@@ -69,10 +69,10 @@ class FittedEstimator(KLEstimator):
         beta: float = 1.0,
         group_size: int = 1,
     ) -> LossWeights:
-        return self.weights_after(None, stats, mask, rewards, beta=beta, group_size=group_size)
+        return self.fitted_weights(None, stats, mask, rewards, beta=beta, group_size=group_size)[0]
 
     @torch.no_grad()
-    def weights_after(
+    def fitted_weights(
         self,
         earlier: FitSums | None,
         stats: TokenStats,
@@ -81,8 +81,8 @@ class FittedEstimator(KLEstimator):
         *,
         beta: float = 1.0,
         group_size: int = 1,
-    ) -> LossWeights:
-        """`weights` with coefficients fitted on earlier rollouts too.
+    ) -> tuple[LossWeights, FitSums]:
+        """`weights` with coefficients fitted on earlier rollouts too, and what later fits need of this one.
 
         Args:
             earlier: Sums over the groups of rollouts before this one; None for none.
@@ -91,6 +91,9 @@ class FittedEstimator(KLEstimator):
             rewards: See there.
             beta: See there.
             group_size: See there.
+
+        Returns:
+            The weights, and the sums over the groups of this rollout.
         """
         rollout = stats.masked(mask), mask, rewards, beta, group_size
         # Fit to the complete on-policy weights, even if `loss` adds a part of them
@@ -100,16 +103,8 @@ class FittedEstimator(KLEstimator):
         for name, direction in directions.items():
             score = score + coefficients[name] * direction
         kl_weight, value_weight = self.pathwise_weights(coefficients, mask.to(score.dtype), beta)
-        return LossWeights(score, kl_weight, None if stats.value is None else value_weight)
-
-    @torch.no_grad()
-    def fit_sums(
-        self, stats: TokenStats, mask: Tensor, rewards: Tensor | None, *, beta: float, group_size: int
-    ) -> FitSums:
-        """What the fit of later rollouts needs of this one; arguments are those of `weights`."""
-        on_policy = replace(self, off_policy="none")
-        terms = on_policy.terms(stats.masked(mask), mask, rewards, beta, group_size)
-        return FitSums.of(*terms, group_size).total()
+        weights = LossWeights(score, kl_weight, None if stats.value is None else value_weight)
+        return weights, FitSums.of(*on_policy, group_size).total()
 
     @property
     @override

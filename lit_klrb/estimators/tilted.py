@@ -42,6 +42,7 @@ class TiltedRaoBlackwell(KLEstimator):
     """
 
     token_values_predict: ClassVar[Predicted | None] = "rewards"
+    needs_token_values = True
     explanation = Explanation(
         optimises="the gradient of KL(policy || reference), exactly",
         used_by="no other software",

@@ -36,12 +36,13 @@ class RaoBlackwellTokenValues(Discounted, FittedEstimator):
 
     The score of a(y_t) has the exact gradient of E_t[a] as its expectation, and a(y_s) - E_s[a] at s > t is
     noise of mean zero that is correlated with the KL to come, so the gradient is unbiased for every a and g.
-    In training a is fitted to earlier rollouts (`TokenValues.observe_to_come`), and g on other prompts
+    In training a is fitted to earlier rollouts (`EstimatorMemory`), and g on other prompts
     (`FittedEstimator`): it is near 0, which is `RaoBlackwell`, while the table predicts little. Rewards enter
     as in `RaoBlackwell`.
     """
 
     token_values_predict: ClassVar[Predicted | None] = "kl_to_come"
+    needs_token_values = True
     explanation = Explanation(
         optimises="the gradient of KL(policy || reference), exactly",
         used_by="no other software",

@@ -14,6 +14,11 @@ class Completions(NamedTuple):
     lengths: Tensor
     rewards: Tensor
 
+    @property
+    def vocabulary(self) -> int:
+        """The largest token id plus 1."""
+        return int(self.tokens.max()) + 1 if len(self.tokens) else 0
+
     def is_consistent(self, group_size: int) -> bool:
         """Whether lengths, tokens and rewards fit together, in groups of this size."""
         possible = group_size > 0 and bool((self.lengths >= 0).all() and (self.tokens >= 0).all())

@@ -151,6 +151,7 @@ class TokenValues:
         tokens, mask, rewards = tokens.cpu(), mask.cpu(), rewards.cpu().double()
         new = Completions(tokens[mask], mask.sum(1), centred(rewards, group_size))
         if len(self._tables):
+            self._cover(new.vocabulary)
             predicted = centred(token_sums(new, self._tables), group_size)
             errors = (new.rewards[:, None] - predicted).square().sum(0)
             # Earlier errors lose half their weight per window of completions
@@ -190,24 +191,36 @@ class TokenValues:
         tokens, mask, to_come = columns
         self.observe(tokens[:, None], mask[:, None], to_come, group_size)
 
-    def fit(self, vocabulary: int) -> None:
+    def _cover(self, vocabulary: int) -> None:
+        """Add tokens with the value 0 to the tables, up to this size of the vocabulary."""
+        more = max(vocabulary - len(self._tables), 0)
+        self._tables = torch.nn.functional.pad(self._tables, (0, 0, 0, more))
+        if len(self._prior):
+            self._prior = torch.nn.functional.pad(self._prior, (0, more))
+
+    def fit(self, vocabulary: int | None = None) -> None:
         """Improve the tables on the observed completions.
 
         Args:
-            vocabulary: Size of the vocabulary, V.
+            vocabulary: Size of the vocabulary, V; None for a table that ends with the largest id observed.
 
         Raises:
-            ConfigurationError: If the prior is of another vocabulary.
+            ConfigurationError: If the prior, or a completion, is of another vocabulary.
         """
-        if len(self._prior) not in (0, vocabulary):
+        if vocabulary is not None and self._window.vocabulary > vocabulary:
+            raise ConfigurationError(
+                f"must exceed all token ids, got {vocabulary} and the id {self._window.vocabulary - 1}",
+                key="vocabulary_size",
+            )
+        if vocabulary is not None and len(self._prior) not in (0, vocabulary):
             raise ConfigurationError(
                 f"holds token values of {len(self._prior)} tokens, but the vocabulary has {vocabulary}",
                 key="policy_path",
             )
         if not len(self._window.lengths):
             return
-        if not len(self._tables):
-            self._tables = torch.zeros(vocabulary, len(self._errors), dtype=torch.float64)
+        self._cover(vocabulary or self._window.vocabulary)
+        vocabulary = len(self._tables)
         if self._errors.any():
             # The last of equal ones, which shrinks most
             self._chosen = len(self._errors) - 1 - int(self._errors.flip(0).argmin())

@@ -120,7 +120,8 @@ def token_stats(
         ref_logits: Reference logits, shape [B, T, V]; differentiable.
         tokens: Sampled token ids, shape [B, T].
         temperature: The sampling temperature; the logits of both models are divided by it.
-        token_values: A value a(v) for every token, in units of reward, shape [V]; treated as constant.
+        token_values: Values a(v) of the tokens, in units of reward, shape [V]; treated as constant. Tokens
+            beyond a shorter table have the value 0.
         topk: The head for which sums are computed. Which tokens it has is not differentiated.
 
     Returns:
@@ -143,7 +144,6 @@ def token_stats(
         raise ConfigurationError(
             f"logits, ref_logits, tokens must have shapes [B, T, V], [B, T, V], [B, T], got {shapes}"
         )
-    check_token_values(token_values, logits.shape[-1])
     if not temperature > 0:
         raise ConfigurationError(f"must be positive, got {temperature}", key="temperature")
     if topk is not None:
@@ -156,7 +156,7 @@ def token_stats(
         warn_infinite_kl(int(outside.flatten(0, -2).any(0).nonzero()[0]))
     log_probabilities = torch.where(probabilities > 0, policy, 0)  # 0 log 0 is 0, not NaN
     index = tokens.unsqueeze(-1)
-    values = None if token_values is None else token_values.detach().to(policy.dtype)
+    values = full_token_values(token_values, logits.shape[-1], like=policy)
     return TokenStats(
         logprobs=policy.gather(-1, index).squeeze(-1),
         ref_logprobs=reference.gather(-1, index).squeeze(-1),
@@ -168,16 +168,30 @@ def token_stats(
     )
 
 
-def check_token_values(token_values: Tensor | None, vocabulary: int) -> None:
-    """Check that there is one value per token.
+def full_token_values(token_values: Tensor | None, vocabulary: int, like: Tensor) -> Tensor | None:
+    """Token values of the whole vocabulary: a shorter table continues with zeros. Detached.
+
+    Args:
+        token_values: Shape [V] or shorter; None without token values.
+        vocabulary: Size of the vocabulary, V.
+        like: Has the type and device of the result.
 
     Raises:
-        ConfigurationError: If the shape is not [V].
+        ConfigurationError: If the table is longer than the vocabulary, or has other dimensions.
+
+    Example:
+        >>> full_token_values(torch.tensor([0.5]), 3, like=torch.zeros(1))
+        tensor([0.5000, 0.0000, 0.0000])
     """
-    if token_values is not None and token_values.shape != (vocabulary,):
+    if token_values is None:
+        return None
+    if token_values.ndim != 1 or len(token_values) > vocabulary:
         raise ConfigurationError(
-            f"must have shape [{vocabulary}], got {list(token_values.shape)}", key="token_values"
+            f"must have shape [{vocabulary}] or be shorter, got {list(token_values.shape)}",
+            key="token_values",
         )
+    values = token_values.detach().to(like)
+    return torch.nn.functional.pad(values, (0, vocabulary - len(values)))
 
 
 def warn_infinite_kl(token: int) -> None:

@@ -20,20 +20,19 @@ It runs in several processes (`accelerate launch`, DDP) and with a LoRA policy (
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from lit_klrb.distributed import gather_rollout, own_rows
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators import KLEstimator, LossWeights
-from lit_klrb.estimators.checked import checked_loss, checked_weights
-from lit_klrb.models.generation import Rollout
+from lit_klrb.estimators import EstimatorMemory, KLEstimator
+from lit_klrb.integrations.trl_batches import add_weights, total_rewards, weighted_loss
+from lit_klrb.integrations.trl_checkpoints import MemoryKeeper, load_memory
 from lit_klrb.models.scoring import Scorer
 
-# Entries that are added to TRL's batches, which split and shuffle them by rows.
-STATES, BEHAVIOUR, WEIGHT = "kl_reference_states", "kl_behaviour_logprobs", "kl_weights_"
+# Whether it trains -> TRL's name of the mode, and of the number of completions per prompt
+MODES = {True: ("train", "num_generations"), False: ("eval", "num_generations_eval")}
 # Settings of TRL's sampling with which completions are not samples from the policy, and what they must be.
 SAMPLING = {"top_p": (1.0,), "top_k": (0, None), "min_p": (None, 0.0), "repetition_penalty": (1.0,)}
 
@@ -41,9 +40,10 @@ SAMPLING = {"top_p": (1.0,), "top_k": (0, None), "min_p": (None, 0.0), "repetiti
 def with_kl_estimator(trainer: type[Any]) -> type[Any]:
     """A subclass of a trainer of TRL whose KL is computed by an estimator of this package.
 
-    Its constructor takes `kl_estimator` beside the trainer's own arguments. The loss is a sum over tokens and
-    a mean over completions, whatever `loss_type` is. The estimator's `off_policy` takes the place of TRL's
-    clipping and importance weights.
+    Its constructor takes `kl_estimator` beside the trainer's own arguments, and `final_discount`, towards
+    which the estimator's discount changes over the training. The loss is a sum over tokens and a mean over
+    completions, whatever `loss_type` is. The estimator's `off_policy` takes the place of TRL's clipping and
+    importance weights. What the estimator remembers is saved in TRL's checkpoints, and resumed with them.
 
     For RLOO and GRPO, `args.beta` is the weight of the KL per sequence, in the units of TRL's advantages:
     with GRPO's default, rewards divided by their group's standard deviation.
@@ -58,23 +58,41 @@ def with_kl_estimator(trainer: type[Any]) -> type[Any]:
     Raises:
         ConfigurationError: If it is another one, such as `GKDTrainer`, which also trains on given texts.
     """
-    if not hasattr(trainer, "_generate_and_score_completions"):
-        raise ConfigurationError(
-            f"{trainer.__name__} is not supported; allowed: RLOOTrainer, GRPOTrainer, DistillationTrainer",
-            key="trainer",
-        )
+    check_class(trainer)
 
     class KLTrainer(trainer):  # type: ignore[misc]
-        def __init__(self, *args: Any, kl_estimator: KLEstimator, **kwargs: Any) -> None:
+        def __init__(
+            self,
+            *args: Any,
+            kl_estimator: KLEstimator,
+            final_discount: float | None = None,
+            **kwargs: Any,
+        ) -> None:
             super().__init__(*args, **kwargs)
-            check_trainer(self, kl_estimator)
-            self.kl_estimator = kl_estimator
-            self.kl_scorer: Scorer | None = None
+            self.kl_memory = EstimatorMemory(
+                kl_estimator,
+                vocabulary_size=len(self.model.get_output_embeddings().weight),
+                final_discount=final_discount,
+            )
+            check_trainer(self, self.kl_memory)
+            self.add_callback(MemoryKeeper(self.kl_memory))
+            self.kl_rewards: Tensor | None = None
+            # Those with which the current rollouts of training and evaluation were weighted
+            self.kl_token_values: dict[bool, Tensor | None] = {}
 
-        def _scorer(self) -> Scorer:
-            if self.kl_scorer is None:  # models are in place only after the constructor
-                self.kl_scorer = scorer_of(self)
-            return self.kl_scorer
+        def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+            load_memory(self.kl_memory, resume_from_checkpoint, self.args.output_dir)
+            return super().train(resume_from_checkpoint, **kwargs)
+
+        @cached_property  # models are in place only after the constructor
+        def kl_scorer(self) -> Scorer:
+            return scorer_of(self)
+
+        def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+            by_function: Tensor = super()._calculate_rewards(*args, **kwargs)
+            clip_range = getattr(self, "reward_clip_range", None)
+            self.kl_rewards = total_rewards(by_function, self.reward_weights, clip_range)
+            return by_function
 
         def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
             beta, self.beta = self.args.beta, 0.0  # advantages are those of the reward
@@ -82,17 +100,24 @@ def with_kl_estimator(trainer: type[Any]) -> type[Any]:
                 batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
             finally:
                 self.beta = beta
-            mode = "train" if self.model.training else "eval"
-            group_size = getattr(self, "num_generations" if mode == "train" else "num_generations_eval", 1)
+            training, scorer, memory = self.model.training, self.kl_scorer, self.kl_memory
+            mode, group_size = MODES[training]
+            if training:
+                memory.progress = self.state.global_step / self.state.max_steps
+            self.kl_token_values[training] = memory.token_values
             with self.accelerator.autocast():
-                added, kl = add_weights(batch, self._scorer(), self.kl_estimator, beta, group_size)
+                size, rewards = getattr(self, group_size, 1), self.kl_rewards
+                added, kl = add_weights(batch, scorer, memory, beta, size, rewards, observe=training)
             self._metrics[mode]["kl_per_sequence"].append(kl)
             return added
 
         def compute_loss(self, model: Any, inputs: dict[str, Any], *_: Any, **__: Any) -> Tensor:
+            token_values = self.kl_token_values[self.model.training]
+
             def compute() -> Tensor:
                 with self.accelerator.autocast():
-                    return weighted_loss(inputs, self._scorer(), self.kl_estimator, self.beta)
+                    estimator = self.kl_memory.estimator
+                    return weighted_loss(inputs, self.kl_scorer, estimator, self.beta, token_values)
 
             loss = inside(model, self.accelerator.unwrap_model(model), compute)
             if self.loss_is_scaled_for_ga and self.model.training:
@@ -101,6 +126,19 @@ def with_kl_estimator(trainer: type[Any]) -> type[Any]:
 
     KLTrainer.__name__ = KLTrainer.__qualname__ = f"KL{trainer.__name__}"
     return KLTrainer
+
+
+def check_class(trainer: type[Any]) -> None:
+    """Check that a class is one of the trainers that sample.
+
+    Raises:
+        ConfigurationError: If not.
+    """
+    if not hasattr(trainer, "_generate_and_score_completions"):
+        raise ConfigurationError(
+            f"{trainer.__name__} is not supported; allowed: RLOOTrainer, GRPOTrainer, DistillationTrainer",
+            key="trainer",
+        )
 
 
 def inside(wrapper: nn.Module, model: nn.Module, compute: Callable[[], Tensor]) -> Tensor:
@@ -156,18 +194,18 @@ def is_peft(model: Any) -> bool:
     return hasattr(model, "get_base_model")
 
 
-def check_trainer(trainer: Any, estimator: KLEstimator) -> None:
+def check_trainer(trainer: Any, memory: EstimatorMemory) -> None:
     """Check that the settings of a trainer of TRL are those for which its batches hold whole groups.
 
     Args:
         trainer: The trainer after its own constructor.
-        estimator: The estimator.
+        memory: The estimator.
 
     Raises:
         ConfigurationError: If not, or the estimator's gradient is known to be biased.
     """
     if hasattr(trainer, "teacher_model"):
-        check_distillation(trainer, estimator)
+        check_distillation(trainer, memory.estimator)
     elif trainer.args.beta == 0:
         raise ConfigurationError("must not be 0: it is the weight of the estimated KL", key="beta")
     for name, allowed in SAMPLING.items():
@@ -194,7 +232,7 @@ def check_trainer(trainer: Any, estimator: KLEstimator) -> None:
         )
     accumulated = trainer.args.gradient_accumulation_steps
     steps = getattr(trainer.args, "steps_per_generation", accumulated) // accumulated
-    estimator.check_trainable(max(1, steps) * getattr(trainer, "num_iterations", 1))
+    memory.check_trainable(max(1, steps) * getattr(trainer, "num_iterations", 1))
 
 
 def check_distillation(trainer: Any, estimator: KLEstimator) -> None:
@@ -216,68 +254,9 @@ def check_distillation(trainer: Any, estimator: KLEstimator) -> None:
             f"must be None, got {estimator.baseline}: DistillationTrainer samples one completion per prompt",
             key="kl_estimator.baseline",
         )
-
-
-@torch.no_grad()
-def add_weights(
-    batch: dict[str, Any], scorer: Scorer, estimator: KLEstimator, beta: float, group_size: int
-) -> tuple[dict[str, Any], float]:
-    """A batch of TRL with the estimator's weights, and the mean of its KL per sequence in nats.
-
-    Weights are computed on the batches of all processes, between which TRL may divide a group.
-
-    Args:
-        batch: This process's rows of whole groups, prompt-major: `prompt_ids` and `prompt_mask` [B, P],
-            `completion_ids` and `completion_mask` [B, T], and the `advantages` of the rewards [B], if any.
-        scorer: Policy and reference.
-        estimator: The estimator.
-        beta: Weight of the KL.
-        group_size: Completions per prompt (K).
-
-    Raises:
-        ConfigurationError: If the batch has images.
-    """
-    if "pixel_values" in batch:
-        raise ConfigurationError("images are not supported", key="train_dataset")
-    rollout = rollout_of(batch)
-    states = scorer.reference_states(rollout)
-    stats = scorer.stats(rollout, states, topk=estimator.topk)
-    advantages = batch.get("advantages", states.new_zeros(len(states)))
-    # Advantages are centred within groups; leave-one-out multiplies centred values by K / (K - 1)
-    scale = 1.0 if estimator.baseline is None else (group_size - 1) / group_size
-    everyones, mask, rewards = gather_rollout(stats, rollout.mask, scale * advantages.float())
-    weights = checked_weights(estimator, everyones, mask, rewards, beta=beta, group_size=group_size)
-    weights = weights.map(lambda rows: own_rows(rows, like=rollout.mask))
-    added = {WEIGHT + name: field for name, field in weights._asdict().items() if field is not None}
-    kl = estimator.value(everyones, mask).mean().item()
-    return {**batch, **added, STATES: states, BEHAVIOUR: stats.logprobs}, kl
-
-
-def weighted_loss(batch: dict[str, Any], scorer: Scorer, estimator: KLEstimator, beta: float) -> Tensor:
-    """The estimator's loss on rows of the result of `add_weights`, averaged over them.
-
-    Args:
-        batch: Some rows of the batch.
-        scorer: Policy and reference.
-        estimator: The estimator.
-        beta: Weight of the KL.
-    """
-    rollout, fields = rollout_of(batch), LossWeights._fields
-    weights = LossWeights(**{name: batch[WEIGHT + name] for name in fields if WEIGHT + name in batch})
-    if estimator.is_fusable:
-        clip_range = estimator.clip_range if estimator.off_policy == "clip" else None
-        states, behaviour = batch[STATES], batch[BEHAVIOUR]
-        return scorer.loss(rollout, states, weights, behaviour, clip_range, topk=estimator.topk)
-    stats = scorer.stats(rollout, batch[STATES], topk=estimator.topk)
-    return checked_loss(
-        estimator, stats, rollout.mask, weights, beta=beta, behaviour_logprobs=batch[BEHAVIOUR]
-    )
-
-
-def rollout_of(batch: dict[str, Any]) -> Rollout:
-    """Prompts and completions of a batch of TRL."""
-    tokens = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1).bool()
-    # Tokens of tools are in the completion, but not sampled from the policy
-    sampled = batch["completion_mask"] * batch.get("tool_mask", 1)
-    return Rollout(tokens, attention, sampled.bool())
+    if estimator.needs_token_values:
+        raise ConfigurationError(
+            f"{type(estimator).__name__} fits token values to differences between the completions of a "
+            "prompt, of which DistillationTrainer samples one",
+            key="kl_estimator",
+        )

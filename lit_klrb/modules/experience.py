@@ -19,6 +19,7 @@ class Experience(NamedTuple):
         behaviour_logprobs: Log-probabilities under the policy that sampled the completions, shape [B, T].
         rewards: Training reward of each completion, shape [B].
         weights: The estimator's weights of the loss, shape [B, T].
+        token_values: The token values of the statistics that the weights are of, shape [V]; None without.
         metrics: Means over the rollouts of all processes, logged at each step on the rollout.
     """
 
@@ -27,13 +28,18 @@ class Experience(NamedTuple):
     behaviour_logprobs: Tensor
     rewards: Tensor
     weights: LossWeights
+    token_values: Tensor | None
     metrics: dict[str, float]
 
     def rows(self, rows: slice) -> "Experience":
         """A slice of the sequences."""
-        tensors: dict[str, Any] = {k: v[rows] for k, v in self._asdict().items() if isinstance(v, Tensor)}
-        weights = self.weights.map(lambda field: field[rows])
-        return self._replace(rollout=self.rollout.rows(rows), weights=weights, **tensors)
+        return self._replace(
+            rollout=self.rollout.rows(rows),
+            reference_states=self.reference_states[rows],
+            behaviour_logprobs=self.behaviour_logprobs[rows],
+            rewards=self.rewards[rows],
+            weights=self.weights.map(lambda field: field[rows]),
+        )
 
     def part(self, index: int, count: int) -> "Experience":
         """Part number `index` of `count` parts of equal size, in the order of the rows."""
@@ -52,13 +58,14 @@ class Experience(NamedTuple):
             ConfigurationError: If the parts do not belong to one rollout.
         """
         try:
-            rollout, reference_states, behaviour_logprobs, rewards, weights, metrics = state
+            rollout, reference_states, behaviour_logprobs, rewards, weights, token_values, metrics = state
             experience = cls(
                 Rollout(*(tensor.to(device) for tensor in rollout)),
                 reference_states.to(device),
                 behaviour_logprobs.to(device),
                 rewards.to(device),
                 LossWeights(*weights).map(lambda field: field.to(device)),
+                None if token_values is None else token_values.to(device),
                 {str(name): float(value) for name, value in metrics.items()},
             )
             shapes = [
@@ -71,6 +78,10 @@ class Experience(NamedTuple):
                 len(field) for field in (*experience.rollout, experience.reference_states, experience.rewards)
             }
             shapes_match = set(shapes) == {mask} and sizes == {mask[0]}
+            if token_values is None:
+                shapes_match &= experience.weights.value is None
+            else:
+                shapes_match &= token_values.ndim == 1
         except (AttributeError, TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"its rollout cannot be read ({brief(error)})", key="ckpt_path"

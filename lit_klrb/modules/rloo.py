@@ -12,11 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.distributed import gather, gather_rollout, gather_rows, own_rows
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators import KLEstimator, LossWeights, RaoBlackwellTokenValues
-from lit_klrb.estimators.checked import checked_loss, checked_weights
-from lit_klrb.estimators.cross_fit import EarlierRollouts
-from lit_klrb.estimators.fitted import FittedEstimator
-from lit_klrb.estimators.token_values import TokenValues
+from lit_klrb.estimators import EstimatorMemory, KLEstimator, LossWeights
+from lit_klrb.estimators.checked import checked_loss
 from lit_klrb.functional import TokenStats
 from lit_klrb.functional.statistics import clustered_mean
 from lit_klrb.models import loading
@@ -36,7 +33,7 @@ class OnPolicyModule(RegularisedModule, ABC):
 
     Each rollout is used for inner_epochs · mini_batches optimizer steps. Everything that couples sequences
     (the leave-one-out baseline, fitted coefficients) is computed once, on the whole rollout, by the estimator
-    that `KLEstimatorCallback` (the keys under kl) plugs in together with beta.
+    that `KLEstimatorCallback` (the keys under kl) plugs in, as an `EstimatorMemory`, together with beta.
 
     Args:
         inner_epochs: Passes over each rollout. After the first step the completions are off-policy, see
@@ -64,11 +61,9 @@ class OnPolicyModule(RegularisedModule, ABC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.kl_estimator: KLEstimator
+        # Both set by the callback
+        self.memory: EstimatorMemory
         self.beta: float
-        # Set by the callback if the estimator uses them.
-        self.token_values: TokenValues | None = None
-        self.earlier_rollouts: EarlierRollouts | None = None
         finite = 0 <= self.missing_eos_penalty < math.inf
         if not finite or (self.missing_eos_penalty and not self.stop_at_eos):
             raise ConfigurationError(
@@ -103,17 +98,33 @@ class OnPolicyModule(RegularisedModule, ABC):
         super().setup(stage)
         if stage != "fit":
             return
-        if not hasattr(self, "kl_estimator"):
+        if not hasattr(self, "memory"):
             raise ConfigurationError(
                 f"{type(self).__name__} needs a KLEstimatorCallback among the trainer's callbacks"
             )
-        self.kl_estimator.check_trainable(self.optimizer_steps)
+        self.memory.check_trainable(self.optimizer_steps)
         if self.stratified and self.kl_estimator.baseline is not None:
             raise ConfigurationError(
                 f"true is not allowed with kl.estimator.baseline={self.kl_estimator.baseline}, which is "
                 "biased if the completions of a prompt depend on each other; set the baseline to null",
                 key="model.init_args.stratified",
             )
+
+    def configure_model(self) -> None:
+        """Build the models; the estimator's memory has a value for every token of the policy."""
+        super().configure_model()
+        if hasattr(self, "memory"):
+            self.memory.vocabulary_size = self.vocabulary_size
+
+    @property
+    def kl_estimator(self) -> KLEstimator:
+        """The estimator in force."""
+        return self.memory.estimator
+
+    @property
+    def vocabulary_size(self) -> int:
+        """V, the number of rows of the policy's head."""
+        return len(self.policy.get_output_embeddings().weight)
 
     @property
     def group_size(self) -> int:
@@ -145,19 +156,18 @@ class OnPolicyModule(RegularisedModule, ABC):
         stats = None
         if step == 0:
             rollout = self.sample(batch, number)  # y ~ p(. | x), K completions per prompt x
-            token_values = self.fit_token_values()  # a(v), from the rollouts before this one
+            token_values = self.memory.token_values  # a(v), from the rollouts before this one
             # log p, log q, KL_t and E_t[a] of every token, with a graph if the first step uses all of them
             with torch.set_grad_enabled(self.parts == 1):
                 reference_states, stats = self.score(rollout, token_values, self.kl_estimator.topk)
             rewards = self.rewards(rollout, batch)  # r(x, y)
             training_rewards = self.training_rewards(rollout, rewards)  # less a penalty if y does not end
             # beta * credited KL - (r - mean of the other K - 1), on the completions of all processes
-            gathered = gather_rollout(stats.detach(), rollout.mask, training_rewards)
-            weights = self.weigh(*gathered).map(lambda rows: own_rows(rows, like=rollout.mask))
-            self.observe(rollout, stats.detach(), training_rewards)
+            weights = self.weigh(rollout, stats.detach(), training_rewards)
             metrics = self.rollout_metrics(rollout, stats.detach(), rewards)
+            logprobs = stats.logprobs.detach()
             self.experience = Experience(
-                rollout, reference_states, stats.logprobs.detach(), training_rewards, weights, metrics
+                rollout, reference_states, logprobs, training_rewards, weights, token_values, metrics
             )
         assert self.experience is not None
         # sum_t weights_t log p_t + kl_weights_t KL_t
@@ -197,47 +207,20 @@ class OnPolicyModule(RegularisedModule, ABC):
         """Rewards minus the penalty of completions without EOS, shape [B]."""
         return rewards - self.missing_eos_penalty * self.unfinished(rollout)
 
-    def weigh(self, stats: TokenStats, mask: Tensor, rewards: Tensor) -> LossWeights:
-        """The estimator's weights of a rollout of all processes, with what it fits on earlier ones."""
-        settings: dict[str, Any] = {"beta": self.beta, "group_size": self.group_size}
-        estimator, earlier = self.kl_estimator, self.earlier_rollouts
-        if earlier is None or not isinstance(estimator, FittedEstimator):
-            return checked_weights(estimator, stats, mask, rewards, **settings)
-        weights = estimator.weights_after(earlier.sums, stats, mask, rewards, **settings)
-        # After the weights: the coefficients of a prompt must not depend on its own completions
-        earlier.observe(estimator.fit_sums(stats, mask, rewards, **settings))
-        return weights
-
-    @property
-    def token_value_table(self) -> Tensor | None:
-        """The token values with which the current rollout is weighted, shape [V]; None without any."""
-        table = None if self.token_values is None else self.token_values.table
-        return None if table is None else table.to(self.device)
-
-    def fit_token_values(self) -> Tensor | None:
-        """Fit token values to earlier rollouts and return them, shape [V]; None without any."""
-        if self.token_values is not None:
-            with self.stopwatch("statistics"):
-                self.token_values.fit(vocabulary=len(self.policy.get_output_embeddings().weight))
-        return self.token_value_table
-
-    def observe(self, rollout: Rollout, stats: TokenStats, rewards: Tensor) -> None:
-        """Add the completions of all processes to the data of later fits of token values.
+    def weigh(self, rollout: Rollout, stats: TokenStats, rewards: Tensor) -> LossWeights:
+        """The estimator's weights of a rollout, which it remembers for the next ones.
 
         Args:
-            rollout: The completions.
-            stats: Their statistics, whose KLs are predicted if the estimator needs that.
-            rewards: Their training rewards, shape [B], which are predicted otherwise.
+            rollout: The completions of this process.
+            stats: Their statistics.
+            rewards: Their training rewards, shape [B].
         """
-        values, estimator = self.token_values, self.kl_estimator
-        if values is None:
-            return
-        tokens, mask = map(gather_rows, (rollout.completions, rollout.mask))
-        if isinstance(estimator, RaoBlackwellTokenValues) and stats.kl is not None:
-            kl = gather_rows(stats.kl)
-            values.observe_to_come(tokens, mask, kl, self.group_size, estimator.discount)
-        else:
-            values.observe(tokens, mask, gather_rows(rewards), self.group_size)
+        tokens, gathered = gather_rows(rollout.completions), gather_rollout(stats, rollout.mask, rewards)
+        weights = self.memory.weights(*gathered, beta=self.beta, group_size=self.group_size, tokens=tokens)
+        stats, mask, rewards = gathered
+        with self.stopwatch("statistics"):
+            self.memory.observe(tokens, mask, rewards, stats, group_size=self.group_size)
+        return weights.map(lambda rows: own_rows(rows, like=rollout.mask))
 
     def unfinished(self, rollout: Rollout) -> Tensor:
         """Whether a completion was truncated before its EOS, bool, shape [B]."""
@@ -252,21 +235,15 @@ class OnPolicyModule(RegularisedModule, ABC):
             experience: The sequences.
             stats: Their token statistics with a graph, which spare another forward pass of the policy.
         """
-        rollout, states, behaviour_logprobs, _, weights, _ = experience
+        rollout, states, behaviour_logprobs, _, weights, token_values, _ = experience
         estimator = self.kl_estimator
         if stats is None and estimator.is_fusable:
             clip_range = estimator.clip_range if estimator.off_policy == "clip" else None
             return self.scorer.loss(
-                rollout,
-                states,
-                weights,
-                behaviour_logprobs,
-                clip_range,
-                self.token_value_table,
-                estimator.topk,
+                rollout, states, weights, behaviour_logprobs, clip_range, token_values, estimator.topk
             )
         if stats is None:
-            stats = self.scorer.stats(rollout, states, self.token_value_table, estimator.topk)
+            stats = self.scorer.stats(rollout, states, token_values, estimator.topk)
         return checked_loss(
             estimator, stats, rollout.mask, weights, beta=self.beta, behaviour_logprobs=behaviour_logprobs
         )
@@ -280,10 +257,7 @@ class OnPolicyModule(RegularisedModule, ABC):
             metrics |= {name: mean.item(), f"{name}_se": error.item()}
         for name, values in (("length", summary["length"]), ("unfinished", self.unfinished(rollout).float())):
             metrics[name] = gather_rows(values).mean().item()
-        if self.token_values is not None:
-            of_rewards = self.token_values.predicted == "rewards"
-            metrics["reward_explained" if of_rewards else "kl_explained"] = self.token_values.explained
-        return metrics
+        return metrics | self.memory.metrics
 
     @property
     def last_rollout(self) -> tuple[float, int]:
@@ -329,9 +303,9 @@ class RLOOModule(RewardedModule, OnPolicyModule):
 
     def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The policy of policy_path, or the reference, and the token values that its warm start fitted."""
-        values = self.token_values
-        if values is not None and values.predicted == "rewards" and self.policy_path is not None:
+        predicted = self.kl_estimator.token_values_predict if hasattr(self, "memory") else None
+        if predicted == "rewards" and self.policy_path is not None:
             prior = loading.load_token_values("policy_path", self.policy_path)
             if prior is not None:
-                values.start_from(prior)
+                self.memory.start_from(prior)
         return self.load_policy()

@@ -1,7 +1,6 @@
 """Noise of the gradients of KL, reward and objective under several estimators."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, final
 
 import lightning as L
@@ -11,10 +10,16 @@ from torch import Tensor
 from lit_klrb import schema
 from lit_klrb.data.batches import Batch
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators import KLEstimator, MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate
-from lit_klrb.estimators.cross_fit import EarlierRollouts
-from lit_klrb.estimators.token_values import TokenValues
-from lit_klrb.functional import TopK
+from lit_klrb.estimators import (
+    EstimatorMemory,
+    KLEstimator,
+    LossWeights,
+    MonteCarlo,
+    RaoBlackwell,
+    RaoBlackwellControlVariate,
+)
+from lit_klrb.functional import TokenStats, TopK
+from lit_klrb.models.generation import Rollout
 from lit_klrb.modules.rloo import OnPolicyModule
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.base import PolicyStudy
@@ -34,15 +39,15 @@ class GradientNoiseStudy(PolicyStudy):
     those of the objective under each estimator. It determines the variances for KL, reward and objective, and
     differences between the means of two estimators. Memory: (1 + E) B gradients in float32.
 
-    Training fits token values and the coefficients of RaoBlackwellControlVariate on its earlier rollouts; the
-    study fits them on rollouts of the measured policy on other prompts. Other estimators do not depend on it.
+    Where training remembers its earlier rollouts (`EstimatorMemory`), the study remembers rollouts of the
+    measured policy on other prompts.
 
     Args:
         estimators: Estimators to compare; MonteCarlo, RaoBlackwell and RaoBlackwellControlVariate by default.
         batches: Independent batches (B).
         prompts_per_batch: Prompts per batch, each with as many completions as in training.
-        earlier_rollouts: Rollouts, of `prompts_per_batch` prompts, for these fits; with 0, those of the
-            training are used if its estimator has any.
+        earlier_rollouts: Rollouts to remember, of `prompts_per_batch` prompts. With 0, the estimator of the
+            training has what it remembers there, and estimators that need token values are refused.
         at: When to measure, as fractions of the run's steps: 0 before the first, 1 after the last.
     """
 
@@ -87,95 +92,122 @@ class GradientNoiseStudy(PolicyStudy):
         prompts = self.prompts(trainer, module, count, self.prompts_per_batch)
         # The measured batches come first: they do not depend on the number of earlier rollouts
         measured, earlier = prompts[: self.batches], prompts[self.batches :]
-        with fitted_to_rollouts(module, earlier, module.seed):
-            by_batch = [self._gradients(module, batch, index) for index, batch in enumerate(measured)]
+        memories = memories_after(module, self.estimators, earlier, module.seed)
+        seeds = (derive_seed(module.seed, self.name, index) for index in range(self.batches))
+        by_batch = [
+            batch_gradients(module, batch, memories, seed)
+            for batch, seed in zip(measured, seeds, strict=True)
+        ]
         gradients = torch.stack(by_batch, dim=1).flatten(0, 1)
         matrix = gram(gradients)
         triangle = [rounded(row[: index + 1], 7) for index, row in enumerate(matrix)]
         completions = module.sampling.completions_per_prompt
         return {"beta": module.beta, "completions": completions, "gram": triangle}
 
-    def _gradients(self, module: OnPolicyModule, batch: Batch, index: int) -> Tensor:
-        """Gradients on one batch: of the reward, then under each estimator, shape [1 + E, parameters]."""
-        return batch_gradients(module, batch, self.estimators, derive_seed(module.seed, self.name, index))
 
-
-@contextmanager
-def fitted_to_rollouts(module: OnPolicyModule, batches: Sequence[Batch], seed: int) -> Iterator[None]:
-    """Replace what the module has fitted on earlier rollouts by fits to new ones, within the block.
+def memories_after(
+    module: OnPolicyModule, estimators: Sequence[KLEstimator], batches: Sequence[Batch], seed: int
+) -> list[EstimatorMemory]:
+    """A memory of each estimator, of rollouts of the module's policy.
 
     Args:
-        module: The module; unchanged without batches.
-        batches: Prompts of the rollouts.
+        module: The module.
+        estimators: The estimators.
+        batches: Prompts of the rollouts; without any, the training's own estimator has the training's memory.
         seed: Seed of the study.
+
+    Raises:
+        ConfigurationError: If an estimator would have no token values, and thereby be another one.
     """
-    before = module.token_values, module.earlier_rollouts
-    if batches:
-        module.token_values, module.earlier_rollouts = TokenValues(), EarlierRollouts()
-        for index, batch in enumerate(batches):
-            _observe(module, batch, derive_seed(seed, schema.GRADIENT_NOISE, "earlier", index))
-        module.fit_token_values()
-    try:
-        yield
-    finally:
-        module.token_values, module.earlier_rollouts = before
-
-
-@torch.no_grad()
-def _observe(module: OnPolicyModule, batch: Batch, seed: int) -> None:
-    """Add a rollout to the data of later fits, as training does."""
-    values, earlier = module.token_values, module.earlier_rollouts
-    assert values is not None
-    assert earlier is not None
-    group_size, estimator = module.sampling.completions_per_prompt, RaoBlackwellControlVariate()
-    rollout = module.generate(module.policy, batch, module.sampling, seed=seed)
-    _, stats = module.score(rollout, module.fit_token_values())
-    rewards = module.training_rewards(rollout, module.rewards(rollout, batch))
-    earlier.observe(estimator.fit_sums(stats, rollout.mask, rewards, beta=module.beta, group_size=group_size))
-    values.observe(rollout.completions, rollout.mask, rewards, group_size)
+    size, trained = module.vocabulary_size, getattr(module, "memory", None)
+    memories = [EstimatorMemory(estimator, vocabulary_size=size) for estimator in estimators]
+    if not batches:
+        memories = [
+            trained if trained is not None and trained.estimator == memory.estimator else memory
+            for memory in memories
+        ]
+        needing = [m.estimator for m in memories if m is not trained and m.estimator.needs_token_values]
+        if needing:
+            raise ConfigurationError(
+                f"must be at least 1, got 0: without rollouts to fit token values to, "
+                f"{type(needing[0]).__name__} is another estimator",
+                key="earlier_rollouts",
+            )
+    for index, batch in enumerate(batches):
+        rollout = _sampled(module, batch, derive_seed(seed, schema.GRADIENT_NOISE, "earlier", index))
+        with torch.no_grad():
+            for memory, stats, _ in weighted(module, memories, *rollout):
+                completions, mask, rewards = rollout[0].completions, rollout[0].mask, rollout[1]
+                memory.observe(completions, mask, rewards, stats, group_size=module.group_size)
+    return memories
 
 
 def batch_gradients(
-    module: OnPolicyModule, batch: Batch, estimators: Sequence[KLEstimator], seed: int
+    module: OnPolicyModule, batch: Batch, memories: Sequence[EstimatorMemory], seed: int
 ) -> Tensor:
     """Gradients on the completions of a batch: of the reward, then under each estimator.
 
     Args:
-        module: Provides policy, reference, reward, beta, and what was fitted on earlier rollouts.
+        module: Provides policy, reference, reward and beta.
         batch: P prompts.
-        estimators: E estimators.
+        memories: E estimators with what they remember, which does not change.
         seed: Seed of the completions.
 
     Returns:
         Shape [1 + E, parameters].
     """
-    group_size, earlier = module.sampling.completions_per_prompt, module.earlier_rollouts
+    rollout, rewards = _sampled(module, batch, seed)
+    everything = [EstimatorMemory(REWARD_ALONE), *memories]
+    return torch.stack(
+        [
+            policy_gradient(module, memory.estimator, stats, rollout.mask, weights)
+            for memory, stats, weights in weighted(module, everything, rollout, rewards)
+        ]
+    )
+
+
+def _sampled(module: OnPolicyModule, batch: Batch, seed: int) -> tuple[Rollout, Tensor]:
+    """Completions of a batch of prompts, with their training rewards."""
     rollout = module.generate(module.policy, batch, module.sampling, seed=seed)
-    rewards = module.training_rewards(rollout, module.rewards(rollout, batch))
-    reference_states = module.scorer.reference_states(rollout)
-    everything = (REWARD_ALONE, *estimators)
-    predicted = None if module.token_values is None else module.token_values.predicted
+    return rollout, module.training_rewards(rollout, module.rewards(rollout, batch))
 
-    def needed(estimator: KLEstimator) -> tuple[TopK | None, bool]:
-        """The head that it reads, and whether the token values predict what it needs."""
-        return estimator.topk, estimator.token_values_predict in (None, predicted)
 
-    by_need = {
-        (topk, valued): module.scorer.stats(
-            rollout, reference_states, module.token_value_table if valued else None, topk
-        )
-        for topk, valued in set(map(needed, everything))
-    }
-    settings: dict[str, Any] = {"beta": module.beta, "group_size": group_size}
-    gradients = []
-    for estimator in everything:
-        stats = by_need[needed(estimator)]
-        if earlier is not None and isinstance(estimator, RaoBlackwellControlVariate):
-            weights = estimator.weights_after(earlier.sums, stats, rollout.mask, rewards, **settings)
-        else:
-            weights = estimator.weights(stats, rollout.mask, rewards, **settings)
-        gradients.append(policy_gradient(module, estimator, stats, rollout.mask, weights))
-    return torch.stack(gradients)
+def weighted(
+    module: OnPolicyModule, memories: Sequence[EstimatorMemory], rollout: Rollout, rewards: Tensor
+) -> Iterator[tuple[EstimatorMemory, TokenStats, LossWeights]]:
+    """Each memory with the statistics and its weights of a rollout; equal statistics are computed once.
+
+    Args:
+        module: Provides policy, reference and beta.
+        memories: Estimators with what they remember.
+        rollout: The completions.
+        rewards: Their training rewards, shape [B].
+    """
+    states = module.scorer.reference_states(rollout)
+    found: list[tuple[TopK | None, Tensor | None, TokenStats]] = []
+    # Those with token values first, as the others can use the same statistics
+    for memory in sorted(memories, key=lambda memory: memory.token_values is None):
+        if _suitable(found, memory) is None:
+            topk, table = memory.estimator.topk, memory.token_values
+            found.append((topk, table, module.scorer.stats(rollout, states, table, topk)))
+    settings: dict[str, Any] = {"beta": module.beta, "group_size": module.group_size}
+    for memory in memories:
+        stats = _suitable(found, memory)
+        assert stats is not None
+        tokens, mask = rollout.completions, rollout.mask
+        yield memory, stats, memory.weights(stats.detach(), mask, rewards, **settings, tokens=tokens)
+
+
+def _suitable(
+    found: Sequence[tuple[TopK | None, Tensor | None, TokenStats]], memory: EstimatorMemory
+) -> TokenStats | None:
+    """The statistics that a memory needs, or with token values that its estimator ignores."""
+    own, ignores = memory.token_values, memory.estimator.token_values_predict is None
+    for topk, table, stats in found:
+        same = table is own is None or (table is not None and own is not None and torch.equal(table, own))
+        if topk == memory.estimator.topk and (same or ignores):
+            return stats
+    return None
 
 
 def gram(gradients: Tensor) -> Tensor:

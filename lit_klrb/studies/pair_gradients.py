@@ -24,7 +24,7 @@ from lit_klrb.estimators import (
 )
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.base import SCHEMA
-from lit_klrb.studies.gradient_noise import batch_gradients, fitted_to_rollouts, gram
+from lit_klrb.studies.gradient_noise import batch_gradients, gram, memories_after
 from lit_klrb.studies.numbers import rounded
 from lit_klrb.studies.pairs import CheckpointPair
 from lit_klrb.studies.study import Study
@@ -53,8 +53,8 @@ class PairGradientNoiseStudy(Study):
         completions: Completions per prompt.
         batches: Independent batches (B).
         prompts_per_batch: Prompts per batch.
-        earlier_rollouts: Rollouts of the same policy on other prompts on which token values and coefficients
-            are fitted first, as training does on those before.
+        earlier_rollouts: Rollouts of the same policy on other prompts that the estimators remember, as in
+            training those before. With 0, estimators that need token values are refused.
 
     Raises:
         ConfigurationError: If a number is out of range.
@@ -110,11 +110,11 @@ class PairGradientNoiseStudy(Study):
         module.beta = self.beta
         everything = pair.batches(module, self.earlier_rollouts + self.batches, self.prompts_per_batch)
         earlier, measured = everything[: self.earlier_rollouts], everything[self.earlier_rollouts :]
-        with fitted_to_rollouts(module, earlier, seed):
-            by_batch = [
-                batch_gradients(module, batch, self.compared, derive_seed(seed, self.name, index))
-                for index, batch in enumerate(measured)
-            ]
+        memories = memories_after(module, self.compared, earlier, seed)
+        by_batch = [
+            batch_gradients(module, batch, memories, derive_seed(seed, self.name, index))
+            for index, batch in enumerate(measured)
+        ]
         gradients = torch.stack(by_batch, dim=1)
         matrix = gram(gradients.flatten(0, 1))
         return {

@@ -11,6 +11,7 @@ from torch import Tensor
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError, check_at_least, check_positive
 from lit_klrb.estimators import (
+    EstimatorMemory,
     K1Loss,
     K2Loss,
     K3Loss,
@@ -20,7 +21,6 @@ from lit_klrb.estimators import (
     MonteCarlo,
     MonteCarloRewardToGo,
     RaoBlackwell,
-    RaoBlackwellControlVariate,
     RaoBlackwellLite,
     RaoBlackwellLoss,
     RaoBlackwellReward,
@@ -32,8 +32,6 @@ from lit_klrb.studies.tabular import TabularPairs
 
 # Completions of a prompt: the smallest number with a leave-one-out baseline, so all groups are enumerated.
 _PAIR = 2
-# Estimators with coefficients fitted on other prompts.
-FITTED = (RaoBlackwellControlVariate,)
 
 
 def _estimators() -> list[KLEstimator]:
@@ -59,7 +57,7 @@ class PitfallsStudy(Study):
 
     Args:
         estimators: Estimators to compare, of different classes; by default the unbiased ones, and biased
-            ones in use. Estimators with coefficients fitted on other prompts are refused.
+            ones in use. Estimators that remember earlier rollouts are refused.
         vocabulary: Tokens, EOS included.
         max_length: Maximum length of a completion.
         policies: Pairs of models in the first part.
@@ -103,11 +101,11 @@ class PitfallsStudy(Study):
         names = [type(estimator).__name__ for estimator in self.compared]
         if not names or len(set(names)) < len(names):
             raise ConfigurationError(f"must be of different classes, got {names}", key="estimators")
-        # All models are one batch here: coefficients fitted across prompts would be fitted across models
-        fitted = [name for name, one in zip(names, self.compared, strict=True) if isinstance(one, FITTED)]
-        if fitted:
+        # All models are one batch here: what is fitted to a rollout would be fitted across models
+        remembering = [type(one).__name__ for one in self.compared if EstimatorMemory(one).remembers]
+        if remembering:
             raise ConfigurationError(
-                f"{', '.join(fitted)} fits coefficients on other prompts, of which there are none here",
+                f"{', '.join(remembering)} remembers rollouts of one policy, of which there are many here",
                 key="estimators",
             )
 

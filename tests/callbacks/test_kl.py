@@ -56,17 +56,16 @@ def test_a_line_from_the_estimators_discount_to_the_final_one_in_steps_of_a_roll
     for step in (0, 1, 2, 9):
         callback = callback if step < 9 else KLEstimatorCallback(estimator, final_discount=1.0)
         callback.on_train_batch_start(SimpleNamespace(global_step=step, max_steps=10), module, {}, step)
-        assert module.kl_estimator is callback.estimator
-        seen.append(module.kl_estimator.discount)
+        seen.append(callback.memory.estimator.discount)
     assert seen == pytest.approx([0.0, 0.0, 0.2, 0.8])
-    assert replace(module.kl_estimator, discount=0.0) == estimator
+    assert replace(callback.memory.estimator, discount=0.0) == estimator
 
 
 @pytest.mark.parametrize(
     ("estimator", "final", "message"),
     [
-        (MonteCarlo(), 1.0, "kl.final_discount: MonteCarlo has no discount; leave it out"),
-        (RaoBlackwell(), 1.5, "kl.final_discount: must be between 0 and 1, got 1.5"),
+        (MonteCarlo(), 1.0, "final_discount: MonteCarlo has no discount; leave it out"),
+        (RaoBlackwell(), 1.5, "final_discount: must be between 0 and 1, got 1.5"),
         (RaoBlackwell(), 0.5, "with discount 0.5 a token's effect on later KLs counts 0.5^distance as much"),
     ],
 )

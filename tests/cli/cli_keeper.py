@@ -21,7 +21,6 @@ class GradientKeeper(L.Callback):
         if getattr(pl_module, "experience", None) is not None:
             kept = pl_module.experience.rollout.completions, torch.stack(pl_module.experience.weights[:2], -1)
             torch.save(kept, folder / f"rollout_{step}_{trainer.global_rank}.pt")
-            if getattr(pl_module, "token_values", None) is not None:
-                torch.save(
-                    pl_module.token_value_table, folder / f"token_values_{step}_{trainer.global_rank}.pt"
-                )
+            if pl_module.kl_estimator.token_values_predict is not None:
+                table = pl_module.experience.token_values
+                torch.save(table, folder / f"token_values_{step}_{trainer.global_rank}.pt")

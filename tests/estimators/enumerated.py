@@ -217,14 +217,14 @@ def expected_batch_gradient(
     logprob = torch.where(mask, rollout.logprobs, 0).sum(-1).detach()
     batches, counts = distinct_batches(case, groups, group_size)
     by_batch = [
-        estimator.weights_after(
+        estimator.fitted_weights(
             earlier,
             rows_of(rollout.detach(), batch),
             mask[batch],
             None if beta is None else case.rewards[batch],
             beta=beta or 1.0,
             group_size=group_size,
-        )
+        )[0]
         for batch in batches
     ]
     weights = LossWeights(*map(torch.cat, zip(*by_batch, strict=True)))

@@ -62,7 +62,7 @@ def test_unbiased_with_coefficients_of_earlier_rollouts(groups, off_policy):
     estimator = RaoBlackwellControlVariate(off_policy=off_policy)
     rows = torch.randint(len(case.rewards), (16,), generator=torch.Generator().manual_seed(0))
     stats, mask = rows_of(case.stats(case.behaviour.logits), rows), case.sequences[1][rows]
-    earlier = estimator.fit_sums(stats, mask, case.rewards[rows], beta=BETA, group_size=2)
+    earlier = estimator.fitted_weights(None, stats, mask, case.rewards[rows], beta=BETA, group_size=2)[1]
     earlier = earlier._replace(target=20 * earlier.target)  # any coefficients will do
     gradient, weights = expected_batch_gradient(
         case, estimator, groups, 2, beta=BETA, off_policy=off_policy != "none", earlier=earlier
@@ -76,9 +76,11 @@ def test_earlier_groups_count_as_other_groups_of_the_batch():
     stats, mask, rewards = random_stats(5, 2, seed=1)
     whole = estimator.weights(stats, mask, rewards, **settings)
     before, now = slice(0, 4), slice(4, 10)
-    earlier = estimator.fit_sums(rows_of(stats, before), mask[before], rewards[before], **settings)
+    earlier = estimator.fitted_weights(
+        None, rows_of(stats, before), mask[before], rewards[before], **settings
+    )[1]
     rollout = rows_of(stats, now), mask[now], rewards[now]
-    weights = estimator.weights_after(earlier, *rollout, **settings)
+    weights = estimator.fitted_weights(earlier, *rollout, **settings)[0]
     for own, of_whole in zip(weights, whole, strict=True):
         torch.testing.assert_close(own, of_whole[now], rtol=1e-10, atol=1e-10)
 
@@ -87,7 +89,9 @@ def test_sums_of_earlier_rollouts_decay_and_ignore_what_is_not_finite():
     earlier, expected = EarlierRollouts(decay=0.5), None
     for seed in (1, 2, 3):
         stats, mask, rewards = random_stats(3, 2, seed)
-        sums = RaoBlackwellControlVariate().fit_sums(stats, mask, rewards, beta=BETA, group_size=2)
+        sums = RaoBlackwellControlVariate().fitted_weights(
+            None, stats, mask, rewards, beta=BETA, group_size=2
+        )[1]
         earlier.observe(sums)
         earlier.observe(sums._replace(squares=sums.squares * torch.nan))
         expected = sums if expected is None else FitSums(*map(lambda a, b: a + 0.5 * b, sums, expected))

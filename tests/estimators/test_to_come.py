@@ -81,7 +81,7 @@ def test_unbiased_over_all_batches(
     estimator = RaoBlackwellTokenValues(baseline=baseline, off_policy=off_policy)
     rows = torch.randint(len(case.rewards), (12,), generator=torch.Generator().manual_seed(0))
     drawn = rows_of(case.stats(case.behaviour.logits), rows), case.sequences[1][rows], case.rewards[rows]
-    earlier = estimator.fit_sums(*drawn, beta=BETA, group_size=group_size)
+    earlier = estimator.fitted_weights(None, *drawn, beta=BETA, group_size=group_size)[1]
     earlier = earlier._replace(target=20 * earlier.target)  # any coefficients will do
     gradient, weights = expected_batch_gradient(
         case, estimator, groups, group_size, beta=beta, off_policy=off_policy != "none", earlier=earlier

@@ -69,8 +69,11 @@ def test_token_values_and_their_expectation():
     with torch.no_grad():  # p_v (a_v - sum p a) / T
         slope = probabilities * (values.double() - expected[..., None]) / 0.7
     assert torch.allclose(ours, weights[..., None] * slope, atol=1e-12)
-    for wrong in (values[:-1], values[None]):
-        with pytest.raises(ConfigurationError, match=r"token_values: must have shape \[7\]"):
+    short = token_stats(logits, ref_logits, tokens, 0.7, values[:4])
+    padded = token_stats(logits, ref_logits, tokens, 0.7, torch.cat([values[:4], torch.zeros(3)]))
+    assert all(map(torch.equal, short[4:6], padded[4:6]))
+    for wrong in (torch.cat([values, values[:1]]), values[None]):
+        with pytest.raises(ConfigurationError, match=r"token_values: must have shape \[7\] or be shorter"):
             token_stats(logits, ref_logits, tokens, token_values=wrong)
 
 

@@ -10,7 +10,7 @@ from lightning import Trainer
 
 from lit_klrb.data.modules import PreferenceDataModule, PromptDataModule
 from lit_klrb.data.tokenizer import grammar_tokenizer
-from lit_klrb.estimators import MonteCarlo
+from lit_klrb.estimators import EstimatorMemory, MonteCarlo
 from lit_klrb.modules import DPOModule, RLOOModule
 from lit_klrb.studies import CheckpointPair, PairGradientNoiseStudy
 
@@ -93,7 +93,7 @@ def test_training_and_evaluation_give_each_completion_the_columns_of_its_prompt(
     )
     data = PromptDataModule(source=source, batch_size=8, train_size=0, eval_size=4, eval_batch_size=4)
     attached(chain, tmp_path, data, module)
-    module.kl_estimator, module.beta = MonteCarlo(), 0.3
+    module.memory, module.beta = EstimatorMemory(MonteCarlo()), 0.3
     batch = next(iter(data.train_dataloader()))
     assert len({row["sign"] for row in batch["rows"]}) == 2
     module.training_step(batch, 0)

@@ -8,8 +8,10 @@ from single_steps import attached
 
 from lit_klrb import estimators
 from lit_klrb.callbacks import KLEstimatorCallback
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.estimators import EstimatorMemory
 from lit_klrb.estimators.token_values import TokenValues
-from lit_klrb.functional import token_stats
+from lit_klrb.functional import TokenStats, token_stats
 from lit_klrb.models.scoring import completion_logits
 
 STEPS = 3
@@ -18,7 +20,6 @@ STEPS = 3
 def trained(chain, tmp_path, estimator, change=None):
     """The module after three rollouts without an optimizer; `change` alters the rewards of the last."""
     module, batch = attached(chain, tmp_path, estimator)
-    module.token_values = KLEstimatorCallback(estimator, 0.3).token_values
     plain, seen = module.rewards, []
 
     def rewards(rollout, batch):
@@ -29,7 +30,7 @@ def trained(chain, tmp_path, estimator, change=None):
     for number in range(STEPS):
         module.zero_grad()
         module.training_step(batch, number).backward()
-        seen.append((module.experience, module.token_value_table))
+        seen.append((module.experience, module.experience.token_values))
     return module, seen
 
 
@@ -58,9 +59,8 @@ def test_a_step_has_the_gradient_of_the_objective_on_whole_logits(chain, tmp_pat
         ref_logits = completion_logits(module.reference, rollout)
     logits = completion_logits(module.policy, rollout)
     stats = token_stats(logits, ref_logits, rollout.completions, token_values=table)
-    behaviour = stats.logprobs.detach()
-    estimator.objective(
-        stats, rollout.mask, experience.rewards, beta=0.3, group_size=3, behaviour_logprobs=behaviour
+    estimator.loss(
+        stats, rollout.mask, experience.weights, beta=0.3, behaviour_logprobs=stats.logprobs.detach()
     ).backward()
     for gradient, parameter in zip(stepped, module.policy.parameters(), strict=True):
         assert (gradient - parameter.grad).norm() <= 1e-3 * parameter.grad.norm() + 1e-5
@@ -81,46 +81,56 @@ def test_the_table_of_a_rollout_is_fitted_to_those_before_it(chain, tmp_path):
     )
     assert torch.equal(other[-1][1], seen[-1][1])
     assert not torch.equal(other[-1][0].rewards, seen[-1][0].rewards)
-    assert module.experience.metrics["reward_explained"] == module.token_values.explained
+    assert module.experience.metrics["reward_explained"] == again.explained
 
 
 def test_a_table_of_the_kl_to_come_is_fitted_to_the_rollouts_before_it(chain, tmp_path):
     estimator = estimators.RaoBlackwellTokenValues(discount=0.9, allow_biased=True)
     module, batch = attached(chain, tmp_path, estimator)
-    callback = KLEstimatorCallback(estimator, 0.3)
-    module.token_values, module.earlier_rollouts = callback.token_values, callback.earlier_rollouts
-    observe, again, sums = module.observe, TokenValues(predicted="kl_to_come"), []
+    again = TokenValues(predicted="kl_to_come")
+    observe = module.memory.observe
 
-    def observed(rollout, stats, rewards):
+    def observed(tokens, mask, rewards, stats, group_size):
         again.fit(len(module.tokenizer))
-        table = module.token_value_table
+        table = module.memory.token_values
         assert table is again.table is None or torch.equal(table, again.table)
-        again.observe_to_come(rollout.completions, rollout.mask, stats.kl, 3, discount=0.9)
-        observe(rollout, stats, rewards)
-        sums.append(module.earlier_rollouts.sums)
+        again.observe_to_come(tokens, mask, stats.kl, group_size, discount=0.9)
+        observe(tokens, mask, rewards, stats, group_size=group_size)
 
-    module.observe = observed
+    module.memory.observe = observed
     for number in range(STEPS):
         module.training_step(batch, number)
     assert again.table.any()
-    assert torch.equal(module.token_values.state_dict()["tokens"], again.state_dict()["tokens"])
     assert module.experience.metrics["kl_explained"] == again.explained
     assert "reward_explained" not in module.experience.metrics
-    assert not sums[0].products.any()  # the first rollout has no table
-    assert sums[1].products.any()
 
 
-def test_the_callback_keeps_token_values_for_estimators_that_read_them():
+@pytest.mark.parametrize("name", ["MonteCarlo", "TiltedRaoBlackwell", "RaoBlackwellControlVariate"])
+def test_the_callback_keeps_what_its_estimator_remembers(name):
+    first, second = (KLEstimatorCallback(getattr(estimators, name)()) for _ in range(2))
     module = SimpleNamespace(uses_kl_estimator=True)
-    callback = KLEstimatorCallback(estimators.MonteCarlo())
-    callback.setup(None, module, "fit")
-    assert module.token_values is None
-    assert callback.state_dict() == {"current": 0.07}
-    first, second = (KLEstimatorCallback(estimators.TiltedRaoBlackwell()) for _ in range(2))
-    tokens, rewards = torch.tensor([[0, 1], [0, 2]]), torch.tensor([1.0, 3.0])
-    first.token_values.observe(tokens, torch.ones(2, 2) > 0, rewards, 2)
-    first.token_values.fit(4)
+    first.setup(None, module, "fit")
+    assert module.memory is first.memory
+    stats, mask = random_rollout()
+    tokens, rewards = torch.arange(12).view(4, 3), torch.tensor([1.0, 3.0, 0.0, 2.0])
+    module.memory.weights(stats, mask, rewards, beta=0.3, group_size=2, tokens=tokens)
+    module.memory.observe(tokens, mask, rewards, stats, group_size=2)
     second.load_state_dict(first.state_dict())
-    assert torch.equal(second.token_values.table, first.token_values.table)
-    second.load_state_dict({"current": 0.1})  # saved by a version without token values
-    assert second.current == 0.1
+    assert same_state(second.memory.state_dict(), first.memory.state_dict())
+    assert same_state(second.memory.state_dict(), EstimatorMemory(first.memory.estimator).state_dict()) == (
+        name == "MonteCarlo"
+    )
+    with pytest.raises(ConfigurationError, match="holds no memory of"):
+        second.load_state_dict({"current": 0.1})
+
+
+def random_rollout():
+    generator = torch.Generator().manual_seed(0)
+    logprobs, reference, kl = torch.randn(3, 4, 3, generator=generator)
+    return TokenStats(logprobs, reference, kl.abs()), torch.ones(4, 3, dtype=torch.bool)
+
+
+def same_state(one, other):
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same_state(one[name], other[name]) for name in one)
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other

@@ -6,7 +6,7 @@ import pytest
 import torch
 from single_steps import attached
 
-from lit_klrb.estimators import MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate
+from lit_klrb.estimators import EstimatorMemory, MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate
 from lit_klrb.estimators.cross_fit import EarlierRollouts
 from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.seeding import derive_seed
@@ -95,7 +95,7 @@ def test_the_gram_matrix_is_that_of_gradients_taken_one_by_one(chain, tmp_path):
         lower[index, : index + 1] = torch.tensor(row, dtype=torch.float64)
     gradients = []
     for estimator, beta in ((MonteCarlo(), 0.0), (MonteCarlo(), 0.3), (RaoBlackwell(), 0.3)):
-        module.kl_estimator, module.beta = estimator, beta
+        module.memory, module.beta = EstimatorMemory(estimator), beta
         for index in range(4):
             gradients.append(gradient_of(module, batch, study, index))
     expected = torch.stack(gradients).double()
@@ -103,7 +103,7 @@ def test_the_gram_matrix_is_that_of_gradients_taken_one_by_one(chain, tmp_path):
 
 
 def test_earlier_rollouts_change_the_fitted_combination_alone(chain, tmp_path):
-    """Its gradients are those of `weights_after` with the sums of the rollouts after the measured ones."""
+    """Its gradients are those of `fitted_weights` with the sums of the rollouts after the measured ones."""
     module, batch = attached(chain, tmp_path, RaoBlackwell())
     four = {name: value.roll(1, 0) for name, value in batch.items()}
     pool = [
@@ -118,8 +118,7 @@ def test_earlier_rollouts_change_the_fitted_combination_alone(chain, tmp_path):
         gram = study.measure(module.trainer, module)["gram"]
         assert len(gram) == rows
         diagonals[earlier] = [row[-1] for row in gram]
-        assert module.token_values is None
-        assert module.earlier_rollouts is None
+        assert not module.memory.remembers
     assert diagonals[2][:12] == pytest.approx(diagonals[0][:12], rel=1e-5)
     # Two prompts are too few to fit coefficients on: MonteCarlo
     assert diagonals[0][12:] == pytest.approx(diagonals[0][4:8], rel=1e-5)
@@ -129,13 +128,14 @@ def test_earlier_rollouts_change_the_fitted_combination_alone(chain, tmp_path):
     for index, batch in enumerate(pool[4:]):
         values.fit(vocabulary)
         rollout, stats, rewards = scored(module, batch, values, "earlier", index)
-        sums.observe(combination.fit_sums(stats.detach(), rollout.mask, rewards, beta=0.3, group_size=3))
+        rows = stats.detach(), rollout.mask, rewards
+        sums.observe(combination.fitted_weights(None, *rows, beta=0.3, group_size=3)[1])
         values.observe(rollout.completions, rollout.mask, rewards, 3)
     values.fit(vocabulary)
     for index, batch in enumerate(pool[:4]):
         rollout, stats, rewards = scored(module, batch, values, index)
         settings = {"beta": 0.3, "group_size": 3}
-        weights = combination.weights_after(sums.sums, stats.detach(), rollout.mask, rewards, **settings)
+        weights = combination.fitted_weights(sums.sums, stats.detach(), rollout.mask, rewards, **settings)[0]
         loss = combination.loss(stats, rollout.mask, weights, beta=0.3)
         parts = torch.autograd.grad(loss, list(module.policy.parameters()))
         norm = sum(part.double().square().sum().item() for part in parts)

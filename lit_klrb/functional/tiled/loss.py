@@ -78,7 +78,8 @@ def tiled_policy_loss(
             `clipped_loss`.
         logit_softcap: Soft cap of the policy's logits.
         ref_logit_softcap: Soft cap of the reference's logits.
-        token_values: A value a(v) for every token, in units of reward, shape [V]; treated as constant.
+        token_values: Values a(v) of the tokens, in units of reward, shape [V]; treated as constant. Tokens
+            beyond a shorter table have the value 0.
         value_weights: Weights of the expected token value sum_v p(v) a(v), shape [B, T].
         topk: The head of `kl_topk`; None for the exact KL.
 

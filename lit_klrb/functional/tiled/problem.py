@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.functional.logprobs import TopK, check_token_values, warn_infinite_kl
+from lit_klrb.functional.logprobs import TopK, full_token_values, warn_infinite_kl
 from lit_klrb.functional.tiled.blocks import Buffers, RowStats, block_sums, fused
 from lit_klrb.functional.tiled.head import Head
 from lit_klrb.functional.tiled.topk import Candidacy, Heads
@@ -59,7 +59,6 @@ class Problem(NamedTuple):
         """
         check_positive(temperature=temperature, tile_size=tile_size)
         check_shape("mask", mask, tuple(tokens.shape))
-        check_token_values(token_values, len(policy.weight))
         if topk is not None:
             topk.check(len(policy.weight))
         for prefix, pair in (("", policy), ("ref_", reference)):
@@ -70,7 +69,7 @@ class Problem(NamedTuple):
         head, ref_head = (Head.of(p.weight, p.bias, temperature, p.softcap) for p in (policy, reference))
         inputs = head.inputs(rows_of(policy.hidden, mask))
         ref_inputs = ref_head.inputs(rows_of(reference.hidden, mask)).to(inputs.dtype)
-        values = None if token_values is None else token_values.detach().to(inputs)
+        values = full_token_values(token_values, len(policy.weight), like=inputs)
         rows = rows_of(tokens, mask)
         tile_size = tile_size or default_tile_size(len(policy.weight))
         return Problem(head, ref_head, inputs, ref_inputs, rows, tile_size, values, topk)

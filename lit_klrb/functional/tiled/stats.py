@@ -60,7 +60,8 @@ def tiled_token_stats(
             they hold, and are 0 in the result. None computes all.
         logit_softcap: Soft cap of the policy's logits.
         ref_logit_softcap: Soft cap of the reference's logits.
-        token_values: A value a(v) for every token, in units of reward, shape [V]; treated as constant.
+        token_values: Values a(v) of the tokens, in units of reward, shape [V]; treated as constant. Tokens
+            beyond a shorter table have the value 0.
         topk: The head for which sums are computed. Which tokens it has is not differentiated.
 
     Returns:

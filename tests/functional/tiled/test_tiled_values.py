@@ -191,8 +191,14 @@ def test_token_values_and_their_weights_come_together():
     for options in ({"token_values": token_values(case)}, {"value_weights": weights}):
         with pytest.raises(ConfigurationError, match="value_weights: must be given together with"):
             tiled_loss(case, case.leaves(), case.tokens >= 0, weights, weights, **options)
-    with pytest.raises(ConfigurationError, match=r"token_values: must have shape \[23\], got \[22\]"):
-        tiled_stats(case, case.leaves(), token_values=token_values(case)[1:])
+    values = token_values(case)
+    for short in (values[:5], values[:22]):
+        padded = torch.nn.functional.pad(short, (0, 23 - len(short)))
+        found, expected = (tiled_stats(case, case.leaves(), token_values=v) for v in (short, padded))
+        assert torch.equal(found.expected_value, expected.expected_value)
+    message = r"token_values: must have shape \[23\] or be shorter, got \[24\]"
+    with pytest.raises(ConfigurationError, match=message):
+        tiled_stats(case, case.leaves(), token_values=torch.cat([values, values[:1]]))
 
 
 def test_gradients_are_scaled_and_returned_once():

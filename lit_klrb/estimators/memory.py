@@ -1,0 +1,247 @@
+"""Everything that an estimator remembers between rollouts."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.estimators.base import KLEstimator, LossWeights
+from lit_klrb.estimators.checked import checked_weights
+from lit_klrb.estimators.composed import Discounted
+from lit_klrb.estimators.cross_fit import EarlierRollouts, FitSums
+from lit_klrb.estimators.fitted import FittedEstimator
+from lit_klrb.estimators.token_values import TokenValues
+from lit_klrb.functional.logprobs import TokenStats, full_token_values
+
+
+class EstimatorMemory:
+    """What an estimator remembers: token values, fitted coefficients, and a discount that changes.
+
+    The order of a step is `token_values`, statistics, `weights`, loss, `observe`. No rollout is then weighted
+    with anything that was fitted to it, which would bias the gradient. For an estimator that remembers
+    nothing, `weights` is the estimator's own and `observe` does nothing.
+
+    `observe` changes `token_values`. A loss on a rollout that has been observed needs those from before, as
+    its weights do: keep them for as long as the rollout is used.
+
+    Processes that observe the completions of all processes have the same memory.
+
+    Args:
+        estimator: The estimator.
+        vocabulary_size: V; can be set later, as an attribute. Without it, token values end with the largest
+            token id seen so far, and all others are 0.
+        final_discount: Discount at progress 1, approached linearly from the estimator's own; None if it is
+            constant.
+
+    Attributes:
+        estimator: The estimator with its discount at the current progress.
+
+    Raises:
+        ConfigurationError: If the final discount is out of range, or the estimator has no discount.
+
+    Example:
+        >>> from lit_klrb.estimators import RaoBlackwell
+        >>> memory = EstimatorMemory(RaoBlackwell(discount=0.0, allow_biased=True), final_discount=1.0)
+        >>> memory.progress = 0.25
+        >>> memory.estimator.discount
+        0.25
+    """
+
+    def __init__(
+        self,
+        estimator: KLEstimator,
+        *,
+        vocabulary_size: int | None = None,
+        final_discount: float | None = None,
+    ) -> None:
+        self.estimator, self.vocabulary_size, self.final_discount = estimator, vocabulary_size, final_discount
+        self._annealing = None if final_discount is None else _annealing(estimator, final_discount)
+        self._progress = 0.0
+        predicted = estimator.token_values_predict
+        self._values = None if predicted is None else TokenValues(predicted=predicted)
+        self._earlier = EarlierRollouts() if isinstance(estimator, FittedEstimator) else None
+        # Those of the rollout that was weighted last, which `observe` adds
+        self._sums: FitSums | None = None
+
+    @property
+    def progress(self) -> float:
+        """Share of the training that is done, 0 to 1. The caller sets it before each rollout."""
+        return self._progress
+
+    @progress.setter
+    def progress(self, progress: float) -> None:
+        if not 0 <= progress <= 1:
+            raise ConfigurationError(f"must be between 0 and 1, got {progress}", key="progress")
+        self._progress = progress
+        if self._annealing is not None:
+            initial, last = self._annealing
+            discount = initial.discount + progress * (last - initial.discount)
+            self.estimator = replace(initial, discount=discount)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a rollout can change the weights of later ones."""
+        return self._values is not None or self._earlier is not None
+
+    @property
+    def discount(self) -> float:
+        """The estimator's discount of later KLs at the current progress; 1 for estimators without one."""
+        return self.estimator.discount if isinstance(self.estimator, Discounted) else 1.0
+
+    def check_trainable(self, optimizer_steps: int = 1) -> None:
+        """`KLEstimator.check_trainable`, at the first and the last discount."""
+        self.estimator.check_trainable(optimizer_steps)
+        if self._annealing is not None:
+            initial, last = self._annealing
+            replace(initial, discount=last).check_trainable(optimizer_steps)
+
+    @property
+    def token_values(self) -> Tensor | None:
+        """Values for the statistics of the next rollout, fitted to earlier ones, shape [V]; None for none."""
+        return None if self._values is None else self._values.table
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Share of the rewards, or of the KL to come, that token values explained; empty without them."""
+        if self._values is None:
+            return {}
+        name = "reward_explained" if self._values.predicted == "rewards" else "kl_explained"
+        return {name: self._values.explained}
+
+    def start_from(self, prior: Tensor) -> None:
+        """Begin with given token values, such as those that a warm start fitted to rewards.
+
+        Args:
+            prior: Values independent of the completions that are weighted later, shape [V].
+
+        Raises:
+            ConfigurationError: If the estimator has no token values of rewards.
+        """
+        if self._values is None or self._values.predicted != "rewards":
+            name = type(self.estimator).__name__
+            raise ConfigurationError(f"{name} has no token values of rewards", key="prior")
+        self._values.start_from(prior)
+
+    @torch.no_grad()
+    def weights(
+        self,
+        stats: TokenStats,
+        mask: Tensor,
+        rewards: Tensor | None,
+        *,
+        beta: float,
+        group_size: int,
+        tokens: Tensor,
+    ) -> LossWeights:
+        """The estimator's weights of a rollout, with what was fitted to earlier ones.
+
+        Args:
+            stats: Statistics of the rollout, with `token_values` if there are any.
+            mask: See `KLEstimator.weights`.
+            rewards: See there.
+            beta: See there.
+            group_size: See there.
+            tokens: Token ids of the completions, shape [B, T].
+
+        Raises:
+            ConfigurationError: If the statistics have other token values, besides the reasons given there.
+        """
+        self._check_values(stats, mask, tokens)
+        rollout, settings = (stats, mask, rewards), {"beta": beta, "group_size": group_size}
+        if self._earlier is None or not isinstance(self.estimator, FittedEstimator):
+            return checked_weights(self.estimator, *rollout, **settings)
+        weights, self._sums = self.estimator.fitted_weights(
+            self._earlier.sums, *rollout, beta=beta, group_size=group_size
+        )
+        return weights
+
+    @torch.no_grad()
+    def observe(
+        self, tokens: Tensor, mask: Tensor, rewards: Tensor | None, stats: TokenStats, *, group_size: int
+    ) -> None:
+        """Remember a rollout, after its weights were computed.
+
+        Args:
+            tokens: Token ids of the completions, shape [B, T].
+            mask: True on completion tokens, shape [B, T].
+            rewards: Reward of each completion, shape [B]; None for the KL alone, which teaches nothing to
+                token values that predict rewards.
+            stats: The statistics given to `weights`.
+            group_size: Completions per prompt.
+
+        Raises:
+            ConfigurationError: If token values cannot be fitted to such a rollout.
+        """
+        if self._earlier is not None and self._sums is not None:
+            self._earlier.observe(self._sums)
+            self._sums = None
+        values = self._values
+        if values is None or (values.predicted == "rewards" and rewards is None):
+            return
+        if group_size < 2:
+            raise ConfigurationError(
+                "must be at least 2, as token values predict differences between the completions of a prompt",
+                key="group_size",
+            )
+        if values.predicted == "kl_to_come":
+            if stats.kl is None:
+                raise ConfigurationError("stats.kl is None; token values predict the KL of every token")
+            values.observe_to_come(tokens, mask, stats.kl, group_size, self.discount)
+        elif rewards is not None:
+            values.observe(tokens, mask, rewards, group_size)
+        values.fit(self.vocabulary_size)
+
+    def _check_values(self, stats: TokenStats, mask: Tensor, tokens: Tensor) -> None:
+        table = self.token_values
+        if table is None:
+            return
+        if stats.value is None:
+            raise ConfigurationError(
+                "must be computed with memory.token_values, got none: the weights would be those of an "
+                "estimator without token values",
+                key="stats",
+            )
+        tokens, given = tokens[mask], stats.value[mask]
+        size = max(len(table), int(tokens.max()) + 1 if len(tokens) else 0)
+        values = full_token_values(table, size, like=given)
+        assert values is not None
+        # Statistics in lower precision than the table are the same
+        if not torch.allclose(values[tokens], given, rtol=1e-2, equal_nan=True):
+            raise ConfigurationError("must be computed with memory.token_values, got others", key="stats")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The complete state, as plain tensors and numbers."""
+        parts = {"token_values": self._values, "earlier_rollouts": self._earlier}
+        state = {name: part.state_dict() for name, part in parts.items() if part is not None}
+        return {"progress": self._progress, **state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state of `state_dict`.
+
+        Raises:
+            ConfigurationError: If it is not the state of such an estimator.
+        """
+        known = isinstance(state, dict) and state.keys() == self.state_dict().keys()
+        progress = state["progress"] if known else None
+        if not isinstance(progress, float) or not 0 <= progress <= 1:
+            raise ConfigurationError(
+                f"holds no memory of {type(self.estimator).__name__} where one is expected", key="ckpt_path"
+            )
+        self.progress = progress
+        if self._values is not None:
+            self._values.load_state_dict(state["token_values"])
+        if self._earlier is not None:
+            self._earlier.load_state_dict(state["earlier_rollouts"])
+
+
+def _annealing(estimator: KLEstimator, last: float) -> tuple[Discounted, float]:
+    """The initial estimator and the final discount, checked."""
+    if not isinstance(estimator, Discounted):
+        raise ConfigurationError(
+            f"{type(estimator).__name__} has no discount; leave it out", key="final_discount"
+        )
+    if not 0 <= last <= 1:
+        raise ConfigurationError(f"must be between 0 and 1, got {last}", key="final_discount")
+    return estimator, last

@@ -1,0 +1,146 @@
+"""Batches of TRL's trainers: an estimator's weights, and its loss."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_klrb.distributed import gather_rollout, gather_rows, own_rows
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.estimators import EstimatorMemory, KLEstimator, LossWeights
+from lit_klrb.estimators.checked import checked_loss
+from lit_klrb.models.generation import Rollout
+from lit_klrb.models.scoring import Scorer
+
+# Entries that are added to TRL's batches, which split and shuffle them by rows.
+STATES, BEHAVIOUR, WEIGHT = "kl_reference_states", "kl_behaviour_logprobs", "kl_weights_"
+
+
+@torch.no_grad()
+def add_weights(
+    batch: dict[str, Any],
+    scorer: Scorer,
+    memory: EstimatorMemory,
+    beta: float,
+    group_size: int,
+    rewards: Tensor | None = None,
+    *,
+    observe: bool = True,
+) -> tuple[dict[str, Any], float]:
+    """A batch of TRL with the estimator's weights, and the mean of its KL per sequence in nats.
+
+    Weights are computed on the batches of all processes, between which TRL may divide a group.
+
+    Args:
+        batch: This process's rows of whole groups, prompt-major: `prompt_ids` and `prompt_mask` [B, P],
+            `completion_ids` and `completion_mask` [B, T], and the `advantages` of the rewards [B], if any.
+        scorer: Policy and reference.
+        memory: The estimator, with what it remembers.
+        beta: Weight of the KL.
+        group_size: Completions per prompt (K).
+        rewards: The rewards of the completions of all processes; None if only their advantages are known.
+        observe: Remember the batch.
+
+    Raises:
+        ConfigurationError: If the batch has images.
+    """
+    if "pixel_values" in batch:
+        raise ConfigurationError("images are not supported", key="train_dataset")
+    rollout, estimator = rollout_of(batch), memory.estimator
+    states = scorer.reference_states(rollout)
+    stats = scorer.stats(rollout, states, memory.token_values, estimator.topk)
+    advantages = batch.get("advantages", states.new_zeros(len(states))).float()
+    everyones, mask, advantages = gather_rollout(stats, rollout.mask, advantages)
+    tokens = gather_rows(rollout.completions)
+    given = rewards_of(advantages, rewards, estimator, group_size) if "advantages" in batch else None
+    weights = memory.weights(everyones, mask, given, beta=beta, group_size=group_size, tokens=tokens)
+    if observe:
+        memory.observe(tokens, mask, given, everyones, group_size=group_size)
+    weights = weights.map(lambda rows: own_rows(rows, like=rollout.mask))
+    added = {WEIGHT + name: field for name, field in weights._asdict().items() if field is not None}
+    kl = estimator.value(everyones, mask).mean().item()
+    return {**batch, **added, STATES: states, BEHAVIOUR: stats.logprobs}, kl
+
+
+def total_rewards(by_function: Tensor, weights: Tensor, clip_range: tuple[float, float] | None) -> Tensor:
+    """The rewards from which TRL computes advantages, shape [B].
+
+    Args:
+        by_function: The rewards of each function, NaN where it gives none, shape [B, functions].
+        weights: Weights of the functions.
+        clip_range: TRL's `reward_clip_range`; None for no limits.
+    """
+    rewards = (by_function * weights.to(by_function)).nansum(1)
+    return rewards if clip_range is None else rewards.clamp(*clip_range)
+
+
+def rewards_of(advantages: Tensor, rewards: Tensor | None, estimator: KLEstimator, group_size: int) -> Tensor:
+    """Rewards from which an estimator computes the advantages of TRL, shape [B].
+
+    TRL centres rewards within groups and may scale them. An estimator may use the mean of the others' rewards
+    as a control variate, which must not depend on the completion's own reward. That of the centred rewards
+    does, so the mean of the group is added again.
+
+    Args:
+        advantages: TRL's, of whole groups, shape [B].
+        rewards: The rewards that they were computed from, shape [B]; None if unknown.
+        estimator: The estimator.
+        group_size: Completions per prompt (K).
+
+    Example:
+        >>> from lit_klrb.estimators import MonteCarlo
+        >>> rewards = torch.tensor([1.0, 3.0, 5.0, 5.0])
+        >>> rewards_of(torch.tensor([-4.0, 4.0, 0.0, 0.0]), rewards, MonteCarlo(), 2)  # scaled by 2
+        tensor([ 2.,  6., 10., 10.])
+    """
+    if estimator.baseline is None:
+        return advantages
+    # Leave-one-out multiplies centred values by K / (K - 1)
+    centred = (group_size - 1) / group_size * advantages.view(-1, group_size)
+    if rewards is None:
+        return centred.flatten()
+    groups = rewards.to(centred).view(-1, group_size)
+    mean = groups.mean(1, keepdim=True)
+    square = (groups - mean).square().sum(1, keepdim=True)
+    scale = (centred * (groups - mean)).sum(1, keepdim=True) / square
+    # Groups of equal rewards do not show the scale
+    known = scale[square > 0]
+    scale = torch.where(square > 0, scale, known.min() if len(known) else 1.0)
+    return (centred + scale * mean).flatten()
+
+
+def weighted_loss(
+    batch: dict[str, Any],
+    scorer: Scorer,
+    estimator: KLEstimator,
+    beta: float,
+    token_values: Tensor | None = None,
+) -> Tensor:
+    """The estimator's loss on rows of the result of `add_weights`, averaged over them.
+
+    Args:
+        batch: Some rows of the batch.
+        scorer: Policy and reference.
+        estimator: The estimator.
+        beta: Weight of the KL.
+        token_values: Those with which the batch was weighted; None without.
+    """
+    rollout, fields = rollout_of(batch), LossWeights._fields
+    weights = LossWeights(**{name: batch[WEIGHT + name] for name in fields if WEIGHT + name in batch})
+    if estimator.is_fusable:
+        clip_range = estimator.clip_range if estimator.off_policy == "clip" else None
+        states, behaviour = batch[STATES], batch[BEHAVIOUR]
+        return scorer.loss(rollout, states, weights, behaviour, clip_range, token_values, estimator.topk)
+    stats = scorer.stats(rollout, batch[STATES], token_values, estimator.topk)
+    return checked_loss(
+        estimator, stats, rollout.mask, weights, beta=beta, behaviour_logprobs=batch[BEHAVIOUR]
+    )
+
+
+def rollout_of(batch: dict[str, Any]) -> Rollout:
+    """Prompts and completions of a batch of TRL."""
+    tokens = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1).bool()
+    # Tokens of tools are in the completion, but not sampled from the policy
+    sampled = batch["completion_mask"] * batch.get("tool_mask", 1)
+    return Rollout(tokens, attention, sampled.bool())

@@ -1,0 +1,65 @@
+"""What an estimator remembers, in the checkpoints of TRL's trainers."""
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
+
+from lit_klrb.errors import ConfigurationError, brief
+from lit_klrb.estimators import EstimatorMemory
+from lit_klrb.files import write_atomically
+
+NAME = "kl_memory.pt"
+_KEY = "resume_from_checkpoint"
+
+
+class MemoryKeeper(TrainerCallback):
+    """Saves the memory in each checkpoint, if the estimator has any.
+
+    Args:
+        memory: The memory, equal in all processes.
+    """
+
+    def __init__(self, memory: EstimatorMemory) -> None:
+        self.memory = memory
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write the state beside the weights, once."""
+        if not (self.memory.remembers and state.is_world_process_zero):
+            return
+        content = io.BytesIO()
+        torch.save(self.memory.state_dict(), content)
+        folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
+        write_atomically(folder / NAME, content.getbuffer())
+
+
+def load_memory(memory: EstimatorMemory, resume_from_checkpoint: str | bool | None, output_dir: str) -> None:
+    """Restore the memory that belongs to a checkpoint.
+
+    Args:
+        memory: The memory; unchanged if the estimator has none.
+        resume_from_checkpoint: Argument of `Trainer.train`: the checkpoint's folder, or true for the last.
+        output_dir: The trainer's folder.
+
+    Raises:
+        ConfigurationError: If the checkpoint lacks it, or it is that of another estimator.
+    """
+    last = resume_from_checkpoint is True
+    folder = get_last_checkpoint(output_dir) if last else resume_from_checkpoint  # type: ignore[no-untyped-call]
+    if not (folder and memory.remembers):
+        return
+    path, name = Path(str(folder), NAME), type(memory.estimator).__name__
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+        raise ConfigurationError(
+            f"{path} with what {name} remembers cannot be read ({brief(error)})", key=_KEY
+        ) from None
+    try:
+        memory.load_state_dict(state)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path} {error.message}", key=_KEY) from None
