@@ -14,9 +14,17 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.kills.children import Child
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators import MonteCarlo, RaoBlackwell, RaoBlackwellLoss, RaoBlackwellTopK
+from lit_klrb.estimators import (
+    EstimatorMemory,
+    MonteCarlo,
+    RaoBlackwell,
+    RaoBlackwellLoss,
+    RaoBlackwellTokenValues,
+    RaoBlackwellTopK,
+)
 from lit_klrb.functional import leave_one_out_baseline
 from lit_klrb.integrations import trl as adapter
+from lit_klrb.integrations.trl_batches import rollout_of
 from lit_klrb.models.loading import freeze, fresh_model
 from lit_klrb.models.scoring import Scorer, completion_logits
 
@@ -65,9 +73,9 @@ def test_the_loss_is_the_estimators_objective(estimator):
     policy, reference = models()
     rewards, batch = batch_of_trl()
     scorer = Scorer(policy, reference, 1.0)
-    added, _ = adapter.add_weights(batch, scorer, estimator, BETA, GROUP)
+    added, _ = adapter.add_weights(batch, scorer, EstimatorMemory(estimator), BETA, GROUP)
     found = gradient(policy, adapter.weighted_loss(added, scorer, estimator, BETA))
-    rollout = adapter.rollout_of(batch)
+    rollout = rollout_of(batch)
     stats = scorer.stats(rollout, scorer.reference_states(rollout), topk=estimator.topk)
     # Without a baseline of its own, it gets rewards from which TRL has subtracted one
     given = rewards if estimator.baseline else batch["advantages"]
@@ -81,9 +89,9 @@ def test_the_gradient_is_that_of_rloo_with_k1_in_the_reward():
     policy, reference = models()
     rewards, batch = batch_of_trl()
     scorer = Scorer(policy, reference, 1.0)
-    added, _ = adapter.add_weights(batch, scorer, MonteCarlo(), BETA, GROUP)
+    added, _ = adapter.add_weights(batch, scorer, EstimatorMemory(MonteCarlo()), BETA, GROUP)
     found = gradient(policy, adapter.weighted_loss(added, scorer, MonteCarlo(), BETA))
-    rollout = adapter.rollout_of(batch)
+    rollout = rollout_of(batch)
     p, q = (
         completion_logits(m, rollout).log_softmax(-1).gather(-1, rollout.completions[..., None])[..., 0]
         for m in (policy, reference)
@@ -98,7 +106,7 @@ def test_parts_in_any_order_have_the_gradient_of_the_whole():
     policy, reference = models()
     _, batch = batch_of_trl()
     scorer, estimator = Scorer(policy, reference, 1.0), RaoBlackwell()
-    added, kl = adapter.add_weights(batch, scorer, estimator, BETA, GROUP)
+    added, kl = adapter.add_weights(batch, scorer, EstimatorMemory(estimator), BETA, GROUP)
     whole = gradient(policy, adapter.weighted_loss(added, scorer, estimator, BETA))
     order = torch.randperm(len(batch["advantages"]), generator=torch.Generator().manual_seed(2))
     parts = [{name: value[rows] for name, value in added.items()} for rows in order.chunk(3)]
@@ -113,7 +121,11 @@ def test_tokens_of_tools_do_not_count():
     tools = torch.ones_like(batch["completion_mask"])
     tools[:, 1] = 0
     added, _ = adapter.add_weights(
-        {**batch, "tool_mask": tools}, Scorer(policy, reference, 1.0), RaoBlackwell(), BETA, GROUP
+        {**batch, "tool_mask": tools},
+        Scorer(policy, reference, 1.0),
+        EstimatorMemory(RaoBlackwell()),
+        BETA,
+        GROUP,
     )
     assert added["kl_weights_score"][:, 1].eq(0).all()
     assert added["kl_weights_kl"][:, 1].eq(0).all()
@@ -126,14 +138,14 @@ def on_half_of_the_rows(arguments):
     policy, reference = models()
     _, batch = batch_of_trl(groups=3)
     scorer, estimator = Scorer(policy, reference, 1.0), RaoBlackwell()
-    added, kl = adapter.add_weights(batch, scorer, estimator, BETA, GROUP)
+    added, kl = adapter.add_weights(batch, scorer, EstimatorMemory(estimator), BETA, GROUP)
     whole = gradient(policy, adapter.weighted_loss(added, scorer, estimator, BETA))
     distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     wrapper = DistributedDataParallel(policy)
     KEPT.append(wrapper)
     rows = slice(6 * rank, 6 * rank + 6)
     part = {name: value[rows] for name, value in batch.items()}
-    part, kl_of_all = adapter.add_weights(part, scorer, estimator, BETA, GROUP)
+    part, kl_of_all = adapter.add_weights(part, scorer, EstimatorMemory(estimator), BETA, GROUP)
     loss = adapter.inside(wrapper, policy, lambda: adapter.weighted_loss(part, scorer, estimator, BETA))
     loss.backward()
     found = torch.cat([p.grad.flatten() for p in policy.parameters()])
@@ -190,7 +202,7 @@ PROMPTS.peft_config = {"default": SimpleNamespace(is_prompt_learning=True)}
     [({}, RaoBlackwell()), ({"teacher_model": object(), "beta": 1.0}, RaoBlackwell(baseline=None))],
 )
 def test_a_trainer_that_fits_passes(changes, estimator):
-    adapter.check_trainer(trainer_of_trl(**changes), estimator)
+    adapter.check_trainer(trainer_of_trl(**changes), EstimatorMemory(estimator))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +232,13 @@ def test_a_trainer_that_fits_passes(changes, estimator):
 )
 def test_other_trainers_are_refused(changes, message):
     with pytest.raises(ConfigurationError, match=message):
-        adapter.check_trainer(trainer_of_trl(**changes), RaoBlackwell())
+        adapter.check_trainer(trainer_of_trl(**changes), EstimatorMemory(RaoBlackwell()))
+
+
+def test_distillation_with_token_values_is_refused_as_it_samples_one_completion_per_prompt():
+    trainer = trainer_of_trl(teacher_model=object(), beta=1.0)
+    with pytest.raises(ConfigurationError, match="kl_estimator: RaoBlackwellTokenValues fits token values"):
+        adapter.check_trainer(trainer, EstimatorMemory(RaoBlackwellTokenValues(baseline=None)))
 
 
 def test_a_trainer_that_does_not_sample_is_refused():
@@ -324,9 +342,9 @@ def test_the_loss_has_the_precision_of_the_statistics(tmp_path, monkeypatch):
     dtypes = []
 
     def recording(function):
-        def record(*arguments):
+        def record(*arguments, **settings):
             dtypes.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None)
-            return function(*arguments)
+            return function(*arguments, **settings)
 
         return record
 

@@ -13,7 +13,9 @@ from lit_klrb.estimators import (
     MonteCarlo,
     RaoBlackwell,
     RaoBlackwellControlVariate,
+    RaoBlackwellTokenValues,
     RaoBlackwellTopK,
+    TiltedRaoBlackwell,
 )
 from lit_klrb.functional import token_stats
 from lit_klrb.functional.enumeration import (
@@ -159,6 +161,8 @@ def test_the_command_writes_a_run_and_repeats_itself(tmp_path, capsys):
         ({"beta": float("nan")}, "beta"),
         ({"estimators": []}, "estimators"),
         ({"estimators": [RaoBlackwellControlVariate()]}, "estimators"),
+        ({"estimators": [TiltedRaoBlackwell()]}, "estimators"),
+        ({"estimators": [RaoBlackwellTokenValues()]}, "estimators"),
         ({"estimators": [MonteCarlo(), MonteCarlo(baseline=None)]}, "estimators"),
     ],
 )

@@ -6,11 +6,20 @@ import pytest
 import torch
 from single_steps import attached
 
-from lit_klrb.estimators import EstimatorMemory, MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.estimators import (
+    EstimatorMemory,
+    MonteCarlo,
+    RaoBlackwell,
+    RaoBlackwellControlVariate,
+    RaoBlackwellTokenValues,
+    TiltedRaoBlackwell,
+)
 from lit_klrb.estimators.cross_fit import EarlierRollouts
 from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.seeding import derive_seed
-from lit_klrb.studies import EstimationStudy, GradientNoiseStudy
+from lit_klrb.studies import EstimationStudy, GradientNoiseStudy, gradient_noise
+from lit_klrb.studies.gradients import policy_gradient
 
 # The fitted control variate warns, as one of so few completions often dominates.
 pytestmark = pytest.mark.filterwarnings("ignore:one of .* completions has")
@@ -100,6 +109,31 @@ def test_the_gram_matrix_is_that_of_gradients_taken_one_by_one(chain, tmp_path):
             gradients.append(gradient_of(module, batch, study, index))
     expected = torch.stack(gradients).double()
     assert torch.allclose(lower, (expected @ expected.T).tril(), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", [TiltedRaoBlackwell, RaoBlackwellTokenValues])
+def test_estimators_with_token_values_are_measured_with_those_of_earlier_rollouts(chain, tmp_path, kind):
+    """As training fits them, so their gradients are not those of `RaoBlackwell`."""
+    module, batch = attached(chain, tmp_path, MonteCarlo())
+    halves = [{name: value[rows] for name, value in batch.items()} for rows in (slice(2), slice(2, 4))]
+    compared = [kind(), RaoBlackwell()]
+    memories = gradient_noise.memories_after(module, compared, [halves[0]], seed=5)
+    found, *others = gradient_noise.batch_gradients(module, halves[1], memories, seed=6)[1:]
+    assert (found - others[0]).norm() > 1e-3 * found.norm()
+
+    training, _ = attached(chain, tmp_path, kind())
+    seeds = derive_seed(5, "gradient_noise", "earlier", 0), 6
+    for half, seed in zip(halves, seeds, strict=True):
+        rollout = training.generate(training.policy, half, training.sampling, seed=seed)
+        _, stats = training.score(rollout, training.memory.token_values)
+        rewards = training.training_rewards(rollout, training.rewards(rollout, half))
+        weights = training.weigh(rollout, stats.detach(), rewards)
+    expected = policy_gradient(training, training.kl_estimator, stats, rollout.mask, weights)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+    with pytest.raises(ConfigurationError, match=f"earlier_rollouts: must be at least 1.*{kind.__name__} is"):
+        gradient_noise.memories_after(module, compared, [], seed=5)
+    assert gradient_noise.memories_after(training, compared, [], seed=5)[0] is training.memory
 
 
 def test_earlier_rollouts_change_the_fitted_combination_alone(chain, tmp_path):
