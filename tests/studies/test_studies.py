@@ -111,8 +111,10 @@ def test_the_gram_matrix_is_that_of_gradients_taken_one_by_one(chain, tmp_path):
     assert torch.allclose(lower, (expected @ expected.T).tril(), rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("kind", [TiltedRaoBlackwell, RaoBlackwellTokenValues])
-def test_estimators_with_token_values_are_measured_with_those_of_earlier_rollouts(chain, tmp_path, kind):
+@pytest.mark.parametrize(("kind", "count"), [(TiltedRaoBlackwell, 1), (RaoBlackwellTokenValues, 3)])
+def test_estimators_with_token_values_are_measured_with_those_of_earlier_rollouts(
+    chain, tmp_path, kind, count
+):
     """As training fits them, so their gradients are not those of `RaoBlackwell`."""
     module, batch = attached(chain, tmp_path, MonteCarlo())
     training, _ = attached(chain, tmp_path, kind())
@@ -123,12 +125,12 @@ def test_estimators_with_token_values_are_measured_with_those_of_earlier_rollout
                 parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
     halves = [{name: value[rows] for name, value in batch.items()} for rows in (slice(2), slice(2, 4))]
     compared = [kind(), RaoBlackwell()]
-    memories = gradient_noise.memories_after(module, compared, [halves[0]] * 3, seed=5)
+    memories = gradient_noise.memories_after(module, compared, [halves[0]] * count, seed=5)
     found, *others = gradient_noise.batch_gradients(module, halves[1], memories, seed=6)[1:]
     assert (found - others[0]).norm() > 1e-5 * found.norm()
 
-    seeds = [derive_seed(5, "gradient_noise", "earlier", index) for index in range(3)]
-    for half, seed in zip([halves[0]] * 3 + [halves[1]], [*seeds, 6], strict=True):
+    seeds = [derive_seed(5, "gradient_noise", "earlier", index) for index in range(count)]
+    for half, seed in zip([halves[0]] * count + [halves[1]], [*seeds, 6], strict=True):
         rollout = training.generate(training.policy, half, training.sampling, seed=seed)
         _, stats = training.score(rollout, training.memory.token_values)
         rewards = training.training_rewards(rollout, training.rewards(rollout, half))
