@@ -56,8 +56,10 @@ def expand(plan: Plan) -> Expansion:
     Raises:
         ConfigurationError: If a stage's configuration cannot be read.
     """
-    surroundings = environment(plan.module, plan.threads)
     configs = {name: read_config(stage.config, stage.overrides) for name, stage in plan.stages.items()}
+    commands = sorted({stage.command for stage in plan.stages.values()})
+    settings = [*configs.values(), *plan.grid.arms.values()]
+    surroundings = environment(plan.module, plan.threads, commands, settings)
     hashed = {
         name: with_contents(semantic(config, plan.stages[name].inputs)) for name, config in configs.items()
     }

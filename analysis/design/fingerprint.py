@@ -6,14 +6,12 @@ and the versions of packages that affect floating-point results. It does not dep
 or the display of progress; local models and data sets enter with their content.
 """
 
-import ast
 import hashlib
 import platform
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from analysis.design.closure import import_closure, package_root, parsed
 from analysis.design.contents import content_hash
 from analysis.results.checksum import digest
 from lit_klrb.errors import ConfigurationError
@@ -37,6 +36,8 @@ NON_SEMANTIC = (
 )
 # Keys that name models and data. A hub id enters as text.
 _INPUTS = re.compile(r".*_path|source|preferences")
+# The path of a class, or module:function.
+_NAMED = re.compile(r"(?P<module>[A-Za-z_]\w*(\.\w+)*)[.:]\w+")
 # Packages whose version can change floating-point results.
 NUMERICS = ("torch", "lightning", "transformers", "tokenizers", "numpy")
 
@@ -103,43 +104,75 @@ def with_contents(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: replaced(key, value) for key, value in config.items()}
 
 
-def environment(module: str, threads: int) -> dict[str, str | int]:
+def environment(
+    module: str, threads: int, commands: Iterable[str] = ("fit",), configs: Any = ()
+) -> dict[str, str | int]:
     """What affects results beside the configuration: code, versions, number of threads.
 
     Args:
         module: The package or module that runs a cell.
         threads: Number of threads of a cell, which can change the order of summation.
+        commands: The commands of `module` that run cells.
+        configs: Settings of the cells, which may name classes of the user's own.
+
+    Raises:
+        ConfigurationError: If `module` is not installed.
     """
+    if package_root(module.partition(".")[0]) is None:
+        raise ConfigurationError(
+            f"module: {module!r} is not installed; a package with a `fit` command is expected"
+        )
+    code = code_hash(*_entries(module, commands), *sorted(_own_classes(configs)))
     versions = {name: version(name) for name in NUMERICS}
-    return {"code": code_hash(module), "python": _python_minor(), "threads": threads, **versions}
+    return {"code": code, "python": _python_minor(), "threads": threads, **versions}
+
+
+def _entries(module: str, commands: Iterable[str]) -> list[str]:
+    """The modules that run commands, without the one that dispatches them if the package is built as ours."""
+    own = [f"{module}.cli.{'lightning' if command == 'fit' else command}" for command in commands]
+    return own if all(name in import_closure([name]) for name in own) else [module, f"{module}.__main__"]
+
+
+def _own_classes(value: Any) -> Iterator[str]:
+    """Modules below the working directory that hold the classes and functions that settings name."""
+    if isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _own_classes(item)
+    elif isinstance(value, str) and (named := _NAMED.fullmatch(value)):
+        root = package_root(named["module"].partition(".")[0])
+        if root is not None and root.is_relative_to(Path.cwd()) and "site-packages" not in root.parts:
+            yield named["module"]
 
 
 def _python_minor() -> str:
     return ".".join(platform.python_version_tuple()[:2])
 
 
-def code_hash(module: str) -> str:
-    """Hash of the sources of `module` without comments, layout and docstrings."""
-    spec = find_spec(module)
-    if spec is None or spec.origin is None:
-        raise ConfigurationError(
-            f"module: {module!r} is not installed; a package with a `fit` command is expected"
-        )
-    origin = Path(spec.origin)
-    if spec.submodule_search_locations is None:
-        return digest({origin.name: _source_hash(origin)})
-    files = (path for path in origin.parent.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    return digest({path.relative_to(origin.parent).as_posix(): _source_hash(path) for path in files})
+def code_hash(*modules: str) -> str:
+    """Hash of the sources of modules and of all they import, without comments, layout and docstrings.
+
+    The data files of a package count if one of its modules does.
+
+    Args:
+        modules: Names of modules.
+    """
+    sources = import_closure(modules)
+    hashes = {name: _source_hash(path) for name, path in sources.items()}
+    packages = {path.parent for path in sources.values() if (path.parent / "__init__.py").exists()}
+    for package in packages:
+        hashes |= {f"{package.name}/{path.name}": _source_hash(path) for path in _data_files(package)}
+    return digest(hashes)
+
+
+def _data_files(folder: Path) -> Iterator[Path]:
+    """The files of a package that are not Python's, also in folders that are not packages themselves."""
+    for path in folder.iterdir():
+        if path.is_file() and path.suffix != ".py":
+            yield path
+        elif path.is_dir() and path.name != "__pycache__" and not (path / "__init__.py").exists():
+            yield from _data_files(path)
 
 
 def _source_hash(path: Path) -> str:
-    source = path.read_bytes()
-    if path.suffix == ".py":
-        tree = ast.parse(source)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (
-                ast.get_docstring(node, clean=False) is not None
-            ):
-                node.body = node.body[1:]
-        source = ast.dump(tree).encode()
-    return hashlib.sha256(source).hexdigest()
+    content = path.read_bytes()
+    return parsed(content).hash if path.suffix == ".py" else hashlib.sha256(content).hexdigest()

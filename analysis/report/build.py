@@ -82,7 +82,7 @@ def compose(assessment: Assessment, output: Path) -> Report:
 @functools.cache  # the sources do not change under a running process
 def code_version() -> dict[str, str]:
     """The version of the code that makes a report: its number and the hash of its sources."""
-    return {"version": version("lit-klrb"), "sources": code_hash("analysis")}
+    return {"version": version("lit-klrb"), "sources": code_hash(__name__)}
 
 
 def engines() -> dict[str, str]:

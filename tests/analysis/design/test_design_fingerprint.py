@@ -167,7 +167,7 @@ def code(tmp_path, monkeypatch):
     (package / "inner").mkdir(parents=True)
 
     def code(**files):
-        for name, text in {"__init__": "", "inner/mod": "", **files}.items():
+        for name, text in {"__init__": "from .inner import mod", "inner/mod": "", **files}.items():
             (package / f"{name}.py").write_text(text)
         return environment("hashed_package", threads=1)["code"]
 
@@ -180,11 +180,11 @@ def test_the_code_hash_ignores_comments_docstrings_and_layout(code):
     original = code(**{"inner/mod": source})
     assert code(**{"inner/mod": '# why\ndef f( x ):\n    """Other."""\n\n    return (x + 1)\n'}) == original
     assert code(**{"inner/mod": source.replace("1", "2")}) != original
-    assert code(**{"inner/mod": source, "__init__": source}) != original
+    assert code(**{"inner/mod": source, "__init__": "import hashed_package.inner.mod\n" + source}) != original
     assert code(**{"inner/mod": 'def f(x):\n    "Doc."\n    "Second."\n    return x + 1\n'}) != original
     code(**{"inner/mod": source})
     (code.package / "inner" / "mod.py").rename(code.package / "inner" / "other.py")
-    assert code(**{"inner/mod": ""}) != original
+    assert code(**{"inner/mod": "", "__init__": "from .inner import other"}) != original
 
 
 def test_the_code_hash_includes_data_files_but_not_caches(code):
@@ -192,8 +192,18 @@ def test_the_code_hash_includes_data_files_but_not_caches(code):
     (code.package / "__pycache__").mkdir()
     (code.package / "__pycache__" / "mod.pyc").write_bytes(b"1")
     assert code() == original
+    (code.package / "unused").mkdir()
+    (code.package / "unused" / "__init__.py").touch()
+    (code.package / "unused" / "words.txt").write_text("good")
+    assert code() == original
     (code.package / "words.txt").write_text("good")
-    assert code() != original
+    with_words = code()
+    assert with_words != original
+    (code.package / "inner" / "lists").mkdir()
+    (code.package / "inner" / "lists" / "words.txt").write_text("bad")
+    assert code() == with_words  # `inner` is no package
+    (code.package / "inner" / "__init__.py").touch()
+    assert code() != with_words
 
 
 def test_versions_and_threads_matter(monkeypatch):
