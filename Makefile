@@ -25,21 +25,21 @@ mistakes: $(VENV)/.dev  ## try every wrong input that is known: about half an ho
 	rm -rf runs/mistakes
 	PYTHONPATH=tests $(BIN)/python -m mistakes --work runs/mistakes
 
-# The models of configs/imdb_small and configs/imdb_night; a stage that was stopped resumes from its last checkpoint.
+# The models of configs/imdb_small and replication/configs/imdb_night; a stage that was stopped resumes from its last checkpoint.
 WORLDS := runs/imdb_small runs/imdb_night
 $(WORLDS:%=%/reward/summary.json): %/reward/summary.json: %/sft/summary.json
 runs/imdb_night/reward/summary.json: runs/imdb_night/pretraining/summary.json
 runs/imdb_night/pretraining/summary.json: runs/imdb_night/sft/summary.json
 $(WORLDS:%=%/dpo/summary.json): %/dpo/summary.json: %/reward/summary.json
 runs/%/summary.json: | $(VENV)/.runtime
-	$(BIN)/python -m lit_klrb fit --config configs/$*.yaml \
+	$(BIN)/python -m lit_klrb fit --config $(wildcard configs/$*.yaml replication/configs/$*.yaml) \
 	  $(addprefix --ckpt_path ,$(wildcard runs/$*/checkpoints/last.ckpt))
 
 night: runs/imdb_night/dpo/summary.json  ## better models of reviews, from nothing: three hours; can be stopped and repeated
 
 reproduce-imdb: runs/imdb_small/dpo/summary.json  ## the comparison on real reviews, from nothing: hours; can be stopped and repeated
-	$(BIN)/python -m analysis sweep --config configs/imdb_noise/sweep.yaml
-	$(BIN)/python -m analysis sweep --config configs/imdb_noise/half.yaml
+	$(BIN)/python -m analysis sweep --config replication/configs/imdb_noise/sweep.yaml
+	$(BIN)/python -m analysis sweep --config replication/configs/imdb_noise/half.yaml
 	@$(BIN)/python -m analysis report runs/imdb_noise
 	@$(BIN)/python -m analysis report runs/imdb_noise_half
 
@@ -52,9 +52,9 @@ reproduce-paper: $(VENV)/.runtime  ## the paper's study at its size, ten minutes
 bench: $(VENV)/.bench  ## benchmarks: ratios measured side by side in one run
 	$(BIN)/python -m benchmarks
 
-claims: $(VENV)/.runtime  ## write docs/claims from its artifacts, and verify it
-	$(BIN)/python -m analysis claims
-	$(BIN)/python -m analysis verify docs/claims
+claims: $(VENV)/.runtime  ## write the ledger of claims, replication/ledger, from its artifacts, and verify it
+	$(BIN)/python -m replication claims
+	$(BIN)/python -m replication verify
 
 docs: $(VENV)/.dev  ## the documentation site, site/index.html
 	$(BIN)/python -m sphinx -q -b html docs site

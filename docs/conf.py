@@ -15,7 +15,6 @@ project = "lit_klrb"
 release = lit_klrb.__version__
 copyright = "the authors of lit_klrb"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
-exclude_patterns = ["claims/*.json"]
 html_theme = "furo"
 html_title = f"lit_klrb {release}"
 html_theme_options = {"source_directory": "docs/"}

@@ -37,12 +37,6 @@ CELLS = "cells"
 # Studies by name.
 ESTIMATION = "estimation"
 GRADIENT_NOISE = "gradient_noise"
-PITFALLS = "pitfalls"
-OFF_POLICY = "off_policy"
-DISTILLATION = "distillation"
-IDENTITIES = "identities"
-# In PITFALLS and DISTILLATION, gradient descent with the exact gradient, beside the estimators.
-ANALYTIC = "analytic"
 
 # The states of a run that has ended (`summary.json`: "state").
 DONE = "done"

@@ -41,10 +41,19 @@ ANALYSIS_ROOMS = [
     "analysis.sweep",  # runs them
     "analysis.stats",  # tests and verdicts
     "analysis.report",  # the page
-    "analysis.claims",  # the ledger of claims
     "analysis",  # what a notebook imports
     "analysis.cli",
     "analysis.__main__",
+]
+REPLICATION_ROOMS = [
+    "replication",
+    "replication.schema",  # names of studies
+    "replication.studies",  # of enumerated models
+    "replication.artifacts",  # what they measured
+    "replication.distilled",  # statistics of one of them
+    "replication.sections",  # of reports
+    "replication.claims",  # the ledger of claims
+    "replication.__main__",
 ]
 # What both packages use: the standard library, and PyYAML.
 SHARED = {
@@ -69,7 +78,10 @@ NEVER_IMPORTS = {
     "lit_klrb.functional": {"lightning", "transformers", "datasets"},
     "lit_klrb.estimators": {"lightning", "transformers", "datasets"},
     "lit_klrb.cli.explain": {"lightning", "transformers", "datasets"},
-    "analysis": {"torch", "lightning", "transformers", "datasets"},
+    "analysis": {"torch", "lightning", "transformers", "datasets", "replication"},
+    "lit_klrb": {"replication"},
+    "replication.claims": {"torch", "lightning", "transformers", "datasets"},
+    "replication.sections": {"torch", "lightning", "transformers", "datasets"},
 }
 
 
@@ -98,7 +110,7 @@ def imports(path: Path) -> set[str]:
 def room(name: str) -> int:
     """The index of a module's package in the order."""
     package = name.split(".")[0]
-    rooms = {"lit_klrb": ROOMS, "analysis": ANALYSIS_ROOMS}[package]
+    rooms = {"lit_klrb": ROOMS, "analysis": ANALYSIS_ROOMS, "replication": REPLICATION_ROOMS}[package]
     matches = [
         place
         for place, room in enumerate(rooms)
@@ -108,7 +120,8 @@ def room(name: str) -> int:
     return matches[0]
 
 
-FILES = sorted(path for package in ("lit_klrb", "analysis") for path in (ROOT / package).rglob("*.py"))
+PACKAGES = ("lit_klrb", "analysis", "replication")
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_name)
@@ -135,6 +148,7 @@ def test_imports_point_down(path: Path) -> None:
         ("lit_klrb.estimators", ["lightning", "transformers"]),
         *((name, ["torch"]) for name in sorted(SHARED)),
         ("analysis.cli", ["torch", "lightning"]),
+        ("replication.__main__", ["torch", "lightning"]),
     ],
 )
 def test_an_import_does_not_drag_in_heavy_packages(module: str, banned: list[str]) -> None:

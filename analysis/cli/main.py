@@ -13,7 +13,6 @@ from typing import NoReturn
 from analysis.cli.plan import plan_command
 from analysis.cli.reports import (
     audit_command,
-    claims_command,
     compare_command,
     import_command,
     publish_command,
@@ -35,7 +34,6 @@ Plans, runs and analyses sweeps over {arm x beta x replicate}.
   python -m analysis verify runs/demo                          recompute every number of the report
   python -m analysis publish runs/demo --output DIR            copy plan, results and report, to share
   python -m analysis compare runs/one runs/other               compare two sweeps, unpaired
-  python -m analysis claims                                    write docs/claims from its artifacts
   python -m analysis audit  --share 7/9                        check what a published frontier share supports
 
 Exit codes: 0 done; 2 wrong usage or configuration; 3 a report agrees as far as it could be compared;
@@ -43,8 +41,11 @@ Exit codes: 0 done; 2 wrong usage or configuration; 3 a report agrees as far as 
 """
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are `ConfigurationError`."""
+
     def error(self, message: str) -> NoReturn:
+        """Raise an error of usage instead of exiting."""
         raise ConfigurationError(f"{message}; see {self.prog} --help")
 
 
@@ -54,9 +55,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments; those of the process by default.
     """
+    return run(_parser(), argv)
+
+
+def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> int:
+    """Run the command `run` of a parser's arguments, with one line and an exit code for every error.
+
+    Args:
+        parser: The parser.
+        argv: The arguments; those of the process by default.
+    """
     try:
         with Stops():
-            arguments = _parser().parse_args(argv)
+            arguments = parser.parse_args(argv)
             arguments.command = shlex.join(["python", "-m", "analysis", *(argv or sys.argv[1:])])
             code: int = arguments.run(arguments)
     except (ConfigurationError, DamagedFileError) as error:
@@ -84,14 +95,14 @@ def console() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m analysis",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"lit_klrb {version('lit-klrb')}")
     commands = parser.add_subparsers(
-        required=True, metavar="plan|sweep|report|verify|publish|import|compare|audit|claims"
+        required=True, metavar="plan|sweep|report|verify|publish|import|compare|audit"
     )
 
     plan = commands.add_parser("plan", help="list the cells of a sweep, their time and the power")
@@ -181,22 +192,9 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("second", type=Path, metavar="DIR", help="the sweep to compare with it")
     compare.add_argument("--output", type=Path, metavar="FILE", help="also write an HTML page")
 
-    claims = commands.add_parser("claims", help="write the ledger of claims from its artifacts")
-    claims.set_defaults(run=claims_command)
-    claims.add_argument(
-        "directory",
-        nargs="?",
-        type=Path,
-        default=Path("docs/claims"),
-        metavar="DIR",
-        help="its directory (default: docs/claims)",
-    )
-
     verify = commands.add_parser("verify", help="recompute every number of a report from its results")
     verify.set_defaults(run=verify_command)
-    verify.add_argument(
-        "report", type=Path, metavar="REPORT_OR_DIR", help="a report, its directory, or docs/claims"
-    )
+    verify.add_argument("report", type=Path, metavar="REPORT_OR_DIR", help="a report or its directory")
     return parser
 
 

@@ -1,10 +1,13 @@
 """The commands that read results: report, publish, verify, import, compare and audit."""
 
 import argparse
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from analysis.design.imported import import_runs
 from analysis.results.locked import LockedPlan
+
+if TYPE_CHECKING:
+    from analysis.report.verify import Verification
 
 # Exit code of `verify` if everything compared agrees but something could not be compared.
 NOT_ALL_COMPARED = 3
@@ -49,35 +52,15 @@ def compare_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def claims_command(arguments: argparse.Namespace) -> int:
-    """Write the ledger of claims."""
-    from analysis.claims.ledger import write_ledger
-
-    for claim, ruling in write_ledger(arguments.directory).items():
-        print(f"{ruling.verdict.value:18}{claim.key}")
-    print(arguments.directory)
-    return 0
-
-
-def _verify_claims(directory: Path) -> int:
-    from analysis.claims.ledger import verify_ledger
-
-    differences = verify_ledger(directory)
-    for line in differences:
-        print(f"differs: {line}")
-    if not differences:
-        print("every page agrees with the artifacts")
-    return int(bool(differences))
-
-
 def verify_command(arguments: argparse.Namespace) -> int:
-    """Recompute a report or the ledger of claims, and print where it differs."""
-    from analysis.claims.ledger import is_ledger
+    """Recompute a report, and print where it differs."""
     from analysis.report.verify import verify
 
-    if is_ledger(arguments.report):
-        return _verify_claims(arguments.report)
-    found = verify(arguments.report)
+    return print_verification(verify(arguments.report))
+
+
+def print_verification(found: "Verification") -> int:
+    """Print what `verify` found, and return the exit code."""
     sweep, locked = found.sweep, found.sweep.locked
     print(f"data: {sweep.directory}, {len(sweep.runs)} results")
     print(f"plan: {_plan_state(locked)}")

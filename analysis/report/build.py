@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +15,7 @@ from analysis.design.fingerprint import code_hash
 from analysis.report.assessment import Assessment, load_assessment
 from analysis.report.html import check_target, render
 from analysis.report.numbers import summary_numbers
-from analysis.report.sections import SECTIONS
+from analysis.report.sections import SECTIONS, Builder
 from analysis.results.layout import NUMBERS, NUMBERS_SCHEMA, REPORT
 from lit_klrb.files import write_atomically
 
@@ -35,12 +36,13 @@ class Report:
     numbers: dict[str, Any]
 
 
-def build(runs_dir: Path, output: Path | None = None) -> Path:
+def build(runs_dir: Path, output: Path | None = None, added: Sequence[Builder] = ()) -> Path:
     """Write the report of a sweep and `results.json` beside it.
 
     Args:
         runs_dir: The sweep's directory, with `results/` and, if it was planned, `plan.json`.
         output: The page to write; `report.html` in the sweep's directory by default.
+        added: Sections of other packages, which follow those of every report.
 
     Returns:
         The path of the page.
@@ -53,15 +55,15 @@ def build(runs_dir: Path, output: Path | None = None) -> Path:
     numbers = output.parent / NUMBERS
     for path in (output, numbers):
         check_target(path)
-    report = compose(load_assessment(runs_dir), output)
+    report = compose(load_assessment(runs_dir), output, added)
     write_atomically(output, report.page)
     write_atomically(numbers, json.dumps(report.numbers, indent=1, ensure_ascii=False).encode() + b"\n")
     return output
 
 
-def compose(assessment: Assessment, output: Path) -> Report:
+def compose(assessment: Assessment, output: Path, added: Sequence[Builder] = ()) -> Report:
     """Compose the report of a sweep, for a page at `output`."""
-    sections = [section for builder in SECTIONS if (section := builder(assessment)) is not None]
+    sections = [section for builder in (*SECTIONS, *added) if (section := builder(assessment)) is not None]
     page = render(assessment, sections).encode()
     return Report(
         page,
@@ -70,7 +72,7 @@ def compose(assessment: Assessment, output: Path) -> Report:
                 "schema": NUMBERS_SCHEMA,
                 "runs": os.path.relpath(assessment.sweep.directory, output.parent),
                 "page": {"name": output.name, "sha256": hashlib.sha256(page).hexdigest()},
-                "code": code_version(),
+                "code": code_version(tuple(added)),
                 "engines": engines(),
                 **summary_numbers(assessment),
                 "sections": {section.name: section.numbers for section in sections},
@@ -80,9 +82,14 @@ def compose(assessment: Assessment, output: Path) -> Report:
 
 
 @functools.cache  # the sources do not change under a running process
-def code_version() -> dict[str, str]:
-    """The version of the code that makes a report: its number and the hash of its sources."""
-    return {"version": version("lit-klrb"), "sources": code_hash(__name__)}
+def code_version(added: tuple[Builder, ...] = ()) -> dict[str, str]:
+    """The version of the code that makes a report: its number and the hash of its sources.
+
+    Args:
+        added: As in `build`.
+    """
+    modules = sorted({builder.__module__ for builder in added})
+    return {"version": version("lit-klrb"), "sources": code_hash(__name__, *modules)}
 
 
 def engines() -> dict[str, str]:

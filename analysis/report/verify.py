@@ -9,13 +9,14 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from analysis.report.assessment import load_assessment
 from analysis.report.build import code_version, compose, engines
+from analysis.report.sections import Builder
 from analysis.results.files import DamagedFileError, read_bytes, read_json
 from analysis.results.layout import NUMBERS, NUMBERS_SCHEMA, PLAN, PLAN_SCHEMA, REPORT
 from analysis.results.load import load_sweep
@@ -43,11 +44,12 @@ class Verification:
     not_compared: list[str] = field(default_factory=list)
 
 
-def verify(path: Path) -> Verification:
+def verify(path: Path, added: Sequence[Builder] = ()) -> Verification:
     """Recompute a report from the results of its sweep.
 
     Args:
         path: The page, its `results.json`, or the directory they are in.
+        added: Sections of other packages that it may have, see `build`.
 
     Raises:
         ConfigurationError: If there is no report at `path`.
@@ -61,10 +63,11 @@ def verify(path: Path) -> Verification:
     if not page.exists():
         raise ConfigurationError(f"{page}: there is no such page; write one first")
     runs = folder / written["runs"]
-    if written.get("code") == code_version():
-        found = _recompute(written, runs, page)
+    code = code_version(tuple(added))
+    if written.get("code") == code:
+        found = _recompute(written, runs, page, added)
     else:
-        found = _compare_facts(written, runs)
+        found = _compare_facts(written, runs, code)
     _check_plan(found)
     recorded = _at(written, "page", "sha256")
     if recorded is None:
@@ -101,10 +104,10 @@ def _check_plan(found: Verification) -> None:
         )
 
 
-def _recompute(written: dict[str, Any], runs: Path, page: Path) -> Verification:
+def _recompute(written: dict[str, Any], runs: Path, page: Path, added: Sequence[Builder]) -> Verification:
     """Compare everything: the code that wrote the report is this code."""
     assessment = load_assessment(runs)
-    report = compose(assessment, page)
+    report = compose(assessment, page, added)
     expected = json.loads(json.dumps(report.numbers))
     found = Verification(assessment.sweep)
     found.differences += [f"{NUMBERS}: {line}" for line in _differences(written, expected)]
@@ -131,13 +134,13 @@ def _versions(written: Any) -> str:
     return ", ".join(f"{name} {written.get(name)} (here {now[name]})" for name in other)
 
 
-def _compare_facts(written: dict[str, Any], runs: Path) -> Verification:
+def _compare_facts(written: dict[str, Any], runs: Path, code: dict[str, str]) -> Verification:
     """Compare what does not depend on the code: the plan, the results and each run's outcome."""
     sweep = load_sweep(runs)
     found = Verification(sweep)
     found.not_compared.append(
         f"statistics, words and drawings: the report was written by {_code(written.get('code'))}, this is "
-        f"{_code(code_version())}; the plan, the results and each run's outcome were compared"
+        f"{_code(code)}; the plan, the results and each run's outcome were compared"
     )
     found.differences += [f"{NUMBERS}: {line}" for line in _differences(_said(written), _facts(sweep))]
     return found

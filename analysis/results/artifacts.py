@@ -1,6 +1,5 @@
 """The artifacts of studies in a run's result, checked and converted to arrays."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,12 +7,6 @@ from typing import Any
 import numpy as np
 
 from analysis.results.arrays import FloatArray as FloatArray, array
-from analysis.results.enumerated import (
-    DistillationArtifact,
-    OffPolicyArtifact,
-    read_distillation,
-    read_off_policy,
-)
 from lit_klrb import schema
 
 
@@ -105,47 +98,7 @@ class GradientStudy:
     snapshots: list[GradientSnapshot]
 
 
-@dataclass(frozen=True, eq=False)
-class TabularGradient:
-    """An estimator's gradient of the KL on pairs of random models, exactly.
-
-    Attributes:
-        bias: Distance of its expectation from the gradient of the KL, over the norm of the latter, shape [n].
-        noise: Root of its variance for one pair of completions, over the same norm, shape [n].
-        cosine: Cosine of its expectation with the gradient of KL(policy || reference), shape [n]; NaN where
-            the expectation is zero.
-        reverse_cosine: The same with the gradient of KL(reference || policy).
-    """
-
-    bias: FloatArray
-    noise: FloatArray
-    cosine: FloatArray
-    reverse_cosine: FloatArray
-
-
-@dataclass(frozen=True, eq=False)
-class TabularStudy:
-    """The artifact of `PitfallsStudy`.
-
-    Attributes:
-        beta: Weight of the KL in the descent on the objective.
-        steps: The recorded steps of gradient descent.
-        gradients: Estimator -> its gradients.
-        forward: Estimator -> KL(policy || reference) in descent on the KL, shape [runs, steps]; "analytic" is
-            descent with the exact gradient.
-        reverse: Estimator -> KL(reference || policy) of the same runs.
-        to_optimum: Estimator -> KL(policy || optimum) in descent on the objective, shape [runs, steps].
-    """
-
-    beta: float
-    steps: list[int]
-    gradients: dict[str, TabularGradient]
-    forward: dict[str, FloatArray]
-    reverse: dict[str, FloatArray]
-    to_optimum: dict[str, FloatArray]
-
-
-Study = ValueStudy | GradientStudy | TabularStudy | OffPolicyArtifact | DistillationArtifact
+Study = ValueStudy | GradientStudy
 
 
 def read_studies(artifacts: Mapping[str, Any]) -> tuple[Study, ...]:
@@ -154,14 +107,17 @@ def read_studies(artifacts: Mapping[str, Any]) -> tuple[Study, ...]:
     Raises:
         ValueError, KeyError, TypeError, AttributeError: If an artifact does not have its study's format.
     """
-    readers: dict[str, Callable[[Any], Study]] = {
-        schema.ESTIMATION: _value_study,
-        schema.GRADIENT_NOISE: _gradient_study,
-        schema.PITFALLS: _tabular_study,
-        schema.OFF_POLICY: read_off_policy,
-        schema.DISTILLATION: read_distillation,
-    }
+    readers = _readers()
     return tuple(readers[name](artifact) for name, artifact in artifacts.items() if name in readers)
+
+
+def unknown_studies(artifacts: Mapping[str, Any]) -> dict[str, Any]:
+    """The artifacts of a result that `read_studies` ignores."""
+    return {name: artifact for name, artifact in artifacts.items() if name not in _readers()}
+
+
+def _readers() -> dict[str, Callable[[Any], Study]]:
+    return {schema.ESTIMATION: _value_study, schema.GRADIENT_NOISE: _gradient_study}
 
 
 def _value_study(artifact: dict[str, Any]) -> ValueStudy:
@@ -234,44 +190,6 @@ def _gradient_study(artifact: dict[str, Any]) -> GradientStudy:
     snapshots = [snapshot(content) for content in _snapshots(artifact)]
     _check_steps(snapshots)
     return GradientStudy(estimators, batches, _count(artifact, "prompts", 1), snapshots)
-
-
-def _tabular_study(artifact: dict[str, Any]) -> TabularStudy:
-    steps = [int(step) for step in artifact["steps"]]
-    if len(steps) < 2 or sorted(set(steps)) != steps:
-        raise ValueError(f"steps {steps}, expected at least two, increasing")
-    if not artifact["gradients"]:
-        raise ValueError("gradients of no estimator")
-    first, *_ = artifact["gradients"].values()
-    models, runs = len(first["bias"]), len(artifact["kl"][schema.ANALYTIC]["forward"])
-    if models < 2 or runs < 2:
-        raise ValueError(f"{models} models and {runs} runs, expected at least two of each")
-
-    def gradient(content: dict[str, Any]) -> TabularGradient:
-        cosines = (
-            [math.nan if c is None else c for c in content[f"{which}cosine"]] for which in ("", "reverse_")
-        )
-        return TabularGradient(
-            array(content["bias"], (models,), "bias"),
-            array(content["noise"], (models,), "noise"),
-            *(array(values, (models,), "cosine", finite=False) for values in cosines),
-        )
-
-    def curves(part: str, distance: str) -> dict[str, FloatArray]:
-        shape = runs, len(steps)
-        return {name: array(found[distance], shape, distance) for name, found in artifact[part].items()}
-
-    names = {schema.ANALYTIC, *artifact["gradients"]}
-    if not artifact["kl"].keys() == artifact["objective"].keys() == names:
-        raise ValueError("parts with different estimators")
-    return TabularStudy(
-        float(artifact["beta"]),
-        steps,
-        {name: gradient(content) for name, content in artifact["gradients"].items()},
-        curves("kl", "forward"),
-        curves("kl", "reverse"),
-        curves("objective", "to_optimum"),
-    )
 
 
 def _snapshots(artifact: Mapping[str, Any]) -> list[Any]:

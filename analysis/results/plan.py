@@ -14,7 +14,7 @@ from lit_klrb.errors import ConfigurationError
 REWARD_OUTCOMES = ("objective", "matched_kl")
 # The outcomes that can decide.
 OUTCOMES = ("objective", "kl")
-# The commands of a stage: the training of a run, and a study of enumerated models.
+# The commands of a stage: the training of a run, and a study, which trains nothing.
 FIT, STUDY = "fit", "study"
 # Configuration keys of a run that the design sets.
 SEED, BETA = "seed_everything", "kl.beta"
@@ -38,7 +38,7 @@ class Stage:
         config: The configuration file given to the command.
         inputs: Dotted configuration key -> the earlier stage whose checkpoint it receives.
         overrides: Dotted configuration key -> the value it takes instead of the file's.
-        command: "fit", or "study" for a study of enumerated models, which trains nothing.
+        command: "fit", or "study" for a study, which trains nothing.
     """
 
     config: str

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from analysis.results.artifacts import Study, read_studies
+from analysis.results.artifacts import Study, read_studies, unknown_studies
 from analysis.results.cell import Cell, Point
 from analysis.results.checksum import canonical, digest
 from analysis.results.files import MALFORMED, DamagedFileError, parse_json, read_bytes, read_json
@@ -59,6 +59,7 @@ class Run:
         settings: Its hyperparameters: dotted key -> value.
         prompts: Metric -> its value for each prompt of the final evaluation, shape [P], rounded; empty if it
             diverged or was published by an earlier version.
+        other_studies: Artifacts of studies that `analysis` does not read, by name, as published.
     """
 
     cell: Cell
@@ -71,6 +72,7 @@ class Run:
     completions: tuple[Completion, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
     prompts: Mapping[str, FloatArray] = field(default_factory=dict)
+    other_studies: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def point(self) -> Point:
@@ -191,6 +193,7 @@ def _run(content: dict[str, Any]) -> Run:
         tuple(_completion(one) for one in content.get("completions", ())),
         {str(key): str(value) for key, value in content.get("settings", {}).items()},
         {} if diverged else _prompts(content.get("prompts", {}), final),
+        unknown_studies(content.get("studies", {})),
     )
 
 

@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from analysis.results.arm import Arm
-from analysis.results.artifacts import GradientStudy, TabularStudy, ValueStudy
-from analysis.results.enumerated import DistillationArtifact, OffPolicyArtifact
+from analysis.results.artifacts import GradientStudy, ValueStudy
 from analysis.results.locked import LockedPlan
 from analysis.results.plan import Plan
 from analysis.results.records import Failure, Run
 
-Artifact = TypeVar(
-    "Artifact", ValueStudy, GradientStudy, TabularStudy, OffPolicyArtifact, DistillationArtifact
-)
+Artifact = TypeVar("Artifact", ValueStudy, GradientStudy)
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ class Sweep:
     @property
     def landmarks(self) -> list[Run]:
         """Runs outside the grid without studies: the reference and the warm start."""
-        return [run for run in self.runs if run.cell.point is None and not run.studies]
+        return [run for run in self.runs if run.cell.point is None and not (run.studies or run.other_studies)]
 
     def studies(self, kind: type[Artifact]) -> list[tuple[Run, Artifact]]:
         """The artifacts of a kind of study, each with its run."""

@@ -17,7 +17,7 @@ COMMANDS = {
     "test": "evaluate a checkpoint on the test prompts",
     "predict": "complete prompts with a checkpoint, and write predictions.jsonl with reward and KL",
     "check": "build what fit would train, without training; print the estimator and the evaluation as JSON",
-    "study": "measure estimators on enumerated models or checkpoints, without training",
+    "study": "measure estimators on checkpoints, without training",
     "explain": "show what a KL estimator computes and what its gradient optimises",
     "export": "write a checkpoint as a folder that transformers loads",
     "kl": "estimate the KL of two given models, with its error",

@@ -1,4 +1,4 @@
-"""`python -m lit_klrb study`: measurements of enumerated models and of checkpoints, without training."""
+"""`python -m lit_klrb study`: measurements of checkpoints, without training."""
 
 import hashlib
 import json
@@ -24,8 +24,8 @@ def parser() -> OneLineParser:
     command = OneLineParser(
         prog="python -m lit_klrb study",
         parser_mode="omegaconf",
-        description="Measure estimators on enumerated models or checkpoints. A stopped study can be resumed.",
-        epilog="example: python -m lit_klrb study --config configs/studies/pitfalls.yaml --study.policies 10",
+        description="Measure estimators on checkpoints. A stopped study can be resumed.",
+        epilog="example: python -m lit_klrb study --config configs/studies/estimation.yaml --study.prompts 9",
     )
     command.add_argument("--config", action="config", help="a configuration file")
     command.add_argument("--seed_everything", type=int, default=0, help="seed of all random numbers")

@@ -13,13 +13,16 @@ INITIAL = ("policy_path", "classifier_path", "backbone_path", "tokenizer_path")
 # All that name models and tokenizers.
 PATHS = (*INITIAL, "reference_path", "reward_path")
 
+# Where configurations are.
+FOLDERS = ("configs", "replication/configs")
+
 
 def check_upstream(settings: dict[str, Any]) -> None:
     """Check that the checkpoints a module starts from exist.
 
     Raises:
         ConfigurationError: If one does not; names the key, the path, and the command that makes it if a
-            configuration under configs/ does.
+            configuration does.
     """
     paths = [(key, path) for key in PATHS for path in paths_of(settings.get(key))]
     for key, path in paths:
@@ -31,14 +34,14 @@ def check_upstream(settings: dict[str, Any]) -> None:
 
 
 def next_command(checkpoint: Path, is_reward: bool = False) -> str:
-    """What can follow a run: a stage under configs/ that starts from its checkpoint, or its export.
+    """What can follow a run: a stage that starts from its checkpoint, or its export.
 
     Args:
         checkpoint: The run's last checkpoint.
         is_reward: Whether it is of a reward model, which is not exported.
     """
     # Backwards, as a warm start (dpo.yaml) is more usual than distillation (distill.yaml)
-    for config in sorted(Path("configs").rglob("*.yaml"), reverse=True):
+    for config in reversed(configurations()):
         named = re.findall(r"^\s*\w+_path:\s*(\S+\.ckpt)\s*$", config.read_text("utf-8"), re.MULTILINE)
         made = made_by(config)
         ready = all(Path(path).exists() for path in named) and made is not None and not made.exists()
@@ -57,8 +60,13 @@ def paths_of(value: str | dict[str, float] | None) -> list[str]:
 
 
 def config_that_makes(checkpoint: Path) -> Path | None:
-    """The file under configs/ whose run writes the checkpoint."""
-    return next((c for c in sorted(Path("configs").rglob("*.yaml")) if made_by(c) == checkpoint), None)
+    """The configuration whose run writes the checkpoint."""
+    return next((c for c in configurations() if made_by(c) == checkpoint), None)
+
+
+def configurations() -> list[Path]:
+    """The configurations below the working directory, those of published results last."""
+    return [path for folder in FOLDERS for path in sorted(Path(folder).rglob("*.yaml"))]
 
 
 def made_by(config: Path) -> Path | None:

@@ -3,14 +3,10 @@
 A `PolicyStudy` is a callback of `fit`; a `Study` is run by `python -m lit_klrb study`.
 """
 
-from .distillation import DistillationStudy as DistillationStudy
 from .estimation import EstimationStudy as EstimationStudy, PairEstimationStudy as PairEstimationStudy
 from .gradient_noise import GradientNoiseStudy as GradientNoiseStudy
-from .identities import IdentitiesStudy as IdentitiesStudy
-from .off_policy import OffPolicyStudy as OffPolicyStudy
 from .pair_gradients import PairGradientNoiseStudy as PairGradientNoiseStudy
-from .pairs import CheckpointPair as CheckpointPair, EnumerablePair as EnumerablePair, ModelPair as ModelPair
-from .pitfalls import PitfallsStudy as PitfallsStudy
+from .pairs import CheckpointPair as CheckpointPair, ModelPair as ModelPair
 from .study import Study as Study
 
 # What `help` lists

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 
 class Study(ABC):
-    """A measurement that needs no training run: of enumerated models, or of given checkpoints.
+    """A measurement that needs no training run, such as of given checkpoints.
 
     It consists of parts. The command keeps the result of each finished part, so that a stopped study goes on
     with the part in which it was stopped. Parts therefore do not depend on each other, and their results are

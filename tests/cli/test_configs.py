@@ -8,7 +8,8 @@ import yaml
 from omegaconf import OmegaConf
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted((ROOT / "configs").rglob("*.yaml"))
+FOLDERS = (ROOT / "configs", ROOT / "replication" / "configs")
+FILES = sorted(path for folder in FOLDERS for path in folder.rglob("*.yaml"))
 FITS = [path for path in FILES if "\nstages:" not in path.read_text()]
 
 

@@ -63,9 +63,8 @@ def test_what_is_suggested_for_an_option_of_the_trainer_is_not_refused():
     ("command", "value"), [("fit", ""), ("fit", " "), ("fit", "null"), ("predict", ""), ("study", "")]
 )
 def test_a_run_directory_has_a_name(tmp_path, capsys, monkeypatch, command, value):
-    config = Path(
-        "configs/studies/identities.yaml" if command == "study" else "configs/demo/sft.yaml"
-    ).resolve()
+    name = "studies/estimation.yaml" if command == "study" else "demo/sft.yaml"
+    config = Path("configs", name).resolve()
     monkeypatch.chdir(tmp_path)
     assert main([command, "--config", str(config), "--trainer.default_root_dir", value]) == 2
     assert list(tmp_path.iterdir()) == []
@@ -79,7 +78,7 @@ def test_short_words_are_not_corrected_to_anything():
     assert suggestion("kl.etsimator", ["kl.estimator", "kl.beta"]) == " (did you mean kl.estimator?)"
 
 
-@pytest.mark.parametrize("name", ["demo", "imdb_small", "studies"])
+@pytest.mark.parametrize("name", ["demo", "imdb_small", "imdb"])
 def test_the_plan_of_a_sweep_is_not_a_configuration(capsys, name):
     path = f"configs/{name}/sweep.yaml"
     assert main(["fit", "--config", path]) == 2

@@ -86,8 +86,9 @@ def test_a_classifier_has_a_head_and_a_backbone_gets_one():
 
 
 def test_a_missing_backbone_is_made_by_its_configuration(capsys, monkeypatch, tmp_path):
-    (tmp_path / "configs").symlink_to(Path("configs").resolve())
+    for folder in ("configs", "replication"):
+        (tmp_path / folder).symlink_to(Path(folder).resolve())
     monkeypatch.chdir(tmp_path)
-    assert main(["fit", "--config", "configs/imdb_night/reward.yaml"]) == 2
-    maker = "make it with: python -m lit_klrb fit --config configs/imdb_night/pretraining.yaml"
+    assert main(["fit", "--config", "replication/configs/imdb_night/reward.yaml"]) == 2
+    maker = "make it with: python -m lit_klrb fit --config replication/configs/imdb_night/pretraining.yaml"
     assert maker in capsys.readouterr().err

@@ -10,7 +10,8 @@ from lit_klrb.cli.main import main
 from lit_klrb.cli.study import _Parts
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional.enumeration import TabularLM, exact_kl
-from lit_klrb.studies import CheckpointPair, EnumerablePair, PairEstimationStudy
+from lit_klrb.studies import CheckpointPair, PairEstimationStudy
+from replication.studies import EnumerablePair
 
 # The fitted control variate warns where one of few completions dominates.
 pytestmark = pytest.mark.filterwarnings("ignore:one of .* completions has")

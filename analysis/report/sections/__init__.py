@@ -9,7 +9,6 @@ from analysis.report.sections.attainment import attainment
 from analysis.report.sections.certificates import certificates
 from analysis.report.sections.completions import completions
 from analysis.report.sections.curves import training_curves
-from analysis.report.sections.distillation import distillation
 from analysis.report.sections.equal_time import equal_time
 from analysis.report.sections.evaluation_noise import evaluation_noise
 from analysis.report.sections.evidence import evidence
@@ -18,9 +17,7 @@ from analysis.report.sections.gradient_noise import gradient_noise
 from analysis.report.sections.happened import happened
 from analysis.report.sections.hyperparameters import hyperparameters
 from analysis.report.sections.kl_values import estimation
-from analysis.report.sections.off_policy import off_policy
 from analysis.report.sections.outcomes import outcomes
-from analysis.report.sections.pitfalls import pitfalls
 from analysis.report.sections.progress import progress
 from analysis.report.sections.provenance import provenance
 from analysis.report.sections.reading import reading
@@ -28,7 +25,9 @@ from analysis.report.sections.stability import stability
 from analysis.report.sections.summary import summary
 from analysis.report.sections.tradeoff import tradeoff
 
-SECTIONS: tuple[Callable[[Assessment], Section | None], ...] = (
+Builder = Callable[[Assessment], Section | None]
+
+SECTIONS: tuple[Builder, ...] = (
     summary,
     tradeoff,
     happened,
@@ -47,9 +46,6 @@ SECTIONS: tuple[Callable[[Assessment], Section | None], ...] = (
     stability,
     gradient_noise,
     estimation,
-    pitfalls,
-    off_policy,
-    distillation,
     certificates,
     provenance,
 )

@@ -28,7 +28,6 @@ CHANGED = {
     "lit_klrb/cli/main.py": "",
     "lit_klrb/cli/foreign/verl.py": "",
     "lit_klrb/comparison/measure.py": "",
-    "analysis/claims/second.py": "",
     "analysis/report/audit.py": "",
     "analysis/sweep/store.py": "",
 }

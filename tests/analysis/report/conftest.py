@@ -1,14 +1,8 @@
 import pytest
+from reading import undrawn as undrawn
 from synthetic import write_sweep
 
-from analysis.report import figures
 from analysis.report.build import build
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Replace drawings by empty ones, as they take most of the time of a page."""
-    monkeypatch.setattr(figures.Canvas, "savefig", lambda canvas, file, **_: file.write("<svg/>"))
 
 
 @pytest.fixture(scope="session")

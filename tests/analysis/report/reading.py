@@ -3,8 +3,10 @@
 import json
 from html.parser import HTMLParser
 
+import pytest
 from synthetic import write_sweep
 
+from analysis.report import figures
 from analysis.report.assessment import load_assessment
 from analysis.report.build import build
 from analysis.report.numbers import summary_numbers
@@ -72,3 +74,9 @@ def grid_results(runs):
         if where["arm"]:
             found[where["arm"], where["beta_index"], where["replicate"]] = content
     return found
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Replace drawings by empty ones, as they take most of the time of a page."""
+    monkeypatch.setattr(figures.Canvas, "savefig", lambda canvas, file, **_: file.write("<svg/>"))

@@ -1,0 +1,70 @@
+"""`python -m replication`: the ledger of claims, and reports with the studies of enumerated models."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from analysis.cli.main import Parser, run
+from analysis.cli.reports import print_verification
+from analysis.report.build import build
+from analysis.report.verify import verify
+from replication.claims.ledger import is_ledger, verify_ledger, write_ledger
+from replication.sections import SECTIONS
+
+LEDGER = Path(__file__).parent / "ledger"
+
+
+def claims_command(arguments: argparse.Namespace) -> int:
+    """Write the ledger of claims."""
+    for claim, ruling in write_ledger(arguments.directory).items():
+        print(f"{ruling.verdict.value:18}{claim.key}")
+    print(arguments.directory)
+    return 0
+
+
+def report_command(arguments: argparse.Namespace) -> int:
+    """Write the report of a sweep with the sections on enumerated models."""
+    print(build(arguments.runs, added=SECTIONS))
+    return 0
+
+
+def verify_command(arguments: argparse.Namespace) -> int:
+    """Recompute the ledger or a report, and print where it differs."""
+    if not is_ledger(arguments.path):
+        return print_verification(verify(arguments.path, SECTIONS))
+    differences = verify_ledger(arguments.path)
+    for line in differences:
+        print(f"differs: {line}")
+    if not differences:
+        print("every page agrees with the artifacts")
+    return int(bool(differences))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="python -m replication", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="claims|report|verify")
+    claims = commands.add_parser("claims", help="write the ledger of claims from its artifacts")
+    claims.set_defaults(run=claims_command)
+    claims.add_argument(
+        "directory", nargs="?", type=Path, default=LEDGER, metavar="DIR", help="its directory"
+    )
+    report = commands.add_parser("report", help="write the report of a sweep, with its enumerated models")
+    report.set_defaults(run=report_command)
+    report.add_argument("runs", type=Path, metavar="RUNS_DIR", help="a sweep's directory")
+    verified = commands.add_parser("verify", help="recompute the ledger, or a report of this command")
+    verified.set_defaults(run=verify_command)
+    verified.add_argument("path", nargs="?", type=Path, default=LEDGER, metavar="DIR")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command and return its exit code.
+
+    Args:
+        argv: The arguments; those of the process by default.
+    """
+    return run(_parser(), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

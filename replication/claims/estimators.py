@@ -1,0 +1,194 @@
+"""Claims about KL estimators in later papers."""
+
+import numpy as np
+
+from analysis.stats.text import number
+from analysis.stats.verdict import Verdict as Tested
+from replication.artifacts import OffPolicyArtifact
+from replication.claims.claim import Number, PublishedClaim, Ruling, Source, Verdict
+from replication.claims.evidence import INNER_STEPS, Evidence
+from replication.claims.measure import ROUNDING, below, log_ratio, mean_text, objective_rows
+from replication.claims.trained import better, objectives, worse
+
+_IDENTITIES = "`python -m lit_klrb study --config replication/configs/studies/identities.yaml`"
+_OFF_POLICY = "`python -m lit_klrb study --config replication/configs/studies/off_policy.yaml`"
+_COMEDY = (
+    "Shah et al. (2025), A Comedy of Estimators: On KL Regularization in RL Training of LLMs, "
+    "arXiv:2512.21852"
+)
+
+
+def _k1_in_reward(evidence: Evidence) -> Ruling:
+    ends = {name: values[:, -1] for name, values in evidence.pitfalls.to_optimum.items()}
+    theirs = ("MonteCarlo", "K1Loss", "K3Reward", "K3Loss")
+    shown = (*theirs, "K2Loss", "RaoBlackwell", "MonteCarloRewardToGo")
+    rows = [Number(f"KL to the optimum, enumerated, {name}", "–", mean_text(ends[name])) for name in shown]
+    found: dict[str, list[Tested]] = {name: [] for name in _OTHERS}
+    for one in evidence.policies:
+        arms = {name: one.arm(name) for name in _OTHERS}
+        rows += objective_rows(one, list(arms.values()))
+        for name, arm in arms.items():
+            found[name] += [objectives(one)[arm]] if arm is not None else []
+    means = {name: float(np.mean(ends[name])) for name in shown}
+    won = {name for name, tests in found.items() if any(map(better, tests))}
+    numbers = tuple(rows)
+    if min(theirs, key=means.__getitem__) != "MonteCarlo" or won & set(theirs):
+        return Ruling(Verdict.FAILS, "Another of the paper's four configurations ends better.", numbers)
+    if won or any(below(log_ratio(ends[name], ends["MonteCarlo"])) for name in shown):
+        others = "; ".join(
+            f"that of {name} is significantly higher in {sum(map(better, tests))} and lower in "
+            f"{sum(map(worse, tests))} of {len(tests)} sweeps"
+            for name, tests in found.items()
+            if tests
+        )
+        return Ruling(
+            Verdict.ONLY_IF,
+            f"compared with the other three of that paper. Of J in training, {others}.",
+            numbers,
+        )
+    return Ruling(Verdict.HOLDS, "Nothing that was compared ends significantly better.", numbers)
+
+
+# With what k1 in the reward is compared in training.
+_OTHERS = ("K3Loss", "RaoBlackwell", "TiltedRaoBlackwell", "RaoBlackwellControlVariate")
+
+
+def _worst_bias(artifact: OffPolicyArtifact, correction: str) -> float:
+    return max(
+        float(by_correction[correction][term].bias.max())
+        for by_correction in artifact.moments.values()
+        for term in ("kl", "objective")
+    )
+
+
+def _open_problem(evidence: Evidence) -> Ruling:
+    artifact = evidence.off_policy
+    last = artifact.steps[-1]
+    numbers = tuple(
+        Number(
+            f"bias of {name}, {correction}, after {last} inner steps",
+            "–",
+            mean_text(by_correction[correction]["kl"].bias[:, -1]),
+        )
+        for name, by_correction in artifact.moments.items()
+        for correction in by_correction
+    )
+    for one in [evidence.sweeps[INNER_STEPS]] if INNER_STEPS in evidence.sweeps else []:
+        numbers += tuple(objective_rows(one, one.sweep.plan.comparisons))
+    if _worst_bias(artifact, "prefix") < ROUNDING:
+        return Ruling(
+            Verdict.FAILS,
+            "It is no longer open: weights of the prefix, Π_{s<t} p(y_s) / p_old(y_s), with the exact KL "
+            "of each token give the gradient of the sequence's KL without bias, off-policy too "
+            "(`off_policy: prefix`). "
+            + (
+                "So do weights of the whole sequence." if _worst_bias(artifact, "sequence") < ROUNDING else ""
+            ),
+            numbers,
+        )
+    return Ruling(Verdict.HOLDS, "No correction examined is unbiased.", numbers)
+
+
+def _k2_is_k1(evidence: Evidence) -> Ruling:
+    found = evidence.identities["token_level"]
+    numbers = (
+        Number(
+            "distance to the gradient of the KL, completions of one token", "0", mean_text(found["one_token"])
+        ),
+        Number("distance to the token-level part, sequences", "0", mean_text(found["to_token_level"])),
+        Number("distance to the gradient of the KL, sequences", "0", mean_text(found["to_sequence"])),
+    )
+    one, token, sequence = (max(found[key]) for key in ("one_token", "to_token_level", "to_sequence"))
+    if max(one, token) > ROUNDING:
+        return Ruling(Verdict.FAILS, "They differ even with one token.", numbers)
+    if sequence < ROUNDING:
+        return Ruling(Verdict.HOLDS, "For sequences too.", numbers)
+    return Ruling(
+        Verdict.ONLY_IF,
+        "a token is credited with its own log ratio alone. k1 in the reward of a sequence also has the "
+        "effect of tokens on later KLs, which k2 as a loss omits.",
+        numbers,
+    )
+
+
+def _deepseek(evidence: Evidence) -> Ruling:
+    same = evidence.identities["names"]["ratio times k3 (unbiased KL)"]
+    token = evidence.off_policy.moments["MonteCarlo"]["token"]["kl"].bias
+    sequence = evidence.identities["token_level"]["to_sequence"]
+    numbers = (
+        Number(
+            "largest difference to the gradient of k2 with the token's ratio, per sample", "–", number(same)
+        ),
+        Number("bias for the KL of the sequence, on-policy", "0", mean_text(sequence)),
+        Number(
+            f"bias of token ratios with the whole credit, after {evidence.off_policy.steps[-1]} inner steps",
+            "0",
+            mean_text(token[:, -1]),
+        ),
+    )
+    if same > 1e-9:
+        return Ruling(Verdict.FAILS, "It is not k2 with the token's ratio.", numbers)
+    if max(sequence) < ROUNDING and token.max() < ROUNDING:
+        return Ruling(Verdict.HOLDS, "For the KL of the sequence.", numbers)
+    return Ruling(
+        Verdict.ONLY_IF,
+        "the KL is that of each token given its prefix, with the distribution of prefixes held fixed. It "
+        "is, sample by sample, the gradient of k2 as a loss with the token's ratio.",
+        numbers,
+    )
+
+
+def later_estimators() -> tuple[PublishedClaim, ...]:
+    """The claims, oldest first."""
+    enumerated = "Random enumerated models; theirs are language models of billions of parameters."
+    return (
+        PublishedClaim(
+            "k2-loss-is-k1-reward",
+            "k2 as a loss is k1 in the reward",
+            "“under on-policy conditions, the ‘k2 as loss’ formulation is, in fact, gradient-equivalent to "
+            "‘k1 in reward’” (abstract)",
+            Source(
+                "Liu, Liu, Chen, Liu (2025), Rethinking KL Regularization in RLHF, arXiv:2510.01555",
+                "The abstract was read.",
+            ),
+            _IDENTITIES,
+            enumerated,
+            _k2_is_k1,
+        ),
+        PublishedClaim(
+            "deepseek-unbiased-kl",
+            "DeepSeek-V3.2's unbiased KL",
+            "Equation 7, π/π_old (π_ref/π − log(π_ref/π) − 1) of each token: “As a direct result of this "
+            "adjustment, the gradient of this KL estimator becomes unbiased” (section 3.1)",
+            Source("DeepSeek-AI (2025), DeepSeek-V3.2, arXiv:2512.02556", "Section 3.1 was read."),
+            f"{_IDENTITIES}; {_OFF_POLICY}",
+            enumerated,
+            _deepseek,
+        ),
+        PublishedClaim(
+            "k1-in-reward-best",
+            "k1 in the reward is best",
+            "“using estimator configurations resulting in unbiased gradients leads to better performance” "
+            "(abstract); of four configurations, k1 in the reward.",
+            Source(_COMEDY, "The abstract and a summary were read (emergentmind.com)."),
+            "`python -m lit_klrb study --config replication/configs/studies/pitfalls.yaml`; the sweeps "
+            "of docs/results.",
+            "The paper: language models of 4 to 8 billion parameters on mathematics. Ours are toys: "
+            "descent on E[reward] − β KL of random enumerated models at one rate, and RLOO with small "
+            "GPT-2s on reviews. In training, all but K3Loss are unbiased. In the sweep with one rate for "
+            "all arms, RaoBlackwellControlVariate is an earlier estimator of that name, with a single "
+            "coefficient.",
+            _k1_in_reward,
+        ),
+        PublishedClaim(
+            "off-policy-open-problem",
+            "The unbiased off-policy gradient is an open problem",
+            "“We leave the implementation and analysis of an unbiased sequence level reverse KL gradient "
+            "estimate in off-policy settings for future work.”",
+            Source(_COMEDY, "The passage was read as quoted by emergentmind.com/open-problems."),
+            f"{_OFF_POLICY}; the sweep docs/results/off_policy.",
+            "Toys: random enumerated models with inner steps along the exact gradient; in training a small "
+            "GPT-2, each arm at its own best rate, where an unbiased gradient need not end best.",
+            _open_problem,
+        ),
+    )

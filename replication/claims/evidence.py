@@ -1,0 +1,185 @@
+"""The committed artifacts from which verdicts are computed."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from analysis.results.artifacts import GradientStudy, ValueStudy, read_studies
+from analysis.results.files import MALFORMED, DamagedFileError, read_json
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.schema import ESTIMATION, GRADIENT_NOISE
+from replication import schema
+from replication.artifacts import (
+    DistillationArtifact,
+    OffPolicyArtifact,
+    TabularStudy,
+    read_distillation,
+    read_off_policy,
+    read_pitfalls,
+)
+from replication.claims.trained import Trained, load_trained
+
+Artifact = TypeVar("Artifact")
+
+# Folder of the studies' artifacts, and those of published results, relative to the ledger.
+ARTIFACTS = Path("artifacts")
+RESULTS = Path("..") / ".." / "docs" / "results"
+REVIEWS = RESULTS / "imdb_estimation"
+
+
+class StudyFile(NamedTuple):
+    """The artifact of a study.
+
+    Args:
+        directory: Its folder, relative to the ledger.
+        study: The study's name, which is that of the file.
+        config: The configuration of `python -m lit_klrb study` that makes it.
+    """
+
+    directory: Path
+    study: str
+    config: str
+
+    @property
+    def path(self) -> Path:
+        """The file, relative to the ledger."""
+        return self.directory / f"{self.study}.json"
+
+
+_CONFIGS = "replication/configs/studies"
+# Field of the evidence -> its artifact.
+STUDIES = {
+    "identities": StudyFile(ARTIFACTS, schema.IDENTITIES, f"{_CONFIGS}/identities.yaml"),
+    "pitfalls": StudyFile(ARTIFACTS, schema.PITFALLS, f"{_CONFIGS}/pitfalls.yaml"),
+    "off_policy": StudyFile(ARTIFACTS, schema.OFF_POLICY, f"{_CONFIGS}/off_policy.yaml"),
+    "estimation": StudyFile(ARTIFACTS, ESTIMATION, f"{_CONFIGS}/estimation.yaml"),
+    "distillation": StudyFile(ARTIFACTS, schema.DISTILLATION, f"{_CONFIGS}/distillation_tabular.yaml"),
+    "reviews": StudyFile(REVIEWS, ESTIMATION, f"{_CONFIGS}/imdb_estimation.yaml"),
+    "reviews_noise": StudyFile(REVIEWS, GRADIENT_NOISE, f"{_CONFIGS}/imdb_gradient_noise.yaml"),
+}
+# Published sweep -> what it trains.
+INNER_STEPS = "off_policy"
+SWEEPS = {
+    "studies": "embedded world, β 0.5 to 2",
+    "noise": "embedded world, β 0.1 to 1",
+    "imdb_noise": "reviews, β 0.03",
+    "imdb_night": "reviews, better models, β 0.1",
+    "imdb_small": "reviews, one rate, β 0.03 to 0.3",
+    INNER_STEPS: "embedded world, four inner steps",
+    "distillation_full": "embedded world, full",
+    "distillation_limited": "embedded world, limited, where students end completions at once",
+    "imdb_distill": "reviews, limited",
+}
+# What the student of a sweep that distils can do: match its teacher, or not.
+CAPACITIES = {"distillation_full": "full", "distillation_limited": "limited", "imdb_distill": "limited"}
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """The artifacts.
+
+    Attributes:
+        identities: Content of the artifact of `IdentitiesStudy`.
+        pitfalls: That of `PitfallsStudy`.
+        off_policy: That of `OffPolicyStudy`.
+        estimation: That of `PairEstimationStudy`.
+        distillation: That of `DistillationStudy`.
+        reviews: That of `PairEstimationStudy` on a policy that writes reviews.
+        reviews_noise: That of `PairGradientNoiseStudy` on the same policy.
+        sweeps: The published sweeps by name; a sweep that is not published yet is not in it.
+    """
+
+    identities: dict[str, Any]
+    pitfalls: TabularStudy
+    off_policy: OffPolicyArtifact
+    estimation: ValueStudy
+    distillation: DistillationArtifact
+    reviews: ValueStudy
+    reviews_noise: GradientStudy
+    sweeps: Mapping[str, Trained]
+
+    @property
+    def policies(self) -> list[Trained]:
+        """The sweeps that train a policy with a reward."""
+        return [one for name, one in self.sweeps.items() if name not in CAPACITIES]
+
+    @property
+    def students(self) -> list[tuple[str, Trained]]:
+        """The sweeps that distil, each with its student's capacity."""
+        return [(CAPACITIES[name], one) for name, one in self.sweeps.items() if name in CAPACITIES]
+
+
+def load_evidence(directory: Path) -> Evidence:
+    """Read all artifacts.
+
+    Args:
+        directory: That of the ledger.
+
+    Raises:
+        ConfigurationError: If one is missing; names the command that makes it.
+        DamagedFileError: If one cannot be read.
+    """
+    contents = {}
+    for name, file in STUDIES.items():
+        path = directory / file.path
+        if not path.exists():
+            raise ConfigurationError(
+                f"{path} does not exist; python -m lit_klrb study --config {file.config}"
+            )
+        contents[name] = read_json(path)
+    return evidence_of(contents, load_sweeps(directory))
+
+
+def load_sweeps(directory: Path) -> dict[str, Trained]:
+    """The sweeps that are published, by name.
+
+    A page shows the rows of a sweep from its publication on: without its directory the pages differ, which
+    `verify_ledger` finds.
+
+    Args:
+        directory: That of the ledger.
+
+    Raises:
+        ConfigurationError: If one is not complete.
+        DamagedFileError: If one cannot be read.
+    """
+    found = {name: directory / RESULTS / name for name in SWEEPS}
+    return {name: load_trained(path, SWEEPS[name]) for name, path in found.items() if path.is_dir()}
+
+
+def evidence_of(contents: dict[str, Any], sweeps: Mapping[str, Trained]) -> Evidence:
+    """The evidence, from the contents of the artifacts by field and the sweeps.
+
+    Raises:
+        DamagedFileError: If one is not the artifact of its study.
+    """
+    return Evidence(
+        contents["identities"],
+        _study(contents, "pitfalls", read_pitfalls),
+        _study(contents, "off_policy", read_off_policy),
+        _study(contents, "estimation", _of_values),
+        _study(contents, "distillation", read_distillation),
+        _study(contents, "reviews", _of_values),
+        _study(contents, "reviews_noise", _of_gradients),
+        sweeps,
+    )
+
+
+def _study(contents: dict[str, Any], name: str, read: Callable[[dict[str, Any]], Artifact]) -> Artifact:
+    try:
+        return read(contents[name])
+    except MALFORMED as error:
+        raise DamagedFileError(f"{STUDIES[name].path}: not the artifact of its study ({error!r})") from error
+
+
+def _of_values(content: dict[str, Any]) -> ValueStudy:
+    (study,) = read_studies({ESTIMATION: content})
+    assert isinstance(study, ValueStudy)
+    return study
+
+
+def _of_gradients(content: dict[str, Any]) -> GradientStudy:
+    (study,) = read_studies({GRADIENT_NOISE: content})
+    assert isinstance(study, GradientStudy)
+    return study

@@ -1,0 +1,190 @@
+"""Claims of Amini, Vieira and Cotterell (2025) about training: the frontier and stability."""
+
+from functools import partial
+
+import numpy as np
+
+from analysis.report.audit_share import points_needed, sign_p
+from analysis.stats.text import number, percent
+from analysis.stats.verdict import Verdict as Tested
+from replication.claims.claim import Number, PublishedClaim, Ruling, Source, Verdict
+from replication.claims.evidence import Evidence
+from replication.claims.measure import difference_text, p_text, ratio_ends, share_text
+from replication.claims.trained import (
+    Design,
+    better,
+    compared,
+    kl_finding,
+    objective_finding,
+    objectives,
+    share_finding,
+    worse,
+)
+
+_PAPER = (
+    "Amini, Vieira, Cotterell (2025), Better Estimation of the KL Divergence Between Language Models, "
+    "arXiv:2504.10637"
+)
+_CODE = "rycolab/kl-rb at 89cd8e065660"
+_SUMMARY = Source(
+    _PAPER,
+    "The abstract, the introduction and the released code were read; this number only in a summary of the "
+    "paper (papernotes.org).",
+    _CODE,
+)
+_CORRECT, _RELEASED = ("RaoBlackwell", "MonteCarlo"), ("ReleasedRaoBlackwell", "ReleasedMonteCarlo")
+
+
+def _designs(evidence: Evidence, estimators: tuple[str, str]) -> list[Design]:
+    """Rao-Blackwell against Monte Carlo in all sweeps that have both."""
+    found = [(one, one.arm(estimators[0]), one.arm(estimators[1])) for one in evidence.policies]
+    return [(one, arm, control) for one, arm, control in found if arm is not None and control is not None]
+
+
+def _frontier(evidence: Evidence, cut: float, wins: tuple[tuple[int, int], ...], published: str) -> Ruling:
+    correct, released = (_designs(evidence, pair) for pair in (_CORRECT, _RELEASED))
+    designs = [*correct, *released]
+    shares = compared(designs, partial(share_finding, cut=cut))
+    differences = [objectives(one)[arm] for one, arm, _ in correct] + compared(released, objective_finding)
+    numbers = [
+        Number(f"share of {arm} against {control}: {one.title}", published, share_text(share))
+        for (one, arm, control), share in zip(designs, shares, strict=True)
+    ]
+    numbers += [
+        Number(f"J of {arm} minus that of {control}: {one.title}", "–", difference_text(difference))
+        for (one, arm, control), difference in zip(designs, differences, strict=True)
+    ]
+    numbers += [
+        Number(f"KL of {arm} over that of {control}: {one.title}", "–", difference_text(ratio))
+        for (one, arm, control), ratio in zip(designs, compared(designs, kl_finding), strict=True)
+    ]
+    numbers += [
+        Number(f"p if the published share is {k} of {n} points", "–", number(sign_p(k, n), 2))
+        for k, n in wins
+    ]
+    needed = points_needed(wins[0][0] / wins[0][1])
+    numbers.append(Number("points needed to show such a share (power 80 %)", "–", str(needed)))
+    return Ruling(*_conclusion(correct, shares, differences), tuple(numbers))
+
+
+def _conclusion(
+    correct: list[Design], shares: list[Tested], differences: list[Tested]
+) -> tuple[Verdict, str]:
+    count = len(correct)
+    ours, released = shares[:count], shares[count:]
+    lower = [one.title for (one, _, _), found in zip(correct, differences, strict=False) if worse(found)]
+    if all(map(better, ours)) and not lower:
+        return Verdict.HOLDS, "In every sweep, with a correct leave-one-out baseline."
+    if any(map(better, ours)) and not lower:
+        return Verdict.ONLY_IF, "the sweep is one of those below with a significant share."
+    baseline = "with a correct leave-one-out baseline"
+    if any(map(better, released)):
+        shown = f"{sum(map(better, released))} of {len(released)} sweeps with them"
+        return (
+            Verdict.ONLY_IF,
+            f"the released estimators are compared, and only in {shown}: {baseline} {_lost(ours, lower)}.",
+        )
+    if lower or any(map(worse, ours)):
+        return Verdict.FAILS, f"{baseline.capitalize()} {_lost(ours, lower)}."
+    return (
+        Verdict.NOT_TESTABLE,
+        "No share differs significantly from a half at these numbers of runs, which does not make the "
+        "estimators equal.",
+    )
+
+
+def _lost(ours: list[Tested], lower: list[str]) -> str:
+    """What is left of the ranking."""
+    above = sum(map(better, ours))
+    share = f"{above} of {len(ours)} shares {'is' if above == 1 else 'are'} significantly above a half"
+    return f"{share}, and J is significantly lower in {len(lower)} of {len(ours)} sweeps" + (
+        f" ({'; '.join(lower)})" if lower else ""
+    )
+
+
+def _frontier_78(evidence: Evidence) -> Ruling:
+    return _frontier(evidence, np.inf, ((7, 9), (14, 18), (28, 36)), "78 %")
+
+
+def _frontier_95(evidence: Evidence) -> Ruling:
+    return _frontier(evidence, 5.0, ((19, 20), (38, 40)), "95 %")
+
+
+def _stable(evidence: Evidence) -> Ruling:
+    rows, outcomes = [], []
+    for one, arm, control in _designs(evidence, _CORRECT):
+        for metric in ("reward", "kl"):
+            found = one.claim(arm, f"spread_{metric}")
+            low, high = found["interval"]
+            outcomes.append(found["outcome"])
+            rows.append(
+                Number(
+                    f"spread of the {metric.replace('kl', 'KL')} between replicates, {arm} over {control}: "
+                    f"{one.title}",
+                    "below 1",
+                    f"{ratio_ends(found['estimate'], low, high)} at {percent(found['level'])}, "
+                    f"{p_text(found['p_holm'])}",
+                )
+            )
+    numbers = tuple(rows)
+    if all(outcome == "better" for outcome in outcomes):
+        return Ruling(Verdict.HOLDS, "Replicates differ significantly less in every sweep.", numbers)
+    if any(outcome == "better" for outcome in outcomes):
+        return Ruling(Verdict.ONLY_IF, "the sweep is one of those below with a significant ratio.", numbers)
+    if any(outcome == "worse" for outcome in outcomes):
+        return Ruling(
+            Verdict.FAILS, "Replicates differ significantly more where they differ at all.", numbers
+        )
+    return Ruling(
+        Verdict.NOT_TESTABLE,
+        "No ratio differs significantly from 1 at these numbers of replicates, which does not make the "
+        "estimators equally stable.",
+        numbers,
+    )
+
+
+def frontier_claims() -> tuple[PublishedClaim, ...]:
+    """The claims, in the order of the paper."""
+    sweeps = "`python -m analysis report` on the sweeps of docs/results that have both estimators"
+    sizes = (
+        "The paper: GPT-2 on film reviews, 36 models. Ours: toys, a GPT-2 of a tenth of a million "
+        "parameters on generated reviews (embedded world) and one of 3.4 million on real ones; all runs "
+        "are scored by one evaluator, the plans were locked before."
+    )
+    share = (
+        f"{sizes} MonteCarlo and RaoBlackwell have the correct leave-one-out baseline. The released "
+        "estimators leave the KL inside the advantage undetached, as the paper's code does. How many "
+        "points the published share is of is not known to us, and it decides whether chance gives as much. "
+        "A share of the frontier also rewards spread, and below a KL it rewards a small KL; J does neither."
+    )
+    return (
+        PublishedClaim(
+            "frontier-78",
+            "78 % of the Pareto frontier",
+            "Of the points on the frontier of reward and KL, 78 % are models trained with RB and 22 % with "
+            "MC.",
+            _SUMMARY,
+            f"{sweeps}; `python -m analysis audit --share 7/9`.",
+            share,
+            _frontier_78,
+        ),
+        PublishedClaim(
+            "frontier-95",
+            "95 % of the frontier below a KL of 5",
+            "In the region KL < 5, models trained with RB are 95 % of the frontier.",
+            _SUMMARY,
+            f"{sweeps}; `python -m analysis audit --share 19/20`.",
+            share,
+            _frontier_95,
+        ),
+        PublishedClaim(
+            "rb-more-stable-training",
+            "Training with the Rao-Blackwell gradient is more stable",
+            "“a Rao–Blackwellized estimator of the gradient of the KL divergence, which leads to more stable "
+            "training” (abstract)",
+            Source(_PAPER, "The abstract was read.", _CODE),
+            f"{sweeps}.",
+            f"{sizes} Ours: the standard deviation between replicates at equal steps, averaged over the run.",
+            _stable,
+        ),
+    )

@@ -1,0 +1,132 @@
+"""Numbers of artifacts as text with intervals, and the questions that verdicts ask of them."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+import numpy as np
+
+from analysis.results.arrays import FloatArray
+from analysis.stats.arms import mean_over_replicates
+from analysis.stats.intervals import Estimate
+from analysis.stats.kl_reward import LOG_RATIO
+from analysis.stats.kl_values import EstimatorSpread, estimator_spreads
+from analysis.stats.text import number
+from analysis.stats.verdict import Verdict
+from replication.claims.claim import Number
+from replication.claims.evidence import Evidence
+from replication.claims.trained import Trained, better, objectives, worse
+from replication.distilled import DistilledArm, distilled_arms
+
+# Up to this, a relative distance is rounding.
+ROUNDING = 1e-6
+
+
+def interval_text(estimate: Estimate, digits: int = 3) -> str:
+    """An estimate with its 95% interval."""
+    interval = estimate.interval()
+    if interval is None:
+        return number(estimate.value, digits)
+    low, high = (number(end, digits) for end in (interval.low, interval.high))
+    return f"{number(estimate.value, digits)} ({low} to {high})"
+
+
+def ratio_text(estimate: Estimate) -> str:
+    """The exponential of the estimate of a log ratio, with its 95% interval."""
+    interval = estimate.interval()
+    if interval is None:
+        return number(float(np.exp(estimate.value)))
+    return ratio_ends(estimate.value, interval.low, interval.high)
+
+
+def ratio_ends(log_ratio: float, low: float, high: float) -> str:
+    """The exponential of a log ratio and of the ends of its interval."""
+    value, *ends = (number(float(np.exp(one))) for one in (log_ratio, low, high))
+    return f"{value} ({' to '.join(ends)})"
+
+
+def mean_text(values: Sequence[float] | FloatArray) -> str:
+    """The mean over models or runs with its 95% t interval; 0 if all are rounding."""
+    column = np.asarray(values, dtype=np.float64)
+    return "0" if np.abs(column).max() < ROUNDING else interval_text(mean_over_replicates(column))
+
+
+def p_text(p: float) -> str:
+    """A p-value after Holm's correction."""
+    return f"p {'< 0.0001' if p < 1e-4 else f'= {number(p, 2)}'} (Holm)"
+
+
+def log_ratio(treatment: Sequence[float] | FloatArray, control: Sequence[float] | FloatArray) -> Estimate:
+    """Mean of the log of the ratio over models."""
+    least = 1e-300
+    return mean_over_replicates(
+        np.log(np.maximum(np.array(treatment), least)) - np.log(np.maximum(np.array(control), least))
+    )
+
+
+def below(estimate: Estimate, bound: float = 0.0) -> bool:
+    """Whether the whole 95% interval is below a bound."""
+    interval = estimate.interval()
+    return estimate.value < bound if interval is None else interval.high < bound
+
+
+def above(estimate: Estimate, bound: float = 0.0) -> bool:
+    """Whether the whole 95% interval is above a bound."""
+    interval = estimate.interval()
+    return estimate.value > bound if interval is None else interval.low > bound
+
+
+@functools.cache
+def spreads(evidence: Evidence) -> dict[str, dict[str, EstimatorSpread]]:
+    """The estimates of the KL by case and estimator: of enumerated pairs, and of policies on reviews."""
+    cases = {one.label: (one, evidence.estimation) for one in evidence.estimation.snapshots}
+    cases |= {f"reviews, {run_of(one.label)}": (one, evidence.reviews) for one in evidence.reviews.snapshots}
+    return {
+        label: estimator_spreads(
+            {name: one.values[name] for name in ("k1", "rb", "cv", "cv_fitted")},
+            one.horvitz_thompson,
+            artifact.group_sizes,
+        )
+        for label, (one, artifact) in cases.items()
+    }
+
+
+def run_of(checkpoint: str) -> str:
+    """The name of the run that wrote a checkpoint, which labels a snapshot of a study."""
+    return PurePosixPath(checkpoint).parts[-3]
+
+
+@functools.cache
+def distilled(evidence: Evidence, control: str) -> dict[str, list[DistilledArm]]:
+    """The arms of the distillation study, compared with one of them."""
+    return distilled_arms(evidence.distillation, control)
+
+
+def objective_rows(trained: Trained, arms: Sequence[str | None], published: str = "–") -> list[Number]:
+    """J of some arms against the plan's control, as rows; those that the sweep lacks are left out."""
+    found, control = objectives(trained), trained.sweep.plan.primary.control
+    return [
+        Number(f"J of {arm} minus that of {control}, {trained.title}", published, difference_text(found[arm]))
+        for arm in arms
+        if arm in found
+    ]
+
+
+def difference_text(verdict: Verdict) -> str:
+    """An estimate with its 95% interval, p and, if that is significant, the direction."""
+    text = ratio_text if verdict.unit == LOG_RATIO else interval_text
+    significant, higher = better(verdict) or worse(verdict), verdict.estimate.value > 0
+    direction = (": higher" if higher else ": lower") if significant else ""
+    unit = " of the ranks" if verdict.unit.startswith("rank") else ""
+    return f"{text(verdict.estimate)}{unit}, {p_text(verdict.adjusted)}{direction}"
+
+
+def share_text(verdict: Verdict) -> str:
+    """A share of the frontier with its interval and p."""
+    share = verdict.share
+    if share is None or not share.total:
+        return "no run on this part"
+    interval = share.interval
+    ends = f"; {number(interval.low)} to {number(interval.high)}" if interval else ""
+    p = f", {p_text(verdict.adjusted)}" if share.discordant else ""
+    return f"{share.count} of {share.total} ({share.value:.0%}{ends}){p}"

@@ -1,0 +1,248 @@
+"""Claims about baselines, importance weights and distillation in later papers."""
+
+import numpy as np
+
+from analysis.results.arrays import FloatArray
+from analysis.stats.text import number
+from replication.claims.claim import Number, PublishedClaim, Ruling, Source, Verdict
+from replication.claims.evidence import INNER_STEPS, Evidence
+from replication.claims.measure import ROUNDING, difference_text, distilled, mean_text, p_text, ratio_text
+from replication.claims.trained import Trained, better, compared, designs_of, kl_finding, objective_finding
+
+_IDENTITIES = "`python -m lit_klrb study --config replication/configs/studies/identities.yaml`"
+
+
+def _token_baseline(evidence: Evidence) -> Ruling:
+    found = evidence.identities["token_baseline"]
+    titles = {"row_per_prefix": "tokens without shared parameters", "one_row": "all parameters shared"}
+    numbers = tuple(
+        Number(
+            f"variance relative to the mean reward as baseline, {kind} norm, {titles[case]}",
+            "–",
+            mean_text(values),
+        )
+        for case, by_kind in found.items()
+        for kind, values in by_kind.items()
+    )
+    ratios = {case: np.array(by_kind["cumulative"]) for case, by_kind in found.items()}
+    own = np.array(found["row_per_prefix"]["own"])
+    if all((values <= 1 + 1e-9).all() for values in ratios.values()):
+        if (ratios["row_per_prefix"] <= own + 1e-9).all():
+            return Ruling(Verdict.HOLDS, "It has less variance, and nothing examined has less.", numbers)
+        return Ruling(
+            Verdict.ONLY_IF,
+            "“optimal” means better than the mean reward: it is, in every model, but without shared "
+            "parameters the norm of the token alone is better than the cumulative one.",
+            numbers,
+        )
+    worse, total = (sum(int(f(values)) for values in ratios.values()) for f in (_count_above_1, len))
+    return Ruling(
+        Verdict.ONLY_IF,
+        f"the mean over models is meant: in {worse} of {total} it has more variance than the mean reward. "
+        "Without shared parameters, the norm of the token alone is better than the cumulative one.",
+        numbers,
+    )
+
+
+def _count_above_1(values: FloatArray) -> int:
+    return int((values > 1).sum())
+
+
+def _prefix_ratios(evidence: Evidence) -> Ruling:
+    artifact = evidence.off_policy
+    numbers = []
+    strictly, worst = True, 0.0
+    for name, by_correction in artifact.moments.items():
+        prefix, sequence = by_correction["prefix"]["kl"], by_correction["sequence"]["kl"]
+        worst = max(worst, float(prefix.bias.max()))
+        ratios = (prefix.noise[:, 1:] / sequence.noise[:, 1:]) ** 2
+        smaller = int((ratios < 1).sum())
+        strictly = strictly and smaller == ratios.size
+        numbers += [
+            Number(
+                f"{name}: largest bias of prefix weights", "0", number(worst if worst > ROUNDING else 0.0)
+            ),
+            Number(
+                f"{name}: variance of prefix over sequence weights, last step",
+                "below 1",
+                mean_text(ratios[:, -1]),
+            ),
+            Number(f"{name}: cases with less variance", "all", f"{smaller} of {ratios.size}"),
+        ]
+    numbers += _trained_ratios(evidence)
+    if worst > ROUNDING:
+        return Ruling(Verdict.FAILS, "Prefix weights are biased.", tuple(numbers))
+    if strictly:
+        return Ruling(Verdict.HOLDS, "In every model and at every inner step.", tuple(numbers))
+    return Ruling(
+        Verdict.ONLY_IF,
+        "the variance is that of the ratio or of one token's term, for which it follows from the "
+        "conditional expectation. Gradients with it are unbiased, but their variance, summed over the "
+        "sequence, is not smaller than with sequence weights in every model.",
+        tuple(numbers),
+    )
+
+
+def _trained_ratios(evidence: Evidence) -> list[Number]:
+    """What training with prefix ratios ends at, against the other ones."""
+    if INNER_STEPS not in evidence.sweeps:
+        return []
+    others = ("sequence", "token", "clip", "none")
+    designs = designs_of(evidence.sweeps[INNER_STEPS], *(("prefix", other) for other in others))
+    return [
+        Number(f"J with prefix ratios minus that with {other}, {one.title}", "–", difference_text(found))
+        for (one, _, other), found in zip(designs, compared(designs, objective_finding), strict=True)
+    ]
+
+
+def _shrinkage(evidence: Evidence) -> Ruling:
+    found = evidence.identities["shrinkage"]
+    numbers = tuple(
+        Number(
+            f"mean squared error of the baseline relative to leave-one-out, {case}",
+            "below 1",
+            f"{number(one['ratio'])} ± {number(one['standard_error'], 2)}",
+        )
+        for case, one in found.items()
+    )
+    lower = {case: one["ratio"] + 2 * one["standard_error"] < 1 for case, one in found.items()}
+    higher = [case for case, one in found.items() if one["ratio"] - 2 * one["standard_error"] > 1]
+    if all(lower.values()):
+        return Ruling(Verdict.HOLDS, "In every case examined.", numbers)
+    if not any(lower.values()):
+        return Ruling(Verdict.FAILS, "In no case examined.", numbers)
+    return Ruling(
+        Verdict.ONLY_IF,
+        "prompts have similar mean rewards, or the coefficient is known: with means far apart, the estimated "
+        f"coefficient costs a few per cent ({len(higher)} of {len(found)} cases).",
+        numbers,
+    )
+
+
+def _too_noisy(evidence: Evidence) -> Ruling:
+    control, sampled, exact = "own token, sampled", "whole future, sampled", "whole future, exact"
+    enumerated = distilled(evidence, control)
+    rows: list[tuple[str, str, str]] = []
+    wins: dict[str, list[tuple[str, bool]]] = {sampled: [], exact: []}
+    for arm in (sampled, exact, "own token, exact"):
+        for cell, one in zip(evidence.distillation.cells, enumerated[arm], strict=True):
+            rows.append((arm, f"enumerated, {cell}", f"{ratio_text(one.log_ratio)}, {p_text(one.p_holm)}"))
+            if arm in wins:
+                wins[arm].append((cell.capacity, one.log_ratio.value < 0 and one.p_holm < 0.05))
+    neural = [
+        (capacity, design)
+        for capacity, sweep in evidence.students
+        for design in designs_of(sweep, *((name, _NEURAL[control]) for name in _neural_arms(sweep)))
+    ]
+    found = compared([design for _, design in neural], kl_finding)
+    for (capacity, (sweep, name, _)), verdict in zip(neural, found, strict=True):
+        arm = next((arm for arm, label in _NEURAL.items() if label == name), name)
+        rows.append((arm, sweep.title, difference_text(verdict)))
+        if arm in wins:
+            wins[arm].append((capacity, better(verdict)))
+    numbers = tuple(
+        Number(f"KL of “{arm}”, {where}", "above 1" if arm in wins else "–", text)
+        for arm, where, text in rows
+    )
+    counts = {arm: (sum(won for _, won in one), len(one)) for arm, one in wins.items()}
+    if all(won == 0 for won, _ in counts.values()):
+        return Ruling(Verdict.HOLDS, "Credit for the future ends significantly nearer nowhere.", numbers)
+    if all(won == total for won, total in counts.values()):
+        return Ruling(Verdict.FAILS, "Credit for the future ends significantly nearer everywhere.", numbers)
+    matching = sum(won for capacity, won in wins[sampled] if capacity == "full")
+    return Ruling(
+        Verdict.ONLY_IF,
+        "the case is one of those below where it ends no nearer: against sampled own-token credit, exact "
+        "credit for the future ends significantly nearer to the teacher at {} of {} points below, sampled "
+        "credit at {} of "
+        "{}, of which {} with a student that can match it.".format(
+            *counts[exact], *counts[sampled], matching
+        ),
+        numbers,
+    )
+
+
+# Arm of the enumerated study -> arm of the neural sweeps.
+_NEURAL = {
+    "own token, sampled": "own-sampled",
+    "whole future, sampled": "future-sampled",
+    "whole future, exact": "future-exact",
+    "own token, exact": "own-exact",
+}
+
+
+def _neural_arms(trained: Trained) -> list[str]:
+    """Those of the page: the same as of the enumerated study, and discounted credit."""
+    shown = [name for name in trained.sweep.plan.grid.arms if name.startswith("discount")]
+    return [*list(_NEURAL.values())[1:], *shown]
+
+
+def later_training() -> tuple[PublishedClaim, ...]:
+    """The claims, oldest first."""
+    return (
+        PublishedClaim(
+            "shrinkage-baselines",
+            "Shrinkage baselines provably lower the variance",
+            "“we construct a shrinkage-based baseline that provably yields lower-variance policy-gradient "
+            "estimators across algorithms” (abstract)",
+            Source(
+                "Zeng, Zhou, Arora, Zanette (2025), Shrinking the Variance, arXiv:2511.03710",
+                "The abstract was read, not the estimator of the coefficient: ours is a moment estimate.",
+            ),
+            _IDENTITIES,
+            "Simulated normal rewards, 8 prompts a batch, 4,000 batches; prompts' means with standard "
+            "deviation 0, 0.5 and 3 times that within prompts.",
+            _shrinkage,
+        ),
+        PublishedClaim(
+            "optimal-token-baseline",
+            "The optimal token baseline",
+            "“we derive the Optimal Token Baseline (OTB) from first principles, proving that gradient "
+            "updates should be weighted inversely to their cumulative gradient norm” (abstract)",
+            Source(
+                "Li et al. (2026), The Optimal Token Baseline, arXiv:2602.07078",
+                "The abstract was read. Not examined: the proxy by logits, and training.",
+            ),
+            _IDENTITIES,
+            "Random enumerated models and rewards; expectations in the baseline are exact, where the paper "
+            "estimates them from a group.",
+            _token_baseline,
+        ),
+        PublishedClaim(
+            "opd-sequence-credit-too-noisy",
+            "Credit for the sequence is too noisy for distillation",
+            "“token-level OPD is biased relative to sequence-level reverse-KL, but it has a much tighter "
+            "worst-case variance bound; our toy study shows the same tradeoff empirically, with stronger "
+            "future-reward coupling producing higher gradient variance and less stable learning” (abstract)",
+            Source(
+                "Fu et al. (2026), Revisiting On-Policy Distillation: Empirical Failure Modes and Simple "
+                "Fixes, arXiv:2603.25562",
+                "The abstract and sections 1 to 3 were read.",
+            ),
+            "`python -m lit_klrb study --config replication/configs/studies/distillation_tabular.yaml`; the "
+            "sweeps docs/results/distillation_full and distillation_limited.",
+            "Ratios to the KL of sampled own-token credit, which is what the paper calls token-level; its "
+            "credit discounted by γ is sampled, ours (discount-γ) exact. The paper compares gradients' "
+            "variance in a toy. Ours are final KLs, of toys too: random enumerated models (30 replicates), "
+            "and small GPT-2s on the embedded world and on reviews; each arm at its own best rate, chosen "
+            "on other runs.",
+            _too_noisy,
+        ),
+        PublishedClaim(
+            "ctpo-prefix-ratios",
+            "CTPO: prefix ratios are unbiased and vary strictly less",
+            "“this ratio provides an unbiased prefix correction for each token-level gradient term and has "
+            "strictly lower variance than the full sequence ratio” (abstract)",
+            Source(
+                "Zhang et al. (2026), Rethinking Importance Sampling in LLM Policy Optimization: A "
+                "Cumulative Token Perspective, arXiv:2605.07331",
+                "The abstract was read, and a summary of its propositions.",
+                "horizon-llm/CTPO (only its README was read)",
+            ),
+            "`python -m lit_klrb study --config replication/configs/studies/off_policy.yaml`",
+            "The paper: rewards of sequences, with clipping by position. Ours, all toys: the gradient of "
+            "the KL, without clipping, on random enumerated models after 1 to 8 inner steps; in training "
+            "reward and KL, each arm at its own best rate.",
+            _prefix_ratios,
+        ),
+    )

@@ -1,0 +1,121 @@
+"""The ledger of claims: committed pages agree with the artifacts, and verdicts follow them."""
+
+import copy
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from evidence_changes import CHANGES
+
+from replication.__main__ import main
+from replication.claims.claim import Verdict
+from replication.claims.evidence import ARTIFACTS, REVIEWS, STUDIES, evidence_of, load_sweeps
+from replication.claims.ledger import all_claims
+
+ROOT = Path(__file__).parents[3]
+LEDGER, RESULTS = ROOT / "replication" / "ledger", ROOT / "docs" / "results"
+CLAIMS = {claim.key: claim for claim in all_claims()}
+
+
+@pytest.fixture(scope="module")
+def committed():
+    contents = {name: json.loads((LEDGER / file.path).read_text()) for name, file in STUDIES.items()}
+    sweeps = load_sweeps(LEDGER)
+    return contents, sweeps, evidence_of(contents, sweeps)
+
+
+def test_the_committed_pages_are_what_the_artifacts_give(capsys):
+    assert main(["verify", str(LEDGER)]) == 0
+    assert "every page agrees with the artifacts" in capsys.readouterr().out
+
+
+def test_all_claims_have_a_change_but_the_one_that_cannot_be_tested(committed):
+    assert CHANGES.keys() == CLAIMS.keys() - {"full-kl-cost"}
+    assert CLAIMS["full-kl-cost"].decide(committed[2]).verdict is Verdict.NOT_TESTABLE
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_a_verdict_changes_with_its_artifact(committed, key):
+    changing, expected = CHANGES[key]
+    before = CLAIMS[key].decide(committed[2])
+    contents, sweeps = copy.deepcopy(committed[0]), dict(committed[1])
+    changing(contents, sweeps)
+    after = CLAIMS[key].decide(evidence_of(contents, sweeps))
+    assert after.verdict is expected is not before.verdict
+    assert after.numbers != before.numbers
+
+
+def test_rows_on_reviews_are_those_of_a_mean_over_all_prompts(committed):
+    (row,) = [
+        one.ours
+        for one in CLAIMS["rb-value-variance"].decide(committed[2]).numbers
+        if one.what.startswith("MC: ") and one.what.endswith("reviews, dpo")
+    ]
+    values = np.array(committed[0]["reviews"]["snapshots"][0]["values"]["k1"])
+    of_one = values.var(axis=1, ddof=1).mean() / len(values)
+    deviations = " / ".join(f"{(of_one / size) ** 0.5:#.2g}" for size in (1, 5, 10))
+    assert row == f"{values.mean():.2f} ± {deviations}"
+
+
+def test_the_noise_on_reviews_is_the_ratio_of_traces(committed):
+    study = committed[0]["reviews_noise"]
+    gram = study["snapshots"][0]["gram"]
+    batches = study["batches"]
+
+    def trace(estimator):
+        first = (1 + study["estimators"].index(estimator)) * batches
+        rows = [gram[first + i][first : first + i + 1] for i in range(batches)]
+        squares, total = sum(row[-1] for row in rows), sum(2 * sum(row[:-1]) + row[-1] for row in rows)
+        return squares - total / batches
+
+    (row,) = [
+        one.ours
+        for one in CLAIMS["rb-gradient-noise"].decide(committed[2]).numbers
+        if one.what == "whole objective, reviews, β = 0.1, 512 prompts"
+    ]
+    assert row.startswith(f"dpo: {trace('RaoBlackwell') / trace('MonteCarlo'):.3g} (")
+
+
+def test_a_changed_artifact_is_found_and_claims_writes_the_pages_again(tmp_path, capsys):
+    ledger = tmp_path / "replication" / "ledger"
+    shutil.copytree(LEDGER, ledger)
+    (tmp_path / "docs").symlink_to(RESULTS.parent)
+    path = ledger / ARTIFACTS / "identities.json"
+    content = json.loads(path.read_text())
+    content["worked_examples"]["coins"] = 0.09
+    path.write_text(json.dumps(content))
+    (ledger / "old-claim.md").write_text("no longer a claim")
+    assert main(["verify", str(ledger)]) == 1
+    printed = capsys.readouterr().out
+    assert "worked-coins.md: is not what the artifacts give" in printed
+    assert "old-claim.md: no page of the ledger" in printed
+    assert main(["claims", str(ledger)]) == 0
+    assert not (ledger / "old-claim.md").exists()
+    assert "**Verdict: Fails." in (ledger / "worked-coins.md").read_text()
+
+
+def test_a_missing_or_damaged_artifact_is_named(tmp_path, capsys):
+    shutil.copytree(LEDGER / ARTIFACTS, tmp_path / ARTIFACTS)
+    (tmp_path / ARTIFACTS / "off_policy.json").unlink()
+    assert main(["claims", str(tmp_path)]) == 2
+    assert "study --config replication/configs/studies/off_policy.yaml" in capsys.readouterr().err
+
+
+def test_an_incomplete_sweep_is_named_and_a_missing_one_is_noticed(tmp_path, capsys):
+    ledger, results = tmp_path / "replication" / "ledger", tmp_path / "docs" / "results"
+    shutil.copytree(LEDGER, ledger)
+    results.mkdir(parents=True)
+    assert main(["verify", str(ledger)]) == 2
+    assert "study --config replication/configs/studies/imdb_estimation.yaml" in capsys.readouterr().err
+    for name in (REVIEWS.name, "noise"):
+        (results / name).symlink_to(RESULTS / name)
+    assert main(["verify", str(ledger)]) == 1
+    assert "frontier-78.md: is not what the artifacts give" in capsys.readouterr().out
+    (results / "noise").unlink()
+    shutil.copytree(RESULTS / "noise", results / "noise")
+    lines = (results / "noise" / "results.jsonl").read_text().splitlines(keepends=True)
+    (results / "noise" / "results.jsonl").write_text("".join(lines[:-2]))
+    assert main(["verify", str(ledger)]) == 2
+    assert "noise: 2 runs of the plan are missing" in capsys.readouterr().err

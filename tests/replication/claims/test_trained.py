@@ -1,0 +1,65 @@
+"""Arms against each other: the published numbers, and the same by hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from analysis.stats.frontier import nondominated
+from analysis.stats.matching import match
+from replication.claims.evidence import CAPACITIES, load_sweeps
+from replication.claims.trained import compared, kl_finding, objectives, share_finding
+
+TRAINED = load_sweeps(Path(__file__).parents[3] / "replication" / "ledger")
+
+
+@pytest.mark.parametrize("name", sorted(TRAINED.keys() - CAPACITIES.keys()))
+def test_differences_in_j_are_those_of_the_report(name):
+    found = objectives(TRAINED[name])
+    reported = {one["treatment"]: one["objective"] for one in TRAINED[name].numbers["comparisons"]}
+    assert found.keys() == reported.keys()
+    for arm, verdict in found.items():
+        assert verdict.estimate.value == pytest.approx(reported[arm]["estimate"], rel=1e-12)
+        assert verdict.adjusted == pytest.approx(reported[arm]["p_adjusted"], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(TRAINED.keys() & CAPACITIES.keys()))
+def test_ratios_of_kls_are_means_of_paired_logarithms(name):
+    one, arms = TRAINED[name], ("future-sampled", "own-sampled")
+    kls = [
+        [run.final["kl"] for (arm, _, _), run in sorted(one.sweep.grid.items()) if arm == label]
+        for label in arms
+    ]
+    paired = stats.ttest_1samp(np.log(kls[0]) - np.log(kls[1]), 0)
+    (verdict,) = compared([(one, *arms)], kl_finding)
+    assert verdict.estimate.value == pytest.approx(paired.statistic * paired._standard_error)
+    interval = paired.confidence_interval()
+    assert (verdict.estimate.interval().low, verdict.estimate.interval().high) == pytest.approx(
+        tuple(interval)
+    )
+
+
+def test_a_share_counts_the_points_of_the_common_frontier_below_the_cut():
+    one = TRAINED["noise"]
+    pairs = match(one.sweep, "rb", "mc")
+    on = nondominated(pairs.kl, pairs.reward) & (pairs.kl < 5)
+    (verdict,) = compared([(one, "rb", "mc")], lambda both: share_finding(both, 5.0))
+    assert (verdict.share.count, verdict.share.total) == (on[:, 0].sum(), on.sum())
+    assert 0 < verdict.share.total < nondominated(pairs.kl, pairs.reward).sum()
+
+
+def test_holms_correction_is_over_all_designs():
+    one = TRAINED["noise"]
+    alone = compared([(one, "rb", "mc")], kl_finding)[0].test.p_value
+    several = compared([(one, arm, "mc") for arm in ("tilted", "rb", "combination")], kl_finding)
+    ordered = sorted(several, key=lambda verdict: verdict.test.p_value)
+    place = next(i for i, verdict in enumerate(ordered) if verdict.treatment == "rb")
+    assert ordered[place].test.p_value == alone
+    assert ordered[place].adjusted >= min(1, (3 - place) * alone)
+    assert ordered[0].adjusted == min(1, 3 * ordered[0].test.p_value)
+
+
+def test_an_arm_is_found_by_its_estimator():
+    assert TRAINED["noise"].arm("MonteCarlo") == "mc"
+    assert TRAINED["noise"].arm("K3Loss") is None
