@@ -5,8 +5,8 @@ from pathlib import Path
 
 from analysis.report.build import build
 from analysis.results import layout
-from analysis.results.archive import archive_lines, has_archive
-from analysis.results.files import DamagedFileError, read_bytes
+from analysis.results.archive import archive_lines, archive_path, has_archive
+from analysis.results.files import DamagedFileError, packed, read_bytes
 from analysis.results.load import load_sweep
 from analysis.results.seconds import encode_seconds
 from analysis.stats.text import count
@@ -49,7 +49,9 @@ def publish(runs_dir: Path, output: Path) -> Path:
         write_atomically(output / layout.PLAN, read_bytes(runs_dir / layout.PLAN))
     for path in layout.failure_paths(runs_dir):
         write_atomically(layout.failure_path(output, path.stem), read_bytes(path))
-    write_atomically(output / layout.ARCHIVE, content)
+    archive = output / f"{layout.ARCHIVE}.gz"
+    write_atomically(archive, packed(content))
+    (output / layout.ARCHIVE).unlink(missing_ok=True)
     if sweep.seconds:
         write_atomically(output / layout.TIMES, encode_seconds(sweep.seconds))
     return build(output)
@@ -65,6 +67,6 @@ def _lines(runs_dir: Path) -> dict[Path, bytes]:
 
 
 def _refuse_another(output: Path, content: bytes) -> None:
-    archive = output / layout.ARCHIVE
+    archive = archive_path(output)
     if layout.result_paths(output) or (archive.exists() and read_bytes(archive) != content):
         raise ConfigurationError(f"{output}: contains another sweep; name a new directory", key="--output")

@@ -1,10 +1,14 @@
 """Reading files from untrusted sources."""
 
+import gzip
 import json
 import os
 import stat
+import zlib
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
+
+from lit_klrb.errors import ConfigurationError
 
 # The maximum size of a file; the gradients of several hundred batches take about 100 MB.
 LARGEST = 2**28
@@ -17,7 +21,7 @@ class DamagedFileError(Exception):
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a regular file of bounded size, without waiting for pipes or devices.
+    """Read a regular file of bounded size, without waiting for pipes or devices; unpack it if it ends in .gz.
 
     Raises:
         DamagedFileError: If it is not such a file.
@@ -32,9 +36,42 @@ def read_bytes(path: Path) -> bytes:
         if status.st_size > LARGEST:
             raise DamagedFileError(f"{path}: has {status.st_size} bytes; at most {LARGEST} are read")
         with open(descriptor, "rb", closefd=False) as file:
-            return file.read(LARGEST)
+            return _unpacked(path, file) if path.suffix == ".gz" else file.read(LARGEST)
     finally:
         os.close(descriptor)
+
+
+def packed(content: bytes) -> bytes:
+    """`content` compressed by gzip, without a time, so that equal content gives equal bytes."""
+    return gzip.compress(content, mtime=0)
+
+
+def present(path: Path) -> Path:
+    """The path of a file that may be compressed: with .gz where only that exists.
+
+    Raises:
+        ConfigurationError: If both exist.
+    """
+    compressed = path.with_name(f"{path.name}.gz")
+    if not os.path.lexists(compressed):
+        return path
+    if os.path.lexists(path):
+        raise ConfigurationError(
+            f"{path.parent}: has both {path.name} and {compressed.name}; remove one of the two"
+        )
+    return compressed
+
+
+def _unpacked(path: Path, file: IO[bytes]) -> bytes:
+    # A small file may unpack to any size
+    try:
+        with gzip.GzipFile(fileobj=file) as unpacking:
+            content = unpacking.read(LARGEST + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DamagedFileError(f"{path}: cannot be unpacked ({error})") from None
+    if len(content) > LARGEST:
+        raise DamagedFileError(f"{path}: unpacks to more than {LARGEST} bytes, the most that are read")
+    return content
 
 
 def read_json(path: Path) -> Any:

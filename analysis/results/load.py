@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from analysis.results import layout
-from analysis.results.archive import archive_lines, has_archive
+from analysis.results.archive import archive_lines, archive_path, has_archive
 from analysis.results.cell import Cell
 from analysis.results.consistency import inconsistencies, lost_runs
 from analysis.results.files import DamagedFileError
@@ -86,7 +86,7 @@ def _read_archive(directory: Path) -> tuple[list[Run], list[Problem]]:
     """The runs of an archive; a second line with the same cell, which no sweep writes, is a problem."""
     lines = archive_lines(directory)
     if not lines:
-        raise ConfigurationError(f"{directory / layout.ARCHIVE}: has no results")
+        raise ConfigurationError(f"{archive_path(directory)}: has no results")
     runs, problems = _read_all(list(lines), lambda line: decode_run(line, lines[line]))
     found: dict[str, Run] = {}
     for run in runs:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from analysis.design import Expansion
 from analysis.design.arms import examine
 from analysis.results import DamagedFileError, Plan, layout
+from analysis.results.archive import archive_path
 from analysis.results.arm import Arm
 from analysis.results.locked import ARMS, LockedPlan, lock_document
 from analysis.sweep.changes import changes
@@ -49,9 +50,10 @@ def lock(plan: Plan, expansion: Expansion, directory: Path, *, record: bool) -> 
             continued: a published one, or one locked by an earlier version.
     """
     path = directory / layout.PLAN
-    if (directory / layout.ARCHIVE).exists():
+    archive = archive_path(directory)
+    if archive.exists():
         raise ConfigurationError(
-            f"{directory} contains a published sweep ({layout.ARCHIVE}), which can be reported and verified "
+            f"{directory} contains a published sweep ({archive.name}), which can be reported and verified "
             "but not continued; name another directory",
             key="directory",
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from analysis.results.artifacts import GradientStudy, ValueStudy, read_studies
-from analysis.results.files import MALFORMED, DamagedFileError, read_json
+from analysis.results.files import MALFORMED, DamagedFileError, present, read_json
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.schema import ESTIMATION, GRADIENT_NOISE
 from replication import schema
@@ -122,7 +122,7 @@ def load_evidence(directory: Path) -> Evidence:
     """
     contents = {}
     for name, file in STUDIES.items():
-        path = directory / file.path
+        path = present(directory / file.path)
         if not path.exists():
             raise ConfigurationError(
                 f"{path} does not exist; python -m lit_klrb study --config {file.config}"

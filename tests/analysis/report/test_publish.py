@@ -1,5 +1,6 @@
 """Publication of a sweep as plan, one file of results, and report."""
 
+import gzip
 import json
 import os
 
@@ -23,12 +24,20 @@ def publish(runs, output):
     return main(["publish", str(runs), "--output", str(output)])
 
 
+def unpack(output):
+    """Replace the archive of a published sweep by one that is not compressed, and return its path."""
+    packed = output / "results.jsonl.gz"
+    (output / "results.jsonl").write_bytes(gzip.decompress(packed.read_bytes()))
+    packed.unlink()
+    return output / "results.jsonl"
+
+
 def test_a_published_sweep_has_the_runs_of_the_sweep_and_verifies(runs, tmp_path, capsys):
     output = tmp_path / "published"
     assert publish(runs, output) == 0
     assert {path.name for path in output.iterdir()} == {
         "plan.json",
-        "results.jsonl",
+        "results.jsonl.gz",
         "results.json",
         "report.html",
     }
@@ -36,7 +45,8 @@ def test_a_published_sweep_has_the_runs_of_the_sweep_and_verifies(runs, tmp_path
     assert [run.checksum for run in ours.runs] == [run.checksum for run in theirs.runs]
     assert not ours.problems
     assert publish(output, tmp_path / "again") == 0
-    assert (tmp_path / "again" / "results.jsonl").read_bytes() == (output / "results.jsonl").read_bytes()
+    again = tmp_path / "again" / "results.jsonl.gz"
+    assert again.read_bytes() == (output / "results.jsonl.gz").read_bytes()
     capsys.readouterr()
     assert main(["verify", str(output)]) == 0
     assert "6 results" in capsys.readouterr().out
@@ -53,7 +63,7 @@ def test_failures_are_published_too(runs, tmp_path):
 def test_an_edited_line_and_a_repeated_one_are_problems(runs, tmp_path):
     output = tmp_path / "published"
     publish(runs, output)
-    archive = output / "results.jsonl"
+    archive = unpack(output)
     lines = archive.read_text().splitlines()
     archive.write_text("\n".join([*lines, lines[0]]))
     assert "has two results of the cell" in load_sweep(output).problems[0].text
@@ -100,7 +110,7 @@ def test_an_archive_without_results_is_one_line(tmp_path, capsys, content, messa
 def test_a_line_of_another_shape_is_a_problem(runs, tmp_path, line):
     output = tmp_path / "published"
     publish(runs, output)
-    with (output / "results.jsonl").open("ab") as file:
+    with unpack(output).open("ab") as file:
         file.write(line)
     (problem,) = (one.text for one in load_sweep(output).problems)
     assert problem.startswith("results.jsonl/line 7: ")
@@ -112,4 +122,45 @@ def test_single_results_beside_an_archive_are_refused(runs, tmp_path, capsys):
     (output / "results").mkdir()
     (output / "results" / "x.json").write_text(json.dumps({}))
     assert main(["report", str(output)]) == 2
-    assert "has both results.jsonl and results/" in capsys.readouterr().err
+    assert "has both results.jsonl.gz and results/" in capsys.readouterr().err
+
+
+def test_every_command_reads_an_archive_compressed_or_not(runs, tmp_path, capsys):
+    output = tmp_path / "published"
+    publish(runs, output)
+    packed, numbers = (output / "results.jsonl.gz").read_bytes(), (output / "results.json").read_bytes()
+    plain = unpack(output)
+    assert main(["verify", str(output)]) == 0
+    assert main(["compare", str(output), str(runs)]) == 0
+    assert main(["report", str(output)]) == 0
+    assert (output / "results.json").read_bytes() == numbers
+    assert publish(output, output) == 0
+    assert (output / "results.jsonl.gz").read_bytes() == packed
+    assert not plain.exists()
+    assert main(["verify", str(output)]) == 0
+    assert main(["compare", str(output), str(runs)]) == 0
+    plain.write_bytes(b"")
+    capsys.readouterr()
+    assert main(["verify", str(output)]) == 2
+    assert "has both results.jsonl and results.jsonl.gz; remove one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"plain text", "cannot be unpacked (Not a gzipped file"),
+        (gzip.compress(b"x" * 1000)[:-9], "cannot be unpacked"),
+        (gzip.compress(b"x" * 1000)[:15] + b"\xff" * 30, "cannot be unpacked"),
+        (gzip.compress(b"x" * 5001), "unpacks to more than 5000 bytes"),
+        (gzip.compress(b"x" * 4000) + gzip.compress(b"x" * 4000), "unpacks to more than 5000 bytes"),
+        (gzip.compress(b""), "has no results"),
+    ],
+)
+def test_a_damaged_or_exploding_archive_is_one_line(tmp_path, capsys, monkeypatch, content, message):
+    monkeypatch.setattr("analysis.results.files.LARGEST", 5000)
+    (tmp_path / "results.jsonl.gz").write_bytes(content)
+    assert main(["report", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {tmp_path}/results.jsonl.gz: ")
+    assert message in error
+    assert error.count("\n") == 1

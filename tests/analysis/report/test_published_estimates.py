@@ -1,12 +1,12 @@
 """The tables of docs/results/imdb_estimation have the numbers of its artifacts."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from analysis.results.artifacts import GradientStudy, ValueStudy, read_studies
+from analysis.results.files import present, read_json
 from analysis.stats.gradient_noise import NoiseSnapshot
 from analysis.stats.gradient_variance import compare_gradient_variance
 from analysis.stats.intervals import Estimate
@@ -27,8 +27,7 @@ NAMES = {
 
 def studies():
     contents = {
-        name: json.loads((DIRECTORY / f"{name}.json").read_text())
-        for name in ("estimation", "gradient_noise")
+        name: read_json(present(DIRECTORY / f"{name}.json")) for name in ("estimation", "gradient_noise")
     }
     return read_studies(contents)
 

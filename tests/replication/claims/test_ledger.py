@@ -1,6 +1,7 @@
 """The ledger of claims: committed pages agree with the artifacts, and verdicts follow them."""
 
 import copy
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from evidence_changes import CHANGES
 
+from analysis.results.files import packed, present, read_json
 from replication.__main__ import main
 from replication.claims.claim import Verdict
 from replication.claims.evidence import ARTIFACTS, REVIEWS, STUDIES, evidence_of, load_sweeps
@@ -21,7 +23,7 @@ CLAIMS = {claim.key: claim for claim in all_claims()}
 
 @pytest.fixture(scope="module")
 def committed():
-    contents = {name: json.loads((LEDGER / file.path).read_text()) for name, file in STUDIES.items()}
+    contents = {name: read_json(present(LEDGER / file.path)) for name, file in STUDIES.items()}
     sweeps = load_sweeps(LEDGER)
     return contents, sweeps, evidence_of(contents, sweeps)
 
@@ -115,7 +117,8 @@ def test_an_incomplete_sweep_is_named_and_a_missing_one_is_noticed(tmp_path, cap
     assert "frontier-78.md: is not what the artifacts give" in capsys.readouterr().out
     (results / "noise").unlink()
     shutil.copytree(RESULTS / "noise", results / "noise")
-    lines = (results / "noise" / "results.jsonl").read_text().splitlines(keepends=True)
-    (results / "noise" / "results.jsonl").write_text("".join(lines[:-2]))
+    archive = results / "noise" / "results.jsonl.gz"
+    lines = gzip.decompress(archive.read_bytes()).splitlines(keepends=True)
+    archive.write_bytes(packed(b"".join(lines[:-2])))
     assert main(["verify", str(ledger)]) == 2
     assert "noise: 2 runs of the plan are missing" in capsys.readouterr().err
