@@ -39,7 +39,7 @@ def test_the_python_examples_run(page, tmp_path, monkeypatch):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_commands_name_what_is_there(command):
     _, _, module, *arguments = command.split()
-    assert module in ("lit_klrb", "analysis", "benchmarks")
+    assert module in ("lit_klrb", "analysis", "benchmarks", "replication")
     for option, value in pairwise(arguments):
         if option == "--config":
             assert (ROOT / value).exists()
