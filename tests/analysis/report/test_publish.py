@@ -155,6 +155,7 @@ def test_every_command_reads_an_archive_compressed_or_not(runs, tmp_path, capsys
         (gzip.compress(b"x" * 4000) + gzip.compress(b"x" * 4000), "unpacks to more than 5000 bytes"),
         (gzip.compress(b""), "has no results"),
     ],
+    ids=["not packed", "cut", "damaged", "large", "large in parts", "empty"],
 )
 def test_a_damaged_or_exploding_archive_is_one_line(tmp_path, capsys, monkeypatch, content, message):
     monkeypatch.setattr("analysis.results.files.LARGEST", 5000)
