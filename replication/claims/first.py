@@ -160,7 +160,7 @@ def _table_differences() -> str:
 
 def first_source() -> tuple[PublishedClaim, ...]:
     """The claims, in the order of the paper."""
-    study = "`python -m lit_klrb study --config configs/studies/{}.yaml`"
+    study = "`python -m lit_klrb study --config replication/configs/studies/{}.yaml`"
     ran = f"{study.format('estimation')}; {study.format('imdb_estimation')}."
     identities = study.format("identities")
     return (
