@@ -73,11 +73,17 @@ class Conversation:
         role: str = self.messages[-1]["role"]
         return role
 
-    def with_system(self, system: str | None) -> Self:
-        """The conversation after a system message, unless it has one or `system` is None."""
-        if system is None or self.messages[0]["role"] in ROLES[:2]:
+    def with_system(self, system: str | None, *, instead: bool = False) -> Self:
+        """The conversation after a system message, unless `system` is None.
+
+        Args:
+            system: The message.
+            instead: Whether it replaces the one that the conversation may have, which is otherwise kept.
+        """
+        has_one = self.messages[0]["role"] in ROLES[:2]
+        if system is None or (has_one and not instead):
             return self
-        return replace(self, messages=({"role": SYSTEM, "content": system}, *self.messages))
+        return replace(self, messages=({"role": SYSTEM, "content": system}, *self.messages[has_one:]))
 
     def before_answer(self, key: str) -> Self:
         """The conversation without its last message if that is the assistant's.

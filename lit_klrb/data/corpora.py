@@ -18,6 +18,8 @@ from lit_klrb.seeding import derive_seed
 
 GRAMMAR = "grammar"
 TEXT, PROMPT, MESSAGES = "text", "prompt", "messages"
+# The column with what the teacher, or the reference, reads instead of the prompt.
+TEACHER_PROMPT = "teacher_prompt"
 ALLOWED = "allowed: grammar, a hub id, a folder of .parquet or .jsonl files, or one such file"
 HELD_OUT = ("test", "validation")
 HELD_OUT_EVERY = 20  # one in 20 train texts is held out for a split that the source lacks

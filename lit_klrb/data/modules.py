@@ -210,6 +210,9 @@ class ReviewBeginnings(CorpusDataModule, ABC):
         max_prompt_tokens: Maximum length of a prompt; each prompt's length is drawn from this range.
         system_prompt: A system message for conversations without one; texts in the column prompt become the
             user's message.
+        teacher_system_prompt: The system message that the teacher, or the reference, reads in place of that
+            of the policy; texts in the column prompt become the user's message for both. In the column
+            teacher_prompt each row may have what it reads instead of the prompt, a text or a conversation.
     """
 
     columns = COLUMNS
@@ -221,6 +224,7 @@ class ReviewBeginnings(CorpusDataModule, ABC):
     min_prompt_tokens: int = 2
     max_prompt_tokens: int = 8
     system_prompt: str | None = None
+    teacher_system_prompt: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -235,7 +239,7 @@ class ReviewBeginnings(CorpusDataModule, ABC):
         """The prompts, which depend on the source, the system prompt and the tokenizer only.
 
         Raises:
-            ConfigurationError: If a given prompt is too long for the policy.
+            ConfigurationError: If a given prompt is too long for the policy, or a teacher's for the teacher.
         """
         learner = self.learner
         prompts = read_prompts(
@@ -244,18 +248,26 @@ class ReviewBeginnings(CorpusDataModule, ABC):
             min_tokens=self.min_prompt_tokens,
             max_tokens=self.max_prompt_tokens,
             system_prompt=self.system_prompt,
+            teacher_system_prompt=self.teacher_system_prompt,
         )
-        longest = max((prompt.tokens for prompt in prompts if prompt.is_given), key=len, default=[])
+        self._check_lengths("policy", split, [prompt.tokens for prompt in prompts if prompt.is_given])
+        self._check_lengths("reference", split, [p.teacher for p in prompts if p.teacher is not None])
+        return prompts
+
+    def _check_lengths(self, name: str, split: str, prompts: Sequence[list[int]]) -> None:
+        """Check that the longest prompt and a completion fit into the context of policy or reference."""
+        learner, longest = self.learner, max(prompts, key=len, default=[])
+        model = learner.trained if name == "policy" else getattr(learner, "reference", learner.trained)
         new = learner.max_new_tokens if isinstance(learner, Completer) else 1
-        positions = getattr(getattr(learner.trained, "config", None), "max_position_embeddings", None)
+        positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
         if positions is not None and len(longest) + new > positions:
+            kind = "prompt" if name == "policy" else "teacher's prompt"
             raise ConfigurationError(
-                f"{self.source} has a {split} prompt of {len(longest)} tokens; with max_new_tokens={new} it "
-                f"exceeds the policy's context length, {positions}: leave out such prompts, or shorten them: "
+                f"{self.source} has a {split} {kind} of {len(longest)} tokens; with max_new_tokens={new} it "
+                f"exceeds the {name}'s context length, {positions}: leave out such prompts, or shorten them: "
                 f"{learner.tokenizer.decode(longest[:12])!r}...",
                 key="source",
             )
-        return prompts
 
     def pad_prompts(self, prompts: Sequence[Prompt]) -> Batch:
         """See `prompt_batch`."""
@@ -295,6 +307,21 @@ class PreferenceDataModule(ReviewBeginnings):
     contents = ("preferences", "prompts")
 
     preferences: str | None = None
+
+    def prompts(self, split: str) -> list[Prompt]:
+        """The prompts, which the reference of preferences reads as the policy does.
+
+        Raises:
+            ConfigurationError: If it has other prompts.
+        """
+        prompts = super().prompts(split)
+        if any(prompt.teacher is not None for prompt in prompts):
+            raise ConfigurationError(
+                f"{self.source} gives the reference prompts of its own, which preferences do not support: "
+                "leave out teacher_system_prompt and the column teacher_prompt",
+                key="source",
+            )
+        return prompts
 
     def examples(self, split: str) -> Sequence[Any]:
         """Pairs for the train split, prompts for the others."""

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from lit_klrb.data.batches import Batch, pad
-from lit_klrb.data.chat import USER, Conversation, shown
-from lit_klrb.data.corpora import MESSAGES, PROMPT, TEXT
+from lit_klrb.data.chat import USER, Conversation, is_messages, is_unicode, shown
+from lit_klrb.data.corpora import MESSAGES, PROMPT, TEACHER_PROMPT, TEXT
 from lit_klrb.data.grammar import Review
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.seeding import derive_seed
@@ -26,11 +26,13 @@ class Prompt(NamedTuple):
         columns: The other columns of its row, for rewards. Those of a conversation have its messages under
             `prompt`.
         is_given: Whether it is used as a whole.
+        teacher: Token ids of what the teacher, or the reference, reads instead; None for the same.
     """
 
     tokens: list[int]
     columns: Mapping[str, Any]
     is_given: bool = False
+    teacher: list[int] | None = None
 
 
 def read_prompts(
@@ -39,11 +41,15 @@ def read_prompts(
     min_tokens: int,
     max_tokens: int,
     system_prompt: str | None = None,
+    teacher_system_prompt: str | None = None,
 ) -> list[Prompt]:
     """Prompts from reviews, given prompts or conversations.
 
     The tokenizer's chat template makes the text of a conversation, special tokens included; an answer at the
     end of a whole conversation (the column `messages`) is left out.
+
+    The teacher reads its entry of the column `teacher_prompt` instead, a text or a conversation, or else the
+    prompt's conversation with its own system message.
 
     Args:
         reviews: The reviews.
@@ -51,17 +57,35 @@ def read_prompts(
         min_tokens: See `cut_prompts`.
         max_tokens: See `cut_prompts`.
         system_prompt: A system message for conversations without one; given texts become the user's message.
+        teacher_system_prompt: The teacher's system message, in place of any other.
 
     Raises:
-        ConfigurationError: If there is a system prompt for reviews, or the template refuses a conversation.
+        ConfigurationError: If there is a system prompt or a teacher's prompt for reviews, or the template
+            refuses a conversation.
     """
-    texts = [_as_text(review, tokenizer, system_prompt) for review in reviews]
+    systems = {"system_prompt": system_prompt, "teacher_system_prompt": teacher_system_prompt}
+    named = [name for name, text in systems.items() if text is not None]
+    # All are of the same kind
+    as_chats = named or any(is_messages(review.columns.get(TEACHER_PROMPT)) for review in reviews)
+    chats = [_conversation(review, [*named, "source"][0] if as_chats else None) for review in reviews]
+    pairs = list(zip(reviews, chats, strict=True))
+    texts = [_as_text(review, chat, tokenizer, system_prompt) for review, chat in pairs]
+    read = [_teachers_text(review, chat, tokenizer, **systems) for review, chat in pairs]
     tokens = cut_prompts(texts, tokenizer, min_tokens, max_tokens)
-    return [Prompt(ids, text.columns, text.is_prompt) for ids, text in zip(tokens, texts, strict=True)]
+    teacher: Sequence[list[int] | None] = [None] * len(texts)
+    if any(text is not None for text in read):
+        own = [other if text is None else text for text, other in zip(read, texts, strict=True)]
+        teacher = cut_prompts(own, tokenizer, min_tokens, max_tokens)
+    return [
+        Prompt(ids, text.columns, text.is_prompt, others)
+        for ids, text, others in zip(tokens, texts, teacher, strict=True)
+    ]
 
 
 def prompt_batch(prompts: Sequence[Prompt], pad_token_id: int) -> Batch:
     """Left-padded `tokens` and `attention_mask`, [P, N], and `rows` if there are other columns.
+
+    A teacher that reads other prompts has them as `teacher_tokens` and `teacher_attention_mask`, [P, M].
 
     Args:
         prompts: P prompts.
@@ -69,27 +93,80 @@ def prompt_batch(prompts: Sequence[Prompt], pad_token_id: int) -> Batch:
     """
     rows = [dict(prompt.columns) for prompt in prompts]
     batch = pad([prompt.tokens for prompt in prompts], pad_token_id, side="left")
+    teacher = [prompt.teacher for prompt in prompts if prompt.teacher is not None]
+    if teacher:  # all have one, or none
+        padded = pad(teacher, pad_token_id, side="left")
+        batch |= {f"teacher_{name}": tensor for name, tensor in padded.items()}
     return {**batch, "rows": rows} if any(rows) else batch
 
 
-def _as_text(review: Review, tokenizer: PreTrainedTokenizerBase, system_prompt: str | None) -> Review:
-    conversation = review.conversation
+def _conversation(review: Review, key: str | None) -> Conversation | None:
+    """The messages before the answer, without a system prompt; None for a text that is read as it is.
+
+    Args:
+        review: The review.
+        key: The argument that asks for conversations; None if texts are read as they are.
+    """
+    if review.conversation is not None:
+        return review.conversation if review.is_prompt else review.conversation.before_answer("source")
+    if key is None:
+        return None
+    if not review.is_prompt:
+        raise ConfigurationError(
+            "needs conversations or texts in the column prompt; the prompts are the beginnings of texts",
+            key=key,
+        )
+    user = {"role": USER, "content": review.text}
+    return Conversation((user,), f"the prompt {shown(review.text)} with a system prompt")
+
+
+def _as_text(
+    review: Review,
+    conversation: Conversation | None,
+    tokenizer: PreTrainedTokenizerBase,
+    system_prompt: str | None,
+) -> Review:
     if conversation is None:
-        if system_prompt is None:
-            return review
-        if not review.is_prompt:
-            raise ConfigurationError(
-                "needs conversations or texts in the column prompt; the prompts are the beginnings of texts",
-                key="system_prompt",
-            )
-        user = {"role": USER, "content": review.text}
-        conversation = Conversation((user,), f"the prompt {shown(review.text)} with a system prompt")
-    elif not review.is_prompt:
-        conversation = conversation.before_answer("source")
+        return review
     conversation = conversation.with_system(system_prompt)
     columns = {**review.columns, PROMPT: list(conversation.messages)}
     text = conversation.prompt("source", tokenizer)
     return replace(review, text=text, is_prompt=True, columns=columns, conversation=None)
+
+
+def _teachers_text(
+    review: Review,
+    conversation: Conversation | None,
+    tokenizer: PreTrainedTokenizerBase,
+    system_prompt: str | None,
+    teacher_system_prompt: str | None,
+) -> Review | None:
+    """What the teacher reads; None for the same as the student."""
+    given = review.columns.get(TEACHER_PROMPT)
+    if given is None:
+        if teacher_system_prompt is None or conversation is None:
+            return None
+        conversation = conversation.with_system(teacher_system_prompt, instead=True)
+    else:
+        if conversation is None and not review.is_prompt:
+            raise ConfigurationError(
+                f"the column {TEACHER_PROMPT} needs conversations or texts in the column prompt; the prompts "
+                "are the beginnings of texts",
+                key="source",
+            )
+        place = f"the {TEACHER_PROMPT} of {shown(review.text)}"
+        if isinstance(given, str) and not (given and is_unicode(given)):
+            raise ConfigurationError(
+                f"{place} is {shown(given)}; Unicode characters are expected", key="source"
+            )
+        if isinstance(given, str) and conversation is None:
+            return replace(review, text=given)
+        messages = [{"role": USER, "content": given}] if isinstance(given, str) else given
+        conversation = Conversation.read("source", place, messages)
+        system = system_prompt if teacher_system_prompt is None else teacher_system_prompt
+        conversation = conversation.with_system(system)
+    text = conversation.prompt("source", tokenizer)
+    return replace(review, text=text, is_prompt=True, conversation=conversation)
 
 
 def cut_prompts(

@@ -81,6 +81,24 @@ class Rollout(NamedTuple):
         """A slice of the sequences."""
         return Rollout(self.tokens[rows], self.attention_mask[rows], self.mask[rows])
 
+    def after(self, prompts: Tensor, prompt_mask: Tensor) -> "Rollout":
+        """The same completions after other prompts, such as those that a teacher reads.
+
+        Args:
+            prompts: Left-padded prompt ids, shape [P, M]; B is a multiple of P.
+            prompt_mask: True on prompt tokens other than padding, shape [P, M].
+
+        Example:
+            >>> mask = torch.ones(2, 1, dtype=torch.bool)
+            >>> rollout = Rollout(torch.tensor([[5, 7], [5, 8]]), mask.repeat(1, 2), mask)
+            >>> rollout.after(torch.tensor([[3, 4]]), torch.tensor([[True, True]])).tokens.tolist()
+            [[3, 4, 7], [3, 4, 8]]
+        """
+        count, length = len(self.tokens) // len(prompts), self.mask.shape[1]
+        prompts, prompt_mask = (given.repeat_interleave(count, 0) for given in (prompts, prompt_mask))
+        attention = torch.cat([prompt_mask.bool(), self.attention_mask[:, -length:]], 1)
+        return Rollout(torch.cat([prompts, self.completions], 1), attention, self.mask)
+
 
 def position_ids(attention_mask: Tensor) -> Tensor:
     """Positions counted from the first token that is not padding, so that left padding has no effect.

@@ -45,6 +45,8 @@ from lit_klrb.seeding import derive_seed, forked_rng
 Module = TypeVar("Module", bound=nn.Module)
 
 GRAMMAR = "grammar"
+# As the path of a reference: the policy itself, with a stopped gradient.
+ITSELF = "policy"
 # Prefixes of the weights of transformers' classification heads.
 CLASSIFIER_HEADS = ("score.", "classifier.", "classification_head.")
 

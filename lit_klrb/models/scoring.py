@@ -113,7 +113,7 @@ class Scorer:
         """The reference's part of the computation, stored for as long as the rollout is used.
 
         Args:
-            rollout: B sequences with T completion positions.
+            rollout: B sequences with T completion positions, after the prompts that the reference reads.
 
         Returns:
             Hidden states [B, T, D], V / D times smaller than logits; logits [B, T, V] if `tiled` is false.
@@ -199,8 +199,9 @@ class Scorer:
             "bias": bias,
             "logit_softcap": policy.softcap,
             "ref_hidden": reference_states,
-            "ref_weight": ref_weight,
-            "ref_bias": ref_bias,
+            # The policy's own head if it is its own teacher
+            "ref_weight": ref_weight.detach(),
+            "ref_bias": None if ref_bias is None else ref_bias.detach(),
             "ref_logit_softcap": reference.softcap,
             "tokens": rollout.completions,
             "temperature": self.temperature,

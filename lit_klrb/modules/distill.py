@@ -18,8 +18,11 @@ class DistillModule(OnPolicyModule):
     """Minimises KL(student‖teacher) on completions of the student, with any KL estimator.
 
     This is RLOO without a reward: the policy is the student, the reference (`reference_path`) the teacher,
-    and beta only scales the gradient. Token-level losses (`RaoBlackwellLoss` with allow_biased) omit the
-    effect of earlier tokens on later KLs; unbiased estimators include it.
+    and beta only scales the gradient. The teacher may read another prompt than the student (see
+    teacher_system_prompt of the data); it can then be the same model, or the policy itself.
+
+    Token-level losses (`RaoBlackwellLoss` with allow_biased) omit the effect of earlier tokens on later KLs;
+    unbiased estimators include it.
 
     Args:
         policy_config: Configuration of a student with new weights: `model_type` and the settings that differ
@@ -39,6 +42,11 @@ class DistillModule(OnPolicyModule):
         loading.check_one_given(loading.POLICY, self.policy_config, self.policy_path)
         if self.reference_path is None:
             raise ConfigurationError("must name the teacher, got None", key="reference_path")
+        if self.reference_path == loading.ITSELF and self.policy_path is None:
+            raise ConfigurationError(
+                "policy needs a student that can teach itself: policy_path in place of policy_config",
+                key="reference_path",
+            )
 
     def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The student of policy_path, or a new one initialised from the seed."""

@@ -16,7 +16,7 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.functional.preference import PreferenceLoss, check_preference_loss, preference_loss
 from lit_klrb.models.generation import Rollout
-from lit_klrb.models.loading import TOKEN_VALUES_KEY, tokenizer_files
+from lit_klrb.models.loading import ITSELF, TOKEN_VALUES_KEY, tokenizer_files
 from lit_klrb.modules.regularised import RewardedModule
 from lit_klrb.run.cache import cached, weights_digest
 from lit_klrb.seeding import derive_seed
@@ -63,6 +63,12 @@ class DPOModule(RewardedModule):
         # Token values that predict the rewards of the reference's completions; None for given pairs.
         self.token_value_table: Tensor | None = None
         check_preference_loss(self.loss, self.beta, self.label_smoothing)
+        if self.reference_path == ITSELF:
+            raise ConfigurationError(
+                f"{ITSELF} is not supported by DPOModule, whose reference is fixed; a folder of that name is "
+                f"./{ITSELF}",
+                key="reference_path",
+            )
 
     def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The policy of policy_path, or the reference."""

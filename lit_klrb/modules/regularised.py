@@ -63,7 +63,8 @@ class RegularisedModule(PolicyModule, ABC):
 
     Args:
         reference_path: The frozen reference: a hub id, an exported folder or a checkpoint. None means the
-            policy with its adapter disabled, which takes no extra memory.
+            policy with its adapter disabled, which takes no extra memory; "policy" the policy itself with a
+            stopped gradient, which then needs prompts of its own (see teacher_system_prompt of the data).
         completions_per_prompt: Completions per training prompt.
         max_new_tokens: Maximum number of tokens of a completion.
         stop_at_eos: Whether the end-of-sequence token ends a completion; if not, all have max_new_tokens.
@@ -101,6 +102,8 @@ class RegularisedModule(PolicyModule, ABC):
         )
         self.stopwatch = Stopwatch()
         self._evaluated: list[dict[str, Tensor]] = []
+        # Whether the reference reads other prompts than the policy.
+        self._own_context = False
         # Reward, KL and length of each prompt of the latest evaluation: means over its completions, [P] each.
         self.prompt_means: dict[str, Tensor] = {}
 
@@ -115,7 +118,7 @@ class RegularisedModule(PolicyModule, ABC):
         if trainer is None or hasattr(self, "scorer"):
             return
         self._load_others(trainer.strategy.root_device)
-        self.shard(self.policy, *([] if self.reference_path is None else [self.reference]))
+        self.shard(self.policy, *([self.reference] if hasattr(self, "reference") else []))
         if not self.scorer.tiled:
             self.print(
                 "policy or reference does not consist of a backbone and a linear head: full logits of both "
@@ -133,17 +136,17 @@ class RegularisedModule(PolicyModule, ABC):
         self.to(device)
 
     def _load_others(self, device: torch.device) -> None:
-        if self.reference_path is not None:
-            self._load_reference(self.reference_path)
-        elif not has_adapter(self.policy):
+        if self.reference_path not in (None, loading.ITSELF):
+            self._load_reference(str(self.reference_path))
+        elif self.reference_path is None and not has_adapter(self.policy):
             raise ConfigurationError(
                 "None means the policy with its adapter disabled, but the policy has no adapter; name the "
                 "reference, or train an adapter (lora)",
                 key="reference_path",
             )
         self.reward = self.load_reward(device)
-        reference = self.policy if self.reference_path is None else self.reference
-        self.scorer = Scorer(self.policy, reference, self.temperature)
+        reference = getattr(self, "reference", self.policy)
+        self.scorer = Scorer(self.policy, reference, self.temperature, self.reading_reference)
 
     def _load_reference(self, path: str) -> None:
         self.reference = loading.freeze(loading.load_model("reference_path", path))
@@ -161,16 +164,38 @@ class RegularisedModule(PolicyModule, ABC):
         """Load policy and tokenizer from `policy_path`, or from `reference_path` if it is None.
 
         Raises:
-            ConfigurationError: If both are None or loading fails.
+            ConfigurationError: If neither names a model, or loading fails.
         """
         key, path = "policy_path", self.reference_path if self.policy_path is None else self.policy_path
-        if path is None:
-            raise ConfigurationError("must not be None if reference_path is None", key=key)
+        if path is None or (self.policy_path is None and path == loading.ITSELF):
+            raise ConfigurationError(f"must not be None if reference_path is {path}", key=key)
         return loading.load_model(key, path), loading.load_tokenizer(key, path)
 
     def reading_reference(self) -> AbstractContextManager[PreTrainedModel]:
         """A context manager that yields the reference: a model, or the policy with its adapter disabled."""
-        return adapter_off(self.policy) if self.reference_path is None else nullcontext(self.reference)
+        if self.reference_path is None:
+            return adapter_off(self.policy)
+        return nullcontext(getattr(self, "reference", self.policy))
+
+    def as_read(self, rollout: Rollout, batch: Mapping[str, Any]) -> Rollout:
+        """A rollout as the reference reads it: after its own prompts, if the batch has them.
+
+        Args:
+            rollout: K completions of each of P prompts, prompt-major.
+            batch: The prompts.
+
+        Raises:
+            ConfigurationError: If the policy is its own reference and reads the same prompts.
+        """
+        if "teacher_tokens" in batch:
+            return rollout.after(batch["teacher_tokens"], batch["teacher_attention_mask"])
+        if self.reference_path == loading.ITSELF:
+            raise ConfigurationError(
+                "policy has a KL of 0 to the policy on the same prompts: give the teacher its own by "
+                "data.teacher_system_prompt or the column teacher_prompt; a folder of that name is ./policy",
+                key="reference_path",
+            )
+        return rollout
 
     def generate(
         self,
@@ -196,11 +221,22 @@ class RegularisedModule(PolicyModule, ABC):
             )
 
     def score(
-        self, rollout: Rollout, token_values: Tensor | None = None, topk: TopK | None = None
+        self,
+        rollout: Rollout,
+        batch: Mapping[str, Any],
+        token_values: Tensor | None = None,
+        topk: TopK | None = None,
     ) -> tuple[Tensor, TokenStats]:
-        """The reference's hidden states, shape [B, T, D], and the token statistics, [B, T]."""
+        """The reference's hidden states, shape [B, T, D], and the token statistics, [B, T].
+
+        Args:
+            rollout: K completions of each of P prompts, prompt-major.
+            batch: The prompts, and those that the reference reads.
+            token_values: See `Scorer.stats`.
+            topk: See `Scorer.stats`.
+        """
         with self.stopwatch("statistics"):
-            reference_states = self.scorer.reference_states(rollout)
+            reference_states = self.scorer.reference_states(self.as_read(rollout, batch))
             return reference_states, self.scorer.stats(rollout, reference_states, token_values, topk)
 
     def texts(self, rollout: Rollout) -> list[str]:
@@ -282,7 +318,8 @@ class RegularisedModule(PolicyModule, ABC):
     def _evaluate(self, batch: dict[str, Tensor], batch_idx: int) -> Evaluation:
         seed = derive_seed(self.evaluation_seed, "evaluation", batch_idx)
         rollout = self.generate(self.policy, batch, self.evaluation_sampling, seed=seed)
-        _, stats = self.score(rollout)
+        _, stats = self.score(rollout, batch)
+        self._own_context = "teacher_tokens" in batch
         return Evaluation(rollout, stats, self.rewards(rollout, batch), self.evaluation_completions)
 
     def _log_evaluation(self, stage: str) -> None:
@@ -294,9 +331,11 @@ class RegularisedModule(PolicyModule, ABC):
             self.prompt_means[name] = values.mean(1)
         self._evaluated.clear()
         self.log_evaluation(stage, metrics)
+        other = "policy" if self.reference_path == loading.ITSELF else "reference"
+        context = " with its own context" if self._own_context else ""
         self.print(
             f"step {self.global_step}: reward {metrics['reward']:.3f} ± {metrics['reward_se']:.3f}, "
-            f"KL(policy‖reference) {metrics['kl']:.4f} ± {metrics['kl_se']:.4f} nats per sequence"
+            f"KL(policy‖{other}{context}) {metrics['kl']:.4f} ± {metrics['kl_se']:.4f} nats per sequence"
         )
 
 

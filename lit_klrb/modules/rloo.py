@@ -74,6 +74,12 @@ class OnPolicyModule(RegularisedModule, ABC):
         for name in ("inner_epochs", "mini_batches"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"must be at least 1, got {getattr(self, name)}", key=name)
+        if self.reference_path == loading.ITSELF and self.optimizer_steps > 1:
+            raise ConfigurationError(
+                f"{self.reference_path} changes with each optimizer step, of which a rollout has "
+                f"inner_epochs={self.inner_epochs} × mini_batches={self.mini_batches}; one is supported",
+                key="reference_path",
+            )
         if self.group_size < 2:
             raise ConfigurationError(
                 f"must be at least 2 for the leave-one-out baseline, got {self.group_size}",
@@ -159,7 +165,7 @@ class OnPolicyModule(RegularisedModule, ABC):
             token_values = self.memory.token_values  # a(v), from the rollouts before this one
             # log p, log q, KL_t and E_t[a] of every token, with a graph if the first step uses all of them
             with torch.set_grad_enabled(self.parts == 1):
-                reference_states, stats = self.score(rollout, token_values, self.kl_estimator.topk)
+                reference_states, stats = self.score(rollout, batch, token_values, self.kl_estimator.topk)
             rewards = self.rewards(rollout, batch)  # r(x, y)
             training_rewards = self.training_rewards(rollout, rewards)  # less a penalty if y does not end
             # beta * credited KL - (r - mean of the other K - 1), on the completions of all processes

@@ -47,7 +47,7 @@ def model_card(checkpoint: dict[str, Any], run: Path, weights_sha256: str) -> st
     rows = "\n".join(f"| {name} | {_cell(value)} |" for name, value in facts.items() if value is not None)
     base = arguments.get("reference_path")
     metadata = "library_name: transformers\npipeline_tag: text-generation\n"
-    if _is_hub_id(base):
+    if base != "policy" and _is_hub_id(base):
         metadata += f"base_model: {base}\n"
     return f"---\n{metadata}---\n{MARK}\n\n# {module or 'Policy'}\n\n| | |\n|---|---|\n{rows}\n"
 

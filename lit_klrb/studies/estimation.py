@@ -73,7 +73,7 @@ class EstimationStudy(PolicyStudy):
                 module.policy, some, sampling, seed=seed, rows_before=first * completions
             )
             rollouts.append(rollout)
-            parts.append(module.score(rollout)[1])
+            parts.append(module.score(rollout, some)[1])
         stats = stacked_stats(parts)
         mask = stacked([rollout.mask for rollout in rollouts])
         tokens = stacked([rollout.completions for rollout in rollouts])

@@ -136,7 +136,7 @@ def memories_after(
     for index, batch in enumerate(batches):
         rollout = _sampled(module, batch, derive_seed(seed, schema.GRADIENT_NOISE, "earlier", index))
         with torch.no_grad():
-            for memory, stats, _ in weighted(module, memories, *rollout):
+            for memory, stats, _ in weighted(module, memories, batch, *rollout):
                 completions, mask, rewards = rollout[0].completions, rollout[0].mask, rollout[1]
                 memory.observe(completions, mask, rewards, stats, group_size=module.group_size)
     return memories
@@ -161,7 +161,7 @@ def batch_gradients(
     return torch.stack(
         [
             policy_gradient(module, memory.estimator, stats, rollout.mask, weights)
-            for memory, stats, weights in weighted(module, everything, rollout, rewards)
+            for memory, stats, weights in weighted(module, everything, batch, rollout, rewards)
         ]
     )
 
@@ -173,17 +173,22 @@ def _sampled(module: OnPolicyModule, batch: Batch, seed: int) -> tuple[Rollout, 
 
 
 def weighted(
-    module: OnPolicyModule, memories: Sequence[EstimatorMemory], rollout: Rollout, rewards: Tensor
+    module: OnPolicyModule,
+    memories: Sequence[EstimatorMemory],
+    batch: Batch,
+    rollout: Rollout,
+    rewards: Tensor,
 ) -> Iterator[tuple[EstimatorMemory, TokenStats, LossWeights]]:
     """Each memory with the statistics and its weights of a rollout; equal statistics are computed once.
 
     Args:
         module: Provides policy, reference and beta.
         memories: Estimators with what they remember.
+        batch: The prompts, and those that the reference reads.
         rollout: The completions.
         rewards: Their training rewards, shape [B].
     """
-    states = module.scorer.reference_states(rollout)
+    states = module.scorer.reference_states(module.as_read(rollout, batch))
     found: list[tuple[TopK | None, Tensor | None, TokenStats]] = []
     # Those with token values first, as the others can use the same statistics
     for memory in sorted(memories, key=lambda memory: memory.token_values is None):

@@ -183,8 +183,9 @@ class CheckpointPair(ModelPair):
         rollouts, parts = [], []
         for first in range(0, prompts, _PROMPTS_PER_PASS):
             some = {
-                name: batch[name][first : first + _PROMPTS_PER_PASS].repeat_interleave(strata, 0)
-                for name in ("tokens", "attention_mask")
+                name: value[first : first + _PROMPTS_PER_PASS].repeat_interleave(strata, 0)
+                for name, value in batch.items()
+                if isinstance(value, Tensor)
             }
             before = first * completions
             with clock("sampling"):
@@ -193,7 +194,7 @@ class CheckpointPair(ModelPair):
                 for model in (module.policy, reference):
                     completion_logprobs(model, rollout, self.temperature)
             with clock("statistics"):
-                parts.append(module.score(rollout)[1])
+                parts.append(module.score(rollout, some)[1])
             rollouts.append(rollout)
         mask, tokens = (
             stacked([getattr(rollout, name) for rollout in rollouts]).cpu()

@@ -58,7 +58,7 @@ def test_gradients_are_those_of_the_estimators_loss(pair, artifact):
     from lit_klrb.seeding import derive_seed
 
     rollout = module.generate(module.policy, batch, module.sampling, seed=derive_seed(0, "gradient_noise", 0))
-    stats = module.score(rollout)[1]
+    stats = module.score(rollout, batch)[1]
     loss = RaoBlackwell().objective(
         stats, rollout.mask, module.rewards(rollout, batch), beta=0.3, group_size=2
     )

@@ -1,0 +1,411 @@
+"""A teacher, or a reference, that reads another prompt than the policy."""
+
+import itertools
+import json
+
+import pytest
+import torch
+from chat_tokenizer import by_hand, chat_tokenizer, message
+from lightning.pytorch.callbacks import Callback
+from runs import assert_same_run
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from lit_klrb.cli import lightning as cli
+from lit_klrb.cli.main import main
+from lit_klrb.data.batches import pad
+from lit_klrb.estimators import LossWeights, MonteCarlo, RaoBlackwell, RaoBlackwellLoss, RaoBlackwellTopK
+from lit_klrb.models.generation import Rollout
+from lit_klrb.models.loading import fresh_model, load_model, load_tokenizer
+from lit_klrb.models.scoring import Scorer
+from lit_klrb.modules import DistillModule
+
+END, VOCABULARY, LENGTH = 0, 3, 2
+# All completions of at most two tokens.
+COMPLETIONS = [[END, END], *([first, last] for first in (1, 2) for last in range(VOCABULARY))]
+PAIRS = list(itertools.product(range(len(COMPLETIONS)), repeat=2))
+PROMPTS, TEACHERS = [[1], [2, 1, 2]], [[2, 2, 1, 1], [1, 2]]
+# LayerNorm computes in float64; the RMSNorm of Llama casts to float32.
+KINDS = {
+    "gpt2": {"n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 16},
+    "gpt_neox": {
+        **{"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
+        **{"rotary_pct": 0.5, "max_position_embeddings": 16},
+    },
+}
+
+
+def tiny(kind, seed):
+    ids = {"vocab_size": VOCABULARY, "bos_token_id": END, "eos_token_id": END, "pad_token_id": END}
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **ids, **KINDS[kind])).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def completion_mask(completion):
+    return [True, completion[0] != END]
+
+
+def sequence_logprobs(model, prompt):
+    """Next-token log-probabilities before each token of each completion, one sequence at a time."""
+    rows = [
+        model(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        for completion in COMPLETIONS
+    ]
+    return torch.stack(rows)
+
+
+def exact_kl(policy, teacher):
+    """KL(p(. | prompt) ‖ q(. | teacher's prompt)), mean over the prompts; q without a gradient."""
+    chosen = torch.tensor(COMPLETIONS)[..., None]
+    mask = torch.tensor([completion_mask(completion) for completion in COMPLETIONS])
+    total = 0.0
+    for prompt, other in zip(PROMPTS, TEACHERS, strict=True):
+        p, q = sequence_logprobs(policy, prompt), sequence_logprobs(teacher, other).detach()
+        logp, logq = ((x.gather(-1, chosen)[..., 0] * mask).sum(1) for x in (p, q))
+        total = total + (logp.exp() * (logp - logq)).sum()
+    return total / len(PROMPTS)
+
+
+def own_token_surrogate(policy, teacher):
+    """What own-token credit differentiates: each KL_t at its prefix, the prefix's probability fixed."""
+    mask = torch.tensor([completion_mask(completion) for completion in COMPLETIONS])
+    chosen, total = torch.tensor(COMPLETIONS)[..., None], 0.0
+    for prompt, other in zip(PROMPTS, TEACHERS, strict=True):
+        p, q = sequence_logprobs(policy, prompt), sequence_logprobs(teacher, other).detach()
+        weight = (p.gather(-1, chosen)[..., 0] * mask).sum(1).exp().detach()
+        total = total + (weight[:, None] * mask * (p.exp() * (p - q)).sum(-1)).sum()
+    return total / len(PROMPTS)
+
+
+def every_batch():
+    """Batches of both prompts with every pair of completions, as one rollout, and its prompts."""
+    left = {name: pad(rows, END, side="left") for name, rows in (("own", PROMPTS), ("teacher", TEACHERS))}
+    batch = {**left["own"], **{f"teacher_{name}": value for name, value in left["teacher"].items()}}
+    rows = torch.tensor([COMPLETIONS[index] for pair in PAIRS for index in pair]).repeat(len(PROMPTS), 1)
+    mask = torch.tensor([completion_mask(row) for row in rows.tolist()])
+    tokens, attention = (
+        batch[name].repeat_interleave(2 * len(PAIRS), 0) for name in ("tokens", "attention_mask")
+    )
+    return Rollout(torch.cat([tokens, rows], 1), torch.cat([attention, mask], 1), mask), batch
+
+
+@pytest.mark.parametrize(("kind", "tiled"), [("gpt2", True), ("gpt_neox", True), ("gpt2", False)])
+@pytest.mark.parametrize("reference_path", ["teacher", "policy"])
+@pytest.mark.parametrize(
+    ("estimator", "objective"),
+    [
+        (RaoBlackwell(), exact_kl),
+        (MonteCarlo(), exact_kl),
+        (RaoBlackwellTopK(k=1), exact_kl),
+        (RaoBlackwellLoss(allow_biased=True), own_token_surrogate),
+    ],
+)
+def test_the_gradient_of_all_batches_is_that_of_the_exact_kl(
+    kind, tiled, reference_path, estimator, objective
+):
+    policy = tiny(kind, seed=0)
+    module = DistillModule(policy_path="student", reference_path=reference_path)
+    module.policy = policy
+    if reference_path != "policy":
+        module.reference = tiny(kind, seed=1)
+    teacher = getattr(module, "reference", policy)
+    module.scorer = Scorer(policy, teacher, 1.0, module.reading_reference)
+    assert module.scorer.tiled
+    if not tiled:
+        module.scorer._parts = (None, None)
+    rollout, batch = every_batch()
+    states, stats = module.score(rollout, batch, topk=estimator.topk)
+    with torch.no_grad():
+        logprobs = (stats.logprobs * rollout.mask).sum(1).view(-1, 2).sum(1)
+        probability = logprobs.exp().repeat_interleave(2)[:, None]  # of each batch of two completions
+    assert probability[::2].sum().item() == pytest.approx(len(PROMPTS), abs=1e-10)
+    rewards = torch.zeros(len(rollout.mask), dtype=torch.float64)
+    weights = estimator.weights(stats.detach(), rollout.mask, rewards, beta=1.0, group_size=2)
+    weighted = LossWeights(*weights).map(lambda rows: rows * probability)
+    # Its mean over all rows counts as a sum over batches
+    loss = module.scorer.loss(rollout, states, weighted, topk=estimator.topk) * len(PAIRS)
+    parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+    expected = torch.autograd.grad(
+        objective(policy, teacher), parameters, allow_unused=True, materialize_grads=True
+    )
+    found, expected = map(torch.nn.utils.parameters_to_vector, (found, expected))
+    assert expected.abs().max() > 1e-2
+    error = (found - expected).abs().max().item()
+    assert error < 1e-10
+    value = (probability[:, 0] * stats.kl.double().masked_fill(~rollout.mask, 0).sum(1)).sum() / 2
+    if estimator.topk is None:
+        assert value.item() / len(PROMPTS) == pytest.approx(exact_kl(policy, teacher).item(), abs=1e-10)
+
+
+CONFIG = {"model_type": "gpt2", "n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 96}
+QUESTIONS = [f"Is {'very ' * (number % 3)}{number} even?" for number in range(24)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A student, another model with a shorter context, both with a chat template, and conversations."""
+    root = tmp_path_factory.mktemp("context")
+    for seed, name in enumerate(("student", "other")):
+        tokenizer = chat_tokenizer()
+        model = fresh_model({**CONFIG, "n_positions": 96 - 32 * seed}, tokenizer, seed=seed)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(
+                    0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
+                )
+        model.save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
+    write(root / "prompts", [{"prompt": [message("user", text)]} for text in QUESTIONS])
+    return root
+
+
+def write(folder, rows):
+    folder.mkdir()
+    for split, part in {"train": rows[:16], "validation": rows[16:20], "test": rows[20:]}.items():
+        (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, part)))
+    return folder
+
+
+@pytest.fixture
+def distill(chain, folder, tmp_path):
+    def run(*extra, teacher="student", source=None, command="fit", where="run"):
+        teacher = teacher if teacher == "policy" else str(folder / teacher)
+        paths = ["--model.policy_path", str(folder / "student"), "--model.reference_path", teacher]
+        data = ["--data.source", str(source or folder / "prompts"), "--data.eval_size", "4"]
+        argv = [*chain.commands.argv(command, "distill", *paths, *data, *extra, run=tmp_path / where)]
+        place = argv.index("--model.policy_config.n_embd")
+        return main([*argv[:place], "--model.policy_config", "null", *argv[place + 2 :]])
+
+    return run
+
+
+def first_token_kl(folder, policy, teacher, pairs):
+    """Mean KL of the first token of the answer, one prompt at a time."""
+    models = [load_model("policy_path", str(folder / name)).eval() for name in (policy, teacher)]
+    kls = []
+    for pair in pairs:
+        with torch.no_grad():
+            p, q = (
+                model(torch.tensor([ids])).logits[0, -1].double().log_softmax(-1)
+                for model, ids in zip(models, pair, strict=True)
+            )
+        kls.append((p.exp() * (p - q)).sum().item())
+    return sum(kls) / len(kls)
+
+
+def evaluated(capsys, run):
+    return json.loads((run / "summary.json").read_text())["final"]["kl"], capsys.readouterr().out
+
+
+ONE_TOKEN = ["--model.max_new_tokens", "1", "--model.learning_rate", "1e-12", "--trainer.max_steps", "2"]
+
+
+@pytest.mark.parametrize(
+    ("teacher", "named"),
+    [
+        ("student", "KL(policy‖reference with its own context)"),
+        ("other", "KL(policy‖reference with its own context)"),
+        ("policy", "KL(policy‖policy with its own context)"),
+    ],
+)
+def test_the_evaluation_is_the_kl_to_the_teacher_with_its_context(
+    distill, folder, tmp_path, capsys, teacher, named
+):
+    assert distill(*ONE_TOKEN, "--data.teacher_system_prompt", "Lie", teacher=teacher) == 0
+    tokenizer = load_tokenizer("policy_path", str(folder / "student"))
+    pairs = [
+        (by_hand(tokenizer, ("user", text)), by_hand(tokenizer, ("system", "Lie"), ("user", text)))
+        for text in QUESTIONS[16:20]
+    ]
+    expected = first_token_kl(folder, "student", "student" if teacher == "policy" else teacher, pairs)
+    kl, printed = evaluated(capsys, tmp_path / "run")
+    assert expected > 1e-3
+    assert kl == pytest.approx(expected, rel=1e-4)
+    assert named in printed
+
+
+def test_a_column_has_what_each_teacher_reads(distill, folder, tmp_path, capsys):
+    tokenizer = load_tokenizer("policy_path", str(folder / "student"))
+    chats = [
+        {
+            "prompt": [message("user", text)],
+            "teacher_prompt": [
+                [message("system", "Lie"), message("user", text)],
+                f"Lie. {text}",
+                [message("user", f"Again: {text}")],
+                None,
+            ][number % 4],
+        }
+        for number, text in enumerate(QUESTIONS)
+    ]
+    system = ["--data.teacher_system_prompt", "Be"]
+    assert distill(*ONE_TOKEN, *system, source=write(tmp_path / "chats", chats)) == 0
+    expected = [
+        lambda text: [("system", "Lie"), ("user", text)],
+        lambda text: [("system", "Be"), ("user", f"Lie. {text}")],
+        lambda text: [("system", "Be"), ("user", f"Again: {text}")],
+        lambda text: [("system", "Be"), ("user", text)],
+    ]
+    pairs = [
+        (by_hand(tokenizer, ("user", text)), by_hand(tokenizer, *expected[number % 4](text)))
+        for number, text in enumerate(QUESTIONS[16:20])
+    ]
+    kl, _ = evaluated(capsys, tmp_path / "run")
+    assert kl == pytest.approx(first_token_kl(folder, "student", "student", pairs), rel=1e-4)
+
+
+def test_texts_of_a_column_are_read_as_they_are(distill, folder, tmp_path, capsys):
+    tokenizer = load_tokenizer("policy_path", str(folder / "student"))
+    rows = [{"prompt": text, "teacher_prompt": f"Lie. {text}"} for text in QUESTIONS]
+    assert distill(*ONE_TOKEN, source=write(tmp_path / "texts", rows)) == 0
+    pairs = [
+        tuple(tokenizer(rows[n][name], add_special_tokens=False)["input_ids"] for name in rows[n])
+        for n in range(16, 20)
+    ]
+    kl, _ = evaluated(capsys, tmp_path / "run")
+    assert kl == pytest.approx(first_token_kl(folder, "student", "student", pairs), rel=1e-4)
+
+
+class Stopped(Exception):
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize(("teacher", "steps_per_rollout"), [("other", "2"), ("policy", "1")])
+def test_a_resumed_run_is_the_same_bit_for_bit(distill, tmp_path, monkeypatch, teacher, steps_per_rollout):
+    extra = ["--data.teacher_system_prompt", "Lie", "--checkpoint.every_n_train_steps", "1"]
+    extra += ["--model.mini_batches", steps_per_rollout, "--kl.estimator.off_policy", "prefix"]
+    assert distill(*extra, teacher=teacher) == 0
+    original = cli.LitCLI.instantiate_trainer
+
+    class StopAt(Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            if batch_idx == 2:  # with two steps per rollout, the second is made after resuming
+                raise Stopped
+
+    def with_a_stop(self, **kwargs):
+        trainer = original(self, **kwargs)
+        trainer.callbacks.append(StopAt())
+        return trainer
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cli.LitCLI, "instantiate_trainer", with_a_stop)
+        with pytest.raises(Stopped):
+            distill(*extra, teacher=teacher, where="stopped")
+    checkpoint = str(tmp_path / "stopped" / "checkpoints" / "last.ckpt")
+    assert distill(*extra, "--ckpt_path", checkpoint, teacher=teacher, where="stopped") == 0
+    assert_same_run(tmp_path / "run", tmp_path / "stopped")
+
+
+def test_the_gradient_noise_follows_the_teachers_context(distill, folder, tmp_path):
+    """With the reference's own context the KL of the same weights has a gradient."""
+    study = ["--trainer.callbacks+=GradientNoiseStudy", "--trainer.callbacks.batches", "4"]
+    study += ["--trainer.callbacks.prompts_per_batch", "1", "--trainer.callbacks.at", "[0.0]"]
+    study += ["--trainer.callbacks.earlier_rollouts", "2", "--data.train_size", "16"]
+    norms = []
+    for context in ([], ["--data.teacher_system_prompt", "Lie"]):
+        where = f"run{len(norms)}"
+        assert distill(*study, *context, "--trainer.max_steps", "1", where=where) == 0
+        snapshot = json.loads((tmp_path / where / "studies" / "gradient_noise.json").read_text())[
+            "snapshots"
+        ][0]
+        norms.append(max(abs(row[-1]) for row in snapshot["gram"]))
+    assert norms[0] < 1e-9 < 1e-4 < norms[1]
+
+
+LONG = [{"prompt": [message("user", f"Hi {n}")], "teacher_prompt": f"Hi{' so' * 20}"} for n in range(24)]
+NUMBER = [{"prompt": f"Hi {n}", "teacher_prompt": n} for n in range(24)]
+BEGINNINGS = [{"text": f"Hi {n}", "label": 1, "teacher_prompt": "Hi"} for n in range(24)]
+CONTEXT = ["--data.teacher_system_prompt", "Lie"]
+
+
+@pytest.mark.parametrize(
+    ("teacher", "rows", "extra", "message"),
+    [
+        (
+            "other",
+            LONG,
+            [],
+            "data.init_args.source: {rows} has a validation teacher's prompt of 67 tokens; with "
+            "max_new_tokens=8 it exceeds the reference's context length, 64: leave out such prompts",
+        ),
+        ("other", NUMBER, [], "data.init_args.source: the teacher_prompt of 'Hi 1"),
+        (
+            "other",
+            BEGINNINGS,
+            [],
+            "data.init_args.source: the column teacher_prompt needs conversations or texts in the column",
+        ),
+        (
+            "other",
+            BEGINNINGS,
+            CONTEXT,
+            "data.init_args.teacher_system_prompt: needs conversations or texts in the column prompt",
+        ),
+        (
+            "policy",
+            None,
+            [],
+            "model.init_args.reference_path: policy has a KL of 0 to the policy on the same",
+        ),
+        (
+            "policy",
+            None,
+            [*CONTEXT, "--model.mini_batches", "2"],
+            "model.init_args.reference_path: policy changes with each optimizer step, of which a rollout has",
+        ),
+        (
+            "policy",
+            None,
+            [*CONTEXT, "--model.policy_path", "null", "--model.policy_config", "{model_type: gpt2}"],
+            "model.init_args.reference_path: policy needs a student that can teach itself: policy_path",
+        ),
+    ],
+)
+def test_what_a_teacher_cannot_read_is_one_line(distill, tmp_path, capsys, teacher, rows, extra, message):
+    source = None if rows is None else write(tmp_path / "rows", rows)
+    assert distill(*extra, teacher=teacher, source=source) == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line.startswith(f"error: {message.replace('{rows}', str(source))}")
+
+
+@pytest.mark.parametrize(
+    ("stage", "extra", "message"),
+    [
+        ("dpo", CONTEXT, "data.init_args.source: {prompts} gives the reference prompts of its own"),
+        (
+            "dpo",
+            ["--model.reference_path", "policy"],
+            "model.init_args.reference_path: policy is not supported by DPOModule, whose reference is fixed",
+        ),
+        (
+            "rloo",
+            ["--model.reference_path", "policy", "--model.policy_path", "null", "--model.inner_epochs", "1"],
+            "model.init_args.policy_path: must not be None if reference_path is policy",
+        ),
+    ],
+)
+def test_other_modules_refuse_what_they_cannot_do(chain, folder, tmp_path, capsys, stage, extra, message):
+    student = str(folder / "student")
+    paths = ["--model.policy_path", student, "--model.reference_path", student]
+    data = ["--data.source", str(folder / "prompts"), "--data.eval_size", "4"]
+    assert chain.run("fit", stage, *paths, *data, *extra, run=tmp_path / "run") == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line.startswith(f"error: {message.replace('{prompts}', str(folder / 'prompts'))}")
+
+
+def test_the_penalty_of_rloo_is_to_the_reference_with_its_context(chain, folder, tmp_path, capsys):
+    paths = ["--model.policy_path", str(folder / "student"), "--model.reference_path", "policy"]
+    data = ["--data.source", str(folder / "prompts"), "--data.eval_size", "4", *CONTEXT]
+    steps = ["--model.mini_batches", "1", "--model.inner_epochs", "1"]
+    assert chain.run("fit", "rloo", *paths, *data, *ONE_TOKEN, *steps, run=tmp_path / "run") == 0
+    tokenizer = load_tokenizer("policy_path", str(folder / "student"))
+    pairs = [
+        (by_hand(tokenizer, ("user", text)), by_hand(tokenizer, ("system", "Lie"), ("user", text)))
+        for text in QUESTIONS[16:20]
+    ]
+    kl, _ = evaluated(capsys, tmp_path / "run")
+    assert kl == pytest.approx(first_token_kl(folder, "student", "student", pairs), rel=1e-4)
