@@ -308,13 +308,23 @@ class PreferenceDataModule(ReviewBeginnings):
 
     preferences: str | None = None
 
-    def prompts(self, split: str) -> list[Prompt]:
+    def examples(self, split: str) -> Sequence[Any]:
+        """Pairs for the train split, prompts for the others."""
+        if split != "train":
+            return self._shared_prompts(split)
+        if self.preferences is None:
+            return self.pair_maker.preference_pairs(self._shared_prompts(split))
+        preferences = load_preferences(self.preferences)[: self.train_size or None]
+        texts = as_texts("preferences", preferences, self.learner.tokenizer, self.system_prompt)
+        return self.pair_maker.given_pairs(texts)
+
+    def _shared_prompts(self, split: str) -> list[Prompt]:
         """The prompts, which the reference of preferences reads as the policy does.
 
         Raises:
             ConfigurationError: If it has other prompts.
         """
-        prompts = super().prompts(split)
+        prompts = self.prompts(split)
         if any(prompt.teacher is not None for prompt in prompts):
             raise ConfigurationError(
                 f"{self.source} gives the reference prompts of its own, which preferences do not support: "
@@ -322,16 +332,6 @@ class PreferenceDataModule(ReviewBeginnings):
                 key="source",
             )
         return prompts
-
-    def examples(self, split: str) -> Sequence[Any]:
-        """Pairs for the train split, prompts for the others."""
-        if split != "train":
-            return self.prompts(split)
-        if self.preferences is None:
-            return self.pair_maker.preference_pairs(self.prompts(split))
-        preferences = load_preferences(self.preferences)[: self.train_size or None]
-        texts = as_texts("preferences", preferences, self.learner.tokenizer, self.system_prompt)
-        return self.pair_maker.given_pairs(texts)
 
     def collate(self, split: str, examples: Sequence[Any]) -> Batch:
         """`collate_pairs` for the train split, `pad_prompts` for the others."""
