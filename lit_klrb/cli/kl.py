@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from lit_klrb.comparison.measure import Advance
     from lit_klrb.comparison.summary import Candidate
 
+# Options that are passed on as they are.
+PASSED = ("max_tokens", "system", "teacher_system", "limit", "batch_size", "seed")
 EPILOG = """with --prompts, completions are sampled from each policy (and, for the other direction, from the
 reference) with the same random numbers; with --texts, the KL of the next token is averaged over the given
 contexts, which is another quantity.
@@ -41,8 +43,8 @@ def parser() -> Arguments:
     given.add_argument(
         "--prompts",
         metavar="FILE",
-        help="a .jsonl or .parquet file with the column prompt (texts or conversations), or a .txt file with "
-        "one prompt per line",
+        help="a .jsonl or .parquet file with the column prompt (texts or conversations), and maybe "
+        "teacher_prompt, which the reference reads instead; or a .txt file with one prompt per line",
     )
     given.add_argument(
         "--texts",
@@ -58,6 +60,8 @@ def parser() -> Arguments:
         help="longer texts are cut into windows of this many tokens; 512 by default")  # fmt: skip
     add("--temperature", type=_positive(float), default=1.0, help="divides all logits; 1 by default")
     add("--system", metavar="TEXT", help="a system prompt for the chat template")
+    add("--teacher_system", metavar="TEXT",
+        help="the reference's own system prompt; or see the column teacher_prompt")  # fmt: skip
     add("--limit", type=_positive(int), default=0, metavar="N", help="use only the first prompts or texts")
     add("--batch_size", type=_positive(int), default=8, metavar="N",
         help="prompts or windows per forward pass; 8 by default")  # fmt: skip
@@ -137,7 +141,7 @@ def _measured(options: argparse.Namespace) -> "list[Candidate]":
         texts=options.texts,
         directions=both if options.direction == "both" else (options.direction,),
         sampling=Sampling(options.completions_per_prompt, options.max_new_tokens, options.temperature),
-        **{name: getattr(options, name) for name in ("max_tokens", "system", "limit", "batch_size", "seed")},
+        **{name: getattr(options, name) for name in PASSED},
         device=device,
     )
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:

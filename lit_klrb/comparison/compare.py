@@ -6,10 +6,12 @@ from dataclasses import dataclass
 import torch
 
 from lit_klrb.comparison.estimates import TokenTable
-from lit_klrb.comparison.inputs import encode_prompts, encode_windows, read_column
+from lit_klrb.comparison.inputs import encode_prompts, encode_windows, read_column, read_teachers
 from lit_klrb.comparison.measure import (
     Advance,
     Loaded,
+    after_prompts,
+    check_context,
     check_tokenizers,
     load,
     noise_floor,
@@ -40,6 +42,8 @@ class Comparison:
         sampling: Completions per prompt, maximum length, temperature.
         max_tokens: Tokens per window of a text.
         system: A system prompt for the chat template.
+        teacher_system: The reference's own system prompt, in place of any other; prompts only. In the column
+            teacher_prompt of their file each may have what the reference reads instead.
         limit: Number of prompts or texts; 0 for all.
         batch_size: Prompts or windows per forward pass.
         seed: Seed of the completions.
@@ -57,6 +61,7 @@ class Comparison:
     sampling: Sampling
     max_tokens: int = 512
     system: str | None = None
+    teacher_system: str | None = None
     limit: int = 0
     batch_size: int = 8
     seed: int = 0
@@ -67,6 +72,8 @@ class Comparison:
             raise ConfigurationError(f"{', '.join(self.policies)} must differ", key="policy")
         if self.prompts is None and self.max_tokens < 2:
             raise ConfigurationError(f"must be at least 2, got {self.max_tokens}", key="max_tokens")
+        if self.prompts is None and self.teacher_system is not None:
+            raise ConfigurationError("needs prompts: texts have no system prompt", key="teacher_system")
 
     def run(self, track: Track) -> list[Candidate]:
         """Measure all policies.
@@ -90,21 +97,29 @@ class Comparison:
         notes = check_tokenizers("reference", policy, reference)
         if self.prompts is None:
             rollouts, cluster = self._windows(policy, entries)
-            unfinished, by_direction = None, dict.fromkeys(self.directions, rollouts)
+            unfinished, by_direction, others = None, dict.fromkeys(self.directions, rollouts), {}
         else:
-            prompts = encode_prompts("prompts", entries, policy.tokenizer, self.system)
-            rollouts = self._completions(policy, prompts, track)
+            teachers = read_teachers("prompts", str(self.prompts), self.limit)
+            prompts = encode_prompts(
+                "prompts", entries, policy.tokenizer, self.system, teachers, self.teacher_system
+            )
+            own = [prompt.tokens for prompt in prompts]
+            theirs = [prompt.tokens if prompt.teacher is None else prompt.teacher for prompt in prompts]
+            others = {} if own == theirs else {"forward": theirs, "reverse": own}
+            rollouts = self._completions(policy, own, track)
             if "reverse" in self.directions and not shared:
-                shared += self._completions(reference, prompts, track)
+                shared += self._completions(reference, theirs, track)
             unfinished = _unfinished(rollouts, policy.tokenizer.eos_token_id)
             by_direction = {"forward": rollouts, "reverse": shared}
             cluster = torch.arange(len(prompts)).repeat_interleave(self.sampling.completions_per_prompt)
         tables = {
-            direction: self._table(policy, reference, direction, by_direction[direction], cluster, track)
+            direction: self._table(
+                policy, reference, direction, by_direction[direction], others.get(direction), cluster, track
+            )
             for direction in self.directions
         }
         floor = noise_floor(policy.model, rollouts[0], self.sampling.temperature)
-        return Candidate(path, notes, tables, floor, unfinished)
+        return Candidate(path, notes, tables, floor, unfinished, bool(others))
 
     def _windows(self, policy: Loaded, entries: list[object]) -> tuple[list[Rollout], torch.Tensor]:
         positions = getattr(policy.model.config, "max_position_embeddings", None) or self.max_tokens
@@ -124,17 +139,22 @@ class Comparison:
         reference: Loaded,
         direction: str,
         rollouts: list[Rollout],
+        prompts: list[list[int]] | None,
         cluster: torch.Tensor,
         track: Track,
     ) -> TokenTable:
         first, second = (policy, reference) if direction == "forward" else (reference, policy)
+        count = self.sampling.completions_per_prompt
+        read = rollouts if prompts is None else after_prompts(rollouts, prompts, count, second)
+        check_context("prompts" if self.texts is None else "texts", second, read)
         return token_table(
             first.model,
             second.model,
             rollouts,
             self.sampling.temperature,
+            read=read,
             cluster=cluster,
-            group_size=None if self.prompts is None else self.sampling.completions_per_prompt,
+            group_size=None if self.prompts is None else count,
             advance=track(f"{direction} KL of {policy.path}", len(cluster)),
         )
 

@@ -1,13 +1,16 @@
 """Prompts and texts from files, as token ids."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from lit_klrb.data.chat import USER, Conversation, shown
-from lit_klrb.data.tables import READERS, read_rows
+from lit_klrb.data.chat import Conversation, shown
+from lit_klrb.data.corpora import TEACHER_PROMPT
+from lit_klrb.data.grammar import Review
+from lit_klrb.data.prompts import Prompt, read_prompts
+from lit_klrb.data.tables import READERS, Rows, read_rows
 from lit_klrb.errors import ConfigurationError
 
 LINES = ".txt"
@@ -53,10 +56,28 @@ def _lines(key: str, path: Path) -> list[str]:
     raise ConfigurationError(f"{path} cannot be read ({reason})", key=key)
 
 
+def read_teachers(key: str, source: str, limit: int = 0) -> list[Any]:
+    """What the reference reads in place of each prompt, from the column teacher_prompt; none without it.
+
+    Args:
+        key: The argument that names the file, for the error message.
+        source: A file that `read_column` reads.
+        limit: Number of entries to read; 0 for all.
+    """
+    path = Path(source).expanduser()
+    rows = Rows({}) if path.suffix == LINES else read_rows(key, path)
+    return rows[TEACHER_PROMPT][: limit or None] if TEACHER_PROMPT in rows.column_names else []
+
+
 def encode_prompts(
-    key: str, prompts: Sequence[Any], tokenizer: PreTrainedTokenizerBase, system: str | None = None
-) -> list[list[int]]:
-    """Token ids of prompts as they are, without cutting.
+    key: str,
+    prompts: Sequence[Any],
+    tokenizer: PreTrainedTokenizerBase,
+    system: str | None = None,
+    teachers: Sequence[Any] = (),
+    teacher_system: str | None = None,
+) -> list[Prompt]:
+    """Prompts as they are, without cutting, and what the reference reads in their place.
 
     Args:
         key: The argument that names them, for the error message.
@@ -64,28 +85,31 @@ def encode_prompts(
             tokenizer's chat template turns into the beginning of an assistant's answer.
         tokenizer: The policy's tokenizer.
         system: A system prompt before each conversation that has none; texts become conversations then.
+        teachers: What the reference reads in place of each prompt, see `read_prompts`; empty for the same.
+        teacher_system: The reference's system prompt, in place of any other.
 
     Raises:
         ConfigurationError: If one is neither, is empty, or the template refuses it.
     """
-    return [_encoded(key, number, prompt, tokenizer, system) for number, prompt in enumerate(prompts, 1)]
+    others = teachers or [None] * len(prompts)
+    reviews = [
+        _as_review(key, number, prompt, {TEACHER_PROMPT: other})
+        for number, (prompt, other) in enumerate(zip(prompts, others, strict=True), 1)
+    ]
+    read = read_prompts(reviews, tokenizer, 1, 1, system, teacher_system, key)
+    for number, prompt in enumerate(read, 1):
+        if not prompt.tokens:
+            raise ConfigurationError(f"prompt {number} is empty; at least one token is needed", key=key)
+    return read
 
 
-def _encoded(
-    key: str, number: int, prompt: Any, tokenizer: PreTrainedTokenizerBase, system: str | None
-) -> list[int]:
+def _as_review(key: str, number: int, prompt: Any, columns: Mapping[str, Any]) -> Review:
     place = f"prompt {number}"
-    if isinstance(prompt, str) and system is None:
+    if isinstance(prompt, str):
         _check_encodable(key, place, prompt)
-        ids: list[int] = tokenizer(prompt)["input_ids"]
-    else:
-        messages = [{"role": USER, "content": prompt}] if isinstance(prompt, str) else prompt
-        text = Conversation.read(key, place, messages).with_system(system).prompt(key, tokenizer)
-        _check_encodable(key, place, text)
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if not ids:
-        raise ConfigurationError(f"{place} is empty; at least one token is needed", key=key)
-    return list(ids)
+        return Review(prompt, None, is_prompt=True, columns=columns)
+    conversation = Conversation.read(key, place, prompt)
+    return Review(place, None, is_prompt=True, columns=columns, conversation=conversation)
 
 
 def _check_encodable(key: str, name: str, text: str) -> None:

@@ -130,6 +130,41 @@ def text_rollouts(windows: Sequence[list[int]], pad_token_id: int, batch_size: i
     return rollouts
 
 
+def after_prompts(
+    rollouts: Sequence[Rollout], prompts: Sequence[list[int]], count: int, reader: Loaded
+) -> list[Rollout]:
+    """The same completions after the prompts that another model reads.
+
+    Args:
+        rollouts: Batches, each with `count` completions per prompt.
+        prompts: Token ids of the other prompts.
+        count: Completions per prompt.
+        reader: The other model.
+    """
+    first, found = 0, []
+    for rollout in rollouts:
+        last = first + len(rollout.mask) // count
+        batch = pad(prompts[first:last], reader.tokenizer.pad_token_id, side="left")
+        found.append(rollout.after(batch["tokens"], batch["attention_mask"]))
+        first = last
+    return found
+
+
+def check_context(key: str, reader: Loaded, rollouts: Sequence[Rollout]) -> None:
+    """Check that sequences fit into a model's context.
+
+    Raises:
+        ConfigurationError: If one does not; names the argument with the data.
+    """
+    positions = getattr(reader.model.config, "max_position_embeddings", None)
+    longest = max(int(rollout.attention_mask.sum(1).max()) for rollout in rollouts)
+    if positions is not None and longest > positions:
+        raise ConfigurationError(
+            f"a sequence of {longest} tokens exceeds the context length of {reader.path}, {positions}",
+            key=key,
+        )
+
+
 @torch.no_grad()
 def token_table(
     policy: PreTrainedModel,
@@ -137,6 +172,7 @@ def token_table(
     rollouts: Sequence[Rollout],
     temperature: float,
     *,
+    read: Sequence[Rollout] | None = None,
     cluster: Tensor,
     group_size: int | None,
     advance: Advance,
@@ -148,13 +184,15 @@ def token_table(
         reference: The model q.
         rollouts: The batches.
         temperature: Divides the logits of both models.
+        read: The same completions after the prompts that the reference reads, if they are others.
         cluster: Number of each row's cluster, shape [S].
         group_size: Completions per prompt if the completions are samples from p, else None.
         advance: Called after each batch.
     """
     scorer, parts = Scorer(policy, reference, temperature), []
-    for rollout in _moved(rollouts, policy.device):
-        stats = scorer.stats(rollout, scorer.reference_states(rollout)).masked(rollout.mask)
+    batches = (_moved(some, policy.device) for some in (rollouts, read or rollouts))
+    for rollout, as_read in zip(*batches, strict=True):
+        stats = scorer.stats(rollout, scorer.reference_states(as_read)).masked(rollout.mask)
         parts.append(stats.map(Tensor.cpu))
         advance(len(rollout.mask))
     tokens = stacked([rollout.completions for rollout in rollouts])

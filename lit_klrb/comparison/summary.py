@@ -18,6 +18,7 @@ class Candidate(NamedTuple):
         tables: Statistics by direction, "forward" and "reverse".
         floor: Statistics of the policy against itself, see `noise_floor`.
         unfinished: Fraction of the policy's completions that did not end; None for given texts.
+        own_context: Whether the reference reads other prompts than the policy.
     """
 
     path: str
@@ -25,6 +26,7 @@ class Candidate(NamedTuple):
     tables: dict[str, TokenTable]
     floor: dict[str, TokenTable]
     unfinished: float | None
+    own_context: bool = False
 
 
 def summary(candidates: Sequence[Candidate], reference: str, level: float) -> dict[str, Any]:
@@ -52,12 +54,13 @@ def summary(candidates: Sequence[Candidate], reference: str, level: float) -> di
     }
 
 
-def estimand(direction: str, sampled: bool) -> str:
+def estimand(direction: str, sampled: bool, own_context: bool = False) -> str:
     """What is estimated, in words.
 
     Args:
         direction: "forward" or "reverse".
         sampled: Whether the tokens are samples of the first model, or given texts.
+        own_context: Whether the reference reads other prompts than the policy.
 
     Example:
         >>> estimand("forward", sampled=True)
@@ -65,7 +68,8 @@ def estimand(direction: str, sampled: bool) -> str:
     """
     first, second = NAMES[direction]
     if sampled:
-        return f"KL({first}‖{second}) of the {first}'s own completions, nats"
+        context = ", each after its own prompts" if own_context else ""
+        return f"KL({first}‖{second}) of the {first}'s own completions{context}, nats"
     return (
         f"KL({first}‖{second}) of the next token at the contexts of the given texts, nats; exact at each "
         f"context, and the KL of completions only if the texts are samples of the {first}"
@@ -74,7 +78,10 @@ def estimand(direction: str, sampled: bool) -> str:
 
 def _of_candidate(candidate: Candidate, sampled: bool, level: float) -> dict[str, Any]:
     directions = {
-        direction: {"estimand": estimand(direction, sampled), **_of_table(table, level)}
+        direction: {
+            "estimand": estimand(direction, sampled, candidate.own_context),
+            **_of_table(table, level),
+        }
         for direction, table in candidate.tables.items()
     }
     if "reverse" in directions:  # the same number as forward, with the other sign

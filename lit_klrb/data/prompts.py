@@ -42,6 +42,7 @@ def read_prompts(
     max_tokens: int,
     system_prompt: str | None = None,
     teacher_system_prompt: str | None = None,
+    key: str = "source",
 ) -> list[Prompt]:
     """Prompts from reviews, given prompts or conversations.
 
@@ -58,6 +59,7 @@ def read_prompts(
         max_tokens: See `cut_prompts`.
         system_prompt: A system message for conversations without one; given texts become the user's message.
         teacher_system_prompt: The teacher's system message, in place of any other.
+        key: The argument that names their source, for error messages.
 
     Raises:
         ConfigurationError: If there is a system prompt or a teacher's prompt for reviews, or the template
@@ -67,10 +69,11 @@ def read_prompts(
     named = [name for name, text in systems.items() if text is not None]
     # All are of the same kind
     as_chats = named or any(is_messages(review.columns.get(TEACHER_PROMPT)) for review in reviews)
-    chats = [_conversation(review, [*named, "source"][0] if as_chats else None) for review in reviews]
+    asked = [*named, key][0] if as_chats else None
+    chats = [_conversation(key, review, asked) for review in reviews]
     pairs = list(zip(reviews, chats, strict=True))
-    texts = [_as_text(review, chat, tokenizer, system_prompt) for review, chat in pairs]
-    read = [_teachers_text(review, chat, tokenizer, **systems) for review, chat in pairs]
+    texts = [_as_text(key, review, chat, tokenizer, system_prompt) for review, chat in pairs]
+    read = [_teachers_text(key, review, chat, tokenizer, **systems) for review, chat in pairs]
     tokens = cut_prompts(texts, tokenizer, min_tokens, max_tokens)
     teacher: Sequence[list[int] | None] = [None] * len(texts)
     if any(text is not None for text in read):
@@ -100,27 +103,29 @@ def prompt_batch(prompts: Sequence[Prompt], pad_token_id: int) -> Batch:
     return {**batch, "rows": rows} if any(rows) else batch
 
 
-def _conversation(review: Review, key: str | None) -> Conversation | None:
+def _conversation(key: str, review: Review, asked: str | None) -> Conversation | None:
     """The messages before the answer, without a system prompt; None for a text that is read as it is.
 
     Args:
+        key: The argument that names the source.
         review: The review.
-        key: The argument that asks for conversations; None if texts are read as they are.
+        asked: The argument that asks for conversations; None if texts are read as they are.
     """
     if review.conversation is not None:
-        return review.conversation if review.is_prompt else review.conversation.before_answer("source")
-    if key is None:
+        return review.conversation if review.is_prompt else review.conversation.before_answer(key)
+    if asked is None:
         return None
     if not review.is_prompt:
         raise ConfigurationError(
             "needs conversations or texts in the column prompt; the prompts are the beginnings of texts",
-            key=key,
+            key=asked,
         )
     user = {"role": USER, "content": review.text}
     return Conversation((user,), f"the prompt {shown(review.text)} with a system prompt")
 
 
 def _as_text(
+    key: str,
     review: Review,
     conversation: Conversation | None,
     tokenizer: PreTrainedTokenizerBase,
@@ -130,11 +135,12 @@ def _as_text(
         return review
     conversation = conversation.with_system(system_prompt)
     columns = {**review.columns, PROMPT: list(conversation.messages)}
-    text = conversation.prompt("source", tokenizer)
+    text = conversation.prompt(key, tokenizer)
     return replace(review, text=text, is_prompt=True, columns=columns, conversation=None)
 
 
 def _teachers_text(
+    key: str,
     review: Review,
     conversation: Conversation | None,
     tokenizer: PreTrainedTokenizerBase,
@@ -152,20 +158,18 @@ def _teachers_text(
             raise ConfigurationError(
                 f"the column {TEACHER_PROMPT} needs conversations or texts in the column prompt; the prompts "
                 "are the beginnings of texts",
-                key="source",
+                key=key,
             )
         place = f"the {TEACHER_PROMPT} of {shown(review.text)}"
         if isinstance(given, str) and not (given and is_unicode(given)):
-            raise ConfigurationError(
-                f"{place} is {shown(given)}; Unicode characters are expected", key="source"
-            )
+            raise ConfigurationError(f"{place} is {shown(given)}; Unicode characters are expected", key=key)
         if isinstance(given, str) and conversation is None:
             return replace(review, text=given)
         messages = [{"role": USER, "content": given}] if isinstance(given, str) else given
-        conversation = Conversation.read("source", place, messages)
+        conversation = Conversation.read(key, place, messages)
         system = system_prompt if teacher_system_prompt is None else teacher_system_prompt
         conversation = conversation.with_system(system)
-    text = conversation.prompt("source", tokenizer)
+    text = conversation.prompt(key, tokenizer)
     return replace(review, text=text, is_prompt=True, conversation=conversation)
 
 

@@ -227,10 +227,11 @@ def test_a_template_that_leaves_its_sandbox_ends_in_one_line(models):
 def test_the_encoded_conversation(models):
     tokenizer = load_tokenizer("policy", str(models / "chat"))
     message = {"role": "user", "content": "It was a treat"}
-    (ids,) = encode_prompts("prompts", [[message]], tokenizer, system="Do not")
+    (prompt,) = encode_prompts("prompts", [[message]], tokenizer, system="Do not")
     expected = tokenizer("system : Do not . user : It was a treat . assistant :")["input_ids"]
-    assert ids == expected
-    assert encode_prompts("prompts", ["It was"], tokenizer) == [tokenizer("It was")["input_ids"]]
+    assert prompt.tokens == expected
+    (prompt,) = encode_prompts("prompts", ["It was"], tokenizer)
+    assert prompt.tokens == tokenizer("It was")["input_ids"]
 
 
 @pytest.mark.parametrize(
@@ -243,6 +244,7 @@ def test_the_encoded_conversation(models):
         (("--prompts", "chat.jsonl"), "prompt 1 is a conversation, but the tokenizer has no chat"),
         ((*PROMPTS, "--completions_per_prompt", "0"), "must be positive and finite, got 0"),
         ((*PROMPTS, "--temperature", "warm"), "argument --temperature: invalid float value: 'warm'"),
+        (("--texts", "texts.txt", "--teacher_system", "Be"), "teacher_system: needs prompts: texts have no"),
         ((*PROMPTS, "--level", "95"), "must be at least 0.5 and below 1, got 95"),
         ((*PROMPTS, "--output", "/nowhere/kl.html"), "output: /nowhere/kl.html is not a file in an existing"),
         ((*PROMPTS, "--device", "tpu9"), "device: tpu9 cannot be used"),

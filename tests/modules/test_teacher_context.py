@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 
 import pytest
 import torch
@@ -409,3 +410,43 @@ def test_the_penalty_of_rloo_is_to_the_reference_with_its_context(chain, folder,
     ]
     kl, _ = evaluated(capsys, tmp_path / "run")
     assert kl == pytest.approx(first_token_kl(folder, "student", "student", pairs), rel=1e-4)
+
+
+@pytest.mark.parametrize("by_column", [False, True])
+def test_the_command_kl_gives_the_reference_its_context(folder, tmp_path, capsys, by_column):
+    tokenizer = load_tokenizer("policy_path", str(folder / "student"))
+    chats = [
+        [[message("user", text)], [message("system", "Lie"), message("user", text)]] for text in QUESTIONS[:5]
+    ]
+    names = ("prompt", "teacher_prompt")[: 1 + by_column]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps(dict(zip(names, chat, strict=False))) for chat in chats))
+    extra = [] if by_column else ["--teacher_system", "Lie"]
+    models = ["--policy", str(folder / "student"), "--reference", str(folder / "other")]
+    settings = ["--prompts", str(prompts), "--max_new_tokens", "1", "--batch_size", "2", "--json"]
+    assert main(["kl", *models, *settings, *extra]) == 0
+    found = json.loads(capsys.readouterr().out)["policies"][0]["directions"]
+    pairs = [
+        (by_hand(tokenizer, ("user", text)), by_hand(tokenizer, ("system", "Lie"), ("user", text)))
+        for text in QUESTIONS[:5]
+    ]
+    expected = {
+        "forward": first_token_kl(folder, "student", "other", pairs),
+        "reverse": first_token_kl(folder, "other", "student", [pair[::-1] for pair in pairs]),
+    }
+    for direction, kl in expected.items():
+        estimate = found[direction]["estimates"]["Rao-Blackwell"]["sequence"]["estimate"]
+        assert estimate == pytest.approx(kl, rel=1e-4)
+        assert found[direction]["estimand"].endswith("own completions, each after its own prompts, nats")
+
+
+def test_a_context_that_the_reference_cannot_hold_is_one_line(folder, tmp_path, capsys):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": [message("user", "Hi")]}))
+    models = ["--policy", str(folder / "student"), "--reference", str(folder / "other")]
+    long = ["--teacher_system", "so " * 20, "--direction", "forward", "--max_new_tokens", "4"]
+    assert main(["kl", *models, "--prompts", str(prompts), *long]) == 2
+    line = capsys.readouterr().err.strip()
+    assert re.fullmatch(
+        r"error: prompts: a sequence of \d+ tokens exceeds the context length of .*other, 64", line
+    )
