@@ -199,9 +199,8 @@ class Scorer:
             "bias": bias,
             "logit_softcap": policy.softcap,
             "ref_hidden": reference_states,
-            # The policy's own head if it is its own teacher
-            "ref_weight": ref_weight.detach(),
-            "ref_bias": None if ref_bias is None else ref_bias.detach(),
+            "ref_weight": ref_weight,
+            "ref_bias": ref_bias,
             "ref_logit_softcap": reference.softcap,
             "tokens": rollout.completions,
             "temperature": self.temperature,
