@@ -152,6 +152,10 @@ class TrainedModule(L.LightningModule, ABC):
         for name, default in (("compile_backend", None), ("rollout_backend", "transformers")):
             if (given := getattr(self, name, default)) != default:
                 raise ConfigurationError(f"{given!r} is not supported by ModelParallelStrategy", key=name)
+        if getattr(self, "reference_path", None) == loading.ITSELF:
+            raise ConfigurationError(
+                f"{loading.ITSELF!r} is not supported by ModelParallelStrategy", key="reference_path"
+            )
 
     def shard(self, *models: PreTrainedModel) -> None:
         """Divide models among the processes, if the trainer's strategy asks for it."""

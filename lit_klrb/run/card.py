@@ -30,6 +30,7 @@ def model_card(checkpoint: dict[str, Any], run: Path, weights_sha256: str) -> st
     settings = _mapping(_mapping(checkpoint.get(RUN_KEY)).get("settings"))
     model, kl = _mapping(settings.get("model")), _mapping(settings.get("kl"))
     arguments = _mapping(model.get("init_args"))
+    data = _mapping(_mapping(settings.get("data")).get("init_args"))
     module = str(model.get("class_path") or "").rpartition(".")[2]
     if not module.isidentifier():
         module = ""
@@ -37,10 +38,11 @@ def model_card(checkpoint: dict[str, Any], run: Path, weights_sha256: str) -> st
         "trained by": f"{module} of lit_klrb" if module else None,
         "initial policy": arguments.get("policy_path"),
         "reference": arguments.get("reference_path"),
+        "the reference's system prompt": data.get("teacher_system_prompt"),
         "KL estimator": _estimator(kl),
         "beta": kl.get("beta", arguments.get("beta")),
         "reward": arguments.get("reward_path"),
-        "data": _mapping(_mapping(settings.get("data")).get("init_args")).get("source"),
+        "data": data.get("source"),
         "steps": checkpoint.get("global_step"),
     }
     facts |= _evaluation(run, weights_sha256)

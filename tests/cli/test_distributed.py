@@ -226,6 +226,9 @@ def test_what_needs_whole_models_is_refused_with_sharded_ones(chain, tmp_path):
             "--model.compile_backend",
             "eager",
         ): "error: model.init_args.compile_backend: 'eager' is not",
+        (
+            *("rloo", "--model.inner_epochs", "1", "--model.reference_path", "policy"),
+        ): "error: model.init_args.reference_path: 'policy' is not supported by ModelP",
         ("rloo", "--trainer.callbacks+=GradientNoiseMonitor"): "error: trainer.callbacks: GradientNoiseM",
         ("rloo", *one[:3], "2"): "error: trainer.strategy.data_parallel_size: must be 1, got 2",
     }

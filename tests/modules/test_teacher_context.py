@@ -230,6 +230,11 @@ def test_the_evaluation_is_the_kl_to_the_teacher_with_its_context(
     assert expected > 1e-3
     assert kl == pytest.approx(expected, rel=1e-4)
     assert named in printed
+    checkpoint, exported = tmp_path / "run" / "checkpoints" / "last.ckpt", tmp_path / "model"
+    assert main(["export", "--ckpt_path", str(checkpoint), "--output_dir", str(exported)]) == 0
+    card = (exported / "README.md").read_text("utf-8")
+    assert "| the reference's system prompt | Lie |" in card
+    assert "base_model" not in card
 
 
 def test_a_column_has_what_each_teacher_reads(distill, folder, tmp_path, capsys):
