@@ -4,6 +4,7 @@ import difflib
 import importlib
 import inspect
 import json
+import operator
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from dataclasses import replace
 from lit_klrb import estimators
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.cli.foreign.report import as_json, explain_config, text
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, brief
 from lit_klrb.estimators import (
     KLEstimator,
     RaoBlackwell,
@@ -60,7 +61,8 @@ def find_estimator(name: str) -> KLEstimator:
     Raises:
         ConfigurationError: If it does not exist, is not an estimator, or cannot be instantiated.
     """
-    found = _import(name) if "." in name else _of_this_package(name)
+    module, _, member = name.rpartition(".")
+    found = import_member(module, member) if module else _of_this_package(name)
     if not isinstance(found, type) or not issubclass(found, KLEstimator):
         raise ConfigurationError(f"{name} is not a subclass of lit_klrb.estimators.KLEstimator")
     try:
@@ -82,17 +84,22 @@ def _of_this_package(name: str) -> object:
     )
 
 
-def _import(path: str) -> object:
-    module_name, _, name = path.rpartition(".")
+def import_member(module_name: str, name: str) -> object:
+    """Import `name`, which may be dotted, from a module.
+
+    Raises:
+        ConfigurationError: If importing the module fails, or it has no such attribute.
+    """
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may raise anything
         raise ConfigurationError(
-            f"{path}: importing {module_name!r} failed: {type(error).__name__}: {error}"
+            f"{name}: importing {module_name!r} failed: {type(error).__name__}: {brief(error)}"
         ) from error
-    if not hasattr(module, name):
-        raise ConfigurationError(f"{path}: module {module_name} has no {name!r}")
-    return getattr(module, name)
+    try:
+        return operator.attrgetter(name)(module)
+    except AttributeError as error:
+        raise ConfigurationError(f"module {module_name} has no {name!r}") from error
 
 
 def _describe(name: str, estimator: KLEstimator) -> dict[str, str | None]:

@@ -19,6 +19,7 @@ COMMANDS = {
     "check": "build what fit would train, without training; print the estimator and the evaluation as JSON",
     "study": "measure estimators on checkpoints, without training",
     "explain": "show what a KL estimator computes and what its gradient optimises",
+    "certify": "find out which known gradient a KL loss of your own has",
     "export": "write a checkpoint as a folder that transformers loads",
     "kl": "estimate the KL of two given models, with its error",
     "init": "copy the configurations that come with the package",

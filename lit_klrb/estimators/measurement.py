@@ -42,11 +42,11 @@ def measure(estimator: KLEstimator) -> list[Measurement]:
     generator = torch.Generator().manual_seed(0)
     table, direction = torch.randn(2, 3, 4, dtype=torch.float64, generator=generator)
     reference = TabularLM(table, max_length=4)
-    policies = (_policy_at_kl(reference, direction, kl) for kl in KL_LEVELS)
+    policies = (policy_at_kl(reference, direction, kl) for kl in KL_LEVELS)
     return [_measure_at(replace(estimator, baseline=None), policy, reference) for policy in policies]
 
 
-def _policy_at_kl(reference: TabularLM, direction: Tensor, kl: float) -> TabularLM:
+def policy_at_kl(reference: TabularLM, direction: Tensor, kl: float) -> TabularLM:
     """The policy with the given KL to the reference, along a direction of logits, found by bisection."""
     low, high = 0.0, 20.0
     for _ in range(50):

@@ -1,0 +1,177 @@
+"""`python -m lit_klrb certify MODULE:FUNCTION`: which known gradient a KL loss has, by enumeration."""
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import yaml
+
+from lit_klrb.cli.arguments import Arguments
+from lit_klrb.cli.explain import import_member
+from lit_klrb.cli.loss_roles import ROLES, BoundLoss
+from lit_klrb.errors import ConfigurationError, error_line, printable
+from lit_klrb.estimators.certificate import TOLERANCE, ZERO, Certificate, Verdict, certify
+from lit_klrb.estimators.enumerated_loss import KNOWN, LossError
+
+CLAIMS = (*KNOWN, ZERO)
+MEANING = {
+    "kl": "the gradient of KL(policy || reference)",
+    "kl_own_token": "the gradient of each token's KL(policy || reference) given its prefix; it omits the "
+    "effect of a token on later KLs",
+    "reverse": "the gradient of KL(reference || policy), the other direction",
+    "reverse_own_token": "the gradient of each token's KL(reference || policy) given its prefix: the other "
+    "direction, without the effect of a token on later KLs",
+    ZERO: "zero in expectation",
+}
+NORMALISATIONS = {
+    "batch": "divided by the number of tokens in the batch, which biases small batches and not large ones",
+    "length": "each completion's loss is divided by its own length: tokens of long completions count less, "
+    "and this is not the gradient above",
+}
+EPILOG = f"""The function is imported, which runs its module, and called on all completions of three pairs of
+small models, alone and in pairs. Parameters are recognised by name, such as per_token_logps, ref_log_prob,
+student_logits, response_mask; --argument names the role of others: {", ".join(ROLES)}.
+It returns a scalar, a loss per completion or per token, or a tuple that starts with one of them.
+
+exit codes: 0, with --claims only if it has the claimed gradient; 1 if not, or if the function raises;
+2 wrong usage
+
+example: python -m lit_klrb certify my_losses:kl_loss --claims kl --option beta=0.1
+"""
+
+
+def parser() -> Arguments:
+    """The parser of the command's options."""
+    command = Arguments(
+        "python -m lit_klrb certify",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = command.add_argument
+    add("function", metavar="MODULE:FUNCTION", help="a loss of log-probabilities or logits of both models")
+    add("--claims", choices=CLAIMS, help="the gradient that it must have")
+    add("--argument", action="append", default=[], metavar="NAME=ROLE", help="what a parameter is")
+    add("--option", action="append", default=[], metavar="NAME=VALUE", help="the value of a parameter")
+    return command
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `certify` and return the exit code.
+
+    Args:
+        argv: The command line after `certify`.
+
+    Raises:
+        ConfigurationError: If there is no such function, or its parameters are not known.
+    """
+    options = parser().parse_args(argv)
+    module, _, name = options.function.partition(":")
+    if not module or not name:
+        raise ConfigurationError(f"MODULE:FUNCTION is expected, got {options.function}")
+    arguments = dict(_pairs("argument", options.argument))
+    for key, role in arguments.items():
+        if role not in ROLES:
+            raise ConfigurationError(
+                f"{key}={role}: the role must be one of {', '.join(ROLES)}", key="argument"
+            )
+    values = {key: _value(key, text) for key, text in _pairs("option", options.option)}
+    loss = BoundLoss(options.function, import_member(module, name), arguments, values)
+    try:
+        found = certify(loss, takes_mask=loss.takes_mask, takes_old=loss.takes_old)
+    except LossError as error:
+        print(error_line(f"{options.function} failed: {error}"), file=sys.stderr)
+        return 1
+    print(printable("\n".join(_page(loss, found, options.claims)), keep="\n"))
+    return int(options.claims is not None and not has_gradient(found, options.claims))
+
+
+def has_gradient(found: Certificate, claim: str) -> bool:
+    """Whether a loss has the gradient on-policy, times a positive factor, whatever the padding holds."""
+    verdict = found.on_policy
+    return (
+        verdict.name == claim
+        and verdict.normalisation != "length"
+        and (claim == ZERO or (verdict.scale or 0) > 0)
+        and found.padding <= TOLERANCE
+    )
+
+
+def _pairs(key: str, texts: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConfigurationError(f"NAME=VALUE is expected, got {text}", key=key)
+        yield name, value
+
+
+def _value(key: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigurationError(f"{key} has no plain value: {text}", key="option") from error
+
+
+def _page(loss: BoundLoss, found: Certificate, claim: str | None) -> list[str]:
+    reads = (key if key == role else f"{key} ({role})" for key, role in loss.roles.items())
+    lines = [f"{loss.name} reads {', '.join(reads)} and returns {loss.returned}"]
+    lines += _gradient("gradient", found.on_policy)
+    if not found.depends:
+        lines.append("  the loss does not depend on the policy: is it detached?")
+    if found.alone is not None:
+        lines += _gradient("one completion alone", found.alone)
+    lines += _remarks(loss, found)
+    lines += ["", *_table("completions of the policy", found.on_policy)]
+    if found.off_policy is not None:
+        lines += ["", *_gradient("off-policy, with old log-probabilities", found.off_policy)]
+        lines += _table("completions of another policy", found.off_policy)
+    if claim is not None:
+        holds = "has" if has_gradient(found, claim) else "does NOT have"
+        lines += ["", f"{loss.name} {holds} the gradient that it claims: {claim}"]
+    return lines
+
+
+def _gradient(label: str, verdict: Verdict) -> list[str]:
+    if verdict.name is None:
+        lines = [f"{label}: other, none of the known ones"]
+        if verdict.nearly is not None:
+            levels = " and ".join(f"{kl:g}" for kl in verdict.agrees_at)
+            lines.append(f"  {verdict.nearly} at KL {levels}, not beyond: are values clamped?")
+        return lines
+    name, _, given = verdict.name.partition(" (")
+    meaning = MEANING[name] + (", on prefixes of the policy that generated" if given else "")
+    lines = [f"{label}: {name}, {meaning}"]
+    if verdict.scale and abs(verdict.scale - 1) > TOLERANCE:
+        sign = " with the WRONG SIGN" if verdict.scale < 0 else ""
+        lines.append(f"  times {verdict.scale:.4g}{sign}")
+    if verdict.normalisation != "sum":
+        lines.append(f"  {NORMALISATIONS[verdict.normalisation]}")
+    return lines
+
+
+def _remarks(loss: BoundLoss, found: Certificate) -> Iterator[str]:
+    if found.alone_error is not None:
+        yield f"  batches of one completion fail ({found.alone_error}): batches of two were tried"
+    if not found.paired:
+        yield "  it takes no mask: single completions without padding were tried"
+    if found.over_batch:
+        yield "  completions of a batch are summed, not averaged: the scale grows with the batch"
+    if found.over_width:
+        yield "  divided by the number of positions, padding included: the scale changes with the padding"
+    if found.padding > TOLERANCE:
+        yield f"  what lies outside the mask CHANGES the gradient, by {found.padding:.2g} of its size"
+    elif found.paired:
+        yield "  what lies outside the mask does not change the gradient"
+    zeros = [key for key, role in loss.roles.items() if role in ("rewards", "advantages", "token_advantages")]
+    if zeros:
+        yield f"  {' and '.join(zeros)} are 0: this is the part of the loss that is the KL's"
+
+
+def _table(title: str, verdict: Verdict) -> Iterator[str]:
+    yield f"{title}; the cosine of its expected gradient with each known one:"
+    yield f"{'KL':>6}{'norm / KL gradient':>20}{'bias':>8}" + "".join(f"{name:>19}" for name in KNOWN)
+    for level in verdict.levels:
+        cosines = (level.cosines[name] for name in KNOWN)
+        cells = "".join(f"{'-' if cosine is None else f'{cosine:.3f}':>19}" for cosine in cosines)
+        yield f"{level.kl:>6.3g}{level.norm_ratio:>20.3f}{level.bias:>8.3f}{cells}"

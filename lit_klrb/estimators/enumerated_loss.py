@@ -1,0 +1,154 @@
+"""Expected gradients of KL losses, and the gradients that are known, by enumeration of small models."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_klrb.estimators.measurement import KL_LEVELS, policy_at_kl
+from lit_klrb.functional.enumeration import TabularLM, exact_kl, exact_kl_gradient, num_prefixes
+
+VOCABULARY, LENGTH = 3, 3
+KNOWN = ("kl", "kl_own_token", "reverse", "reverse_own_token")
+
+
+class LossError(Exception):
+    """A loss raised an exception, or its value or gradient is not finite."""
+
+
+class LossInputs(NamedTuple):
+    """A batch of completions of one prompt; outside the mask, tokens and logits are random.
+
+    Args:
+        logits: Policy, shape [B, T, V], float64, differentiable.
+        ref_logits: Reference, shape [B, T, V].
+        old_logits: The policy that the completions are samples from, shape [B, T, V].
+        tokens: Completions, shape [B, T].
+        mask: True on tokens of a completion, EOS included, shape [B, T].
+    """
+
+    logits: Tensor
+    ref_logits: Tensor
+    old_logits: Tensor
+    tokens: Tensor
+    mask: Tensor
+
+
+Loss = Callable[[LossInputs], Tensor]
+
+
+class World(NamedTuple):
+    """A policy, its reference, and the policy that completions are from."""
+
+    policy: TabularLM
+    reference: TabularLM
+    behaviour: TabularLM
+
+
+class Expected(NamedTuple):
+    """Expected gradients, [contexts, V] each: of the loss, and of the loss times its tokens per
+    completion.
+    """
+
+    plain: Tensor
+    by_tokens: Tensor
+    size: float
+    padding: float
+
+
+def worlds(off_policy: bool) -> list[World]:
+    """Models at each of `KL_LEVELS`; off-policy, completions are from another policy."""
+    generator = torch.Generator().manual_seed(1)  # of a direction along which the KL reaches 3 nats
+    shape = (3, num_prefixes(VOCABULARY, LENGTH), VOCABULARY)
+    table, direction, step = torch.randn(shape, dtype=torch.float64, generator=generator)
+    reference = TabularLM(table, LENGTH)
+    policies = [policy_at_kl(reference, direction, kl) for kl in KL_LEVELS]
+    return [
+        World(policy, reference, TabularLM(policy.logits + step / 2, LENGTH) if off_policy else policy)
+        for policy in policies
+    ]
+
+
+def expected_gradient(loss: Loss, world: World, size: int, takes_mask: bool, padding: int = 1) -> Expected:
+    """The expected gradient over all batches of `size` completions."""
+    tokens, mask = world.policy.sequences()
+    chances = world.behaviour.logprobs(tokens, mask).exp().detach()
+    full, kept = _padded(world, padding)
+    leaf = full.logits
+    plain = by_tokens = torch.zeros((), dtype=torch.float64)
+    for rows in torch.cartesian_prod(*[torch.arange(len(tokens))] * size).view(-1, size):
+        lengths = kept[rows].sum(-1)
+        width = slice(None) if takes_mask else slice(int(lengths.max()))
+        value = loss(LossInputs(*(field[rows][:, width] for field in full)))
+        if not value.isfinite():
+            raise LossError(f"the loss is {value.item()} for completions of {lengths.tolist()} tokens")
+        plain = plain + chances[rows].prod() * value
+        by_tokens = by_tokens + chances[rows].prod() * lengths.double().mean() * value
+    gradients = [
+        torch.autograd.grad(total, leaf, retain_graph=True, materialize_grads=True)[0]
+        if total.requires_grad
+        else torch.zeros_like(leaf)
+        for total in (plain, by_tokens)
+    ]
+    if not all(gradient.isfinite().all() for gradient in gradients):
+        raise LossError("the gradient of the loss is not finite")
+    contexts = world.policy.prefixes(tokens)[mask] % len(world.policy.logits)
+    tables = [torch.zeros_like(world.policy.logits).index_add(0, contexts, g[kept]) for g in gradients]
+    outside = gradients[0][~kept].abs().sum().item()
+    return Expected(tables[0], tables[1], gradients[0][kept].abs().sum().item(), outside)
+
+
+def _padded(world: World, padding: int) -> tuple[LossInputs, Tensor]:
+    """All completions, with `padding` more positions than the longest; random numbers outside the mask."""
+    tokens, mask = world.policy.sequences()
+    generator = torch.Generator().manual_seed(padding)
+    count, width = len(tokens), LENGTH + padding
+    kept = torch.zeros(count, width, dtype=torch.bool)
+    kept[:, :LENGTH] = mask
+    padded_tokens = torch.randint(VOCABULARY, (count, width), generator=generator)
+    padded_tokens[kept] = tokens[mask]
+
+    def logits(model: TabularLM) -> Tensor:
+        junk = 5 * torch.randn(count, width, VOCABULARY, dtype=torch.float64, generator=generator)
+        junk[kept] = model.token_logits(tokens)[mask]
+        return junk
+
+    policy, reference = logits(world.policy), logits(world.reference)
+    old = policy.clone() if world.behaviour is world.policy else logits(world.behaviour)
+    return LossInputs(policy.requires_grad_(), reference, old, padded_tokens, kept), kept
+
+
+def known_gradients(policy: TabularLM, reference: TabularLM, behaviour: TabularLM) -> dict[str, Tensor]:
+    """The gradients that losses in use have, by the names of `KNOWN`, shape [contexts, V] each.
+
+    Args:
+        policy: The policy p.
+        reference: The reference q.
+        behaviour: The policy that prefixes are samples from; if it is another one, the own-token gradients
+            occur twice, with prefixes of the policy and, as "<name> (given prefixes)", with its own.
+    """
+    leaf = policy.logits.detach().double().requires_grad_()
+    model = TabularLM(leaf, policy.max_length, policy.eos_token_id)
+    tokens, mask = policy.sequences()
+    logits, ref_logits = model.token_logits(tokens), reference.token_logits(tokens)
+
+    def own_token(first: Tensor, second: Tensor, prefixes: TabularLM) -> Tensor:
+        log_p, log_q = first.log_softmax(-1), second.log_softmax(-1)
+        per_token = torch.where(mask, (log_p.exp() * (log_p - log_q)).sum(-1), 0)
+        return _gradient(prefixes.logprobs(tokens, mask).exp().detach() @ per_token.sum(-1), leaf)
+
+    gradients = {
+        "kl": exact_kl_gradient(policy, reference),
+        "kl_own_token": own_token(logits, ref_logits, policy),
+        "reverse": _gradient(exact_kl(reference, model), leaf),
+        "reverse_own_token": own_token(ref_logits, logits, policy),
+    }
+    if behaviour is not policy:
+        gradients["kl_own_token (given prefixes)"] = own_token(logits, ref_logits, behaviour)
+        gradients["reverse_own_token (given prefixes)"] = own_token(ref_logits, logits, behaviour)
+    return gradients
+
+
+def _gradient(scalar: Tensor, leaf: Tensor) -> Tensor:
+    return torch.autograd.grad(scalar, leaf, retain_graph=True)[0]

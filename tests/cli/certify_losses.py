@@ -1,0 +1,155 @@
+"""KL losses of known gradients, as people write them."""
+
+import torch
+
+from lit_klrb import estimators
+from lit_klrb.functional import TokenStats, token_stats
+
+
+def detached(logprobs, ref_logprobs, mask):
+    return (logprobs - ref_logprobs).detach()
+
+
+def k1(logprobs, ref_logprobs, mask):
+    return logprobs - ref_logprobs
+
+
+def k2(logprobs, ref_logprobs, mask):
+    return (logprobs - ref_logprobs).square() / 2
+
+
+def k3(logprobs, ref_logprobs, mask):
+    log_ratio = logprobs - ref_logprobs
+    return log_ratio + (-log_ratio).exp() - 1
+
+
+def full(student_logits, teacher_logits, completion_mask):
+    p, q = student_logits.log_softmax(-1), teacher_logits.log_softmax(-1)
+    return ((p.exp() * (p - q)).sum(-1) * completion_mask).sum() / len(p)
+
+
+def reinforce(log_prob, ref_log_prob, response_mask):
+    """The score of a completion times the log ratio of all of it."""
+    log_ratio = ((log_prob - ref_log_prob) * response_mask).sum(-1).detach()
+    return (log_ratio * (log_prob * response_mask).sum(-1)).mean(), {"kl": log_ratio.mean()}
+
+
+def sequence_k3(logprobs, ref_logprobs, mask):
+    log_ratio = torch.where(mask, logprobs - ref_logprobs, 0).sum(-1)
+    return log_ratio + (-log_ratio).exp() - 1
+
+
+def teacher_samples(logits, ref_logits, tokens, mask):
+    """Minus the student's log-likelihood of the teacher's samples, by importance weights."""
+    index = tokens[..., None]
+    p, q = (x.log_softmax(-1).gather(-1, index)[..., 0].where(mask, 0).sum(-1) for x in (logits, ref_logits))
+    return -((q - p).exp().detach() * p).mean()
+
+
+def leave_one_out(logprobs, ref_logprobs, mask):
+    log_ratio = ((logprobs - ref_logprobs) * mask).sum(-1).detach()
+    others = (log_ratio.sum() - log_ratio) / (len(log_ratio) - 1)
+    return ((log_ratio - others) * (logprobs * mask).sum(-1)).mean()
+
+
+def maximised(logprobs, ref_logprobs, mask):
+    return -2 * reinforce(logprobs, ref_logprobs, mask)[0]
+
+
+def scaled(lp, ref, mask, *, beta, extra=None):
+    return beta * k2(lp, ref, mask)
+
+
+def token_mean(logprobs, ref_logprobs, mask):
+    return (k2(logprobs, ref_logprobs, mask) * mask).sum() / mask.sum()
+
+
+def length_mean(logprobs, ref_logprobs, mask):
+    return ((k2(logprobs, ref_logprobs, mask) * mask).sum(-1) / mask.sum(-1)).mean()
+
+
+def batch_sum(logprobs, ref_logprobs, mask):
+    return (k2(logprobs, ref_logprobs, mask) * mask).sum()
+
+
+def position_mean(logprobs, ref_logprobs, mask):
+    return (k2(logprobs, ref_logprobs, mask) * mask).mean()
+
+
+def forgets_the_mask(logprobs, ref_logprobs, mask):
+    return k2(logprobs, ref_logprobs, mask).sum(-1).mean()
+
+
+def without_mask(logprobs, ref_logprobs):
+    return k2(logprobs, ref_logprobs, None).mean()
+
+
+def clamped(logprobs, ref_logprobs, mask):
+    return k3(logprobs, ref_logprobs, mask).clamp(max=0.5)
+
+
+def in_float32(logprobs, ref_logprobs, mask):
+    return k3(logprobs.float(), ref_logprobs.float(), mask)
+
+
+def jensen_shannon(logits, ref_logits, mask):
+    p, q = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+    m = torch.logaddexp(p, q) - torch.tensor(2.0).log()
+    return ((p.exp() * (p - m)).sum(-1) + (q.exp() * (q - m)).sum(-1)) / 2
+
+
+def ratio_k3(logprobs, ref_logprobs, old_logprobs, mask):
+    return (logprobs - old_logprobs).exp() * k3(logprobs, ref_logprobs, mask)
+
+
+def whole_ratio(logprobs, ref_logprobs, old_logprobs, mask):
+    ratio = torch.where(mask, logprobs - old_logprobs, 0).sum(-1).exp()
+    return ratio * torch.where(mask, logprobs - ref_logprobs, 0).sum(-1).detach()
+
+
+def grpo(logprobs, ref_logprobs, advantages, rewards, mask, /):
+    return -(logprobs - logprobs.detach()).exp() * advantages[:, None] + 0.1 * k3(
+        logprobs, ref_logprobs, mask
+    )
+
+
+def fails(logprobs, ref_logprobs, mask):
+    raise KeyError("kl")
+
+
+def fails_alone(logprobs, ref_logprobs, mask):
+    if len(mask) < 2:
+        raise ValueError("a group has at least two completions")
+    return leave_one_out(logprobs, ref_logprobs, mask)
+
+
+def infinite(logprobs, ref_logprobs, mask):
+    return (logprobs - logprobs).log().sum()
+
+
+def of_positions(logprobs, ref_logprobs, mask):
+    return logprobs.sum(0)
+
+
+def text(logprobs):
+    return "0.1"
+
+
+def unknown(logprobs, banana):
+    return logprobs
+
+
+def recipe(name, baseline=None):
+    """An estimator of this package as a plain function."""
+    estimator = getattr(estimators, name)(baseline=baseline)
+    size = 2 if baseline else 1
+
+    def loss(logits, ref_logits, tokens, mask):
+        return estimator.surrogate(token_stats(logits, ref_logits, tokens), mask, group_size=size)
+
+    return loss
+
+
+def prefix_weighted(logprobs, ref_logprobs, old_logprobs, mask):
+    estimator = estimators.MonteCarlo(baseline=None, off_policy="prefix")
+    return estimator.surrogate(TokenStats(logprobs, ref_logprobs), mask, behaviour_logprobs=old_logprobs)
