@@ -261,7 +261,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="a configuration of TRL, verl, OpenRLHF or NeMo-RL (YAML, shell, Python): its KL",
+        help="a configuration of TRL, verl, OpenRLHF, NeMo-RL or open-instruct (YAML, shell, Python): its KL",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""`explain --config`: what configurations of TRL, verl, OpenRLHF and NeMo-RL train with."""
+"""`explain --config`: what configurations of other software train with."""
 
 import json
 import os
@@ -32,11 +32,15 @@ EXAMPLES = Path(__file__).with_name("foreign_configs")
         ("nemo_grpo.yaml", "NeMo-RL", [("loss", "K2Loss(off_policy='token')", 0.02)]),
         ("nemo_reinforce.yaml", "NeMo-RL", [("reward", "K2Loss", 0.01)]),
         ("nemo_lost.yaml", "NeMo-RL", []),
+        ("verl_distillation.sh", "verl", [("advantage", "K2Loss(off_policy='token')", 1.0)]),
+        ("nemo_distillation.yaml", "NeMo-RL", [("loss", None, 1.0)]),
+        ("open_instruct.sh", "open-instruct", [("loss", "K3Loss", 0.03)]),
+        ("trl_distillation.py", "TRL", [("loss", "RaoBlackwellLoss", 1.0)]),
     ],
 )
 def test_the_examples(name, framework, terms):
     finding = explain_config(str(EXAMPLES / name))
-    assert finding.framework.startswith(f"{framework} (defaults of")
+    assert re.match(rf"{framework} \(defaults of (commit \w{{7}}|1.16|0.16), .*202\d", finding.framework)
     assert [(term.place, term.equals, term.coefficient) for term in finding.terms] == terms
 
 
@@ -49,12 +53,97 @@ def test_settings_change_the_answer(tmp_path):
     ):
         (tmp_path / "grpo.yaml").write_text(f"beta: 0.1\n{setting}\n")
         assert explain_config(str(tmp_path / "grpo.yaml")).terms[0].equals == equals
-    for kind, equals in (("kl", "K1Loss"), ("k3+", "K2Loss"), ("abs", None), ("full", None)):
+    for kind, equals in (("kl", "K1Loss"), ("k3+", "K2Loss"), ("abs", None), ("low_var_kl+", "K2Loss")):
         script = (
             f"python -m verl.trainer.main_ppo actor_rollout_ref.actor.use_kl_loss=true {'actor_rollout_ref'}"
         )
         (tmp_path / "run.sh").write_text(f"{script}.actor.kl_loss_type={kind}\n")
         assert explain_config(str(tmp_path / "run.sh")).terms[0].equals == equals
+
+
+DISTIL = "python -m verl.trainer.main_ppo distillation.enabled=true"
+MODE, REWARDS, GRADIENT = (
+    f"distillation.distillation_loss.{key}"
+    for key in ("loss_mode", "use_task_rewards", "use_policy_gradient")
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "place", "equals", "text_of_the_answer"),
+    [
+        ("", "loss", "K3Loss", "adv_estimator=gae and distillation"),
+        (f"{MODE}=k2", "loss", "K2Loss", "the student and its teacher"),
+        (f"{MODE}=k3 {GRADIENT}=true", "advantage", None, "optimises nothing that a KL is: its own k3"),
+        (f"{MODE}=kl {GRADIENT}=true", "advantage", "K2Loss(off_policy='token')", "within PPO's clipping"),
+        (f"{MODE}=forward_kl_topk", "loss", None, "the other direction"),
+        (f"{MODE}=forward_kl_topk {GRADIENT}=true", "advantage", None, "optimises nothing that a KL is"),
+        (
+            f"{REWARDS}=false distillation.distillation_loss.distillation_loss_coef=7",
+            "loss",
+            "K3Loss",
+            "=1.0",
+        ),
+    ],
+)
+def test_distillation_of_verl(tmp_path, settings, place, equals, text_of_the_answer):
+    (tmp_path / "run.sh").write_text(f"{DISTIL} {settings}\n")
+    finding = explain_config(str(tmp_path / "run.sh"))
+    assert [(term.place, term.equals) for term in finding.terms] == [(place, equals)]
+    assert text_of_the_answer in text(finding)
+
+
+def test_distillation_and_a_penalty_are_two_kls(tmp_path):
+    penalty = "actor_rollout_ref.actor.use_kl_loss=true"
+    (tmp_path / "run.sh").write_text(f"{DISTIL} {penalty}\n")
+    finding = explain_config(str(tmp_path / "run.sh"))
+    assert len(finding.terms) == 2
+    assert "penalised twice" not in text(finding)
+    (tmp_path / "run.sh").write_text(
+        f"{DISTIL} {penalty} {REWARDS}=false\n"
+    )  # no policy loss, and no penalty
+    assert len(explain_config(str(tmp_path / "run.sh")).terms) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "value"),
+    [
+        ("loss_fn: {kl_type: forward}", "KL(teacher || student) over the teacher's likeliest tokens"),
+        ("loss_fn: {kl_type: mixed}", "a mixture of both directions"),
+        ("loss_fn: {kl_type: reverse, zero_outside_topk: true}", "and what the student puts outside them"),
+    ],
+)
+def test_distillation_of_nemo_rl(tmp_path, settings, value):
+    (tmp_path / "x.yaml").write_text(f"distillation: {{topk_logits_k: 64}}\n{settings}\n")
+    finding = explain_config(str(tmp_path / "x.yaml"))
+    assert value in finding.terms[0].value
+    assert ", weight 1\n" in text(finding)
+    (tmp_path / "x.yaml").write_text(
+        "grpo: {adv_estimator: {name: opd}}\nloss_fn: {token_level_loss: true}\n"
+    )
+    first, _ = explain_config(str(tmp_path / "x.yaml")).terms
+    assert (first.place, first.equals) == ("advantage", "K2Loss(off_policy='token')")
+
+
+@pytest.mark.parametrize(
+    ("beta", "value"), [("0.0", "KL(teacher || student)"), ("0.5", "a divergence between")]
+)
+def test_distillation_of_trl(tmp_path, beta, value):
+    (tmp_path / "x.yaml").write_text(f"teacher_model_name_or_path: big/model\nbeta: {beta}\n")
+    (term,) = explain_config(str(tmp_path / "x.yaml")).terms
+    assert term.equals is None
+    assert value in term.value
+
+
+@pytest.mark.parametrize(
+    ("kind", "equals"), [("0", "K1Loss"), ("1", "K2Loss"), ("3", "K2Loss(off_policy='token')")]
+)
+def test_estimates_of_open_instruct(tmp_path, kind, equals):
+    (tmp_path / "x.sh").write_text(
+        f"python open_instruct/grpo.py --kl_estimator {kind} --loss_denominator 9\n"
+    )
+    finding = explain_config(str(tmp_path / "x.sh"))
+    assert (finding.terms[0].equals, finding.terms[0].coefficient) == (equals, 0.05)
+    assert "divided by --loss_denominator" in finding.notes[0]
 
 
 def test_openrlhf_and_nemo_rl_have_the_gradients_that_the_table_of_names_states(tmp_path):
@@ -72,7 +161,7 @@ def test_openrlhf_and_nemo_rl_have_the_gradients_that_the_table_of_names_states(
         assert finding.terms[0].equals == equals[name]
         (used_by,) = (entry.used_by for entry in NAMES_IN_USE if entry.name == name)
         assert finding.framework.split()[0] in used_by
-        (commit,) = re.findall(r"commit (\w{7})\)", finding.framework)
+        (commit,) = re.findall(r"commit (\w{7}),", finding.framework)
         assert f" {commit}" in names.__doc__
     in_reward = "python -m openrlhf.cli.train_ppo_ray --algo.kl.unbiased_gradient\n"
     (tmp_path / "x.sh").write_text(in_reward)
@@ -104,7 +193,7 @@ def test_nemo_rl_divides_by_what_its_advantage_estimator_reads(tmp_path, setting
 @pytest.mark.parametrize(
     ("name", "content", "note"),
     [
-        ("x.yaml", "loss_fn: {token_level_loss: true}", "is a mean over the tokens of the batch"),
+        ("x.yaml", "loss_fn: {token_level_loss: true}", "is a mean over the batch's tokens"),
         ("x.yaml", "loss_fn: {token_level_loss: false}", "divided by its length"),
         ("x.sh", "openrlhf --algo.advantage.estimator gae", "whitened"),
         ("x.sh", "openrlhf --algo.advantage.estimator group_norm", "divided by their group's"),
@@ -144,7 +233,30 @@ def test_the_answer_as_json(capsys):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.yaml", "learning_rate: 1\n", "has no settings of a trainer of TRL (GRPO, RLOO, PPO), verl"),
+        ("x.yaml", "learning_rate: 1\n", "has no settings of a trainer of TRL (GRPO, RLOO, PPO, dist"),
+        ("x.sh", f"{DISTIL} {MODE}=k1\n", f"{MODE}: verl refuses k1 without use_policy_gradient"),
+        ("x.sh", f"{DISTIL} {MODE}=jsd\n", "jsd is not known here; kl, k1, mse"),
+        (
+            "x.sh",
+            "verl.trainer actor_rollout_ref.actor.use_kl_loss=1 actor_rollout_ref.actor.kl_loss_type=full\n",
+            "full is not known here",
+        ),
+        (
+            "x.yaml",
+            "distillation: {a: 1}\nloss_fn: {gold_loss: true}\n",
+            "of NeMo-RL's distillations, that with",
+        ),
+        ("x.yaml", "distillation: {a: 1}\nloss_fn: {kl_type: js}\n", "of NeMo-RL's distillations, that with"),
+        ("x.yaml", "loss_fn: {reference_policy_kl_type: k4}\n", "k4 is not known here; k1, k2, k3 are"),
+        (
+            "x.yaml",
+            "loss_fn: {a: 1}\ngrpo: {adv_estimator: {name: new}}\n",
+            "new is not known here; grpo, gdpo",
+        ),
+        ("x.sh", "deepspeed --module openrlhf.cli.train_dpo --beta 0.1\n", "only train_ppo is known here"),
+        ("x.sh", "openrlhf --algo.kl.estimator k9\n", "k9 is not known here; k1, k3, k2"),
+        ("x.sh", "python open_instruct/dpo.py\n", "of open-instruct, only GRPO is known here"),
+        ("x.sh", "python open_instruct/grpo.py --kl_estimator 4\n", "4 is not known here; 0, 1, 2, 3 are"),
         ("x.yaml", "beta: 0.1\nnum_generations: 4\n", "rename the file so that it contains grpo or rloo"),
         ("x.yaml", "- 1\n", "is not a mapping of keys to values"),
         ("x.yaml", "a: [\n", "is not YAML"),

@@ -1,14 +1,29 @@
 """NeMo-RL: YAML configurations, with the file that `defaults` names if it lies beside them.
 
-Keys, defaults and formulas as in NeMo-RL at commit 7ea279abfbeb698b092856d0dab61e7cf39bc909 (August 2026):
-nemo_rl/algorithms/loss/loss_functions.py (ClippedPGLossFn), advantage_estimator.py, utils.py (calculate_kl).
+Keys, defaults and formulas as in NeMo-RL at commit 7ea279abfbeb698b092856d0dab61e7cf39bc909 (22 August 2026):
+nemo_rl/algorithms/loss/loss_functions.py (ClippedPGLossFn, DistillationLossFn),
+advantage_estimator.py, utils.py (calculate_kl).
 """
 
 from lit_klrb.cli.foreign.reading import Settings
-from lit_klrb.cli.foreign.terms import DIVIDED, OWN, PER_LENGTH, TO_GO, WHITENED, Finding, Gradient, Term
+from lit_klrb.cli.foreign.terms import (
+    ADVANTAGE,
+    DIVIDED,
+    PER_LENGTH,
+    PER_TOKEN,
+    TEACHER,
+    TO_GO,
+    WHITENED,
+    Finding,
+    Gradient,
+    Term,
+    gradient_of,
+)
+from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import K1Loss, K2Loss
 
-FRAMEWORK = "NeMo-RL (defaults of commit 7ea279a)"
+FRAMEWORK = "NeMo-RL (defaults of commit 7ea279a, 2026-08-22)"
+ADVANTAGES = ("grpo", "gdpo", "opd", "reinforce_plus_plus", "gae", "raw_reward")
 COEFFICIENT, KIND = "loss_fn.reference_policy_kl_penalty", "loss_fn.reference_policy_kl_type"
 # The loss multiplies the KL by the token's ratio, whose value is 1 on-policy and whose gradient is not 0.
 LOSSES = {
@@ -18,8 +33,17 @@ LOSSES = {
 }
 OWN_TOKEN = {
     "k1": Gradient(K2Loss, remark="each token is charged with its own log ratio only"),
-    **{kind: Gradient(None, remark=OWN.format(f"its own {kind}")) for kind in ("k2", "k3")},
+    **{kind: ADVANTAGE[kind] for kind in ("k2", "k3")},
 }
+
+
+DIRECTIONS = {
+    "forward": "KL(teacher || student) over the teacher's likeliest tokens",
+    "reverse": "KL(student || teacher) over the teacher's likeliest tokens",
+    "mixed": "a mixture of both directions of the KL over the teacher's likeliest tokens",
+}
+OPD = Term("advantage", "k1", "grpo.adv_estimator.name=opd", 1.0, "", K2Loss, "token",
+           remark="up to the corrections that loss_fn.* sets for importance weights")  # fmt: skip
 
 
 def matches(settings: Settings) -> bool:
@@ -29,9 +53,15 @@ def matches(settings: Settings) -> bool:
 
 def explain(settings: Settings) -> Finding:
     """The KL term of NeMo-RL's policy loss, or of its reward."""
+    if settings.has("distillation."):
+        return _distillation(settings)
     kind = settings.text(KIND, "k3")
     section = "ppo" if settings.has("ppo.") else "grpo"
     advantage = settings.text(f"{section}.adv_estimator.name", "gae" if section == "ppo" else "grpo")
+    if advantage not in ADVANTAGES:
+        raise ConfigurationError(
+            f"{advantage} is not known here; {', '.join(ADVANTAGES)} are", key=f"{section}.adv_estimator.name"
+        )
     coefficient = settings.number(COEFFICIENT, 0.01)
     notes = [*settings.notes]
     if settings.flag("loss_fn.use_kl_in_reward"):
@@ -43,7 +73,7 @@ def explain(settings: Settings) -> Finding:
             )
     else:
         corrected = settings.flag("loss_fn.use_on_policy_kl_approximation")
-        gradient = LOSSES.get(kind, Gradient(None, remark="NeMo-RL does not know it"))
+        gradient = gradient_of(LOSSES, kind, KIND)
         terms = (
             Term(
                 "loss",
@@ -57,10 +87,11 @@ def explain(settings: Settings) -> Finding:
                 gradient.remark,
             ),
         )
+    if advantage == "opd":
+        terms = (OPD, *terms)
+        notes.append(TEACHER)
     if settings.flag("loss_fn.token_level_loss", True):
-        notes.append(
-            "the loss is a mean over the tokens of the batch: reward and KL have the same weight per token"
-        )
+        notes.append(PER_TOKEN)
     else:
         notes.append(PER_LENGTH)
     if advantage in ("grpo", "gdpo") and _divides(settings):
@@ -68,6 +99,28 @@ def explain(settings: Settings) -> Finding:
     if advantage == "reinforce_plus_plus":
         notes.append(WHITENED)
     return Finding(FRAMEWORK, f"{section}, adv_estimator={advantage}", terms, tuple(notes))
+
+
+def _distillation(settings: Settings) -> Finding:
+    """The KL of student and teacher, each renormalised over the teacher's likeliest tokens."""
+    direction = settings.text("loss_fn.kl_type", "mixed")
+    if settings.has("loss_fn.gold_loss") or direction not in DIRECTIONS:
+        known = f"with one vocabulary and a kl_type of {', '.join(DIRECTIONS)}"
+        raise ConfigurationError(f"of NeMo-RL's distillations, that {known} is known here", key="config")
+    tail = settings.flag("loss_fn.zero_outside_topk") and direction != "forward"
+    setting = f"loss_fn.kl_type={direction} distillation.topk_logits_k"
+    term = Term(
+        "loss",
+        DIRECTIONS[direction] + (", and what the student puts outside them" if tail else ""),
+        f"{setting}={settings.text('distillation.topk_logits_k', '64')}",
+        1.0,
+        "",
+        None,
+        remark="optimises this KL of each token given its prefix, without the effect of a token on later ones"
+        + ("" if tail else ", and nothing outside these tokens"),
+    )
+    notes = (*settings.notes, TEACHER, PER_TOKEN)
+    return Finding(FRAMEWORK, "distillation", (term,), notes)
 
 
 def _divides(settings: Settings) -> bool:
@@ -81,7 +134,7 @@ def _in_reward(kind: str, coefficient: float | str, advantage: str) -> tuple[Ter
     table = {"reinforce_plus_plus": OWN_TOKEN, "gae": TO_GO}.get(advantage)
     if table is None:
         return ()
-    gradient = table.get(kind, Gradient(None, remark="NeMo-RL does not know it"))
+    gradient = gradient_of(table, kind, KIND)
     setting = f"{KIND}={kind} loss_fn.use_kl_in_reward=true"
     return (
         Term("reward", kind, setting, coefficient, COEFFICIENT, gradient.estimator, "none", *gradient[1:]),

@@ -6,10 +6,21 @@ openrlhf/models/utils.py, openrlhf/trainer/ppo_utils/experience_maker.py, openrl
 """
 
 from lit_klrb.cli.foreign.reading import Settings
-from lit_klrb.cli.foreign.terms import DIVIDED, FIRST_STEP, LOSSES, TO_GO, WHITENED, Finding, Gradient, Term
+from lit_klrb.cli.foreign.terms import (
+    DIVIDED,
+    FIRST_STEP,
+    LOSSES,
+    TO_GO,
+    WHITENED,
+    Finding,
+    Gradient,
+    Term,
+    gradient_of,
+)
+from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import K2Loss
 
-FRAMEWORK = "OpenRLHF (defaults of commit d3d1920)"
+FRAMEWORK = "OpenRLHF (defaults of commit d3d1920, August 2026)"
 # Today's options, and their names until 2025.
 OPTIONS = {
     "algo.kl.init_coef": "init_kl_coef",
@@ -32,10 +43,13 @@ def matches(settings: Settings) -> bool:
 
 def explain(settings: Settings) -> Finding:
     """The KL term of OpenRLHF's PPO, of which there is one: in the loss or in the reward."""
+    scripts = [word for word in settings.words if "openrlhf.cli." in word or "openrlhf/cli/" in word]
+    if scripts and not any("train_ppo" in word for word in scripts):
+        raise ConfigurationError(f"of OpenRLHF, only train_ppo is known here, got {scripts[0]}", key="config")
     now = {new: new if new in settings.values else old for new, old in OPTIONS.items()}
     kind = settings.text(now["algo.kl.estimator"], "k1")
     in_loss = settings.flag(now["algo.kl.use_loss"])
-    gradient = (LOSSES if in_loss else TO_GO).get(kind, Gradient(None, remark="OpenRLHF does not know it"))
+    gradient = gradient_of(LOSSES if in_loss else TO_GO, kind, now["algo.kl.estimator"])
     unbiased = in_loss and settings.flag(UNBIASED)
     if unbiased:
         gradient = Gradient(K2Loss, remark="the token's ratio is clamped to 10")

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from lit_klrb.cli.foreign import nemo_rl, openrlhf, trl, verl
+from lit_klrb.cli.foreign import nemo_rl, open_instruct, openrlhf, trl, verl
 from lit_klrb.cli.foreign.reading import read_settings
-from lit_klrb.cli.foreign.terms import Finding, Term
+from lit_klrb.cli.foreign.terms import TEACHER, Finding, Term
 from lit_klrb.errors import ConfigurationError, printable
 
 NO_KL = "there is no KL term"
@@ -17,16 +17,17 @@ def explain_config(path: str) -> Finding:
         path: A YAML file, a shell script or a Python script.
 
     Raises:
-        ConfigurationError: If it cannot be read, or is not one of TRL, verl, OpenRLHF or NeMo-RL.
+        ConfigurationError: If it cannot be read, is of other software, or sets something that is not known.
     """
     settings = read_settings(path)
-    for software in (openrlhf, verl, nemo_rl):
+    for software in (openrlhf, verl, nemo_rl, open_instruct):
         if software.matches(settings):
             return software.explain(settings)
     if trainer := trl.trainer_of(settings):
         return trl.explain(settings, trainer)
     raise ConfigurationError(
-        f"{path} has no settings of a trainer of TRL (GRPO, RLOO, PPO), verl, OpenRLHF or NeMo-RL",
+        f"{path} has no settings of a trainer of TRL (GRPO, RLOO, PPO, distillation), verl, OpenRLHF, "
+        "NeMo-RL or open-instruct",
         key="config",
     )
 
@@ -76,7 +77,8 @@ def text(finding: Finding) -> str:
 
 
 def _lines(term: dict[str, Any]) -> list[str]:
-    weight = f"{term['coefficient_key']}={term['coefficient']}"
+    key = term["coefficient_key"]
+    weight = f"{key}={term['coefficient']}" if key else f"{term['coefficient']:g}"
     lines = [f"KL in the {term['place']}: {term['value']} ({term['setting']}), weight {weight}"]
     for label in ("relation", "optimises", "refusal", "remark"):
         if term[label]:
@@ -86,4 +88,5 @@ def _lines(term: dict[str, Any]) -> list[str]:
 
 
 def _both(finding: Finding) -> bool:
-    return len([term for term in finding.terms if not term.is_off]) > 1
+    """Whether the KL to the same model has two terms; a teacher's is another one."""
+    return len([term for term in finding.terms if not term.is_off]) > 1 and TEACHER not in finding.notes

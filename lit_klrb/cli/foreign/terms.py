@@ -1,7 +1,9 @@
 """The KL terms of other software's objectives, and what each one equals here."""
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import (
     K1Loss,
     K2Loss,
@@ -13,7 +15,7 @@ from lit_klrb.estimators import (
 )
 from lit_klrb.estimators.base import OffPolicy
 
-Place = Literal["loss", "reward"]
+Place = Literal["loss", "reward", "advantage"]
 # How a term's gradient relates to the estimator's.
 SAMPLE = "has the gradient of {}, completion by completion"
 EXPECTATION = "has the expected gradient of {}, with another baseline"
@@ -23,7 +25,7 @@ class Term(NamedTuple):
     """A KL term of an objective.
 
     Args:
-        place: Whether it is differentiated in the loss or subtracted from the reward.
+        place: Whether it is differentiated in the loss, or subtracted from the reward or a token's advantage.
         value: What is computed per token.
         setting: The keys and values that say so.
         coefficient: Its weight, or the text of an expression.
@@ -62,7 +64,7 @@ class Finding(NamedTuple):
     """What a configuration trains with.
 
     Args:
-        framework: The software, and the version whose defaults are assumed.
+        framework: The software, and the version or commit, with its date, whose defaults are assumed.
         trainer: Its algorithm.
         terms: KL terms, including those with a coefficient of 0.
         notes: Normalisation and other reservations.
@@ -82,12 +84,28 @@ class Gradient(NamedTuple):
     remark: str = ""
 
 
+def gradient_of(table: Mapping[str, Gradient], kind: str, key: str) -> Gradient:
+    """The gradient of a kind of estimate.
+
+    Raises:
+        ConfigurationError: If it is not known.
+    """
+    if kind not in table:
+        raise ConfigurationError(f"{kind} is not known here; {', '.join(table)} are", key=key)
+    return table[kind]
+
+
 OWN = "optimises nothing that a KL is: {} times the gradient of the token's own log-probability"
 LOSSES = {
     "k1": Gradient(K1Loss),
     "k2": Gradient(K2Loss),
     "k3": Gradient(K3Loss),
     "abs": Gradient(None, remark=OWN.format("the sign of the log ratio")),
+}
+# The token's own estimate as its advantage, with the token's importance weight.
+ADVANTAGE = {
+    "k1": Gradient(K2Loss),
+    **{kind: Gradient(None, remark=OWN.format(f"its own {kind}")) for kind in ("k2", "k3", "abs")},
 }
 # Credit of a reward for all tokens of the completion, or for those before the KL.
 WHOLE = {
@@ -118,3 +136,4 @@ DIVIDED = (
 )
 WHITENED = "advantages are whitened over the batch, which changes the weight of the KL per unit of reward"
 FIRST_STEP = "without importance weights: exact only in the first optimizer step of a rollout"
+TEACHER = "the KL is that of the student and its teacher, which is the reference here"

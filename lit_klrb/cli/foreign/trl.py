@@ -1,7 +1,7 @@
 """TRL: Python scripts, YAML files of its command line, and shell scripts that call it.
 
-Keys, defaults and formulas as in TRL 1.16 (trl/trainer/{grpo,rloo}_{config,trainer}.py), for PPO as in 0.16
-(trl/trainer/ppo_{config,trainer}.py).
+Keys, defaults and formulas as in TRL 1.16 (trl/trainer/{grpo,rloo,distillation}_{config,trainer}.py), for PPO
+as in 0.16 (trl/trainer/ppo_{config,trainer}.py).
 """
 
 from lit_klrb.cli.foreign.reading import Settings
@@ -11,18 +11,21 @@ from lit_klrb.cli.foreign.terms import (
     PER_LENGTH,
     PER_TOKEN,
     SUMMED,
+    TEACHER,
     TO_GO,
     Finding,
     Term,
+    gradient_of,
 )
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators import K2Loss, K3Loss, MonteCarlo
+from lit_klrb.estimators import K2Loss, K3Loss, MonteCarlo, RaoBlackwellLoss
 
-FRAMEWORK = "TRL (defaults of 1.16)"
+FRAMEWORK = "TRL (defaults of 1.16, 2026-10-15)"
 ONLY = {
     "ppo": {"kl_coef", "kl_estimator", "cliprange", "vf_coef", "num_ppo_epochs"},
     "grpo": {"loss_type", "scale_rewards", "use_bias_correction_kl", "importance_sampling_level", "delta"},
     "rloo": {"normalize_advantages", "reward_clip_range"},
+    "distillation": {"teacher_model_name_or_path", "teacher_model_init_kwargs"},
 }
 SHARED = {"beta", "num_generations", "max_completion_length", "epsilon", "reward_funcs"}
 NORMALISATION = {
@@ -32,11 +35,20 @@ NORMALISATION = {
     "luspo": SUMMED,
 }
 
+# What DistillationConfig.beta other than 1 stands for, and for beta = 0
+OTHER_BETA = (
+    (
+        "a divergence between both directions",
+        "each token's generalised Jensen-Shannon divergence given its prefix",
+    ),
+    ("KL(teacher || student)", "each token's KL(teacher || student) given its prefix: the other direction"),
+)
+
 
 def trainer_of(settings: Settings) -> str | None:
     """The name of the trainer: grpo, rloo or ppo; None if these are no settings of TRL."""
     for name in ONLY:
-        if f"{name.upper()}Config" in settings.words or f"{name.upper()}Trainer" in settings.words:
+        if {f"{_class(name)}Config", f"{_class(name)}Trainer"} & settings.words:
             return name
     if settings.words:
         commands = {word.rpartition("/")[2].removesuffix(".py").partition("_")[0] for word in settings.words}
@@ -56,11 +68,17 @@ def trainer_of(settings: Settings) -> str | None:
     return named[0]
 
 
+def _class(trainer: str) -> str:
+    """How its classes' names start."""
+    return trainer.title() if trainer == "distillation" else trainer.upper()
+
+
 def explain(settings: Settings, trainer: str) -> Finding:
     """The KL term of a trainer."""
-    called = settings.calls.get(f"{trainer.upper()}Config")
+    called = settings.calls.get(f"{_class(trainer)}Config")
     own = settings if called is None else settings._replace(values=called)
-    finding = {"grpo": _grpo, "rloo": _rloo, "ppo": _ppo}[trainer](own)
+    explained = {"grpo": _grpo, "rloo": _rloo, "ppo": _ppo, "distillation": _distillation}
+    finding = explained[trainer](own)
     if settings.words and called is None and not settings.values:
         note = "the script takes its settings from the command line: defaults are shown"
         finding = finding._replace(notes=(*finding.notes, note))
@@ -75,7 +93,7 @@ def _grpo(settings: Settings) -> Finding:
     if settings.flag("use_bias_correction_kl", True):
         term = term._replace(setting="use_bias_correction_kl=True", value="ratio times k3")
         if settings.text("importance_sampling_level", "token") == "token":
-            remark = "K3Loss in versions of TRL without use_bias_correction_kl"
+            remark = "the default since pull request 6503 of July 2026; earlier versions train with K3Loss"
             term = term._replace(estimator=K2Loss, off_policy="token", remark=remark)
         else:
             remark = (
@@ -99,7 +117,7 @@ def _rloo(settings: Settings) -> Finding:
 
 def _ppo(settings: Settings) -> Finding:
     kind = settings.text("kl_estimator", "k1")
-    gradient = TO_GO.get(kind, TO_GO["k1"])
+    gradient = gradient_of(TO_GO, kind, "kl_estimator")
     coefficient = settings.number("kl_coef", 0.05)
     term = Term(
         "reward",
@@ -112,4 +130,14 @@ def _ppo(settings: Settings) -> Finding:
         *gradient[1:],
     )
     notes = ["credit is discounted by lam per token (generalised advantages with a critic)"]
-    return Finding("TRL (defaults of 0.16)", "PPOTrainer", (term,), tuple(notes))
+    return Finding("TRL (defaults of 0.16, 2025-03-22)", "PPOTrainer", (term,), tuple(notes))
+
+
+def _distillation(settings: Settings) -> Finding:
+    """The generalised Jensen-Shannon divergence, at whose ends are the two directions of the KL."""
+    beta = settings.number("beta", 1.0)
+    term = Term("loss", "the KL of each token, exact", f"beta={beta}", 1.0, "", RaoBlackwellLoss)
+    if beta != 1:
+        value, optimises = OTHER_BETA[beta == 0]
+        term = term._replace(estimator=None, value=value, remark=f"optimises {optimises}")
+    return Finding(FRAMEWORK, "DistillationTrainer", (term,), (TEACHER, PER_TOKEN))

@@ -1,17 +1,21 @@
 """verl: YAML configurations and the Hydra command lines of its scripts.
 
-Keys, defaults and formulas as in verl at commit b178a3cd56f58b2d502255daba591e92833930a7 (January 2026):
-verl/trainer/config/{ppo_trainer,actor/actor}.yaml, verl/trainer/ppo/{core_algos,ray_trainer}.py.
+Keys, defaults and formulas as in verl at commit 1dda039b9c6311889a9c9a26040677e1254814f9 (22 August 2026):
+verl/trainer/config/{ppo_trainer,actor/actor,distillation/distillation}.yaml,
+verl/trainer/distillation/losses.py, verl/trainer/ppo/{core_algos,ray_trainer}.py.
 """
 
 from lit_klrb.cli.foreign.reading import Settings
 from lit_klrb.cli.foreign.terms import (
+    ADVANTAGE,
     DIVIDED,
     FIRST_STEP,
     LOSSES,
+    OWN,
     PER_LENGTH,
     PER_TOKEN,
     SUMMED,
+    TEACHER,
     TO_GO,
     WHITENED,
     WHOLE,
@@ -19,10 +23,13 @@ from lit_klrb.cli.foreign.terms import (
     Gradient,
     Term,
 )
+from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import K2Loss
 
-FRAMEWORK = "verl (defaults of commit b178a3c)"
+FRAMEWORK = "verl (defaults of commit 1dda039, 2026-08-22)"
 ACTOR = "actor_rollout_ref.actor."
+DISTILLATION = "distillation.distillation_loss."
+# Names that end with + have the value of the estimate and the gradient of k2
 KINDS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3", "abs": "abs"}
 # Advantage estimators that credit a token's KL to the tokens before it; the others sum over the completion.
 CREDIT_TO_GO = {"gae", "reinforce_plus_plus", "remax"}
@@ -48,10 +55,18 @@ def matches(settings: Settings) -> bool:
 def explain(settings: Settings) -> Finding:
     """The KL terms of verl's actor."""
     advantage = settings.text("algorithm.adv_estimator", "gae")
-    terms = [_in_loss(settings)] if settings.flag(f"{ACTOR}use_kl_loss") else []
-    if settings.flag("algorithm.use_kl_in_reward"):
+    distils = settings.flag("distillation.enabled")
+    terms = [_distillation(settings)] if distils else []
+    has_rewards = not distils or settings.flag(f"{DISTILLATION}use_task_rewards", True)
+    if has_rewards and settings.flag(f"{ACTOR}use_kl_loss"):
+        terms.append(_in_loss(settings))
+    if has_rewards and settings.flag("algorithm.use_kl_in_reward"):
         terms.append(_in_reward(settings, advantage))
     notes = [AGGREGATION.get(settings.text(f"{ACTOR}loss_agg_mode", "token-mean"), "")]
+    if distils:
+        notes.append(TEACHER)
+    if not has_rewards:
+        return Finding(FRAMEWORK, "distillation", tuple(terms), tuple(filter(None, notes)))
     if advantage in DIVIDE_BY_STD and settings.flag("algorithm.norm_adv_by_std_in_grpo", True):
         divided_alike = "reward less its KL is divided by its group's standard deviation"
         notes.append(divided_alike if terms and terms[0].place == "reward" else DIVIDED)
@@ -59,19 +74,59 @@ def explain(settings: Settings) -> Finding:
         notes.append(WHITENED)
     if settings.text("algorithm.kl_ctrl.type", "fixed") == "adaptive":
         notes.append("the coefficient in the reward adapts to algorithm.kl_ctrl.target_kl (per token)")
-    return Finding(FRAMEWORK, f"adv_estimator={advantage}", tuple(terms), tuple(filter(None, notes)))
+    trainer = f"adv_estimator={advantage}" + (" and distillation" if distils else "")
+    return Finding(FRAMEWORK, trainer, tuple(terms), tuple(filter(None, notes)))
+
+
+def _kind(name: str, key: str) -> str:
+    """k1, k2, k3 or abs."""
+    if name not in KINDS:
+        raise ConfigurationError(f"{name} is not known here; {', '.join(KINDS)} are, also with +", key=key)
+    return KINDS[name]
+
+
+def _distillation(settings: Settings) -> Term:
+    key = f"{DISTILLATION}loss_mode"
+    mode = settings.text(key, "k3")
+    as_advantage = settings.flag(f"{DISTILLATION}use_policy_gradient")
+    if mode == "forward_kl_topk":
+        kind = "KL(teacher || student) over the teacher's likeliest tokens"
+        gradient = Gradient(
+            None,
+            remark=OWN.format("this KL of its position")
+            if as_advantage
+            else "optimises that part of each token's KL(teacher || student) given its prefix, where it is "
+            "positive: the other direction",
+        )
+    else:
+        kind = _kind(mode, key)
+        gradient = (ADVANTAGE if as_advantage else LOSSES)[kind]
+    if kind == "k1" and not as_advantage:
+        raise ConfigurationError("verl refuses k1 without use_policy_gradient: it has no gradient", key=key)
+    weighted = settings.flag(f"{DISTILLATION}use_task_rewards", True)
+    remark = "within PPO's clipping; values are clamped" if as_advantage else FIRST_STEP
+    return Term(
+        "advantage" if as_advantage else "loss",
+        kind,
+        f"{key}={mode} {DISTILLATION}use_policy_gradient={as_advantage}",
+        settings.number(f"{DISTILLATION}distillation_loss_coef", 1.0) if weighted else 1.0,
+        f"{DISTILLATION}distillation_loss_coef",
+        gradient.estimator,
+        "token" if as_advantage and gradient.estimator else "none",
+        gradient.relation,
+        gradient.remark or remark,
+    )
 
 
 def _in_loss(settings: Settings) -> Term:
-    kind = settings.text(f"{ACTOR}kl_loss_type", "low_var_kl")
-    plain = kind.removesuffix("+")
-    gradient = LOSSES.get(KINDS.get(plain, ""), Gradient(None, remark="verl does not implement it"))
-    if kind.endswith("+") and plain in KINDS:  # the value of one estimate, the gradient of k2
-        gradient = Gradient(K2Loss, remark="verl at this commit raises NotImplementedError for names with +")
+    key = f"{ACTOR}kl_loss_type"
+    name = settings.text(key, "low_var_kl")
+    kind = _kind(name.removesuffix("+"), key)
+    gradient = Gradient(K2Loss) if name.endswith("+") else LOSSES[kind]
     return Term(
         "loss",
-        KINDS.get(plain, kind) + ("+" if kind.endswith("+") else ""),
-        f"{ACTOR}kl_loss_type={kind}",
+        kind + "+" * name.endswith("+"),
+        f"{key}={name}",
         settings.number(f"{ACTOR}kl_loss_coef", 0.001),
         f"{ACTOR}kl_loss_coef",
         gradient.estimator,
@@ -81,13 +136,13 @@ def _in_loss(settings: Settings) -> Term:
 
 
 def _in_reward(settings: Settings, advantage: str) -> Term:
-    kind = settings.text("algorithm.kl_penalty", "kl")
-    table = TO_GO if advantage in CREDIT_TO_GO else WHOLE
-    gradient = table.get(KINDS.get(kind, ""), Gradient(None, remark="verl does not implement it"))
+    name = settings.text("algorithm.kl_penalty", "kl")
+    kind = _kind(name.removesuffix("+"), "algorithm.kl_penalty")  # + changes the gradient of the value only
+    gradient = (TO_GO if advantage in CREDIT_TO_GO else WHOLE)[kind]
     return Term(
         "reward",
-        KINDS.get(kind, kind),
-        f"algorithm.kl_penalty={kind}",
+        kind,
+        f"algorithm.kl_penalty={name}",
         settings.number("algorithm.kl_ctrl.kl_coef", 0.001),
         "algorithm.kl_ctrl.kl_coef",
         gradient.estimator,
