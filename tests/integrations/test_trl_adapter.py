@@ -1,4 +1,4 @@
-"""KL estimators in TRL's trainers: against the definition, and against TRL's own loss if it is installed."""
+"""KL estimators in TRL's trainers: against the definition, and against TRL's own loss."""
 
 import os
 import re
@@ -250,7 +250,10 @@ def test_a_trainer_that_does_not_sample_is_refused():
         adapter.with_kl_estimator(GKDTrainer)
 
 
-def step_of(kind, folder, estimator=None, lora=None, **settings):
+OF_ONE_LENGTH = ["I saw", "Do not", "What a", "It was"]
+
+
+def step_of(kind, folder, estimator=None, lora=None, prompts=OF_ONE_LENGTH, **settings):
     """The change of the trained weights in one step of a trainer of TRL, with plain gradient descent.
 
     Args:
@@ -258,10 +261,12 @@ def step_of(kind, folder, estimator=None, lora=None, **settings):
         folder: Where to write.
         estimator: Ours; None for TRL's own loss.
         lora: "new" for a new adapter, "continued" for one whose training continues.
+        prompts: The data.
         settings: Further settings.
     """
-    trl = pytest.importorskip("trl")
-    datasets = pytest.importorskip("datasets")
+    import datasets
+    import trl
+
     policy, reference = models()
     if not (folder / "policy").exists():
         policy.save_pretrained(folder / "policy")
@@ -280,14 +285,15 @@ def step_of(kind, folder, estimator=None, lora=None, **settings):
     if estimator is not None:
         trainer, given = adapter.with_kl_estimator(trainer), {"kl_estimator": estimator, **given}
     if lora is not None:
-        peft = pytest.importorskip("peft")
+        import peft
+
         config = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
         given |= {} if lora == "continued" else {"peft_config": config}
     made = trainer(
         model=peft.get_peft_model(policy, config) if lora == "continued" else str(folder / "policy"),
         args=getattr(trl, f"{kind}Config")(**arguments),
         processing_class=grammar_tokenizer(),
-        train_dataset=datasets.Dataset.from_dict({"prompt": ["I saw", "Do not", "What a", "It was"]}),
+        train_dataset=datasets.Dataset.from_dict({"prompt": prompts}),
         **given,
     )
     if lora is None and kind != "Distillation":
@@ -322,6 +328,36 @@ def test_a_step_of_rloo_is_that_of_trl(tmp_path, settings):
     ours = step_of("RLOO", tmp_path, MonteCarlo(), **settings)
     assert theirs.norm() > 0.1
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_padding_before_a_prompt_does_not_change_log_probabilities():
+    policy, reference = models()
+    scorer, (_, batch) = Scorer(policy, reference, 1.0), batch_of_trl()
+    found = scorer.stats(rollout := adapter.rollout_of(batch), scorer.reference_states(rollout))
+    padded = batch | {
+        "prompt_ids": torch.nn.functional.pad(batch["prompt_ids"], (3, 0)),
+        "prompt_mask": torch.nn.functional.pad(batch["prompt_mask"], (3, 0)),
+    }
+    stats = scorer.stats(rollout := adapter.rollout_of(padded), scorer.reference_states(rollout))
+    mask = rollout.mask
+    torch.testing.assert_close(stats.logprobs[mask], found.logprobs[mask])
+    # As TRL calls it, without position ids, GPT-2 counts the padding
+    tokens, kept = (torch.cat([padded[f"prompt_{k}"], padded[f"completion_{k}"]], 1) for k in ("ids", "mask"))
+    theirs = policy(tokens, attention_mask=kept).logits[:, 4:-1].log_softmax(-1)
+    theirs = theirs.gather(-1, padded["completion_ids"][..., None])[..., 0]
+    assert (theirs - found.logprobs)[mask].abs().max() > 0.1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_step_on_prompts_of_unequal_length_is_not_that_of_trl(tmp_path):
+    """TRL passes no position ids, so GPT-2 reads padded prompts at other positions than it sampled them."""
+    settings = {
+        "per_device_train_batch_size": 8,
+        "prompts": ["I", "I saw the", "What a", "It was not a good"],
+    }
+    theirs = step_of("RLOO", tmp_path, **settings)
+    ours = step_of("RLOO", tmp_path, MonteCarlo(), **settings)
+    assert 0.5 < torch.cosine_similarity(ours, theirs, dim=0) < 0.99
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -386,7 +422,6 @@ def save_steps(arguments):
     ids=str,
 )
 def test_a_step_in_two_processes_is_that_of_trl(tmp_path, kind, settings, estimator, scale):
-    pytest.importorskip("trl")
     estimators = {"theirs": None, "ours": estimator}
     models()[0].save_pretrained(tmp_path / "policy")  # by one process
     in_two_processes(save_steps, tmp_path, tmp_path, kind, estimators, settings)
@@ -398,7 +433,6 @@ def test_a_step_in_two_processes_is_that_of_trl(tmp_path, kind, settings, estima
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_example_of_the_documentation_runs(tmp_path):
-    pytest.importorskip("trl")
     page = Path(__file__).parents[2] / "docs" / "trl.md"
     example = re.search("```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)[1]
     models()[0].save_pretrained(tmp_path / "policy")
