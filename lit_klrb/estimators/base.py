@@ -22,12 +22,12 @@ class Explanation(NamedTuple):
 
     Args:
         optimises: What the gradient estimates in expectation, on-policy.
-        used_by: Other software that uses the estimator.
+        used_by: Other software that uses the estimator, if any is known.
         caution: Known limitations.
     """
 
     optimises: str
-    used_by: str
+    used_by: str | None = None
     caution: str | None = None
 
 

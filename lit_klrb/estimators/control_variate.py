@@ -47,7 +47,6 @@ class RaoBlackwellControlVariate(FittedEstimator):
     token_values_predict: ClassVar[Predicted | None] = "rewards"
     explanation = Explanation(
         optimises="the gradient of KL(policy || reference), exactly",
-        used_by="no other software",
         caution=(
             "intended for the gradient of E[reward] - beta KL. Without earlier rollouts, coefficients are 0,"
             " which is MonteCarlo, with fewer than three prompts per batch"

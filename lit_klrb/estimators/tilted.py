@@ -45,7 +45,6 @@ class TiltedRaoBlackwell(KLEstimator):
     needs_token_values = True
     explanation = Explanation(
         optimises="the gradient of KL(policy || reference), exactly",
-        used_by="no other software",
         caution=(
             "intended for the gradient of E[reward] - beta KL, with token values fitted on earlier rollouts;"
             " near the optimum its noise can exceed MonteCarlo's: RaoBlackwellControlVariate combines both"

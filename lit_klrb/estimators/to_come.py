@@ -45,7 +45,6 @@ class RaoBlackwellTokenValues(Discounted, FittedEstimator):
     needs_token_values = True
     explanation = Explanation(
         optimises="the gradient of KL(policy || reference), exactly",
-        used_by="no other software",
         caution=(
             "intended for distillation, with token values fitted on earlier rollouts; with a reward use"
             " TiltedRaoBlackwell"

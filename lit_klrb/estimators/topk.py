@@ -77,7 +77,6 @@ class RaoBlackwellTopK(TopKEstimator):
     estimate: ClassVar[str] = "sum_H (p r - p + q) + [y_t not in H] k3(r_t)"
     explanation = Explanation(
         optimises=_EXACT,
-        used_by="no other software",
         caution="between MonteCarloRewardToGo (k small) and RaoBlackwell (k = V) in variance",
     )
 

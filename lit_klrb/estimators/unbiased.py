@@ -61,7 +61,7 @@ class RaoBlackwell(DiscountedEstimator):
     recipe = Recipe(value="kl", score=(Term("kl", "after"),), pathwise="kl")
     explanation = Explanation(
         optimises=_EXACT,
-        used_by="no other software in this prefix form",
+        used_by="nikolageorgiev2000/apart (commit 2000773, 2026-07-25), divided by the tokens of the batch",
         caution=(
             "given the prefix, no step has more variance than MonteCarlo's, but the sum over a sequence can."
             " Example with two tokens: p(a) = p(b) = 1/2, q(a) = 0.3, q(b) = 0.7; after a both models agree,"
@@ -95,7 +95,6 @@ class RaoBlackwellLite(DiscountedEstimator):
     recipe = Recipe(value="kl", score=(Term("k1", "own"), Term("kl", "own", -1.0), Term("kl", "after")))
     explanation = Explanation(
         optimises=_EXACT,
-        used_by="no other software",
     )
 
 
