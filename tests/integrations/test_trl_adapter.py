@@ -333,12 +333,12 @@ def test_a_step_of_rloo_is_that_of_trl(tmp_path, settings):
 def test_padding_before_a_prompt_does_not_change_log_probabilities():
     policy, reference = models()
     scorer, (_, batch) = Scorer(policy, reference, 1.0), batch_of_trl()
-    found = scorer.stats(rollout := adapter.rollout_of(batch), scorer.reference_states(rollout))
+    found = scorer.stats(rollout := rollout_of(batch), scorer.reference_states(rollout))
     padded = batch | {
         "prompt_ids": torch.nn.functional.pad(batch["prompt_ids"], (3, 0)),
         "prompt_mask": torch.nn.functional.pad(batch["prompt_mask"], (3, 0)),
     }
-    stats = scorer.stats(rollout := adapter.rollout_of(padded), scorer.reference_states(rollout))
+    stats = scorer.stats(rollout := rollout_of(padded), scorer.reference_states(rollout))
     mask = rollout.mask
     torch.testing.assert_close(stats.logprobs[mask], found.logprobs[mask])
     # As TRL calls it, without position ids, GPT-2 counts the padding

@@ -98,7 +98,9 @@ def test_rewards_of_several_functions_are_weighted_and_clipped():
 
 
 def trainer_in(folder, steps, estimator, **settings):
-    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    import datasets
+    import trl
+
     policy, _ = models()
     policy.save_pretrained(folder / "policy")
     given = {"final_discount": settings.pop("final_discount")} if "final_discount" in settings else {}
