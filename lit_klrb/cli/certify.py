@@ -15,6 +15,8 @@ from lit_klrb.estimators.certificate import TOLERANCE, ZERO, Certificate, Verdic
 from lit_klrb.estimators.enumerated_loss import KNOWN, LossError
 
 CLAIMS = (*KNOWN, ZERO)
+# Claims that more than the gradient of that name fulfils: the other direction, of completions or of tokens.
+FULFILLED_BY = {"reverse": ("reverse", "reverse_own_token")}
 MEANING = {
     "kl": "the gradient of KL(policy || reference)",
     "kl_own_token": "the gradient of each token's KL(policy || reference) given its prefix; it omits the "
@@ -51,7 +53,7 @@ def parser() -> Arguments:
     )
     add = command.add_argument
     add("function", metavar="MODULE:FUNCTION", help="a loss of log-probabilities or logits of both models")
-    add("--claims", choices=CLAIMS, help="the gradient that it must have")
+    add("--claims", choices=CLAIMS, help="the gradient that it must have; reverse is either form of it")
     add("--argument", action="append", default=[], metavar="NAME=ROLE", help="what a parameter is")
     add("--option", action="append", default=[], metavar="NAME=VALUE", help="the value of a parameter")
     return command
@@ -91,7 +93,7 @@ def has_gradient(found: Certificate, claim: str) -> bool:
     """Whether a loss has the gradient on-policy, times a positive factor, whatever the padding holds."""
     verdict = found.on_policy
     return (
-        verdict.name == claim
+        verdict.name in FULFILLED_BY.get(claim, (claim,))
         and verdict.normalisation != "length"
         and (claim == ZERO or (verdict.scale or 0) > 0)
         and found.padding <= TOLERANCE

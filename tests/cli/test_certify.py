@@ -96,6 +96,13 @@ def test_sums_over_the_batch_positions_and_padding_are_told_apart():
     assert not certificate("k2").over_width
 
 
+def test_the_claim_reverse_is_fulfilled_by_either_form():
+    for name, own in (("k3", True), ("sequence_k3", False)):
+        assert has_gradient(certificate(name), "reverse")
+        assert has_gradient(certificate(name), "reverse_own_token") is own
+        assert not has_gradient(certificate(name), "kl")
+
+
 def test_a_clamp_shows_at_the_larger_kl():
     verdict = certificate("clamped").on_policy
     assert verdict.name is None

@@ -132,7 +132,7 @@ def test_estimators_with_token_values_are_measured_with_those_of_earlier_rollout
     seeds = [derive_seed(5, "gradient_noise", "earlier", index) for index in range(count)]
     for half, seed in zip([halves[0]] * count + [halves[1]], [*seeds, 6], strict=True):
         rollout = training.generate(training.policy, half, training.sampling, seed=seed)
-        _, stats = training.score(rollout, batch, training.memory.token_values)
+        _, stats = training.score(rollout, half, training.memory.token_values)
         rewards = training.training_rewards(rollout, training.rewards(rollout, half))
         weights = training.weigh(rollout, stats.detach(), rewards)
     expected = policy_gradient(training, training.kl_estimator, stats, rollout.mask, weights)
