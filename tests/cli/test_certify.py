@@ -57,8 +57,9 @@ def test_plain_functions_of_known_gradients(name):
     expected, scale = VERDICTS[name]
     assert verdict.name == expected
     assert verdict.scale == (scale if scale is None else pytest.approx(scale, rel=1e-5))
+    fulfilled = {expected, *(["reverse"] if expected == "reverse_own_token" else [])}
     for claim in CLAIMS:
-        assert has_gradient(certificate(name), claim) is (claim == expected and (scale or 0) >= 0)
+        assert has_gradient(certificate(name), claim) is (claim in fulfilled and (scale or 0) >= 0)
 
 
 @pytest.mark.parametrize(
