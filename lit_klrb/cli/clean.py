@@ -36,9 +36,9 @@ def main(argv: Sequence[str]) -> int:
         _print_removed(sweep, *sweep_files.trim(sweep, limit=0))
     if not sweeps:
         # Imported here as it imports torch
-        from lit_klrb.run.cache import default_folder, trim
+        from lit_klrb.run.cache import clear, default_folder
 
-        _print_removed(default_folder(), *trim(0))
+        _print_removed(default_folder(), *clear())
     return 0
 
 

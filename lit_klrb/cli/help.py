@@ -10,7 +10,7 @@ KEYS = {
     "kl.beta": "NUMBER  weight of the KL, in reward per nat",
     "kl.target_kl": "NATS  adjust beta to reach this KL per completion",
     "model": "CLASS     SFTModule, RewardModule, PairwiseRewardModule, DPOModule, RLOOModule, DistillModule",
-    "model.policy_path": "PATH  the initial policy: a hub id, a folder or a checkpoint",
+    "model.policy_path": "PATH  the initial policy: a hub id, a folder, a .gguf file or a checkpoint",
     "model.reference_path": "PATH  the frozen reference",
     "model.reward_path": "PATH  a classifier, package.module:function, or grammar",
     "model.completions_per_prompt": "N  completions sampled per prompt",

@@ -33,7 +33,7 @@ def parser() -> Arguments:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    model = "a hub id, an exported folder or a checkpoint"
+    model = "a hub id, a folder, a .gguf file or a checkpoint"
     add = command.add_argument
     add(
         "--policy", action="append", required=True, metavar="A", help=f"{model}; repeat it to compare several"

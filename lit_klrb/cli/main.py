@@ -22,6 +22,7 @@ COMMANDS = {
     "certify": "find out which known gradient a KL loss of your own has",
     "export": "write a checkpoint as a folder that transformers loads",
     "kl": "estimate the KL of two given models, with its error",
+    "import-gguf": "write a GGUF file as a folder that transformers loads",
     "init": "copy the configurations that come with the package",
     "clean": "empty the cache, or remove the working files of a sweep's published cells",
 }
@@ -34,7 +35,7 @@ HELP = f"""usage: python -m lit_klrb COMMAND [--help] ...
 Fine-tune language models with a KL penalty whose estimates and gradients are correct.
 
 commands:
-{chr(10).join(f"  {name:<10}{does}" for name, does in COMMANDS.items())}
+{chr(10).join(f"  {name:<12}{does}" for name, does in COMMANDS.items())}
 
 The stages of training, on an embedded world of film reviews:
   python -m lit_klrb fit --config configs/demo/sft.yaml   the reference
@@ -96,7 +97,7 @@ def _run(command: str, rest: list[str]) -> int:
         given = f"unknown command {command}" if command else "a command is missing"
         raise ConfigurationError(f"{given}; one of {', '.join(COMMANDS)} expected, --help explains them")
     if command not in RUNS:
-        own = import_module(f"lit_klrb.cli.{command}")
+        own = import_module(f"lit_klrb.cli.{command.replace('-', '_')}")
         return printing(lambda: own.main(rest))
     if {"-h", "--help"} & {*rest}:
         return printing(lambda: print(short_help(command, COMMANDS[command]), end=""))

@@ -7,6 +7,7 @@ from typing import Any
 
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.models.loading import is_file, looks_local
 
 # Arguments of modules that name models and tokenizers; ckpt_path replaces these, as it contains them.
 INITIAL = ("policy_path", "classifier_path", "backbone_path", "tokenizer_path")
@@ -18,18 +19,25 @@ FOLDERS = ("configs", "replication/configs")
 
 
 def check_upstream(settings: dict[str, Any]) -> None:
-    """Check that the checkpoints a module starts from exist.
+    """Check that the files and folders a module starts from exist.
 
     Raises:
         ConfigurationError: If one does not; names the key, the path, and the command that makes it if a
             configuration does.
+        ConfigurationError: If one does not; names the key, the path, and the command that makes it.
     """
     paths = [(key, path) for key in PATHS for path in paths_of(settings.get(key))]
     for key, path in paths:
-        if not path.endswith(".ckpt") or Path(path).exists():
+        if (not is_file(path) and (":" in path or not looks_local(path))) or Path(path).expanduser().exists():
             continue
         maker = config_that_makes(Path(path))
         hint = f"make it with: python -m lit_klrb fit --config {maker}" if maker else "name one that does"
+        if not is_file(path):
+            folder = shlex.quote(path)
+            hint = (
+                f"make it with: python -m lit_klrb export --ckpt_path FILE --output_dir {folder} "
+                f"or, from a GGUF file, python -m lit_klrb import-gguf FILE --output_dir {folder}"
+            )
         raise ConfigurationError(f"{path} does not exist; {hint}", key=key)
 
 

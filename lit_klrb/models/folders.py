@@ -16,7 +16,7 @@ MAX_CHARACTERS = 2**20
 
 def write_checksums(folder: Path) -> None:
     """Write the checksums of a folder's weights, which `sha256sum --check SHA256SUMS` verifies, too."""
-    lines = [f"{_sha256(file)}  {file.name}\n" for file in _weights(folder)]
+    lines = [f"{sha256(file)}  {file.name}\n" for file in _weights(folder)]
     write_atomically(folder / CHECKSUMS, "".join(lines))
 
 
@@ -34,7 +34,7 @@ def check_weights(folder: Path) -> None:
         lines = re.findall(r"([0-9a-f]{64})  (.+)", file.read(MAX_CHARACTERS))
     sums = {name: digest for digest, name in lines}
     for weights in _weights(folder):
-        if sums.get(weights.name) != _sha256(weights):
+        if sums.get(weights.name) != sha256(weights):
             raise ConfigurationError(
                 f"{weights.name} does not match its checksum in {CHECKSUMS}: it is damaged, or was changed "
                 f"after the export; then delete {CHECKSUMS}"
@@ -56,6 +56,7 @@ def _weights(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

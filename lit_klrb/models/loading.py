@@ -1,4 +1,4 @@
-"""Loading policies, references, classifiers and tokenizers from a hub id, a folder or a Lightning checkpoint.
+"""Loading models and tokenizers from a hub id, a folder, a GGUF file or a Lightning checkpoint.
 
 Only weights, settings and text are loaded, never code; see `docs/security.md`.
 """
@@ -15,6 +15,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError, brief
+from lit_klrb.models import gguf
 from lit_klrb.models.checkpoints import (
     ADAPTER_KEY as ADAPTER_KEY,
     TOKEN_VALUES_KEY as TOKEN_VALUES_KEY,
@@ -62,11 +63,14 @@ def is_checkpoint(path: str) -> bool:
     return path.endswith(".ckpt")
 
 
+def is_file(path: str) -> bool:
+    """Whether `path` names a checkpoint or a GGUF file, rather than a folder or a hub id."""
+    return path.endswith((".ckpt", gguf.SUFFIX))
+
+
 def looks_local(path: str) -> bool:
     """Whether `path` is a local path rather than a hub id, which is `name` or `owner/name`."""
-    return (
-        is_checkpoint(path) or Path(path).exists() or path.startswith((".", "/", "~")) or path.count("/") > 1
-    )
+    return is_file(path) or Path(path).exists() or path.startswith((".", "/", "~")) or path.count("/") > 1
 
 
 def check_exists(key: str, path: str) -> None:
@@ -76,47 +80,65 @@ def check_exists(key: str, path: str) -> None:
         ConfigurationError: If it is neither, or a folder has entries that are neither.
     """
     if not path:
-        raise ConfigurationError("'' is not a path; a hub id, a folder or a checkpoint is expected", key=key)
+        raise ConfigurationError(
+            "'' is not a path; a hub id, a folder, a .gguf file or a checkpoint is expected", key=key
+        )
     if not looks_local(path):
         return
     place = Path(path).expanduser()
     if not place.exists():
         raise ConfigurationError(f"{path} does not exist", key=key)
-    if not place.is_file() and (is_checkpoint(path) or not place.is_dir()):
+    if not place.is_file() and (is_file(path) or not place.is_dir()):
         raise ConfigurationError(f"{path} is not a file", key=key)
     if place.is_dir() and (odd := [p for p in place.iterdir() if not (p.is_file() or p.is_dir())]):
         raise ConfigurationError(f"{path} holds {odd[0].name}, which is neither a file nor a folder", key=key)
 
 
 @contextmanager
-def reading(key: str, path: str) -> Iterator[str]:
+def errors_of(key: str, path: str) -> Iterator[None]:
     """Convert every exception inside the block to a `ConfigurationError` about the argument `key`.
 
     Args:
         key: The argument that names the file.
         path: The argument's value.
 
-    Yields:
-        The hub id, or the path with `~` expanded.
-
     Raises:
         ConfigurationError: With key, path and the reason.
     """
     check_exists(key, path)
     try:
-        yield str(Path(path).expanduser())
+        yield
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}", key=key) from error
     except Exception as error:  # libraries raise all kinds of exceptions on damaged files
         raise ConfigurationError(f"cannot load {path}: {brief(error)}", key=key) from error
 
 
+@contextmanager
+def reading(key: str, path: str) -> Iterator[str]:
+    """The place from which transformers reads a model; exceptions inside the block name the argument `key`.
+
+    Args:
+        key: The argument that names the file.
+        path: The argument's value.
+
+    Yields:
+        The hub id, or the path with `~` expanded; the converted folder of a GGUF file.
+
+    Raises:
+        ConfigurationError: With key, path and the reason.
+    """
+    with errors_of(key, path):
+        file = gguf.gguf_file(path)
+        yield str(Path(path).expanduser()) if file is None else gguf.as_folder(file)
+
+
 def load_model(key: str, path: str, role: Role = POLICY) -> PreTrainedModel:
-    """Load a model from a hub id, an exported folder or a Lightning checkpoint.
+    """Load a model from a hub id, an exported folder, a GGUF file or a Lightning checkpoint.
 
     Args:
         key: The argument that names it, for the error message.
-        path: Hub id, folder, or `.ckpt` file.
+        path: Hub id, folder, `.gguf` or `.ckpt` file.
         role: What the model is used for.
 
     Raises:
@@ -177,7 +199,7 @@ def load_tokenizer(key: str, path: str, role: Role = POLICY) -> PreTrainedTokeni
 
     Args:
         key: The argument that names it, for the error message.
-        path: "grammar", hub id, folder, or `.ckpt` file.
+        path: "grammar", hub id, folder, `.gguf` or `.ckpt` file.
         role: What the model of a checkpoint is used for.
 
     Raises:

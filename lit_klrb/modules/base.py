@@ -307,8 +307,8 @@ class PolicyModule(TrainedModule, ABC):
     """A module that trains a language model.
 
     Args:
-        policy_path: The initial policy: a hub id, an exported folder or a checkpoint. If it has an adapter,
-            only the adapter is trained.
+        policy_path: The initial policy: a hub id, a folder, a .gguf file or a checkpoint. If it has an
+            adapter, only the adapter is trained.
         policy_layers: Indices of the layers of that model to keep, such as [0, 1, 2, 5], in this order; by
             default all.
         lora: Train a new LoRA adapter instead of all weights: arguments of `peft.LoraConfig`, such as

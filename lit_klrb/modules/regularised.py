@@ -62,9 +62,9 @@ class RegularisedModule(PolicyModule, ABC):
     reference.
 
     Args:
-        reference_path: The frozen reference: a hub id, an exported folder or a checkpoint. None means the
-            policy with its adapter disabled, which takes no extra memory; "policy" the policy itself with a
-            stopped gradient, which then needs prompts of its own (see teacher_system_prompt of the data).
+        reference_path: The frozen reference: a hub id, a folder, a .gguf file or a checkpoint. None means
+            the policy with its adapter disabled, which takes no extra memory; "policy" the policy itself with
+            a stopped gradient, which then needs prompts of its own (see teacher_system_prompt of the data).
         completions_per_prompt: Completions per training prompt.
         max_new_tokens: Maximum number of tokens of a completion.
         stop_at_eos: Whether the end-of-sequence token ends a completion; if not, all have max_new_tokens.

@@ -28,8 +28,8 @@ class ClassifierModule(TrainedModule, ABC):
             differ from its defaults; vocabulary and special tokens are the tokenizer's. With backbone_path,
             the settings that differ from the given model's, such as its dropout.
         classifier_path: The initial classifier: a hub id, an exported folder or a checkpoint.
-        backbone_path: A language model or an encoder whose head is replaced by a new one: a hub id, an
-            exported folder or a policy's checkpoint.
+        backbone_path: A language model or an encoder whose head is replaced by a new one: a hub id, a
+            folder, a .gguf file or a policy's checkpoint.
         tokenizer_path: Tokenizer of a new model: "grammar", a hub id, a folder or a policy's checkpoint.
 
     Raises:

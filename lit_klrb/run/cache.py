@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -55,6 +56,27 @@ def cached(name: str, key: Any, compute: Callable[[], T]) -> T:
             write_atomically(path, buffer.getbuffer())
             trim(LIMIT)
     return result
+
+
+def cached_folder(name: str, key: Any) -> Path:
+    """The place of a folder that depends only on its key; only `clear` removes it, whatever its size."""
+    return default_folder() / f"{name}-{_digest(key)[:32]}"
+
+
+def clear() -> tuple[int, int]:
+    """Empty the cache, folders included.
+
+    Returns:
+        Number of removed files and their size in bytes.
+    """
+    files, size = trim(0)
+    pattern = re.compile(r"\.?[a-z_]+-[0-9a-f]{32}(\.[0-9]+)?")
+    for folder in default_folder().glob("*"):
+        if pattern.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink():
+            sizes = [file.stat().st_size for file in folder.iterdir() if file.is_file()]
+            shutil.rmtree(folder)
+            files, size = files + len(sizes), size + sum(sizes)
+    return files, size
 
 
 def trim(limit: int) -> tuple[int, int]:

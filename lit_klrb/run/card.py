@@ -46,12 +46,31 @@ def model_card(checkpoint: dict[str, Any], run: Path, weights_sha256: str) -> st
         "steps": checkpoint.get("global_step"),
     }
     facts |= _evaluation(run, weights_sha256)
-    rows = "\n".join(f"| {name} | {_cell(value)} |" for name, value in facts.items() if value is not None)
     base = arguments.get("reference_path")
-    metadata = "library_name: transformers\npipeline_tag: text-generation\n"
-    if base != "policy" and _is_hub_id(base):
-        metadata += f"base_model: {base}\n"
-    return f"---\n{metadata}---\n{MARK}\n\n# {module or 'Policy'}\n\n| | |\n|---|---|\n{rows}\n"
+    metadata = {"base_model": base} if base != "policy" and _is_hub_id(base) else {}
+    return _card(metadata, f"{MARK}\n\n# {module or 'Policy'}", facts)
+
+
+def imported_card(facts: dict[str, Any], licence: Any) -> str:
+    """The card of a model that was converted from a GGUF file.
+
+    Args:
+        facts: What its table shows; None is left out. The file's own words are shown as text.
+        licence: What the file says, passed on to the hub if it is one of the hub's identifiers.
+    """
+    named = isinstance(licence, str) and re.fullmatch(r"[a-z][a-z0-9.-]{0,40}", licence) is not None
+    text = (
+        "# Model from a GGUF file\n\nThese weights are those of the file, as floating-point numbers. If the "
+        "file is quantised, this is\nnot the original model: do not compare its scores with published ones."
+    )
+    return _card({"license": licence} if named and yaml.safe_load(licence) == licence else {}, text, facts)
+
+
+def _card(metadata: dict[str, Any], text: str, facts: dict[str, Any]) -> str:
+    lines = {"library_name": "transformers", "pipeline_tag": "text-generation"} | metadata
+    head = "".join(f"{name}: {value}\n" for name, value in lines.items())
+    rows = "\n".join(f"| {name} | {_cell(value)} |" for name, value in facts.items() if value is not None)
+    return f"---\n{head}---\n{text}\n\n| | |\n|---|---|\n{rows}\n"
 
 
 def initial_policy(checkpoint: dict[str, Any]) -> str | None:

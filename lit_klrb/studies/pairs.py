@@ -74,7 +74,7 @@ class CheckpointPair(ModelPair):
     """A policy and a reference from checkpoints, exported folders or a hub.
 
     Args:
-        policy_path: The policy: a hub id, an exported folder or a checkpoint.
+        policy_path: The policy: a hub id, a folder, a .gguf file or a checkpoint.
         reference_path: The reference; None for the policy with its adapter disabled.
         reward_path: The reward, see `RLOOModule`; only gradients need it.
         reward_label: See `RLOOModule`.

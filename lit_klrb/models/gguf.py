@@ -1,0 +1,290 @@
+"""Models from GGUF files, the format of llama.cpp, converted once to an ordinary folder.
+
+The file may come from an untrusted source: its header is checked before any library reads it
+(`gguf_header.py`), its settings must make a model with exactly the values that it has, and nothing but the
+folder is written.
+"""
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from lit_klrb.errors import ConfigurationError, printable
+from lit_klrb.models.folders import check_weights, sha256, write_checksums
+from lit_klrb.models.gguf_header import GGUFHeader, read_header
+from lit_klrb.models.roles import POLICY, model_from_config, without_code
+from lit_klrb.models.tokenizers import tokenizer_files, tokenizer_from_folder
+from lit_klrb.run.cache import cached_folder, default_folder
+from lit_klrb.run.card import imported_card
+
+SUFFIX = ".gguf"
+# To be increased whenever the same file would give another folder.
+FORMAT = 1
+# Types of settings that the libraries do not check themselves.
+TYPES: dict[str, type] = {
+    **dict.fromkeys(("general.architecture", "general.name", "tokenizer.chat_template"), str),
+    **dict.fromkeys(("tokenizer.ggml.model", "tokenizer.ggml.pre"), str),
+    **dict.fromkeys(("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.token_type"), list),
+}
+# Maximum of every number in the architecture's settings, and of those that count parts of it.
+MAX_SETTING, MAX_PARTS = 2**31, 2**12
+POSITIVE = ("block_count", "context_length", "embedding_length", "attention.head_count")
+# Maximum number of values in buffers that are not weights, such as causal masks.
+MAX_BUFFERS = 2**28
+
+
+def gguf_file(path: str | Path) -> Path | None:
+    """The GGUF file that a path names, itself or as the only one in a folder without a model.
+
+    Returns:
+        The file, or None if the path names something else.
+
+    Raises:
+        ConfigurationError: If the folder has several.
+    """
+    place = Path(path).expanduser()
+    if place.suffix == SUFFIX:
+        return place
+    if not place.is_dir() or (place / "config.json").exists():
+        return None
+    files = sorted(file for file in place.iterdir() if file.suffix == SUFFIX and file.is_file())
+    if len(files) > 1:
+        raise ConfigurationError(f"it holds {len(files)} GGUF files; name one, such as {files[0].name}")
+    return files[0] if files else None
+
+
+def as_folder(file: Path) -> str:
+    """The converted folder of a GGUF file in the cache; converted again only if the file's content is new.
+
+    Raises:
+        ConfigurationError: If the file cannot be converted.
+    """
+    about = file.stat()
+    version = about.st_ino, about.st_size, about.st_mtime_ns
+    return _as_folder(file.resolve(), (*version, str(default_folder())))
+
+
+@lru_cache(maxsize=8)
+def _as_folder(file: Path, version: tuple[int | str, ...]) -> str:
+    """The same, checked once per process for each version of the file."""
+    folder = cached_folder("gguf", [FORMAT, sha256(file)])
+    try:
+        check_weights(folder)
+        complete = (folder / "config.json").is_file()
+    except ConfigurationError:  # damaged
+        complete = False
+    if not complete:
+        shutil.rmtree(folder, ignore_errors=True)
+        import_gguf(file, folder)
+    return str(folder)
+
+
+def import_gguf(file: Path, folder: Path) -> None:
+    """Convert a GGUF file to a folder with weights in float32, tokenizer, checksums and a model card.
+
+    The folder appears when it is complete. What a killed import left behind is removed by the next one.
+
+    Args:
+        file: The file.
+        folder: The folder to write, which does not exist; of several processes, the first one writes it.
+
+    Raises:
+        ConfigurationError: If the file cannot be read, is no language model that transformers can read
+            completely, or the folder cannot be written.
+    """
+    header = _checked_header(file)
+    size = f"{file.stat().st_size / 1e6:.0f} MB"
+    print(f"importing {printable(file.name)} ({size}) into {printable(str(folder))}", file=sys.stderr)
+    # On a terminal, the libraries show their progress there
+    quiet = contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
+    with quiet, _only(file) as (place, name):
+        model = _model(place, name, header)
+        tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=name, trust_remote_code=False)
+    texts = _tokenizer_texts(tokenizer, len(header.settings.get("tokenizer.ggml.tokens", [])))
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        _remove_abandoned(folder)
+        partial.mkdir(parents=True)
+        model.save_pretrained(partial)
+        for text_name, text in texts.items():
+            (partial / text_name).write_text(text, "utf-8", errors="surrogatepass")
+        if len(tokenizer_from_folder(str(partial))) > model.config.vocab_size:
+            raise ConfigurationError("its tokenizer has more tokens than the model")
+        card = imported_card(_facts(file, header, model), header.settings.get("general.license"))
+        (partial / "README.md").write_text(card, "utf-8")
+        write_checksums(partial)
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            _rename(partial, folder)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {folder}: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _checked_header(file: Path) -> GGUFHeader:
+    """The header, with settings that do not mislead the libraries."""
+    if find_spec("gguf") is None or find_spec("accelerate") is None:
+        raise ConfigurationError("GGUF files need the extra gguf: pip install 'lit-klrb[gguf]'")
+    from gguf.constants import GGML_QUANT_SIZES
+    from transformers.integrations.gguf.gguf_config_mapping import GGUF_CONFIG_ARCHS
+    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+    header = read_header(file, {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()})
+    settings = header.settings
+    for name, kind in TYPES.items():
+        if name in settings and type(settings[name]) is not kind:
+            raise ConfigurationError(f"must be of the type {kind.__name__}", key=name)
+    known = {*GGUF_CONFIG_ARCHS, *GGUF_SUPPORTED_ARCHITECTURES}
+    if (architecture := settings.get("general.architecture")) not in known:
+        raise ConfigurationError(
+            f"{architecture!r} is not an architecture that transformers reads from GGUF files; it reads "
+            f"{', '.join(sorted(known))}",
+            key="general.architecture",
+        )
+    if settings.get("split.count", 1) != 1:
+        raise ConfigurationError("is part of a split model; merge it with llama-gguf-split --merge first")
+    tokens = settings.get("tokenizer.ggml.tokens", [])
+    for name, value in settings.items():
+        if name.endswith("_token_id") and not (type(value) is int and 0 <= value < len(tokens)):
+            raise ConfigurationError(f"{value!r} is not the id of one of its {len(tokens)} tokens", key=name)
+        if name.startswith(f"{architecture}."):
+            _check_setting(name, value)
+    return header
+
+
+def _check_setting(name: str, value: Any) -> None:
+    """Check that a setting of the architecture asks for no absurd amount of anything."""
+    counts_parts = name.endswith("_count") and not name.endswith("dimension_count")
+    limit = MAX_PARTS if counts_parts else MAX_SETTING
+    for number in value if isinstance(value, list) else [value]:
+        if isinstance(number, (int, float)) and not abs(number) < limit:
+            raise ConfigurationError(f"must be below {limit}, got {number}", key=name)
+    if value == 0 and name.partition(".")[2] in POSITIVE:
+        raise ConfigurationError("must be at least 1, got 0", key=name)
+    if name.endswith(".rope.scaling.type") and value != "none":
+        raise ConfigurationError(
+            f"{value!r}: transformers does not read this from GGUF files and would make another model of it",
+            key=name,
+        )
+
+
+@contextlib.contextmanager
+def _only(file: Path) -> Iterator[tuple[str, str]]:
+    """A folder and the name of the file in it: nothing that lies beside the file is read."""
+    with tempfile.TemporaryDirectory() as folder:
+        name = f"model{SUFFIX}"
+        (Path(folder) / name).symlink_to(file.resolve())
+        yield folder, name
+
+
+def _model(folder: str, file: str, header: GGUFHeader) -> PreTrainedModel:
+    """The model with dequantised weights, which transformers can save.
+
+    Raises:
+        ConfigurationError: If settings and tensors do not match exactly.
+    """
+    config = AutoConfig.from_pretrained(folder, gguf_file=file, trust_remote_code=False)
+    with torch.device("meta"):
+        model = model_from_config(without_code(json.loads(config.to_json_string(use_diff=False))))
+    stored = model.state_dict(keep_vars=True)
+    needed = sum(weight.numel() for weight in {id(weight): weight for weight in stored.values()}.values())
+    given = sum(tensor.elements for tensor in header.tensors)
+    if needed != given:
+        raise ConfigurationError(
+            f"its tensors have {given} values, and the model of its settings has {needed}: "
+            "transformers cannot read it completely"
+        )
+    if sum(buffer.numel() for buffer in model.buffers()) > MAX_BUFFERS:
+        raise ConfigurationError(f"the model of its settings has buffers of more than {MAX_BUFFERS} values")
+    loaded, found = POLICY.auto_class.from_pretrained(
+        folder,
+        gguf_file=file,
+        dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),  # otherwise it might fetch a kernel
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
+    if missing := sorted(found["missing_keys"]):
+        raise ConfigurationError(f"not a policy: it has no weights for {', '.join(missing[:3])}")
+    weights = loaded.state_dict()
+    if odd := [name for name, weight in weights.items() if not weight.isfinite().all()]:
+        raise ConfigurationError(f"the weight {odd[0]} has values that are not finite")
+    model.load_state_dict(weights, assign=True)
+    model.tie_weights()
+    model.config.name_or_path = ""  # what the file calls itself, which the card has
+    return model
+
+
+def _tokenizer_texts(tokenizer: PreTrainedTokenizerBase, size: int) -> dict[str, str]:
+    """The tokenizer's files, with the file's tokens only.
+
+    Transformers adds the defaults of its own tokenizers, such as <|endoftext|>, where a file has no such
+    token; the model has no embedding of it.
+    """
+    for setting in ("gguf_file", "is_local", "local_files_only"):  # how it was loaded this time
+        tokenizer.init_kwargs.pop(setting, None)
+    texts = tokenizer_files(tokenizer)
+    content = json.loads(texts["tokenizer.json"])
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < size]
+    return {**texts, "tokenizer.json": json.dumps(content, ensure_ascii=False)}
+
+
+def _facts(file: Path, header: GGUFHeader, model: PreTrainedModel) -> dict[str, Any]:
+    """What the card says."""
+    from gguf.constants import GGMLQuantizationType
+
+    said = {
+        label: header.settings.get(f"general.{key}")
+        for label, key in (
+            *(("name", "name"), ("author", "author"), ("organisation", "organization")),
+            *(("licence", "license"), ("address", "source.url")),
+        )
+    }
+    values: Counter[str] = Counter()
+    for tensor in header.tensors:
+        values[GGMLQuantizationType(tensor.kind).name] += tensor.elements
+    kinds = ", ".join(f"{name} ({count / values.total():.1%})" for name, count in values.most_common())
+    return {
+        "file": file.name,
+        "SHA-256 of the file": sha256(file),
+        "architecture": model.config.model_type,
+        "parameters": values.total(),
+        "types of the file's values": kinds,
+        "type here": "float32",
+        **{f"{label}, as the file says": value for label, value in said.items()},
+    }
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what killed imports into the same folder left behind."""
+    for partial in folder.parent.glob(f".{folder.name}.*"):
+        if (process := partial.suffix[1:]).isdigit() and partial.is_dir():
+            try:
+                os.kill(int(process), 0)  # only asks whether it exists
+            except ProcessLookupError:
+                shutil.rmtree(partial, ignore_errors=True)
+            except PermissionError:  # somebody else's process
+                pass
+
+
+def _rename(partial: Path, folder: Path) -> None:
+    """Rename a folder; raises FileExistsError where a folder with files is in its place."""
+    try:
+        partial.rename(folder)
+    except OSError as error:
+        if folder.is_dir():
+            raise FileExistsError(str(folder)) from error
+        raise

@@ -1,0 +1,416 @@
+"""GGUF files as models: the weights are those of the file, and crafted files end in one line."""
+
+import json
+import os
+import random
+import struct
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from gguf_files import llama, write
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lit_klrb.cli.main import main
+from lit_klrb.data.tokenizer import train_bpe
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.models import gguf, loading
+from lit_klrb.models.backbones import classifier_on
+from lit_klrb.models.folders import sha256
+from lit_klrb.models.tokenizers import tokenizer_files
+
+TEXTS = ["It was a good film.", "It was a bad film, and a long one."]
+TOKENS = "tokenizer.ggml.tokens"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_bpe(TEXTS * 4, vocab_size=300)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory, tokenizer):
+    """A GGUF file, and an ordinary folder of the same rounded weights."""
+    folder = tmp_path_factory.mktemp("tiny")
+    model = llama(len(tokenizer))
+    file = write(folder / "tiny.gguf", model, tokenizer)
+    model.save_pretrained(folder / "ordinary")
+    tokenizer.save_pretrained(folder / "ordinary")
+    return SimpleNamespace(file=file, model=model, ordinary=folder / "ordinary", content=file.read_bytes())
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LIT_KLRB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def logprobs(model, tokens):
+    with torch.no_grad():
+        return model.eval()(tokens).logits.log_softmax(-1)
+
+
+def some_tokens(model):
+    return torch.randint(model.config.vocab_size, (4, 16), generator=torch.Generator().manual_seed(3))
+
+
+def load(path):
+    return loading.load_model("policy_path", str(path))
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_1"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_log_probabilities_are_those_of_the_file(kind, tied, tokenizer, tmp_path):
+    model = llama(len(tokenizer), tied)
+    file = write(tmp_path / "model.gguf", model, tokenizer, kind)
+    imported, tokens = load(file), some_tokens(model)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype=torch.float32)
+    assert imported.dtype == torch.float32
+    torch.testing.assert_close(logprobs(imported, tokens), logprobs(theirs, tokens), rtol=0, atol=0)
+    torch.testing.assert_close(logprobs(imported, tokens), logprobs(model, tokens), rtol=0, atol=0)
+
+
+def test_the_tokenizer_is_that_of_the_file(tiny, tokenizer):
+    imported = loading.load_tokenizer("policy_path", str(tiny.file))
+    theirs = AutoTokenizer.from_pretrained(tiny.file.parent, gguf_file=tiny.file.name)
+    for text in (*TEXTS, "naïve 2026 \N{SMILING FACE WITH SMILING EYES}\n<|eos|>"):
+        assert imported(text)["input_ids"] == tokenizer(text)["input_ids"]
+        assert imported(text)["input_ids"] == theirs(text)["input_ids"]
+    turns = [{"role": "user", "content": "Hello"}]
+    rendered = imported.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert rendered == "<s>user\nHello</s><s>"
+    assert imported.eos_token == tokenizer.eos_token
+    assert tokenizer_files(imported)  # checkpoints can have it
+
+
+def test_the_command_writes_an_ordinary_folder(tiny, tmp_path, capsys):
+    folder = tmp_path / "new" / "folder"
+    assert main(["import-gguf", str(tiny.file), "--output_dir", str(folder)]) == 0
+    assert capsys.readouterr().out == f"{folder}\n"
+    assert {file.name for file in folder.iterdir()} == {
+        *("README.md", "SHA256SUMS", "config.json", "generation_config.json", "model.safetensors"),
+        *("tokenizer.json", "tokenizer_config.json"),
+    }
+    card = (folder / "README.md").read_text("utf-8")
+    for fact in ("tiny.gguf", sha256(tiny.file), "Q4_1", "Nobody", "license: mit", "not the original model"):
+        assert fact in card.replace("\nnot", " not").replace("is\n", "is ")
+    settings = json.loads((folder / "config.json").read_text())
+    assert "quantization_config" not in settings
+    assert not (tmp_path / "cache").exists()
+    theirs = AutoModelForCausalLM.from_pretrained(folder)
+    tokens = some_tokens(theirs)
+    assert torch.equal(logprobs(theirs, tokens), logprobs(tiny.model, tokens))
+    assert [path.name for path in folder.parent.iterdir()] == ["folder"]
+    changed = bytearray((folder / "model.safetensors").read_bytes())
+    changed[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(changed)
+    with pytest.raises(ConfigurationError, match="does not match its checksum"):
+        load(folder)
+
+
+def test_an_existing_folder_is_kept(tiny, tmp_path, capsys):
+    (tmp_path / "mine").mkdir()
+    assert main(["import-gguf", str(tiny.file), "--output_dir", str(tmp_path / "mine")]) == 2
+    assert (
+        capsys.readouterr().err.strip() == f"error: output_dir: {tmp_path / 'mine'} exists; name a new folder"
+    )
+    assert not list((tmp_path / "mine").iterdir())
+
+
+def test_a_second_use_does_not_convert_again(tiny, cache, monkeypatch):
+    first = load(tiny.file)
+    gguf._as_folder.cache_clear()
+    monkeypatch.setattr(gguf, "import_gguf", lambda *_: pytest.fail("converted again"))
+    assert torch.equal(load(tiny.file).lm_head.weight, first.lm_head.weight)
+    assert [path.name for path in tiny.file.parent.iterdir() if path.suffix == ".gguf"] == ["tiny.gguf"]
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_changed_file_and_a_damaged_folder_are_converted_again(tokenizer, tmp_path, cache):
+    file = write(tmp_path / "model.gguf", llama(len(tokenizer), seed=1), tokenizer)
+    first = load(file).lm_head.weight
+    (weights,) = cache.glob("*/model.safetensors")
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    gguf._as_folder.cache_clear()
+    assert torch.equal(load(file).lm_head.weight, first)
+    write(file, llama(len(tokenizer), seed=2), tokenizer)
+    assert not torch.equal(load(file).lm_head.weight, first)
+    assert len(list(cache.iterdir())) == 2
+    assert main(["clean"]) == 0
+    assert not list(cache.iterdir())
+
+
+@pytest.mark.parametrize("place", ["save_pretrained", "_facts"])
+def test_an_interrupted_import_leaves_nothing(place, tiny, tmp_path, monkeypatch):
+    def stop(*_args, **_kwargs):
+        raise KeyboardInterrupt
+
+    owner = gguf if place == "_facts" else type(tiny.model)
+    monkeypatch.setattr(owner, place, stop)
+    with pytest.raises(KeyboardInterrupt):
+        gguf.import_gguf(tiny.file, tmp_path / "new" / "folder")
+    assert not list((tmp_path / "new").iterdir())
+
+
+def test_a_killed_import_is_cleared_away_by_the_next(tiny, tmp_path):
+    process = os.fork()
+    if process == 0:
+        os._exit(0)
+    os.waitpid(process, 0)
+    dead, alive = tmp_path / f".folder.{process}", tmp_path / f".folder.{os.getppid()}"
+    for partial in (dead, alive):
+        partial.mkdir()
+    gguf.import_gguf(tiny.file, tmp_path / "folder")
+    assert not dead.exists()
+    assert alive.exists()
+
+
+def test_a_folder_with_one_file(tiny, tmp_path):
+    (tmp_path / "model.gguf").symlink_to(tiny.file)
+    assert torch.equal(load(tmp_path).lm_head.weight, tiny.model.lm_head.weight)
+    (tmp_path / "other.gguf").touch()
+    with pytest.raises(ConfigurationError, match=r"holds 2 GGUF files; name one, such as model\.gguf"):
+        load(tmp_path)
+
+
+def test_nothing_beside_the_file_is_read(tiny, tmp_path):
+    (tmp_path / "model.gguf").symlink_to(tiny.file)
+    for name in (
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "generation_config.json",
+    ):
+        (tmp_path / name).write_text("not JSON")
+    (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["evil.T", null]}}')
+    assert loading.load_tokenizer("policy_path", str(tmp_path / "model.gguf")).eos_token_id == 1
+
+
+def test_a_backbone(tiny):
+    model, _ = classifier_on("backbone_path", str(tiny.file), {"num_labels": 2}, seed=0)
+    assert torch.equal(model.model.norm.weight, tiny.model.model.norm.weight)
+
+
+def test_a_reward_needs_a_head(tiny):
+    with pytest.raises(ConfigurationError, match=r"not a classifier: it has no weights for score\.weight"):
+        loading.load_model("reward_path", str(tiny.file), loading.CLASSIFIER)
+
+
+def test_the_extra_is_named(tiny, monkeypatch):
+    monkeypatch.setattr(gguf, "find_spec", lambda name: None if name == "gguf" else find_spec(name))
+    with pytest.raises(ConfigurationError, match=r"pip install 'lit-klrb\[gguf\]'"):
+        load(tiny.file)
+
+
+def test_a_file_that_does_not_exist():
+    with pytest.raises(ConfigurationError, match=r"policy_path: models/none\.gguf does not exist"):
+        load("models/none.gguf")
+
+
+# Crafted files
+
+HUGE = 2**60
+
+
+def after(content, name, skip):
+    """The place some bytes behind a name, of a setting or a tensor."""
+    return content.index(name.encode()) + len(name) + skip
+
+
+def patched(content, place, form, value):
+    packed = struct.pack(f"<{form}", value)
+    return content[:place] + packed + content[place + len(packed) :]
+
+
+def embedding(content, skip):
+    return after(content, "token_embd.weight", skip)
+
+
+CRAFTED = {
+    "empty": (lambda c: b"", "does not begin with GGUF"),
+    "magic": (lambda c: b"GGML" + c[4:], "does not begin with GGUF"),
+    "version": (lambda c: patched(c, 4, "I", 1), "GGUF version 1"),
+    "big-endian": (lambda c: patched(c, 4, "I", 3 << 24), "GGUF version 50331648"),
+    "tensors": (lambda c: patched(c, 8, "Q", HUGE), f"says {HUGE} tensors"),
+    "one tensor more": (lambda c: patched(c, 8, "Q", struct.unpack("<Q", c[8:16])[0] + 1), "shape"),
+    "no tensors": (lambda c: patched(c, 8, "Q", 0), "its tensors have 0 values"),
+    "settings": (lambda c: patched(c, 16, "Q", HUGE), f"says {HUGE} settings"),
+    "length of text": (lambda c: patched(c, 24, "Q", HUGE), f"needs {HUGE} more bytes"),
+    "type of a setting": (lambda c: patched(c, after(c, "general.name", 0), "I", 77), "unknown type 77"),
+    "length of an array": (lambda c: patched(c, after(c, TOKENS, 8), "Q", HUGE), "elements of arrays"),
+    "type of an array": (lambda c: patched(c, after(c, TOKENS, 4), "I", 9), "unknown type 9"),
+    "not UTF-8": (lambda c: c.replace(b"Tiny", b"\xff\xfe\xfd\xfc", 1), "not UTF-8"),
+    "dimensions": (lambda c: patched(c, embedding(c, 0), "I", 2**31), "dimensions of"),
+    "a size": (lambda c: patched(c, embedding(c, 4), "Q", HUGE), "truncated|begins within"),
+    "no size": (lambda c: patched(c, embedding(c, 4), "Q", 0), "and no zeros"),
+    "part of a block": (lambda c: patched(c, embedding(c, 4), "Q", 33), "multiple of 32"),
+    "type of a tensor": (lambda c: patched(c, embedding(c, 20), "I", 9999), "unknown type 9999"),
+    "outside": (lambda c: patched(c, embedding(c, 24), "Q", 2**50), "ends at byte"),
+    "overlap": (lambda c: patched(c, after(c, "blk.0.attn_q.weight", 24), "Q", 0), "begins within another"),
+    "same name": (lambda c: c.replace(b"blk.0.attn_norm.weight", b"blk.1.attn_norm.weight"), "the same name"),
+    "truncated data": (lambda c: c[:-40], "truncated"),
+    "truncated header": (lambda c: c[:1000], "truncated"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CRAFTED)
+def test_a_crafted_file_ends_in_one_line(case, tiny, tmp_path, cache, capsys):
+    change, reason = CRAFTED[case]
+    (tmp_path / "crafted.gguf").write_bytes(change(tiny.content))
+    refused(tmp_path / "crafted.gguf", reason)
+    assert main(["import-gguf", str(tmp_path / "crafted.gguf"), "--output_dir", str(tmp_path / "new")]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines()[-1].startswith("error: file: ")
+    assert not (tmp_path / "new").exists()
+    assert not list(cache.glob("*"))
+
+
+def refused(file, reason):
+    with pytest.raises(ConfigurationError, match=reason) as caught:
+        load(file)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"general.architecture": "unheard"}, "'unheard' is not an architecture that transformers reads"),
+        ({"general.architecture": "t5"}, "model_type|t5"),
+        ({"llama.block_count": 1_000_000_000}, r"llama\.block_count: must be below 4096, got 1000000000"),
+        ({"llama.block_count": 3}, "transformers cannot read it completely"),
+        ({"llama.block_count": 0}, "block_count: must be at least 1, got 0"),
+        ({"llama.embedding_length": 2**40}, "must be below 2147483648"),
+        ({"llama.embedding_length": 2**30}, "its tensors have"),
+        ({"llama.feed_forward_length": 2**30}, "its tensors have"),
+        ({"llama.feed_forward_length": "many"}, "expected int, got str"),
+        ({"llama.attention.head_count": [4, 4]}, "expected int, got list"),
+        ({"llama.attention.head_count": 0}, "head_count: must be at least 1, got 0"),
+        ({"llama.attention.head_count_kv": 3}, "its tensors have"),
+        ({"llama.vocab_size": 2**30}, "its tensors have"),
+        ({"llama.context_length": 0}, "context_length: must be at least 1, got 0"),
+        ({"llama.rope.scaling.type": "linear"}, "would make another model of it"),
+        ({"general.name": [1, 2]}, "general.name: must be of the type str"),
+        ({"tokenizer.chat_template": 7}, "chat_template: must be of the type str"),
+        ({"tokenizer.ggml.eos_token_id": 2**31}, "is not the id of one of its 282 tokens"),
+        ({"tokenizer.ggml.eos_token_id": "x"}, "'x' is not the id of one"),
+        ({TOKENS: ["a"] * 300}, "out of vocabulary"),
+        ({TOKENS: None}, "0 tokens"),
+        ({"tokenizer.ggml.model": "unheard"}, "tokenizer"),
+        ({"tokenizer.ggml.merges": ["no such"] * 3}, "Token `no` out of vocabulary"),
+        ({"general.alignment": 33}, "must be a power of two, got 33"),
+        ({"split.count": 3}, "llama-gguf-split"),
+    ],
+)
+def test_settings_that_are_not_the_models(settings, reason, tokenizer, tmp_path):
+    file = write(tmp_path / "crafted.gguf", llama(len(tokenizer)), tokenizer, settings=settings)
+    refused(file, reason)
+    assert not list(tmp_path.glob("cache/*"))
+
+
+def test_tensors_that_transformers_would_leave_out(tokenizer, tmp_path):
+    """The rope factors of Llama 3.1, without which it is another model."""
+    factors = {"rope_freqs.weight": np.ones(8, np.float32)}
+    refused(
+        write(tmp_path / "a.gguf", llama(len(tokenizer)), tokenizer, tensors=factors),
+        "cannot read it completely",
+    )
+    swapped = {"unheard.weight": np.ones(64, np.float32)}
+    file = write(tmp_path / "b.gguf", llama(len(tokenizer)), tokenizer,
+                 leave_out=["model.norm.weight"], tensors=swapped)  # fmt: skip
+    refused(file, r"no weights for model\.norm\.weight")
+
+
+def test_weights_that_are_not_finite(tokenizer, tmp_path):
+    model = llama(len(tokenizer))
+    with torch.no_grad():
+        model.model.norm.weight[3] = torch.inf
+    refused(write(tmp_path / "a.gguf", model, tokenizer), "norm.weight has values that are not finite")
+
+
+def test_a_template_is_text(tokenizer, tmp_path, monkeypatch):
+    hostile = "{{ cycler.__init__.__globals__.os.system('touch " + str(tmp_path / "ran") + "') }}"
+    file = write(tmp_path / "a.gguf", llama(len(tokenizer)), tokenizer,
+                 settings={"tokenizer.chat_template": hostile, "general.name": "a|b\n<script>"})  # fmt: skip
+    load(file)
+    loaded = loading.load_tokenizer("policy_path", str(file))
+    assert loaded.chat_template == hostile
+    with pytest.raises(Exception, match=r"unsafe|undefined"):
+        loaded.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+    assert not (tmp_path / "ran").exists()
+    (card,) = Path(tmp_path).glob("cache/*/README.md")
+    assert "a\\|b \\<script>" in card.read_text("utf-8")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_damage_is_loaded_or_refused(seed, tiny, tmp_path):
+    """A changed byte of the header makes an equally large model, or one line."""
+    chance = random.Random(seed)
+    header = tiny.content.index(b"blk.1.ffn_norm.weight") + 60
+    for number in range(5):
+        content = bytearray(tiny.content)
+        for _ in range(chance.randrange(1, 4)):
+            content[chance.randrange(4, header)] = chance.choice((0, 1, 127, 255, chance.randrange(256)))
+        file = tmp_path / f"{number}.gguf"
+        file.write_bytes(content)
+        try:
+            size = load(file).num_parameters()
+        except ConfigurationError as error:
+            line = str(error)
+        else:
+            line = "" if size == tiny.model.num_parameters() else f"{size}\n"
+        assert "\n" not in line
+
+
+# Commands
+
+
+def test_a_training_starts_from_a_file(tiny, tmp_path, chain):
+    ends = []
+    for name in (tiny.file, tiny.ordinary):
+        options = [
+            "--model.policy_path",
+            str(name),
+            "--model.reference_path",
+            str(name),
+            "--trainer.max_steps",
+            "1",
+        ]
+        assert main([*chain.commands.argv("fit", "rloo", run=tmp_path / name.stem), *options]) == 0
+        checkpoint = tmp_path / name.stem / "checkpoints" / "last.ckpt"
+        ends.append(loading.load_model("policy_path", str(checkpoint)).state_dict())
+    assert all(torch.equal(weight, ends[1][key]) for key, weight in ends[0].items())
+    assert not torch.equal(ends[0]["lm_head.weight"], tiny.model.lm_head.weight)
+
+
+def test_the_kl_of_two_quantisations(tokenizer, tmp_path, capsys):
+    models = [llama(len(tokenizer)) for _ in range(2)]
+    files = [write(tmp_path / f"{kind}.gguf", model, tokenizer, kind)
+             for kind, model in zip(("Q4_1", "Q8_0"), models, strict=True)]  # fmt: skip
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    pair = ["--policy", str(files[0]), "--reference", str(files[1])]
+    assert (
+        main(["kl", *pair, "--texts", str(tmp_path / "texts.txt"), "--direction", "forward", "--json"]) == 0
+    )
+    forward = json.loads(capsys.readouterr().out)["policies"][0]["directions"]["forward"]
+    exact = []
+    for text in TEXTS:
+        tokens = torch.tensor([tokenizer(text)["input_ids"]])
+        policy, reference = (logprobs(model, tokens)[0, :-1] for model in models)
+        exact += (policy.exp() * (policy - reference)).sum(-1).tolist()
+    assert forward["tokens"] == len(exact)
+    found = forward["estimates"]["exact next-token KL"]["token"]["estimate"]
+    assert found == pytest.approx(sum(exact) / len(exact), rel=1e-5)
+
+
+@pytest.mark.parametrize("command", ["fit", "check"])
+def test_a_missing_folder_names_the_commands_that_make_it(command, chain, tmp_path, capsys):
+    argv = chain.commands.argv("fit", "rloo", run=tmp_path)[1:]
+    assert main([command, *argv, "--model.policy_path", "runs/models/none"]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "policy_path: runs/models/none does not exist; make it with" in line
+    assert "python -m lit_klrb import-gguf FILE --output_dir runs/models/none" in line
