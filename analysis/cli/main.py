@@ -146,7 +146,9 @@ def _parser() -> argparse.ArgumentParser:
 
     report = commands.add_parser("report", help="write a self-contained HTML file and results.json")
     report.set_defaults(run=report_command)
-    report.add_argument("runs", type=Path, metavar="RUNS_DIR", help="a sweep's directory, such as runs/demo")
+    report.add_argument(
+        "runs", type=Path, metavar="RUNS_DIR", help="a sweep's directory, such as runs/demo, or a run's"
+    )
     report.add_argument(
         "--output", type=Path, metavar="FILE", help="the file to write (default: RUNS_DIR/report.html)"
     )

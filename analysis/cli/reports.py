@@ -14,11 +14,12 @@ NOT_ALL_COMPARED = 3
 
 
 def report_command(arguments: argparse.Namespace) -> int:
-    """Write the report of a sweep."""
+    """Write the report of a sweep, or the page of a single run."""
     # Imported here as the libraries for figures are slow to import
     from analysis.report.build import build
+    from analysis.report.run import build_run, is_run
 
-    print(build(arguments.runs, arguments.output))
+    print((build_run if is_run(arguments.runs) else build)(arguments.runs, arguments.output))
     return 0
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from analysis.sweep.harvest import curves
+from analysis.results.curves import curves
 from lit_klrb.callbacks import RunCheckpoint
 from lit_klrb.run.loggers import MetricsLogger, run_loggers
 

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from analysis.results.curves import curves
 from analysis.results.records import encode_result, read_result, read_run
-from analysis.sweep.harvest import curves, harvest, read_summary
+from analysis.sweep.harvest import harvest, read_summary
 
 
 def write(metrics, attempts):

@@ -1,0 +1,27 @@
+"""The page of a single run: its numbers are those of the run's files."""
+
+import re
+
+from analysis.cli.main import main
+
+
+def test_the_page_shows_the_evaluations_and_the_texts(tmp_path, capsys):
+    (tmp_path / "run.json").write_text("{}")
+    for folder in ("metrics/attempt_0", "completions"):
+        (tmp_path / folder).mkdir(parents=True)
+    rows = "step,val/kl,val/length,train/kl\n0,7.25,24,\n1,,,6\n2,1.5,8.5,\n"
+    (tmp_path / "metrics/attempt_0/metrics.csv").write_text(rows)
+    table = "text_at_start,reward_at_start,text,reward\n"
+    (tmp_path / "completions/step_000002.csv").write_text(table + '"Why?\nThe <b>.",0,"Why?\nArrr!",0\n')
+    assert main(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
+    page = (tmp_path / "report.html").read_text("utf-8")
+    cells = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", page)
+    for row in (["0", "7.25", "24"], ["2", "1.5", "8.5"], ["Why?", "The &lt;b&gt;.", "Arrr!"]):
+        assert any(cells[place : place + 3] == row for place in range(len(cells))), row
+
+
+def test_a_run_without_evaluations_is_refused(tmp_path, capsys):
+    (tmp_path / "run.json").write_text("{}")
+    assert main(["report", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.endswith("has no evaluation of completions yet; run fit first\n")
