@@ -22,8 +22,6 @@ def check_upstream(settings: dict[str, Any]) -> None:
     """Check that the files and folders a module starts from exist.
 
     Raises:
-        ConfigurationError: If one does not; names the key, the path, and the command that makes it if a
-            configuration does.
         ConfigurationError: If one does not; names the key, the path, and the command that makes it.
     """
     paths = [(key, path) for key in PATHS for path in paths_of(settings.get(key))]
