@@ -11,7 +11,7 @@ from analysis.design.plan import read_checked
 from analysis.results import Cell, Grid, Plan, Point, Primary, Stage, layout
 from analysis.results.checksum import digest
 from analysis.results.foreign import COLUMNS, COORDINATES, METRICS, LoggedRun, logged_runs
-from analysis.results.locked import IMPORTED, lock_document
+from analysis.results.locked import IMPORTED, KL_UNIT, lock_document
 from analysis.results.records import encode_result
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
@@ -19,6 +19,8 @@ from lit_klrb.files import write_once
 
 # The only stage of an imported sweep.
 STAGE = "imported"
+# The unit of KLs that a mapping can state.
+SEQUENCE = "sequence"
 Place = tuple[str, int, int]
 
 
@@ -37,6 +39,8 @@ class Mapping:
             "{arm}-{beta}-{replicate}/trainer_state.json".
         runs: Arm, beta and replicate of each run, by name, for logs that have only `run`.
         setting: One sentence on the models, the data and the training.
+        kl_unit: "sequence" states that all logged KLs are sums over a completion. Without it there is no
+            verdict where those of two arms differ so much that one may be the mean over its tokens.
     """
 
     name: str
@@ -45,6 +49,7 @@ class Mapping:
     files: str | None = None
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
     setting: str = ""
+    kl_unit: str | None = None
 
     def check(self) -> None:
         """Check the values beyond their types.
@@ -64,6 +69,8 @@ class Mapping:
         for name in METRICS:
             if name not in self.columns:
                 raise ConfigurationError(f"{name} is missing", key="columns")
+        if self.kl_unit not in (None, SEQUENCE):
+            raise ConfigurationError(f"{self.kl_unit!r} is not allowed; {SEQUENCE}", key="kl_unit")
 
 
 def import_runs(source: Path, mapping_path: Path, output: Path) -> Path:
@@ -90,6 +97,7 @@ def import_runs(source: Path, mapping_path: Path, output: Path) -> Path:
         "files": {_relative(path, source): hashlib.sha256(path.read_bytes()).hexdigest() for path in logs},
         "columns": mapping.columns,
         "runs": mapping.runs,
+        **({} if mapping.kl_unit is None else {KL_UNIT: mapping.kl_unit}),
     }
     cells = {place: _cell(plan, place, placed, origin) for place in plan.places}
     content = {"plan": plan.record(), IMPORTED: origin}

@@ -64,7 +64,7 @@ def load_assessment(directory: Path) -> Assessment:
 
 def _withheld(sweep: Sweep, designs: Sequence[Pairs]) -> str:
     if sweep.invalid:
-        return "the files are not those of the plan"
+        return "the runs are not those of the plan, or cannot be compared"
     if sweep.missing:
         return "partial sweep"
     return "" if designs else "no two runs form a matched pair"

@@ -35,7 +35,7 @@ class Verification:
 
     Attributes:
         sweep: The sweep.
-        differences: One line per difference, including a plan that does not match its hash.
+        differences: One line per difference, including what rules out a verdict.
         not_compared: What could not be compared, and why.
     """
 
@@ -69,6 +69,8 @@ def verify(path: Path, added: Sequence[Builder] = ()) -> Verification:
     else:
         found = _compare_facts(written, runs, code)
     _check_plan(found)
+    # A page can agree with files that are not those of its plan
+    found.differences += found.sweep.invalid
     recorded = _at(written, "page", "sha256")
     if recorded is None:
         found.not_compared.append(f"{page.name}: {NUMBERS} does not record the page it was written with")
@@ -95,8 +97,6 @@ def _check_plan(found: Verification) -> None:
     locked = found.sweep.locked
     if locked is None:
         found.not_compared.append(f"{PLAN}: there is none; the design was inferred from the results")
-    elif not locked.recomputed:
-        found.differences.append(f"{PLAN}: does not have the hash that it is locked with, {locked.hash}")
     elif locked.schema != PLAN_SCHEMA:
         found.not_compared.append(
             f"{PLAN}: locked by an earlier version (schema {locked.schema}), whose hash covers neither its "

@@ -1,14 +1,15 @@
 """Checks of the runs of a grid against each other: copies, impossible values, unplanned differences."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from analysis.results import layout
-from analysis.results.cell import ESTIMATOR
 from analysis.results.grid import by_beta, plain_key
 from analysis.results.plan import Plan
 from analysis.results.records import Failure, Run
+from analysis.results.settings import ignored_overrides
 from analysis.results.sweep import Problem
 from lit_klrb import schema
 
@@ -16,26 +17,35 @@ from lit_klrb import schema
 _ROUNDING = 1e-3
 # The key of a run's settings with its weight of the KL.
 _BETA = "kl.beta"
+# Larger ratios of two arms' KLs are those of different units, unless an import states their unit.
+_UNIT_RATIO = 8.0
+# Settings whose product is the number of optimizer steps of a rollout.
+_PER_ROLLOUT = ("model.inner_epochs", "model.mini_batches")
 # The metrics whose curves identify a run.
 _TRACES = ("train/", "val/")
 
 
-def inconsistencies(runs: Sequence[Run], plan: Plan, *, imported: bool) -> list[Problem]:
+def inconsistencies(
+    runs: Sequence[Run], plan: Plan, *, imported: bool, units_unknown: bool = False
+) -> list[Problem]:
     """Problems of the runs of the grid that did not diverge.
 
     Args:
         runs: All runs of a sweep.
         plan: Its plan.
         imported: Whether the runs were logged by other software, whose estimates of the KL can be negative.
+        units_unknown: Whether some KLs may be per token and others per completion.
     """
     grid = [run for run in runs if run.cell.point is not None and not run.diverged]
     return [
         *_copies(grid),
+        *_same_weights(grid),
         *_negative(grid, imported),
+        *(_units(grid, plan) if units_unknown else ()),
         *_arms(grid, plan),
-        *_configured(grid),
+        *ignored_overrides(grid, plan),
         *_settings(grid, plan),
-        *_unlike(grid, "end at different steps", _last_steps),
+        *_unlike(grid, "end at different steps", _last_step, _rollouts),
         *_unlike(grid, "were made with different versions", _versions),
     ]
 
@@ -69,12 +79,53 @@ def _copies(grid: Sequence[Run]) -> Iterator[Problem]:
             yield Problem(f"{names}: the same curves in every digit at {told}", serious=seeds > 1)
 
 
+def _same_weights(grid: Sequence[Run]) -> Iterator[Problem]:
+    """Runs of different seeds that ended with the same weights: copies, or runs that did not train."""
+    alike: dict[str, list[Run]] = defaultdict(list)
+    for run in grid:
+        alike[run.weights].append(run)
+    for weights, group in alike.items():
+        seeds = len({run.cell.seed for run in group})
+        if weights and seeds > 1:
+            text = (
+                f"{len(group)} runs of {seeds} seeds have the same weights, {schema.WEIGHTS} {weights[:12]}"
+            )
+            yield Problem(text, serious=True)
+
+
 def _negative(grid: Sequence[Run], imported: bool) -> Iterator[Problem]:
+    """Negative KLs of runs, and of arms: an estimate can be negative for a run, but not on average."""
     for run in grid:
         kl = run.outcome(schema.KL)
         if kl < -_ROUNDING:
             text = f"{layout.RESULTS}/{run.cell.id}.json: its KL is {kl:g}; a KL is not negative"
             yield Problem(text, serious=not imported)
+    for (label, index), mean in _mean_kls(grid).items() if imported else ():
+        if mean < -_ROUNDING:
+            yield Problem(f"the mean KL of {label} at beta index {index} is {mean:g}", serious=True)
+
+
+def _units(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
+    """Arms whose logged KLs differ as those of a token and of a whole completion do."""
+    means = _mean_kls(grid)
+    for index, beta in plan.grid.beta.items():
+        arms = {label: mean for (label, place), mean in means.items() if place == index and mean > 0}
+        least, most = (choose(arms, key=lambda label: arms[label], default="") for choose in (min, max))
+        if arms and arms[most] > _UNIT_RATIO * arms[least]:
+            yield Problem(
+                f"at beta {beta:g} the KL of {most} is {arms[most] / arms[least]:.0f} times that of {least}: "
+                "per completion beside per token? `kl_unit: sequence` in the mapping states that all are per "
+                "completion",
+                serious=True,
+            )
+
+
+def _mean_kls(grid: Sequence[Run]) -> dict[tuple[str, int], float]:
+    """(arm, beta index) -> mean KL over replicates."""
+    found: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for run in grid:
+        found[run.point.arm, run.point.beta_index].append(run.outcome(schema.KL))
+    return {place: sum(values) / len(values) for place, values in found.items()}
 
 
 def _arms(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
@@ -111,37 +162,40 @@ def _settings(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
             yield Problem(f"matched runs differ in {key}, which no arm changes: {', '.join(sorted(values))}")
 
 
-def _configured(grid: Sequence[Run]) -> Iterator[Problem]:
-    """Runs whose settings have another beta or estimator than their cell."""
-    for run in grid:
-        name, beta = f"{layout.RESULTS}/{run.cell.id}.json: its settings have", run.point.beta
-        found = run.settings.get(_BETA)
-        if found not in (None, str(beta), f"{beta:g}"):
-            yield Problem(f"{name} {_BETA} = {found}, expected {beta:g}", serious=True)
-        planned, found = run.cell.overrides.get(ESTIMATOR), run.settings.get(f"{ESTIMATOR}.class_path")
-        if found is not None and isinstance(planned, str) and _class_name(found) != _class_name(planned):
-            text = f"{name} {ESTIMATOR} = {_class_name(found)}, expected {_class_name(planned)}"
-            yield Problem(text, serious=True)
+def _unlike(
+    grid: Sequence[Run],
+    what: str,
+    of: Callable[[Run], str],
+    compared: Callable[[Run], str] | None = None,
+) -> Iterator[Problem]:
+    """A property in which runs should agree, with its values for each arm where they do not.
 
-
-def _class_name(path: str) -> str:
-    """The name of a class that may be given with its package."""
-    return path.rpartition(".")[2]
-
-
-def _unlike(grid: Sequence[Run], what: str, of: Callable[[Run], str]) -> Iterator[Problem]:
-    """A property in which runs should agree, with its values for each arm where they do not."""
+    Args:
+        grid: The runs.
+        what: The difference, in words.
+        of: The property.
+        compared: A property that must agree for a verdict; by default there is none.
+    """
     values = {label: sorted({of(run) for run in runs}) for label, runs in _by_arm(grid).items()}
     if len({value for own in values.values() for value in own if value}) > 1:
         told = "; ".join(f"{label} {', '.join(own)}" for label, own in values.items())
-        yield Problem(f"the runs {what}: {told}")
+        serious = compared is not None and len({value for run in grid if (value := compared(run))}) > 1
+        yield Problem(f"the runs {what}: {told}", serious=serious)
 
 
-def _last_steps(run: Run) -> str:
+def _last_step(run: Run) -> str:
     steps = [
         curve.step[-1] for key, curve in run.curves.items() if key.startswith("train/") and len(curve.step)
     ]
     return f"{max(steps):g}" if steps else ""
+
+
+def _rollouts(run: Run) -> str:
+    """The number of rollouts after the last step, of which an arm may make several optimizer steps."""
+    last = _last_step(run)
+    if not last:
+        return ""
+    return f"{(float(last) + 1) / math.prod(int(run.settings.get(key, 1)) for key in _PER_ROLLOUT):g}"
 
 
 def _versions(run: Run) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from analysis.results.logs import Row, read_rows
+from analysis.results.records import LARGEST_VALUE
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
 
@@ -123,9 +124,7 @@ class Collector:
                 continue  # other software logs other things in rows of their own
             for name in METRICS:
                 if name not in metrics and "step" not in columns:
-                    raise ConfigurationError(
-                        f"{row.place}: has no {columns[name]}; nan is expected of a run that diverged"
-                    )
+                    raise ConfigurationError(f"{row.place}: has no {columns[name]}; a number is expected")
             self._note(row, metrics, self._run(row, {**found, **known}), _step(row, columns, found), columns)
 
     def _note(
@@ -265,6 +264,9 @@ def _number(row: Row, column: str, value: Any) -> float:
     try:
         if not isinstance(value, str | int | float) or isinstance(value, bool):
             raise ValueError
-        return float(value)
+        number = float(value)
     except (ValueError, OverflowError):
         raise ConfigurationError(f"{row.place}: {column} is {value!r}; a number is expected") from None
+    if LARGEST_VALUE < abs(number) < math.inf:
+        raise ConfigurationError(f"{row.place}: {column} is {value!r}, which is too large")
+    return number

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
 from analysis.results import layout
 from analysis.results.archive import archive_lines, archive_path, has_archive
 from analysis.results.cell import Cell
@@ -22,6 +24,8 @@ from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
 
 Record = TypeVar("Record", Run, Failure)
+# Number of last values of a curve in a log that are not numbers if its run diverged.
+_LAST_VALUES = 3
 
 
 def load_sweep(directory: Path) -> Sweep:
@@ -48,9 +52,13 @@ def load_sweep(directory: Path) -> Sweep:
         locked, plan = None, _inferred_plan(directory, [run.cell for run in runs])
         runs, unclear = _without_duplicates(runs, plan)
         problems += unclear
-    runs, unmatched = _matched([_judged(run, plan) for run in runs], plan)
+    imported = locked is not None and locked.imported_from is not None
+    runs, unclear = _judged(runs, plan, imported=imported)
+    problems += unclear
+    runs, unmatched = _matched(runs, plan)
     problems += unmatched
-    problems += inconsistencies(runs, plan, imported=bool(locked and locked.imported_from))
+    units_unknown = locked is not None and locked.units_unknown
+    problems += inconsistencies(runs, plan, imported=imported, units_unknown=units_unknown)
     published = {run.cell.id for run in runs}
     failures = [failure for failure in failures if failure.cell.id not in published]
     problems += lost_runs(failures, plan)
@@ -68,11 +76,30 @@ def load_sweep(directory: Path) -> Sweep:
     )
 
 
-def _judged(run: Run, plan: Plan) -> Run:
-    """The run, diverged if it lacks an outcome that the plan compares."""
+def _judged(runs: Sequence[Run], plan: Plan, *, imported: bool) -> tuple[list[Run], list[Problem]]:
+    """The runs, diverged if they lack an outcome that the plan compares, and a problem for each left out.
+
+    In a log of other software a value that is not a number may be a gap: such a run is left out, unless its
+    last values are none.
+    """
     compared = (schema.KL,) if plan.primary.outcome == schema.KL else (schema.REWARD, schema.KL)
-    lacks = run.cell.point is not None and any(key not in run.final for key in compared)
-    return replace(run, diverged=True) if lacks else run
+    kept, problems = [], []
+    for run in runs:
+        lacks = run.cell.point is not None and any(key not in run.final for key in compared)
+        if imported and (lacks or run.diverged) and not _ends_in_nan(run, compared):
+            text = f"{layout.RESULTS}/{run.cell.id}.json: {run.cell.title}: the log ends without a number"
+            why = f"a run has diverged if its last {_LAST_VALUES} rows have none"
+            problems.append(Problem(f"{text}; {why}", serious=True))
+        else:
+            kept.append(replace(run, diverged=True) if lacks else run)
+    return kept, problems
+
+
+def _ends_in_nan(run: Run, metrics: Sequence[str]) -> bool:
+    """Whether the last values of the curve of a metric are not numbers."""
+    curves = [run.curves[key] for name in metrics if (key := f"train/{name}") in run.curves]
+    ends = [curve.value[-_LAST_VALUES:] for curve in curves]
+    return any(len(end) == _LAST_VALUES and not np.isfinite(end).any() for end in ends)
 
 
 def _read_results(directory: Path) -> tuple[list[Run], list[Problem]]:
@@ -138,7 +165,9 @@ def _plan_problems(locked: LockedPlan) -> list[Problem]:
             )
         )
     problems += [
-        Problem(f"{label} was evaluated with {key} = {own}, {plan.primary.control} with {control}")
+        Problem(
+            f"{label} was evaluated with {key} = {own}, {plan.primary.control} with {control}", serious=True
+        )
         for label, arm in locked.arms.items()
         for key, (own, control) in arm.evaluation.items()
     ]

@@ -25,6 +25,8 @@ from analysis.results.plan import Plan
 ARMS = "arms"
 # The key of the content with the source of imported runs.
 IMPORTED = "imported"
+# Its key with the unit of their KLs, where that was stated.
+KL_UNIT = "kl_unit"
 # The keys of margins in plans of schema 1.
 _RENAMED = {"T4": "objective", "T5": "matched_kl"}
 
@@ -78,6 +80,11 @@ class LockedPlan:
         """The log from which the runs were imported; None for runs of this package."""
         origin = self.document["content"].get(IMPORTED)
         return None if origin is None else str(origin["source"])
+
+    @property
+    def units_unknown(self) -> bool:
+        """Whether the runs were imported without a statement on the unit of their KLs."""
+        return KL_UNIT not in self.document["content"].get(IMPORTED, {KL_UNIT: None})
 
     @property
     def versions(self) -> list[Plan]:

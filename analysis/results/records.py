@@ -20,8 +20,8 @@ from lit_klrb import schema
 
 FloatArray = npt.NDArray[np.float64]
 
-# Larger numbers, whose squares overflow, are not results; those of float32 are below 1e39.
-LARGEST_VALUE = 1e100
+# Larger numbers, whose fourth powers overflow, are not results; those of float32 are below this one.
+LARGEST_VALUE = 1e39
 # Maximum relative error of a value that is published with four significant digits.
 _ROUNDING = 6e-4
 
@@ -60,6 +60,7 @@ class Run:
         prompts: Metric -> its value for each prompt of the final evaluation, shape [P], rounded; empty if it
             diverged or was published by an earlier version.
         other_studies: Artifacts of studies that `analysis` does not read, by name, as published.
+        weights: Hash of the trained weights; "" if unknown.
     """
 
     cell: Cell
@@ -73,6 +74,7 @@ class Run:
     settings: Mapping[str, str] = field(default_factory=dict)
     prompts: Mapping[str, FloatArray] = field(default_factory=dict)
     other_studies: Mapping[str, Any] = field(default_factory=dict)
+    weights: str = ""
 
     @property
     def point(self) -> Point:
@@ -194,6 +196,7 @@ def _run(content: dict[str, Any]) -> Run:
         {str(key): str(value) for key, value in content.get("settings", {}).items()},
         {} if diverged else _prompts(content.get("prompts", {}), final),
         unknown_studies(content.get("studies", {})),
+        str(content.get(schema.WEIGHTS, "")),
     )
 
 

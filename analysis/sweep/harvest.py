@@ -12,11 +12,9 @@ import yaml
 from analysis.results import Cell
 from analysis.results.curves import curves
 from analysis.results.layout import RESULT_SCHEMA
+from analysis.results.settings import LOCAL_PATHS, SECTIONS, TRAINER
 from lit_klrb import schema
 
-# Sections of the configuration with hyperparameters, and the trainer's keys that are hyperparameters.
-_SETTINGS = ("model", "data", "kl")
-_TRAINER_SETTINGS = ("max_steps", "precision", "accumulate_grad_batches", "gradient_clip_val")
 # Number of completions published per run, and the maximum number of characters of each.
 _COMPLETIONS, _LETTERS = 3, 1_000
 # Columns of the final evaluation that are published, and their significant digits.
@@ -102,12 +100,12 @@ def settings(config: Path) -> dict[str, Any]:
     if not config.exists():
         return {}
     content = yaml.safe_load(config.read_text("utf-8"))
-    kept = {name: content.get(name) for name in _SETTINGS}
-    kept["trainer"] = {name: (content.get("trainer") or {}).get(name) for name in _TRAINER_SETTINGS}
+    kept = {name: content.get(name) for name in SECTIONS}
+    kept["trainer"] = {name: (content.get("trainer") or {}).get(name) for name in TRAINER}
     return {
         key.replace("init_args.", ""): value
         for key, value in _leaves(kept)
-        if value is not None and not str(value).startswith(("/", "~", "."))
+        if value is not None and not str(value).startswith(LOCAL_PATHS)
     }
 
 

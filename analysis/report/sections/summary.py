@@ -70,7 +70,7 @@ def _why_not(assessment: Assessment) -> list[str]:
     sweep, waiting = assessment.sweep, len(assessment.sweep.missing)
     if sweep.invalid:
         return [
-            "There is no verdict: the files in the directory do not match the plan. Until this is "
+            "There is no verdict: the runs are not those of the plan, or cannot be compared. Until this is "
             "corrected, no number on this page supports a conclusion.",
             *sweep.invalid,
         ]

@@ -56,18 +56,13 @@ def verdicts(directory):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_sweep_has_the_same_statistics_after_export_and_import(tmp_path, imported, shared):
-    def edit(point, made):
-        if point == ("RaoBlackwell", 1, 2):
-            made["final"]["kl"] = None
-        return made
-
     seeds = {"seed_of": lambda index, replicate: replicate} if shared else {}
-    own = write_sweep(tmp_path / "own", replicates=5, lift={"RaoBlackwell": 0.2}, edit=edit, **seeds)
+    own = write_sweep(tmp_path / "own", replicates=5, lift={"RaoBlackwell": 0.2}, **seeds)
     frame = analysis.frames(own).runs
     theirs = imported(table(frame, tmp_path / "own.csv"), columns=COLUMNS, control="MonteCarlo")
     assert load_assessment(theirs).comparisons[0].pairs.blocked == shared
     assert verdicts(theirs) == verdicts(own)
-    assert len(verdicts(own)) == 10
+    assert len(verdicts(own)) == 9
     again = analysis.frames(theirs).runs
     both = [f[f.arm.notna()].set_index(["arm", "beta", "replicate"]).sort_index() for f in (frame, again)]
     for column in ("reward", "kl"):
@@ -228,3 +223,46 @@ def test_errors_of_an_import_are_one_line_and_nothing_is_written(
     assert message in error
     assert "\n" not in error
     assert not theirs.exists()
+
+
+def logged(path, ends, *, kl_of=lambda arm: 1.0):
+    """A log with four steps of two arms; `ends` are the last rewards of the first run of mc."""
+    rows = ["arm,beta,replicate,step,reward,kl"]
+    for arm in ("mc", "rb"):
+        for replicate in range(3):
+            rewards = [1.0 + replicate / 9, 2.0, 3.0, 4.0 + replicate / 7]
+            if (arm, replicate) == ("mc", 0):
+                rewards = [*rewards[: 4 - len(ends)], *ends]
+            kl = kl_of(arm) + replicate / 10
+            rows += [f"{arm},0.1,{replicate},{step},{reward},{kl}" for step, reward in enumerate(rewards)]
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+STEPS = {name: name for name in ("arm", "beta", "replicate", "step", "reward", "kl")}
+
+
+def test_a_log_whose_last_row_is_nan_is_no_divergence(tmp_path, imported):
+    sweep = load_sweep(imported(logged(tmp_path / "a.csv", ["nan"]), columns=STEPS))
+    (problem,) = sweep.invalid
+    assert "mc, β = 0.1, replicate 0: the log ends without a number" in problem
+    assert not any(run.diverged for run in sweep.grid.values())
+    assert ("mc", 0, 0) not in sweep.grid
+    ended = load_sweep(imported(logged(tmp_path / "b.csv", ["nan"] * 3), columns=STEPS, output="ended"))
+    assert not ended.invalid
+    assert [run.diverged for run in ended.grid.values()] == [True, False, False, False, False, False]
+
+
+def test_kls_of_tokens_beside_those_of_completions_give_no_verdict(tmp_path, imported):
+    log = logged(tmp_path / "a.csv", [], kl_of=lambda arm: 30.0 if arm == "mc" else 1.0)
+    (problem,) = load_sweep(imported(log, columns=STEPS)).invalid
+    assert "at beta 0.1 the KL of mc is 27 times that of rb: per completion beside per token?" in problem
+    stated = imported(log, columns=STEPS, kl_unit="sequence", output="stated")
+    assert not load_sweep(stated).invalid
+    imported(log, columns=STEPS, kl_unit="token", output="token", code=2)
+
+
+def test_a_negative_mean_kl_gives_no_verdict(tmp_path, imported):
+    log = logged(tmp_path / "a.csv", [], kl_of=lambda arm: -0.2 if arm == "mc" else 1.0)
+    sweep = load_sweep(imported(log, columns=STEPS))
+    assert sweep.invalid == ["the mean KL of mc at beta index 0 is -0.1"]

@@ -7,6 +7,7 @@ from reading import grid_results, numbers
 from synthetic import cell, edit_plan, publish, result, write_sweep
 
 from analysis.report.assessment import load_assessment
+from analysis.report.build import build
 from analysis.report.numbers import summary_numbers
 from analysis.report.sections.summary import summary
 
@@ -157,3 +158,11 @@ def test_a_forged_failure_does_not_drop_a_pair(runs):
         "its seed is 5, the plan has 1000",
     }
     assert not sweep.invalid
+
+
+def test_a_report_of_the_largest_numbers_has_no_overflow(tmp_path, undrawn):
+    def edit(point, made):
+        made["final"]["reward"] *= 1e38
+        return made
+
+    build(write_sweep(tmp_path, edit=edit, replicates=3, betas={0: 0.1, 1: 0.3}))

@@ -101,7 +101,14 @@ def test_invalid_sweeps_have_no_p_value(sweeps, tmp_path, capsys):
 def test_other_hyperparameters_are_named_and_runs_that_both_have_are_not_compared(tmp_path, capsys):
     def with_settings(source):
         return lambda point, made: (
-            made | {"settings": {"data.source": source, "kl.beta": made["cell"]["beta"]}}
+            made
+            | {
+                "settings": {
+                    "data.source": source,
+                    "kl.beta": made["cell"]["beta"],
+                    "kl.estimator.class_path": point[0],
+                }
+            }
         )
 
     one, other = (

@@ -133,6 +133,16 @@ def test_a_plan_without_its_hash_is_a_difference_even_if_the_page_reports_it(pag
     assert any(line.startswith("differs: plan.json: does not have the hash") for line in lines)
 
 
+def test_a_page_that_agrees_with_files_of_another_plan_is_no_success(page, verified):
+    path = next(iter((page.parent / "results").glob("*.json")))
+    content = json.loads(path.read_bytes())
+    publish(page.parent / "results", {**content, "id": "0" * 64})
+    build(page.parent)
+    code, lines = verified(page)
+    assert code == 1
+    assert f"differs: results/{'0' * 64}.json: its id is not in the plan" in lines
+
+
 def test_a_design_without_a_plan_cannot_be_compared_with_one(tmp_path, undrawn, verified):
     code, lines = verified(build(write_sweep(tmp_path, plan=False, **SMALL)))
     assert code == 3

@@ -5,12 +5,14 @@ import re
 from dataclasses import replace
 
 import pytest
-from synthetic import ESTIMATORS, digest, fail, publish, write_sweep
+from synthetic import ESTIMATORS, digest, edit_plan, fail, publish, write_sweep
 
-from analysis.results import Grid
+from analysis.report.assessment import load_assessment
+from analysis.results import Grid, Stage
 from analysis.results.consistency import inconsistencies
 from analysis.results.grid import arms_of_estimators
 from analysis.results.load import load_sweep
+from analysis.results.settings import ignored_overrides
 
 DESIGN = {"replicates": 3, "betas": {0: 0.1, 1: 0.3}}
 
@@ -101,13 +103,90 @@ def test_what_no_arm_changes_and_other_steps_and_versions_are_named(runs):
     change(runs, shorten)
     assert told(runs) == [
         ("matched runs differ in model.temperature, which no arm changes: 0.5, 1", False),
-        ("the runs end at different steps: MonteCarlo 19; RaoBlackwell 3", False),
+        ("the runs end at different steps: MonteCarlo 19; RaoBlackwell 3", True),
         (
             "the runs were made with different versions: MonteCarlo lit_klrb 0.1 torch 2.13; "
             "RaoBlackwell lit_klrb 0.1 torch 2.12",
             False,
         ),
     ]
+
+
+def test_other_numbers_of_optimizer_steps_of_the_same_rollouts_are_a_caution(runs):
+    def four_steps_per_rollout(made):
+        made["curves"] = {
+            key: {**one, "step": [4 * step + 3 for step in one["step"]]}
+            for key, one in made["curves"].items()
+        }
+        made["settings"]["model.inner_epochs"] = 4
+
+    change(runs, four_steps_per_rollout)
+    (_, steps) = told(runs)
+    assert steps == ("the runs end at different steps: MonteCarlo 19; RaoBlackwell 79", False)
+
+
+@pytest.mark.parametrize(
+    ("planned", "recorded", "problem"),
+    [
+        ({"model.init_args.learning_rate": 1e-4}, {"model.learning_rate": "0.0001"}, ""),
+        (
+            {"model.learning_rate": 1e-4},
+            {"model.learning_rate": "0.001"},
+            "model.learning_rate = 0.001, expected",
+        ),
+        ({"model.learning_rate": 1e-4}, {}, "model.learning_rate = none, expected 0.0001"),
+        (
+            {"kl.estimator": {"class_path": "K3", "init_args": {"discount": 0.5}}},
+            {"kl.estimator.class_path": "lit.K3", "kl.estimator.discount": "0.9"},
+            "discount = 0.9, expected 0.5",
+        ),
+        ({"model.stop": True, "trainer.callbacks": [1], "data.source": "/tmp/x"}, {"model.stop": "True"}, ""),
+        (
+            {"data.source": "a/x.jsonl"},
+            {"data.source": "b/x.jsonl"},
+            "data.source = b/x.jsonl, expected a/x.jsonl",
+        ),
+    ],
+)
+def test_settings_that_are_not_the_overrides_give_no_verdict(runs, planned, recorded, problem):
+    sweep = load_sweep(runs)
+    run = next(iter(sweep.grid.values()))
+    run = replace(
+        run,
+        cell=replace(run.cell, overrides=planned),
+        settings={"kl.beta": str(run.point.beta), **recorded},
+    )
+    found = list(ignored_overrides([run], sweep.plan))
+    assert [one.serious for one in found] == [True] * bool(problem)
+    assert not problem or problem in found[0].text
+
+
+def test_an_override_of_the_stage_that_was_ignored_gives_no_verdict(runs):
+    sweep = load_sweep(runs)
+    *_, last = sweep.plan.stages
+    plan = replace(sweep.plan, stages={**sweep.plan.stages, last: Stage("", {}, {"trainer.max_steps": 5})})
+    (*_, found) = ignored_overrides(list(sweep.grid.values()), plan)
+    assert "trainer.max_steps = none, expected 5" in found.text
+
+
+def test_one_set_of_weights_under_several_seeds_gives_no_verdict(runs):
+    change(runs, lambda made: made.update(weights_sha256="ab" * 32))
+    assert told(runs) == [("6 runs of 6 seeds have the same weights, weights_sha256 abababababab", True)]
+    change(runs, lambda made: made.update(weights_sha256=made["id"]))
+    assert told(runs) == []
+
+
+def test_arms_that_were_evaluated_differently_give_no_verdict(runs):
+    def edit(document):
+        estimator = {"module": "m", "estimator": None, "optimises": None, "biased": False}
+        document["content"]["arms"] = {
+            name: {**estimator, "evaluation": {"seed": [1, 0]} if name == "RaoBlackwell" else {}}
+            for name in ESTIMATORS
+        }
+
+    edit_plan(runs, edit)
+    assert told(runs) == [("RaoBlackwell was evaluated with seed = 1, MonteCarlo with 0", True)]
+    assert load_assessment(runs).withheld
 
 
 def test_without_a_plan_an_arm_changes_the_same_values_everywhere(tmp_path):
@@ -150,15 +229,15 @@ def test_runs_that_ended_without_a_result_are_counted_by_arm(runs):
 
 
 @pytest.mark.parametrize("place", ["final", "prompts", "curves"])
-def test_numbers_whose_squares_overflow_are_not_results(runs, place):
+def test_numbers_whose_powers_overflow_are_not_results(runs, place):
     def edit(made):
         if place == "final":
-            made["final"]["reward"] = 1e300
+            made["final"]["reward"] = 1e90
         elif place == "prompts":
-            made["prompts"] = {"reward": [1e300, -1e300], "kl": [made["final"]["kl"]] * 2}
+            made["prompts"] = {"reward": [1e90, -1e90], "kl": [made["final"]["kl"]] * 2}
         else:
-            made["curves"]["train/reward"]["value"][0] = 1e300
+            made["curves"]["train/reward"]["value"][0] = 1e90
 
     change(runs, edit)
-    assert {text for text, _ in told(runs)} == {"not a result (ValueError: 1e+300 is too large)"}
+    assert {text for text, _ in told(runs)} == {"not a result (ValueError: 1e+90 is too large)"}
     assert load_sweep(runs).missing

@@ -54,7 +54,7 @@ def test_the_last_step_with_both_metrics_is_the_result(write):
     assert run.seed == collect(read_rows(path), columns, {"arm": "b", "beta": 1, "replicate": "a"})[0].seed
 
 
-def test_a_curve_that_ends_in_nan_has_diverged(write):
+def test_a_curve_that_ends_in_nan_has_no_final_values(write):
     path = write('{"log_history": [{"step": 1, "reward": 1, "kl": 1}, {"step": 2, "reward": NaN}]}', "t.json")
     columns = {"reward": "reward", "kl": "kl", "step": "step"}
     (run,) = collect(read_rows(path), columns, {"arm": "a", "beta": 1, "replicate": 0})
@@ -73,8 +73,9 @@ HEAD = "method,beta,seed,reward,kl\n"
             r"line 3: another reward of mc, beta 0.1.*line 2; name a col",
         ),
         (HEAD + "mc,0.1,0,high,1\n", r"line 2: reward is 'high'; a number"),
-        (HEAD + "mc,0.1,0,,1\nmc,0.1,1,1,1\n", r"line 2: has no reward; nan is expected"),
-        (HEAD + "mc,0.1,0,,\nmc,0.1,1,1,1\n", r"line 2: has no reward; nan is expected"),
+        (HEAD + "mc,0.1,0,,1\nmc,0.1,1,1,1\n", r"line 2: has no reward; a number is expected"),
+        (HEAD + "mc,0.1,0,1e90,1\n", r"line 2: reward is '1e90', which is too large"),
+        (HEAD + "mc,0.1,0,,\nmc,0.1,1,1,1\n", r"line 2: has no reward; a number is expected"),
         (HEAD + "mc,-1,0,1,1\n", r"line 2: beta is '-1'"),
         (HEAD + "mc,,0,1,1\nmc,1,0,1,1\n", r"line 2: beta is unknown"),
         (HEAD + "mc,0.1,0,1\n", r"line 2: has 4 fields, the header 5"),
