@@ -104,6 +104,12 @@ def _attainable(plan: Plan) -> list[str]:
         f"  smallest two-sided p of a swap test {least:.2g}, "
         f"level {plan.level:.2g} (alpha {primary.alpha:g} over {plan.tests}, Holm): {verdict}",
     ]
+    if plan.tuning:
+        rates = sorted(plan.tuning.rates)
+        lines.append(
+            f"  each arm at its best of {len(rates)} rates from {rates[0]:g} to {rates[-1]:g} of "
+            f"{plan.tuning.key}, by {plan.tuning.replicates} runs at each rate and beta"
+        )
     if shared:
         lines.append(f"  all runs share one {' and one '.join(shared)}: what is found holds given these")
     return lines

@@ -29,7 +29,7 @@ def sweep_command(arguments: argparse.Namespace) -> int:
         outcome = coordinator.run(lambda: stops.asked is not None or time.monotonic() >= deadline)
     for cell in cells:
         # Link the stages from which all runs start to the directories named by their configurations
-        if cell.point is None and outcome.states[cell.id] is State.DONE:
+        if cell.arm is None and outcome.states[cell.id] is State.DONE:
             store.link(cell.stage, cell.id)
     _print_outcome(plan, cells, store, outcome)
     if outcome.stopped and stops.asked is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from analysis.design.cells import RUNS
+from analysis.design.cells import RATE, RUNS
 from analysis.results import Cell, Plan, layout
 from analysis.results.arm import Arm
 from lit_klrb import schema
@@ -38,6 +38,8 @@ def examine(plan: Plan, cells: Sequence[Cell]) -> dict[str, Arm]:
     """
     first: dict[tuple[str, str], Cell] = {}
     for cell in cells:
+        if cell.trial is not None:  # as in the grid, but for the rate
+            continue
         first.setdefault((_place(cell), json.dumps(cell.overrides, sort_keys=True)), cell)
     answers: dict[str, dict[str, Any]] = {}
     for (place, _), answer in zip(first, _ask(plan, list(first.values())), strict=True):
@@ -85,7 +87,10 @@ def _ask(plan: Plan, cells: Sequence[Cell]) -> list[dict[str, Any]]:
                 checkpoint.parent.mkdir(parents=True, exist_ok=True)
                 checkpoint.touch()
             OmegaConf.save(OmegaConf.create(cell.config), layout.workdir(Path(runs), cell.id) / layout.STAGE)
-        requests = [[argument.replace(RUNS, runs) for argument in cell.argv] for cell in cells]
+        rate = json.dumps(plan.tuning.rates[0]) if plan.tuning else RATE
+        requests = [
+            [argument.replace(RUNS, runs).replace(RATE, rate) for argument in cell.argv] for cell in cells
+        ]
         done = subprocess.run(
             [sys.executable, "-m", plan.module, CHECK],
             input=json.dumps(requests),

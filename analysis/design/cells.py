@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.design.fingerprint import environment, read_config, semantic, with_contents
-from analysis.results import Cell, Plan, Point, layout
+from analysis.results import Cell, Plan, Point, Trial, layout
 from analysis.results.checksum import digest
 from analysis.results.plan import BETA, SEED
+from analysis.results.rates import TUNING
 from lit_klrb import schema
 
-# Placeholder for the sweep's directory in the arguments of a cell, as results do not depend on it.
-RUNS = "{runs}"
+# Placeholders in the arguments of a cell: the sweep's directory, on which results do not depend, and the rate
+# that is chosen for its arm.
+RUNS, RATE = "{runs}", "{rate}"
 
 
 class Expansion(NamedTuple):
@@ -48,7 +50,10 @@ def cell_seed(root: int, stage: str, *address: int) -> int:
 
 
 def expand(plan: Plan) -> Expansion:
-    """All cells of a plan: the shared stages, then the grid.
+    """All cells of a plan: the shared stages, the tuning stage, then the grid.
+
+    The id of a cell of the grid has the ids of the trials of its arm, from whose results its rate follows, as
+    it has the id of its warm start.
 
     The grid is ordered by replicate, then beta, then arm. A sweep that is stopped early therefore has
     complete matched pairs, and slow changes of the machine affect all arms equally.
@@ -66,45 +71,54 @@ def expand(plan: Plan) -> Expansion:
     ids: dict[str, str] = {}
     cells: list[Cell] = []
 
-    def add(stage: str, point: Point | None) -> None:
+    def add(stage: str, point: Point | Trial | None, tuned_by: str = "") -> None:
         identity = {"config": hashed[stage], "environment": surroundings}
-        cells.append(_cell(plan, stage, point, configs[stage], ids, identity))
+        cells.append(_cell(plan, stage, point, configs[stage], ids, identity, tuned_by))
 
     *shared, last = plan.stages
     for stage in shared:
         add(stage, None)
         ids[stage] = cells[-1].id
+    for trial in plan.trials:
+        add(last, trial)
+    trials = {arm: [cell.id for cell in cells if cell.trial and cell.arm == arm] for arm in plan.grid.arms}
     grid = product(range(plan.grid.replicates), plan.grid.beta.items(), plan.grid.arms)
     for replicate, (index, beta), arm in grid:
-        add(last, Point(arm, beta, index, replicate))
+        add(last, Point(arm, beta, index, replicate), digest(trials[arm]) if plan.tuning else "")
     return Expansion(cells, {"configs": hashed, "environment": surroundings})
 
 
 def _cell(
     plan: Plan,
     name: str,
-    point: Point | None,
+    place: Point | Trial | None,
     config: dict[str, Any],
     ids: dict[str, str],
     identity: dict[str, Any],
+    tuned_by: str,
 ) -> Cell:
-    address = () if point is None else (point.beta_index, point.replicate)
-    seed = cell_seed(plan.root_seed, name, *address)
-    overrides = {} if point is None else plan.grid.overrides(point.arm, point.beta_index)
-    changed = {SEED: seed, **overrides, **({} if point is None else {BETA: point.beta})}
+    stage = TUNING if isinstance(place, Trial) else name
+    address = () if place is None else (place.beta_index, place.replicate)
+    seed = cell_seed(plan.root_seed, stage, *address)
+    overrides = {} if place is None else plan.grid.overrides(place.arm, place.beta_index)
+    if isinstance(place, Trial) and plan.tuning:
+        overrides = {**overrides, plan.tuning.key: place.rate}
+    changed = {SEED: seed, **overrides, **({} if place is None else {BETA: place.beta})}
     inputs = {key: ids[source] for key, source in plan.stages[name].inputs.items()}
     # The label of an arm is not part of the id, as it has no effect on the result
-    cell_id = digest({**identity, "overrides": with_contents(changed), "inputs": inputs})
+    hashed = {**identity, "overrides": with_contents(changed), "inputs": inputs}
+    cell_id = digest({**hashed, "tuned_by": tuned_by} if tuned_by else hashed)
     arguments = {
         "config": f"{RUNS}/{layout.CELLS}/{cell_id}/{layout.STAGE}",
         **changed,
+        **({plan.tuning.key: RATE} if plan.tuning and tuned_by else {}),
         "trainer.default_root_dir": f"{RUNS}/{layout.CELLS}/{cell_id}",
         **{key: f"{RUNS}/{layout.CELLS}/{source}/{schema.CHECKPOINT}" for key, source in inputs.items()},
     }
     return Cell(
         id=cell_id,
-        stage=name,
-        point=point,
+        stage=stage,
+        point=place if isinstance(place, Point) else None,
         seed=seed,
         needs=tuple(dict.fromkeys(inputs.values())),
         argv=(
@@ -113,6 +127,8 @@ def _cell(
         ),
         overrides=overrides,
         config=config,
+        trial=place if isinstance(place, Trial) else None,
+        tuned_by=tuned_by,
     )
 
 

@@ -16,6 +16,7 @@ from analysis.stats.curves import Curves
 from analysis.stats.matching import match, matched_curves
 from analysis.stats.objective import objective
 from analysis.stats.sequential import evidence_of
+from analysis.stats.tuning import regrets_of
 from lit_klrb import schema
 
 
@@ -54,6 +55,7 @@ def load_assessment(directory: Path) -> Assessment:
         len(plan.comparisons),
         corner_of(sweep),
         withheld,
+        regrets_of(sweep),
     )
     comparisons = compare(designs, rules, [_curves(sweep, pairs) for pairs in designs])
     not_fixed = _not_fixed(sweep)

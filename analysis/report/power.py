@@ -99,10 +99,11 @@ def _detectable(plan: Plan, scenario: Scenario, pairs: Pairs | None) -> Iterator
         text = "none" if ratio is None else f"{number(ratio)} or less, {number(1 / ratio)} or more"
         yield f"  ratio of KLs detected with 80% power: {text}"
         return
-    if pairs is None:
-        found = expected_detectable(scenario, plan.level)
-    else:
-        found = detectable_difference(pairs, plan.grid.replicates, plan.level)
+    found = (
+        expected_detectable(scenario, plan.level)
+        if pairs is None
+        else detectable_difference(pairs, plan.grid.replicates, plan.level)
+    )
     yield f"  difference in J detected with 80% power: {number(found)} reward units"
 
 

@@ -37,13 +37,14 @@ def inconsistencies(
         units_unknown: Whether some KLs may be per token and others per completion.
     """
     grid = [run for run in runs if run.cell.point is not None and not run.diverged]
+    trained = [run for run in runs if run.cell.arm is not None and not run.diverged]
     return [
-        *_copies(grid),
-        *_same_weights(grid),
+        *_copies(trained),
+        *_same_weights(trained),
         *_negative(grid, imported),
         *(_units(grid, plan) if units_unknown else ()),
         *_arms(grid, plan),
-        *ignored_overrides(grid, plan),
+        *ignored_overrides(trained, plan),
         *_settings(grid, plan),
         *_unlike(grid, "end at different steps", _last_step, _rollouts),
         *_unlike(grid, "were made with different versions", _versions),
@@ -147,6 +148,7 @@ def _arms(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
 def _settings(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
     """Hyperparameters in which matched runs differ though no arm changes them."""
     planned = tuple(plain_key(key) for overrides in plan.grid.arms.values() for key in overrides)
+    planned += (plain_key(plan.tuning.key),) if plan.tuning else ()
     pairs: dict[tuple[int, int], list[Run]] = defaultdict(list)
     for run in grid:
         pairs[run.point.beta_index, run.point.replicate].append(run)

@@ -11,7 +11,7 @@ import numpy as np
 
 from analysis.results import layout
 from analysis.results.archive import archive_lines, archive_path, has_archive
-from analysis.results.cell import Cell
+from analysis.results.cell import Cell, Trial
 from analysis.results.consistency import inconsistencies, lost_runs
 from analysis.results.files import DamagedFileError
 from analysis.results.grid import Grid
@@ -20,6 +20,7 @@ from analysis.results.plan import Plan, Primary, Stage
 from analysis.results.records import Failure, Run, decode_run, read_failure, read_run
 from analysis.results.seconds import read_seconds
 from analysis.results.sweep import Problem, Sweep
+from analysis.results.tuning import tuning_problems
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
 
@@ -60,6 +61,7 @@ def load_sweep(directory: Path) -> Sweep:
     units_unknown = locked is not None and locked.units_unknown
     problems += inconsistencies(runs, plan, imported=imported, units_unknown=units_unknown)
     published = {run.cell.id for run in runs}
+    problems += tuning_problems(plan, runs, locked.choice if locked else None)
     failures = [failure for failure in failures if failure.cell.id not in published]
     problems += lost_runs(failures, plan)
     seconds, time_problems = read_seconds(directory, published, known | set(locked.cells if locked else ()))
@@ -85,7 +87,7 @@ def _judged(runs: Sequence[Run], plan: Plan, *, imported: bool) -> tuple[list[Ru
     compared = (schema.KL,) if plan.primary.outcome == schema.KL else (schema.REWARD, schema.KL)
     kept, problems = [], []
     for run in runs:
-        lacks = run.cell.point is not None and any(key not in run.final for key in compared)
+        lacks = run.cell.arm is not None and any(key not in run.final for key in compared)
         if imported and (lacks or run.diverged) and not _ends_in_nan(run, compared):
             text = f"{layout.RESULTS}/{run.cell.id}.json: {run.cell.title}: the log ends without a number"
             why = f"a run has diverged if its last {_LAST_VALUES} rows have none"
@@ -151,7 +153,8 @@ def _plan_problems(locked: LockedPlan) -> list[Problem]:
             "after it was locked"
         )
     grid, plan = [cell.point for cell in locked.cells.values() if cell.point is not None], locked.plan
-    if sorted(point.place for point in grid) != sorted(plan.places):
+    trials = [cell.trial for cell in locked.cells.values() if cell.trial is not None]
+    if sorted(point.place for point in grid) != sorted(plan.places) or sorted(trials) != sorted(plan.trials):
         found.append(f"{layout.PLAN}: its cells are not those of its grid")
     else:
         alien = [point for point in grid if point.beta != plan.grid.beta[point.beta_index]]
@@ -254,9 +257,9 @@ def _inferred_plan(directory: Path, cells: Sequence[Cell]) -> Plan:
 
 def _without_duplicates(runs: list[Run], plan: Plan) -> tuple[list[Run], list[Problem]]:
     """The runs that are alone in their place. Choosing among several would be a selection."""
-    groups: dict[tuple[str, int, int] | str, list[Run]] = defaultdict(list)
+    groups: dict[tuple[str, int, int] | Trial | str, list[Run]] = defaultdict(list)
     for run in runs:
-        groups[run.cell.place or run.cell.stage].append(run)
+        groups[run.cell.place or run.cell.trial or run.cell.stage].append(run)
     kept, problems = [], []
     for group in groups.values():
         if len(group) == 1:

@@ -1,6 +1,7 @@
 """The locked plan: the plan before the results, and every later change.
 
-`hash` covers the rest of the file: the content (plan, configurations, code and versions), the cells it
+`hash` covers the rest of the file, apart from the choice of rates, which the results of the tuning stage give
+(see `tuning`): the content (plan, configurations, code and versions), the cells it
 expands to, and the history, which has the hash of each earlier version. In files of schema 1, written by
 earlier versions, it covers only the content.
 
@@ -9,7 +10,7 @@ compare it with a hash published elsewhere, such as in a commit.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -27,6 +28,8 @@ ARMS = "arms"
 IMPORTED = "imported"
 # Its key with the unit of their KLs, where that was stated.
 KL_UNIT = "kl_unit"
+# The key of the document with the choice of rates.
+CHOICE = "choice"
 # The keys of margins in plans of schema 1.
 _RENAMED = {"T4": "objective", "T5": "matched_kl"}
 
@@ -82,6 +85,17 @@ class LockedPlan:
         return None if origin is None else str(origin["source"])
 
     @property
+    def choice(self) -> Mapping[str, Any] | None:
+        """The record of the choice of rates; None without tuning, or before it is complete."""
+        found: Mapping[str, Any] | None = self.document.get(CHOICE)
+        return found
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Arm -> its chosen rate; empty without a choice."""
+        return {} if self.choice is None else dict(self.choice["rates"])
+
+    @property
     def units_unknown(self) -> bool:
         """Whether the runs were imported without a statement on the unit of their KLs."""
         return KL_UNIT not in self.document["content"].get(IMPORTED, {KL_UNIT: None})
@@ -112,6 +126,9 @@ class LockedPlan:
         cells = [Cell.of_record(cell["id"], cell) for cell in document["cells"]]
         record = document["content"]["plan"]
         plan = Plan.of_record(record if schema > 1 else _updated(record, cells), directory)
+        choice = document.get(CHOICE)
+        if choice is not None and not all(float(rate) > 0 for rate in choice["rates"].values()):
+            raise ValueError(f"{CHOICE} is {choice!r}")
         *earlier, last = document["history"]
         history = [
             _version(version, Plan.of_record(version["plan"], directory) if schema > 1 else None)
@@ -161,8 +178,8 @@ def _recomputes(document: Mapping[str, Any]) -> bool:
 
 
 def hash_of(document: Mapping[str, Any]) -> str:
-    """The hash of a locked plan: of everything in the file except the hash itself."""
-    return digest({key: value for key, value in document.items() if key != "hash"})
+    """The hash of a locked plan: of everything in the file except the hash itself and the choice of rates."""
+    return digest({key: value for key, value in document.items() if key not in ("hash", CHOICE)})
 
 
 def lock_document(
@@ -197,4 +214,17 @@ def lock_document(
         "history": [*(before.document["history"] if before else ()), version],
     }
     document = json.loads(json.dumps(document))
-    return json.dumps({"hash": hash_of(document), **document}, indent=1).encode() + b"\n"
+    document = {"hash": hash_of(document), **document}
+    if before and before.choice is not None and trials_of(before.cells.values()) == trials_of(cells):
+        document[CHOICE] = before.choice
+    return encode_plan(document)
+
+
+def encode_plan(document: Mapping[str, Any]) -> bytes:
+    """The content of the file of a locked plan."""
+    return json.dumps(document, indent=1).encode() + b"\n"
+
+
+def trials_of(cells: Iterable[Cell]) -> set[str]:
+    """The ids of the cells of the tuning stage."""
+    return {cell.id for cell in cells if cell.trial is not None}

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
-from analysis.results.cell import ESTIMATOR
+from analysis.results.cell import ESTIMATOR, Trial
 from analysis.results.grid import Grid, by_beta, is_plain_data, plain_key
+from analysis.results.rates import TUNING, Tuning
 from lit_klrb.errors import ConfigurationError
 
 # The outcomes with margins if J = reward - beta * KL decides: J, and the reward at matched KL.
@@ -100,6 +101,7 @@ class Plan:
         threads: Threads each cell computes with.
         module: The package whose `fit` command runs a cell.
         setting: What is trained on what, in a sentence: the report says beside its verdict what it is about.
+        tuning: The stage that chooses a rate for each arm before the grid runs; None without one.
     """
 
     name: str
@@ -111,6 +113,7 @@ class Plan:
     threads: int = 1
     module: str = "lit_klrb"
     setting: str = ""
+    tuning: Tuning | None = None
 
     @property
     def pairs(self) -> int:
@@ -139,6 +142,15 @@ class Plan:
         return [(a, b, r) for a in grid.arms for b in grid.beta for r in range(grid.replicates)]
 
     @property
+    def trials(self) -> list[Trial]:
+        """Every planned run of the tuning stage, in the order of replicate, beta, rate and arm."""
+        if self.tuning is None:
+            return []
+        betas, rates = self.grid.beta.items(), self.tuning.rates
+        places = product(range(self.tuning.replicates), betas, rates, self.grid.arms)
+        return [Trial(arm, beta, index, r, rate) for r, (index, beta), rate, arm in places]
+
+    @property
     def starting_points(self) -> list[str]:
         """The stages from which every run of the grid starts, directly or indirectly."""
         *_, last = self.stages
@@ -152,6 +164,8 @@ class Plan:
         """The record of the design in the locked plan, without the directory, which may change."""
         design = asdict(self)
         del design["directory"]
+        if self.tuning is None:  # as in plans of earlier versions
+            del design["tuning"]
         design["stages"] = {name: stage.record() for name, stage in self.stages.items()}
         design["grid"]["beta"] = {str(index): beta for index, beta in self.grid.beta.items()}
         return design
@@ -170,6 +184,7 @@ class Plan:
                 "stages": {name: Stage(**stage) for name, stage in record["stages"].items()},
                 "grid": Grid.of_record(record["grid"]),
                 "primary": Primary(**record["primary"]),
+                "tuning": Tuning(**record["tuning"]) if "tuning" in record else None,
             }
         )
         plan.check()
@@ -184,6 +199,7 @@ class Plan:
         self._check_stages()
         self._check_grid()
         self._check_primary()
+        self._check_tuning()
         _require("\0" not in self.directory, "directory", self.directory, "no path has a null character")
         _require(self.threads >= 1, "threads", self.threads, "integers >= 1")
         _require(self.root_seed >= 0, "root_seed", self.root_seed, "integers >= 0")
@@ -243,6 +259,18 @@ class Plan:
         _require(set(values) == {*indices}, place, value, f"a value for each of {', '.join(indices)}")
         estimator = plain_key(key) == ESTIMATOR or plain_key(key).startswith(f"{ESTIMATOR}.")
         _require(not estimator, place, value, "an arm has the same estimator at every beta")
+
+    def _check_tuning(self) -> None:
+        if self.tuning is None:
+            return
+        self.tuning.check()
+        _require(TUNING not in self.stages, f"stages.{TUNING}", TUNING, "a plan with tuning has this stage")
+        key = plain_key(self.tuning.key)
+        _require(key not in _RESERVED, "tuning.key", self.tuning.key, _RESERVED.get(key, ""))
+        for label, overrides in self.grid.arms.items():
+            for name, value in overrides.items():
+                place = f"grid.arms.{label}.{name}"
+                _require(plain_key(name) != key, place, value, "tuning chooses it")
 
     def _check_primary(self) -> None:
         primary = self.primary

@@ -183,7 +183,7 @@ def _run(content: dict[str, Any]) -> Run:
     final = {key: _number(value) for key, value in content["final"].items()}
     # Whether a run without a reward counts as diverged depends on the plan
     finite = all(math.isfinite(final.get(key, 0.0)) for key in (schema.REWARD, schema.KL))
-    diverged = content["state"] == schema.DIVERGED or (cell.point is not None and not finite)
+    diverged = content["state"] == schema.DIVERGED or (cell.arm is not None and not finite)
     return Run(
         cell,
         diverged,

@@ -21,7 +21,7 @@ def ignored_overrides(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
     """A problem for each run whose recorded settings are not those of the plan.
 
     Args:
-        grid: Runs of the grid. Those without recorded settings are skipped.
+        grid: Runs of the grid and of the tuning stage. Those without recorded settings are skipped.
         plan: Their plan.
     """
     last = plan.stages[list(plan.stages)[-1]]
@@ -29,7 +29,10 @@ def ignored_overrides(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
     for run in grid:
         if not run.settings:
             continue
-        expected = {**shared, BETA: run.point.beta, **run.cell.overrides}
+        where = run.cell.point or run.cell.trial
+        expected = {**shared, **({} if where is None else {BETA: where.beta}), **run.cell.overrides}
+        if plan.tuning and run.cell.trial is None:  # compared with the chosen rate instead
+            expected.pop(plan.tuning.key, None)
         for key, value in _planned(expected).items():
             found = run.settings.get(key, run.settings.get(f"{key}.class_path"))
             if _recorded(key, value) and not _same(value, found):

@@ -62,8 +62,18 @@ class Sweep:
 
     @property
     def landmarks(self) -> list[Run]:
-        """Runs outside the grid without studies: the reference and the warm start."""
-        return [run for run in self.runs if run.cell.point is None and not (run.studies or run.other_studies)]
+        """Runs of the shared stages without studies: the reference and the warm start."""
+        return [run for run in self.runs if run.cell.arm is None and not (run.studies or run.other_studies)]
+
+    @property
+    def trials(self) -> list[Run]:
+        """Runs of the tuning stage."""
+        return [run for run in self.runs if run.cell.trial is not None]
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Arm -> the rate chosen for it; empty without tuning, or before it is complete."""
+        return self.locked.rates if self.locked else {}
 
     def studies(self, kind: type[Artifact]) -> list[tuple[Run, Artifact]]:
         """The artifacts of a kind of study, each with its run."""

@@ -13,7 +13,8 @@ class Decision:
 
     Attributes:
         primary: The verdict on J, or on the KL if the plan decides by the KL.
-        evidence: The e-process of that outcome, if it decides instead of the swap test.
+        evidence: The e-process of that outcome, if it decides instead of the swap test. Its null hypothesis
+            is about signs, so that the mean has to favour the same arm.
         not_fixed: Why the e-process decides, as a clause: "the design is sequential".
 
     Raises:
@@ -35,9 +36,19 @@ class Decision:
             return Outcome.NO_VERDICT
         if self.evidence is None:
             return self.primary.outcome
-        if self.evidence.crossing is None:
+        if self.evidence.crossing is None or not self.mean_agrees:
             return Outcome.INCONCLUSIVE
         return Outcome.BETTER if self.evidence.favours_treatment else Outcome.WORSE
+
+    @property
+    def mean_agrees(self) -> bool:
+        """Whether the mean difference favours the same arm as the e-process, which weighs signs.
+
+        An arm that is slightly better in most pairs and much worse in a few wins bets, but its mean is lower.
+        """
+        value = self.primary.estimate.value
+        favours = (value > 0) == self.primary.claim.higher_is_better
+        return self.evidence is not None and value != 0 and favours == self.evidence.favours_treatment
 
     @property
     def headline(self) -> str:
@@ -78,6 +89,13 @@ class Decision:
             return (
                 f"Inconclusive on {treatment} against {control}: E = {last}, and "
                 f"{number(evidence.threshold)} is needed ({how})."
+            )
+        if not self.mean_agrees:
+            ahead, behind = (treatment, control) if evidence.favours_treatment else (control, treatment)
+            return (
+                f"Inconclusive on {treatment} against {control}: E reached {number(evidence.threshold)} at "
+                f"{evidence.unit} {evidence.crossing} for {ahead}, which is ahead more often, but the mean "
+                f"favours {behind} ({how})."
             )
         return (
             f"{treatment} is {self.outcome.value} than {control}: E reached {number(evidence.threshold)} at "

@@ -1,13 +1,17 @@
 """Estimates with intervals, equivalence and the smallest detectable effect of a paired design."""
 
+import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import stats
-from statsmodels.stats.power import TTestPower
+from scipy import optimize, stats
 
 from analysis.stats.pairs import FloatArray, IntArray
+
+# Quantiles of an estimated standard error over which power is averaged, and the largest effect considered.
+_QUANTILES = 200
+_MOST_ERRORS = 1e6
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,10 @@ class Estimate:
         half = float(stats.t.ppf(0.5 + level / 2, self.degrees)) * self.standard_error
         return Interval(self.value - half, self.value + half, level, "t over replicates")
 
+    def widened(self, variance: float) -> "Estimate":
+        """The estimate with an independent variance added to that of its error."""
+        return replace(self, standard_error=math.sqrt(self.standard_error**2 + variance))
+
     def equivalence_p(self, margin: float) -> float:
         """TOST: the larger of the one-sided p-values against value <= -margin and value >= margin.
 
@@ -56,12 +64,43 @@ class Estimate:
         return float(stats.t.sf(distance, self.degrees))
 
     def detectable(self, alpha: float = 0.05, power: float = 0.8) -> float | None:
-        """The effect that a two-sided t test at `alpha` detects with probability `power`; None if unknown."""
+        """The effect that a two-sided t test at `alpha` detects with probability `power`; None if unknown.
+
+        The standard error of the next sweep is not this one, which is itself an estimate: the probability is
+        a mean over both errors, each a chi variable of the same degrees of freedom. Otherwise, as this one is
+        as often too small as too large, the power at 10 pairs would be .73 instead of .8.
+        """
         if not self.degrees > 0 or not self.standard_error > 0:
             return None
-        observations = self.degrees + 1
-        solved = TTestPower().solve_power(effect_size=None, nobs=observations, alpha=alpha, power=power)
-        return float(np.squeeze(solved)) * math.sqrt(observations) * self.standard_error
+        return detectable_effect(self.degrees, alpha, power) * self.standard_error
+
+
+@functools.cache
+def detectable_effect(degrees: float, alpha: float, power: float, *, known: bool = False) -> float:
+    """The effect, in estimated standard errors, that a t test detects with probability `power`.
+
+    Args:
+        degrees: Degrees of freedom of the test, and of the estimated standard error.
+        alpha: Two-sided level.
+        power: The probability.
+        known: Whether the effect is in true standard errors instead.
+
+    Example:
+        >>> round(detectable_effect(9, 0.05, 0.8, known=True), 3), round(detectable_effect(9, 0.05, 0.8), 3)
+        (3.149, 3.464)
+    """
+    quantiles = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+    errors = np.sqrt(stats.chi2.ppf(quantiles, degrees) / degrees)
+    critical = stats.t.ppf(1 - alpha / 2, degrees) * errors
+    scales = np.ones(1) if known else errors
+
+    def lacks(effect: float) -> float:
+        means = effect * scales[:, None]
+        return power - float((stats.norm.sf(critical - means) + stats.norm.cdf(-critical - means)).mean())
+
+    return (
+        float(optimize.brentq(lacks, 0.0, _MOST_ERRORS, xtol=1e-6)) if lacks(_MOST_ERRORS) < 0 else math.inf
+    )
 
 
 def jackknife_error(left_out: FloatArray) -> float:

@@ -1,8 +1,13 @@
 """The reward at matched KL: the difference in reward between two arms at the same KL.
 
-The model R = c0 + c1 sqrt(KL) + c2 KL + gap * label is fitted by least squares to the runs of both arms, with
-label 1/2 for the treatment and -1/2 for the control. A curve fitted without the label would pass between the
-arms where their KLs differ, and absorb a part of the gap.
+The model R = c0 + c1 sqrt(KL) + c2 KL + c3 KL^1.5 + gap * label is fitted by least squares to the runs of
+both arms, with label 1/2 for the treatment and -1/2 for the control. A curve fitted without the label would
+pass between the arms where their KLs differ, and absorb a part of the gap. Without the last power, and an
+error for what the curve may miss, intervals cover too rarely where the reward first rises and then falls with
+the KL (`python -m benchmarks certificates`).
+
+With a single beta the slope of the curve is that of noise between replicates, which need not be the slope
+along which arms move apart: there is no estimate.
 """
 
 import math
@@ -15,6 +20,7 @@ from analysis.stats.pairs import FloatArray, IntArray, Pairs
 from analysis.stats.swaps import RESAMPLES, Alternative, SwapTest, p_values, sign_flip_test, swap_signs
 
 LEAST_OVERLAP = 0.5
+LEAST_BETAS = 2
 # With less than this share of its variance left, the label is a function of KL: the gap cannot be estimated.
 _COLLINEAR = 1e-9
 # Residuals below this share of the rewards are rounding errors of 0.
@@ -26,13 +32,13 @@ class MatchedKL:
     """The model fitted to matched pairs.
 
     Attributes:
-        estimate: The gap in reward units with a t distribution; its standard error is clustered by swap unit.
-            `nan` if refused.
-        overlap: 1 - R^2 of the label on the curve: 1 if both arms have the same KLs, 0 if the KL determines
-            the arm; `nan` if a run diverged.
+        estimate: The gap in reward units with a t distribution; its standard error is clustered by swap unit
+            and includes what the curve may miss. `nan` if refused.
+        overlap: 1 - R^2 of the label on the curve without its last power: 1 if both arms have the same KLs,
+            0 if the KL determines the arm; `nan` if a run diverged.
         refused: Why there is no estimate, or "".
         differences: Differences of the pairs' residuals from the curve, shape [P]; their mean is the gap.
-        curve: Coefficients c0, c1, ... of the curve; fewer than three if there are few distinct KLs.
+        curve: Coefficients c0, c1, ... of the curve; fewer than four if there are few distinct KLs.
     """
 
     estimate: Estimate
@@ -50,9 +56,10 @@ def matched_kl(pairs: Pairs, *, least_overlap: float = LEAST_OVERLAP) -> Matched
         least_overlap: The overlap below which there is no estimate.
 
     Example:
-        >>> zeros, index = np.zeros(6, dtype=np.int64), np.arange(6)
+        >>> index = np.arange(6)
         >>> kl = np.linspace(1, 2, 6)[:, None] * np.ones(2)
-        >>> pairs = Pairs("a", "b", np.ones(6), zeros, index, index, kl, np.sqrt(kl) + np.array([0.3, 0.0]))
+        >>> reward = np.sqrt(kl) + np.array([0.3, 0.0])
+        >>> pairs = Pairs("a", "b", 1.0 + index % 2, index % 2, index, index, kl, reward)
         >>> round(matched_kl(pairs).estimate.value, 6), matched_kl(pairs).overlap
         (0.3, 1.0)
     """
@@ -62,13 +69,18 @@ def matched_kl(pairs: Pairs, *, least_overlap: float = LEAST_OVERLAP) -> Matched
         reason = f"{diverged} of the runs diverged and have no KL" if diverged else "there are no pairs"
         return MatchedKL(Estimate(math.nan), math.nan, reason, nothing, np.zeros(1))
     model = _Model(pairs)
+    alone = len(pairs.beta_indices) < LEAST_BETAS
     gap, error, overlap = (float(found[0]) for found in model.fit(np.ones((1, model.units))))
     label = np.array([0.5, -0.5])
     curve = np.asarray(np.linalg.lstsq(model.design, (pairs.reward - gap * label).ravel(), rcond=None)[0])
     curve = curve.astype(np.float64)
     left = pairs.reward - (model.design @ curve).reshape(-1, 2)
-    if overlap < least_overlap:
-        refused = f"their KLs do not overlap (overlap {overlap:.2f}, {least_overlap:g} is needed)"
+    if overlap < least_overlap or alone:
+        refused = (
+            f"with one beta its slope is noise between replicates; {LEAST_BETAS} betas are needed"
+            if alone
+            else f"their KLs do not overlap (overlap {overlap:.2f}, {least_overlap:g} is needed)"
+        )
         return MatchedKL(Estimate(math.nan), overlap, refused, left[:, 0] - left[:, 1], curve)
     estimate = Estimate(gap, error, model.units - 1.0) if model.units > 1 else Estimate(gap)
     return MatchedKL(estimate, overlap, "", left[:, 0] - left[:, 1], curve)
@@ -99,27 +111,67 @@ def matched_kl_p_value(
 
 
 def curve_design(kl: FloatArray) -> FloatArray:
-    """Columns 1, sqrt(KL), KL of the curve, shape [N, 3].
+    """Columns 1, sqrt(KL), KL, KL^1.5 of the curve, shape [N, 4].
 
-    With fewer than six distinct KLs the curve is a line, with fewer than four a constant: a curve through
-    every point would leave no residuals.
+    A power needs two more distinct KLs than the one before, the first one four: a curve through every point
+    would leave no residuals.
     """
     root = np.sqrt(np.maximum(kl, 0.0))
-    distinct = len(np.unique(root))
-    return np.asarray(np.polynomial.polynomial.polyvander(root, 2 if distinct >= 6 else int(distinct >= 4)))
+    degree = min(3, len(np.unique(root)) // 2 - 1)
+    return np.asarray(np.polynomial.polynomial.polyvander(root, max(0, degree)))
 
 
 class _Model:
-    """Least squares by partial regression, for many labellings at once.
+    """The model for many labellings at once, with an error for what the curve may miss.
+
+    A frontier with a narrow hump is none of these curves: the difference between the gap and that of a curve
+    with one power less is added to the standard error, in quadrature.
+    """
+
+    def __init__(self, pairs: Pairs) -> None:
+        self.design = curve_design(pairs.kl.ravel())
+        self._full = _Fit(pairs, self.design)
+        self.units = self._full.units
+        less = self.design[:, :-1]
+        self._simpler = _Fit(pairs, less) if less.shape[1] > 1 else None
+
+    def fit(self, signs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Gap, its standard error, and overlap, for signs [N, units]; shape [N] each."""
+        product, score, length = self._full.sums(signs)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            gap = product / length
+            error = np.hypot(score, self._misfit(signs, gap) * length) / length
+        overlap = 2 * (self._simpler or self._full).sums(signs)[2] / self._full.pairs
+        return gap, error, overlap
+
+    def statistic(self, signs: FloatArray) -> FloatArray:
+        """The gap over its standard error, shape [...] for signs [..., units]; antisymmetric in the signs."""
+        flat = signs.reshape(-1, self.units)
+        product, score, length = self._full.sums(flat)
+        usable = length > _COLLINEAR * self._full.pairs
+        gap = product / np.where(usable, length, 1.0)
+        error = np.hypot(score, self._misfit(flat, gap) * length)
+        found = np.where(usable, product / np.maximum(error, self._full.floor), 0.0)
+        return np.asarray(found.reshape(signs.shape[:-1]))
+
+    def _misfit(self, signs: FloatArray, gap: FloatArray) -> FloatArray:
+        """Difference between the gap and that of the simpler curve; 0 without one."""
+        if self._simpler is None:
+            return np.zeros_like(gap)
+        product, _, length = self._simpler.sums(signs)
+        return np.asarray(gap - product / np.maximum(length, _COLLINEAR * self._full.pairs))
+
+
+class _Fit:
+    """Least squares by partial regression.
 
     With Q an orthonormal basis of the curve's columns, M = 1 - QQ', l = M label and r = M R, the gap is
     l'r / l'l, and the residual of the model is r - gap l.
     """
 
-    def __init__(self, pairs: Pairs) -> None:
-        self.design = curve_design(pairs.kl.ravel())
+    def __init__(self, pairs: Pairs, design: FloatArray) -> None:
         # Scaled columns, so that the numerical rank does not depend on the unit of KL
-        scaled = self.design / np.abs(self.design).max(axis=0)
+        scaled = design / np.abs(design).max(axis=0)
         left, sizes, _ = np.linalg.svd(scaled, full_matrices=False)
         basis = left[:, sizes > 1e-10 * sizes[0]]
         reward = pairs.reward.ravel()
@@ -128,27 +180,13 @@ class _Model:
         self._basis = basis.reshape(len(pairs), 2, -1)
         self._rest = rest.reshape(-1, 2)
         names, self._place = np.unique(pairs.unit, return_inverse=True)
-        self.units = len(names)
+        self.units, self.pairs = len(names), len(pairs)
         self._members: IntArray | None = None if self.units == len(pairs) else np.arange(self.units)
-        runs = 2 * len(pairs)
-        free = max(1, runs - basis.shape[1] - 1)
-        self._correction = self.units / max(1, self.units - 1) * (runs - 1) / free
-        self._floor = 1e-9 * (float(np.abs(rest).max(initial=0.0)) or 1.0) * math.sqrt(runs)
+        free = max(1, 2 * len(pairs) - basis.shape[1] - 1)
+        self._correction = self.units / max(1, self.units - 1) * (2 * len(pairs) - 1) / free
+        self.floor = 1e-9 * (float(np.abs(rest).max(initial=0.0)) or 1.0) * math.sqrt(2 * len(pairs))
 
-    def fit(self, signs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Gap, its clustered standard error, and overlap, for signs [N, units]; shape [N] each."""
-        product, score, length = self._sums(signs)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return product / length, score / length, 2 * length / len(self._rest)
-
-    def statistic(self, signs: FloatArray) -> FloatArray:
-        """The gap over its standard error, shape [...] for signs [..., units]; antisymmetric in the signs."""
-        product, score, length = self._sums(signs.reshape(-1, self.units))
-        usable = length > _COLLINEAR * len(self._rest)
-        found = np.where(usable, product / np.maximum(score, self._floor), 0.0)
-        return np.asarray(found.reshape(signs.shape[:-1]))
-
-    def _sums(self, signs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def sums(self, signs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """l'r, the root of the summed squared cluster scores, and l'l; shape [N] each."""
         turned = signs[:, self._place]
         ours, theirs = self._basis[:, 0], self._basis[:, 1]

@@ -8,7 +8,7 @@ import numpy as np
 
 from analysis.stats import frontier
 from analysis.stats.contrast import mean_of
-from analysis.stats.intervals import Estimate
+from analysis.stats.intervals import Estimate, detectable_effect
 from analysis.stats.kl_reward import kl_contrast
 from analysis.stats.matched_kl import matched_kl, matched_kl_p_value
 from analysis.stats.objective import objective_contrast
@@ -200,13 +200,13 @@ def detectable_difference(pairs: Pairs, replicates: int, level: float) -> float 
     return Estimate(0.0, error, estimate.degrees * factor).detectable(level)
 
 
-def expected_detectable(scenario: Scenario, level: float) -> float | None:
+def expected_detectable(scenario: Scenario, level: float) -> float:
     """The same for a scenario, with the root mean square of the standard errors of 200 simulated sweeps."""
     kl, reward = scenario.draw(np.random.default_rng(0), 200)
     found = [mean_of(objective_contrast(pairs), pairs) for pairs in map(scenario.pairs_of, kl, reward)]
     degrees = float(np.median([estimate.degrees for estimate in found]))
     squares = float(np.mean([estimate.standard_error**2 for estimate in found]))
-    return Estimate(0.0, math.sqrt(squares), degrees).detectable(level)
+    return math.sqrt(squares) * detectable_effect(degrees, level, 0.8, known=True)
 
 
 def detectable_ratio(scenario: Scenario, level: float, *, power: float = 0.8) -> float | None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from analysis.stats.claims import KL_DECIDES, MATCHED_KL, OBJECTIVE
 from analysis.stats.contrast import mean_of
@@ -13,13 +14,25 @@ from analysis.stats.objective import objective_contrast
 from analysis.stats.pairs import Pairs
 from analysis.stats.rules import Rules
 from analysis.stats.swaps import swap_test
+from analysis.stats.tuning import regret_variance
 from analysis.stats.verdict import Outcome, Verdict
 
 
 def primary_verdicts(designs: Sequence[Pairs], rules: Rules) -> list[Verdict]:
     """The verdict on the primary outcome of each design, with Holm's correction over planned comparisons."""
     findings = [_primary(pairs, rules) for pairs in designs]
-    return corrected(findings, rules.alpha, planned=rules.comparisons, withheld=rules.withheld)
+    verdicts = corrected(findings, rules.alpha, planned=rules.comparisons, withheld=rules.withheld)
+    return [replace(verdict, doubt=_rate_doubt(verdict, rules)) for verdict in verdicts]
+
+
+def _rate_doubt(verdict: Verdict, rules: Rules) -> str:
+    """Why a difference at the chosen rates may not be one of the arms at their best rates, or ""."""
+    if verdict.treatment not in rules.regrets or verdict.adjusted > verdict.alpha:
+        return ""
+    interval = verdict.interval
+    if interval is None or interval.low <= 0 <= interval.high:
+        return "the arms differ at the chosen rates, but the choice of rates could explain the difference"
+    return ""
 
 
 def _primary(pairs: Pairs, rules: Rules) -> Finding:
@@ -27,7 +40,11 @@ def _primary(pairs: Pairs, rules: Rules) -> Finding:
     contrast = kl_contrast(pairs) if rules.outcome == "kl" else objective_contrast(pairs)
     test = swap_test(contrast.contributions, pairs.unit)
     margin = None if contrast.ranked else rules.margins.get(claim.key)
-    return Finding.about(claim, pairs, mean_of(contrast, pairs), contrast.unit, test, margin=margin)
+    estimate, note = mean_of(contrast, pairs), ""
+    if pairs.treatment in rules.regrets and not contrast.ranked:
+        estimate = estimate.widened(regret_variance(rules.regrets, pairs.treatment, pairs.control))
+        note = "the interval includes the choice of rates"
+    return Finding.about(claim, pairs, estimate, contrast.unit, test, margin=margin, note=note)
 
 
 def gated_verdicts(

@@ -1,6 +1,9 @@
 """The rules of the analysis, fixed before any result is seen."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from analysis.stats.pairs import FloatArray
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,7 @@ class Rules:
         comparisons: Number of comparisons in the plan, including those that lost all their pairs.
         corner: KL and reward of the corner of the hypervolume; None if there is no hypervolume.
         withheld: Why there is no verdict, or "".
+        regrets: Arm -> bootstrap samples of what it loses by its chosen rate, where rates were tuned.
     """
 
     alpha: float = 0.05
@@ -25,3 +29,4 @@ class Rules:
     comparisons: int = 0
     corner: tuple[float, float] | None = None
     withheld: str = ""
+    regrets: Mapping[str, FloatArray] = field(default_factory=dict)

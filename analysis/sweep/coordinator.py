@@ -1,6 +1,6 @@
 """Scheduling of cells and handling of their exits. Several coordinators can share a directory."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -9,6 +9,7 @@ from analysis.results import Cell, DamagedFileError, Plan
 from analysis.sweep.eta import Clock
 from analysis.sweep.job import BUSY, USAGE, Job
 from analysis.sweep.launchers import Launcher
+from analysis.sweep.lock import lock_choice
 from analysis.sweep.progress import Progress
 from analysis.sweep.store import Store
 from lit_klrb import schema
@@ -27,6 +28,10 @@ class State(Enum):
     DIVERGED = schema.DIVERGED
     FAILED = "failed"
     BLOCKED = "blocked"
+
+
+# States in which a cell has a result.
+_SETTLED = (State.DONE, State.DIVERGED)
 
 
 @dataclass
@@ -104,6 +109,7 @@ class Coordinator:
         self._cells = {cell.id: cell for cell in cells}
         self._states = survey(cells, store)
         self._required = {need for cell in self._in(State.TODO) for need in cell.needs}
+        self._rates: Mapping[str, float] | None = None
         self._attempts = dict.fromkeys(self._cells, 0)
         self._clock = Clock(cells, store)
         self._reasons: dict[str, str] = {}
@@ -128,6 +134,11 @@ class Coordinator:
         finally:
             self._launcher.stop()
         if not self._stopped:
+            tuned = [cell for cell in self._in(State.TODO) if cell.tuned_by]
+            if any(self._states[cell.id] not in _SETTLED for cell in self._cells.values() if cell.trial):
+                self._block(tuned, "a cell of the tuning stage has no result")
+            elif self._rates is not None:
+                self._block(tuned, "its arm diverged at every rate of the tuning stage")
             self._block(self._in(State.TODO), "a cell it starts from has no checkpoint")
         self._store.tidy()
         refused = [path for cell_id in self._cells if (path := self._store.refused(cell_id))]
@@ -146,6 +157,8 @@ class Coordinator:
                 break
             if not all(self._states[need] is State.DONE for need in cell.needs):
                 continue
+            if cell.tuned_by and self._rate(cell) is None:
+                continue
             if self._is_settled(cell):
                 self._settle(cell)
             elif self._store.is_claimed(cell.id):
@@ -155,7 +168,8 @@ class Coordinator:
         return elsewhere
 
     def _start(self, cell: Cell) -> bool:
-        job = Job(cell, self._store.directory, self._plan.module, cell.id in self._required)
+        rate = self._rate(cell) if cell.tuned_by else None
+        job = Job(cell, self._store.directory, self._plan.module, cell.id in self._required, rate)
         try:
             self._launcher.submit(job)
         except OSError as error:
@@ -163,6 +177,13 @@ class Coordinator:
             return False
         self._states[cell.id] = State.RUNNING
         return True
+
+    def _rate(self, cell: Cell) -> float | None:
+        """The rate chosen for the arm of a cell; None before the tuning stage is complete, or without one."""
+        trials = [trial for trial in self._cells.values() if trial.trial is not None]
+        if self._rates is None and all(self._states[trial.id] in _SETTLED for trial in trials):
+            self._rates = lock_choice(self._store.directory)
+        return (self._rates or {}).get(cell.arm or "")
 
     def _stops(self, asked_to_stop: Callable[[], bool]) -> bool:
         if not self._stopped and asked_to_stop():
@@ -217,4 +238,4 @@ class Coordinator:
 
 def _kind(cell: Cell) -> tuple[str, str | None]:
     """Stage and arm: cells of the same kind differ only in beta and seed."""
-    return cell.stage, cell.point.arm if cell.point else None
+    return cell.stage, cell.arm

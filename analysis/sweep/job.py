@@ -1,6 +1,8 @@
 """Runs one cell in a separate process: claim, train, publish."""
 
+import functools
 import io
+import json
 import os
 import runpy
 import shlex
@@ -15,7 +17,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from analysis.design.cells import RUNS
+from analysis.design.cells import RATE, RUNS
 from analysis.results import Cell, layout
 from analysis.sweep.harvest import harvest, read_summary
 from analysis.sweep.store import Store
@@ -38,12 +40,14 @@ class Job:
         directory: The sweep's directory.
         module: The package whose `fit` command runs it.
         needs_checkpoint: Whether another cell needs its checkpoint.
+        rate: The rate chosen for its arm; None without tuning.
     """
 
     cell: Cell
     directory: Path
     module: str
     needs_checkpoint: bool
+    rate: float | None = None
 
 
 def run_job(job: Job) -> None:
@@ -67,7 +71,10 @@ def _run(job: Job, store: Store) -> int:
     cell = job.cell
     workdir = store.workdir(cell.id)
     checkpoint = workdir / schema.CHECKPOINT
-    argv = [argument.replace(RUNS, str(job.directory)) for argument in cell.argv]
+    filled = {RUNS: str(job.directory), RATE: json.dumps(job.rate)}
+    argv = [
+        functools.reduce(lambda text, key: text.replace(key, filled[key]), filled, each) for each in cell.argv
+    ]
     # An attempt that was killed or stopped is resumed from its checkpoint, with the same result bit for bit.
     # Without a checkpoint there is nothing to keep. A published cell is repeated from the start, as its
     # directory is read-only otherwise.

@@ -11,7 +11,9 @@ from analysis.design.arms import examine
 from analysis.results import DamagedFileError, Plan, layout
 from analysis.results.archive import archive_path
 from analysis.results.arm import Arm
-from analysis.results.locked import ARMS, LockedPlan, lock_document
+from analysis.results.locked import ARMS, CHOICE, LockedPlan, encode_plan, lock_document, trials_of
+from analysis.results.records import read_run
+from analysis.results.tuning import choice_of
 from analysis.sweep.changes import changes
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import write_atomically
@@ -84,6 +86,28 @@ def lock(plan: Plan, expansion: Expansion, directory: Path, *, record: bool) -> 
         )
         _write(path, document)
     return Locked(altered, arms)
+
+
+def lock_choice(directory: Path) -> Mapping[str, float]:
+    """The rate chosen for each arm, locked in the plan by the first call after the tuning stage is complete.
+
+    Args:
+        directory: The sweep's directory, with a result of every cell of the tuning stage.
+
+    Raises:
+        DamagedFileError: If the locked choice is not that of the results.
+    """
+    path = directory / layout.PLAN
+    locked = LockedPlan.read(path)
+    runs = [
+        read_run(layout.result_path(directory, name)) for name in sorted(trials_of(locked.cells.values()))
+    ]
+    choice = choice_of(locked.plan, runs)
+    if locked.choice is None:
+        write_atomically(path, encode_plan({**locked.document, CHOICE: choice}))
+    elif locked.choice != choice:
+        raise DamagedFileError(f"{path}: its choice of rates is not that of the results of the tuning stage")
+    return dict(choice["rates"])
 
 
 def _locked(path: Path, *, begun: bool) -> LockedPlan | None:

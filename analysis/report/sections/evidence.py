@@ -29,10 +29,13 @@ def evidence(assessment: Assessment) -> Section | None:
         f"Evidence after each {unit}",
         paragraphs=[
             f"The e-process decides, because {because}. E is the wealth of a bettor who starts with 1 and "
-            f"bets before each {unit} on which estimator has the {better}. If the labels are exchangeable, "
-            f"no strategy gains, and the probability that E ever reaches {number(threshold)} for any "
-            f"comparison is at most {plan.primary.alpha:g} (Bonferroni). This is valid for any stopping "
-            "rule; with a design fixed in advance, the swap test needs fewer runs.",
+            f"bets before each {unit} on which estimator has the {better}. The null hypothesis is that "
+            f"either arm of a {unit} is equally likely to be ahead, however large the difference: it is "
+            "about signs, not means. An arm that is ahead more often can have the worse mean, for example if "
+            "a few of its runs collapse; the result is then inconclusive. Under the null hypothesis no "
+            f"strategy gains, and the probability that E ever reaches {number(threshold)} for any comparison "
+            f"is at most {plan.primary.alpha:g} (Bonferroni). This is valid for any stopping rule; with a design "
+            "fixed in advance, the swap test needs fewer runs.",
             *(_sentence(name, plan.primary.control, one) for name, one in found.items()),
         ],
         figures=[_figure(assessment, found, threshold, unit)],

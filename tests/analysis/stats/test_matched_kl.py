@@ -21,13 +21,21 @@ def apart(seed=0, *, ratio=0.6, gap=0.0, replicates=4, blocked=False, **design):
 
 
 def fitted(pairs):
-    """The model by statsmodels: coefficient of the label, and its clustered standard error."""
+    """The model by statsmodels: coefficient of the label, and its clustered standard error.
+
+    The difference from the coefficient in the model without the last power is added in quadrature.
+    """
     label = np.tile([0.5, -0.5], len(pairs))
     root = np.sqrt(pairs.kl.ravel())
-    design = np.column_stack([label, np.ones_like(root), root, root**2])
+    design = np.column_stack([label, np.ones_like(root), root, root**2, root**3])
     clusters = np.repeat(pairs.unit, 2)
-    found = sm.OLS(pairs.reward.ravel(), design).fit(cov_type="cluster", cov_kwds={"groups": clusters})
-    return found.params[0], found.bse[0], 1 - sm.OLS(label, design[:, 1:]).fit().rsquared
+    found, simpler = (
+        sm.OLS(pairs.reward.ravel(), columns).fit(cov_type="cluster", cov_kwds={"groups": clusters})
+        for columns in (design, design[:, :-1])
+    )
+    gap = found.params[0]
+    error = np.hypot(found.bse[0], gap - simpler.params[0])
+    return gap, error, 1 - sm.OLS(label, design[:, 1:-1]).fit().rsquared
 
 
 @pytest.mark.parametrize("blocked", [False, True])
@@ -64,16 +72,17 @@ def test_p_is_that_of_all_swaps_with_a_new_fit_each(blocked):
 @pytest.mark.parametrize("ratio", [1.0, 0.5, 0.4])
 def test_a_gap_without_noise_is_recovered_at_any_kl(ratio):
     kl = np.linspace(0.5, 5, 10)[:, None] * np.array([ratio, 1.0])
-    pairs = pairs_of(kl, 1 + 2 * np.sqrt(kl) - 0.1 * kl + np.array([0.3, 0.0]))
+    reward = 1 + 2 * np.sqrt(kl) - 0.1 * kl + np.array([0.3, 0.0])
+    pairs = pairs_of(kl, reward, beta_index=np.arange(10) % 2)
     found = matched_kl(pairs)
     assert found.estimate.value == pytest.approx(0.3)
     np.testing.assert_allclose(found.differences, 0.3)
-    np.testing.assert_allclose(found.curve, [1.15, 2, -0.1])
+    np.testing.assert_allclose(found.curve, [1.15, 2, -0.1, 0], atol=1e-8)
 
 
 def test_kls_that_do_not_overlap_and_diverged_runs_are_refused():
     kl = np.linspace(1, 2, 8)[:, None] * np.array([0.1, 1.0])
-    found = matched_kl(pairs_of(kl, np.sqrt(kl)))
+    found = matched_kl(pairs_of(kl, np.sqrt(kl), beta_index=np.arange(8) % 2))
     assert found.overlap < 0.5
     assert found.refused.startswith("their KLs do not overlap (overlap 0.")
     assert np.isnan(found.estimate.value)
@@ -82,14 +91,35 @@ def test_kls_that_do_not_overlap_and_diverged_runs_are_refused():
     assert "1 of the runs diverged" in matched_kl(pairs).refused
 
 
+def test_one_beta_is_refused_and_two_are_not():
+    assert "with one beta" in matched_kl(apart(betas=(0.1,), replicates=8)).refused
+    assert matched_kl(apart(betas=(0.1, 0.2), replicates=8)).refused == ""
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.7])
+def test_intervals_cover_on_a_frontier_with_a_hump(ratio):
+    """Reward that rises and falls with the KL; without the widening coverage at 0.7 is 0.1."""
+    covered = []
+    for seed in range(100):
+        pairs = apart(seed, ratio=ratio, replicates=10, betas=(0.1, 0.3))
+        pairs.reward[:] += np.exp(-2 * np.log(pairs.kl / 2.5) ** 2) - np.sqrt(pairs.kl)
+        fit = matched_kl(pairs)
+        if not fit.refused:
+            half = stats.t.ppf(0.975, fit.estimate.degrees) * fit.estimate.standard_error
+            covered.append(abs(fit.estimate.value) <= half)
+    assert len(covered) > 90
+    assert np.mean(covered) > 0.9
+
+
 def test_few_distinct_kls_have_a_simpler_curve():
-    assert curve_design(np.linspace(1, 2, 6)).shape == (6, 3)
+    assert curve_design(np.linspace(1, 2, 8)).shape == (8, 4)
+    assert curve_design(np.linspace(1, 2, 7)).shape == (7, 3)
     assert curve_design(np.linspace(1, 2, 5)).shape == (5, 2)
     assert curve_design(np.array([1.0, 2.0, 3.0, 3.0])).shape == (4, 1)
 
 
 def test_identical_runs_have_no_gap_and_cannot_reject():
-    pairs = pairs_of(np.ones((6, 2)), np.full((6, 2), 2.0))
+    pairs = pairs_of(np.ones((6, 2)), np.full((6, 2), 2.0), beta_index=np.arange(6) % 2)
     assert matched_kl(pairs).estimate.value == 0
     assert matched_kl_test(pairs).p_value == 1.0
 

@@ -3,9 +3,10 @@ import pytest
 from designs import draw_pairs, pairs_of
 
 from analysis.stats.contrast import mean_of
-from analysis.stats.intervals import Estimate, clustered_mean, stratified_mean
+from analysis.stats.intervals import Estimate, clustered_mean, detectable_effect, stratified_mean
 from analysis.stats.kl_reward import kl_contrast, log_kl_contrast, reward_contrast
 from analysis.stats.objective import objective, objective_contrast
+from analysis.stats.power import swap_p_values
 
 CONTRASTS = (objective_contrast, kl_contrast, log_kl_contrast, reward_contrast)
 
@@ -118,10 +119,21 @@ def test_equivalence_is_statsmodels_tost():
     assert Estimate(0.0).equivalence_p(9.0) == 1.0
 
 
-def test_the_detectable_effect_is_detected_with_80_percent_power():
+@pytest.mark.parametrize("alpha", [0.05, 0.0125])
+@pytest.mark.parametrize("count", [10, 12])
+def test_the_detectable_effect_is_detected_with_80_percent_power(count, alpha):
+    """By the swap test of a second sweep, at the effect that the first sweep's runs give."""
+    rng = np.random.default_rng(count)
+    first, second = rng.normal(size=(2, 1500, count))
+    one_beta = np.zeros(count, int)
+    found = np.array([stratified_mean(row, np.ones(count), one_beta).detectable(alpha) for row in first])
+    rejected = swap_p_values((second + found[:, None]) / count, resamples=4096) <= alpha
+    assert rejected.mean() == pytest.approx(0.8, abs=0.04)
+    assert Estimate(0.0).detectable() is None
+
+
+def test_the_detectable_effect_of_a_known_error_is_that_of_statsmodels():
     from statsmodels.stats.power import TTestPower
 
-    detectable = Estimate(0.0, 0.5, 9).detectable()
-    effect = detectable / (0.5 * np.sqrt(10))
-    assert TTestPower().power(effect, 10, 0.05) == pytest.approx(0.8, abs=1e-6)
-    assert Estimate(0.0).detectable() is None
+    effect = detectable_effect(9.0, 0.05, 0.8, known=True) / np.sqrt(10)
+    assert TTestPower().power(effect, 10, 0.05) == pytest.approx(0.8, abs=1e-3)

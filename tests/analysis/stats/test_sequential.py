@@ -5,8 +5,12 @@ import itertools
 import numpy as np
 from designs import draw_pairs, pairs_of
 
+from analysis.stats import Rules
+from analysis.stats.decision import Decision
 from analysis.stats.objective import objective
+from analysis.stats.primary import primary_verdicts
 from analysis.stats.sequential import evidence_of, swap_e_process
+from analysis.stats.verdict import Outcome
 
 
 def evidence(pairs, threshold, added=None):
@@ -66,3 +70,17 @@ def test_pairs_added_after_results_come_after_earlier_pairs():
     found = evidence(pairs, 20.0, 1 - added)
     differences = objective(pairs)[:, 0] - objective(pairs)[:, 1]
     assert np.array_equal(found.differences, differences[[1, 3, 0, 2]])
+
+
+def test_an_arm_that_is_ahead_more_often_but_has_the_lower_mean_is_not_better():
+    rewards = [[0.1, 0.0]] * 30 + [[-9.0, 0.0]]
+    for sign, outcome in ((1.0, Outcome.BETTER), (-1.0, Outcome.WORSE)):
+        pairs, good = (
+            pairs_of(np.ones((31, 2)), sign * np.array(each)) for each in (rewards, rewards[:1] * 31)
+        )
+        (verdict,) = primary_verdicts([pairs], Rules())
+        decision = Decision(verdict, evidence(pairs, 20.0), "the plan is sequential")
+        assert decision.outcome is Outcome.INCONCLUSIVE
+        assert "ahead more often, but the mean favours" in decision.headline
+        (verdict,) = primary_verdicts([good], Rules())
+        assert Decision(verdict, evidence(good, 20.0), "the plan is sequential").outcome is outcome

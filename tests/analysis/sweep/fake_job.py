@@ -39,6 +39,7 @@ def main(argv):
         Path(value).read_bytes().hex() for key, value in sorted(options.items()) if key.endswith("_path")
     ]
     identity = [options["seed_everything"], estimator, options.get("kl.beta"), *sources]
+    identity += [options[key] for key in ("lr",) if key in options]
     digest = hashlib.sha256(json.dumps(identity).encode()).digest()
     reward, kl = (int.from_bytes(digest[i : i + 4], "big") / 2**32 for i in (0, 4))
     if os.environ.get("FAKE_JOB") == "noise":

@@ -1,0 +1,125 @@
+"""The tuning stage: it runs first, its choice is locked, and the grid uses it."""
+
+import json
+
+import pytest
+import yaml
+from sweep_project import kill_session, wait_until
+
+from analysis.design import expand, read_plan
+from analysis.results.load import load_sweep
+from analysis.results.tuning import best_rates
+from lit_klrb.errors import ConfigurationError
+
+TUNING = {"rates": [0.1, 0.2, 0.4], "replicates": 2, "key": "lr"}
+CELLS = 2 * 3 * 2 * 2  # arms, rates, betas, replicates
+
+
+def rates_of(project, name="plan"):
+    """Arm -> the rates with which its runs of the grid were started."""
+    found = {}
+    for log in (project.directory / name / "cells").glob("*/log.txt"):
+        line = log.read_text().partition("\n")[0].split()
+        options = dict(zip(line[5::2], line[6::2], strict=True))
+        cell = json.loads((project.directory / name / "results" / f"{log.parent.name}.json").read_bytes())
+        if cell["cell"]["beta"] is not None:
+            found.setdefault(cell["cell"]["arm"], set()).add(float(options["--lr"]))
+    return found
+
+
+def test_the_grid_runs_at_the_rates_that_the_tuning_stage_chose(project):
+    path = project.write(tuning=TUNING)
+    code, output = project.run("sweep", "--config", path, "--workers", "2")
+    assert code == 0, output
+    assert f"{2 + CELLS + 8} cells: {2 + CELLS + 8} done" in output
+    sweep = load_sweep(project.directory / "plan")
+    assert len(sweep.trials) == CELLS
+    assert sweep.locked.recomputed
+    assert not sweep.locked.changed_after_results
+    assert not sweep.invalid
+    assert sweep.rates == best_rates(sweep.plan, sweep.runs)
+    assert rates_of(project) == {arm: {rate} for arm, rate in sweep.rates.items()}
+    seeds = {run.cell.seed for run in sweep.trials}
+    assert len(seeds) == 4
+    assert not seeds & {run.cell.seed for run in sweep.grid.values()}
+    order = project.ran()
+    trials = {run.cell.id for run in sweep.trials}
+    assert set(order[2 : 2 + CELLS]) == trials
+    before = (project.directory / "plan" / "plan.json").read_bytes()
+    code, output = project.run("sweep", "--config", path)
+    assert code == 0
+    assert "no cell was run" in output
+    assert (project.directory / "plan" / "plan.json").read_bytes() == before
+
+
+def test_a_killed_sweep_continues_to_the_same_results(project):
+    whole = project.write(tuning=TUNING)
+    assert project.run("sweep", "--config", whole)[0] == 0
+    cut = project.write("cut", tuning=TUNING)
+    for done in (3, CELLS + 1, CELLS + 4):
+        process = project.start("sweep", "--config", cut, "--workers", "1")
+        results = project.directory / "cut" / "results"
+        wait_until(lambda results=results, done=done: len(list(results.glob("*.json"))) >= done)
+        kill_session(process)
+    assert project.run("sweep", "--config", cut)[0] == 0
+    one, other = (
+        json.loads((project.directory / name / "plan.json").read_bytes()) for name in ("plan", "cut")
+    )
+    assert one["choice"] == other["choice"]
+    assert project.results("cut") == project.results("plan")
+
+
+def test_the_plan_prints_the_cells_of_tuning_and_their_time(project):
+    code, output = project.run("plan", "--config", project.write(tuning=TUNING))
+    assert code == 0, output
+    assert f"tuning: {CELLS} to run, each 60 s (assumed" in output
+    assert "tuning MonteCarlo rate=0.1 beta=0.1 #0" in output
+    assert "3 rates from 0.1 to 0.4 of lr" in output
+
+
+def test_without_a_result_of_every_trial_the_grid_is_blocked(project):
+    path = project.write(tuning=TUNING, rloo={"seconds": 0, "behaviour": {"RaoBlackwell": "crash"}})
+    code, output = project.run("sweep", "--config", path, "--workers", "2")
+    assert code == 1
+    assert "8 blocked" in output
+    assert "a cell of the tuning stage has no result" in output
+
+
+def test_a_choice_that_is_not_that_of_the_results_gives_no_verdict(project):
+    assert project.run("sweep", "--config", project.write(tuning=TUNING))[0] == 0
+    path = project.directory / "plan" / "plan.json"
+    document = json.loads(path.read_bytes())
+    for choice in ({**document["choice"], "rates": {"MonteCarlo": 9.0, "RaoBlackwell": 9.0}}, None):
+        path.write_text(json.dumps({**document, "choice": choice}))
+        (problem, *_) = load_sweep(path.parent).invalid
+        assert "choice of rates" in problem
+
+
+def test_the_ids_of_the_grid_depend_on_the_rates_tried_and_not_on_their_order(project):
+    def ids(**tuning):
+        plan = read_plan(project.write(tuning=TUNING | tuning))
+        return {cell.id for cell in expand(plan).cells if cell.point}
+
+    assert ids() == ids(rates=[0.1, 0.2, 0.4])
+    assert not ids() & ids(rates=[0.1, 0.2, 0.8])
+    plain = read_plan(project.write())
+    assert "tuning" not in plain.record()
+    assert not {cell.id for cell in expand(plain).cells if cell.point} & ids()
+
+
+@pytest.mark.parametrize(
+    ("tuning", "message"),
+    [
+        ({"rates": [0.1, 0.2]}, "tuning.rates: [0.1, 0.2] is not allowed; at least 3 different numbers > 0"),
+        ({"rates": [0.1, 0.1, 0.2]}, "tuning.rates"),
+        ({"rates": [0.1, -0.1, 0.2]}, "tuning.rates"),
+        ({"replicates": 1}, "tuning.replicates: 1 is not allowed"),
+        ({"key": "kl.beta"}, "tuning.key: 'kl.beta' is not allowed"),
+        ({"key": "kl.estimator"}, "tuning chooses it"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(project, tuning, message):
+    with pytest.raises(ConfigurationError) as caught:
+        read_plan(project.write(tuning=TUNING | tuning))
+    assert message in str(caught.value)
+    assert yaml.safe_load((project.directory / "plan.yaml").read_text())["tuning"]
