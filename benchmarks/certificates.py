@@ -14,6 +14,7 @@ from analysis.stats.power import Rate, rejection_rates, swap_p_values
 from analysis.stats.scenario import STANDARD, Scenario
 from analysis.stats.stability import spread_test
 
+from .certificates_design import collapses, frontiers, power, rates, times
 from .certificates_primary import growth, matched, objective
 from .table import markdown
 
@@ -35,7 +36,7 @@ RESAMPLES = 199
 
 
 def report(quick: bool) -> str:
-    """Six tables as Markdown."""
+    """Eleven tables as Markdown."""
     repetitions = 20 if quick else 500
     few = repetitions // 4
     errors = " and ".join(f"{Rate(LEVEL, count).error:.3f}" for count in (repetitions, few))
@@ -46,7 +47,9 @@ def report(quick: bool) -> str:
         f"errors are {errors}."
     )
     primary = [objective(repetitions), matched(repetitions), growth(4 * repetitions)]
-    return "\n\n".join([intro, *primary, _sweeps(repetitions, few), _gradients(repetitions), _stability(few)])
+    design = [make(repetitions) for make in (collapses, frontiers, power, times, rates)]
+    tests = [_sweeps(repetitions, few), _gradients(repetitions), _stability(few)]
+    return "\n\n".join([intro, *primary, *design, *tests])
 
 
 def _share(rejected: Iterable[bool] | np.ndarray) -> str:

@@ -143,6 +143,12 @@ def _compare_facts(written: dict[str, Any], runs: Path, code: dict[str, str]) ->
         f"{_code(code)}; the plan, the results and each run's outcome were compared"
     )
     found.differences += [f"{NUMBERS}: {line}" for line in _differences(_said(written), _facts(sweep))]
+    times = _at(written, "sections", "equal_time", "seconds")
+    if isinstance(times, dict):
+        found.differences += [
+            f"{NUMBERS}: {line}"
+            for line in _differences(times, dict(sweep.seconds), "sections.equal_time.seconds")
+        ]
     return found
 
 

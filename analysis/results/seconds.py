@@ -8,11 +8,14 @@ from pathlib import Path
 
 from analysis.results import layout
 from analysis.results.archive import has_archive
+from analysis.results.checksum import digest
 from analysis.results.files import DamagedFileError, read_bytes, read_json
 from analysis.results.sweep import Problem
 
 # The shortest and longest time of a cell in seconds; ratios of others could overflow.
 _RANGE = 1e-3, 1e9
+# The key of the checksum in `seconds.json`.
+_CHECKSUM = "checksum"
 
 
 def read_time(path: Path) -> float | None:
@@ -60,8 +63,9 @@ def read_seconds(
 
 
 def encode_seconds(seconds: Mapping[str, float]) -> bytes:
-    """The content of `seconds.json`: cell id -> seconds, sorted by id."""
-    return json.dumps(dict(sorted(seconds.items())), indent=1).encode() + b"\n"
+    """The content of `seconds.json`: the checksum of the rest, and cell id -> seconds, sorted by id."""
+    times = dict(sorted(seconds.items()))
+    return json.dumps({_CHECKSUM: digest(times), **times}, indent=1).encode() + b"\n"
 
 
 def _published(directory: Path) -> dict[str, tuple[str, float | None]]:
@@ -72,6 +76,13 @@ def _published(directory: Path) -> dict[str, tuple[str, float | None]]:
     content = read_json(path)
     if not isinstance(content, dict):
         raise DamagedFileError(f"{path}: not the times of cells")
+    checksum = content.pop(_CHECKSUM, None)  # earlier versions wrote none
+    try:
+        intact = checksum is None or checksum == digest(content)
+    except ValueError:
+        intact = False
+    if not intact:
+        raise DamagedFileError(f"{path}: does not match its checksum; it was changed after it was published")
     return {cell_id: (f"{layout.TIMES}: {cell_id}", _as_seconds(time)) for cell_id, time in content.items()}
 
 

@@ -1,7 +1,7 @@
 """Outcomes at equal time: every arm at the time at which the quickest one ends."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -9,11 +9,13 @@ from analysis.results.records import Curve, Run
 from analysis.results.sweep import Sweep
 from analysis.stats.arms import mean_over_replicates
 from analysis.stats.intervals import Estimate
-from analysis.stats.pairs import FloatArray
+from analysis.stats.pairs import FloatArray, IntArray
 from lit_klrb import schema
 
 # Fewest evaluations between start and end of a run that is interpolated.
 _FEWEST = 2
+# Number of bootstrap samples.
+SAMPLES = 2_000
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,8 @@ class AtEqualTime:
         step: The step that it has reached, a mean over its runs; None without evaluations.
         outcome: Mean over its runs of J, or of the KL where the plan decides by it, at this step; None if one
             of them has too few evaluations to be interpolated.
-        difference: Mean over replicates of its outcome minus the control's, each at its own step; None for
-            the control, and if either has no outcome.
+        difference: Mean over replicates of its outcome minus the control's, each at its own step, with an
+            error that includes the noise of the times; None for the control, and if either has no outcome.
     """
 
     label: str
@@ -51,12 +53,13 @@ def at_equal_time(sweep: Sweep) -> list[AtEqualTime]:
     found = []
     for index in sweep.plan.grid.beta:
         ratios = {label: _ratios(sweep, label, index) for label in sweep.plan.grid.arms}
-        medians = {label: float(np.median(values)) for label, values in ratios.items() if len(values)}
+        medians = {label: float(np.median([*values.values()])) for label, values in ratios.items() if values}
         if len(medians) < 2:
             continue
         shares = {label: min(medians.values()) / ratio for label, ratio in medians.items()}
         curves = {label: _evaluations(sweep, label, index) for label in medians}
         outcomes = {label: _outcomes(curves[label], shares[label]) for label in medians}
+        errors = joint_errors(ratios, {label: curves[label] for label in medians if outcomes[label]}, control)
         for label, ratio in medians.items():
             last = [curve.step[-1] for curve in curves[label].values() if len(curve.step)]
             values = outcomes[label]
@@ -65,12 +68,12 @@ def at_equal_time(sweep: Sweep) -> list[AtEqualTime]:
                     label,
                     index,
                     ratio,
-                    (float(ratios[label].min()), float(ratios[label].max())),
+                    (min(ratios[label].values()), max(ratios[label].values())),
                     len(ratios[label]),
                     shares[label],
                     shares[label] * float(np.mean(last)) if last else None,
                     mean_over_replicates(np.array(list(values.values()))) if values else None,
-                    None if label == control else _difference(values, outcomes[control]),
+                    None if label == control else _difference(values, outcomes[control], errors.get(label)),
                 )
             )
     return found
@@ -107,13 +110,13 @@ def _runs(sweep: Sweep, label: str, index: int) -> dict[int, Run]:
     }
 
 
-def _ratios(sweep: Sweep, label: str, index: int) -> FloatArray:
-    """Times of the arm's runs relative to the control's, of the S replicates where both are known: [S]."""
+def _ratios(sweep: Sweep, label: str, index: int) -> dict[int, float]:
+    """Replicate -> time of the arm's run relative to the control's, where both are known."""
     ours, theirs = (
         {s: time for s, run in _runs(sweep, arm, index).items() if (time := sweep.seconds.get(run.cell.id))}
         for arm in (label, sweep.plan.primary.control)
     )
-    return np.array([ours[replicate] / theirs[replicate] for replicate in ours.keys() & theirs.keys()])
+    return {replicate: ours[replicate] / theirs[replicate] for replicate in ours.keys() & theirs.keys()}
 
 
 def _evaluations(sweep: Sweep, label: str, index: int) -> dict[int, Curve]:
@@ -146,8 +149,60 @@ def _outcomes(curves: Mapping[int, Curve], share: float) -> dict[int, float]:
     return found
 
 
-def _difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Estimate | None:
+def _difference(
+    ours: Mapping[int, float], theirs: Mapping[int, float], error: float | None
+) -> Estimate | None:
     pairs = sorted(ours.keys() & theirs.keys())
     if not pairs:
         return None
-    return mean_over_replicates(np.array([ours[replicate] - theirs[replicate] for replicate in pairs]))
+    found = mean_over_replicates(np.array([ours[replicate] - theirs[replicate] for replicate in pairs]))
+    return found if error is None or len(pairs) < 2 else replace(found, standard_error=error)
+
+
+def joint_errors(
+    ratios: Mapping[str, Mapping[int, float]], curves: Mapping[str, Mapping[int, Curve]], control: str
+) -> dict[str, float]:
+    """Standard errors of the differences to the control, over the noise of outcomes and of times.
+
+    A bootstrap resamples replicates with their times and curves, so that the step at which arms are compared
+    varies as it would if the sweep were repeated.
+    """
+    names = sorted({replicate for own in curves.values() for replicate in own})
+    if control not in curves or len(names) < 2:
+        return {}
+    drawn = np.random.default_rng(0).integers(len(names), size=(SAMPLES, len(names)))
+    times = {
+        label: _medians(np.array([own.get(replicate, np.nan) for replicate in names]), drawn)
+        for label, own in ratios.items()
+        if own
+    }
+    least = np.min([*times.values()], axis=0)
+    sampled = {
+        label: np.array(
+            [_at_shares(own.get(replicate), least / times[label]) for replicate in names]
+        )  # [replicates, samples]
+        for label, own in curves.items()
+    }
+    columns, scale = np.arange(SAMPLES), np.sqrt(len(names) / (len(names) - 1))
+    found = {}
+    for label in curves.keys() - {control}:
+        differences = (sampled[label] - sampled[control])[drawn.T, columns]
+        known = np.isfinite(differences)
+        counts = known.sum(axis=0)
+        means = np.where(known, differences, 0.0).sum(axis=0)[counts > 0] / counts[counts > 0]
+        found[label] = float(means.std() * scale)
+    return found
+
+
+def _medians(values: FloatArray, drawn: IntArray) -> FloatArray:
+    """The median of each sample of values, without those that are not known: [samples]."""
+    known = np.asarray(np.isfinite(values))
+    filled = np.where(known[drawn].any(axis=1)[:, None], values[drawn], np.median(values[known]))
+    return np.asarray(np.nanmedian(filled, axis=1))
+
+
+def _at_shares(curve: Curve | None, shares: FloatArray) -> FloatArray:
+    """The curve after each share of its steps; `nan` without a curve."""
+    if curve is None:
+        return np.full(len(shares), np.nan)
+    return np.asarray(np.interp(shares * float(curve.step[-1]), curve.step, curve.value))

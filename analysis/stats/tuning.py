@@ -1,9 +1,9 @@
 """What the choice of rates adds to the uncertainty of a comparison of arms at their best rates.
 
-The runs of the grid compare arms at the rates that were chosen for them. At another rate an arm may be better;
-what it loses is its regret. The regrets are not known, but the runs of the tuning stage show how large they
-may be. Their mean square is added to the variance of a difference between arms, so that its interval is for
-the arms at their true best rates. `python -m benchmarks certificates` has its coverage.
+The runs of the grid compare arms at the rates that were chosen for them. At another rate an arm may be
+better; what it loses is its regret. The regrets are not known, but the runs of the tuning stage show how
+large they may be. Their mean square is added to the variance of a difference between arms, so that its
+interval is for the arms at their true best rates. `python -m benchmarks certificates` has its coverage.
 """
 
 from collections.abc import Mapping

@@ -24,6 +24,7 @@ from analysis.report.sections.reading import reading
 from analysis.report.sections.stability import stability
 from analysis.report.sections.summary import summary
 from analysis.report.sections.tradeoff import tradeoff
+from analysis.report.sections.tuning import tuning
 
 Builder = Callable[[Assessment], Section | None]
 
@@ -33,6 +34,7 @@ SECTIONS: tuple[Builder, ...] = (
     happened,
     reading,
     arms,
+    tuning,
     execution,
     completions,
     hyperparameters,

@@ -47,7 +47,7 @@ def _table(plan: Plan, found: Sequence[AtEqualTime]) -> Table:
     return Table(
         f"Time relative to {control}: median, and range over the given number of pairs of runs. {outcome} at "
         f"equal time ({unit}): mean over replicates, and mean matched difference to {control} at equal time "
-        "with its 95% t interval over replicates, not corrected for multiple comparisons.",
+        "with its 95% interval over replicates and their times, not corrected for multiple comparisons.",
         ("Arm", "β", "Time", "Pairs", "Step", "Share of steps", outcome, "Difference"),
         [
             (

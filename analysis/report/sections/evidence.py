@@ -34,8 +34,8 @@ def evidence(assessment: Assessment) -> Section | None:
             "about signs, not means. An arm that is ahead more often can have the worse mean, for example if "
             "a few of its runs collapse; the result is then inconclusive. Under the null hypothesis no "
             f"strategy gains, and the probability that E ever reaches {number(threshold)} for any comparison "
-            f"is at most {plan.primary.alpha:g} (Bonferroni). This is valid for any stopping rule; with a design "
-            "fixed in advance, the swap test needs fewer runs.",
+            f"is at most {plan.primary.alpha:g} (Bonferroni). This is valid for any stopping rule; with "
+            "a design fixed in advance, the swap test needs fewer runs.",
             *(_sentence(name, plan.primary.control, one) for name, one in found.items()),
         ],
         figures=[_figure(assessment, found, threshold, unit)],

@@ -102,10 +102,32 @@ def test_numbers_are_those_of_a_loop_over_the_results(tmp_path, outcome):
                 at_step((arm, index, s), share) - at_step(("MonteCarlo", index, s), own) for s in known
             ]
             assert one["difference"] == pytest.approx(np.mean(differences))
-            low, high = stats.t.interval(
-                0.95, len(known) - 1, loc=np.mean(differences), scale=stats.sem(differences)
-            )
-            assert one["interval"] == pytest.approx((low, high))
+            low, high = one["interval"]
+            assert (low + high) / 2 == pytest.approx(one["difference"])
+            # The error of the outcomes alone, to which that of the times is added
+            assert high - low > 1.7 * stats.t.ppf(0.975, len(known) - 1) * stats.sem(differences)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_the_interval_includes_the_noise_of_times(tmp_path, noise):
+    """With the curves J = step of all runs, the difference is that of the steps reached."""
+
+    def edit(point, made):
+        steps = list(range(0, 50, 2))
+        for key, values in (("reward", [float(step) for step in steps]), ("kl", [0.0] * len(steps))):
+            made["curves"][f"val/{key}"] = {"step": steps, "value": values}
+        return made
+
+    runs = write_sweep(tmp_path, betas={0: 0.1}, replicates=30, edit=edit)
+    rng = np.random.default_rng(3)
+    write_times(
+        runs, lambda place: (2.0 if place[0] == "RaoBlackwell" else 1.0) * float(np.exp(noise * rng.normal()))
+    )
+    one = section_of(runs).numbers["arms"]["RaoBlackwell"]["0"]
+    low, high = one["interval"]
+    # the median of 30 ratios with SD sqrt(2) * noise of their logs, by the delta method
+    error = one["step"] * np.sqrt(np.pi / 2) * np.sqrt(2) * noise / np.sqrt(30)
+    assert (high - low) / 2 == pytest.approx(stats.t.ppf(0.975, 29) * error, rel=0.4)
 
 
 def test_budget_is_the_control_if_no_arm_is_quicker(tmp_path):
@@ -160,7 +182,7 @@ def test_a_published_sweep_has_the_times_and_verify_finds_each_that_changes(tmp_
     write_times(write_sweep(runs, **SMALL), constant)
     assert main(["publish", str(runs), "--output", str(output)]) == 0
     times = json.loads((output / "seconds.json").read_text())
-    assert list(times) == sorted(one["id"] for one in grid_results(runs).values())
+    assert list(times) == ["checksum", *sorted(one["id"] for one in grid_results(runs).values())]
     assert "At equal time" in (output / "report.html").read_text("utf-8")
     assert main(["publish", str(output), "--output", str(again)]) == 0
     assert (again / "seconds.json").read_bytes() == (output / "seconds.json").read_bytes()
@@ -170,10 +192,21 @@ def test_a_published_sweep_has_the_times_and_verify_finds_each_that_changes(tmp_
     assert (again / "seconds.json").read_bytes() == (output / "seconds.json").read_bytes()
     capsys.readouterr()
     assert main(["verify", str(output)]) == 0
-    name = next(iter(times))
+    name = next(key for key in times if key != "checksum")
     (output / "seconds.json").write_text(json.dumps(times | {name: 17.5}))
     assert main(["verify", str(output)]) == 1
+    assert "problem: seconds.json: does not match its checksum" in capsys.readouterr().out
+    # As written by earlier versions
+    del times["checksum"]
+    (output / "seconds.json").write_text(json.dumps(times | {name: 17.5}))
     expected = f"sections.equal_time.seconds.{name}: {times[name]} is written, the results give 17.5"
+    assert main(["verify", str(output)]) == 1
+    assert expected in capsys.readouterr().out
+    # Also where the page was written by other code
+    numbers = json.loads((output / "results.json").read_text())
+    numbers["code"]["sources"] = "0" * 64
+    (output / "results.json").write_text(json.dumps(numbers))
+    assert main(["verify", str(output)]) == 1
     assert expected in capsys.readouterr().out
 
 

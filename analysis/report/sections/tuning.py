@@ -1,0 +1,113 @@
+"""The tuning stage: the primary outcome of each arm at each rate, and the rate that was chosen."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from analysis.report.assessment import Assessment
+from analysis.report.elements import Figure, Section, Table
+from analysis.report.figures import legend_lines, looks, sheet
+from analysis.results.sweep import Sweep
+from analysis.results.tuning import at_the_edge, trial_outcomes
+from analysis.stats.arms import mean_over_replicates
+from analysis.stats.pairs import FloatArray
+from analysis.stats.text import count, number
+from analysis.stats.tuning import regrets_of
+from lit_klrb import schema
+
+
+def tuning(assessment: Assessment) -> Section | None:
+    """The outcome against the rate for each arm; None without a tuning stage."""
+    sweep = assessment.sweep
+    plan = sweep.plan
+    if plan.tuning is None or not sweep.trials:
+        return None
+    sign, name = (-1.0, "KL") if plan.primary.outcome == schema.KL else (1.0, "J")
+    outcomes = {arm: sign * values for arm, values in trial_outcomes(plan, sweep.trials).items()}
+    regrets = {arm: float(np.sqrt((values**2).mean())) for arm, values in regrets_of(sweep).items()}
+    runs = count(plan.tuning.replicates, "replicate")
+    return Section(
+        "tuning",
+        "Choice of rates",
+        paragraphs=[
+            f"Before the grid, every arm ran at each of {len(plan.tuning.rates)} values of {plan.tuning.key} "
+            f"with {runs} at each β, with other seeds than those of the grid. Each arm's rate is the one "
+            f"with the best mean {name} over β, of those at which no run diverged; plan.json has it.",
+            "What an arm loses by its chosen rate, compared with the best rate in the range, is estimated by "
+            "resampling replicates, with a parabola in the log rate around the best rate. The mean square of "
+            "the difference between two arms' losses widens the interval of their comparison.",
+            *(f"{line[0].upper()}{line[1:]}." for line in at_the_edge(plan, sweep.rates)),
+        ],
+        figures=[_figure(sweep, outcomes, name)],
+        tables=[_table(sweep, outcomes, regrets, name)],
+        numbers={
+            arm: {
+                "chosen": sweep.rates.get(arm),
+                "loss": regrets.get(arm),
+                "outcomes": dict(zip(map(str, sorted(plan.tuning.rates)), values.T.tolist(), strict=True)),
+            }
+            for arm, values in outcomes.items()
+        },
+    )
+
+
+def _table(
+    sweep: Sweep, outcomes: Mapping[str, FloatArray], regrets: Mapping[str, float], name: str
+) -> Table:
+    rates = sorted(sweep.plan.tuning.rates) if sweep.plan.tuning else []
+    return Table(
+        f"Mean {name} over β and replicates at each rate, and the root mean square of what the chosen rate "
+        "may lose; “–” where a run is missing or diverged.",
+        ("Arm", *(f"{rate:g}" for rate in rates), "Chosen", "May lose"),
+        [
+            (
+                arm,
+                *(number(mean) if np.isfinite(mean) else "–" for mean in values.mean(axis=0)),
+                f"{sweep.rates[arm]:g}" if arm in sweep.rates else "–",
+                number(regrets.get(arm)),
+            )
+            for arm, values in outcomes.items()
+        ],
+    )
+
+
+def _figure(sweep: Sweep, outcomes: Mapping[str, FloatArray], name: str) -> Figure:
+    plan = sweep.plan
+    rates = np.array(sorted(plan.tuning.rates) if plan.tuning else [])
+    styles = looks(plan.grid.arms, plan.primary.control)
+    rows = []
+    with sheet(2.8) as drawn:
+        axes = drawn.canvas.subplots()
+        for arm, values in outcomes.items():
+            look, found = styles[arm], [mean_over_replicates(column) for column in values.T]
+            axes.plot(rates, values.T, color=look.colour, linewidth=0.5, alpha=0.35)
+            axes.plot(
+                rates, [one.value for one in found], color=look.colour, linestyle=look.dashes, linewidth=1.4
+            )
+            for rate, one in zip(rates, found, strict=True):
+                interval = one.interval()
+                if interval is not None and np.isfinite(one.value):
+                    axes.plot([rate, rate], [interval.low, interval.high], color=look.colour, linewidth=1)
+                    ends = f"{number(interval.low)} to {number(interval.high)}"
+                    rows.append((arm, f"{rate:g}", number(one.value), ends))
+            if arm in sweep.rates:
+                axes.axvline(sweep.rates[arm], color=look.colour, linestyle=":", linewidth=1)
+        axes.set_xscale("log")
+        axes.set_xlabel("rate (log scale)")
+        axes.set_ylabel(name)
+        drawn.canvas.legend(
+            handles=legend_lines({arm: styles[arm] for arm in outcomes}, lines=True),
+            loc="outside upper left",
+            fontsize=8,
+        )
+    return Figure(
+        drawn.svg,
+        f"{name} against the rate, one line per arm, with the chosen rates.",
+        f"Mean {name} over β and its 95% t interval over replicates; pale lines are single replicates, "
+        "dotted lines the chosen rates.",
+        Table(
+            f"Mean {name} over β of each arm at each rate; n counts replicates.",
+            ("Arm", "Rate", name, "95% interval"),
+            rows,
+        ),
+    )

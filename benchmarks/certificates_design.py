@@ -1,0 +1,200 @@
+"""Size and coverage off the null: collapses, curved frontiers, unequal times, and rates that were chosen."""
+
+from collections.abc import Callable
+
+import numpy as np
+from scipy import stats
+
+from analysis.results.records import Curve
+from analysis.stats import Pairs
+from analysis.stats.equal_time import joint_errors
+from analysis.stats.intervals import Estimate, stratified_mean
+from analysis.stats.matched_kl import matched_kl
+from analysis.stats.power import swap_p_values
+from analysis.stats.sequential import Evidence
+from analysis.stats.tuning import regrets
+
+from .certificates_primary import LEVEL, rate
+from .table import markdown
+
+Curved = Callable[[np.ndarray], np.ndarray]
+
+
+def collapses(repetitions: int) -> str:
+    """An arm that is ahead in most pairs and collapses in a few: its mean is 0.2 lower."""
+    rows = []
+    for share in (0.1, 0.15):
+        for count in (12, 36, 60):
+            rng = np.random.default_rng([7, count])
+            signs, means = [], []
+            for _ in range(repetitions):
+                fallen = rng.random(count) < share
+                differences = rng.normal(0.1, 0.14, count) - 0.3 / share * fallen
+                found = Evidence(differences, 1 / LEVEL)
+                signs.append(found.crossing is not None and found.favours_treatment)
+                means.append(signs[-1] and differences.mean() > 0)
+            rows.append([f"{share:.0%}", str(count), rate(signs), rate(means)])
+    header = ["collapses", "pairs", "former: signs alone", "and the mean agrees"]
+    return "### E-process: “better” although the mean is 0.2 lower\n\n" + markdown(header, rows)
+
+
+# --- reward at matched KL -----------------------------------------------------------------------------------
+
+
+def _hump(width: float) -> Curved:
+    return lambda kl: np.exp(-0.5 * (np.log(kl / 2.3) / width) ** 2)
+
+
+FRONTIERS: dict[str, Curved] = {"√KL": np.sqrt, "hump": _hump(0.7), "narrow hump": _hump(0.5)}
+
+
+def frontiers(repetitions: int) -> str:
+    """Coverage of the gap at matched KL on frontiers that rise and fall; a true gap of 0.3."""
+    rows = []
+    for name, curve in FRONTIERS.items():
+        for betas, replicates in (((0.05, 0.1, 0.2, 0.4), 6), ((0.1, 0.3), 10)):
+            for ratio in (1.0, 0.85, 0.7, 0.5):
+                fits = [
+                    _fit(np.random.default_rng([8, i]), curve, betas, replicates, ratio)
+                    for i in range(repetitions)
+                ]
+                shown = [one for one in fits if one is not None]
+                rows.append(
+                    [
+                        name,
+                        str(len(betas)),
+                        f"{ratio:g}",
+                        f"{1 - len(shown) / len(fits):.2f}",
+                        _covers(shown, 0.3),
+                    ]
+                )
+    header = ["frontier", "betas", "KL ratio", "refused", "coverage"]
+    return "### Reward at matched KL on curved frontiers\n\n" + markdown(header, rows)
+
+
+def _fit(
+    rng: np.random.Generator, curve: Curved, betas: tuple[float, ...], replicates: int, ratio: float
+) -> Estimate | None:
+    index, replicate = np.divmod(np.arange(len(betas) * replicates), replicates)
+    beta = np.array(betas)[index]
+    noise = np.sqrt(0.3) * rng.normal(size=(2, len(index), 1)) + np.sqrt(0.7) * rng.normal(
+        size=(2, len(index), 2)
+    )
+    kl = 0.3 / beta[:, None] * np.array([ratio, 1.0]) * np.exp(0.15 * noise[0])
+    reward = curve(kl) + 0.1 * noise[1] + np.array([0.3, 0.0])
+    found = matched_kl(Pairs("a", "b", beta, index, replicate, np.arange(len(index)), kl, reward))
+    return None if found.refused else found.estimate
+
+
+def _covers(estimates: list[Estimate], truth: float) -> str:
+    ends = [one.interval() for one in estimates]
+    return rate([one is not None and one.low <= truth <= one.high for one in ends]) if ends else "–"
+
+
+# --- power, times and rates ---------------------------------------------------------------------------------
+
+
+def power(repetitions: int) -> str:
+    """The power of a second sweep at the difference that the first one says it detects with 80 % power."""
+    rows = []
+    for betas, replicates in ((1, 10), (1, 12), (3, 4), (3, 6), (3, 12)):
+        for level in (LEVEL, LEVEL / 4):
+            strata = np.repeat(np.arange(betas), replicates)
+            first, second = np.random.default_rng(9).normal(size=(2, repetitions, len(strata)))
+            lifts = [
+                stratified_mean(one, np.ones(len(strata)), strata).detectable(level) or 0.0 for one in first
+            ]
+            sums = (second + np.array(lifts)[:, None]) / len(strata)
+            rows.append(
+                [
+                    str(betas),
+                    str(replicates),
+                    f"{level:g}",
+                    rate(swap_p_values(sums, resamples=4096) <= level),
+                ]
+            )
+    header = ["betas", "replicates", "level", "power of the swap test"]
+    return "### The difference said to be detected with 80 % power\n\n" + markdown(header, rows)
+
+
+def times(repetitions: int) -> str:
+    """Coverage of the difference in J at equal time, where times are noisy."""
+    rows = []
+    steps = np.linspace(0, 1, 11)
+    rise = 1 - np.exp(-3 * steps)
+    truth = float(np.interp(1 / 1.5, steps, rise) - rise[-1])
+    for noise in (0.0, 0.1, 0.3):
+        rng = np.random.default_rng(10)
+        hits = {"joint": [], "alone": []}
+        for _ in range(repetitions):
+            count = 10
+            logs = noise * rng.normal(size=count)
+            ratios = {"b": dict.fromkeys(range(count), 1.0), "a": dict(enumerate(1.5 * np.exp(logs)))}
+            lift = 0.05 * rng.normal(size=(2, count))
+            curves = {
+                arm: {s: Curve(steps, rise + own[s]) for s in range(count)}
+                for arm, own in zip("ab", lift, strict=True)
+            }
+            share = min(1.0, 1 / float(np.median(list(ratios["a"].values()))))
+            reached = np.array([np.interp(share, steps, curves["a"][s].value) for s in range(count)])
+            differences = reached - np.array([curves["b"][s].value[-1] for s in range(count)])
+            errors = {
+                "joint": joint_errors(ratios, curves, "b")["a"],
+                "alone": float(differences.std(ddof=1)) / np.sqrt(count),
+            }
+            for key, error in errors.items():
+                hits[key].append(abs(differences.mean() - truth) <= stats.t.ppf(0.975, count - 1) * error)
+        rows.append([f"{noise:g}", rate(hits["alone"]), rate(hits["joint"])])
+    header = ["SD of log time ratio", "former: outcomes alone", "jointly with times"]
+    return "### J at equal time, an arm that takes 1.5 times as long, S = 10\n\n" + markdown(header, rows)
+
+
+RATES = np.log([1.0, 2.0, 4.0, 8.0, 16.0])
+# Name -> for each arm: log rate of its optimum, and how fast J falls off; a cliff falls off faster above.
+OPTIMA = {
+    "both optima at a rate, flat": ((RATES[2], 0.05, 0.0), (RATES[2], 0.05, 0.0)),
+    "two steps apart": ((RATES[1], 0.15, 0.0), (RATES[3], 0.15, 0.0)),
+    "one between rates": ((RATES[2] + 0.35, 0.3, 0.0), (RATES[2], 0.3, 0.0)),
+    "steep and flat": ((RATES[2] + 0.35, 0.5, 0.0), (RATES[1] + 0.2, 0.03, 0.0)),
+    "cliffs above the optima": ((RATES[2] + 0.35, 0.2, 1.5), (RATES[1], 0.05, 1.5)),
+}
+
+
+def rates(repetitions: int) -> str:
+    """Coverage of the difference between two arms at their true best rates."""
+    rows = []
+    for name, arms in OPTIMA.items():
+        for seeds, replicates in ((4, 10), (4, 30), (8, 10)):
+            rng = np.random.default_rng(11)
+            hits = np.array([_tuned(rng, arms, seeds, replicates) for _ in range(repetitions)])
+            rows.append([name, str(seeds), str(replicates), rate(hits[:, 0]), rate(hits[:, 1])])
+    header = ["optima", "tuning seeds", "replicates", "former: chosen rates alone", "with the choice"]
+    return (
+        "### The difference between arms at their best rates\n\nFive rates; the SD of a run is 0.1, the runs of "
+        "a seed correlate by 0.3.\n\n" + markdown(header, rows)
+    )
+
+
+def _outcome(at: np.ndarray, arm: tuple[float, float, float]) -> np.ndarray:
+    best, fall, cliff = arm
+    return -fall * (at - best) ** 2 - cliff * np.maximum(0.0, at - best - 0.7) ** 2
+
+
+def _tuned(
+    rng: np.random.Generator, arms: tuple[tuple[float, float, float], ...], seeds: int, replicates: int
+) -> tuple[bool, bool]:
+    """Whether the interval covers 0, the true difference, without and with the regrets."""
+    true = np.array([_outcome(RATES, arm) for arm in arms])
+    noise = np.sqrt(0.3) * rng.normal(size=(seeds, 1, 1)) + np.sqrt(0.7) * rng.normal(
+        size=(seeds, 2, len(RATES))
+    )
+    trials = true + 0.1 * noise
+    chosen = trials.mean(axis=0).argmax(axis=1)
+    drawn = rng.integers(seeds, size=(400, seeds))
+    lost = [regrets(trials[:, i], RATES, int(chosen[i]), drawn) for i in range(2)]
+    differences = 0.1 * np.sqrt(0.7) * rng.normal(size=(replicates, 2)) @ np.array([1.0, -1.0])
+    differences += true[0, chosen[0]] - true[1, chosen[1]]
+    mean, error = float(differences.mean()), float(differences.std(ddof=1)) / np.sqrt(replicates)
+    critical = stats.t.ppf(0.975, replicates - 1)
+    wider = np.sqrt(error**2 + ((lost[0] - lost[1]) ** 2).mean())
+    return abs(mean) <= critical * error, abs(mean) <= critical * wider

@@ -1,0 +1,93 @@
+"""Tuned sweeps: the section on the choice of rates, and intervals that include it."""
+
+import json
+
+import numpy as np
+import pytest
+from synthetic import ESTIMATORS, publish, result, write_sweep
+
+from analysis.cli import main
+from analysis.report.assessment import load_assessment
+from analysis.report.build import build
+from analysis.results import Cell
+from analysis.results.locked import LockedPlan, encode_plan, hash_of
+from analysis.results.records import read_run
+from analysis.results.tuning import choice_of
+from analysis.stats.tuning import regret_variance, regrets_of
+
+BETAS = {0: 0.1, 1: 0.3}
+RATES = [1e-4, 2e-4, 4e-4]
+BEST = {"MonteCarlo": 2e-4, "RaoBlackwell": 4e-4}
+
+
+def tuned(runs, *, noise=0.3, diverged=(), lift=0.3):
+    """A sweep of two arms whose best rates are BEST, with a tuning stage of four replicates."""
+    write_sweep(runs, betas=BETAS, replicates=6, lift={"RaoBlackwell": lift})
+    document = json.loads((runs / "plan.json").read_bytes())
+    record = {"rates": RATES, "replicates": 4, "key": "model.learning_rate"}
+    document["content"]["plan"]["tuning"] = document["history"][-1]["plan"]["tuning"] = record
+    rng = np.random.default_rng(2)
+    for arm in ESTIMATORS:
+        for rate in RATES:
+            for index, beta in BETAS.items():
+                for replicate in range(4):
+                    place = {"beta": beta, "beta_index": index, "replicate": replicate}
+                    where = {
+                        **{key: None for key in ("arm", "beta", "beta_index", "replicate")},
+                        **{"stage": "tuning", "seed": 9000 + 10 * index + replicate, "needs": [], "argv": []},
+                        "overrides": {"kl.estimator": arm},
+                        "trial": {"arm": arm, "rate": rate, **place},
+                    }
+                    final = {"reward": 1 - np.log(rate / BEST[arm]) ** 2 + noise * rng.normal(), "kl": 1.0}
+                    state = "diverged" if (arm, rate) in diverged else "done"
+                    made = result(where, final, state=state)
+                    publish(runs / "results", made)
+                    document["cells"].append({"id": made["id"], **where})
+    document["hash"] = hash_of(document)
+    (runs / "plan.json").write_bytes(encode_plan(document))
+    locked = LockedPlan.read(runs / "plan.json")
+    trials = [read_run(path) for path in sorted((runs / "results").glob("*.json"))]
+    document["choice"] = choice_of(locked.plan, trials)
+    (runs / "plan.json").write_bytes(encode_plan(document))
+    return runs
+
+
+def test_the_page_shows_the_choice_and_can_be_verified(tmp_path, capsys):
+    page = build(tuned(tmp_path, noise=0.01)).read_text("utf-8")
+    assert "Choice of rates" in page
+    assert "The best rate of RaoBlackwell, 0.0004, is the largest of those tried" in page
+    numbers = json.loads((tmp_path / "results.json").read_text())["sections"]["tuning"]
+    assert {arm: numbers[arm]["chosen"] for arm in ESTIMATORS} == BEST
+    assert main(["verify", str(tmp_path)]) == 0
+    assert main(["publish", str(tmp_path), "--output", str(tmp_path / "shared")]) == 0
+    assert main(["verify", str(tmp_path / "shared")]) == 0
+
+
+def test_the_interval_of_the_comparison_includes_the_choice(tmp_path):
+    found = load_assessment(tuned(tmp_path, noise=2.0))
+    (comparison,) = found.comparisons
+    verdict, added = comparison.decision.primary, regret_variance(regrets_of(found.sweep), *ESTIMATORS)
+    plain = write_sweep(tmp_path / "plain", betas=BETAS, replicates=6, lift={"RaoBlackwell": 0.3})
+    (untuned,) = load_assessment(plain).comparisons
+    before = untuned.decision.primary
+    assert added > 0.001
+    assert verdict.estimate.value == before.estimate.value
+    assert verdict.estimate.standard_error**2 == pytest.approx(before.estimate.standard_error**2 + added)
+    assert verdict.test == before.test
+    assert before.outcome.key == "better"
+    assert verdict.outcome.key == "inconclusive"
+    assert "the choice of rates could explain the difference" in verdict.sentence
+
+
+def test_a_rate_at_which_a_run_diverged_is_not_chosen(tmp_path):
+    sweep = load_assessment(tuned(tmp_path, noise=0.01, diverged=[("RaoBlackwell", 4e-4)])).sweep
+    assert sweep.rates == {"MonteCarlo": 2e-4, "RaoBlackwell": 2e-4}
+
+
+def test_a_removed_result_of_the_tuning_stage_gives_no_verdict(tmp_path):
+    tuned(tmp_path)
+    for path in (tmp_path / "results").glob("*.json"):
+        if Cell.of_record("", json.loads(path.read_bytes())["cell"]).trial:
+            path.unlink()
+            break
+    assert load_assessment(tmp_path).withheld
