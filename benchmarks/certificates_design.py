@@ -170,8 +170,8 @@ def rates(repetitions: int) -> str:
             rows.append([name, str(seeds), str(replicates), rate(hits[:, 0]), rate(hits[:, 1])])
     header = ["optima", "tuning seeds", "replicates", "former: chosen rates alone", "with the choice"]
     return (
-        "### The difference between arms at their best rates\n\nFive rates; the SD of a run is 0.1, the runs of "
-        "a seed correlate by 0.3.\n\n" + markdown(header, rows)
+        "### The difference between arms at their best rates\n\nFive rates; the SD of a run is 0.1, the "
+        "runs of a seed correlate by 0.3.\n\n" + markdown(header, rows)
     )
 
 
