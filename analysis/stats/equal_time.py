@@ -9,7 +9,7 @@ from analysis.results.records import Curve, Run
 from analysis.results.sweep import Sweep
 from analysis.stats.arms import mean_over_replicates
 from analysis.stats.intervals import Estimate
-from analysis.stats.pairs import FloatArray, IntArray
+from analysis.stats.pairs import BoolArray, FloatArray, IntArray
 from lit_klrb import schema
 
 # Fewest evaluations between start and end of a run that is interpolated.
@@ -196,7 +196,7 @@ def joint_errors(
 
 def _medians(values: FloatArray, drawn: IntArray) -> FloatArray:
     """The median of each sample of values, without those that are not known: [samples]."""
-    known = np.asarray(np.isfinite(values))
+    known: BoolArray = np.asarray(np.isfinite(values))
     filled = np.where(known[drawn].any(axis=1)[:, None], values[drawn], np.median(values[known]))
     return np.asarray(np.nanmedian(filled, axis=1))
 
