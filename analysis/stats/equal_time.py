@@ -197,7 +197,7 @@ def joint_errors(
 def _medians(values: FloatArray, drawn: IntArray) -> FloatArray:
     """The median of each sample of values, without those that are not known: [samples]."""
     known: BoolArray = np.asarray(np.isfinite(values), dtype=np.bool_)
-    filled = np.where(known[drawn].any(axis=1)[:, None], values[drawn], np.median(values[known]))
+    filled = np.where(known[drawn].any(axis=1, keepdims=True), values[drawn], np.median(values[known]))
     return np.asarray(np.nanmedian(filled, axis=1))
 
 
