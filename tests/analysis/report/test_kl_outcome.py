@@ -54,7 +54,7 @@ def test_a_plan_that_decides_by_the_kl_needs_no_reward(tmp_path, monkeypatch, un
         "roughness_kl",
     }
     assert verify(runs).differences == []
-    monkeypatch.setattr("analysis.report.verify.code_version", lambda: {"version": "another"})
+    monkeypatch.setattr("analysis.report.verify.code_version", lambda added: {"version": "another"})
     assert verify(runs).differences == []
 
 
