@@ -4,12 +4,69 @@ import csv
 import io
 import os
 import secrets
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from lit_klrb.errors import ConfigurationError
+
 # Suffix of unfinished files, whose names begin with a dot and the name of the final file.
 PARTIAL = ".partial"
+# The maximum size of a file that is read as a whole; gradients of several hundred batches take about 100 MB.
+LARGEST = 2**28
+
+
+def local_path(text: str, key: str | None = None) -> Path:
+    """The path that a text names on this machine, with `~` expanded.
+
+    Raises:
+        ConfigurationError: If it has a null character, is the address of a remote file, or begins with the
+            home of a user that does not exist.
+    """
+    if "\0" in text:
+        raise ConfigurationError(f"{text!r} is not a path: it has a null character", key=key)
+    if "://" in text:
+        raise ConfigurationError(f"{text} is an address; the path of a local file is expected", key=key)
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ConfigurationError(f"{text}: there is no such user", key=key) from None
+
+
+def read_regular(path: Path, largest: int = LARGEST) -> bytes:
+    """Read a regular file of bounded size, without waiting for pipes or devices.
+
+    Raises:
+        ConfigurationError: If it is not such a file; without the path, which the caller adds.
+        OSError: If it cannot be opened.
+    """
+    # Without O_NONBLOCK, opening a pipe without a writer would wait forever
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigurationError("is not a regular file")
+        if status.st_size > largest:
+            raise ConfigurationError(f"has {status.st_size} bytes; at most {largest} are read")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(largest)
+    finally:
+        os.close(descriptor)
+
+
+def check_target(path: Path, key: str | None = None) -> None:
+    """Check that a path is free or an ordinary file, not a link or a device, in a writable directory.
+
+    Raises:
+        ConfigurationError: If not, as a new file would take the place of what is there.
+    """
+    _check_replaceable(path, key)
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise ConfigurationError(
+            f"{path} cannot be written: {folder} is not a directory that can be written", key=key
+        )
 
 
 def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
@@ -47,7 +104,11 @@ def write_beside(path: Path, content: str | bytes | memoryview) -> Path:
 
     Returns:
         The unfinished file, to be renamed to `path`. It is removed if writing fails.
+
+    Raises:
+        ConfigurationError: If `path` is a link, a device, a pipe or a directory, which is never replaced.
     """
+    _check_replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PARTIAL}")
     try:
@@ -59,6 +120,11 @@ def write_beside(path: Path, content: str | bytes | memoryview) -> Path:
         partial.unlink(missing_ok=True)
         raise
     return partial
+
+
+def _check_replaceable(path: Path, key: str | None = None) -> None:
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise ConfigurationError(f"{path} is a link or not a file; name a new or an ordinary file", key=key)
 
 
 def sync(path: Path) -> None:

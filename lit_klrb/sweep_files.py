@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lit_klrb import schema
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.files import read_regular
 
 # Maximum size in bytes; the files of the cells with the oldest results are removed.
 LIMIT = 10_000_000_000
@@ -45,11 +47,27 @@ def trim(sweep: Path, limit: int) -> tuple[int, int]:
     return removed
 
 
+def check_no_links(sweep: Path) -> None:
+    """Check that the files of all cells are in the sweep's directory itself.
+
+    Raises:
+        ConfigurationError: If a link leads from it to a cell's files, which may be somebody else's.
+    """
+    cells = sweep / schema.CELLS
+    for path in (cells, sweep / schema.RESULTS, *cells.iterdir()):
+        if path.is_symlink():
+            raise ConfigurationError(
+                f"{path} is a link to {os.readlink(path)}: nothing is removed through links"
+            )
+
+
 def _published(sweep: Path) -> list[Path]:
-    """The working directories of published cells, oldest result first."""
-    results = sorted((sweep / schema.RESULTS).glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
-    cells = (sweep / schema.CELLS / path.stem for path in results)
-    return [cell for cell in cells if cell.is_dir() and not cell.is_symlink()]
+    """The working directories of published cells, oldest result first; links are not followed."""
+    results = sorted((sweep / schema.RESULTS).glob("*.json"), key=lambda path: path.lstat().st_mtime_ns)
+    cells = sweep.resolve() / schema.CELLS
+    # A name such as `...json` stands for a directory above
+    named = (cells / path.stem for path in results if path.stem not in (".", ".."))
+    return [cell for cell in named if cell.is_dir() and cell.resolve() == cell]
 
 
 def _removable(cell: Path) -> Iterator[tuple[Path, int]]:
@@ -65,10 +83,10 @@ def _removable(cell: Path) -> Iterator[tuple[Path, int]]:
 def _is_shared(cell: Path) -> bool:
     """Whether the cell belongs to a stage before the grid; assumed if its result cannot be read."""
     try:
-        record = json.loads((cell.parents[1] / schema.RESULTS / f"{cell.name}.json").read_bytes())["cell"]
+        record = json.loads(read_regular(cell.parents[1] / schema.RESULTS / f"{cell.name}.json"))["cell"]
         # Earlier versions had an estimator instead of an arm
         return bool(record.get("arm", record.get("estimator")) is None)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return True
 
 

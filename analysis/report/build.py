@@ -13,11 +13,11 @@ from typing import Any
 
 from analysis.design.fingerprint import code_hash
 from analysis.report.assessment import Assessment, load_assessment
-from analysis.report.html import check_target, render
+from analysis.report.html import render
 from analysis.report.numbers import summary_numbers
 from analysis.report.sections import SECTIONS, Builder
 from analysis.results.layout import NUMBERS, NUMBERS_SCHEMA, REPORT
-from lit_klrb.files import write_atomically
+from lit_klrb.files import check_target, write_atomically
 
 # Libraries that can change the last digits of numbers or coordinates of drawings.
 _ENGINES = ("numpy", "scipy", "statsmodels", "moocore", "matplotlib")

@@ -1,8 +1,6 @@
 """The HTML page of a report, which is deterministic and needs neither scripts nor a network."""
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -10,7 +8,6 @@ from markupsafe import Markup
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section
-from lit_klrb.errors import ConfigurationError
 
 
 def render(assessment: Assessment, sections: Sequence[Section]) -> str:
@@ -47,15 +44,6 @@ def page(title: str, kicker: str, withheld: str, sections: Sequence[Section]) ->
         css=Markup(css),  # the package's own file
         footer="A single file without scripts or external resources.",
     )
-
-
-def check_target(path: Path) -> None:
-    """Check that a path is free or an ordinary file, not a link or a device, in a writable directory."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise ConfigurationError(f"{path} is a link or not a file; name a new or an ordinary file")
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
-    if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise ConfigurationError(f"{path} cannot be written: {folder} is not a directory that can be written")
 
 
 def data_uri(svg: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from statsmodels.stats.multitest import multipletests
 
 from analysis.report.elements import Section, Table
-from analysis.report.html import check_target, page
+from analysis.report.html import page
 from analysis.results.load import load_sweep
 from analysis.results.records import Run
 from analysis.results.sweep import Sweep
@@ -20,7 +20,7 @@ from analysis.stats.text import count, interval_text, number, signed
 from analysis.stats.unpaired import difference, mean_over, two_sided_p
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import write_atomically
+from lit_klrb.files import check_target, write_atomically
 
 _CAUTION = (
     "The runs of two sweeps are not matched: a difference may be due to anything else that differs between "

@@ -1,17 +1,15 @@
 """Reading files from untrusted sources."""
 
 import gzip
+import io
 import json
-import os
-import stat
 import zlib
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.files import LARGEST as LARGEST, read_regular
 
-# The maximum size of a file; the gradients of several hundred batches take about 100 MB.
-LARGEST = 2**28
 # The exceptions that content of the wrong structure can raise.
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)
 
@@ -27,18 +25,11 @@ def read_bytes(path: Path) -> bytes:
         DamagedFileError: If it is not such a file.
         OSError: If it cannot be opened.
     """
-    # Without O_NONBLOCK, opening a pipe without a writer would wait forever
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise DamagedFileError(f"{path}: is not a regular file")
-        if status.st_size > LARGEST:
-            raise DamagedFileError(f"{path}: has {status.st_size} bytes; at most {LARGEST} are read")
-        with open(descriptor, "rb", closefd=False) as file:
-            return _unpacked(path, file) if path.suffix == ".gz" else file.read(LARGEST)
-    finally:
-        os.close(descriptor)
+        content = read_regular(path)
+    except ConfigurationError as error:
+        raise DamagedFileError(f"{path}: {error}") from None
+    return _unpacked(path, io.BytesIO(content)) if path.suffix == ".gz" else content
 
 
 def packed(content: bytes) -> bytes:

@@ -109,7 +109,8 @@ class Store:
             Whether the cell was claimed.
         """
         self.workdir(cell_id).mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.workdir(cell_id), os.O_RDONLY)
+        # A cell is emptied before it runs: not through a link
+        descriptor = os.open(self.workdir(cell_id), os.O_RDONLY | os.O_NOFOLLOW)
         try:
             yield _try_lock(descriptor)
         finally:

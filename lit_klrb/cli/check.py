@@ -25,6 +25,7 @@ from lit_klrb.cli.upstream import PATHS, paths_of
 from lit_klrb.cli.warned import quiet
 from lit_klrb.data.tables import READERS
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.files import local_path
 from lit_klrb.models.loading import check_exists, is_checkpoint
 from lit_klrb.reward_functions import KEY
 
@@ -111,7 +112,7 @@ def check_input(key: str, path: str) -> None:
     """
     if key == KEY and ":" in path and not is_checkpoint(path):
         rewards.load_reward(path)
-    elif Path(path).suffix in READERS and not Path(path).expanduser().exists():
+    elif Path(path).suffix in READERS and not local_path(path, key).exists():
         raise ConfigurationError(f"{path} does not exist", key=key)
     else:
         check_exists(key, path)

@@ -32,6 +32,7 @@ def main(argv: Sequence[str]) -> int:
             raise ConfigurationError(
                 f"{sweep} is not the directory of a sweep: it has no {schema.CELLS}/ and {schema.RESULTS}/"
             )
+        sweep_files.check_no_links(sweep)
     for sweep in sweeps:
         _print_removed(sweep, *sweep_files.trim(sweep, limit=0))
     if not sweeps:

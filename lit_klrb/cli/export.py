@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.errors import ConfigurationError, brief
+from lit_klrb.files import local_path
 
 CARD = "README.md"
 # The other files of an export. A folder with any other file is never replaced.
@@ -33,7 +34,7 @@ def export_checkpoint(ckpt_path: str, output_dir: str, adapter: bool = False) ->
     Raises:
         ConfigurationError: If the checkpoint contains no policy, or the folder cannot be written.
     """
-    target = Path(output_dir).expanduser().resolve()
+    target = local_path(output_dir, "output_dir").resolve()
     check_target(target)
     from lit_klrb.models import loading
     from lit_klrb.models.adapters import has_adapter, merged
@@ -41,7 +42,7 @@ def export_checkpoint(ckpt_path: str, output_dir: str, adapter: bool = False) ->
     from lit_klrb.run.card import initial_policy, model_card
     from lit_klrb.run.checkpoints import digest
 
-    if not Path(ckpt_path).expanduser().exists():
+    if not local_path(ckpt_path, "ckpt_path").exists():
         raise ConfigurationError(f"{ckpt_path} does not exist", key="ckpt_path")
     with loading.reading("ckpt_path", ckpt_path) as place:
         checkpoint = loading.read_checkpoint(place)

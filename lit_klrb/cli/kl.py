@@ -4,12 +4,11 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.errors import ConfigurationError, brief
-from lit_klrb.files import write_atomically
+from lit_klrb.files import check_target, local_path, write_atomically
 
 if TYPE_CHECKING:
     from lit_klrb.comparison.measure import Advance
@@ -101,9 +100,9 @@ def main(argv: Sequence[str]) -> int:
         ConfigurationError: If an option is wrong, or models or files cannot be used.
     """
     options = parser().parse_args(argv)
-    page = None if options.output is None else Path(options.output).expanduser()
-    if page is not None and (page.is_dir() or not page.parent.is_dir()):
-        raise ConfigurationError(f"{page} is not a file in an existing folder", key="output")
+    page = None if options.output is None else local_path(options.output, "output")
+    if page is not None:
+        check_target(page, "output")
     from lit_klrb.comparison.report import html_report, text_report
     from lit_klrb.comparison.summary import summary
     from lit_klrb.models.loading import silence

@@ -12,6 +12,7 @@ from lit_klrb.data.grammar import Review
 from lit_klrb.data.prompts import Prompt, read_prompts
 from lit_klrb.data.tables import READERS, Rows, read_rows
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.files import local_path
 
 LINES = ".txt"
 
@@ -28,7 +29,7 @@ def read_column(key: str, source: str, column: str, limit: int = 0) -> list[Any]
     Raises:
         ConfigurationError: If the file cannot be read, or has no such column or no entries.
     """
-    path = Path(source).expanduser()
+    path = local_path(source, key)
     if path.suffix == LINES and path.is_file():
         entries = _lines(key, path)
     elif path.exists() and path.suffix not in READERS:

@@ -14,6 +14,7 @@ from lit_klrb.data.chat import Conversation, is_unicode
 from lit_klrb.data.grammar import Review, ReviewGrammar
 from lit_klrb.data.tables import CONVERSIONS, READERS, read_rows
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.files import local_path
 from lit_klrb.seeding import derive_seed
 
 GRAMMAR = "grammar"
@@ -81,7 +82,7 @@ def given_prompts(source: str, columns: tuple[str, ...]) -> list[Review] | None:
     Raises:
         ConfigurationError: If the file cannot be read, or has wrong values.
     """
-    if not Path(source).expanduser().is_file():
+    if not local_path(source, "source").is_file():
         return None
     rows = open_splits("source", source)["train"]
     column = next((name for name in columns if name in rows.column_names), TEXT)
@@ -171,7 +172,7 @@ def open_splits(key: str, source: str) -> Mapping[str, Any]:
     """
     if not source:
         raise ConfigurationError(f"'' is empty; {ALLOWED}", key=key)
-    path = Path(source).expanduser()
+    path = local_path(source, key)
     if path.is_dir() and path.suffix not in READERS:
         files = sorted(file for file in path.iterdir() if file.suffix in READERS)
         if not files:

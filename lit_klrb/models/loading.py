@@ -15,6 +15,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError, brief
+from lit_klrb.files import local_path
 from lit_klrb.models import gguf
 from lit_klrb.models.checkpoints import (
     ADAPTER_KEY as ADAPTER_KEY,
@@ -85,7 +86,7 @@ def check_exists(key: str, path: str) -> None:
         )
     if not looks_local(path):
         return
-    place = Path(path).expanduser()
+    place = local_path(path, key)
     if not place.exists():
         raise ConfigurationError(f"{path} does not exist", key=key)
     if not place.is_file() and (is_file(path) or not place.is_dir()):
@@ -130,7 +131,7 @@ def reading(key: str, path: str) -> Iterator[str]:
     """
     with errors_of(key, path):
         file = gguf.gguf_file(path)
-        yield str(Path(path).expanduser()) if file is None else gguf.as_folder(file)
+        yield str(local_path(path)) if file is None else gguf.as_folder(file)
 
 
 def load_model(key: str, path: str, role: Role = POLICY) -> PreTrainedModel:

@@ -13,7 +13,7 @@ from typing import Self
 
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import remove_unfinished, write_atomically
+from lit_klrb.files import local_path, remove_unfinished, write_atomically
 
 KEY = "trainer.default_root_dir"
 LOCK = ".lock"
@@ -154,11 +154,12 @@ def check_named(path: str | None) -> None:
     """Check that a run directory is named; an empty path would be the current directory.
 
     Raises:
-        ConfigurationError: If the path is empty, blank or None.
+        ConfigurationError: If the path is empty, blank or None, or not one of this machine.
     """
     if path is None or not str(path).strip():
         shown = "null" if path is None else repr(str(path))
         raise ConfigurationError(f"must name a directory, such as runs/mine, got {shown}", key=KEY)
+    local_path(str(path), KEY)
 
 
 def run_id(root: Path) -> str | None:

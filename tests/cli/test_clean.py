@@ -86,8 +86,42 @@ def test_links_are_removed_and_not_followed(sweep, tmp_path_factory):
     assert elsewhere.read_text() == "mine"
 
 
+@pytest.mark.parametrize("link", ["cells", "results", "cells/linked"])
+def test_a_link_in_the_way_is_refused_and_nothing_is_removed(sweep, tmp_path_factory, capsys, link):
+    """`cells -> ../home`, with a result named as a directory there, once removed that directory."""
+    home = tmp_path_factory.mktemp("home")
+    (home / GRID / "photographs").mkdir(parents=True)
+    (home / GRID / "photographs" / "one").write_text("mine")
+    if (sweep / link).exists():
+        (sweep / link).rename(sweep / "aside")
+    (sweep / link).symlink_to(home / GRID if "/" in link else home)
+    (sweep / "results" / "linked.json").write_text(json.dumps({"cell": {"arm": "MonteCarlo"}}))
+    assert main(["clean", str(sweep)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {sweep / link} is a link to {home}")
+    trim(sweep, 0)  # as a sweep does, whose cells may be on another disk
+    assert (home / GRID / "photographs" / "one").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_result_names_no_directory_above(sweep, name):
+    (sweep / "results" / f"{name}.json").write_text(json.dumps({"cell": {"arm": "MonteCarlo"}}))
+    unfinished = heavy(sweep, RUNNING)
+    trim(sweep, 0)
+    assert heavy(sweep, RUNNING) == unfinished
+    assert (sweep / "results" / f"{GRID}.json").exists()
+
+
 def test_a_result_that_cannot_be_read_keeps_its_checkpoint(sweep):
     (sweep / "results" / f"{GRID}.json").write_text("{")
+    trim(sweep, 0)
+    assert heavy(sweep, GRID) == ["checkpoints/last.ckpt"]
+
+
+def test_a_pipe_in_place_of_a_result_is_not_waited_for(sweep):
+    (sweep / "results" / f"{GRID}.json").unlink()
+    os.mkfifo(sweep / "results" / f"{GRID}.json")
+    (sweep / "results" / "lost.json").symlink_to("nowhere")
     trim(sweep, 0)
     assert heavy(sweep, GRID) == ["checkpoints/last.ckpt"]
 

@@ -12,6 +12,7 @@ import yaml
 
 from lit_klrb.config_files import check_config_file, config_text, yaml_reason
 from lit_klrb.errors import ConfigurationError, brief
+from lit_klrb.files import local_path
 
 # Parents of a configuration that are read at most.
 MAX_PARENTS = 10
@@ -72,7 +73,7 @@ def read_settings(path: str) -> Settings:
     Raises:
         ConfigurationError: If it cannot be read.
     """
-    file = Path(path).expanduser()
+    file = local_path(path, "config")
     if file.suffix in (".yaml", ".yml"):
         values, notes = _read_yaml(file)
         return Settings(file.name.lower(), _flattened(values), notes=tuple(notes))
