@@ -1,11 +1,14 @@
 """Checks of configuration files before they are parsed."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
 
 from lit_klrb.errors import ConfigurationError
 
+# Explicit types of values, such as !!str.
+PLAIN_TAGS = {"!", "str", "int", "float", "bool", "null", "seq", "map", "timestamp"}
 MAX_BYTES, MAX_DEPTH, MAX_NODES = 1_000_000, 50, 100_000
 
 
@@ -60,7 +63,7 @@ def _check_shape(text: str) -> None:
     """
     sizes: dict[str, int] = {}  # number of values under each anchor, with aliases expanded
     open_nodes: list[tuple[str | None, int]] = [(None, 0)]
-    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+    for event in _plain_events(text):
         anchor, size = getattr(event, "anchor", None), 1
         if isinstance(event, yaml.CollectionStartEvent):
             open_nodes.append((anchor, 1))
@@ -79,6 +82,23 @@ def _check_shape(text: str) -> None:
         open_nodes.append((parent, before + size))
         if before + size > MAX_NODES:
             raise ConfigurationError(f"has more than {MAX_NODES} values with aliases expanded")
+
+
+def _plain_events(text: str) -> Iterator[yaml.Event]:
+    """The events of one document of plain values.
+
+    Raises:
+        ConfigurationError: If there is another document, or a value of another type.
+    """
+    documents = 0
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        documents += isinstance(event, yaml.DocumentStartEvent)
+        if documents > 1:
+            raise ConfigurationError("has more than one document: a line of --- begins another")
+        tag = getattr(event, "tag", None)
+        if tag is not None and tag.removeprefix("tag:yaml.org,2002:") not in PLAIN_TAGS:
+            raise ConfigurationError(f"has a value of the type {tag}; plain values only are read")
+        yield event
 
 
 def yaml_reason(error: yaml.YAMLError) -> str:

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 import zlib
 from pathlib import Path
 from typing import IO, Any, NoReturn

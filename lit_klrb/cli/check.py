@@ -74,10 +74,11 @@ class CheckCLI(LitCLI):
         kl = self.config_init["fit"]["kl"]
         answer: dict[str, Any] = {"module": type(self.model).__name__, "estimator": None}
         if getattr(self.model, "uses_kl_estimator", False):
+            kl.memory.estimator.check_trainable(self.model.optimizer_steps)
             answer["estimator"] = {
                 "name": type(kl.memory.estimator).__name__,
                 "optimises": _objective(kl, self.model.optimizer_steps),
-                "biased": kl.memory.estimator.bias is not None,
+                "biased": kl.memory.estimator.bias is not None or _is_biased_later(kl, self.model.optimizer_steps),
             }
         answer["evaluation"] = {
             f"{section}.init_args.{key}": self.arguments(section)[key]
@@ -95,13 +96,18 @@ def _objective(kl: KLEstimatorCallback, steps: int) -> str | None:
         return None
     by_settings = estimator.refusal is None and estimator.bias is not None
     found = [f"not {about.optimises}: {estimator.bias}" if by_settings else about.optimises]
-    if steps > 1 and estimator.off_policy not in ("prefix", "sequence"):
+    if _is_biased_later(kl, steps):
         found.append(
             f"biased after the first of {steps} steps on a rollout (off_policy {estimator.off_policy})"
         )
     if kl.memory.final_discount is not None:
         found.append(f"the discount changes to {kl.memory.final_discount:g} over the run")
     return "; ".join(found)
+
+
+def _is_biased_later(kl: KLEstimatorCallback, steps: int) -> bool:
+    """Whether the gradient is biased from the second step on a rollout on."""
+    return steps > 1 and kl.memory.estimator.off_policy not in ("prefix", "sequence")
 
 
 def check_input(key: str, path: str) -> None:

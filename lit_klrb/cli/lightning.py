@@ -125,6 +125,7 @@ class LitCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the given arguments instead of sys.argv, and convert errors to one line."""
         try:
+            check_not_linked(args)
             self.config = parser.parse_args(self._with_default_estimator(parser, args))
         except ConfigurationError as error:
             command = self._parser(args[0])
@@ -202,7 +203,7 @@ class LitCLI(LightningCLI):
         self.directory = RunDirectory(config.default_root_dir)
         is_run = self.subcommand == "fit" and not config.fast_dev_run
         self.recorder = RunRecorder(self.directory, self._config_text() if is_run else "")
-        given = list(config.callbacks or [])
+        given = as_list(config.callbacks)
         if any(isinstance(callback, KLEstimatorCallback) for callback in given):
             raise ConfigurationError(
                 "trainer.callbacks: KLEstimatorCallback is what the keys under kl set; plug in one only"
@@ -284,6 +285,18 @@ def check_text(settings: Mapping[str, Any]) -> None:
             raise ConfigurationError(
                 f"{value!r} is not text: it has a null character or a lone surrogate", key=key
             )
+
+
+def check_not_linked(words: Sequence[str]) -> None:
+    """Refuse a seed of one part: the parser would silently prefer that of the run.
+
+    Raises:
+        ConfigurationError: Naming the key to set.
+    """
+    for word in words:
+        if re.match(r"--(model|data)(\.init_args)?\.seed(=|$)", word):
+            key = word.partition("=")[0].lstrip("-")
+            raise ConfigurationError(f"{key}: follows from seed_everything, which is the key to set")
 
 
 def check_accelerator(name: Any) -> None:

@@ -30,6 +30,8 @@ COMMANDS = {
 RUNS = ("fit", "validate", "test", "predict")
 # Packages that `pip install --no-deps` beside torch leaves out, for the message about one
 DEPENDENCIES = {"lightning", "transformers", "datasets", "omegaconf", "jsonargparse", "yaml", "numpy", "rich"}
+# What the libraries in Rust raise, which is no Exception: a pattern of a tokenizer can take too many steps.
+PANIC = "PanicException"
 HELP = f"""usage: python -m lit_klrb COMMAND [--help] ...
 
 Fine-tune language models with a KL penalty whose estimates and gradients are correct.
@@ -77,6 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0  # where one of several processes fails, Lightning kills the first
         print("; ".join([str(stop), *getattr(stop, "__notes__", [])]), file=sys.stderr)
         return stop.exit_code
+    except BaseException as error:
+        if type(error).__name__ != PANIC:
+            raise
+        print(error_line(f"a tokenizer cannot be used: its library fails ({error})"), file=sys.stderr)
+        return 2
 
 
 def console() -> int:

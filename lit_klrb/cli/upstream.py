@@ -62,7 +62,7 @@ def next_command(checkpoint: Path, is_reward: bool = False) -> str:
 
 def paths_of(value: str | dict[str, float] | None) -> list[str]:
     """The paths in a setting, which is a path, None, or a mapping from paths to weights."""
-    return [] if value is None else [value] if isinstance(value, str) else list(value)
+    return [] if value is None else [value] if isinstance(value, str) else [str(path) for path in value]
 
 
 def config_that_makes(checkpoint: Path) -> Path | None:

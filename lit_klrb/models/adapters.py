@@ -1,8 +1,9 @@
 """LoRA adapters by `peft`, injected into the model in place, which keeps its class, backbone and head."""
 
 import json
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +15,11 @@ from lit_klrb.seeding import forked_rng
 ADAPTER = "default"
 # Arguments of LoraConfig with which peft imports a module of the given name.
 IMPORTING_ARGUMENTS = {"megatron_config", "megatron_core"}
+# Arguments that select layers, by regular expressions or names, and that initialise them.
+PREPARING: dict[str, Any] = {
+    **{"target_modules": "all-linear", "exclude_modules": None, "layers_to_transform": None},
+    **{"layers_pattern": None, "target_parameters": None, "init_lora_weights": True},
+}
 
 
 def add_adapter(model: PreTrainedModel, settings: dict[str, Any], seed: int) -> PreTrainedModel:
@@ -48,6 +54,39 @@ def add_adapter(model: PreTrainedModel, settings: dict[str, Any], seed: int) -> 
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{settings}: {' '.join(str(error).split())}", key="lora") from None
     return model
+
+
+def stored_adapter(
+    model: PreTrainedModel, settings: dict[str, Any], weights: Collection[str]
+) -> PreTrainedModel:
+    """Add the adapter of a checkpoint, whose weights are loaded next.
+
+    Which layers have one follows from the names of the weights. The patterns of a stranger's settings are not
+    used, as a regular expression can take any time; nor is the initialisation, which may decompose a layer.
+
+    Args:
+        model: The model, changed in place.
+        settings: What `adapter_settings` returned.
+        weights: Names of the checkpoint's weights.
+
+    Raises:
+        ConfigurationError: As `add_adapter`, or if the rank of a layer depends on a pattern.
+    """
+    layers = sorted({name.partition(".lora_")[0] for name in weights if ".lora_" in name})
+    for key in ("rank_pattern", "alpha_pattern"):
+        patterns = settings.get(key)
+        if patterns and not (isinstance(patterns, dict) and all(map(_is_literal, patterns))):
+            raise ConfigurationError(f"{key} may have names of layers only, got {patterns}", key="lora")
+    used = {key: value for key, value in settings.items() if key not in PREPARING}
+    add_adapter(model, {**used, "target_modules": layers}, seed=0)
+    (config,) = model.peft_config.values()
+    for key, default in PREPARING.items():  # so that the next checkpoint has the same settings
+        setattr(config, key, settings.get(key, default))
+    return model
+
+
+def _is_literal(pattern: Any) -> bool:
+    return isinstance(pattern, str) and re.fullmatch(r"[\w.]+", pattern) is not None
 
 
 def has_adapter(model: PreTrainedModel) -> bool:

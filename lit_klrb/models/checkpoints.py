@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.models.adapters import add_adapter
+from lit_klrb.models.adapters import stored_adapter
+from lit_klrb.models.limits import Size, at_most, check_numbers
 from lit_klrb.models.roles import POLICY, Role, model_from_config, without_code
 from lit_klrb.run.checkpoints import digest, read
 from lit_klrb.run.directory import published_result
@@ -49,12 +50,16 @@ def model_from_checkpoint(checkpoint: dict[str, Any], role: Role = POLICY) -> Pr
     config, weights = _by_name(checkpoint, role.config_key), _weights(checkpoint, role)
     adapter = None if checkpoint.get(ADAPTER_KEY) is None else _by_name(checkpoint, ADAPTER_KEY)
 
+    size = Size(len(weights), sum(value.nbytes for value in weights.values()))
+    config = without_code(config)
+    check_numbers(config, size)
+
     def build() -> PreTrainedModel:
-        model = model_from_config(without_code(config), role)
-        return model if adapter is None else add_adapter(model, adapter, seed=0)
+        model = model_from_config(config, role)
+        return model if adapter is None else stored_adapter(model, adapter, weights)
 
     # Check the shapes without allocating memory: a configuration can ask for any amount of it
-    with torch.device("meta"):
+    with torch.device("meta"), at_most(size):
         _check_weights(weights, build().state_dict())
     with forked_rng(0):  # the random initial weights are overwritten
         model = build()

@@ -2,16 +2,55 @@
 
 import hashlib
 import json
+import os
 import re
 from pathlib import Path
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import write_atomically
+from lit_klrb.files import LARGEST, write_atomically
 
 # The checksums of the weights, in the format of `sha256sum`.
 CHECKSUMS = "SHA256SUMS"
 # Maximum number of characters that are read of them; a model of a thousand files has 100,000.
 MAX_CHARACTERS = 2**20
+# Suffixes of files that are read as a whole and parsed.
+TEXTS = {".json", ".txt", ".jinja", ".model"}
+
+
+def check_entries(key: str, place: Path) -> None:
+    """Check that the entries of a folder are files and folders of bounded size, and that none is elsewhere.
+
+    The cache of the hub consists of links to its own folder of contents, which are files of the model.
+
+    Args:
+        key: The argument that names the folder, for the error message.
+        place: The folder, or a file, whose size alone is checked.
+
+    Raises:
+        ConfigurationError: If not; names the first entry that is not.
+    """
+    if place.is_file():
+        _check_size(key, place)
+        return
+    root = place.resolve()
+    roots = [root, *([root.parents[1] / "blobs"] if root.parent.name == "snapshots" else [])]
+    for entry in (*place.iterdir(), *place.glob("additional_chat_templates/*")):
+        if not (entry.is_file() or entry.is_dir()):
+            raise ConfigurationError(
+                f"{place} holds {entry.name}, which is neither a file nor a folder", key=key
+            )
+        if entry.is_symlink() and not any(entry.resolve().is_relative_to(own) for own in roots):
+            raise ConfigurationError(f"{place} holds {entry.name}, a link to a file elsewhere", key=key)
+        if entry.is_file():
+            _check_size(key, entry)
+
+
+def _check_size(key: str, path: Path) -> None:
+    """Check that a file is not larger than this machine's memory, and one of settings not than any in use."""
+    size = path.stat().st_size
+    largest = LARGEST if path.suffix in TEXTS else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > largest:
+        raise ConfigurationError(f"{path} has {size} bytes; at most {largest} are read", key=key)
 
 
 def write_checksums(folder: Path) -> None:

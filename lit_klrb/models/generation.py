@@ -23,6 +23,10 @@ _LAST = 1 - 2.0**-40
 _EXHAUSTED = 2.0**-32
 
 
+# The range of temperatures: from its inverse to this.
+HOTTEST = 1000.0
+
+
 @dataclass(frozen=True)
 class Sampling:
     """Sampling settings. Top-k and top-p are not available, as they change the distribution the KL is about.
@@ -52,6 +56,12 @@ class Sampling:
         for name in ("completions_per_prompt", "max_new_tokens", "temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigurationError(f"must be positive and finite, got {getattr(self, name)}", key=name)
+        if not HOTTEST >= self.temperature >= 1 / HOTTEST:
+            raise ConfigurationError(
+                f"must be from {1 / HOTTEST:g} to {HOTTEST:g}, got {self.temperature}: logits divided by it "
+                "would overflow, or all be equal",
+                key="temperature",
+            )
 
 
 class Rollout(NamedTuple):

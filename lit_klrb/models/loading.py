@@ -3,6 +3,8 @@
 Only weights, settings and text are loaded, never code; see `docs/security.md`.
 """
 
+import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,12 +12,12 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
+from transformers.utils import CONFIG_NAME, logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError, brief
-from lit_klrb.files import local_path
+from lit_klrb.files import local_path, read_regular
 from lit_klrb.models import gguf
 from lit_klrb.models.checkpoints import (
     ADAPTER_KEY as ADAPTER_KEY,
@@ -25,7 +27,8 @@ from lit_klrb.models.checkpoints import (
     read_checkpoint as read_checkpoint,
     token_values_from_checkpoint,
 )
-from lit_klrb.models.folders import check_weights
+from lit_klrb.models.folders import check_entries, check_weights
+from lit_klrb.models.limits import at_most, check_numbers, size_of_folder
 from lit_klrb.models.roles import (
     CLASSIFIER as CLASSIFIER,
     POLICY as POLICY,
@@ -49,6 +52,8 @@ Module = TypeVar("Module", bound=nn.Module)
 GRAMMAR = "grammar"
 # As the path of a reference: the policy itself, with a stopped gradient.
 ITSELF = "policy"
+# The index of a layer in the name of a weight.
+NUMBER = re.compile(r"\.\d+\.")
 # Prefixes of the weights of transformers' classification heads.
 CLASSIFIER_HEADS = ("score.", "classifier.", "classification_head.")
 
@@ -78,7 +83,7 @@ def check_exists(key: str, path: str) -> None:
     """Check that a path is not empty and, if local, a file or a folder; hub ids pass.
 
     Raises:
-        ConfigurationError: If it is neither, or a folder has entries that are neither.
+        ConfigurationError: If it is neither, or a folder has entries that are neither, or are elsewhere.
     """
     if not path:
         raise ConfigurationError(
@@ -91,8 +96,7 @@ def check_exists(key: str, path: str) -> None:
         raise ConfigurationError(f"{path} does not exist", key=key)
     if not place.is_file() and (is_file(path) or not place.is_dir()):
         raise ConfigurationError(f"{path} is not a file", key=key)
-    if place.is_dir() and (odd := [p for p in place.iterdir() if not (p.is_file() or p.is_dir())]):
-        raise ConfigurationError(f"{path} holds {odd[0].name}, which is neither a file nor a folder", key=key)
+    check_entries(key, place)
 
 
 @contextmanager
@@ -168,11 +172,30 @@ def read_folder(path: str, role: Role, **settings: Any) -> tuple[PreTrainedModel
     if find_adapter_config_file(path) is not None:
         raise ConfigurationError("this is an adapter; merge it into its model first")
     check_weights(Path(path))
-    model, found = role.auto_class.from_pretrained(
-        path, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True, **settings
-    )
+    with limited(path):
+        model, found = role.auto_class.from_pretrained(
+            path, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True, **settings
+        )
     fuse_activations(model)
     return model, found
+
+
+@contextmanager
+def limited(path: str) -> Iterator[None]:
+    """Stop the construction of a model that is larger than the weights in its folder.
+
+    Raises:
+        ConfigurationError: If the configuration asks for more, or names code.
+    """
+    folder = Path(path)
+    if not folder.is_dir():  # a hub id, whose files are not here yet
+        yield
+        return
+    size = size_of_folder(folder)
+    if (folder / CONFIG_NAME).is_file():
+        check_numbers(json.loads(read_regular(folder / CONFIG_NAME)), size)
+    with at_most(size):
+        yield
 
 
 def _model_from_folder(path: str, role: Role) -> PreTrainedModel:
@@ -185,6 +208,10 @@ def _model_from_folder(path: str, role: Role) -> PreTrainedModel:
         raise ConfigurationError(
             f"the weight {name} has the shape {list(given)}; its configuration makes it {list(expected)}"
         )
+    layers = {NUMBER.sub(".N.", name) for name in model.state_dict()}
+    for name in sorted(found["unexpected_keys"]):
+        if NUMBER.search(name) and any(known.endswith(NUMBER.sub(".N.", name)) for known in layers):
+            raise ConfigurationError(f"its configuration has no layer for the weight {name}")
     # A language model whose head is tied to the embedding misses no weight in the files of a classifier
     heads = sorted(name for name in found["unexpected_keys"] if name.startswith(CLASSIFIER_HEADS))
     if heads:

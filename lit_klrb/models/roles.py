@@ -24,7 +24,7 @@ from lit_klrb.errors import ConfigurationError, brief
 # Number of tokens of the text on which a model is tried.
 PROBE_LENGTH = 10
 # Entries of a model's configuration that name code, such as modules beside the weights or kernels on the hub.
-CODE_KEYS = frozenset({"auto_map", "custom_pipelines", "attn_implementation", "experts_implementation"})
+CODE_KEYS = ("auto_map", "custom_pipelines", "attn_implementation", "experts_implementation")
 
 
 class Role(NamedTuple):
@@ -71,6 +71,8 @@ def model_from_config(config: dict[str, Any], role: Role = POLICY) -> PreTrained
         )
     try:
         model = role.auto_class.from_config(AutoConfig.for_model(kind, **settings), trust_remote_code=False)
+    except ConfigurationError:
+        raise
     except Exception as error:  # architectures raise all kinds of exceptions
         raise ConfigurationError(
             f"{_shown(config)}: {type(error).__name__}: {brief(error)}", key=key
@@ -108,13 +110,15 @@ def check_settings(config: dict[str, Any], given: Collection[str], role: Role) -
     if kind not in role.architectures:
         return  # model_from_config raises
     known = AutoConfig.for_model(str(kind))
-    for name in config:
+    for name, value in config.items():
         if name in given:
             raise ConfigurationError(f"{name} follows from the tokenizer; leave it out", key=role.config_key)
         if not hasattr(known, name):
             close = difflib.get_close_matches(name, known.to_dict(), n=1)
             hint = f" (did you mean {close[0]}?)" if close else ""
             raise ConfigurationError(f"{kind} has no setting {name}{hint}", key=role.config_key)
+        if type(value) is int and value < 0:
+            raise ConfigurationError(f"{name} must not be negative, got {value}", key=role.config_key)
 
 
 @torch.no_grad()
@@ -164,5 +168,7 @@ def without_code(config: Any) -> Any:
         {'model_type': 'gpt2'}
     """
     if isinstance(config, dict):
-        return {key: without_code(value) for key, value in config.items() if key not in CODE_KEYS}
+        # Some have internal spellings, too: `_attn_implementation`, `_attn_implementation_internal`
+        data = {k: v for k, v in config.items() if not any(code in str(k) for code in CODE_KEYS)}
+        return {key: without_code(value) for key, value in data.items()}
     return [without_code(value) for value in config] if isinstance(config, list) else config

@@ -1,7 +1,10 @@
 """Tokenizers from folders and from checkpoints, and the comparison of two vocabularies."""
 
 import json
+import os
+import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
 from lit_klrb.errors import ConfigurationError, brief
+from lit_klrb.files import read_regular
 
 # The files a tokenizer in a checkpoint may consist of. Files with other names are never written to disk.
 FILES = frozenset(
@@ -17,6 +21,8 @@ FILES = frozenset(
         *("vocab.json", "merges.txt", "vocab.txt", "chat_template.jinja"),
     }
 )
+# Those that are read before transformers reads them.
+SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.json")
 # Maximum number of characters in a file; the largest vocabularies in use have about 35 million.
 MAX_CHARACTERS = 2**27
 
@@ -117,12 +123,46 @@ def check_same_vocabulary(key: str, path: str, ids: dict[str, int], others: dict
 
 
 def _check_names_no_files(path: str) -> None:
-    """Check that a tokenizer's settings name no files: transformers would read any, even endless ones."""
-    settings = cached_file(path, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
-    content = {} if settings is None else json.loads(Path(settings).read_bytes())
-    for key in ("vocab", "merges", "init_inputs") if isinstance(content, dict) else ():
-        if isinstance(value := content.get(key), str) or (key == "init_inputs" and value):
-            raise ConfigurationError(f"its tokenizer_config.json has {key}, which may name any file")
+    """Check that a tokenizer's settings name no files: its class would read any, even endless ones.
+
+    Raises:
+        ConfigurationError: If a text is the path of a file, or one that should be a token or a name is not.
+    """
+    for name in SETTINGS:
+        content = _json_of(path, name)
+        if name == "tokenizer.json":  # of which one part may be a path in place of the content
+            model = content.get("model")
+            content = {key: model[key] for key in ("vocab", "merges") if key in model} if model else {}
+            content = {key: value for key, value in content.items() if isinstance(value, str)}
+        for text in _texts(content):
+            if os.path.lexists(text) and not os.path.isdir(text):
+                raise ConfigurationError(f"its {name} names the file {text}: only its own are read")
+        # What it adds to the settings is not looked at by transformers
+        if name == "special_tokens_map.json" and (odd := [key for key in content if "_token" not in key]):
+            raise ConfigurationError(f"its {name} has {odd[0]}, which is no token")
+        templates = content.get("chat_template")
+        named = [t.get("name") for t in templates] if isinstance(templates, list) else templates
+        for template in named if isinstance(named, (list, dict)) else ():
+            if not re.fullmatch(r"[\w-]+", str(template)):
+                raise ConfigurationError(f"its {name} has a chat template named {template!r}")
+
+
+def _json_of(path: str, name: str) -> dict[str, Any]:
+    """A JSON file of a folder or of a hub id; empty if there is none."""
+    place = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
+    content = {} if place is None else json.loads(read_regular(Path(place), MAX_CHARACTERS))
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"its {name} is not a mapping")
+    return content
+
+
+def _texts(content: Any) -> Iterator[str]:
+    """All texts of a JSON document, except keys."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, (dict, list)):
+        for part in content.values() if isinstance(content, dict) else content:
+            yield from _texts(part)
 
 
 def _check_name(name: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import lightning as L
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -24,6 +25,7 @@ from lit_klrb.models.sharding import shard
 from lit_klrb.run.checkpoints import check_intact
 from lit_klrb.run.lightning_internals import trainer_of
 from lit_klrb.run.options import RULES, check_training_options
+from lit_klrb.run.resumable import check_states
 from lit_klrb.seeding import derive_seed
 
 # What every batch contains: token ids and the mask of those that are not padding.
@@ -99,6 +101,8 @@ class TrainedModule(L.LightningModule, ABC):
         # The checkpoint to be restored. The command line sets it, as Lightning passes it to a module only
         # after `configure_model`.
         self.ckpt_path: str | None = None
+        # Its content, until it is compared with the optimizer
+        self._restored: dict[str, Any] | None = None
         self.save_hyperparameters()
         if not 0 < self.learning_rate < math.inf:
             raise ConfigurationError(
@@ -227,6 +231,7 @@ class TrainedModule(L.LightningModule, ABC):
         trainer = trainer_of(self)
         if trainer is not None:
             check_file("ckpt_path", trainer.ckpt_path)
+            self._restored = checkpoint if trainer.state.fn == TrainerFn.FITTING else None
         if not hasattr(self, self.role.name):
             setattr(self, self.role.name, loading.model_from_checkpoint(checkpoint, self.role))
             self.tokenizer = loading.tokenizer_from_files(checkpoint.get(loading.TOKENIZER_KEY))
@@ -261,6 +266,10 @@ class TrainedModule(L.LightningModule, ABC):
             num_warmup_steps=self.warmup_steps,
             num_training_steps=self.trainer.max_steps,
         )
+        if self._restored is not None and sharding_mesh(self.trainer) is None:  # shards are of other shapes
+            path, loop = str(self.trainer.ckpt_path), self.trainer.fit_loop.state_dict()
+            check_states(path, self._restored, optimizer, scheduler, loop, self.trainer.max_steps)
+        self._restored = None
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_train_start(self) -> None:

@@ -82,10 +82,12 @@ class Experience(NamedTuple):
                 shapes_match &= experience.weights.value is None
             else:
                 shapes_match &= token_values.ndim == 1
-        except (AttributeError, TypeError, ValueError) as error:
+            numbers = [experience.behaviour_logprobs[experience.rollout.mask], experience.rewards]
+            shapes_match &= all(bool(field.isfinite().all()) for field in numbers)
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"its rollout cannot be read ({brief(error)})", key="ckpt_path"
             ) from error
         if not shapes_match:
-            raise ConfigurationError("the parts of its rollout have different shapes", key="ckpt_path")
+            raise ConfigurationError("its rollout has different shapes, or is not finite", key="ckpt_path")
         return experience

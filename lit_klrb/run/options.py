@@ -1,6 +1,7 @@
 """Checks of trainer options that would train nothing, or not do what their name says."""
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -39,6 +40,13 @@ RULES = {
     "accumulate_grad_batches": Rule(_at_least(1), "must be at least 1"),
     "log_every_n_steps": Rule(_at_least(0), "must be 0 or larger"),
     "num_sanity_val_steps": Rule(_at_least(-1), "must be -1, 0 or larger"),
+    "max_time": Rule(
+        lambda value: value is None or bool(re.search("[1-9]", str(value))), "must be null or above 0"
+    ),
+    "precision": Rule(
+        lambda value: value != "16-true",
+        "must not be 16-true, in which Adam's updates overflow: use 16-mixed, bf16-true or 32-true",
+    ),
     "gradient_clip_val": Rule(
         lambda value: value is None or 0 <= value < math.inf, "must be null, or finite and 0 or larger"
     ),

@@ -156,9 +156,14 @@ def _objection(key: str, old: Settings, new: Settings) -> str | None:
     return None if may else ""
 
 
-def _acting(callbacks: list[Settings] | None) -> list[Settings]:
+def _acting(callbacks: list[Settings] | Settings | None) -> list[Settings]:
     """The callbacks that may influence training."""
-    return [c for c in callbacks or [] if not c["class_path"].startswith(OBSERVERS)]
+    return [c for c in _listed(callbacks) if not c["class_path"].startswith(OBSERVERS)]
+
+
+def _listed(callbacks: list[Settings] | Settings | None) -> list[Settings]:
+    """The callbacks, of which one need not be in a list."""
+    return callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
 
 
 def _objection_to_steps(old: Settings, new: Settings) -> str | None:
@@ -169,6 +174,6 @@ def _objection_to_steps(old: Settings, new: Settings) -> str | None:
     for schedule in ("kl.final_beta", "kl.final_discount"):
         if old.get(schedule) is not None:
             return f" ({schedule} depends on it)"
-    if any(c["class_path"].startswith(STUDIES) for c in old.get("trainer.callbacks") or []):
+    if any(c["class_path"].startswith(STUDIES) for c in _listed(old.get("trainer.callbacks"))):
         return " (the snapshots of a study depend on it)"
     return None

@@ -146,6 +146,8 @@ def test_a_configuration_that_names_code_brings_none(content, tmp_path):
         "auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"},
         "custom_pipelines": {"text-generation": {"impl": "evil.P"}},
         "attn_implementation": "stranger/kernel",
+        "_attn_implementation": "stranger/kernel",
+        "_attn_implementation_internal": "stranger/kernel",
         "task_specific_params": {"deep": [{"auto_map": "evil"}]},
     }
     path = written(content, tmp_path / "a.ckpt", **{loading.POLICY.config_key: config})
@@ -230,11 +232,16 @@ def test_weights_that_are_not_the_models(content, tmp_path, change, message):
             {"model_type": "os.system"},
             "policy_config: model_type must be the name of an architecture",
         ),
-        # This would need four petabytes: shapes are compared before memory is allocated.
+        # This would need a lot of memory: shapes are compared before it is allocated.
         (
-            {**TINY, "n_positions": 10**14, "vocab_size": 239},
+            {**TINY, "n_positions": 10**5, "vocab_size": 239},
             "the weight transformer.wpe.weight has",
         ),
+        # Lists of this length are made before any weight
+        ({**TINY, "n_layer": 10**9}, "n_layer: 1000000000 is more than weights of"),
+        ({**TINY, "num_labels": 10**9}, "num_labels: 1000000000 is more than weights of"),
+        ({**TINY, "n_positions": 10**14}, "n_positions: 100000000000000 is more than weights of"),
+        ({**TINY, "n_layer": 10**5}, "its configuration makes more weights than its file has"),
     ],
 )
 def test_configurations_that_are_not_the_models(content, tmp_path, config, message):
@@ -251,6 +258,8 @@ def test_configurations_that_are_not_the_models(content, tmp_path, config, messa
             "lora: megatron_config makes peft import",
         ),
         ({"r": "two"}, "lora: "),
+        ({"rank_pattern": {"(a*)*b": 2}}, "lora: rank_pattern may have names of layers only"),
+        ({"alpha_pattern": {"(a*)*b": 2}}, "lora: alpha_pattern may have names of layers only"),
     ],
 )
 def test_adapters_that_are_none(content, tmp_path, adapter, message):

@@ -115,20 +115,99 @@ def test_an_index_names_files_of_its_folder_only(folder):
     loading.load_model("policy_path", str(folder))
 
 
-@pytest.mark.parametrize("key", ["vocab", "merges", "init_inputs"])
-def test_a_tokenizer_reads_no_other_files(folder, key):
+def planted(folder, other):
+    """Each way in which the files of a tokenizer can name another file."""
+    settings = folder / "tokenizer_config.json"
+    for key in ("vocab", "merges", "gguf_file", "anything"):
+        yield settings, {"tokenizer_class": "BertTokenizer", key: other}
+    yield settings, {"init_inputs": [other]}
+    yield settings, {"sp_model_kwargs": {"model_file": other}}
+    yield folder / "special_tokens_map.json", {"vocab_file": other}
+    yield folder / "special_tokens_map.json", {"pad_token": {"content": other}}
+    for key in ("vocab", "merges"):
+        model = json.loads((folder / "tokenizer.json").read_text())["model"]
+        yield folder / "tokenizer.json", {"model": {**model, key: other}}
+
+
+def test_a_tokenizer_reads_no_other_files(folder):
     """They would become tokens, and a pipe would be waited for."""
     other = folder.parent / "other.txt"
     other.write_text("secret\n")
-    value = [str(other)] if key == "init_inputs" else str(other)
-    edit(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer", **{key: value})
-    (folder / "tokenizer.json").unlink()
-    message = f"its tokenizer_config.json has {key}, which may name any file"
-    with pytest.raises(ConfigurationError, match=f"^tokenizer_path: {folder}: {message}$"):
+    link = folder.parent / "pipe"
+    os.mkfifo(link)
+    for place in (other, link):
+        for path, change in planted(folder, str(place)):
+            before = path.read_text() if path.exists() else None
+            path.write_text(json.dumps({**json.loads(before or "{}"), **change}))
+            message = f"its {path.name} names the file {place}: only its own are read"
+            with pytest.raises(ConfigurationError, match=f"^tokenizer_path: {folder}: {message}$"):
+                loading.load_tokenizer("tokenizer_path", str(folder))
+            with pytest.raises(ConfigurationError, match=f"^{message}$"):
+                loading.tokenizer_from_files({path.name: path.read_text()})
+            path.unlink() if before is None else path.write_text(before)
+    (folder / "special_tokens_map.json").write_text('{"vocab_file": "not_there.txt"}')
+    with pytest.raises(ConfigurationError, match="has vocab_file, which is no token"):
         loading.load_tokenizer("tokenizer_path", str(folder))
-    files = {"tokenizer_config.json": (folder / "tokenizer_config.json").read_text()}
-    with pytest.raises(ConfigurationError, match=f"^{message}$"):
-        loading.tokenizer_from_files(files)
+
+
+@pytest.mark.parametrize("templates", [{"../../x": "a"}, [{"name": "/x", "template": "a"}], {"": "a"}])
+def test_a_template_is_named_by_a_word(folder, templates):
+    """An export writes a file of that name."""
+    edit(folder / "tokenizer_config.json", chat_template=templates)
+    with pytest.raises(ConfigurationError, match="has a chat template named"):
+        loading.load_tokenizer("tokenizer_path", str(folder))
+
+
+def test_a_link_to_a_file_elsewhere_is_not_read(folder, tmp_path):
+    (folder / "vocab.txt").symlink_to("/etc/hostname")
+    with pytest.raises(ConfigurationError, match=r"holds vocab\.txt, a link to a file elsewhere$"):
+        loading.load_tokenizer("tokenizer_path", str(folder))
+    (folder / "vocab.txt").unlink()
+    # As in the cache of the hub, whose snapshots are links to contents
+    snapshot, blobs = tmp_path / "models--a" / "snapshots" / "1f", tmp_path / "models--a" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, file in enumerate(folder.iterdir()):
+        file.rename(blobs / str(number))
+        (snapshot / file.name).symlink_to(f"../../blobs/{number}")
+    assert len(loading.load_tokenizer("tokenizer_path", str(snapshot))) == len(grammar_tokenizer())
+
+
+def test_sparse_files_are_not_read(folder):
+    for name, size in (("tokenizer.json", 2**33), ("model.safetensors", 2**43)):
+        with (folder / name).open("ab") as file:
+            whole = file.tell()
+            file.truncate(size)
+        for load in (loading.load_tokenizer, loading.load_model):
+            with pytest.raises(ConfigurationError, match=f"{name} has {size} bytes; at most"):
+                load("key", str(folder))
+        os.truncate(folder / name, whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_layer": 10**9}, "n_layer: 1000000000 is more than weights of"),
+        ({"num_labels": 10**9}, "num_labels: 1000000000 is more than weights of"),
+        ({"n_inner": 10**12}, "n_inner: 1000000000000 is more than weights of"),
+        ({"n_layer": 10**6}, "its configuration makes more weights than its file has"),
+        ({"n_inner": 10**6}, "its configuration makes more weights than its file has|has the shape"),
+        ({"_attn_implementation": "theirs/kernel"}, "_attn_implementation: theirs/kernel is code to be"),
+        ({"text_config": {"_experts_implementation": "a/b"}}, "_experts_implementation: a/b is code to be"),
+    ],
+)
+def test_a_folders_configuration_asks_for_no_more_than_its_weights(folder, change, message):
+    edit(folder / "config.json", **change)
+    with pytest.raises(ConfigurationError, match=message):
+        loading.load_model("policy_path", str(folder))
+
+
+def test_no_layer_is_dropped(folder):
+    weights = load_file(folder / "model.safetensors")
+    more = {name.replace(".0.", ".1."): value.clone() for name, value in weights.items() if ".h.0." in name}
+    save_file({**weights, **more}, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigurationError, match=r"its configuration has no layer for the weight .*\.1\."):
+        loading.load_model("policy_path", str(folder))
 
 
 def test_weights_cut_off(folder):
