@@ -2,18 +2,23 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from transformers import PreTrainedTokenizerBase
 
+from lit_klrb.data.trial import ends_in_time
 from lit_klrb.errors import ConfigurationError, brief
 
 # `role`, `content`, and whatever else the template reads.
 Message = Mapping[str, Any]
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 ROLES = (SYSTEM, "developer", USER, ASSISTANT, "tool")
+
+
+# Whether the templates that were tried are fit for use.
+_TRIED: dict[str, bool] = {}
 
 
 @dataclass(frozen=True)
@@ -139,10 +144,17 @@ class Conversation:
                 "whose tokenizer has one, or give texts",
                 key=key,
             )
-        try:  # in transformers' sandbox
-            text = tokenizer.apply_chat_template(
-                [dict(message) for message in self.messages], tokenize=False, **settings
+
+        def render() -> Any:  # in transformers' sandbox
+            messages = [dict(message) for message in self.messages]
+            return tokenizer.apply_chat_template(messages, tokenize=False, **settings)
+
+        if not _is_bounded(str(tokenizer.chat_template), render):
+            raise ConfigurationError(
+                f"{self.place}: the chat template takes too much time or memory", key=key
             )
+        try:
+            text = render()
         except Exception as error:  # templates raise all kinds of exceptions
             raise ConfigurationError(
                 f"{self.place}: the chat template refuses it: {brief(error)}", key=key
@@ -150,6 +162,13 @@ class Conversation:
         if not isinstance(text, str) or not text or not is_unicode(text):
             raise ConfigurationError(f"{self.place}: the chat template makes no text of it", key=key)
         return text
+
+
+def _is_bounded(template: str, render: Callable[[], object]) -> bool:
+    """Whether a template makes a text in time, which is tried once for each."""
+    if template not in _TRIED:
+        _TRIED[template] = ends_in_time(render)
+    return _TRIED[template]
 
 
 def is_messages(value: Any) -> bool:

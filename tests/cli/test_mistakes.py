@@ -37,3 +37,13 @@ def test_a_mistake(desk, tally, mistake):
     verdict, output, _ = desk.judge(mistake)
     tally[verdict] += 1
     assert verdict in RIGHT, f"{verdict.value}; expected {mistake.line}; got:\n{output}"
+
+
+def test_a_sample_of_strangers_files(desk, tally):
+    """`make mistakes` tries a thousand; one in forty of them is tried here, of every kind."""
+    every = desk.strangers(count=40)
+    assert len({str(mistake) for mistake in every}) > 800
+    for mistake in every[::40]:
+        verdict, output, _ = desk.judge(mistake)
+        tally[verdict] += 1
+        assert verdict in RIGHT, f"{mistake}: {verdict.value}; got:\n{output}"

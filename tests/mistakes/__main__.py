@@ -16,11 +16,15 @@ from conftest import CHAIN, Commands
 from mistakes.driver import RIGHT, SECONDS, Mistake, Verdict, judge, summary
 from mistakes.tables import TABLES, Desk, make_files
 
+# The table that depends on the finished runs.
+STRANGERS = "strangers"
+NAMES = (*TABLES, STRANGERS)
+
 
 def main() -> int:
     """Run the given tables, or all; return 1 if any mistake ends badly."""
     parser = argparse.ArgumentParser("python -m mistakes", description=__doc__)
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"{', '.join(TABLES)} (default: all)")
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"{', '.join(NAMES)} (default: all)")
     parser.add_argument("--work", type=Path, default=Path("runs/mistakes"), help="files, and the results")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="when a mistake counts as hung")
     arguments = parser.parse_args()
@@ -31,9 +35,9 @@ def main() -> int:
     results = work / "results.jsonl"
     known = {entry["mistake"]: entry for entry in read(results)}
     counts = {}
-    for name in arguments.tables or TABLES:
+    for name in arguments.tables or NAMES:
         counts[name] = Counter()
-        for mistake in TABLES[name]():
+        for mistake in desk.strangers() if name == STRANGERS else TABLES[name]():
             key = f"{name} {mistake}"
             if key not in known:
                 verdict, output, seconds = desk.judge(mistake, arguments.seconds)

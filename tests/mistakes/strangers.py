@@ -1,0 +1,361 @@
+"""Files of strangers: every kind of file, with one entry or its bytes changed.
+
+Any command line that reads one must end with exit code 0, or in one line. It must not run code, nor read,
+write or delete anything outside its own folders, nor take more than forty seconds or eight gigabytes.
+"""
+
+import copy
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from mistakes.driver import Mistake
+
+SECRET = "correct-horse-battery-staple"
+SECONDS = 40.0
+# What one entry of a file is changed to; HOME stands for a folder that no file may lead to.
+VALUES: list[Any] = [
+    *(None, True, -1, 0, 10**9, 10**90, 1e308, float("nan"), "", "x", "HOME/secret.txt", "HOME/pipe"),
+    *("/dev/zero", "../../home/new", "os:system", "(a*)*b", "\0", "\ud800", "a" * 200_000, [], {}, ["x"]),
+    *(
+        {"a": 1},
+        [[[[]]]],
+        {"__import__": "os"},
+        "{{ cycler.__init__.__globals__.os.system('touch HOME/ran') }}",
+    ),
+    "{% for a in range(10**9) %}{% for b in range(10**9) %}{% endfor %}{% endfor %}",
+]
+# Keys that a stranger adds, which a library might follow.
+KEYS: dict[str, Any] = {
+    "auto_map": {
+        "AutoConfig": "theirs.C",
+        "AutoTokenizer": ["theirs.T", None],
+        "AutoModelForCausalLM": "theirs.M",
+    },
+    "_attn_implementation": "theirs/kernel",
+    "vocab_file": "HOME/secret.txt",
+    "vocab": "HOME/pipe",
+    "tokenizer_file": "HOME/secret.txt",
+    "init_inputs": ["HOME/secret.txt"],
+    "sp_model_kwargs": {"model_file": "HOME/secret.txt"},
+    "tokenizer_class": "BertJapaneseTokenizer",
+    "num_labels": 10**9,
+    "n_layer": 10**9,
+    "quantization_config": {"quant_method": "theirs"},
+    "chat_template": [{"name": "../../../home/new", "template": "x"}],
+    "target_modules": "(a*)*b",
+    "init_lora_weights": "pissa_niter_99999999",
+    "megatron_core": "theirs",
+    "extends": "HOME/secret.txt",
+}
+
+
+# Makes a document of another and the folder that no file may lead to.
+Edit = Callable[[Any, Path], Any]
+
+
+def at_home(value: Any, home: Path) -> Any:
+    """A value with the path of the folder in it."""
+    if isinstance(value, dict):
+        return {key: at_home(part, home) for key, part in value.items()}
+    if isinstance(value, list):
+        return [at_home(part, home) for part in value]
+    return value.replace("HOME", str(home)) if isinstance(value, str) else value
+
+
+def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths of all entries of a nested document, at most ten of each mapping or list."""
+    items = list(content.items()) if isinstance(content, dict) else list(enumerate(content))
+    for key, part in items[:40]:
+        yield (*path, key)
+        if isinstance(part, (dict, list)) and len(path) < 4:
+            yield from places(part, (*path, key))
+
+
+def changed(content: Any, place: tuple[Any, ...], value: Any) -> Any:
+    """A copy of a document with one other entry."""
+    found = copy.deepcopy(content)
+    parent = found
+    for key in place[:-1]:
+        parent = parent[key]
+    parent[place[-1]] = value
+    return found
+
+
+def of_entries(
+    content: Any, name: str, count: int, seed: int
+) -> Iterator[tuple[str, Callable[[Any, Path], Any]]]:
+    """So many changes of a document: one entry with another value, or another entry."""
+    draw, every = random.Random(f"{name} {seed}"), list(places(content))
+    for key, value in KEYS.items():
+        yield f"+{key}", lambda c, home, k=key, v=value: changed(c, (k,), at_home(v, home))
+    for _ in range(count):
+        place, value = draw.choice(every), draw.choice(VALUES)
+        shown = f"{'.'.join(map(str, place))[:60]}={str(value)[:20]!a}"
+        yield shown, lambda c, home, p=place, v=value: changed(c, p, at_home(v, home))
+
+
+def _bytes(path: Path, edit: Callable[[bytes], bytes]) -> None:
+    path.write_bytes(edit(path.read_bytes()))
+
+
+def _replaced(path: Path, make: Callable[[Path], None]) -> None:
+    path.unlink()
+    make(path)
+
+
+def _flipped(content: bytes, where: float) -> bytes:
+    index = int(where * (len(content) - 1))
+    return content[:index] + bytes([content[index] ^ 4]) + content[index + 1 :]
+
+
+def _sparse(path: Path) -> None:
+    os.truncate(path, 2**42)
+
+
+# Changes of the bytes of a file, or of what is in its place.
+DAMAGES: dict[str, Callable[[Path, Path], None]] = {
+    **{f"cut at {n}/8": lambda p, _, n=n: _bytes(p, lambda c: c[: len(c) * n // 8]) for n in range(8)},
+    **{f"bit {n}": lambda p, _, n=n: _bytes(p, partial(_flipped, where=n / 8)) for n in range(9)},
+    "zeros": lambda p, _: _bytes(p, lambda c: bytes(len(c))),
+    "twice": lambda p, _: _bytes(p, lambda c: c + c),
+    "deep": lambda p, _: p.write_bytes(b"[" * 200_000),
+    "wide": lambda p, _: p.write_bytes(b'{"a":' * 50_000),
+    "digits": lambda p, _: p.write_bytes(b"9" * 10_000),
+    "pickle": lambda p, home: p.write_bytes(f"cos\nsystem\n(S'touch {home}/ran'\ntR.".encode()),
+    "pipe": lambda p, _: _replaced(p, os.mkfifo),
+    "folder": lambda p, _: _replaced(p, Path.mkdir),
+    "a link to itself": lambda p, _: _replaced(p, lambda q: q.symlink_to(q.name)),
+    "a link to a secret": lambda p, home: _replaced(p, lambda q: q.symlink_to(home / "secret.txt")),
+    "a link to a pipe": lambda p, home: _replaced(p, lambda q: q.symlink_to(home / "pipe")),
+    "zeros without end": lambda p, _: _replaced(p, lambda q: q.symlink_to("/dev/zero")),
+    "terabytes": lambda p, _: _sparse(p),
+}  # fmt: skip
+
+
+def _case(name: str, argv: list[str], make: Callable[[Path], None], program: str = "lit_klrb") -> Mistake:
+    return Mistake(argv, "", stage=None, program=program, make=make, name=name)
+
+
+EXPORT = ["export", "--ckpt_path", "CASE/last.ckpt", "--output_dir", "RUN/export"]
+KL = [
+    *("kl", "--policy", "CASE/model", "--reference", "FILES/chat_model", "--limit", "2", "--max_tokens", "8"),
+    *("--output", "RUN/kl.html"),
+]
+CHAT = [*KL[:-2], "--prompts", "FILES/prompts.jsonl", "--max_new_tokens", "2"]
+TEXTS = [*KL, "--texts", "FILES/few.txt"]
+
+
+def make_strangers(root: Path) -> None:
+    """Write what is read beside the strangers' files."""
+    from lit_klrb.models import loading
+
+    shutil.copytree(root / "model", root / "chat_model")
+    tokenizer = loading.load_tokenizer("model", str(root / "model"))
+    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }} : {{ m['content'] }} . {% endfor %}"
+    tokenizer.save_pretrained(root / "chat_model", save_jinja_files=False)
+    (root / "few.txt").write_text("I saw this film.\nIt was good.\n")
+    chat = {"prompt": [{"role": "user", "content": "I saw this film ."}]}
+    (root / "prompts.jsonl").write_text(json.dumps(chat) + "\n")
+
+
+def _of_checkpoints(root: Path, finished: Path, count: int) -> Iterator[Mistake]:
+    """Checkpoints, and those with an adapter."""
+    import torch
+
+    whole = finished / "rloo" / "checkpoints" / "last.ckpt"
+    content = torch.load(whole, weights_only=True)
+    content["adapter"] = {"r": 2, "lora_alpha": 4, "target_modules": "all-linear"}
+    for name in ("policy_config", "adapter", "tokenizer_files", "hyper_parameters"):
+        for shown, edit in of_entries(content[name], name, count, 0):
+
+            def make(case, name=name, edit=edit):
+                checkpoint = torch.load(whole, weights_only=True)
+                entry = content[name] if name == "adapter" else checkpoint[name]
+                torch.save({**checkpoint, name: edit(entry, case.parent / "home")}, case / "last.ckpt")
+
+            yield _case(f"checkpoint {name} {shown}", EXPORT, make)
+    for shown, damage in DAMAGES.items():
+
+        def make(case, damage=damage):
+            shutil.copy(whole, case / "last.ckpt")
+            damage(case / "last.ckpt", case.parent / "home")
+
+        yield _case(f"checkpoint {shown}", EXPORT, make)
+
+
+def _of_folders(root: Path, finished: Path, count: int) -> Iterator[Mistake]:
+    """Folders of models, with their tokenizers and templates."""
+    source = root / "chat_model"
+    for file in ("config.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json"):
+        content = (
+            json.loads((source / file).read_text()) if (source / file).exists() else {"pad_token": "[PAD]"}
+        )
+        for shown, edit in of_entries(content, file, count, 1):
+
+            def make(case, file=file, edit=edit, content=content):
+                shutil.copytree(source, case / "model")
+                (case / "model" / file).write_text(json.dumps(edit(content, case.parent / "home")))
+
+            yield _case(f"folder {file} {shown}", CHAT, make)
+    for file in ("config.json", "tokenizer_config.json", "tokenizer.json", "model.safetensors"):
+        for shown, damage in DAMAGES.items():
+
+            def make(case, file=file, damage=damage):
+                shutil.copytree(source, case / "model")
+                damage(case / "model" / file, case.parent / "home")
+
+            yield _case(f"folder {file} {shown}", TEXTS, make)
+
+
+TEMPLATES = [
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ cycler.__init__.__globals__.os.system('touch HOME/ran') }}",
+    "{% include 'HOME/secret.txt' %}",
+    "{% import 'HOME/secret.txt' as s %}{{ s }}",
+    "{{ raise_exception('no\nluck\x1b[2J') }}",
+    "{{ messages | map(attribute='__class__') | list }}",
+    "{{ messages.append(messages) }}{{ messages }}",
+    "{{ 'a' * 10**11 }}",
+    "{{ 10 ** 10 ** 10 }}",
+    "{% for i in range(10**9) %}a{% endfor %}",
+    "{% for i in range(99999) %}{% for j in range(99999) %}a{% endfor %}{% endfor %}",
+    "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
+    "{% for i in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+    "{{ 'a'.center(10**11) }}",
+    "{{ '%099999999999d' % 1 }}",
+    "{{ '{:>99999999999}'.format(1) }}",
+    "{{ ('a' * 9999) | wordwrap(1) | indent(99999) }}",
+    "{{ range(10**10) | list }}",
+    "{{ lipsum(n=999999) }}",
+    "{{ strftime_now('%' * 99999) }}",
+    "{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}{{ n.x }}",
+    "{% generation %}{% endgeneration %}",
+    "{{",
+    "{% for %}",
+    "",
+    "\ud800",
+    "{#" * 50_000,
+    "(" * 50_000 + "{{" + "(" * 5_000,
+]
+
+
+def _of_templates(root: Path, finished: Path, count: int) -> Iterator[Mistake]:
+    """Chat templates, which are programs in a sandbox."""
+    source = root / "chat_model"
+    for number, template in enumerate(TEMPLATES):
+        for named in (False, True):
+
+            def make(case, template=template, named=named):
+                shutil.copytree(source, case / "model")
+                path = case / "model" / "tokenizer_config.json"
+                text = at_home(template, case.parent / "home")
+                value = {"default": text} if named else text
+                path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": value}))
+
+            yield _case(f"template {number} {named} {template[:40]!a}", CHAT, make)
+
+
+def _of_data(root: Path, finished: Path, count: int) -> Iterator[Mistake]:
+    """Rows of texts and of conversations."""
+    rows = {
+        "texts": {"text": "It was good."},
+        "prompts": json.loads((root / "prompts.jsonl").read_text()),
+    }
+    for name, row in rows.items():
+        argv = [word.replace("CASE/model", "FILES/chat_model") for word in KL]
+        argv += [f"--{name}", "CASE/rows.jsonl", "--max_new_tokens", "2"]
+        for shown, edit in of_entries(row, name, count, 2):
+
+            def make(case, row=row, edit=edit):
+                (case / "rows.jsonl").write_text(json.dumps(edit(row, case.parent / "home")) + "\n")
+
+            yield _case(f"data {name} {shown}", argv, make)
+        for shown, damage in DAMAGES.items():
+
+            def make(case, row=row, damage=damage):
+                (case / "rows.jsonl").write_text(json.dumps(row) + "\n")
+                damage(case / "rows.jsonl", case.parent / "home")
+
+            yield _case(f"data {name} {shown}", argv, make)
+
+
+def _of_sweeps(root: Path, finished: Path, count: int) -> Iterator[Mistake]:
+    """Directories of sweeps: locked plans and results, that are reported and cleaned."""
+    source = root / "sweeps" / "whole"
+    result = next((source / "results").glob("*.json")).relative_to(source)
+    commands = {
+        "report": ["report", "CASE/sweep", "--output", "RUN/report.html"],
+        "verify": ["verify", "CASE/sweep"],
+    }
+    for file in (Path("plan.json"), result):
+        content = json.loads((source / file).read_text())
+        kind = "plan" if file.name == "plan.json" else "result"
+        for number, (shown, edit) in enumerate(of_entries(content, file.name, 2 * count, 3)):
+
+            def make(case, file=file, edit=edit, content=content):
+                shutil.copytree(source, case / "sweep", symlinks=True)
+                (case / "sweep" / file).write_text(json.dumps(edit(content, case.parent / "home")))
+
+            name = sorted(commands)[number % 2]
+            yield _case(f"{name} {kind} {shown}", commands[name], make, "analysis")
+        for shown, damage in DAMAGES.items():
+
+            def make(case, file=file, damage=damage):
+                shutil.copytree(source, case / "sweep", symlinks=True)
+                damage(case / "sweep" / file, case.parent / "home")
+
+            yield _case(f"report {kind} {shown}", commands["report"], make, "analysis")
+    for folder in ("cells", "results", "cells/one", "results/one.json"):
+        for target in ("home", "home/notes"):
+
+            def make(case, folder=folder, target=target):
+                for name in ("cells/one/checkpoints", "results"):
+                    (case / "sweep" / name).mkdir(parents=True)
+                (case / "sweep" / "results" / "notes.json").write_text('{"cell": {"arm": "a"}}')
+                place = case / "sweep" / folder
+                shutil.rmtree(place) if place.is_dir() else None
+                place.symlink_to(case.parent / target)
+
+            yield _case(f"clean {folder} -> {target}", ["clean", "CASE/sweep"], make)
+
+
+def _of_settings(root: Path, finished: Path, count: int) -> Iterator[Mistake]:
+    """Configurations of other software."""
+    content = {
+        "trainer": {"kl_ctrl": {"kl_coef": 0.1, "type": "fixed"}, "defaults": "x.yaml"},
+        "algorithm": {"use_kl_in_reward": True, "adv_estimator": "grpo"},
+        "beta": 0.1,
+        "loss_type": "grpo",
+    }
+    for shown, edit in of_entries(content, "settings", 2 * count, 4):
+
+        def make(case, edit=edit):
+            (case / "theirs.yaml").write_text(json.dumps(edit(content, case.parent / "home")))
+
+        yield _case(f"settings {shown}", ["explain", "--config", "CASE/theirs.yaml"], make)
+    for shown, damage in DAMAGES.items():
+
+        def make(case, damage=damage):
+            (case / "theirs.yaml").write_text(json.dumps(content, indent=1))
+            damage(case / "theirs.yaml", case.parent / "home")
+
+        yield _case(f"settings {shown}", ["explain", "--config", "CASE/theirs.yaml"], make)
+
+
+@cache
+def strangers(root: Path, finished: Path, count: int = 40) -> list[Mistake]:
+    """All files of strangers, about a thousand.
+
+    Args:
+        root: What `make_files` wrote.
+        finished: Finished runs, by stage.
+        count: Changed entries of each document.
+    """
+    kinds = (_of_checkpoints, _of_folders, _of_templates, _of_data, _of_sweeps, _of_settings)
+    return [mistake for kind in kinds for mistake in kind(root, finished, count)]
