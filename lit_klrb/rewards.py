@@ -264,6 +264,8 @@ def check_weights(weights: Mapping[str, float]) -> None:
     Raises:
         ConfigurationError: If not.
     """
+    if odd := [name for name in weights if not isinstance(name, str)]:
+        raise ConfigurationError(f"{odd[0]!r} is not the name of a reward", key=KEY)
     if not weights or not all(math.isfinite(weight) for weight in weights.values()):
         raise ConfigurationError(f"{dict(weights)} must name rewards, each with a finite weight", key=KEY)
 

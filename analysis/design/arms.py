@@ -73,7 +73,7 @@ def _arm(answer: Mapping[str, Any], control: Mapping[str, Any]) -> Arm:
         answer["module"],
         estimator.get("name"),
         estimator.get("optimises"),
-        estimator.get("biased", False),
+        estimator.get("biased") is True,  # rather than by what corrects later steps, which `optimises` says
         {key: [own.get(key), control.get(key)] for key in keys},
     )
 

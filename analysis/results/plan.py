@@ -201,6 +201,8 @@ class Plan:
         self._check_primary()
         self._check_tuning()
         _require("\0" not in self.directory, "directory", self.directory, "no path has a null character")
+        _require(bool(self.directory.strip()), "directory", self.directory, "the path of a directory")
+        _require("://" not in self.directory, "directory", self.directory, "a directory of this machine")
         _require(self.threads >= 1, "threads", self.threads, "integers >= 1")
         _require(self.root_seed >= 0, "root_seed", self.root_seed, "integers >= 0")
 
@@ -231,6 +233,10 @@ class Plan:
         for index, beta in betas.items():
             _require(index >= 0, "grid.beta", index, "indices are integers >= 0")
             _require(math.isfinite(beta) and beta >= 0, f"grid.beta.{index}", beta, "finite numbers >= 0")
+            same = [other for other in betas if betas[other] == beta and other != index]
+            _require(
+                not same, f"grid.beta.{index}", beta, f"another weight than grid.beta.{(same or [0])[0]}"
+            )
         most = _MOST_RUNS // (len(self.grid.arms) * len(betas))
         allowed = f"integers from 1 to {most} (a million runs)"
         _require(type(replicates) is int and 1 <= replicates <= most, "grid.replicates", replicates, allowed)

@@ -2,8 +2,9 @@
 
 With the arguments of `fit` it prints one answer as JSON. Without arguments, standard input is a JSON list of
 command lines of `fit` and standard output a JSON list of answers; a sweep calls this with every stage and
-every arm when its plan is made. Settings are parsed, and the module, the data module and the callbacks are
-instantiated, but no trainer is created and no weights are loaded.
+every arm when its plan is made. Settings are parsed, the module, the data module and the callbacks are
+instantiated, and configurations and tokenizers of models are loaded; but no trainer is created, no weights of
+folders are loaded, and a plan's command lines need no hub.
 """
 
 import json
@@ -21,12 +22,22 @@ from lit_klrb.cli import study
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.cli.lightning import LitCLI
 from lit_klrb.cli.mistakes import EndedError
+from lit_klrb.cli.parsing import located
 from lit_klrb.cli.upstream import PATHS, paths_of
 from lit_klrb.cli.warned import quiet
 from lit_klrb.data.tables import READERS
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import local_path
-from lit_klrb.models.loading import check_exists, is_checkpoint
+from lit_klrb.models.loading import (
+    CLASSIFIER,
+    GRAMMAR,
+    POLICY,
+    check_exists,
+    check_same_vocabulary,
+    is_checkpoint,
+    looks_local,
+)
+from lit_klrb.models.outlines import Outline, outline
 from lit_klrb.reward_functions import KEY
 
 # Arguments on which the common evaluation depends: runs that differ in one of them cannot be compared.
@@ -42,6 +53,15 @@ EVALUATION = {
 }
 
 
+# Arguments of modules that name models, and what the models are used for.
+ROLES = {
+    **dict.fromkeys(("policy_path", "reference_path"), POLICY),
+    **dict.fromkeys(("classifier_path", "reward_path"), CLASSIFIER),
+}
+# How an unbiased estimator can be biased: by what corrects the later steps on a rollout.
+LATER = "after the first step on a rollout"
+# Their values that name none.
+NO_MODELS = (GRAMMAR, "policy")
 # Arguments of data modules that name data.
 DATA = ("source", "preferences")
 
@@ -57,6 +77,33 @@ class CheckCLI(LitCLI):
                 for path in paths_of(self.arguments(section).get(key)):
                     check_input(key, path)
 
+    def models(self, hub: bool) -> dict[str, Outline]:
+        """The models that the run loads, by argument.
+
+        Args:
+            hub: Whether hub ids are loaded, too, which a misspelt folder would be taken for.
+
+        Raises:
+            ConfigurationError: If one cannot be loaded, or policy and reference have other vocabularies.
+        """
+        settings = self.arguments("model")
+        paths = {key: path for key in ROLES if isinstance(path := settings.get(key), str)}
+        found = {
+            key: outline(key, path, ROLES[key])
+            for key, path in paths.items()
+            if (hub or looks_local(path)) and not _is_no_model(path)
+        }
+        policy, reference = found.get("policy_path"), found.get("reference_path")
+        if policy is not None and reference is not None:
+            check_same_vocabulary("reference_path", paths["reference_path"], policy.words, reference.words)
+            if policy.vocabulary != reference.vocabulary:
+                raise ConfigurationError(
+                    f"{paths['reference_path']} has a vocabulary of {reference.vocabulary}, the policy one "
+                    f"of {policy.vocabulary}; a KL between them needs the same vocabulary",
+                    key="reference_path",
+                )
+        return found
+
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """None, as the machine that makes the plan need not have the devices of those that run it."""
         return None  # type: ignore[return-value]
@@ -69,16 +116,28 @@ class CheckCLI(LitCLI):
         settings: dict[str, Any] = self.config["fit"][section].init_args.as_dict()
         return settings
 
-    def answer(self) -> dict[str, Any]:
-        """The run's module and estimator, and the arguments on which its evaluation depends."""
+    def answer(self, hub: bool = False) -> dict[str, Any]:
+        """The run's module and estimator, and the arguments on which its evaluation depends.
+
+        Args:
+            hub: Whether models of the hub are loaded.
+        """
         kl = self.config_init["fit"]["kl"]
-        answer: dict[str, Any] = {"module": type(self.model).__name__, "estimator": None}
+        data = self.arguments("data")
+        answer: dict[str, Any] = {
+            "module": type(self.model).__name__,
+            "models": {key: found.shown() for key, found in self.models(hub).items()},
+            "prompts": {key: data[key] for key in ("source", "train_size", "batch_size") if key in data},
+            "steps": self.config["fit"].trainer.max_steps,
+            "estimator": None,
+        }
         if getattr(self.model, "uses_kl_estimator", False):
             kl.memory.estimator.check_trainable(self.model.optimizer_steps)
             answer["estimator"] = {
                 "name": type(kl.memory.estimator).__name__,
                 "optimises": _objective(kl, self.model.optimizer_steps),
-                "biased": kl.memory.estimator.bias is not None or _is_biased_later(kl, self.model.optimizer_steps),
+                "biased": kl.memory.estimator.bias is not None
+                or (LATER if _is_biased_later(kl, self.model.optimizer_steps) else False),
             }
         answer["evaluation"] = {
             f"{section}.init_args.{key}": self.arguments(section)[key]
@@ -110,6 +169,12 @@ def _is_biased_later(kl: KLEstimatorCallback, steps: int) -> bool:
     return steps > 1 and kl.memory.estimator.off_policy not in ("prefix", "sequence")
 
 
+def _is_no_model(path: str) -> bool:
+    """Whether a path is that of a function or the like, or of a checkpoint that a plan's stage will write."""
+    is_to_come = is_checkpoint(path) and local_path(path).stat().st_size == 0
+    return path in NO_MODELS or ":" in path or is_to_come
+
+
 def check_input(key: str, path: str) -> None:
     """Check that a path exists or a function can be imported; hub ids pass.
 
@@ -124,23 +189,25 @@ def check_input(key: str, path: str) -> None:
         check_exists(key, path)
 
 
-def check(argv: Sequence[str]) -> dict[str, Any]:
+def check(argv: Sequence[str], hub: bool = False) -> dict[str, Any]:
     """Check whether a run could start.
 
     Args:
         argv: A command line: "fit" or "study", and its arguments.
+        hub: Whether models of the hub are loaded.
 
     Returns:
-        Either {"error": one line} or {"module": class name or None, "estimator": {"name", "optimises",
-        "biased"} or None, "evaluation": {key: value}}.
+        Either {"error": one line} or {"module": class name or None, "models": {key: {"type", "vocabulary"}},
+        "prompts": {key: value}, "steps": number, "estimator": {"name", "optimises", "biased"} or None,
+        "evaluation": {key: value}}; a study has no models, prompts and steps.
     """
     try:
         if argv[:1] == ["study"]:
             study.parse(argv[1:])
             return {"module": None, "estimator": None, "evaluation": {}}
-        return CheckCLI(argv).answer()
+        return CheckCLI(argv).answer(hub)
     except ConfigurationError as error:
-        return {"error": str(error)}
+        return {"error": located(error)}
     except EndedError as ended:
         return {"error": ended.line}
     except Exception as error:
@@ -164,7 +231,7 @@ def main(argv: Sequence[str]) -> int:
     requests = [["fit", *options]] if options else _requests()
     quiet()
     with redirect_stdout(sys.stderr):  # constructors may print, and standard output is for the answers
-        answers = [check(request) for request in requests]
+        answers = [check(request, hub=bool(options)) for request in requests]
     if options and "error" in answers[0]:
         raise ConfigurationError(answers[0]["error"])
     json.dump(answers[0] if options else answers, sys.stdout, indent=1 if options else None)

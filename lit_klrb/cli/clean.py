@@ -6,6 +6,7 @@ from pathlib import Path
 from lit_klrb import schema, sweep_files
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.files import local_path
 
 
 def main(argv: Sequence[str]) -> int:
@@ -21,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "sweeps",
         nargs="*",
-        type=Path,
+        type=local_path,
         metavar="RUNS_DIR",
         help="remove checkpoints, metrics and studies of this sweep's published cells, except results and "
         "checkpoints that other cells start from (default: empty the cache)",

@@ -9,6 +9,7 @@ from pathlib import Path
 import lit_klrb
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.files import local_path
 
 CONFIGS = "configs"
 # The folder of an installed package's configurations, below the prefix of the environment.
@@ -43,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         ConfigurationError: If DIR/configs exists.
     """
     parser = Arguments("python -m lit_klrb init", description=__doc__)
-    parser.add_argument("directory", type=Path, metavar="DIR", help="the folder to write configs/ to")
+    parser.add_argument("directory", type=local_path, metavar="DIR", help="the folder to write configs/ to")
     directory: Path = parser.parse_args(argv).directory
     target = directory / CONFIGS
     if target.exists():

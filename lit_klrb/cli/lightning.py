@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import lightning as L
 import yaml
@@ -179,6 +179,8 @@ class LitCLI(LightningCLI):
         check_named(config.trainer.default_root_dir)
         if self.config.subcommand == "fit" and not config.trainer.fast_dev_run:
             check_training_options(config.trainer.as_dict())
+        for section in ("model", "data"):
+            check_not_null(config[section])
         settings = config.model.get("init_args", Namespace()).as_dict()
         unused = () if config.get("ckpt_path") is None else INITIAL
         check_upstream({key: value for key, value in settings.items() if key not in unused})
@@ -191,7 +193,7 @@ class LitCLI(LightningCLI):
 
     def _names_section(self, section: str) -> bool:
         """Whether an option or a configuration file sets a key of a section."""
-        files = self._get(self.config, "config") or []
+        files = [file for file in self._get(self.config, "config") or [] if file is not None]
         contents = [yaml.safe_load(Path(str(file)).read_text("utf-8-sig")) for file in files]
         options = [word for word in self._words if re.match(rf"--{section}[.=]|--{section}$", word)]
         return bool(options) or any(isinstance(content, dict) and section in content for content in contents)
@@ -285,6 +287,22 @@ def check_text(settings: Mapping[str, Any]) -> None:
             raise ConfigurationError(
                 f"{value!r} is not text: it has a null character or a lone surrogate", key=key
             )
+
+
+def check_not_null(section: Namespace) -> None:
+    """Refuse null for an argument that has no such value, which the parser lets pass.
+
+    Args:
+        section: `class_path` and `init_args` of a module or a data module.
+
+    Raises:
+        ConfigurationError: Naming the argument.
+    """
+    module, _, name = section.class_path.rpartition(".")
+    kinds = get_type_hints(getattr(sys.modules.get(module), name, None) or object)
+    for key, value in section.get("init_args", Namespace()).as_dict().items():
+        if value is None and key in kinds and type(None) not in get_args(kinds[key]):
+            raise ConfigurationError("must not be null", key=key)
 
 
 def check_not_linked(words: Sequence[str]) -> None:

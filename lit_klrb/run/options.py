@@ -1,6 +1,7 @@
 """Checks of trainer options that would train nothing, or not do what their name says."""
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -45,7 +46,16 @@ RULES = {
     ),
     "precision": Rule(
         lambda value: value != "16-true",
-        "must not be 16-true, in which Adam's updates overflow: use 16-mixed, bf16-true or 32-true",
+        "must not be 16-true, in which Adam's epsilon is 0: use 16-mixed, bf16-true or 32-true",
+    ),
+    "strategy": Rule(
+        lambda value: not str(value).endswith(("spawn", "fork", "notebook")),
+        "must start processes by a command, as ddp does",
+    ),
+    # Without a launcher on each, which tells them of each other, every node would wait for the others
+    "num_nodes": Rule(
+        lambda value: value in (None, 1) or bool({"MASTER_ADDR", "SLURM_NTASKS"} & {*os.environ}),
+        "must be 1 without a launcher such as torchrun or Slurm on every node",
     ),
     "gradient_clip_val": Rule(
         lambda value: value is None or 0 <= value < math.inf, "must be null, or finite and 0 or larger"

@@ -6,9 +6,11 @@ import json
 
 import pytest
 
-from lit_klrb.cli.check import EVALUATION
+from lit_klrb.cli.check import EVALUATION, LATER
 from lit_klrb.cli.main import main
 from lit_klrb.data.modules import PromptDataModule
+from lit_klrb.data.tokenizer import train_bpe
+from lit_klrb.models import loading
 from lit_klrb.modules import RLOOModule
 
 UNBIASED = ["--kl.estimator", "MonteCarlo"]
@@ -35,7 +37,11 @@ def test_what_would_be_optimised_and_evaluated(ask, tmp_path):
     )
     assert right["module"] == "RLOOModule"
     assert right["estimator"]["name"] == "MonteCarlo"
-    assert right["estimator"]["biased"] is False
+    assert right["estimator"]["biased"] == LATER
+    assert right["steps"] == 6
+    assert right["prompts"]["batch_size"] == 4
+    assert right["models"]["policy_path"] == right["models"]["reference_path"]
+    assert right["models"]["policy_path"]["type"] == "gpt2"
     assert wrong["estimator"]["biased"] is True
     assert "KL(reference || policy)" in wrong["estimator"]["optimises"]
     differing = [key for key, value in right["evaluation"].items() if wrong["evaluation"][key] != value]
@@ -52,6 +58,7 @@ def test_a_correction_that_is_biased_after_the_first_step_is_named(ask):
     )
     later = "; biased after the first of 4 steps on a rollout (off_policy clip)"
     assert clip["estimator"]["optimises"].endswith(later)
+    assert [answer["estimator"]["biased"] for answer in (clip, prefix, once)] == [LATER, False, False]
     assert "first of" not in prefix["estimator"]["optimises"] + once["estimator"]["optimises"]
 
 
@@ -61,12 +68,29 @@ def test_a_discount_that_changes_is_named(ask):
     assert changing["estimator"]["optimises"].endswith("; the discount changes to 1 over the run")
 
 
-def test_every_mistake_is_one_line_and_the_others_are_answered(ask):
+def test_every_mistake_is_one_line_and_the_others_are_answered(ask, tmp_path):
+    empty, bare, other = (tmp_path / name for name in ("empty", "bare", "other"))
+    empty.mkdir()
+    tokenizer = train_bpe(["It was good."], 262)
+    config = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 64}
+    model = loading.fresh_model(config, tokenizer, seed=0)
+    model.save_pretrained(other)
+    model.config.save_pretrained(bare)
+    for folder in (bare, other):
+        tokenizer.save_pretrained(folder)
     mistakes = {
         "K3Loss is refused for training unless allow_biased": ["--kl.estimator", "K3Loss"],
         "kl.estimator: unknown class Nonsense": ["--kl.estimator", "Nonsense"],
         "unknown key model.init_args.nonsense": ["--model.nonsense", "1"],
         "init_args.batch_size: must be at least 1, got 0": ["--data.batch_size", "0"],
+        "kl.estimator.init_args.off_policy: must not be none with 2 optimizer steps": [
+            *("--kl.estimator.off_policy", "none")
+        ],
+        f"model.init_args.policy_path: cannot load {empty}": ["--model.policy_path", str(empty)],
+        f"model.init_args.policy_path: {bare}: it has no weights": ["--model.policy_path", str(bare)],
+        f"model.init_args.reference_path: {other} has another vocabulary than the policy": [
+            *("--model.reference_path", str(other))
+        ],
         "policy_path: /no/where does not exist": ["--model.policy_path", "/no/where"],
         "policy_path: /no/where.ckpt does not exist": ["--model.policy_path", "/no/where.ckpt"],
         "source: /no/where does not exist": ["--data.source", "/no/where"],
@@ -100,6 +124,12 @@ def test_every_argument_is_of_the_evaluation_or_of_training_alone():
     evaluation = {key for keys in EVALUATION.values() for key in keys}
     assert known == training | evaluation
     assert not training & evaluation
+
+
+def test_a_missing_folder_is_no_hub_id(chain, capsys):
+    argv = chain.commands.argv("fit", "rloo", "--model.policy_path", "models/mine")[1:]
+    assert main(["check", *argv]) == 2
+    assert capsys.readouterr().err.startswith("error: model.init_args.policy_path: cannot load models/mine: ")
 
 
 def test_the_arguments_of_fit_print_one_answer(chain, capsys):

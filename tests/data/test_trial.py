@@ -31,7 +31,5 @@ def test_a_template_that_never_ends_is_refused(template):
     tokenizer = grammar_tokenizer()
     tokenizer.chat_template = template
     conversation = Conversation(({"role": "user", "content": "I saw this film ."},), "row 1")
-    with pytest.raises(
-        ConfigurationError, match="^source: row 1: the chat template takes too much time or me"
-    ):
+    with pytest.raises(ConfigurationError, match="takes too much time or memory"):
         conversation.prompt("source", tokenizer)
