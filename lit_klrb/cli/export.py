@@ -1,5 +1,6 @@
 """`python -m lit_klrb export`: writes a checkpoint as a folder that `transformers` loads."""
 
+import glob
 import os
 import re
 import shutil
@@ -59,6 +60,7 @@ def export_checkpoint(ckpt_path: str, output_dir: str, adapter: bool = False) ->
         model = merged(model)
     card = model_card(checkpoint, Path(place).resolve().parent.parent, digest(checkpoint["state_dict"]))
     partial = target.with_name(f".{target.name}.{os.getpid()}")
+    remove_leftovers(target)
     try:
         partial.mkdir(parents=True)
         with warnings.catch_warnings():
@@ -123,6 +125,18 @@ def check_target(target: Path) -> None:
             f"{target} contains {(foreign or names)[0]} and is not an earlier export; name a new folder",
             key=key,
         )
+
+
+def remove_leftovers(target: Path) -> None:
+    """Remove the unfinished folders of exports to a path that were killed.
+
+    Args:
+        target: The folder that they were to write.
+    """
+    for folder in target.parent.glob(f".{glob.escape(target.name)}.*"):
+        found = re.fullmatch(rf"\.{re.escape(target.name)}\.(\d+)(\.earlier)?", folder.name)
+        if found and not folder.is_symlink() and not Path("/proc", found[1]).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def move_into_place(partial: Path, target: Path) -> None:

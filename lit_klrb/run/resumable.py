@@ -24,6 +24,8 @@ PARTS: dict[str, type] = {
 }
 # Where Lightning counts the optimizer's steps.
 STEPS = "epoch_loop.automatic_optimization.optim_progress"
+# Settings of an optimizer that say how it computes, which depends on the device.
+HOW = {"foreach", "fused"}
 # What Adam keeps of each parameter.
 MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
 
@@ -118,6 +120,8 @@ def _other_groups(groups: list[Any], own: list[dict[str, Any]]) -> Iterator[str]
         if group.keys() != expected.keys():
             yield "optimizer_states have other settings than this run"
         for key, value in expected.items():
+            if key in HOW and (group[key] is None or isinstance(group[key], bool)):
+                continue
             if group[key] != value and not (key == "lr" and math.isclose(group[key], value, rel_tol=1e-6)):
                 yield f"optimizer_states have {key} {group[key]}, not {value}"
 

@@ -47,6 +47,9 @@ def check(checkpoint):
 
 def test_what_a_run_wrote_passes(whole):
     check(whole)
+    other = copy.deepcopy(whole)  # of a machine with another accelerator
+    other["optimizer_states"][0]["param_groups"][0] |= {"fused": True, "foreach": False}
+    check(other)
 
 
 MOMENT = ("optimizer_states", 0, "state", 0)
