@@ -17,6 +17,7 @@ PLACES = {
     "lit_klrb/cli/explain.py": {"import_module"},  # an estimator by its import path
     "lit_klrb/cli/main.py": {"import_module"},  # our own command of that name
     "lit_klrb/run/checkpoints.py": {"pickle"},  # the name of its error
+    "lit_klrb/integrations/trl_checkpoints.py": {"pickle"},  # the name of its error
     "analysis/design/contents.py": {"pickle"},  # a reader that calls nothing
     "analysis/sweep/warm.py": {"import_module"},  # the sweep's own job
     "analysis/sweep/job.py": {"run_module"},  # the module that a plan names

@@ -1,6 +1,5 @@
 """What is known of a model before its weights are loaded."""
 
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +29,6 @@ class Outline(NamedTuple):
         return {"type": self.type, "vocabulary": self.vocabulary}
 
 
-@cache
 def outline(key: str, path: str, role: Role) -> Outline:
     """Read a model's configuration and tokenizer, without the weights of a folder.
 

@@ -121,8 +121,9 @@ def verdict_of(mistake: Mistake, code: int, output: str) -> Verdict:
     """How a command ended that did end, by its exit code and what it printed to standard error."""
     if mistake.make is not None and code == 0:
         return Verdict.ACCEPTED
-    if mistake.make is not None and "Traceback" not in output and len(output.splitlines()) == 1:
-        return Verdict.CLEAR  # 1 or 2: a difference that `verify` finds has another exit code
+    lines = len(output.splitlines())
+    if mistake.make is not None and "Traceback" not in output and (lines == 1 or _verified(mistake, code)):
+        return Verdict.CLEAR
     if mistake.line is None:
         return Verdict.ACCEPTED if code == (mistake.code or 0) else Verdict.WRONG_CODE
     if "Traceback" in output:
@@ -134,6 +135,11 @@ def verdict_of(mistake: Mistake, code: int, output: str) -> Verdict:
     if len(output.splitlines()) != 1:
         return Verdict.NOISY
     return Verdict.CLEAR if re.search(mistake.line, output) else Verdict.UNHELPFUL
+
+
+def _verified(mistake: Mistake, code: int) -> bool:
+    """Whether a command printed differences that it found, to standard output."""
+    return mistake.argv[0] == "verify" and code in (1, 3)
 
 
 def summary(verdicts: Counter[Verdict]) -> str:
