@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,14 @@ def test_a_checkpoint_without_a_policy(chain, tmp_path, capsys):
     assert export(chain, tmp_path / "reward", "reward") == 2
     assert "contains no policy" in one_line_of(capsys)
     assert os.listdir(tmp_path) == []
+
+
+def test_what_killed_exports_left_is_removed(tmp_path):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    left = [tmp_path / f".model.{gone.pid}", tmp_path / f".model.{gone.pid}.earlier"]
+    kept = [tmp_path / f".model.{os.getpid()}", tmp_path / f".other.{gone.pid}", tmp_path / ".model.old"]
+    for folder in (*left, *kept):
+        folder.mkdir()
+    exporting.remove_leftovers(tmp_path / "model")
+    assert sorted(tmp_path.iterdir()) == sorted(kept)
