@@ -31,6 +31,7 @@ from lit_klrb.files import local_path
 from lit_klrb.models.loading import (
     CLASSIFIER,
     GRAMMAR,
+    ITSELF,
     POLICY,
     check_exists,
     check_same_vocabulary,
@@ -61,7 +62,7 @@ ROLES = {
 # How an unbiased estimator can be biased: by what corrects the later steps on a rollout.
 LATER = "after the first step on a rollout"
 # Their values that name none.
-NO_MODELS = (GRAMMAR, "policy")
+NO_MODELS = (GRAMMAR, ITSELF)
 # Arguments of data modules that name data.
 DATA = ("source", "preferences")
 
