@@ -7,12 +7,12 @@ from typing import Any
 
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import INK, sheet
-from analysis.report.html import check_target, page
+from analysis.report.html import page
 from analysis.results.curves import curves
 from analysis.results.layout import REPORT
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import write_atomically
+from lit_klrb.files import check_target, write_atomically
 
 # Evaluated metrics of the figure, with the labels of their axes.
 SHOWN = {schema.KL: "KL, nats per completion", schema.LENGTH: "length, tokens"}

