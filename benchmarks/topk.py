@@ -211,7 +211,7 @@ def _sample(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, index: 
         batch["attention_mask"],
         Sampling(COMPLETIONS, 40, 1.0),
         seed=derive_seed(0, "topk", index),
-        eos_token_id=tokenizer.eos_token_id,
+        ends=[tokenizer.eos_token_id],
         pad_token_id=tokenizer.pad_token_id,
     )
 

@@ -168,7 +168,7 @@ class World:
                 batch["attention_mask"],
                 self.sampling,
                 seed=derive_seed(0, "variance", index),
-                eos_token_id=self.tokenizer.eos_token_id,
+                ends=[self.tokenizer.eos_token_id],
                 pad_token_id=self.tokenizer.pad_token_id,
             )
 

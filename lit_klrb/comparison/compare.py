@@ -94,10 +94,10 @@ class Comparison:
         self, path: str, reference: Loaded, entries: list[object], shared: list[Rollout], track: Track
     ) -> Candidate:
         policy = load("policy", path, self.device)
-        notes = check_tokenizers("reference", policy, reference)
+        notes, unfinished = check_tokenizers("reference", policy, reference), None
         if self.prompts is None:
             rollouts, cluster = self._windows(policy, entries)
-            unfinished, by_direction, others = None, dict.fromkeys(self.directions, rollouts), {}
+            by_direction, others = dict.fromkeys(self.directions, rollouts), {}
         else:
             teachers = read_teachers("prompts", str(self.prompts), self.limit)
             prompts = encode_prompts(
@@ -109,7 +109,8 @@ class Comparison:
             rollouts = self._completions(policy, own, track)
             if "reverse" in self.directions and not shared:
                 shared += self._completions(reference, theirs, track)
-            unfinished = _unfinished(rollouts, policy.tokenizer.eos_token_id)
+            cut = torch.cat([rollout.unfinished(policy.ends) for rollout in rollouts])
+            unfinished = cut.double().mean().item()
             by_direction = {"forward": rollouts, "reverse": shared}
             cluster = torch.arange(len(prompts)).repeat_interleave(self.sampling.completions_per_prompt)
         tables = {
@@ -157,9 +158,3 @@ class Comparison:
             group_size=None if self.prompts is None else count,
             advance=track(f"{direction} KL of {policy.path}", len(cluster)),
         )
-
-
-def _unfinished(rollouts: Sequence[Rollout], eos_token_id: int | None) -> float:
-    """The fraction of completions without an end-of-sequence token."""
-    ended = [((rollout.completions == eos_token_id) & rollout.mask).any(1) for rollout in rollouts]
-    return 1 - torch.cat(ended).double().mean().item()

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lit_klrb.data.chat import Conversation, shown
 from lit_klrb.data.corpora import TEACHER_PROMPT
+from lit_klrb.data.encoding import encode
 from lit_klrb.data.grammar import Review
 from lit_klrb.data.prompts import Prompt, read_prompts
 from lit_klrb.data.tables import READERS, Rows, read_rows
@@ -147,7 +148,7 @@ def encode_windows(
         if not isinstance(text, str):
             raise ConfigurationError(f"text {number} is {shown(text)}; a text is expected", key=key)
         _check_encodable(key, f"text {number}", text)
-        ids = tokenizer(text)["input_ids"]
+        (ids,) = encode(tokenizer, [text])
         starts = range(0, len(ids) - 1, max_tokens - 1)
         windows += [ids[start : start + max_tokens] for start in starts]
         numbers += [count] * len(starts)

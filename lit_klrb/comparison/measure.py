@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.comparison.estimates import TokenTable
 from lit_klrb.data.batches import pad
+from lit_klrb.data.encoding import end_tokens
 from lit_klrb.distributed import stacked, stacked_stats
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
@@ -28,6 +29,11 @@ class Loaded(NamedTuple):
     path: str
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The tokens that end a completion."""
+        return end_tokens(self.tokenizer, self.model)
 
 
 def load(key: str, path: str, device: torch.device | str) -> Loaded:
@@ -70,9 +76,12 @@ def check_tokenizers(key: str, first: Loaded, second: Loaded) -> str:
     notes = [f"{len(set(ids.values()) & set(others.values()))} ids have the same meaning for both"]
     if alone := len(set(ids.values()) ^ set(others.values())):
         notes.append(f"{alone} are in only one of the vocabularies")
-    ends = [loaded.tokenizer.eos_token for loaded in (first, second)]
+    ends = [
+        " or ".join(map(repr, model.tokenizer.convert_ids_to_tokens(list(model.ends))))
+        for model in (first, second)
+    ]
     if ends[0] != ends[1]:
-        notes.append(f"completions end with the policy's {ends[0]!r}, the other's end is {ends[1]!r}")
+        notes.append(f"completions end with the policy's {ends[0]}, the other's end is {ends[1]}")
     return "; ".join(notes)
 
 
@@ -106,7 +115,7 @@ def sampled_rollouts(
             batch["attention_mask"].to(device),
             sampling,
             seed=derive_seed(seed, "completions", first),
-            eos_token_id=loaded.tokenizer.eos_token_id,
+            ends=loaded.ends,
             pad_token_id=loaded.tokenizer.pad_token_id,
         )
         rollouts.append(Rollout(*(field.cpu() for field in rollout)))

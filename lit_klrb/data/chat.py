@@ -121,7 +121,7 @@ class Conversation:
             )
         begun = self.last_role == ASSISTANT
         settings = {"continue_final_message": begun, "add_generation_prompt": not begun}
-        return self._rendered(key, tokenizer, **settings)
+        return self.rendered(key, tokenizer, **settings)
 
     def text(self, key: str, tokenizer: PreTrainedTokenizerBase) -> str:
         """The whole conversation as text, without the end-of-sequence token if it ends with one.
@@ -133,11 +133,21 @@ class Conversation:
         Raises:
             ConfigurationError: As `prompt`.
         """
-        text, eos = self._rendered(key, tokenizer), tokenizer.eos_token
+        text, eos = self.rendered(key, tokenizer), tokenizer.eos_token
         before, _, after = text.rpartition(eos) if eos else ("", "", text)
         return text if after.strip() else before  # templates have a newline after it
 
-    def _rendered(self, key: str, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> str:
+    def rendered(self, key: str, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> str:
+        """The whole text that the chat template makes.
+
+        Args:
+            key: The argument that names the source, for the error message.
+            tokenizer: The model's.
+            settings: Of `apply_chat_template`.
+
+        Raises:
+            ConfigurationError: If the tokenizer has no chat template, or the template refuses the messages.
+        """
         if tokenizer.chat_template is None:
             raise ConfigurationError(
                 f"{self.place} is a conversation, but the tokenizer has no chat template; start from a model "

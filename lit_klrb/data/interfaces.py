@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.data.grammar import Review
-from lit_klrb.data.preferences import Preference, PreferencePair
+from lit_klrb.data.preferences import PreferencePair
 from lit_klrb.data.prompts import Prompt
 
 
@@ -47,13 +47,13 @@ class RepeatsBatches(Protocol):
 
 @runtime_checkable
 class PairMaker(Protocol):
-    """A module that makes preference pairs from prompts or from preferences given as text."""
+    """A module that makes preference pairs from prompts or from given completions."""
 
     def preference_pairs(self, prompts: Sequence[Prompt]) -> list[PreferencePair]:
         """Pairs of sampled completions."""
 
-    def given_pairs(self, preferences: Sequence[Preference]) -> list[PreferencePair]:
-        """Pairs of given completions."""
+    def given_pairs(self, pairs: Sequence[PreferencePair]) -> list[PreferencePair]:
+        """Pairs of given completions, with their log-probabilities under the reference."""
 
 
 @runtime_checkable

@@ -10,13 +10,14 @@ import torch
 from lit_klrb.data.base import CorpusDataModule
 from lit_klrb.data.batches import Batch, classifier_batch, pad
 from lit_klrb.data.corpora import GRAMMAR, HELD_OUT, MESSAGES, TEXT, load_reviews, pick
+from lit_klrb.data.encoding import encode, end_tokens, ended
 from lit_klrb.data.grammar import Review, ReviewGrammar
 from lit_klrb.data.interfaces import Completer, PairMaker
 from lit_klrb.data.pairs import TokenPair, load_pairs, usable_pairs, whole_texts
 from lit_klrb.data.preferences import (
     ChatPreference,
     Preference,
-    as_texts,
+    as_tokens,
     collate_pairs,
     load_preferences,
 )
@@ -108,16 +109,17 @@ class ReviewDataModule(WholeReviews):
         return ReviewGrammar().entropy(given=1).per_token if self.source == GRAMMAR else None
 
     def examples(self, split: str) -> Sequence[Any]:
-        """Token ids of each review, with EOS unless truncated."""
+        """Token ids of each review, with its end unless truncated."""
         self.check_context_length()
         tokenizer, reviews = self.learner.tokenizer, self.reviews[split]
         chats = [review.conversation for review in reviews if review.conversation is not None]
         if self.system_prompt is not None and not chats:
             raise ConfigurationError(f"needs conversations, but {self.source} has texts", key="system_prompt")
         # A template adds the special tokens itself
-        texts = [chat.with_system(self.system_prompt).text("source", tokenizer) for chat in chats]
-        encoded = tokenizer(texts or [review.text for review in reviews], add_special_tokens=not chats)
-        return [[*ids, tokenizer.eos_token_id][: self.max_tokens] for ids in encoded["input_ids"]]
+        texts = [chat.with_system(self.system_prompt).rendered("source", tokenizer) for chat in chats]
+        encoded = encode(tokenizer, texts or [review.text for review in reviews], special_tokens=not chats)
+        ends = end_tokens(tokenizer, self.learner.trained)
+        return [ended(ids, tokenizer, ends)[: self.max_tokens] for ids in encoded]
 
     def collate(self, split: str, examples: Sequence[Any]) -> Batch:
         """Right-padded `tokens` and `attention_mask`, [B, N]."""
@@ -315,8 +317,15 @@ class PreferenceDataModule(ReviewBeginnings):
         if self.preferences is None:
             return self.pair_maker.preference_pairs(self._shared_prompts(split))
         preferences = load_preferences(self.preferences)[: self.train_size or None]
-        texts = as_texts("preferences", preferences, self.learner.tokenizer, self.system_prompt)
-        return self.pair_maker.given_pairs(texts)
+        learner = self.learner
+        pairs = as_tokens(
+            "preferences",
+            preferences,
+            learner.tokenizer,
+            end_tokens(learner.tokenizer, learner.trained),
+            self.system_prompt,
+        )
+        return self.pair_maker.given_pairs(pairs)
 
     def _shared_prompts(self, split: str) -> list[Prompt]:
         """The prompts, which the reference of preferences reads as the policy does.

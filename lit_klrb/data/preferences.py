@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from lit_klrb.data.batches import Batch, pad
 from lit_klrb.data.chat import ASSISTANT, USER, Conversation, Message, is_unicode, shown
 from lit_klrb.data.corpora import open_splits
+from lit_klrb.data.encoding import encode, ended
 from lit_klrb.errors import ConfigurationError
 
 
@@ -124,29 +125,47 @@ def _answered(key: str, place: str, value: Any, beginning: tuple[Message, ...]) 
     return replace(answer, messages=(*beginning, *answer.messages))
 
 
-def as_texts(
+class PreferencePair(NamedTuple):
+    """Token ids of a prompt and two completions, and the log-probability of each under the reference."""
+
+    prompt: list[int]
+    chosen: list[int]
+    rejected: list[int]
+    chosen_ref_logprob: float = 0.0
+    rejected_ref_logprob: float = 0.0
+
+
+def as_tokens(
     key: str,
     preferences: Sequence[Preference | ChatPreference],
     tokenizer: PreTrainedTokenizerBase,
+    ends: Sequence[int],
     system_prompt: str | None = None,
-) -> list[Preference]:
-    """Preferences as texts, without the end-of-sequence token of the completions.
+) -> list[PreferencePair]:
+    """Preferences as token ids, each completion with the token that ends it; without log-probabilities.
 
     Args:
         key: The argument that names their source, for the error message.
         preferences: Of texts or of conversations.
         tokenizer: The policy's, whose chat template makes texts of conversations.
+        ends: The tokens that can end a completion, see `end_tokens`.
         system_prompt: A system message for conversations without one; texts become conversations.
 
     Raises:
         ConfigurationError: If the tokenizer has no chat template, or the template refuses a conversation.
     """
-    return [
-        preference
-        if isinstance(preference, Preference) and system_prompt is None
-        else _rendered(key, _as_chat(preference), tokenizer, system_prompt)
-        for preference in preferences
+    chats = system_prompt is not None or any(isinstance(pair, ChatPreference) for pair in preferences)
+    texts = [
+        _rendered(key, _as_chat(pair), tokenizer, system_prompt) if chats else pair for pair in preferences
     ]
+    prompts, *completions = map(list, zip(*texts, strict=True))
+    chosen, rejected = (
+        [ended(ids, tokenizer, ends) for ids in encode(tokenizer, column, special_tokens=False)]
+        for column in completions
+    )
+    # A template adds the special tokens itself
+    encoded = encode(tokenizer, prompts, special_tokens=not chats)
+    return [PreferencePair(*row) for row in zip(encoded, chosen, rejected, strict=True)]
 
 
 def _as_chat(preference: Preference | ChatPreference) -> ChatPreference:
@@ -164,7 +183,7 @@ def _rendered(
 ) -> Preference:
     chosen, rejected = (chat.with_system(system_prompt) for chat in preference)
     prompt = chosen.before_answer(key).prompt(key, tokenizer)
-    texts = [chat.text(key, tokenizer) for chat in (chosen, rejected)]
+    texts = [chat.rendered(key, tokenizer) for chat in (chosen, rejected)]
     if not all(text.startswith(prompt) for text in texts):
         raise ConfigurationError(
             f"{chosen.place}: the chat template gives the prompt another text once the answer is there; "
@@ -172,16 +191,6 @@ def _rendered(
             key=key,
         )
     return Preference(prompt, *(text.removeprefix(prompt) for text in texts))
-
-
-class PreferencePair(NamedTuple):
-    """Token ids of a prompt and two completions, and the log-probability of each under the reference."""
-
-    prompt: list[int]
-    chosen: list[int]
-    rejected: list[int]
-    chosen_ref_logprob: float
-    rejected_ref_logprob: float
 
 
 def collate_pairs(pairs: Sequence[PreferencePair], pad_token_id: int) -> Batch:

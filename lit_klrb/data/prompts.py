@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from lit_klrb.data.batches import Batch, pad
 from lit_klrb.data.chat import USER, Conversation, is_messages, is_unicode, shown
 from lit_klrb.data.corpora import MESSAGES, PROMPT, TEACHER_PROMPT, TEXT
+from lit_klrb.data.encoding import beginning, encode
 from lit_klrb.data.grammar import Review
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.seeding import derive_seed
@@ -136,7 +137,7 @@ def _as_text(
     conversation = conversation.with_system(system_prompt)
     columns = {**review.columns, PROMPT: list(conversation.messages)}
     text = conversation.prompt(key, tokenizer)
-    return replace(review, text=text, is_prompt=True, columns=columns, conversation=None)
+    return replace(review, text=text, is_prompt=True, columns=columns, conversation=conversation)
 
 
 def _teachers_text(
@@ -182,11 +183,12 @@ def cut_prompts(
 ) -> list[list[int]]:
     """Cut each review to a prompt whose length is uniform between `min_tokens` and `max_tokens`.
 
-    Given prompts (`Review.is_prompt`) are not cut.
+    Given prompts (`Review.is_prompt`) are not cut. What the tokenizer puts before a text, such as a BOS, does
+    not count, and is not added to conversations, which have it from the chat template.
 
     Args:
         reviews: The reviews.
-        tokenizer: The tokenizer; no special tokens are added.
+        tokenizer: The tokenizer.
         min_tokens: Minimum length; a shorter review is a prompt as a whole.
         max_tokens: Maximum length.
         seed: Seed of the lengths; the length of prompt i depends on (seed, i) only.
@@ -201,9 +203,11 @@ def cut_prompts(
         >>> [len(prompt) for prompt in prompts]
         [5, 3, 4]
     """
-    encoded = tokenizer([review.text for review in reviews], add_special_tokens=False)["input_ids"]
+    chats = any(review.conversation is not None for review in reviews)
+    encoded = encode(tokenizer, [review.text for review in reviews], special_tokens=not chats)
+    added = len(beginning(tokenizer))
     return [
-        ids if review.is_prompt else ids[: _length(seed, index, min_tokens, max_tokens)]
+        ids if review.is_prompt else ids[: added + _length(seed, index, min_tokens, max_tokens)]
         for index, (review, ids) in enumerate(zip(reviews, encoded, strict=True))
     ]
 

@@ -23,6 +23,7 @@ from lit_klrb.run.directory import published_result
 from lit_klrb.seeding import forked_rng
 
 TOKENIZER_KEY, ADAPTER_KEY, TOKEN_VALUES_KEY = "tokenizer_files", "adapter", "token_values"
+END_TOKENS_KEY = "end_tokens"
 
 
 def read_checkpoint(path: str, role: Role = POLICY) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def model_from_checkpoint(checkpoint: dict[str, Any], role: Role = POLICY) -> Pr
     """The model in a checkpoint, with its weights.
 
     Raises:
-        ConfigurationError: If configuration, adapter and weights do not match.
+        ConfigurationError: If configuration, adapter and weights do not match, or the end tokens are not ids.
     """
     config, weights = _by_name(checkpoint, role.config_key), _weights(checkpoint, role)
     adapter = None if checkpoint.get(ADAPTER_KEY) is None else _by_name(checkpoint, ADAPTER_KEY)
@@ -64,6 +65,8 @@ def model_from_checkpoint(checkpoint: dict[str, Any], role: Role = POLICY) -> Pr
     with forked_rng(0):  # the random initial weights are overwritten
         model = build()
     model.load_state_dict(weights)
+    if (ends := _end_tokens(checkpoint)) and model.generation_config is not None:
+        model.generation_config.eos_token_id = ends
     return model
 
 
@@ -81,6 +84,14 @@ def token_values_from_checkpoint(checkpoint: dict[str, Any]) -> Tensor | None:
     if not values.isfinite().all():
         raise ConfigurationError("has values that are not finite", key=TOKEN_VALUES_KEY)
     return values
+
+
+def _end_tokens(checkpoint: dict[str, Any]) -> list[int]:
+    """The tokens that end a completion; checkpoints of earlier versions have none beside the tokenizer's."""
+    ends = checkpoint.get(END_TOKENS_KEY, [])
+    if not isinstance(ends, list) or not all(type(index) is int and 0 <= index < 2**31 for index in ends):
+        raise ConfigurationError("must be a list of token ids", key=END_TOKENS_KEY)
+    return ends
 
 
 def _check_published(path: Path, checkpoint: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -87,6 +87,10 @@ class Rollout(NamedTuple):
         """Positions that do not count padding, shape [B, P+T]."""
         return position_ids(self.attention_mask)
 
+    def unfinished(self, ends: Sequence[int]) -> Tensor:
+        """Whether a completion has none of the tokens that end one, bool, shape [B]."""
+        return ~(is_end(self.completions, ends) & self.mask).any(1)
+
     def rows(self, rows: slice) -> "Rollout":
         """A slice of the sequences."""
         return Rollout(self.tokens[rows], self.attention_mask[rows], self.mask[rows])
@@ -120,21 +124,24 @@ def position_ids(attention_mask: Tensor) -> Tensor:
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
-def completion_mask(completions: Tensor, eos_token_id: int | None) -> Tensor:
-    """True up to and including the first EOS; true everywhere without one.
+def is_end(tokens: Tensor, ends: Sequence[int]) -> Tensor:
+    """Whether each token is one of those that end a completion, bool, of the same shape."""
+    return torch.isin(tokens, tokens.new_tensor(ends))
+
+
+def completion_mask(completions: Tensor, ends: Sequence[int]) -> Tensor:
+    """True up to and including the first end; true everywhere without one.
 
     Args:
         completions: Token ids, shape [B, T].
-        eos_token_id: The id that ends a completion; None if there is none.
+        ends: The ids that end a completion; may be empty.
 
     Example:
-        >>> completion_mask(torch.tensor([[5, 0, 0], [5, 6, 7]]), eos_token_id=0).tolist()
-        [[True, True, False], [True, True, True]]
+        >>> completion_mask(torch.tensor([[5, 0, 0], [5, 1, 0], [5, 6, 7]]), ends=[0, 1]).tolist()
+        [[True, True, False], [True, True, False], [True, True, True]]
     """
-    if eos_token_id is None:
-        return torch.ones_like(completions, dtype=torch.bool)
-    ended = (completions == eos_token_id).cumsum(-1)
-    return (ended == 0) | ((ended == 1) & (completions == eos_token_id))
+    end = is_end(completions, ends).long()
+    return end.cumsum(-1) == end
 
 
 @torch.no_grad()  # not inference_mode, whose tensors cannot be used in a loss afterwards
@@ -145,7 +152,7 @@ def generate_completions(
     sampling: Sampling,
     *,
     seed: int,
-    eos_token_id: int | None,
+    ends: Sequence[int],
     pad_token_id: int,
     rows_before: int = 0,
 ) -> Rollout:
@@ -163,7 +170,7 @@ def generate_completions(
         prompt_mask: True on prompt tokens other than padding, shape [P, N].
         sampling: Number of completions, maximum length and temperature.
         seed: Seed of the samples, see `lit_klrb.seeding`.
-        eos_token_id: The id that ends a completion; if None, all completions have `max_new_tokens` tokens.
+        ends: The ids that end a completion; if empty, all completions have `max_new_tokens` tokens.
         pad_token_id: Fills the positions after the end.
         rows_before: Number of sequences of the same batch that precede these and are sampled by other calls.
 
@@ -188,9 +195,9 @@ def generate_completions(
         uniforms[:, 0] = stratified_uniforms(uniforms[:, 0].view(-1, count)).flatten()
     # Never compiled: shapes change with each token
     with _eval_mode(policy), _kept_casts(prompts.device), torch.compiler.set_stance("force_eager"):
-        completions = _decode(policy, prompts, prompt_mask, uniforms, sampling, eos_token_id, pad_token_id)
+        completions = _decode(policy, prompts, prompt_mask, uniforms, sampling, ends, pad_token_id)
     prompts, prompt_mask = prompts.repeat_interleave(count, 0), prompt_mask.repeat_interleave(count, 0)
-    mask = completion_mask(completions, eos_token_id)
+    mask = completion_mask(completions, ends)
     return Rollout(torch.cat([prompts, completions], 1), torch.cat([prompt_mask.bool(), mask], 1), mask)
 
 
@@ -200,7 +207,7 @@ def _decode(
     prompt_mask: Tensor,
     uniforms: Tensor,
     sampling: Sampling,
-    eos_token_id: int | None,
+    ends: Sequence[int],
     pad_token_id: int,
 ) -> Tensor:
     """The tokens at uniform numbers, shape [B, T]; shorter than T if all completions have ended."""
@@ -231,8 +238,8 @@ def _decode(
         if sampling.stratified:
             precision = precision * probabilities.gather(1, tokens[:, None])[:, 0]
         completions.append(tokens.masked_fill_(ended, pad_token_id))
-        if eos_token_id is not None:
-            ended |= tokens == eos_token_id
+        if ends:
+            ended |= is_end(tokens, ends)
             if agreed(policy, ended.all()):
                 break
         inputs, positions = tokens[:, None], positions[:, -1:] + 1

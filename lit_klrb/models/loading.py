@@ -21,6 +21,7 @@ from lit_klrb.files import local_path, read_regular
 from lit_klrb.models import gguf
 from lit_klrb.models.checkpoints import (
     ADAPTER_KEY as ADAPTER_KEY,
+    END_TOKENS_KEY as END_TOKENS_KEY,
     TOKEN_VALUES_KEY as TOKEN_VALUES_KEY,
     TOKENIZER_KEY as TOKENIZER_KEY,
     model_from_checkpoint as model_from_checkpoint,

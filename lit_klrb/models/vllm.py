@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class VLLMBackend:
         sampling: Sampling,
         *,
         seed: int,
-        eos_token_id: int | None,
+        ends: Sequence[int],
         pad_token_id: int,
         rows_before: int = 0,
     ) -> Rollout:
@@ -70,7 +71,7 @@ class VLLMBackend:
                 temperature=sampling.temperature,
                 max_tokens=sampling.max_new_tokens,
                 seed=derive_seed(seed, rows_before + row) % _SEEDS,
-                stop_token_ids=None if eos_token_id is None else [eos_token_id],
+                stop_token_ids=list(ends),
                 # Only stop_token_ids end a completion, not the EOS of the model's configuration
                 ignore_eos=True,
                 detokenize=False,
@@ -82,7 +83,7 @@ class VLLMBackend:
         width = max(map(len, sampled))
         completions = torch.tensor([[*ids, *[pad_token_id] * (width - len(ids))] for ids in sampled])
         completions = completions.to(prompts.device)
-        mask = completion_mask(completions, eos_token_id)
+        mask = completion_mask(completions, ends)
         return Rollout(torch.cat([prompts, completions], 1), torch.cat([prompt_mask.bool(), mask], 1), mask)
 
     def _updated_engine(self, policy: PreTrainedModel) -> Any:

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lit_klrb import schema
+from lit_klrb.data.encoding import end_tokens
 from lit_klrb.distributed import check_strategy, sharding_mesh
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
@@ -217,10 +218,12 @@ class TrainedModule(L.LightningModule, ABC):
         setattr(self, self.role.name, model)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add configuration, tokenizer and adapter settings, which make the checkpoint self-contained."""
+        """Add what makes the checkpoint self-contained: configuration, tokenizer, adapter, end tokens."""
         checkpoint[self.role.config_key] = loading.config_dict(self.trained)
         checkpoint[loading.TOKENIZER_KEY] = loading.tokenizer_files(self.tokenizer)
         checkpoint[loading.ADAPTER_KEY] = adapter_settings(self.trained)
+        if self.role == loading.POLICY:
+            checkpoint[loading.END_TOKENS_KEY] = list(end_tokens(self.tokenizer, self.trained))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Build model and tokenizer from the checkpoint, unless `configure_model` did.

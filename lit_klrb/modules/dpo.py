@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.data.batches import pad
-from lit_klrb.data.preferences import Preference, PreferencePair, collate_pairs
+from lit_klrb.data.preferences import PreferencePair, collate_pairs
 from lit_klrb.data.prompts import Prompt
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators.token_values import TokenValues
@@ -111,7 +111,12 @@ class DPOModule(RewardedModule):
         starts = range(0, len(prompts), PROMPTS_PER_BATCH)
         tokens = [prompt.tokens for prompt in prompts]
         parts = [tokens[first : first + PROMPTS_PER_BATCH] for first in starts]
-        key = {"prompts": tokens, "sampling": asdict(self.sampling), "stop_at_eos": self.stop_at_eos}
+        key = {
+            "prompts": tokens,
+            "sampling": asdict(self.sampling),
+            "stop_at_eos": self.stop_at_eos,
+            "ends": self.ends,
+        }
         completed = self._cached_for_reference(
             "completions",
             {**key, "seed": self.seed},
@@ -136,21 +141,16 @@ class DPOModule(RewardedModule):
         return pairs
 
     @torch.no_grad()
-    def given_pairs(self, preferences: Sequence[Preference]) -> list[PreferencePair]:
-        """Tokenize the preferences of a data set; completions get an EOS and are truncated to max_new_tokens.
+    def given_pairs(self, pairs: Sequence[PreferencePair]) -> list[PreferencePair]:
+        """The pairs of a data set with the reference's log-probabilities, truncated to max_new_tokens.
 
         Args:
-            preferences: Prompts with chosen and rejected completions, as text.
+            pairs: Prompts with chosen and rejected completions.
         """
-        eos, length = self.tokenizer.eos_token_id, self.sampling.max_new_tokens
-
-        def tokens(texts: list[str]) -> list[list[int]]:
-            ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-            return ids
-
-        prompts, *completions = (tokens(list(texts)) for texts in zip(*preferences, strict=True))
-        chosen, rejected = ([[*ids, eos][:length] for ids in column] for column in completions)
-        pairs = [PreferencePair(*row, 0.0, 0.0) for row in zip(prompts, chosen, rejected, strict=True)]
+        length = self.sampling.max_new_tokens
+        pairs = [
+            pair._replace(chosen=pair.chosen[:length], rejected=pair.rejected[:length]) for pair in pairs
+        ]
         self._check_length(pairs)
         parts = [
             pairs[first : first + PROMPTS_PER_BATCH] for first in range(0, len(pairs), PROMPTS_PER_BATCH)

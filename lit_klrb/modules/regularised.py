@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.data.chat import as_messages, is_messages
 from lit_klrb.data.corpora import PROMPT
+from lit_klrb.data.encoding import end_tokens
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import RaoBlackwell
 from lit_klrb.functional import TokenStats, TopK
@@ -67,7 +68,7 @@ class RegularisedModule(PolicyModule, ABC):
             a stopped gradient, which then needs prompts of its own (see teacher_system_prompt of the data).
         completions_per_prompt: Completions per training prompt.
         max_new_tokens: Maximum number of tokens of a completion.
-        stop_at_eos: Whether the end-of-sequence token ends a completion; if not, all have max_new_tokens.
+        stop_at_eos: Whether the end-of-sequence tokens end a completion; if not, all have max_new_tokens.
         temperature: Divides the logits of both models, in sampling and in every log-probability.
         evaluation_completions: Completions per evaluation prompt.
         evaluation_seed: Seed of the completions in evaluation; the same for runs to be compared.
@@ -215,10 +216,15 @@ class RegularisedModule(PolicyModule, ABC):
                 batch["attention_mask"],
                 sampling,
                 seed=seed,
-                eos_token_id=self.tokenizer.eos_token_id if self.stop_at_eos else None,
+                ends=self.ends if self.stop_at_eos else (),
                 pad_token_id=self.tokenizer.pad_token_id,
                 rows_before=rows_before,
             )
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The tokens that end a completion."""
+        return end_tokens(self.tokenizer, self.policy)
 
     def score(
         self,

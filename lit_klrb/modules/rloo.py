@@ -230,7 +230,7 @@ class OnPolicyModule(RegularisedModule, ABC):
 
     def unfinished(self, rollout: Rollout) -> Tensor:
         """Whether a completion was truncated before its EOS, bool, shape [B]."""
-        return ~((rollout.completions == self.tokenizer.eos_token_id) & rollout.mask).any(1)
+        return rollout.unfinished(self.ends)
 
     def policy_loss(self, experience: Experience, stats: TokenStats | None = None) -> Tensor:
         """The estimator's loss on some sequences, averaged over them.

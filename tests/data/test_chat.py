@@ -7,7 +7,8 @@ from chat_tokenizer import TEMPLATE, by_hand, chat_tokenizer, message
 
 from lit_klrb.data.chat import Conversation, as_messages, is_messages
 from lit_klrb.data.corpora import MESSAGES, PROMPT, TEXT, load_reviews
-from lit_klrb.data.preferences import Preference, as_texts, load_preferences
+from lit_klrb.data.encoding import encode
+from lit_klrb.data.preferences import Preference, as_tokens, load_preferences
 from lit_klrb.data.prompts import read_prompts
 from lit_klrb.errors import ConfigurationError
 
@@ -116,17 +117,23 @@ CONVERSATIONS = [
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_preferences_of_conversations(tmp_path, tokenizer, row, suffix):
     loaded = load_preferences(write(tmp_path / f"pairs.{suffix}", [row]))
-    (pair,) = as_texts("preferences", loaded, tokenizer)
-    assert pair == Preference("<bos><|user|>Hi<eos>\n<|assistant|>", "Yes", "No")
-    (pair,) = as_texts("preferences", loaded, tokenizer, system_prompt="Act")
-    assert pair.prompt == "<bos><|system|>Act<eos>\n<|user|>Hi<eos>\n<|assistant|>"
+    ends = [tokenizer.eos_token_id]
+    (pair,) = as_tokens("preferences", loaded, tokenizer, ends)
+    assert pair[:3] == (by_hand(tokenizer, ("user", "Hi")), *answers(tokenizer))
+    (pair,) = as_tokens("preferences", loaded, tokenizer, ends, system_prompt="Act")
+    assert pair.prompt == by_hand(tokenizer, ("system", "Act"), ("user", "Hi"))
+
+
+def answers(tokenizer):
+    return [[*ids, tokenizer.eos_token_id] for ids in encode(tokenizer, ["Yes", "No"], special_tokens=False)]
 
 
 def test_preferences_of_texts_stay_texts_without_a_system_prompt(tokenizer):
-    pairs = [Preference("Hi", "Yes", "No")]
-    assert as_texts("preferences", pairs, tokenizer) == pairs
-    (pair,) = as_texts("preferences", pairs, tokenizer, system_prompt="Act")
-    assert pair == Preference("<bos><|system|>Act<eos>\n<|user|>Hi<eos>\n<|assistant|>", "Yes", "No")
+    pairs, ends = [Preference("Hi", "Yes", "No")], [tokenizer.eos_token_id]
+    (pair,) = as_tokens("preferences", pairs, tokenizer, ends)
+    assert pair[:3] == (tokenizer("Hi")["input_ids"], *answers(tokenizer))
+    (pair,) = as_tokens("preferences", pairs, tokenizer, ends, system_prompt="Act")
+    assert pair[:3] == (by_hand(tokenizer, ("system", "Act"), ("user", "Hi")), *answers(tokenizer))
 
 
 def test_a_template_without_an_eos_after_the_answer():
@@ -141,7 +148,7 @@ def test_a_template_that_changes_the_prompt_once_there_is_an_answer(tokenizer):
     template = "{{ messages | length }}" + TEMPLATE
     pairs = [Preference("Hi", "Yes", "No")]
     with pytest.raises(ConfigurationError, match="gives the prompt another text once the answer is there"):
-        as_texts("preferences", pairs, chat_tokenizer(template), system_prompt="Act")
+        as_tokens("preferences", pairs, chat_tokenizer(template), [0], system_prompt="Act")
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ def model():
     return model
 
 
-def sample(model, prompts, mask, count, *, length=4, temperature=1.0, seed=0, eos=EOS):
+def sample(model, prompts, mask, count, *, length=4, temperature=1.0, seed=0, eos=(EOS,)):
     sampling = Sampling(count, length, temperature)
-    return generate_completions(model, prompts, mask, sampling, seed=seed, eos_token_id=eos, pad_token_id=EOS)
+    return generate_completions(model, prompts, mask, sampling, seed=seed, ends=eos, pad_token_id=EOS)
 
 
 PROMPTS = torch.tensor([[3, 1, 4], [0, 0, 5]])
@@ -44,8 +44,8 @@ def test_the_mask_ends_with_the_first_eos(model):
     for completion, mask in zip(rollout.completions.tolist(), rollout.mask.tolist(), strict=True):
         length = completion.index(EOS) + 1 if EOS in completion else len(completion)
         assert mask == [t < length for t in range(len(completion))]
-    assert sample(model, PROMPTS, MASK, 50, eos=None).mask.all()
-    assert completion_mask(torch.tensor([[1, 0, 2, 0]]), 0).tolist() == [[True, True, False, False]]
+    assert sample(model, PROMPTS, MASK, 50, eos=()).mask.all()
+    assert completion_mask(torch.tensor([[1, 0, 2, 0]]), [0]).tolist() == [[True, True, False, False]]
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
@@ -66,7 +66,7 @@ def test_first_tokens_follow_the_models_distribution_at_the_temperature(model, t
 
 def test_second_tokens_are_drawn_anew_given_the_first(model):
     draws = 4000
-    rollout = sample(model, PROMPTS[:1], MASK[:1], draws, length=2, eos=None)
+    rollout = sample(model, PROMPTS[:1], MASK[:1], draws, length=2, eos=())
     first = rollout.completions[:, 0].mode().values
     tokens = rollout.completions[rollout.completions[:, 0] == first, 1]
     with torch.no_grad():
@@ -79,13 +79,13 @@ def test_second_tokens_are_drawn_anew_given_the_first(model):
 
 
 def test_a_batch_cut_into_parts_gives_the_same_tokens(model):
-    whole = sample(model, PROMPTS, MASK, 3, eos=None).tokens
+    whole = sample(model, PROMPTS, MASK, 3, eos=()).tokens
     sampling = Sampling(3, 4, 1.0)
     second = generate_completions(
-        model, PROMPTS[1:], MASK[1:], sampling, seed=0, eos_token_id=None, pad_token_id=EOS, rows_before=3
+        model, PROMPTS[1:], MASK[1:], sampling, seed=0, ends=(), pad_token_id=EOS, rows_before=3
     )
     assert torch.equal(second.tokens, whole[3:])
-    assert not torch.equal(sample(model, PROMPTS[1:], MASK[1:], 3, eos=None).tokens, whole[3:])
+    assert not torch.equal(sample(model, PROMPTS[1:], MASK[1:], 3, eos=()).tokens, whole[3:])
 
 
 def test_a_token_without_probability_is_never_drawn():
@@ -181,7 +181,7 @@ def test_what_a_models_generation_settings_ask_for_is_left_out(model):
         asked = model.generation_config
         assert torch.equal(sample(model, PROMPTS, MASK, 20, seed=1).tokens, plain)
         assert model.generation_config is asked
-        unlimited = sample(model, PROMPTS, MASK, 50, length=20, eos=None)
+        unlimited = sample(model, PROMPTS, MASK, 50, length=20, eos=())
         assert unlimited.mask.all()
         assert unlimited.mask.shape[1] == 20
         # No token ends a completion, so tokens after one are sampled, not padding.
@@ -193,7 +193,7 @@ def test_what_a_models_generation_settings_ask_for_is_left_out(model):
 def test_pairs_of_tokens_follow_the_models_distribution(model):
     """The second token is sampled from cached states of a padded prompt and the first token."""
     draws = 6000
-    rollout = sample(model, PROMPTS, MASK, draws, length=2, eos=None)
+    rollout = sample(model, PROMPTS, MASK, draws, length=2, eos=())
     for prompt, mask, tokens in zip(PROMPTS, MASK, rollout.completions.view(2, draws, 2), strict=True):
         with torch.no_grad():
             following = torch.cat([prompt[mask].expand(6, -1), torch.arange(6)[:, None]], 1)

@@ -17,9 +17,9 @@ CONFIG = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "n_posit
 SAMPLING = Sampling(completions_per_prompt=1, max_new_tokens=6)
 
 
-def sample(model, prompts, eos_token_id=None, rows_before=0):
+def sample(model, prompts, ends=(), rows_before=0):
     mask = torch.ones_like(prompts)
-    settings = {"seed": 0, "eos_token_id": eos_token_id, "pad_token_id": 0, "rows_before": rows_before}
+    settings = {"seed": 0, "ends": ends, "pad_token_id": 0, "rows_before": rows_before}
     return generate_completions(model, prompts, mask, SAMPLING, **settings)
 
 
@@ -33,10 +33,10 @@ def sample_on_both(arguments):
     prompts = torch.tensor([[5, 6], [7, 8]])
     whole = sample(model, prompts)
     eos = int(whole.completions[0, 0])
-    whole = sample(model, prompts, eos)
+    whole = sample(model, prompts, [eos])
     assert whole.mask.sum(1).tolist() == [1, 6]
     shard(model, distributed.init_device_mesh("cpu", (2,)))
-    own = sample(model, prompts[rank : rank + 1], eos, rank)
+    own = sample(model, prompts[rank : rank + 1], [eos], rank)
     assert torch.equal(own.tokens, whole.tokens[rank : rank + 1])
     assert torch.equal(own.mask, whole.mask[rank : rank + 1])
     return 0
