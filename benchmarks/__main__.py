@@ -6,12 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from . import certificates, distillation, logprobs, op, rounds, step, topk, variance
+from . import certificates, distillation, families, logprobs, op, rounds, step, topk, variance
 from .table import replace_part
 
 DOCS = Path(__file__).parents[1] / "docs"
-BENCHMARKS, CONTROL_VARIATE, CERTIFICATES, TOPK = (
-    DOCS / f"{name}.md" for name in ("benchmarks", "control_variate", "certificates", "topk")
+BENCHMARKS, CONTROL_VARIATE, CERTIFICATES, TOPK, MODELS = (
+    DOCS / f"{name}.md" for name in ("benchmarks", "control_variate", "certificates", "topk", "models")
 )
 PARTS: dict[str, tuple[Callable[..., str], Path]] = {
     **{key: (partial(op.report, key), BENCHMARKS) for key in op.SIZES},
@@ -22,6 +22,7 @@ PARTS: dict[str, tuple[Callable[..., str], Path]] = {
     "variance-distillation": (distillation.report, CONTROL_VARIATE),
     "topk": (topk.report, TOPK),
     "certificates": (certificates.report, CERTIFICATES),
+    "families": (families.report, MODELS),
 }
 # These train models first.
 TRAINING = {*variance.SETTINGS, "variance-distillation", "topk"}

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from lit_klrb.errors import ConfigurationError
@@ -33,7 +34,7 @@ def add_adapter(model: PreTrainedModel, settings: dict[str, Any], seed: int) -> 
 
     Raises:
         ConfigurationError: If `peft` is not installed or refuses the settings, or if the model already has an
-            adapter.
+            adapter, or the adapter could not be merged into the weights.
     """
     if has_adapter(model):
         raise ConfigurationError(
@@ -53,6 +54,15 @@ def add_adapter(model: PreTrainedModel, settings: dict[str, Any], seed: int) -> 
             model.add_adapter(config, ADAPTER)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{settings}: {' '.join(str(error).split())}", key="lora") from None
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    if any(isinstance(module, AuxiliaryTrainingWrapper) for module in model.modules()):
+        raise ConfigurationError(
+            f"{settings}: layers that are trained in whole, or tokens, are not supported beside an adapter; "
+            "leave out modules_to_save and trainable_token_indices",
+            key="lora",
+        )
+    _check_shared(model)
     return model
 
 
@@ -119,14 +129,60 @@ def adapter_off(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
 
 
 def merged(model: PreTrainedModel) -> PreTrainedModel:
-    """Merge the adapter into the weights permanently; the result is a model without an adapter."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
+    """Merge the adapter into the weights permanently; the result is a model without an adapter.
 
-    for name, module in list(model.named_modules()):
-        if isinstance(module, BaseTunerLayer):
-            module.merge()
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, module.get_base_layer())
+    A weight that embedding and head share becomes two if one of them has an adapter, as it changes that one
+    only.
+
+    Raises:
+        ConfigurationError: If other layers share a weight that has an adapter.
+    """
+    shared = _check_shared(model)
+    for name, module in _adapted(model).items():
+        base: Any = module.get_base_layer()
+        if name in shared:
+            base.weight = nn.Parameter(base.weight.detach().clone(), requires_grad=False)
+        module.merge()
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, base)
+    if shared:
+        for config in (model.config, model.config.get_text_config(decoder=True)):
+            config.tie_word_embeddings = False
+        model.all_tied_weights_keys = {}
     del model.peft_config
     model._hf_peft_config_loaded = False
     return model
+
+
+def _adapted(model: PreTrainedModel) -> dict[str, Any]:
+    """The layers that have an adapter, by name."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return {name: module for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
+
+
+def _check_shared(model: PreTrainedModel) -> set[str]:
+    """The layers with an adapter whose weight is that of another layer, too.
+
+    Raises:
+        ConfigurationError: If they are not embedding and head, the only ones that can be separated.
+    """
+    owners: dict[int, list[nn.Module]] = {}
+    for module in model.modules():
+        for weight in module.parameters(recurse=False):
+            owners.setdefault(id(weight), []).append(module)
+    layers: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
+    ends = [layer.get_base_layer() if hasattr(layer, "get_base_layer") else layer for layer in layers]
+    shared = set()
+    for name, module in _adapted(model).items():
+        users = [user for weight in module.get_base_layer().parameters() for user in owners[id(weight)][1:]]
+        if not users:
+            continue
+        if not all(any(user is end for end in ends) for user in (module.get_base_layer(), *users)):
+            raise ConfigurationError(
+                f"the weight of {name} is also that of other layers, from which an adapter cannot be told "
+                "after a merge; leave it out of target_modules",
+                key="lora",
+            )
+        shared.add(name)
+    return shared

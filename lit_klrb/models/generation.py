@@ -1,19 +1,19 @@
 """Sampling of completions."""
 
-import inspect
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.sharding import agreed
+from lit_klrb.models.trials import continues, key_value_cache, position_ids
 
 # Tokens per block of the vocabulary in sampling.
 _BLOCK = 64
@@ -114,16 +114,6 @@ class Rollout(NamedTuple):
         return Rollout(torch.cat([prompts, self.completions], 1), attention, self.mask)
 
 
-def position_ids(attention_mask: Tensor) -> Tensor:
-    """Positions counted from the first token that is not padding, so that left padding has no effect.
-
-    Example:
-        >>> position_ids(torch.tensor([[0, 0, 1, 1]])).tolist()
-        [[0, 0, 0, 1]]
-    """
-    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
-
-
 def is_end(tokens: Tensor, ends: Sequence[int]) -> Tensor:
     """Whether each token is one of those that end a completion, bool, of the same shape."""
     return torch.isin(tokens, tokens.new_tensor(ends))
@@ -162,7 +152,8 @@ def generate_completions(
     (seed, n, t). A batch can therefore be split, across processes for example, without changing its tokens.
 
     The model's generation settings, such as a repetition penalty, are not used: with them the completions
-    would not be samples from p. Each prompt is processed once, for all of its completions.
+    would not be samples from p. Each prompt is processed once, for all of its completions, unless the policy
+    keeps states that its cache does not hold: it then reads whole sequences for each token.
 
     Args:
         policy: The model to sample from; its training mode is restored.
@@ -175,11 +166,8 @@ def generate_completions(
         rows_before: Number of sequences of the same batch that precede these and are sampled by other calls.
 
     Raises:
-        ConfigurationError: If prompt and completion exceed the policy's context length, or its architecture
-            has no cache of keys and values.
+        ConfigurationError: If prompt and completion exceed the policy's context length.
     """
-    if "past_key_values" not in inspect.signature(policy.forward).parameters:
-        raise ConfigurationError(f"{type(policy).__name__} has no cache of keys and values")
     positions = getattr(policy.config, "max_position_embeddings", None)
     if positions is not None and prompts.shape[1] + sampling.max_new_tokens > positions:
         raise ConfigurationError(
@@ -211,7 +199,10 @@ def _decode(
     pad_token_id: int,
 ) -> Tensor:
     """The tokens at uniform numbers, shape [B, T]; shorter than T if all completions have ended."""
-    cache = key_value_cache(policy)
+    cache = key_value_cache(policy) if continues(policy) else None
+    states: dict[str, Any] = (
+        {"use_cache": False} if cache is None else {"past_key_values": cache, "use_cache": True}
+    )
     rows = torch.arange(len(prompts), device=prompts.device)
     rows = rows.repeat_interleave(len(uniforms) // len(prompts))
     inputs, mask, positions = prompts, prompt_mask.long(), position_ids(prompt_mask)
@@ -224,13 +215,13 @@ def _decode(
             input_ids=inputs,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
             logits_to_keep=1,
+            **states,
         ).logits[:, -1]
         if not completions:  # all completions of a prompt continue from its states
-            logits, mask, positions = logits[rows], mask[rows], positions[rows]
-            cache.reorder_cache(rows)  # type: ignore[arg-type]
+            inputs, logits, mask, positions = inputs[rows], logits[rows], mask[rows], positions[rows]
+            if cache is not None:
+                cache.reorder_cache(rows)  # type: ignore[arg-type]
         probabilities = (logits.float() / sampling.temperature).softmax(-1)
         if sampling.stratified:
             column = torch.where(precision > _EXHAUSTED, rest, column)
@@ -242,14 +233,12 @@ def _decode(
             ended |= is_end(tokens, ends)
             if agreed(policy, ended.all()):
                 break
-        inputs, positions = tokens[:, None], positions[:, -1:] + 1
+        following = tokens[:, None], positions[:, -1:] + 1
+        if cache is None:
+            following = torch.cat([inputs, following[0]], 1), torch.cat([positions, following[1]], 1)
+        inputs, positions = following
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
     return torch.stack(completions, 1)
-
-
-def key_value_cache(model: PreTrainedModel) -> DynamicCache:
-    """An empty cache for a model's keys and values."""
-    return DynamicCache(config=model.config.get_text_config(decoder=True))
 
 
 def inverse_transform(probabilities: Tensor, uniforms: Tensor) -> Tensor:

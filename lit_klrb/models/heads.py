@@ -1,6 +1,5 @@
 """Splitting a causal language model into backbone and head, so that the head can be applied tile by tile."""
 
-import inspect
 from typing import Any, NamedTuple
 
 import torch
@@ -9,13 +8,16 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from lit_klrb.distributed import whole
-from lit_klrb.models.generation import Rollout, key_value_cache, position_ids
+from lit_klrb.models.generation import Rollout
 from lit_klrb.models.sharding import RUN_BACKBONE, is_sharded
+from lit_klrb.models.trials import agree, continues, key_value_cache, position_ids
 
 # Two sequences with the same prompt.
 TRIAL = [[0, 1, 2, 3, 4], [0, 1, 2, 4, 3]]
-# Layers of a cache that hold keys and values alone.
+# Layers of a cache that hold keys and values alone, through which gradients are right.
 CACHE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
+# The largest logit of the trial, at which a cap of the logits shows, and other settings of a head.
+LARGEST = 10.0
 
 
 class SplitModel(NamedTuple):
@@ -101,18 +103,11 @@ def split_model(model: PreTrainedModel) -> SplitModel | None:
     if backbone is model or not isinstance(backbone, PreTrainedModel) or type(head) is not nn.Linear:
         return None
     softcap = getattr(model.config, "final_logit_softcapping", None)
-    for caches in (True, False) if _caches(backbone) else (False,):
+    for caches in (True, False):
         split = SplitModel(model, backbone, head, softcap, caches)
         if _parts_agree(model, split):
             return split
     return None
-
-
-def _caches(backbone: PreTrainedModel) -> bool:
-    """Whether the only states that a model keeps are the keys and values of attention."""
-    if "past_key_values" not in inspect.signature(backbone.forward).parameters:
-        return False
-    return all(type(layer) in CACHE_LAYERS for layer in key_value_cache(backbone).layers)
 
 
 def model_inputs(rollout: Rollout) -> dict[str, Any]:
@@ -125,6 +120,11 @@ def model_inputs(rollout: Rollout) -> dict[str, Any]:
     }
 
 
+def _caches_attention(model: PreTrainedModel) -> bool:
+    """Whether the only states in a model's cache are the keys and values of attention."""
+    return all(type(layer) in CACHE_LAYERS for layer in key_value_cache(model).layers)
+
+
 @torch.no_grad()
 def _parts_agree(model: PreTrainedModel, split: SplitModel) -> bool:
     tokens = torch.tensor(TRIAL, device=model.device) % split.head.out_features
@@ -132,11 +132,19 @@ def _parts_agree(model: PreTrainedModel, split: SplitModel) -> bool:
     rollout = Rollout(tokens, everything, everything[:, -2:])
     was_training = model.training
     model.eval()
-    expected = model(**model_inputs(rollout)).logits[:, -2:]
-    logits = split.head(split.hidden_states(rollout))
-    model.train(was_training)
+    try:
+        if split.caches and not (_caches_attention(model) and continues(model)):
+            return False
+        hidden = split.hidden_states(rollout)
+        scale = LARGEST / split.head(hidden).abs().max().clamp(min=torch.finfo(hidden.dtype).tiny)
+        # The logits of new weights are so small that a cap of them is lost in rounding
+        enlarged = split.head.register_forward_hook(lambda _, inputs, logits: scale * logits)
+        try:
+            expected, logits = model(**model_inputs(rollout)).logits[:, -2:], split.head(hidden)
+        finally:
+            enlarged.remove()
+    finally:
+        model.train(was_training)
     if split.softcap is not None:
         logits = split.softcap * torch.tanh(logits / split.softcap)
-    return logits.shape == expected.shape and torch.allclose(
-        logits.float(), expected.float(), rtol=1e-2, atol=1e-3
-    )
+    return agree(logits, expected)

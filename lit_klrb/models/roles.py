@@ -20,6 +20,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from lit_klrb.errors import ConfigurationError, brief
+from lit_klrb.models.trials import reads_padding
 
 # Number of tokens of the text on which a model is tried.
 PROBE_LENGTH = 10
@@ -123,7 +124,8 @@ def check_settings(config: dict[str, Any], given: Collection[str], role: Role) -
 
 @torch.no_grad()
 def check_predicts(key: str | None, model: PreTrainedModel, role: Role) -> None:
-    """Check that a language model is causal, which encoders are not, and that its logits are finite.
+    """Check a language model: it is causal, which encoders are not, its logits are finite, and padding has no
+    effect on them.
 
     Args:
         key: The argument that names it, for the error message.
@@ -131,7 +133,7 @@ def check_predicts(key: str | None, model: PreTrainedModel, role: Role) -> None:
         role: What the model is used for.
 
     Raises:
-        ConfigurationError: If a token's logits depend on later tokens, or are not finite.
+        ConfigurationError: If a token's logits depend on later tokens or on padding, or are not finite.
     """
     # Some architectures reserve two positions
     length = min(PROBE_LENGTH, getattr(model.config, "max_position_embeddings", None) or 1000) - 2
@@ -141,6 +143,7 @@ def check_predicts(key: str | None, model: PreTrainedModel, role: Role) -> None:
     tokens[1, 1:] = 1
     was_training = model.training
     logits = model.eval()(tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits[:, 0]
+    padding_matters = reads_padding(model)
     model.train(was_training)
     if not logits.isfinite().all():
         raise ConfigurationError("its weights give logits that are not finite", key=key)
@@ -148,6 +151,12 @@ def check_predicts(key: str | None, model: PreTrainedModel, role: Role) -> None:
     if (logits[0] - logits[1]).abs().max() > rounding * logits.abs().max():
         kind = model.config.model_type
         raise ConfigurationError(f"a {kind} model reads the tokens it should predict: not a policy", key=key)
+    if padding_matters:
+        raise ConfigurationError(
+            f"padding on the left of a prompt changes what a {model.config.model_type} model predicts: "
+            "prompts of different lengths cannot be read together",
+            key=key,
+        )
 
 
 def _shown(config: dict[str, Any]) -> str:

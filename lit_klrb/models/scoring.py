@@ -31,8 +31,9 @@ def completion_logits(model: PreTrainedModel, rollout: Rollout) -> Tensor:
         model: Policy or reference.
         rollout: B sequences with T completion positions.
     """
-    logits: Tensor = model(**model_inputs(rollout), logits_to_keep=rollout.mask.shape[1]).logits
-    return logits
+    length = rollout.mask.shape[1]
+    logits: Tensor = model(**model_inputs(rollout), logits_to_keep=length).logits
+    return logits[:, -length:]  # some models give all
 
 
 def completion_logprobs(

@@ -1,0 +1,138 @@
+"""Trials of a model on a few tokens: what it computes in batches and from cached states.
+
+They compare results instead of names, so that nothing depends on a list of architectures.
+"""
+
+import inspect
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+# Largest difference of equal logits, relative to the largest logit, in float32 and better.
+TOLERANCE = 1e-5
+# Tokens that a model is tried on, at most: enough for small windows and for blocks that are read at once.
+LENGTH = 16
+# Tokens of padding before the second of two sequences, and the token: one whose embedding is not zero.
+PADDING, PAD = 3, 7
+# Tokens that are read one by one after the others, and how sequences are repeated before them.
+STEPS, ROWS = 4, [1, 0, 1]
+
+# Whether a model continues from its cache, which its class and settings decide.
+_continues: "WeakKeyDictionary[PreTrainedModel, bool]" = WeakKeyDictionary()
+
+
+def position_ids(attention_mask: Tensor) -> Tensor:
+    """Positions counted from the first token that is not padding, so that left padding has no effect.
+
+    Example:
+        >>> position_ids(torch.tensor([[0, 0, 1, 1]])).tolist()
+        [[0, 0, 0, 1]]
+    """
+    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
+def key_value_cache(model: PreTrainedModel) -> DynamicCache:
+    """An empty cache for a model's keys and values."""
+    return DynamicCache(config=model.config.get_text_config(decoder=True))
+
+
+def agree(logits: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> bool:
+    """Whether logits are equal up to rounding.
+
+    Args:
+        logits: Any shape.
+        expected: The same shape; their dtype and largest magnitude set the scale.
+        tolerance: Relative to the latter, for float32 and better.
+    """
+    if logits.shape != expected.shape:
+        return False
+    dtype = expected.dtype
+    if expected.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+        dtype = torch.bfloat16
+    limit = max(tolerance, 16 * torch.finfo(dtype).eps)
+    difference = (logits.double() - expected.double()).abs().max()
+    return bool(difference <= limit * expected.double().abs().max())
+
+
+@torch.no_grad()
+def reads_padding(model: PreTrainedModel) -> bool:
+    """Whether padding on the left changes a model's logits.
+
+    Args:
+        model: A language model in evaluation mode.
+    """
+    tokens, mask = _trial(model)
+    alone = tokens[1:, PADDING:]
+    padded = _logits(model, tokens, mask)[1:, PADDING:]
+    return not agree(padded, _logits(model, alone, torch.ones_like(alone)), 10 * TOLERANCE)
+
+
+@torch.no_grad()
+def continues(model: PreTrainedModel) -> bool:
+    """Whether a model gives the same logits after cached keys and values as after whole sequences.
+
+    Args:
+        model: A language model in evaluation mode.
+    """
+    if model not in _continues:
+        with torch.autocast(model.device.type, enabled=False):
+            try:
+                _continues[model] = _continues_in_trial(model)
+            except Exception:  # caches of their own raise all kinds of exceptions
+                _continues[model] = False
+    return _continues[model]
+
+
+def _continues_in_trial(model: PreTrainedModel) -> bool:
+    if "past_key_values" not in inspect.signature(model.forward).parameters:
+        return False
+    tokens, mask = _trial(model)
+    rows = torch.tensor(ROWS, device=model.device)
+    prompt = tokens.shape[1] - STEPS
+    expected = _logits(model, tokens, mask)[rows, prompt:]
+    cache, start, steps = key_value_cache(model), 0, []
+    for stop in range(prompt, tokens.shape[1] + 1):
+        logits = _logits(model, tokens, mask, start, stop, cache)
+        if start:
+            steps.append(logits[:, -1])
+        else:
+            cache.reorder_cache(rows)  # type: ignore[arg-type]
+            tokens, mask = tokens[rows], mask[rows]
+        start = stop
+    return agree(torch.stack(steps, 1), expected)
+
+
+def _trial(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
+    """Two sequences and their masks; the second is padded."""
+    words: Any = model.get_input_embeddings()
+    # Some architectures reserve two positions
+    positions = (getattr(model.config, "max_position_embeddings", None) or LENGTH + 2) - 2
+    tokens = torch.arange(max(PADDING + 2, STEPS + 1, min(LENGTH, positions)), device=model.device)
+    tokens = torch.stack([tokens, tokens.flip(0)])
+    tokens[1, :PADDING] = PAD
+    mask = torch.ones_like(tokens)
+    mask[1, :PADDING] = 0
+    return tokens % words.weight.shape[0], mask
+
+
+def _logits(
+    model: PreTrainedModel,
+    tokens: Tensor,
+    mask: Tensor,
+    start: int = 0,
+    stop: int | None = None,
+    cache: DynamicCache | None = None,
+) -> Tensor:
+    states: dict[str, Any] = (
+        {"use_cache": False} if cache is None else {"past_key_values": cache, "use_cache": True}
+    )
+    logits: Tensor = model(
+        input_ids=tokens[:, start:stop],
+        attention_mask=mask[:, :stop],
+        position_ids=position_ids(mask)[:, start:stop],
+        **states,
+    ).logits
+    return logits

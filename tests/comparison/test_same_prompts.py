@@ -1,0 +1,51 @@
+"""`validate` and `kl` measure the same KL of the same models on the same prompts."""
+
+import json
+import re
+
+import pytest
+import torch
+from chat_tokenizer import chat_tokenizer
+
+from lit_klrb.cli.main import main
+from lit_klrb.models.loading import fresh_model
+
+CONFIG = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 64}
+PROMPTS = ["Good", "The film was", "It", "Do not miss"]
+
+
+def test_validate_and_kl_read_the_same_tokens(chain, tmp_path, capsys):
+    """Of one token, whose KL is a sum over the vocabulary and the same for every completion."""
+    tokenizer, models = chat_tokenizer(), {}
+    assert tokenizer("x")["input_ids"][0] == tokenizer.bos_token_id
+    for seed, name in enumerate(("policy", "reference")):
+        model = fresh_model(CONFIG, tokenizer, seed=seed).eval()
+        with torch.no_grad():
+            model.transformer.wte.weight.mul_(20)
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+        models[name] = model
+    rows = {"train": ["x"], "validation": PROMPTS, "test": ["y"]}
+    (tmp_path / "prompts").mkdir()
+    for split, texts in rows.items():
+        lines = "\n".join(json.dumps({"prompt": text}) for text in texts)
+        (tmp_path / "prompts" / f"{split}.jsonl").write_text(lines)
+    paths = [w for name in models for w in (f"--model.{name}_path", str(tmp_path / name))]
+    source = ["--data.source", str(tmp_path / "prompts"), "--model.max_new_tokens", "1"]
+    capsys.readouterr()
+    assert chain.run("validate", "rloo", *paths, *source, run=tmp_path / "run") == 0
+    (validated,) = re.findall(r"KL\(policy‖reference\) ([\d.]+)", capsys.readouterr().out)
+    file = str(tmp_path / "prompts" / "validation.jsonl")
+    paths = [w for name in models for w in (f"--{name}", str(tmp_path / name))]
+    assert main(["kl", *paths, "--prompts", file, "--max_new_tokens", "1", "--json"]) == 0
+    output = capsys.readouterr().out
+    measured = json.loads(output)["policies"][0]["directions"]["forward"]
+    with torch.no_grad():
+        by_hand = []
+        for text in PROMPTS:
+            ids = torch.tensor([tokenizer(text)["input_ids"]])
+            p, q = (model(ids).logits[0, -1].double().log_softmax(-1) for model in models.values())
+            by_hand.append((p.exp() * (p - q)).sum().item())
+    expected = sum(by_hand) / len(by_hand)
+    assert float(validated) == pytest.approx(expected, abs=1e-4)
+    assert measured["estimates"]["Rao-Blackwell"]["sequence"]["estimate"] == pytest.approx(expected, abs=1e-4)
