@@ -9,33 +9,9 @@ from benchmarks.families import FAILED, UNBUILT, examine
 from lit_klrb.models.roles import POLICY
 
 USED = [
-    "bart",
-    "bert",
-    "deepseek_v3",
-    "deepseek_v4",
-    "falcon",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "gpt2",
-    "gpt_neox",
-    "gpt_oss",
-    "granite",
-    "llama",
-    "mamba",
-    "mistral",
-    "mixtral",
-    "moshi",
-    "olmo2",
-    "opt",
-    "phi",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "qwen3_moe",
-    "recurrent_gemma",
-    "rwkv",
-    "smollm3",
+    *("bart", "bert", "deepseek_v3", "deepseek_v4", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2"),
+    *("gpt_neox", "gpt_oss", "granite", "llama", "mamba", "mistral", "mixtral", "moshi", "olmo2", "opt"),
+    *("phi", "phi3", "qwen2", "qwen3", "qwen3_moe", "recurrent_gemma", "rwkv", "smollm3"),
 ]
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
 

@@ -233,6 +233,6 @@ def test_autocast_casts_a_weight_once_per_rollout_and_not_for_each_token(model):
     """Lightning's autocast keeps no copies."""
     lightnings = torch.autocast("cpu", torch.bfloat16, cache_enabled=False)
     with lightnings, CountCasts(model.get_output_embeddings().weight) as counted:
-        sample(model, PROMPTS, MASK, 3, eos=None)
+        sample(model, PROMPTS, MASK, 3, eos=())
         assert counted.count == 1
         assert not torch.is_autocast_cache_enabled()
