@@ -1,10 +1,12 @@
 """Every family of language models that transformers can build, tiny, against plain forward passes."""
 
+import signal
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
+from rich.progress import track
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
@@ -20,8 +22,8 @@ from lit_klrb.seeding import forked_rng
 from .table import markdown
 
 VOCABULARY, TEMPERATURE = 64, 0.7
-# Models whose smallest form takes minutes.
-SLOW = {"falcon_h1"}
+# CPU seconds after which a family is given up, such as one whose smallest form is still large.
+LIMIT = 15
 # Settings that make a model small, wherever its configuration has them.
 SIZES: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "text_vocab_size"), VOCABULARY),
@@ -170,8 +172,6 @@ def examine(kind: str) -> Trial:
     Args:
         kind: Its `model_type`.
     """
-    if kind in SLOW:
-        return Trial(kind, f"{UNBUILT}its smallest form takes minutes")
     try:
         tiny(kind)
     except Exception as error:  # configurations raise all kinds of exceptions
@@ -191,7 +191,7 @@ def report(quick: bool) -> str:
     """
     silence()
     kinds = ["gpt2", "llama", "bart", "bert"] if quick else sorted(POLICY.architectures)
-    trials = [examine(kind) for kind in kinds]
+    trials = [_examine_for_some_time(kind) for kind in track(kinds, "families")]
     agreeing = [trial for trial in trials if trial.refused is None]
     rows = [
         [
@@ -225,6 +225,27 @@ def report(quick: bool) -> str:
         f"{name} ({len(some)}): {', '.join(t.kind for t in some)}." for name, some in lists.items() if some
     ]
     return "\n\n".join([markdown(header, rows), *parts])
+
+
+class _OutOfTimeError(BaseException):
+    """Not an `Exception`, which the trials of a model catch."""
+
+
+def _examine_for_some_time(kind: str) -> Trial:
+    def stop(*_: object) -> None:
+        raise _OutOfTimeError
+
+    earlier = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, LIMIT)
+    try:
+        try:
+            return examine(kind)
+        finally:  # where the signal may arrive, too, after a long operation
+            signal.setitimer(signal.ITIMER_PROF, 0)
+    except _OutOfTimeError:
+        return Trial(kind, f"{UNBUILT}takes more than {LIMIT} CPU seconds")
+    finally:
+        signal.signal(signal.SIGPROF, earlier)
 
 
 def _refused(trials: Sequence[Trial], reason: str) -> list[Trial]:
