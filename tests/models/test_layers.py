@@ -77,9 +77,7 @@ def test_kept_layers_are_a_model_of_their_own(kind, tmp_path):
     # Nearly zero temperature: with a cache each token is the most likely one without
     everything = torch.ones_like(tokens, dtype=torch.bool)
     sampling = Sampling(completions_per_prompt=2, max_new_tokens=5, temperature=0.001)
-    rollout = generate_completions(
-        kept, tokens, everything, sampling, seed=0, eos_token_id=None, pad_token_id=0
-    )
+    rollout = generate_completions(kept, tokens, everything, sampling, seed=0, ends=(), pad_token_id=0)
     assert torch.equal(completion_logits(kept, rollout).argmax(-1), rollout.completions)
 
 
