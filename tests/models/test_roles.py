@@ -25,7 +25,7 @@ BERT = {
         ({"n_head": 3}, "'n_head': 3"),
         ({"n_embd": 0}, "'n_embd': 0.*ZeroDivisionError"),
         ({"n_positions": 0}, "leaves the weight transformer.wpe.weight empty"),
-        ({"n_embd": -1}, "'n_embd': -1"),
+        ({"n_embd": -1}, "n_embd must not be negative, got -1"),
         ({"activation_function": "nothing"}, "'nothing'"),
         ({"model_type": "nothing"}, "model_type must be .* got 'nothing'"),
         ({"model_type": None}, "model_type must be .* got None"),
