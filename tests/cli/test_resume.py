@@ -46,6 +46,7 @@ CASES = {
         "sft",
         ["--model.policy_config.resid_pdrop", "0.2", "--trainer.val_check_interval", "3"],
     ),
+    "bfloat16": ("rloo", ["--trainer.precision", "bf16-true"]),
     "reward model": ("reward", ["--model.classifier_config.resid_pdrop", "0.2"]),
 }
 # Number of batches before the stop, and whether it is in the validation after them.
@@ -58,6 +59,7 @@ CUTS = [
     *(("accumulation", batches, False) for batches in (3, 4)),
     *(("preferences", batches, batches == 2) for batches in (2, 3)),
     *(("dropout", batches, batches == 3) for batches in (2, 3)),
+    ("bfloat16", 3, False),
     ("reward model", 3, True),
 ]
 
