@@ -55,6 +55,12 @@ class DiskFullError(RuntimeError):
 # Upper bound of seeds, from NumPy's generator.
 MAX_SEED = 2**32
 
+# Settings of new weights, and the paths of models that can be given in their place.
+NEW_WEIGHTS = {
+    "policy_config": ("policy_path",),
+    "classifier_config": ("classifier_path", "backbone_path"),
+}
+
 
 class LitCLI(LightningCLI):
     """LightningCLI with modules and data by class name, a run directory, and the KL plug-in under `kl`."""
@@ -131,6 +137,9 @@ class LitCLI(LightningCLI):
             command = self._parser(args[0])
             assert isinstance(command, OneLineParser)
             raise ConfigurationError(one_line(str(error), command.known_keys())) from None
+        model = self.config[self.config.subcommand].model if "subcommand" in self.config else None
+        if model is not None:
+            self._prefer_given_model(model.get("init_args", Namespace()))
 
     def _with_default_estimator(self, parser: LightningArgumentParser, args: list[str]) -> list[str]:
         """The arguments, with the default of modules without a reward in front if they name such a module.
@@ -184,6 +193,17 @@ class LitCLI(LightningCLI):
         settings = config.model.get("init_args", Namespace()).as_dict()
         unused = () if config.get("ckpt_path") is None else INITIAL
         check_upstream({key: value for key, value in settings.items() if key not in unused})
+
+    def _prefer_given_model(self, arguments: Namespace) -> None:
+        """Drop the new weights of a configuration file where an option names a model."""
+        for setting, paths in NEW_WEIGHTS.items():
+            given = any(arguments.get(path) is not None and self._is_option(path) for path in paths)
+            if given and arguments.get(setting) is not None and not self._is_option(setting):
+                arguments[setting] = None
+
+    def _is_option(self, name: str) -> bool:
+        """Whether an option of the command line sets an argument of the module, or a part of it."""
+        return any(re.match(rf"--model\.(init_args\.)?{name}(?!\w)", word) for word in self._words)
 
     def instantiate_classes(self) -> None:
         """Tell the module which checkpoint it is restored from, before it builds its model."""

@@ -23,7 +23,7 @@ def whole(chain, tmp_path_factory):
 def healed(chain, whole, run, *extra):
     argv = chain.commands.argv("fit", "distill", "--model.reference_path", whole, *extra, run=run)
     place = argv.index("--model.policy_config.n_embd")
-    return main([*argv[:place], "--model.policy_config", "null", *argv[place + 2 :]])
+    return main([*argv[:place], *argv[place + 2 :]])
 
 
 def test_a_pruned_model_is_healed_saved_and_exported(chain, whole, tmp_path):
