@@ -44,6 +44,8 @@ DIVERGED = "diverged"
 
 # In `summary.json`, and in what a sweep publishes: SHA-256 of the names and bytes of the trained weights.
 WEIGHTS = "weights_sha256"
+# In `summary.json`: the number of prompts of the evaluation, which its standard errors are of.
+PROMPTS = "evaluation_prompts"
 
 # Metric keys, logged as `train/...` at each step and `val/...` at each evaluation.
 STEP = "step"

@@ -137,12 +137,11 @@ class RunRecorder(L.Callback):
         if self._evaluated_at != trainer.global_step:
             evaluate()
         self._write_evaluation(trainer)
-        self._write(
-            trainer,
-            schema.DONE,
-            self._final,
-            **{schema.WEIGHTS: digest(trainer.strategy.lightning_module_state_dict())},
-        )
+        module = trainer.lightning_module
+        extra: dict[str, Any] = {schema.WEIGHTS: digest(trainer.strategy.lightning_module_state_dict())}
+        if isinstance(module, RegularisedModule):
+            extra[schema.PROMPTS] = len(module.prompt_means[schema.KL])
+        self._write(trainer, schema.DONE, self._final, **extra)
 
     def _write_evaluation(self, trainer: L.Trainer) -> None:
         """Write the prompts' values of the final evaluation, from which its noise can be estimated."""
@@ -160,7 +159,7 @@ class RunRecorder(L.Callback):
                 self._write(trainer, schema.DIVERGED, {}, reason=message)
             raise DivergedError(message)
 
-    def _write(self, trainer: L.Trainer, state: str, final: dict[str, float], **extra: str) -> None:
+    def _write(self, trainer: L.Trainer, state: str, final: dict[str, float], **extra: str | int) -> None:
         summary = {
             "state": state,
             "steps": trainer.global_step,

@@ -1,5 +1,6 @@
 """Base classes of DPO, RLOO and distillation: a frozen reference, a reward and the common evaluation."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from lit_klrb import schema
 from lit_klrb.data.chat import as_messages, is_messages
 from lit_klrb.data.corpora import PROMPT
 from lit_klrb.data.encoding import end_tokens
@@ -26,6 +28,10 @@ from lit_klrb.modules.stopwatch import Stopwatch
 from lit_klrb.rewards import NoReward, Reward, RewardOutput, load_reward
 from lit_klrb.run.lightning_internals import trainer_of
 from lit_klrb.seeding import derive_seed
+
+log = logging.getLogger(__name__)
+# A standard error from fewer prompts is itself too uncertain to be relied on.
+FEW_PROMPTS = 10
 
 
 class Evaluation(NamedTuple):
@@ -103,6 +109,7 @@ class RegularisedModule(PolicyModule, ABC):
         )
         self.stopwatch = Stopwatch()
         self._evaluated: list[dict[str, Tensor]] = []
+        self._warned_of_few = False
         # Whether the reference reads other prompts than the policy.
         self._own_context = False
         # Reward, KL and length of each prompt of the latest evaluation: means over its completions, [P] each.
@@ -336,12 +343,21 @@ class RegularisedModule(PolicyModule, ABC):
             metrics |= {name: mean.item(), f"{name}_se": error.item()}
             self.prompt_means[name] = values.mean(1)
         self._evaluated.clear()
+        prompts = len(self.prompt_means[schema.KL])
+        if prompts < FEW_PROMPTS and not self._warned_of_few:
+            self._warned_of_few = True
+            log.warning(
+                "the evaluation has %d prompts, too few for its standard errors: raise data.eval_size, or "
+                "put at least %d into validation.jsonl, beside train.jsonl in the folder that is data.source",
+                *(prompts, FEW_PROMPTS),
+            )
         self.log_evaluation(stage, metrics)
         other = "policy" if self.reference_path == loading.ITSELF else "reference"
         context = " with its own context" if self._own_context else ""
         self.print(
             f"step {self.global_step}: reward {metrics['reward']:.3f} ± {metrics['reward_se']:.3f}, "
-            f"KL(policy‖{other}{context}) {metrics['kl']:.4f} ± {metrics['kl_se']:.4f} nats per sequence"
+            f"KL(policy‖{other}{context}) {metrics['kl']:.4f} ± {metrics['kl_se']:.4f} nats per sequence "
+            f"(± standard error, {prompts} prompts)"
         )
 
 

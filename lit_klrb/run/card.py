@@ -95,16 +95,18 @@ def _estimator(kl: dict[str, Any]) -> str | None:
 
 
 def _evaluation(run: Path, weights_sha256: str) -> dict[str, str]:
-    """Reward and KL of the run's final evaluation, with standard errors."""
+    """Reward and KL of the run's final evaluation, with standard errors and the number of prompts."""
     try:
         summary = json.loads(_content(run / schema.SUMMARY))
         final = summary["final"] if summary[schema.WEIGHTS] == weights_sha256 else {}
+        prompts = {} if (count := summary.get(schema.PROMPTS)) is None else {"evaluation prompts": str(count)}
         names = {"reward": schema.REWARD, "KL(policy‖reference), nats per sequence": schema.KL}
-        return {
+        numbers = {
             f"{label} (± standard error)": f"{final[key]:.4g} ± {final[key + '_se']:.2g}"
             for label, key in names.items()
             if final.get(key) is not None and final.get(f"{key}_se") is not None
         }
+        return numbers | (prompts if numbers else {})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 

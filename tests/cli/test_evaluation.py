@@ -38,6 +38,15 @@ def test_what_the_policy_started_from_may_be_gone(chain, tmp_path, capsys):
     assert capsys.readouterr().out == here
 
 
+@pytest.mark.parametrize(("prompts", "few"), [(9, True), (10, False)])
+def test_standard_errors_name_the_number_of_prompts(chain, tmp_path, capsys, caplog, prompts, few):
+    data = ["--data.eval_size", str(prompts), "--trainer.max_steps", "2", "--trainer.val_check_interval", "2"]
+    assert chain.run("fit", "rloo", *data, run=tmp_path / "run") == 0
+    assert f"(± standard error, {prompts} prompts)" in capsys.readouterr().out
+    assert sum("validation.jsonl" in line for line in caplog.messages) == few, "said once"
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["evaluation_prompts"] == prompts
+
+
 def test_a_checkpoint_of_another_kind_of_module(chain, tmp_path, capsys):
     assert chain.run("validate", "rloo", "--ckpt_path", chain.checkpoint("reward"), run=tmp_path) == 2
     assert f"ckpt_path: {chain.checkpoint('reward')}: contains no policy" in capsys.readouterr().err

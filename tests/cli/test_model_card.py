@@ -31,6 +31,7 @@ def test_the_card_states_reference_estimator_beta_and_kl(chain, tmp_path):
     assert "| KL estimator | RaoBlackwellControlVariate |" in card
     assert "| reward | grammar |" in card
     assert f"| {final['kl']:.4g} ± {final['kl_se']:.2g} |" in card
+    assert "| evaluation prompts | 8 |" in card
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert "base_model" not in card  # a local path is no name on the hub
 
