@@ -3,17 +3,20 @@
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lit_klrb.cli.arguments import Arguments
-from lit_klrb.errors import ConfigurationError, brief
+from lit_klrb.errors import ConfigurationError, brief, printable
 from lit_klrb.files import check_target, local_path, write_atomically
 
 if TYPE_CHECKING:
     from lit_klrb.comparison.measure import Advance
     from lit_klrb.comparison.summary import Candidate
 
+# Seconds between lines of progress where standard error is not a terminal.
+PROGRESS_INTERVAL = 10.0
 # Options that are passed on as they are.
 PASSED = ("max_tokens", "system", "teacher_system", "limit", "batch_size", "seed")
 EPILOG = """with --prompts, completions are sampled from each policy (and, for the other direction, from the
@@ -51,7 +54,8 @@ def parser() -> Arguments:
         help="a .jsonl or .parquet file with the column text, or a .txt file with one text per line",
     )
     add("--direction", choices=("both", "forward", "reverse"), default="both",
-        help="forward is KL(policy‖reference), reverse KL(reference‖policy); both by default")  # fmt: skip
+        help="forward is KL(policy‖reference), the penalty of RLHF, and needs half the time of both, the "
+        "default; reverse is KL(reference‖policy)")  # fmt: skip
     add("--completions_per_prompt", type=_positive(int), default=4, metavar="K", help="4 by default")
     add("--max_new_tokens", type=_positive(int), default=64, metavar="T",
         help="maximum number of tokens of a completion; 64 by default")  # fmt: skip
@@ -119,7 +123,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _measured(options: argparse.Namespace) -> "list[Candidate]":
-    """Measure with a progress bar on a terminal's standard error."""
+    """Measure with progress on standard error: a bar on a terminal, otherwise a line every few seconds."""
     import torch
     from rich.console import Console
     from rich.progress import Progress
@@ -143,10 +147,37 @@ def _measured(options: argparse.Namespace) -> "list[Candidate]":
         **{name: getattr(options, name) for name in PASSED},
         device=device,
     )
-    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+    if not sys.stderr.isatty():
+        return comparison.run(LineProgress().track)
+    with Progress(console=Console(stderr=True)) as progress:
 
         def track(description: str, total: int) -> "Advance":
             task = progress.add_task(description, total=total)
             return lambda rows: progress.advance(task, rows)
 
         return comparison.run(track)
+
+
+class LineProgress:
+    """Progress for logs and pipes: lines on standard error, at least `PROGRESS_INTERVAL` seconds apart."""
+
+    def __init__(self) -> None:
+        self._printed_at = time.monotonic()
+
+    def track(self, description: str, total: int) -> "Advance":
+        """Start counting the rows of a task.
+
+        Args:
+            description: What is counted.
+            total: Number of rows.
+        """
+        done = 0
+
+        def advance(rows: int) -> None:
+            nonlocal done
+            done += rows
+            if time.monotonic() - self._printed_at >= PROGRESS_INTERVAL:
+                self._printed_at = time.monotonic()
+                print(f"{printable(description)}: {done} of {total}", file=sys.stderr, flush=True)
+
+        return advance

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from lit_klrb.comparison.estimates import EXACT, LIKELIHOOD, RB
+from lit_klrb.comparison.estimates import EXACT, HT, K1, LIKELIHOOD, RB
 from lit_klrb.errors import printable
 
 # Width and height of the figure, and the space for its axes, in pixels
@@ -91,6 +91,8 @@ def _of_direction(about: dict[str, Any], level: float, unit: str, sampled: bool)
     ]
     if LIKELIHOOD in about["estimates"]:
         lines.append(f"{LIKELIHOOD} is that of the texts, policy to reference, and no estimate of the KL")
+    if HT in about["estimates"]:
+        lines.append(f"{HT} is {K1} where a prompt's completions differ and each is improbable")
     quantiles = ", ".join(f"{float(q):.1%} {_number(v)}" for q, v in about["token_quantiles"].items())
     positions = [
         (

@@ -158,6 +158,17 @@ def test_two_policies_are_compared_in_pairs(kl, models):
     assert difference["estimate"] == pytest.approx(first["estimate"] - second["estimate"])
 
 
+def test_progress_is_lines_where_there_is_no_terminal(kl, models, monkeypatch):
+    monkeypatch.setattr("lit_klrb.cli.kl.PROGRESS_INTERVAL", 0.0)
+    code, _, error = kl(*PROMPTS, "--direction", "forward", "--completions_per_prompt", "2", "--limit", "4")
+    policy = models / "first"
+    assert code == 0
+    assert error.splitlines() == [
+        *(f"completions of {policy}: {rows} of 4" for rows in (3, 4)),
+        *(f"forward KL of {policy}: {rows} of 8" for rows in (6, 8)),
+    ]
+
+
 def test_a_model_compared_with_itself(kl):
     code, output, _ = kl(*PROMPTS, "--direction", "forward", policy=("reference",))
     assert code == 0
