@@ -1,8 +1,11 @@
 """What the wheel installs: commands, and configurations that `init` copies."""
 
+import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
+from email import message_from_string
 from importlib import import_module
 from pathlib import Path
 
@@ -15,6 +18,46 @@ from lit_klrb.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Names and metadata of the wheel that `pip install .` builds, from a copy of the checkout."""
+    copy, target = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("dist")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    for name in ("lit_klrb", "analysis", "configs"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    build = f"from setuptools import build_meta; print(build_meta.build_wheel({str(target)!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", build], cwd=copy, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    with zipfile.ZipFile(next(target.glob("*.whl"))) as built:
+        names = built.namelist()
+        (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        return names, message_from_string(built.read(metadata).decode())
+
+
+def test_the_wheel_has_two_packages_and_says_so(wheel):
+    names, metadata = wheel
+    packages = {name.partition("/")[0] for name in names if ".d" not in name.partition("/")[0]}
+    assert packages == {"lit_klrb", "analysis"}
+    assert metadata["Summary"].endswith("installs the packages lit_klrb and analysis")
+    assert metadata["Version"] == lit_klrb.__version__
+    python = {path.relative_to(ROOT).as_posix() for name in packages for path in (ROOT / name).rglob("*.py")}
+    assert python <= {*names}
+    assert {name for name in names if name.endswith(".j2")}, "templates of reports"
+
+
+def test_lit_klrb_works_beside_another_package_named_analysis(tmp_path):
+    (tmp_path / "analysis").mkdir()
+    (tmp_path / "analysis" / "__init__.py").write_text("raise SystemExit('not ours')")
+    run = "from lit_klrb.cli.main import main; sys.exit(main(['explain', 'MonteCarlo']))"
+    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; {run}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "MonteCarlo" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["lit-klrb", "lit-klrb-analysis"])
