@@ -14,7 +14,13 @@ import lit_klrb  # noqa: E402
 project = "lit_klrb"
 release = lit_klrb.__version__
 copyright = "the authors of lit_klrb"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
 html_theme = "furo"
 html_title = f"lit_klrb {release}"
 html_theme_options = {"source_directory": "docs/"}
@@ -28,6 +34,7 @@ copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 myst_heading_anchors = 3
 default_role = "code"
+autosummary_generate = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_preserve_defaults = True

@@ -58,6 +58,13 @@ def test_the_reference_has_every_public_name_and_links_lead_somewhere(site):
     assert (site / "llms.txt").exists()
 
 
+def test_the_index_of_estimators_has_each_once():
+    text = (DOCS / "api" / "estimators.md").read_text("utf-8")
+    assert sorted(re.findall(r"^   (\w+)$", text, re.MULTILINE)) == sorted(
+        import_module("lit_klrb.estimators").__all__
+    )
+
+
 def test_every_page_is_in_the_list_for_programs_or_on_the_front_page():
     listed = (DOCS / "llms.txt").read_text("utf-8") + (DOCS / "index.md").read_text("utf-8")
     for page in DOCS.glob("*.md"):
