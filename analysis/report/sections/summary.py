@@ -15,7 +15,6 @@ from analysis.stats.text import (
     number,
     percent,
     probability,
-    share_interval_text,
     signed,
 )
 from analysis.stats.verdict import Outcome
@@ -181,7 +180,6 @@ def _finding(comparison: Comparison) -> Finding:
         [
             _card(f"Difference in {'the KL' if void else 'J'}", decision.primary),
             *([] if void else [_card("Difference in reward at matched KL", comparison.matched)]),
-            *_share_card(comparison),
         ],
         sentences(comparison),
     )
@@ -203,15 +201,6 @@ def _card(name: str, verdict: Verdict) -> Card:
     how = (verdict.untested and "not tested") or f"{probability(verdict.adjusted)} (Holm)"
     detail = f"{verdict.unit}; {interval_text(verdict.interval)}; {how}"
     return Card(name, signed(verdict.estimate.value), detail)
-
-
-def _share_card(comparison: Comparison) -> list[Card]:
-    share = None if comparison.share is None else comparison.share.share
-    if share is None:
-        return []
-    name = f"Frontier points of {comparison.pairs.treatment}"
-    value = f"{share.count}/{share.total}" + (f" ({share.value:.0%})" if share.total else "")
-    return [Card(name, value, f"{share_interval_text(share)}; descriptive")]
 
 
 def _counts(assessment: Assessment) -> str:
