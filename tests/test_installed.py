@@ -86,7 +86,8 @@ def test_the_wheel_has_all_configurations():
     listed = PROJECT["tool"]["setuptools"]["data-files"]
     found = {Path(folder) / file.name for folder, (glob,) in listed.items() for file in ROOT.glob(glob)}
     configs = init.SHARED.parent
-    assert found == {configs / path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml")}
+    files = [path for path in (ROOT / "configs").rglob("*") if path.is_file()]
+    assert found == {configs / path.relative_to(ROOT) for path in files}
 
 
 def test_init_copies_the_configurations_once(tmp_path, capsys):
