@@ -37,7 +37,7 @@ def test_a_missing_checkpoint_names_the_command_that_makes_it(capsys, tmp_path, 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "a command is missing; one of fit, validate, test, predict, check, study, explain, export"),
+        ([], "a command is missing; one of fit, validate, test, predict, check, study, explain, certify"),
         (["train"], "unknown command train; one of fit"),
         (["fit"], "what to run is missing: name a configuration"),
         (["fit", "--config", "no.yaml"], "no.yaml"),
