@@ -13,7 +13,11 @@ GLOSSARY = (
         "the estimator of the KL's gradient in training; all runs are evaluated in the same way, on the same "
         "prompts and seeds",
     ),
-    ("Matched pair", "two runs with the same β, replicate and seed that differ in the estimator only"),
+    (
+        "Matched pair",
+        "two runs with the same β, replicate and seed that differ in what the plan gives their arms: the "
+        "estimator, and often the learning rate",
+    ),
     ("Reward at matched KL", "the difference in reward between two arms at the same KL"),
     (
         "Simultaneous interval",
