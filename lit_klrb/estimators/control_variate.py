@@ -39,6 +39,10 @@ class RaoBlackwellControlVariate(FittedEstimator):
     g = 0 gives `MonteCarlo`, g_kl = 1 gives `RaoBlackwell`, and g_a = 1 in addition `TiltedRaoBlackwell`. See
     `FittedEstimator` for the fit.
 
+    Reference:
+        Combinations of control variates with fitted coefficients: Geffner, Domke (2018), "Using large
+        ensembles of control variates for variational inference", arXiv:1810.12482.
+
     Args:
         directions: The directions to use. token_values is ignored without token values in the statistics, and
             leave_one_out without a baseline.

@@ -39,6 +39,16 @@ class TiltedRaoBlackwell(KLEstimator):
     This is `RaoBlackwell` for the unnormalised reference q exp(a / beta). It is unbiased for every table
     fitted on other completions. Without token values in the statistics, and in `surrogate`, which has no
     reward, it equals `RaoBlackwell`.
+
+    Without a baseline, the reward's part is, completion by completion, the trajectory-wise control variate
+    with action values Q(y_<t, v) = sum over s < t of a(y_s) + a(v). Specific to this class are the values: a
+    table without context instead of a critic, whose expectation over the vocabulary is taken together with
+    the KL, and its use with leave-one-out and prefix weights.
+
+    Reference:
+        Cheng, Yan, Boots (2019), "Trajectory-wise control variates for variance reduction in policy gradient
+        methods", arXiv:1908.03263; before it Pankov (2018), arXiv:1811.06225; as a doubly robust policy
+        gradient Huang, Jiang (2019), arXiv:1910.09066.
     """
 
     token_values_predict: ClassVar[Predicted | None] = "rewards"

@@ -71,6 +71,11 @@ class RaoBlackwellTopK(TopKEstimator):
     The KL is the sum over the vocabulary of p r - p + q, of which no summand is negative. The sum over H is
     exact; k3(r_t) of a sampled token outside H has the rest as its mean, and r_t grad log p(y_t) the
     gradient of the rest. k = V is `RaoBlackwell`, and so are statistics without a head.
+
+    Reference:
+        Summing the likely categories and sampling the others: Liu, Regier, Tripuraneni, Jordan, McAuliffe
+        (2019), "Rao-Blackwellized stochastic gradients for discrete distributions", arXiv:1810.04777. The
+        non-negative rest is added here.
     """
 
     recipe = _recipe("topk")

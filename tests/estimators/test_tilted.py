@@ -1,5 +1,7 @@
 """`TiltedRaoBlackwell` against its formula, as expectations do not show superfluous zero-mean terms."""
 
+import dataclasses
+
 import pytest
 import torch
 from enumerated import Case
@@ -72,6 +74,36 @@ def test_it_is_rao_blackwell_under_the_tilted_reference():
     left = rewards - torch.where(mask, stats.value, 0).sum(1)
     plain = RaoBlackwell(baseline=None).weights(moved, mask, left, beta=BETA, group_size=GROUP)
     torch.testing.assert_close(tilted.score, plain.score, rtol=0, atol=1e-12)
+
+
+def trajectory_wise(logits, row):
+    """The gradient of E[r] with the control variate of arXiv:1908.03263 (its equation for all later steps),
+    sampled by one completion: Q(y_<t, v) = sum_{s<t} a(y_s) + a(v)."""
+    (tokens, mask), a = CASE.sequences, CASE.token_values
+    length = int(mask[row].sum())
+    logprobs = dataclasses.replace(CASE.policy, logits=logits).token_logits(tokens).log_softmax(-1)[row]
+    taken = tokens[row, :length]
+    of_actions = [a[taken[:t]].sum() + a for t in range(length)]
+    chosen = [q[token] for q, token in zip(of_actions, taken, strict=True)]
+    values = [(logprobs[t].exp() * q).sum() for t, q in enumerate(of_actions)]
+    scores = []
+    for t in range(length):
+        later = sum(chosen[s] - values[s].detach() for s in range(t + 1, length))
+        scores.append((CASE.rewards[row] - chosen[t] - later) * logprobs[t, taken[t]])
+    return sum(scores) + sum(values)
+
+
+def test_without_a_baseline_it_is_the_trajectory_wise_control_variate():
+    """Completion by completion, beside the Rao-Blackwell gradient of the KL."""
+    leaf = CASE.policy.logits.clone().requires_grad_()
+    for row in range(len(CASE.sequences[0])):
+        stats = CASE.stats(leaf).map(lambda field, row=row: field[row : row + 1])
+        mask, rewards = CASE.sequences[1][row : row + 1], CASE.rewards[row : row + 1]
+        tilted = TiltedRaoBlackwell(baseline=None).objective(stats, mask, rewards, beta=BETA, group_size=1)
+        kl = RaoBlackwell(baseline=None).surrogate(stats, mask)
+        known = BETA * kl - trajectory_wise(leaf, row)
+        (ours,), (theirs,) = (torch.autograd.grad(one, leaf, retain_graph=True) for one in (tilted, known))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
 def test_a_recipe_of_token_values_needs_them():
