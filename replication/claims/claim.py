@@ -13,6 +13,7 @@ class Verdict(Enum):
     HOLDS = "holds"
     FAILS = "fails"
     ONLY_IF = "holds only if"
+    INCONCLUSIVE = "inconclusive"
     NOT_TESTABLE = "not testable here"
 
 
@@ -69,7 +70,7 @@ class Source:
 
 @dataclass(frozen=True)
 class PublishedClaim:
-    """A claim of the literature.
+    """A claim of the literature, or of this package.
 
     Attributes:
         key: The name of its page.

@@ -4,9 +4,8 @@ import numpy as np
 
 from analysis.stats.text import number
 from analysis.stats.verdict import Verdict as Tested
-from replication.artifacts import OffPolicyArtifact
 from replication.claims.claim import Number, PublishedClaim, Ruling, Source, Verdict
-from replication.claims.evidence import INNER_STEPS, Evidence
+from replication.claims.evidence import Evidence
 from replication.claims.measure import ROUNDING, below, log_ratio, mean_text, objective_rows
 from replication.claims.trained import better, objectives, worse
 
@@ -51,42 +50,6 @@ def _k1_in_reward(evidence: Evidence) -> Ruling:
 
 # With what k1 in the reward is compared in training.
 _OTHERS = ("K3Loss", "RaoBlackwell", "TiltedRaoBlackwell", "RaoBlackwellControlVariate")
-
-
-def _worst_bias(artifact: OffPolicyArtifact, correction: str) -> float:
-    return max(
-        float(by_correction[correction][term].bias.max())
-        for by_correction in artifact.moments.values()
-        for term in ("kl", "objective")
-    )
-
-
-def _open_problem(evidence: Evidence) -> Ruling:
-    artifact = evidence.off_policy
-    last = artifact.steps[-1]
-    numbers = tuple(
-        Number(
-            f"bias of {name}, {correction}, after {last} inner steps",
-            "–",
-            mean_text(by_correction[correction]["kl"].bias[:, -1]),
-        )
-        for name, by_correction in artifact.moments.items()
-        for correction in by_correction
-    )
-    for one in [evidence.sweeps[INNER_STEPS]] if INNER_STEPS in evidence.sweeps else []:
-        numbers += tuple(objective_rows(one, one.sweep.plan.comparisons))
-    if _worst_bias(artifact, "prefix") < ROUNDING:
-        return Ruling(
-            Verdict.FAILS,
-            "It is no longer open: weights of the prefix, Π_{s<t} p(y_s) / p_old(y_s), with the exact KL "
-            "of each token give the gradient of the sequence's KL without bias, off-policy too "
-            "(`off_policy: prefix`). "
-            + (
-                "So do weights of the whole sequence." if _worst_bias(artifact, "sequence") < ROUNDING else ""
-            ),
-            numbers,
-        )
-    return Ruling(Verdict.HOLDS, "No correction examined is unbiased.", numbers)
 
 
 def _k2_is_k1(evidence: Evidence) -> Ruling:
@@ -177,18 +140,8 @@ def later_estimators() -> tuple[PublishedClaim, ...]:
             "descent on E[reward] − β KL of random enumerated models at one rate, and RLOO with small "
             "GPT-2s on reviews. In training, all but K3Loss are unbiased. In the sweep with one rate for "
             "all arms, RaoBlackwellControlVariate is an earlier estimator of that name, with a single "
-            "coefficient.",
+            "coefficient. From better models of reviews, the rates come from one run each, and at one rate "
+            "no difference is found: unresolved.",
             _k1_in_reward,
-        ),
-        PublishedClaim(
-            "off-policy-open-problem",
-            "The unbiased off-policy gradient is an open problem",
-            "“We leave the implementation and analysis of an unbiased sequence level reverse KL gradient "
-            "estimate in off-policy settings for future work.”",
-            Source(_COMEDY, "The passage was read as quoted by emergentmind.com/open-problems."),
-            f"{_OFF_POLICY}; the sweep docs/results/off_policy.",
-            "Toys: random enumerated models with inner steps along the exact gradient; in training a small "
-            "GPT-2, each arm at its own best rate, where an unbiased gradient need not end best.",
-            _open_problem,
         ),
     )

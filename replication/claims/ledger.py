@@ -6,11 +6,13 @@ from pathlib import Path
 
 from lit_klrb.files import write_atomically
 from replication.claims.claim import PublishedClaim, Ruling
+from replication.claims.distilling import distillation_claims
 from replication.claims.estimators import later_estimators
 from replication.claims.evidence import ARTIFACTS, RESULTS, STUDIES, Evidence, load_evidence
 from replication.claims.first import first_source
 from replication.claims.frontier import frontier_claims
 from replication.claims.noise import noise_claim
+from replication.claims.own import own_claims
 from replication.claims.second import second_source
 from replication.claims.topk import topk_claims
 from replication.claims.training import later_training
@@ -29,6 +31,8 @@ def all_claims() -> tuple[PublishedClaim, ...]:
         *later_estimators(),
         *topk_claims(),
         *later_training(),
+        *distillation_claims(),
+        *own_claims(),
     )
 
 
@@ -139,7 +143,7 @@ def _index(rulings: dict[PublishedClaim, Ruling], evidence: Evidence) -> str:
         for name, one in evidence.sweeps.items()
     )
     models = len(next(iter(evidence.pitfalls.gradients.values())).bias)
-    return f"""# Claims of the literature
+    return f"""# Claims of the literature, and our own
 
 One page per claim: the claim with its source, what we ran, the published number and ours with its interval,
 how the set-ups differ, and a verdict that is computed from the artifacts. The evidence is of two kinds, and

@@ -124,8 +124,7 @@ def difference_text(verdict: Verdict) -> str:
 def share_text(verdict: Verdict) -> str:
     """A share of the frontier with its interval and p."""
     share = verdict.share
-    if share is None or not share.total:
-        return "no run on this part"
+    assert share is not None
     interval = share.interval
     ends = f"; {number(interval.low)} to {number(interval.high)}" if interval else ""
     p = f", {p_text(verdict.adjusted)}" if share.discordant else ""

@@ -135,7 +135,7 @@ def topk_claims() -> tuple[PublishedClaim, ...]:
             ),
             _IDENTITIES,
             f"{_WIDE} In training: `RaoBlackwellTopK` on toys, small GPT-2s on the embedded world and on "
-            "reviews, each arm at its own best rate; EMA-PG's own estimator was not trained with.",
+            "reviews, each arm at the best rate tried for it; EMA-PG's own estimator was not trained with.",
             _ema,
         ),
         PublishedClaim(
@@ -164,7 +164,7 @@ def topk_claims() -> tuple[PublishedClaim, ...]:
             ),
             _IDENTITIES,
             f"{_WIDE} Of a sequence's KL, its expectation is the token-level part. In training: toys, a "
-            "GPT-2 of one or two layers, each arm at its own best rate.",
+            "GPT-2 of one or two layers, each arm at the best rate tried for it.",
             _vopd,
         ),
     )

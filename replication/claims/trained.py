@@ -52,6 +52,15 @@ class Trained:
         findings = self.numbers["sections"].get("gradient_noise", {"findings": []})["findings"]
         return [one for one in findings if one["estimator"] == estimator]
 
+    def seconds(self, arm: str) -> dict[tuple[int, int], float]:
+        """Wall times of an arm's runs by beta index and replicate, where they are known."""
+        times = self.sweep.seconds
+        return {
+            (beta, replicate): times[run.cell.id]
+            for (label, beta, replicate), run in self.sweep.grid.items()
+            if label == arm and run.cell.id in times
+        }
+
     def claim(self, treatment: str, key: str) -> dict[str, Any]:
         """The report's verdict on one claim about an arm."""
         verdicts = self.numbers["sections"]["verdict"]["verdicts"][treatment]

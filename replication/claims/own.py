@@ -1,0 +1,138 @@
+"""Claims of this package, judged like those of others."""
+
+from replication.artifacts import OffPolicyArtifact
+from replication.claims.claim import Number, PublishedClaim, Ruling, Source, Verdict
+from replication.claims.evidence import INNER_STEPS, Evidence
+from replication.claims.measure import ROUNDING, difference_text, mean_text, objective_rows
+from replication.claims.trained import better, compared, designs_of, kl_finding, objectives, worse
+
+_DEFAULT = "RaoBlackwellControlVariate"
+# Its arm of that name has an earlier estimator, with a single coefficient.
+_EARLIER = "imdb_small"
+
+
+def _default_on_reviews(evidence: Evidence) -> Ruling:
+    found = {
+        one.title: (one, objectives(one)[arm])
+        for name, one in evidence.sweeps.items()
+        if one.title.startswith("reviews") and name != _EARLIER
+        if (arm := one.arm(_DEFAULT)) is not None
+    }
+    numbers = tuple(
+        row for one, _ in found.values() for row in objective_rows(one, [one.arm(_DEFAULT)], "above 0")
+    )
+    higher, lower = ([title for title, (_, test) in found.items() if side(test)] for side in (better, worse))
+    if len(higher) == len(found):
+        return Ruling(Verdict.HOLDS, "In every comparison on reviews.", numbers)
+    if not higher:
+        return Ruling(Verdict.FAILS, "In no comparison on reviews.", numbers)
+    elsewhere = f"it ends significantly lower in {len(lower)} of {len(found) - len(higher)}"
+    return Ruling(
+        Verdict.ONLY_IF,
+        f"models, β and rates are those of: {'; '.join(higher)}. Elsewhere {elsewhere}"
+        + (f" ({'; '.join(lower)})." if lower else "."),
+        numbers,
+    )
+
+
+def _annealed(evidence: Evidence) -> Ruling:
+    arm, others = "discount-annealed", ("own-exact", "future-exact")
+    designs = [
+        design
+        for _, one in evidence.students
+        for design in designs_of(one, *((arm, other) for other in others))
+    ]
+    tests = compared(designs, kl_finding)
+    numbers = tuple(
+        Number(f"KL of {arm} over that of {other}, {one.title}", "below 1", difference_text(test))
+        for (one, _, other), test in zip(designs, tests, strict=True)
+    )
+    won = {
+        one.title: all(better(test) for (sweep, *_), test in zip(designs, tests, strict=True) if sweep is one)
+        for _, one in evidence.students
+    }
+    best = [title for title, all_of_them in won.items() if all_of_them]
+    if len(best) == len(won):
+        return Ruling(Verdict.HOLDS, "It ends significantly nearer than both everywhere.", numbers)
+    if not best:
+        return Ruling(Verdict.FAILS, "Nowhere does it end significantly nearer than both.", numbers)
+    return Ruling(
+        Verdict.ONLY_IF,
+        f"teacher, student and number of steps are those of: {'; '.join(best)}. In the other "
+        f"{len(won) - len(best)} of {len(won)} sweeps it is not found nearer than both.",
+        numbers,
+    )
+
+
+def _worst_bias(artifact: OffPolicyArtifact, correction: str) -> float:
+    return max(
+        float(by_correction[correction][term].bias.max())
+        for by_correction in artifact.moments.values()
+        for term in ("kl", "objective")
+    )
+
+
+def _off_policy(evidence: Evidence) -> Ruling:
+    artifact = evidence.off_policy
+    last = artifact.steps[-1]
+    numbers = tuple(
+        Number(
+            f"bias of {name}, {correction}, after {last} inner steps",
+            "0" if correction in ("prefix", "sequence") else "–",
+            mean_text(by_correction[correction]["kl"].bias[:, -1]),
+        )
+        for name, by_correction in artifact.moments.items()
+        for correction in by_correction
+    )
+    for one in [evidence.sweeps[INNER_STEPS]] if INNER_STEPS in evidence.sweeps else []:
+        numbers += tuple(objective_rows(one, one.sweep.plan.comparisons))
+    unbiased = [name for name in ("prefix", "sequence") if _worst_bias(artifact, name) < ROUNDING]
+    if len(unbiased) == 2:
+        return Ruling(
+            Verdict.HOLDS,
+            "Of the KL and of the whole objective, in every model and at every inner step.",
+            numbers,
+        )
+    if unbiased:
+        return Ruling(Verdict.ONLY_IF, f"the weights are those of the {unbiased[0]}.", numbers)
+    return Ruling(Verdict.FAILS, "Both kinds of weights are biased.", numbers)
+
+
+def own_claims() -> tuple[PublishedClaim, ...]:
+    """The claims."""
+    read = "A claim of this package, judged by the same rules as those of others."
+    return (
+        PublishedClaim(
+            "own-default-on-reviews",
+            "The default ends above Monte Carlo on real reviews",
+            "“RaoBlackwellControlVariate ends 1.14 above MonteCarlo in reward − β·KL”",
+            Source("This package, README and docs/results.md, lit_klrb", read),
+            "The sweeps docs/results/imdb_noise, imdb_night and imdb_night_equal.",
+            "One reference, reward model and DPO checkpoint for each sweep, small models, short runs. Rates "
+            "come from one or two runs each, which no interval contains. What is removed is mostly the "
+            "reward's noise, by DPO's token values and a shrunken baseline that MonteCarlo lacks.",
+            _default_on_reviews,
+        ),
+        PublishedClaim(
+            "own-annealed-discount",
+            "A discount from 0 to 1 over the run distils better than either",
+            "“`RaoBlackwell` with a discount from 0 to 1 over the run ends 4.03 lower” than without",
+            Source("This package, docs/results.md and docs/distillation.md, lit_klrb", read),
+            "The sweeps docs/results/distillation_full, distillation_limited and imdb_distill.",
+            "Each arm at the best rate tried for it, of one run each; short runs, none of which has "
+            "converged on reviews.",
+            _annealed,
+        ),
+        PublishedClaim(
+            "own-off-policy",
+            "Weights of the prefix, or of the sequence, give the off-policy gradient without bias",
+            "“`off_policy: prefix`: the exact gradient”. Shah et al. (arXiv:2512.21852) leave “an unbiased "
+            "sequence level reverse KL gradient estimate in off-policy settings for future work.”",
+            Source("This package, docs/choosing.md, lit_klrb", read),
+            "`python -m lit_klrb study --config replication/configs/studies/off_policy.yaml`; the sweep "
+            "docs/results/off_policy.",
+            "Toys: random enumerated models with inner steps along the exact gradient; in training a small "
+            "GPT-2, each arm at the best rate tried for it, where an unbiased gradient need not end best.",
+            _off_policy,
+        ),
+    )
