@@ -45,7 +45,7 @@ def test_the_commands_name_what_is_there(command):
     _, _, module, *arguments = command.split()
     assert module in ("lit_klrb", "analysis", "benchmarks", "replication")
     for option, value in pairwise(arguments):
-        if option == "--config":
+        if option == "--config" and not value.startswith("my_"):
             assert (ROOT / value).exists()
 
 
