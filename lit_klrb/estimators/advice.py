@@ -30,8 +30,9 @@ ADVICE = (
     Advice(
         "training with a reward (the default)",
         RaoBlackwellControlVariate,
-        "ends above MonteCarlo at tuned learning rates, on reviews nearly as far as four times the samples; "
-        "its coefficients shrink towards MonteCarlo where nothing helps (docs/results.md)",
+        "on reviews with a small beta it ended nearly as far above MonteCarlo as four times the samples, "
+        "with better models and a larger beta that is unresolved; its coefficients shrink towards MonteCarlo "
+        "where nothing helps (docs/results.md)",
     ),
     Advice(
         "a reward that is nearly a sum over tokens",
