@@ -12,17 +12,21 @@ PLAIN_TAGS = {"!", "str", "int", "float", "bool", "null", "seq", "map", "timesta
 MAX_BYTES, MAX_DEPTH, MAX_NODES = 1_000_000, 50, 100_000
 
 
-def check_config_file(path: Path) -> None:
+def check_config_file(path: Path, own_types: bool = False) -> None:
     """Check that a file has the size, structure and encoding of a configuration.
 
     Deep nesting could overflow the stack of libraries written in C, and nested aliases could exhaust
     the memory.
 
+    Args:
+        path: The file.
+        own_types: Whether it may have values of types of its own, such as !path, as those of other software.
+
     Raises:
         ConfigurationError: If not; names the file and the problem.
     """
     try:
-        _check_shape(config_text(path))
+        _check_shape(config_text(path), own_types)
     except yaml.YAMLError as error:
         raise ConfigurationError(f"{path} is not YAML: {yaml_reason(error)}") from None
     except ConfigurationError as error:
@@ -55,7 +59,7 @@ def config_text(path: Path) -> str:
         ) from None
 
 
-def _check_shape(text: str) -> None:
+def _check_shape(text: str, own_types: bool) -> None:
     """Check the depth and the number of values.
 
     Raises:
@@ -63,7 +67,7 @@ def _check_shape(text: str) -> None:
     """
     sizes: dict[str, int] = {}  # number of values under each anchor, with aliases expanded
     open_nodes: list[tuple[str | None, int]] = [(None, 0)]
-    for event in _plain_events(text):
+    for event in _events(text, own_types):
         anchor, size = getattr(event, "anchor", None), 1
         if isinstance(event, yaml.CollectionStartEvent):
             open_nodes.append((anchor, 1))
@@ -84,11 +88,11 @@ def _check_shape(text: str) -> None:
             raise ConfigurationError(f"has more than {MAX_NODES} values with aliases expanded")
 
 
-def _plain_events(text: str) -> Iterator[yaml.Event]:
-    """The events of one document of plain values.
+def _events(text: str, own_types: bool) -> Iterator[yaml.Event]:
+    """The events of one document.
 
     Raises:
-        ConfigurationError: If there is another document, or a value of another type.
+        ConfigurationError: If there is another document, or a value of a type that is not allowed.
     """
     documents = 0
     for event in yaml.parse(text, Loader=yaml.CSafeLoader):
@@ -96,7 +100,7 @@ def _plain_events(text: str) -> Iterator[yaml.Event]:
         if documents > 1:
             raise ConfigurationError("has more than one document: a line of --- begins another")
         tag = getattr(event, "tag", None)
-        if tag is not None and tag.removeprefix("tag:yaml.org,2002:") not in PLAIN_TAGS:
+        if not own_types and tag is not None and tag.removeprefix("tag:yaml.org,2002:") not in PLAIN_TAGS:
             raise ConfigurationError(f"has a value of the type {tag}; plain values only are read")
         yield event
 

@@ -96,7 +96,7 @@ def chain(name, checkpoint):
     if name == "imdb_small":
         return {**sft, "reward": ["--model.classifier_config.dim", "16", *tokenizer], **last}
     backbone = ["--model.backbone_path", checkpoint("pretraining")]
-    last["../imdb_small/rloo"] = last.pop("rloo")
+    last["../../../configs/imdb_small/rloo"] = last.pop("rloo")
     return {**sft, "pretraining": [small, "8", *tokenizer], "reward": backbone, **last}
 
 
@@ -109,7 +109,8 @@ def test_a_chain_runs_from_nothing(world, tmp_path, name):
         sizes = ["--data.eval_size", "8", "--data.train_size", "16", "--data.batch_size", "4"]
         steps = ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2"]
         where = ["--trainer.default_root_dir", str(tmp_path / Path(stage).name)]
-        assert fit(f"{name}/{stage}.yaml", *extra, *sizes, *steps, *where) == 0
+        folder = name if name == "imdb_small" else f"../replication/configs/{name}"
+        assert fit(f"{folder}/{stage}.yaml", *extra, *sizes, *steps, *where) == 0
     assert len(loading.load_tokenizer("key", checkpoint("rloo"))) == 300
 
 

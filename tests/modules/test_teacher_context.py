@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from lit_klrb.cli import lightning as cli
 from lit_klrb.cli.main import main
 from lit_klrb.data.batches import pad
+from lit_klrb.data.encoding import encode
 from lit_klrb.estimators import LossWeights, MonteCarlo, RaoBlackwell, RaoBlackwellLoss, RaoBlackwellTopK
 from lit_klrb.models.generation import Rollout
 from lit_klrb.models.loading import fresh_model, load_model, load_tokenizer
@@ -271,10 +272,7 @@ def test_texts_of_a_column_are_read_as_they_are(distill, folder, tmp_path, capsy
     tokenizer = load_tokenizer("policy_path", str(folder / "student"))
     rows = [{"prompt": text, "teacher_prompt": f"Lie. {text}"} for text in QUESTIONS]
     assert distill(*ONE_TOKEN, source=write(tmp_path / "texts", rows)) == 0
-    pairs = [
-        tuple(tokenizer(rows[n][name], add_special_tokens=False)["input_ids"] for name in rows[n])
-        for n in range(16, 20)
-    ]
+    pairs = [tuple(encode(tokenizer, [rows[n][name]])[0] for name in rows[n]) for n in range(16, 20)]
     kl, _ = evaluated(capsys, tmp_path / "run")
     assert kl == pytest.approx(first_token_kl(folder, "student", "student", pairs), rel=1e-4)
 

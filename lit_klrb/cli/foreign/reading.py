@@ -87,7 +87,7 @@ def read_settings(path: str) -> Settings:
 
 def _read_yaml(file: Path, depth: int = 0) -> tuple[dict[str, Any], list[str]]:
     """A mapping, merged over the file that its `defaults` names, and what is missing."""
-    check_config_file(file)
+    check_config_file(file, own_types=True)
     try:
         content = yaml.load(config_text(file), Loader=_Loader)
     except (yaml.YAMLError, ValueError, TypeError) as error:  # such as dates that do not exist
