@@ -87,7 +87,7 @@ $(VENV)/.chat: $(VENV)/.runtime
 
 runs/chat/distill/summary.json: | runs/models/smollm2/config.json
 
-chat: runs/chat/distill/summary.json  ## a model of 135 million weights learns a system prompt; runs/chat/index.html; resumes
+chat: runs/chat/distill/summary.json  ## a model of 135 million weights learns to talk like a pirate; runs/chat/index.html; resumes
 	@$(BIN)/python -m analysis report runs/chat/distill --output runs/chat/index.html
 
 runs/models/smollm2/config.json: | $(VENV)/.chat

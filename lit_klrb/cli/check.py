@@ -49,7 +49,7 @@ EVALUATION = {
     ),
     "data": (
         *("source", "eval_size", "eval_batch_size", "min_prompt_tokens", "max_prompt_tokens"),
-        *("system_prompt", "teacher_system_prompt"),
+        *("system_prompt", "teacher_system_prompt", "teacher_examples"),
     ),
 }
 

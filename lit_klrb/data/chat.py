@@ -90,6 +90,25 @@ class Conversation:
             return self
         return replace(self, messages=({"role": SYSTEM, "content": system}, *self.messages[has_one:]))
 
+    def with_examples(self, examples: Sequence[tuple[str, str]]) -> Self:
+        """The conversation after questions with answers, which follow its system message.
+
+        Args:
+            examples: Pairs of a user's message and the assistant's.
+
+        Example:
+            >>> chat = Conversation(({"role": "system", "content": "Be"}, {"role": "user", "content": "2?"}), "")
+            >>> [message["content"] for message in chat.with_examples([("1?", "One.")]).messages]
+            ['Be', '1?', 'One.', '2?']
+        """
+        start = int(self.messages[0]["role"] in ROLES[:2])
+        turns = [
+            {"role": role, "content": text}
+            for pair in examples
+            for role, text in zip((USER, ASSISTANT), pair, strict=True)
+        ]
+        return replace(self, messages=(*self.messages[:start], *turns, *self.messages[start:]))
+
     def before_answer(self, key: str) -> Self:
         """The conversation without its last message if that is the assistant's.
 

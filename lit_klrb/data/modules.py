@@ -215,6 +215,8 @@ class ReviewBeginnings(CorpusDataModule, ABC):
         teacher_system_prompt: The system message that the teacher, or the reference, reads in place of that
             of the policy; texts in the column prompt become the user's message for both. In the column
             teacher_prompt each row may have what it reads instead of the prompt, a text or a conversation.
+        teacher_examples: Pairs of a question and an answer, which the teacher reads as earlier messages of the
+            conversation.
     """
 
     columns = COLUMNS
@@ -227,6 +229,7 @@ class ReviewBeginnings(CorpusDataModule, ABC):
     max_prompt_tokens: int = 8
     system_prompt: str | None = None
     teacher_system_prompt: str | None = None
+    teacher_examples: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -251,6 +254,7 @@ class ReviewBeginnings(CorpusDataModule, ABC):
             max_tokens=self.max_prompt_tokens,
             system_prompt=self.system_prompt,
             teacher_system_prompt=self.teacher_system_prompt,
+            teacher_examples=self.teacher_examples,
         )
         self._check_lengths("policy", split, [prompt.tokens for prompt in prompts if prompt.is_given])
         self._check_lengths("reference", split, [p.teacher for p in prompts if p.teacher is not None])
@@ -337,7 +341,7 @@ class PreferenceDataModule(ReviewBeginnings):
         if any(prompt.teacher is not None for prompt in prompts):
             raise ConfigurationError(
                 f"{self.source} gives the reference prompts of its own, which preferences do not support: "
-                "leave out teacher_system_prompt and the column teacher_prompt",
+                "leave out teacher_system_prompt, teacher_examples and the column teacher_prompt",
                 key="source",
             )
         return prompts

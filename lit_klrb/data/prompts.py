@@ -43,6 +43,7 @@ def read_prompts(
     max_tokens: int,
     system_prompt: str | None = None,
     teacher_system_prompt: str | None = None,
+    teacher_examples: Sequence[tuple[str, str]] = (),
     key: str = "source",
 ) -> list[Prompt]:
     """Prompts from reviews, given prompts or conversations.
@@ -51,7 +52,7 @@ def read_prompts(
     end of a whole conversation (the column `messages`) is left out.
 
     The teacher reads its entry of the column `teacher_prompt` instead, a text or a conversation, or else the
-    prompt's conversation with its own system message.
+    prompt's conversation with its own system message; examples come before both.
 
     Args:
         reviews: The reviews.
@@ -60,6 +61,7 @@ def read_prompts(
         max_tokens: See `cut_prompts`.
         system_prompt: A system message for conversations without one; given texts become the user's message.
         teacher_system_prompt: The teacher's system message, in place of any other.
+        teacher_examples: Questions with answers, which only the teacher reads.
         key: The argument that names their source, for error messages.
 
     Raises:
@@ -68,13 +70,16 @@ def read_prompts(
     """
     systems = {"system_prompt": system_prompt, "teacher_system_prompt": teacher_system_prompt}
     named = [name for name, text in systems.items() if text is not None]
+    named += ["teacher_examples"] if teacher_examples else []
     # All are of the same kind
     as_chats = named or any(is_messages(review.columns.get(TEACHER_PROMPT)) for review in reviews)
     asked = [*named, key][0] if as_chats else None
     chats = [_conversation(key, review, asked) for review in reviews]
     pairs = list(zip(reviews, chats, strict=True))
     texts = [_as_text(key, review, chat, tokenizer, system_prompt) for review, chat in pairs]
-    read = [_teachers_text(key, review, chat, tokenizer, **systems) for review, chat in pairs]
+    read = [
+        _teachers_text(key, review, chat, tokenizer, teacher_examples, **systems) for review, chat in pairs
+    ]
     tokens = cut_prompts(texts, tokenizer, min_tokens, max_tokens)
     teacher: Sequence[list[int] | None] = [None] * len(texts)
     if any(text is not None for text in read):
@@ -145,15 +150,18 @@ def _teachers_text(
     review: Review,
     conversation: Conversation | None,
     tokenizer: PreTrainedTokenizerBase,
+    examples: Sequence[tuple[str, str]],
     system_prompt: str | None,
     teacher_system_prompt: str | None,
 ) -> Review | None:
     """What the teacher reads; None for the same as the student."""
     given = review.columns.get(TEACHER_PROMPT)
+    system = system_prompt if teacher_system_prompt is None else teacher_system_prompt
+    instead = False
     if given is None:
-        if teacher_system_prompt is None or conversation is None:
+        instead = teacher_system_prompt is not None
+        if conversation is None or not (instead or examples):
             return None
-        conversation = conversation.with_system(teacher_system_prompt, instead=True)
     else:
         if conversation is None and not review.is_prompt:
             raise ConfigurationError(
@@ -168,8 +176,7 @@ def _teachers_text(
             return replace(review, text=given)
         messages = [{"role": USER, "content": given}] if isinstance(given, str) else given
         conversation = Conversation.read(key, place, messages)
-        system = system_prompt if teacher_system_prompt is None else teacher_system_prompt
-        conversation = conversation.with_system(system)
+    conversation = conversation.with_system(system, instead=instead).with_examples(examples)
     text = conversation.prompt(key, tokenizer)
     return replace(review, text=text, is_prompt=True, conversation=conversation)
 

@@ -39,6 +39,7 @@ def model_card(checkpoint: dict[str, Any], run: Path, weights_sha256: str) -> st
         "initial policy": arguments.get("policy_path"),
         "reference": arguments.get("reference_path"),
         "the reference's system prompt": data.get("teacher_system_prompt"),
+        "the reference's examples": data.get("teacher_examples") or None,
         "KL estimator": _estimator(kl),
         "beta": kl.get("beta", arguments.get("beta")),
         "reward": arguments.get("reward_path"),

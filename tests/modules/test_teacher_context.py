@@ -252,13 +252,14 @@ def test_a_column_has_what_each_teacher_reads(distill, folder, tmp_path, capsys)
         }
         for number, text in enumerate(QUESTIONS)
     ]
-    system = ["--data.teacher_system_prompt", "Be"]
+    system = ["--data.teacher_system_prompt", "Be", "--data.teacher_examples", '[["2?", "Two."]]']
     assert distill(*ONE_TOKEN, *system, source=write(tmp_path / "chats", chats)) == 0
+    example = [("user", "2?"), ("assistant", "Two.")]
     expected = [
-        lambda text: [("system", "Lie"), ("user", text)],
-        lambda text: [("system", "Be"), ("user", f"Lie. {text}")],
-        lambda text: [("system", "Be"), ("user", f"Again: {text}")],
-        lambda text: [("system", "Be"), ("user", text)],
+        lambda text: [("system", "Lie"), *example, ("user", text)],
+        lambda text: [("system", "Be"), *example, ("user", f"Lie. {text}")],
+        lambda text: [("system", "Be"), *example, ("user", f"Again: {text}")],
+        lambda text: [("system", "Be"), *example, ("user", text)],
     ]
     pairs = [
         (by_hand(tokenizer, ("user", text)), by_hand(tokenizer, *expected[number % 4](text)))
@@ -345,6 +346,12 @@ CONTEXT = ["--data.teacher_system_prompt", "Lie"]
             BEGINNINGS,
             [],
             "data.init_args.source: the column teacher_prompt needs conversations or texts in the column",
+        ),
+        (
+            "other",
+            BEGINNINGS,
+            ["--data.teacher_examples", '[["2?", "Two."]]'],
+            "data.init_args.teacher_examples: needs conversations or texts in the column prompt",
         ),
         (
             "other",
