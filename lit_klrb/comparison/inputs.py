@@ -98,7 +98,7 @@ def encode_prompts(
         _as_review(key, number, prompt, {TEACHER_PROMPT: other})
         for number, (prompt, other) in enumerate(zip(prompts, others, strict=True), 1)
     ]
-    read = read_prompts(reviews, tokenizer, 1, 1, system, teacher_system, key)
+    read = read_prompts(reviews, tokenizer, 1, 1, system, teacher_system, key=key)
     for number, prompt in enumerate(read, 1):
         if not prompt.tokens:
             raise ConfigurationError(f"prompt {number} is empty; at least one token is needed", key=key)

@@ -97,7 +97,8 @@ class Conversation:
             examples: Pairs of a user's message and the assistant's.
 
         Example:
-            >>> chat = Conversation(({"role": "system", "content": "Be"}, {"role": "user", "content": "2?"}), "")
+            >>> system, user = {"role": "system", "content": "Be"}, {"role": "user", "content": "2?"}
+            >>> chat = Conversation((system, user), "")
             >>> [message["content"] for message in chat.with_examples([("1?", "One.")]).messages]
             ['Be', '1?', 'One.', '2?']
         """

@@ -215,8 +215,8 @@ class ReviewBeginnings(CorpusDataModule, ABC):
         teacher_system_prompt: The system message that the teacher, or the reference, reads in place of that
             of the policy; texts in the column prompt become the user's message for both. In the column
             teacher_prompt each row may have what it reads instead of the prompt, a text or a conversation.
-        teacher_examples: Pairs of a question and an answer, which the teacher reads as earlier messages of the
-            conversation.
+        teacher_examples: Pairs of a question and an answer, which the teacher reads as earlier messages of
+            the conversation.
     """
 
     columns = COLUMNS

@@ -182,8 +182,8 @@ def test_no_constructor_argument_is_left_out_above():
     # writes, test_vllm.py with a stand-in for vLLM, test_lora.py an adapter; test_precision.py has the two
     # options that change how a gradient is computed and not what it is; test_conversations.py has a system
     # prompt, test_teacher_context.py one of the teacher and its examples, test_policy_layers.py fewer layers.
-    # Options of one estimator, and stratified sampling, have a test above; splits that are trained on have one in
-    # tests/data/test_corpora.py.
+    # Options of one estimator, and stratified sampling, have a test above; splits to train on have one
+    # in tests/data/test_corpora.py.
     wanted = {"seed_everything"}
     elsewhere = {
         "data.preferences",
