@@ -10,6 +10,7 @@ from typing import Any
 from analysis.design.plan import read_checked
 from analysis.results import Cell, Grid, Plan, Point, Primary, Stage, layout
 from analysis.results.checksum import digest
+from analysis.results.files import present
 from analysis.results.foreign import COLUMNS, COORDINATES, METRICS, LoggedRun, logged_runs
 from analysis.results.locked import IMPORTED, KL_UNIT, lock_document
 from analysis.results.records import encode_result
@@ -193,7 +194,7 @@ def _result(cell: Cell, run: LoggedRun) -> dict[str, Any]:
 def _write(output: Path, documents: dict[Path, bytes]) -> None:
     """Write the files that do not exist yet; refuse a directory with other content."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        there = [output / layout.PLAN, *layout.result_paths(output)]
+        there = [present(output / layout.PLAN), *layout.result_paths(output)]
         if not all(path.is_file() and path.read_bytes() == documents.get(path) for path in there):
             raise ConfigurationError(f"{output} holds something else; name a new directory", key="--output")
     for path, content in documents.items():

@@ -21,6 +21,8 @@ from lit_klrb.files import check_target, write_atomically
 
 # Libraries that can change the last digits of numbers or coordinates of drawings.
 _ENGINES = ("numpy", "scipy", "statsmodels", "moocore", "matplotlib")
+# Significant digits of the numbers.
+_DIGITS = 12
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ def build(runs_dir: Path, output: Path | None = None, added: Sequence[Builder] =
         check_target(path)
     report = compose(load_assessment(runs_dir), output, added)
     write_atomically(output, report.page)
-    write_atomically(numbers, json.dumps(report.numbers, indent=1, ensure_ascii=False).encode() + b"\n")
+    content = json.dumps(report.numbers, separators=(",", ":"), ensure_ascii=False)
+    write_atomically(numbers, content.encode() + b"\n")
     return output
 
 
@@ -98,11 +101,11 @@ def engines() -> dict[str, str]:
 
 
 def _plain(value: Any) -> Any:
-    """Replace NaN and infinities, which are not valid JSON, by null."""
+    """Cut floats to the digits that `verify` compares; NaN and infinities, which are not JSON, become null."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
+        return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
     return value

@@ -6,7 +6,7 @@ from pathlib import Path
 from analysis.report.build import build
 from analysis.results import layout
 from analysis.results.archive import archive_lines, archive_path, has_archive
-from analysis.results.files import DamagedFileError, packed, read_bytes
+from analysis.results.files import DamagedFileError, packed, present, read_bytes
 from analysis.results.load import load_sweep
 from analysis.results.seconds import encode_seconds
 from analysis.stats.text import count
@@ -45,13 +45,11 @@ def publish(runs_dir: Path, output: Path) -> Path:
     lines = archive_lines(runs_dir) if has_archive(runs_dir) else _lines(runs_dir)
     content = b"".join(line + b"\n" for line in lines.values())
     _refuse_another(output, content)
-    if os.path.lexists(runs_dir / layout.PLAN):
-        write_atomically(output / layout.PLAN, read_bytes(runs_dir / layout.PLAN))
+    if os.path.lexists(plan := present(runs_dir / layout.PLAN)):
+        _write_packed(output / layout.PLAN, read_bytes(plan))
     for path in layout.failure_paths(runs_dir):
         write_atomically(layout.failure_path(output, path.stem), read_bytes(path))
-    archive = output / f"{layout.ARCHIVE}.gz"
-    write_atomically(archive, packed(content))
-    (output / layout.ARCHIVE).unlink(missing_ok=True)
+    _write_packed(output / layout.ARCHIVE, content)
     if sweep.seconds:
         write_atomically(output / layout.TIMES, encode_seconds(sweep.seconds))
     return build(output)
@@ -64,6 +62,12 @@ def _lines(runs_dir: Path) -> dict[Path, bytes]:
         if b"\n" in line:
             raise DamagedFileError(f"{path}: not a published result")
     return lines
+
+
+def _write_packed(path: Path, content: bytes) -> None:
+    """Write a file compressed, in place of one that is not."""
+    write_atomically(path.with_name(f"{path.name}.gz"), packed(content))
+    path.unlink(missing_ok=True)
 
 
 def _refuse_another(output: Path, content: bytes) -> None:

@@ -1,6 +1,6 @@
 """Names of the files of a sweep.
 
-RUNS/plan.json            the locked plan and its history
+RUNS/plan.json            the locked plan and its history; plan.json.gz where a sweep was published
 RUNS/results/<id>.json    published results: immutable, with a checksum
 RUNS/results.jsonl.gz     the same results in one file, where a sweep was published; may be results.jsonl
 RUNS/seconds.json         wall times of its cells, where a sweep was published and they are known

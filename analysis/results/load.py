@@ -13,7 +13,7 @@ from analysis.results import layout
 from analysis.results.archive import archive_lines, archive_path, has_archive
 from analysis.results.cell import Cell, Trial
 from analysis.results.consistency import inconsistencies, lost_runs
-from analysis.results.files import DamagedFileError
+from analysis.results.files import DamagedFileError, present
 from analysis.results.grid import Grid
 from analysis.results.locked import LockedPlan
 from analysis.results.plan import Plan, Primary, Stage
@@ -43,8 +43,8 @@ def load_sweep(directory: Path) -> Sweep:
     failures, failure_problems = _read_all(layout.failure_paths(directory), read_failure)
     problems += failure_problems
     known = {run.cell.id for run in runs}
-    if os.path.lexists(directory / layout.PLAN):
-        locked = LockedPlan.read(directory / layout.PLAN)
+    if os.path.lexists(path := present(directory / layout.PLAN)):
+        locked = LockedPlan.read(path)
         plan = locked.plan
         problems += _plan_problems(locked)
         runs, failures, unplanned = _planned(runs, failures, locked)

@@ -24,7 +24,7 @@ from lit_klrb.modules.rloo import OnPolicyModule
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.base import PolicyStudy
 from lit_klrb.studies.gradients import REWARD_ALONE, policy_gradient
-from lit_klrb.studies.numbers import rounded
+from lit_klrb.studies.numbers import lower_triangle
 
 # Parameters that are converted to float64 at a time for inner products.
 _BLOCK = 1 << 16
@@ -99,10 +99,8 @@ class GradientNoiseStudy(PolicyStudy):
             for batch, seed in zip(measured, seeds, strict=True)
         ]
         gradients = torch.stack(by_batch, dim=1).flatten(0, 1)
-        matrix = gram(gradients)
-        triangle = [rounded(row[: index + 1], 7) for index, row in enumerate(matrix)]
         completions = module.sampling.completions_per_prompt
-        return {"beta": module.beta, "completions": completions, "gram": triangle}
+        return {"beta": module.beta, "completions": completions, "gram": lower_triangle(gram(gradients))}
 
 
 def memories_after(

@@ -25,7 +25,7 @@ from lit_klrb.estimators import (
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.base import SCHEMA
 from lit_klrb.studies.gradient_noise import batch_gradients, gram, memories_after
-from lit_klrb.studies.numbers import rounded
+from lit_klrb.studies.numbers import lower_triangle, rounded
 from lit_klrb.studies.pairs import CheckpointPair
 from lit_klrb.studies.study import Study
 
@@ -116,11 +116,10 @@ class PairGradientNoiseStudy(Study):
             for index, batch in enumerate(measured)
         ]
         gradients = torch.stack(by_batch, dim=1)
-        matrix = gram(gradients.flatten(0, 1))
         return {
             "beta": self.beta,
             "completions": self.completions,
-            "gram": [rounded(row[: index + 1], 7) for index, row in enumerate(matrix)],
+            "gram": lower_triangle(gram(gradients.flatten(0, 1))),
             "layers": by_layer(module.policy, gradients),
         }
 

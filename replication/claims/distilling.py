@@ -138,7 +138,7 @@ def distillation_claims() -> tuple[PublishedClaim, ...]:
     """The claims, oldest first."""
     ran = (
         "`python -m lit_klrb study --config replication/configs/studies/distillation_tabular.yaml`; the "
-        "sweeps docs/results/distillation_full, distillation_limited and imdb_distill."
+        "sweeps replication/results/distillation_full, distillation_limited and imdb_distill."
     )
     toys = (
         "Theirs: language models that teach themselves, with feedback or demonstrations in the teacher's "

@@ -135,7 +135,7 @@ def later_estimators() -> tuple[PublishedClaim, ...]:
             "(abstract); of four configurations, k1 in the reward.",
             Source(_COMEDY, "The abstract and a summary were read (emergentmind.com)."),
             "`python -m lit_klrb study --config replication/configs/studies/pitfalls.yaml`; the sweeps "
-            "of docs/results.",
+            "of replication/results.",
             "The paper: language models of 4 to 8 billion parameters on mathematics. Ours are toys: "
             "descent on E[reward] − β KL of random enumerated models at one rate, and RLOO with small "
             "GPT-2s on reviews. In training, all but K3Loss are unbiased. In the sweep with one rate for "

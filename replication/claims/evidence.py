@@ -24,7 +24,7 @@ Artifact = TypeVar("Artifact")
 
 # Folder of the studies' artifacts, and those of published results, relative to the ledger.
 ARTIFACTS = Path("artifacts")
-RESULTS = Path("..") / ".." / "docs" / "results"
+RESULTS = Path("..") / "results"
 REVIEWS = RESULTS / "imdb_estimation"
 
 

@@ -19,7 +19,7 @@ _TABLE = Source(
     "paper (papernotes.org).",
     _CODE,
 )
-_REVIEWS = "the four-layer GPT-2 of docs/results/imdb_estimation, trained from scratch on IMDB reviews"
+_REVIEWS = "the four-layer GPT-2 of replication/results/imdb_estimation, trained from scratch on IMDB reviews"
 
 
 # Table 1: mean, and standard deviation with M = 1, 5 and 10 completions.
@@ -245,7 +245,7 @@ def first_source() -> tuple[PublishedClaim, ...]:
             "Zero additional computational overhead",
             "“incurs zero additional computational overhead” (a summary of the paper)",
             Source(_PAPER, "Read only in the summary at papernotes.org.", _CODE),
-            "The sweeps of docs/results that have both estimators and the times of their runs "
+            "The sweeps of replication/results that have both estimators and the times of their runs "
             "(`seconds.json`).",
             "The paper compares no times that were read. Ours: whole runs of small GPT-2s, sampling and "
             "evaluation included, with the tiled loss of this package.",

@@ -107,7 +107,7 @@ def own_claims() -> tuple[PublishedClaim, ...]:
             "The default ends above Monte Carlo on real reviews",
             "“RaoBlackwellControlVariate ends 1.14 above MonteCarlo in reward − β·KL”",
             Source("This package, README and docs/results.md, lit_klrb", read),
-            "The sweeps docs/results/imdb_noise, imdb_night and imdb_night_equal.",
+            "The sweeps replication/results/imdb_noise, imdb_night and imdb_night_equal.",
             "One reference, reward model and DPO checkpoint for each sweep, small models, short runs. Rates "
             "come from one or two runs each, which no interval contains. What is removed is mostly the "
             "reward's noise, by DPO's token values and a shrunken baseline that MonteCarlo lacks.",
@@ -118,7 +118,7 @@ def own_claims() -> tuple[PublishedClaim, ...]:
             "A discount from 0 to 1 over the run distils better than either",
             "“`RaoBlackwell` with a discount from 0 to 1 over the run ends 4.03 lower” than without",
             Source("This package, docs/results.md and docs/distillation.md, lit_klrb", read),
-            "The sweeps docs/results/distillation_full, distillation_limited and imdb_distill.",
+            "The sweeps replication/results/distillation_full, distillation_limited and imdb_distill.",
             "Each arm at the best rate tried for it, of one run each; short runs, none of which has "
             "converged on reviews.",
             _annealed,
@@ -130,7 +130,7 @@ def own_claims() -> tuple[PublishedClaim, ...]:
             "sequence level reverse KL gradient estimate in off-policy settings for future work.”",
             Source("This package, docs/choosing.md, lit_klrb", read),
             "`python -m lit_klrb study --config replication/configs/studies/off_policy.yaml`; the sweep "
-            "docs/results/off_policy.",
+            "replication/results/off_policy.",
             "Toys: random enumerated models with inner steps along the exact gradient; in training a small "
             "GPT-2, each arm at the best rate tried for it, where an unbiased gradient need not end best.",
             _off_policy,

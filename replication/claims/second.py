@@ -261,7 +261,7 @@ def second_source() -> tuple[PublishedClaim, ...]:
             "ends at a KL of 3.0, the token-level one at 7.7.",
             Source(_PAPER, "The abstract was read; the numbers are quoted second-hand."),
             "`python -m lit_klrb study --config replication/configs/studies/distillation_tabular.yaml`; the "
-            "sweeps docs/results/distillation_full, distillation_limited and imdb_distill.",
+            "sweeps replication/results/distillation_full, distillation_limited and imdb_distill.",
             "The paper: one pair of language models, one rate, no replicates. Ours are toys: random "
             "enumerated models with 30 replicates, and small GPT-2s on the embedded world and on reviews "
             "with the replicates of its plan; each arm at the best rate tried for it, on other runs. k1 with "

@@ -18,7 +18,7 @@ from replication.claims.evidence import ARTIFACTS, REVIEWS, STUDIES, evidence_of
 from replication.claims.ledger import all_claims
 
 ROOT = Path(__file__).parents[3]
-LEDGER, RESULTS = ROOT / "replication" / "ledger", ROOT / "docs" / "results"
+LEDGER, RESULTS = ROOT / "replication" / "ledger", ROOT / "replication" / "results"
 CLAIMS = {claim.key: claim for claim in all_claims()}
 
 
@@ -95,7 +95,7 @@ def test_the_noise_on_reviews_is_the_ratio_of_traces(committed):
 def test_a_changed_artifact_is_found_and_claims_writes_the_pages_again(tmp_path, capsys):
     ledger = tmp_path / "replication" / "ledger"
     shutil.copytree(LEDGER, ledger)
-    (tmp_path / "docs").symlink_to(RESULTS.parent)
+    (tmp_path / "replication" / "results").symlink_to(RESULTS)
     path = ledger / ARTIFACTS / "identities.json"
     content = json.loads(path.read_text())
     content["worked_examples"]["coins"] = 0.09
@@ -118,7 +118,7 @@ def test_a_missing_or_damaged_artifact_is_named(tmp_path, capsys):
 
 
 def test_an_incomplete_sweep_is_named_and_a_missing_one_is_noticed(tmp_path, capsys):
-    ledger, results = tmp_path / "replication" / "ledger", tmp_path / "docs" / "results"
+    ledger, results = tmp_path / "replication" / "ledger", tmp_path / "replication" / "results"
     shutil.copytree(LEDGER, ledger)
     results.mkdir(parents=True)
     assert main(["verify", str(ledger)]) == 2

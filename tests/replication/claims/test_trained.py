@@ -74,7 +74,7 @@ def all_swaps(differences):
 
 
 def test_a_p_of_random_swaps_is_near_that_of_all():
-    """The p of docs/results/noise, from all 2^24 swaps in place of 9,999."""
+    """The p of replication/results/noise, from all 2^24 swaps in place of 9,999."""
     one, every = TRAINED["noise"], {}
     reported = {found["treatment"]: found["objective"]["p"] for found in one.numbers["comparisons"]}
     for arm in reported:

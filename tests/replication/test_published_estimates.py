@@ -1,0 +1,72 @@
+"""The tables of replication/results/imdb_estimation have the numbers of its artifacts."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis.results.artifacts import GradientStudy, ValueStudy, read_studies
+from analysis.results.files import present, read_json
+from analysis.stats.gradient_noise import NoiseSnapshot
+from analysis.stats.gradient_variance import compare_gradient_variance
+from analysis.stats.intervals import Estimate
+from analysis.stats.kl_values import estimator_spreads
+
+DIRECTORY = Path(__file__).parents[2] / "replication" / "results" / "imdb_estimation"
+SNAPSHOTS = ("start", "after 50 steps", "after 100 steps")
+SIZES = (1, 5, 10)
+NAMES = {
+    "k1": "`k1` (Monte Carlo)",
+    "cv": "control variate, α = 1",
+    "cv_fitted": "control variate, fitted α",
+    "k3": "`k3`",
+    "ht": "Horvitz-Thompson",
+    "rb": "Rao-Blackwell",
+}
+
+
+def studies():
+    contents = {
+        name: read_json(present(DIRECTORY / f"{name}.json")) for name in ("estimation", "gradient_noise")
+    }
+    return read_studies(contents)
+
+
+def value_rows(study: ValueStudy):
+    """Rows of the table of estimates: mean ± standard error, and the SD of an estimate on all prompts."""
+    for label, one in zip(SNAPSHOTS, study.snapshots, strict=True):
+        found = estimator_spreads(one.values, one.horvitz_thompson, study.group_sizes)
+        for name, title in NAMES.items():
+            spread, least = found[name], min(study.group_sizes)
+            single = spread.deviations[least] * least**0.5
+            deviations = " / ".join(f"{single / (study.prompts * size) ** 0.5:.2f}" for size in SIZES)
+            mean = f"{spread.mean.value:.2f} ± {spread.mean.standard_error:.2f}"
+            yield f"| {label} | {title} | {mean} | {deviations} |"
+
+
+def gradient_rows(study: GradientStudy):
+    """Rows of the table of gradients: variances relative to Monte Carlo's, with 95 % intervals."""
+    control, *others = study.estimators
+    for label, one in zip(SNAPSHOTS, study.snapshots, strict=True):
+        snapshot = NoiseSnapshot(one.step, one.gram, study.estimators)
+        share = snapshot.noise("KL", control) / snapshot.noise("total", control)
+        for name in others:
+            cells = []
+            for term in ("KL", "total"):
+                ratio = compare_gradient_variance(snapshot.between(term, [name, control])).log_ratio
+                cells.append(interval(ratio))
+            yield f"| {label} | {share:.1%} | `{name}` | {' | '.join(cells)} |"
+
+
+def interval(log_ratio: Estimate) -> str:
+    found = log_ratio.interval()
+    assert found is not None
+    return f"{np.exp(log_ratio.value):.3f} ({np.exp(found.low):.3f} to {np.exp(found.high):.3f})"
+
+
+@pytest.mark.parametrize(("place", "rows"), [(0, value_rows), (1, gradient_rows)])
+def test_each_row_of_a_table_is_recomputed_from_the_artifact(place, rows):
+    text = (DIRECTORY / "README.md").read_text("utf-8")
+    expected = list(rows(studies()[place]))
+    assert len(expected) >= 6
+    assert [row for row in expected if row not in text] == []
