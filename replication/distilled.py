@@ -8,7 +8,6 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 from analysis.results.arrays import FloatArray
-from analysis.stats.arms import mean_over_replicates
 from analysis.stats.intervals import Estimate
 from replication import schema
 from replication.artifacts import DistillationArtifact
@@ -37,7 +36,7 @@ class DistilledArm:
     @property
     def mean(self) -> Estimate:
         """Mean KL over runs."""
-        return mean_over_replicates(self.kl)
+        return Estimate.of_mean(self.kl)
 
 
 def distilled_arms(artifact: DistillationArtifact, control: str) -> dict[str, list[DistilledArm]]:
@@ -53,7 +52,7 @@ def distilled_arms(artifact: DistillationArtifact, control: str) -> dict[str, li
     for arm, (_, finals) in chosen.items():
         for cell, kl in enumerate(finals):
             difference = np.log(np.maximum(kl, _LEAST)) - np.log(np.maximum(chosen[control][1][cell], _LEAST))
-            ratios[arm, cell] = mean_over_replicates(difference)
+            ratios[arm, cell] = Estimate.of_mean(difference)
             if arm not in (control, schema.ANALYTIC):
                 tests[arm, cell] = _paired_p(difference)
     adjusted = dict(zip(tests, multipletests(list(tests.values()), method="holm")[1], strict=True))

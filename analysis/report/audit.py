@@ -5,7 +5,7 @@ import io
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +16,15 @@ from analysis.results.files import DamagedFileError, read_bytes
 from analysis.results.records import LARGEST_VALUE
 from analysis.stats import frontier
 from analysis.stats.claims import FRONTIER_SHARE, MATCHED_KL, OBJECTIVE
-from analysis.stats.contrast import mean_of
-from analysis.stats.holm import NO_TEST, Finding, corrected
+from analysis.stats.holm import NO_TEST, corrected
 from analysis.stats.matched_kl import matched_kl, matched_kl_test
 from analysis.stats.objective import objective_contrast
 from analysis.stats.pairs import BoolArray, FloatArray, Pairs
 from analysis.stats.rules import Rules
-from analysis.stats.secondary import secondary_findings
+from analysis.stats.secondary import secondary_verdicts
 from analysis.stats.swaps import swap_test
 from analysis.stats.text import count, number, probability
+from analysis.stats.verdict import Verdict
 from lit_klrb.errors import ConfigurationError
 
 COLUMNS = ("method", "kl", "reward")
@@ -130,8 +130,8 @@ def audit_points(points: Points, control: str) -> list[str]:
             f"--control {control}: the file has the methods {', '.join(methods)}; name one of at least two"
         )
     matched = {name: _matched(points, name, control) for name in others}
-    findings = [f for pairs in matched.values() if pairs is not None for f in _findings(pairs, points)]
-    verdicts = corrected(findings, ALPHA)
+    tests = [test for pairs in matched.values() if pairs is not None for test in _tests(pairs, points)]
+    verdicts = corrected(tests, ALPHA)
     lines = _repeated(points)
     for name, pairs in matched.items():
         rows = [index for index, method in enumerate(points.method) if method in (name, control)]
@@ -144,9 +144,9 @@ def audit_points(points: Points, control: str) -> list[str]:
             continue
         lines += _frontier(name, pairs)
         lines += [f"  {one.claim.key}: {one.sentence}" for one in verdicts if one.treatment == name]
-    if findings:
+    if tests:
         lines.append(
-            f"p-values are after Holm's correction over these {len(findings)} tests, and intervals are "
+            f"p-values are after Holm's correction over these {len(tests)} tests, and intervals are "
             "simultaneous. The tests are exploratory, as none was planned."
         )
     return [*lines, FRONTIER_SHARE.caveat]
@@ -198,17 +198,16 @@ def _one_to_one(methods: Sequence[str], keys: Sequence[Key], name: str) -> bool:
     return sides[0] == sides[1] and set(sides[0].values()) == {1}
 
 
-def _findings(pairs: Pairs, points: Points) -> list[Finding]:
+def _tests(pairs: Pairs, points: Points) -> list[Verdict]:
     """All tests for which there are columns."""
     found = []
     if BETA in points.columns:
-        contrast = objective_contrast(pairs)
-        test = swap_test(contrast.contributions, pairs.unit)
-        found.append(Finding.about(OBJECTIVE, pairs, mean_of(contrast, pairs), contrast.unit, test))
+        found.append(Verdict.on(OBJECTIVE, pairs, objective_contrast(pairs)))
     fit = matched_kl(pairs)
     test = NO_TEST if fit.refused else matched_kl_test(pairs)
-    found.append(Finding.about(MATCHED_KL, pairs, fit.estimate, "reward units", test, untested=fit.refused))
-    return [*found, *secondary_findings(pairs, [], Rules())]
+    matched = Verdict.about(MATCHED_KL, pairs, fit.estimate, "reward units", test)
+    found.append(replace(matched, untested=fit.refused))
+    return [*found, *secondary_verdicts(pairs, [], Rules())]
 
 
 def _frontier(name: str, pairs: Pairs) -> list[str]:

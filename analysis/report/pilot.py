@@ -8,7 +8,7 @@ from analysis.results.artifacts import GradientStudy
 from analysis.results.records import Run
 from analysis.results.sweep import Sweep
 from analysis.stats.gradient_noise import NoiseSnapshot
-from analysis.stats.intervals import Estimate, Interval
+from analysis.stats.intervals import Estimate
 from analysis.stats.text import number
 from lit_klrb import schema
 
@@ -26,16 +26,12 @@ def _still(pilot: Sweep) -> Iterator[str]:
     for index, beta in pilot.plan.grid.beta.items():
         runs = [run for run in pilot.grid.values() if run.point.beta_index == index and not run.diverged]
         rises = [rise for run in runs if (rise := _rise(run, beta)) is not None]
-        if len(rises) < 2:
-            continue
-        values = np.array(rises)
-        error = float(values.std(ddof=1)) / np.sqrt(len(values))
-        interval = Estimate(float(values.mean()), error, len(values) - 1.0).interval()
-        assert isinstance(interval, Interval)
-        if interval.low <= 0:
+        mean = Estimate.of_mean(np.array(rises))
+        interval = mean.interval()
+        if interval is not None and interval.low <= 0:
             yield (
-                f"at beta {beta:g} J does not rise in training: {number(float(values.mean()))}, 95% CI "
-                f"{number(interval.low)} to {number(interval.high)} over {len(values)} runs"
+                f"at beta {beta:g} J does not rise in training: {number(mean.value)}, 95% CI "
+                f"{number(interval.low)} to {number(interval.high)} over {len(rises)} runs"
             )
 
 

@@ -66,8 +66,8 @@ def arm_outcomes(sweep: Sweep) -> list[ArmOutcome]:
                     beta,
                     len(runs),
                     len(mine) - len(runs),
-                    {key: mean_over_replicates(value) for key, value in values.items()},
-                    {key: mean_over_replicates(value) for key, value in differences.items()},
+                    {key: Estimate.of_mean(value) for key, value in values.items()},
+                    {key: Estimate.of_mean(value) for key, value in differences.items()},
                     {key: int((value > 0).sum()) for key, value in differences.items()},
                     len(others),
                 )
@@ -99,14 +99,6 @@ def _values(runs: Sequence[Run], key: str, beta: float) -> FloatArray:
     if key == OBJECTIVE:
         return _values(runs, schema.REWARD, beta) - beta * _values(runs, schema.KL, beta)
     return np.array([run.outcome(key) for run in runs])
-
-
-def mean_over_replicates(values: FloatArray) -> Estimate:
-    """The mean with the standard error of independent values; `nan` without values."""
-    if not len(values):
-        return Estimate(np.nan)
-    error = float(values.std(ddof=1)) / np.sqrt(len(values)) if len(values) > 1 else np.nan
-    return Estimate(float(values.mean()), float(error), len(values) - 1.0)
 
 
 def start_of(sweep: Sweep) -> dict[str, float | None]:

@@ -11,7 +11,7 @@ from analysis.stats.matched_kl import MatchedKL
 from analysis.stats.pairs import Pairs
 from analysis.stats.primary import gated_verdicts, primary_verdicts
 from analysis.stats.rules import Rules
-from analysis.stats.secondary import Spread, secondary_count, secondary_findings, spreads_of
+from analysis.stats.secondary import Spread, secondary_count, secondary_verdicts, spreads_of
 from analysis.stats.verdict import Verdict
 
 
@@ -72,10 +72,10 @@ def compare(
     gated = gated_verdicts(designs, primary, rules)
     panels = sum(map(len, curves))
     spreads = [spreads_of(mine, rules.alpha, panels) for mine in curves]
-    findings = [secondary_findings(pairs, mine, rules) for pairs, mine in zip(designs, spreads, strict=True)]
+    tests = [secondary_verdicts(pairs, mine, rules) for pairs, mine in zip(designs, spreads, strict=True)]
     secondary = iter(
         corrected(
-            [finding for mine in findings for finding in mine],
+            [one for mine in tests for one in mine],
             rules.alpha,
             planned=max(rules.comparisons, len(designs)) * secondary_count(rules),
             withheld=rules.withheld,
@@ -91,6 +91,6 @@ def compare(
             tuple(drawn),
         )
         for pairs, verdict, (matched, fit), mine, drawn in zip(
-            designs, primary, gated, findings, spreads, strict=True
+            designs, primary, gated, tests, spreads, strict=True
         )
     )

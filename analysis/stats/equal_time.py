@@ -7,7 +7,6 @@ import numpy as np
 
 from analysis.results.records import Curve, Run
 from analysis.results.sweep import Sweep
-from analysis.stats.arms import mean_over_replicates
 from analysis.stats.intervals import Estimate
 from analysis.stats.pairs import BoolArray, FloatArray, IntArray
 from lit_klrb import schema
@@ -72,7 +71,7 @@ def at_equal_time(sweep: Sweep) -> list[AtEqualTime]:
                     len(ratios[label]),
                     shares[label],
                     shares[label] * float(np.mean(last)) if last else None,
-                    mean_over_replicates(np.array(list(values.values()))) if values else None,
+                    Estimate.of_mean(np.array(list(values.values()))) if values else None,
                     None if label == control else _difference(values, outcomes[control], errors.get(label)),
                 )
             )
@@ -155,7 +154,7 @@ def _difference(
     pairs = sorted(ours.keys() & theirs.keys())
     if not pairs:
         return None
-    found = mean_over_replicates(np.array([ours[replicate] - theirs[replicate] for replicate in pairs]))
+    found = Estimate.of_mean(np.array([ours[replicate] - theirs[replicate] for replicate in pairs]))
     return found if error is None or len(pairs) < 2 else replace(found, standard_error=error)
 
 

@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from statsmodels.stats.multitest import multipletests
 
 from analysis.stats.claims import Claim
 from analysis.stats.gradient_variance import GradientVariance, compare_gradient_variance
-from analysis.stats.holm import Finding, corrected
+from analysis.stats.holm import corrected, holm
 from analysis.stats.kl_reward import LOG_RATIO
 from analysis.stats.pairs import FloatArray
 from analysis.stats.swaps import swap_test
@@ -99,7 +98,7 @@ def compare_noise(
     ]
     verdicts = corrected(
         [
-            Finding(
+            Verdict(
                 _claim(term, name, snapshot.step),
                 name,
                 control,
@@ -156,9 +155,7 @@ def compare_layers(
                     p = swap_test(halves[place] - own).p_value
                     ratio = float(own.mean() / halves[place].mean())
                     found.append(LayerFinding(layer, term, name, ratio, p, p))
-    if not found:
-        return []
-    adjusted = multipletests([one.p for one in found], method="holm")[1]
+    adjusted = holm([one.p for one in found])
     return [replace(one, p_holm=float(p)) for one, p in zip(found, adjusted, strict=True)]
 
 

@@ -1,15 +1,13 @@
-"""Holm's correction over a family of findings, and a verdict on each."""
+"""Holm's correction over a family of tests."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
+from statsmodels.stats.multitest import multipletests
 
-from analysis.stats.claims import Claim
-from analysis.stats.frontier import Share
-from analysis.stats.intervals import Estimate
-from analysis.stats.pairs import FloatArray, Pairs
+from analysis.stats.pairs import FloatArray
 from analysis.stats.swaps import SwapTest
 from analysis.stats.verdict import Verdict
 
@@ -17,89 +15,47 @@ from analysis.stats.verdict import Verdict
 NO_TEST = SwapTest(math.nan, math.nan, 0, 0, True)
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A claim with its evidence, before correction; for its fields see `Verdict`."""
-
-    claim: Claim
-    treatment: str
-    control: str
-    estimate: Estimate
-    unit: str
-    test: SwapTest
-    replicates: int
-    margin: float | None = None
-    share: Share | None = None
-    doubt: str = ""
-    untested: str = ""
-    note: str = ""
-
-    @classmethod
-    def about(
-        cls,
-        claim: Claim,
-        pairs: Pairs,
-        estimate: Estimate,
-        unit: str,
-        test: SwapTest,
-        *,
-        margin: float | None = None,
-        share: Share | None = None,
-        untested: str = "",
-        note: str = "",
-    ) -> "Finding":
-        """A finding about the two arms of matched pairs."""
-        return cls(
-            claim,
-            pairs.treatment,
-            pairs.control,
-            estimate,
-            unit,
-            test,
-            pairs.replicates,
-            margin=margin,
-            share=share,
-            untested=untested,
-            note=note,
-        )
-
-
 def corrected(
-    findings: Sequence[Finding], alpha: float, *, planned: int = 0, withheld: str = ""
+    verdicts: Sequence[Verdict], alpha: float, *, planned: int = 0, withheld: str = ""
 ) -> list[Verdict]:
-    """Verdicts on all findings of a family, in the same order.
+    """The verdicts of a family after correction, in the same order.
 
     Args:
-        findings: The family.
+        verdicts: The family.
         alpha: Two-sided level of the family.
         planned: Number of tests in the plan. Those that could not be run count with p = 1, as do untested
-            findings.
+            claims.
         withheld: Why there is no verdict, or "".
     """
-    size = max(len(findings), planned)
-    if not findings:
-        return []
-    adjusted = _holm([finding.test.p_value for finding in findings], size)
+    size = max(len(verdicts), planned)
+    adjusted = holm([verdict.test.p_value for verdict in verdicts], size)
     # Holm's correction is monotone in each p-value, so the smallest p-values give the smallest corrected ones
-    attainable = _holm([finding.test.attainable for finding in findings], size)
+    attainable = holm([verdict.test.attainable for verdict in verdicts], size)
+    level = alpha / max(1, size)
     return [
-        Verdict(
-            **vars(finding),
+        replace(
+            verdict,
             adjusted=float(p_value),
             attainable=float(least),
             alpha=alpha,
-            level=alpha / size,
+            level=level,
             withheld=withheld,
         )
-        for finding, p_value, least in zip(findings, adjusted, attainable, strict=True)
+        for verdict, p_value, least in zip(verdicts, adjusted, attainable, strict=True)
     ]
 
 
-def _holm(p_values: Sequence[float], size: int) -> FloatArray:
-    """Corrected p-values: max over j <= i of (size - j) p_(j), at most 1; `nan` for untested findings."""
-    given = np.array(p_values)
-    order = np.argsort(given)  # `nan` is sorted last, as p = 1 would be
-    steps = np.maximum.accumulate((size - np.arange(len(given))) * given[order])
-    adjusted = np.empty_like(given)
-    adjusted[order] = np.minimum(1.0, steps)
+def holm(p_values: Sequence[float], size: int = 0) -> FloatArray:
+    """Corrected p-values of a family of at least `size` tests; `nan` where there was no test.
+
+    Example:
+        >>> holm([0.01, float("nan"), 0.03], size=4).tolist()
+        [0.04, nan, 0.09]
+    """
+    adjusted = np.array(p_values, dtype=np.float64)
+    known = ~np.isnan(adjusted)
+    if known.any():
+        family = np.ones(max(size, known.sum()))
+        family[: known.sum()] = adjusted[known]
+        adjusted[known] = multipletests(family, method="holm")[1][: known.sum()]
     return adjusted

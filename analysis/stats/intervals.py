@@ -3,6 +3,7 @@
 import functools
 import math
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from scipy import optimize, stats
@@ -37,6 +38,14 @@ class Estimate:
     value: float
     standard_error: float = math.nan
     degrees: float = 0.0
+
+    @classmethod
+    def of_mean(cls, values: FloatArray) -> Self:
+        """The mean of independent values; `nan` without values."""
+        if not len(values):
+            return cls(math.nan)
+        error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+        return cls(float(values.mean()), error, len(values) - 1.0)
 
     def interval(self, level: float = 0.95) -> Interval | None:
         """The t interval; None without a standard error."""

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from statsmodels.stats.multitest import multipletests
 
 from analysis.stats.bias import BiasVerdict, reference_bias, standard_bias
+from analysis.stats.holm import holm
 from analysis.stats.intervals import Estimate, jackknife_error
 from analysis.stats.pairs import FloatArray
 
@@ -81,7 +81,7 @@ def estimator_spreads(
     } | {"ht": {size: horvitz_thompson[size].var(axis=1, ddof=1) for size in sizes}}
     return {
         name: EstimatorSpread(
-            _over_prompts(groups[largest].mean(axis=1)),
+            Estimate.of_mean(groups[largest].mean(axis=1)),
             {size: float(np.sqrt(within[name][size].mean())) for size in sizes},
             _log_ratio(within[name][largest], within[REFERENCE][largest]),
             _bias(name, {name: found[largest] for name, found in by_size.items()}, standard, tolerance),
@@ -117,8 +117,7 @@ def corrected_biases(
     ]
     biases = [bias for step, name in places if (bias := snapshots[step][name].bias) is not None]
     equivalence, difference = (
-        multipletests([getattr(bias, key) for bias in biases], method="holm")[1]
-        for key in ("equivalence_p", "difference_p")
+        holm([getattr(bias, key) for bias in biases]) for key in ("equivalence_p", "difference_p")
     )
     result = {step: dict(found) for step, found in snapshots.items()}
     for index, ((step, name), bias) in enumerate(zip(places, biases, strict=True)):
@@ -127,11 +126,6 @@ def corrected_biases(
         )
         result[step][name] = replace(result[step][name], bias=adjusted)
     return result
-
-
-def _over_prompts(means: FloatArray) -> Estimate:
-    error = float(means.std(ddof=1) / np.sqrt(len(means)))
-    return Estimate(float(means.mean()), error, len(means) - 1.0)
 
 
 def _log_ratio(treatment: FloatArray, control: FloatArray) -> Estimate:

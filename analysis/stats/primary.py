@@ -5,15 +5,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from analysis.stats.claims import KL_DECIDES, MATCHED_KL, OBJECTIVE
-from analysis.stats.contrast import mean_of
-from analysis.stats.holm import NO_TEST, Finding, corrected
+from analysis.stats.holm import NO_TEST, corrected
 from analysis.stats.intervals import Estimate
 from analysis.stats.kl_reward import kl_contrast
 from analysis.stats.matched_kl import MatchedKL, matched_kl, matched_kl_test
 from analysis.stats.objective import objective_contrast
 from analysis.stats.pairs import Pairs
 from analysis.stats.rules import Rules
-from analysis.stats.swaps import swap_test
 from analysis.stats.tuning import regret_variance
 from analysis.stats.verdict import Outcome, Verdict
 
@@ -35,16 +33,19 @@ def _rate_doubt(verdict: Verdict, rules: Rules) -> str:
     return ""
 
 
-def _primary(pairs: Pairs, rules: Rules) -> Finding:
+def _primary(pairs: Pairs, rules: Rules) -> Verdict:
     claim = KL_DECIDES if rules.outcome == "kl" else OBJECTIVE
     contrast = kl_contrast(pairs) if rules.outcome == "kl" else objective_contrast(pairs)
-    test = swap_test(contrast.contributions, pairs.unit)
-    margin = None if contrast.ranked else rules.margins.get(claim.key)
-    estimate, note = mean_of(contrast, pairs), ""
-    if pairs.treatment in rules.regrets and not contrast.ranked:
-        estimate = estimate.widened(regret_variance(rules.regrets, pairs.treatment, pairs.control))
-        note = "the interval includes the choice of rates"
-    return Finding.about(claim, pairs, estimate, contrast.unit, test, margin=margin, note=note)
+    found = Verdict.on(claim, pairs, contrast)
+    if contrast.ranked:
+        return found
+    found = replace(found, margin=rules.margins.get(claim.key))
+    if pairs.treatment not in rules.regrets:
+        return found
+    variance = regret_variance(rules.regrets, pairs.treatment, pairs.control)
+    return replace(
+        found, estimate=found.estimate.widened(variance), note="the interval includes the choice of rates"
+    )
 
 
 def gated_verdicts(
@@ -63,18 +64,15 @@ def gated_verdicts(
     return list(zip(verdicts, fits, strict=True))
 
 
-def _gated(pairs: Pairs, primary: Verdict, fit: MatchedKL | None, rules: Rules) -> Finding:
+def _gated(pairs: Pairs, primary: Verdict, fit: MatchedKL | None, rules: Rules) -> Verdict:
     unit = "reward units"
     if fit is None or fit.refused:
-        reason = "the plan decides by the KL alone" if fit is None else fit.refused
-        return Finding.about(MATCHED_KL, pairs, Estimate(math.nan), unit, NO_TEST, untested=reason)
+        found = Verdict.about(MATCHED_KL, pairs, Estimate(math.nan), unit, NO_TEST)
+        return replace(found, untested="the plan decides by the KL alone" if fit is None else fit.refused)
     closed = "" if primary.outcome in (Outcome.BETTER, Outcome.WORSE) else "the test of J does not reject"
-    return Finding.about(
-        MATCHED_KL,
-        pairs,
-        fit.estimate,
-        unit,
-        NO_TEST if closed else matched_kl_test(pairs),
+    test = NO_TEST if closed else matched_kl_test(pairs)
+    return replace(
+        Verdict.about(MATCHED_KL, pairs, fit.estimate, unit, test),
         margin=rules.margins.get(MATCHED_KL.key),
         untested=closed,
         note=f"overlap of the KLs {fit.overlap:.2f}",

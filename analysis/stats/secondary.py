@@ -1,22 +1,23 @@
 """Secondary tests, which are descriptive: one Holm family over all comparisons."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from analysis.stats import claims, frontier
 from analysis.stats.attainment import Reference, hypervolume_test
 from analysis.stats.claims import Claim
-from analysis.stats.contrast import Contrast, mean_of
+from analysis.stats.contrast import Contrast
 from analysis.stats.curves import Curves
-from analysis.stats.holm import Finding
 from analysis.stats.intervals import Estimate
 from analysis.stats.kl_reward import LOG_RATIO, log_kl_contrast, reward_contrast
 from analysis.stats.pairs import FloatArray, Pairs
 from analysis.stats.rules import Rules
 from analysis.stats.stability import SpreadTest, roughness_test, spread_test
-from analysis.stats.swaps import SwapTest, swap_test
+from analysis.stats.swaps import swap_test
+from analysis.stats.verdict import Verdict
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,86 +36,85 @@ def spreads_of(curves: Sequence[Curves], alpha: float, panels: int) -> list[Spre
     ]
 
 
-def secondary_findings(pairs: Pairs, spreads: Sequence[Spread], rules: Rules) -> list[Finding]:
-    """The secondary tests of one comparison; without those on reward if the plan decides by the KL.
+def secondary_verdicts(pairs: Pairs, spreads: Sequence[Spread], rules: Rules) -> list[Verdict]:
+    """The secondary tests of one comparison, not corrected; without those on reward if the KL decides.
 
     Some need curves, an area or a diverged run; `secondary_count` includes them in any case.
     """
-    found = [] if rules.outcome == "kl" else [*_parts(pairs), *_frontier(pairs, rules)]
-    for spread in spreads:
-        found += _stability(spread)
-    return [*found, *_collapses(pairs)]
+    found = [] if rules.outcome == "kl" else [test(pairs) for test in _frontier_tests(rules)]
+    of_curves = [verdict for spread in spreads for verdict in _stability(spread)]
+    return [verdict for verdict in (*found, *of_curves, _collapses(pairs)) if verdict is not None]
 
 
 def secondary_count(rules: Rules) -> int:
     """Number of secondary tests of one comparison, including those that cannot be run."""
-    of_curves, others = 3, 1  # tests per metric; the test of diverged runs
     if rules.outcome == "kl":
-        return of_curves + others
-    return 2 * of_curves + others + len(rules.cuts) + 7
+        return len(_OF_CURVES) + 1
+    return len(_frontier_tests(rules)) + 2 * len(_OF_CURVES) + 1
 
 
-def _parts(pairs: Pairs) -> Iterator[Finding]:
-    for claim, contrast in ((claims.KL, log_kl_contrast(pairs)), (claims.REWARD, reward_contrast(pairs))):
-        test = swap_test(contrast.contributions, pairs.unit)
-        yield Finding.about(claim, pairs, mean_of(contrast, pairs), contrast.unit, test)
+def _frontier_tests(rules: Rules) -> list[Callable[[Pairs], Verdict | None]]:
+    """The tests of KL and reward, the two terms of J, and of what dominates what."""
+    return [
+        lambda pairs: Verdict.on(claims.KL, pairs, log_kl_contrast(pairs)),
+        lambda pairs: Verdict.on(claims.REWARD, pairs, reward_contrast(pairs)),
+        partial(share_verdict, claims.FRONTIER_SHARE),
+        *(partial(share_verdict, claims.share_below(cut), cut=cut) for cut in rules.cuts),
+        _replicate_share,
+        partial(_dominance, claims.NET_DOMINANCE, frontier.net_dominance_contributions),
+        partial(_dominance, claims.MATCHED_DOMINANCE, frontier.matched_dominance_contributions),
+        partial(_hypervolume, rules.corner),
+    ]
 
 
-def _frontier(pairs: Pairs, rules: Rules) -> Iterator[Finding]:
-    def share(claim: Claim, cut: float = np.inf) -> Finding:
-        counts = frontier.pooled_share(pairs, cut)
-        test = swap_test(frontier.share_contributions(pairs, cut), pairs.unit)
-        difference = Estimate(2.0 * counts.count - counts.total)
-        return Finding.about(claim, pairs, difference, "points", test, share=counts)
+def share_verdict(claim: Claim, pairs: Pairs, cut: float = np.inf) -> Verdict:
+    """The share of the frontier of both arms with a KL below `cut`, in nats; not corrected."""
+    share = frontier.pooled_share(pairs, cut)
+    test = swap_test(frontier.share_contributions(pairs, cut), pairs.unit)
+    points = Estimate(2.0 * share.count - share.total)
+    return replace(Verdict.about(claim, pairs, points, "points", test), share=share)
 
-    def mean(claim: Claim, values: FloatArray, unit: str, scale: float = 1.0) -> Finding:
-        contrast = Contrast(values * scale, np.ones(len(pairs)), unit, ranked=False)
-        return Finding.about(claim, pairs, mean_of(contrast, pairs), unit, swap_test(values, pairs.unit))
 
-    yield share(claims.FRONTIER_SHARE)
-    for cut in rules.cuts:
-        yield share(claims.share_below(cut), cut)
+def _replicate_share(pairs: Pairs) -> Verdict:
+    values = frontier.replicate_share_contributions(pairs)
     betas = len(pairs) / max(1, pairs.replicates)  # shares of a replicate add up over its pairs
-    yield mean(claims.REPLICATE_SHARE, frontier.replicate_share_contributions(pairs), "of the share", betas)
-    yield mean(claims.NET_DOMINANCE, frontier.net_dominance_contributions(pairs), "net probability")
-    yield mean(claims.MATCHED_DOMINANCE, frontier.matched_dominance_contributions(pairs), "net probability")
-    if rules.corner is not None:
-        yield _hypervolume(pairs, rules.corner)
+    contrast = Contrast(values * betas, np.ones(len(pairs)), "of the share", ranked=False)
+    return Verdict.on(claims.REPLICATE_SHARE, pairs, contrast)
 
 
-def _hypervolume(pairs: Pairs, corner: Reference) -> Finding:
+def _dominance(claim: Claim, contributions: Callable[[Pairs], FloatArray], pairs: Pairs) -> Verdict:
+    contrast = Contrast(contributions(pairs), np.ones(len(pairs)), "net probability", ranked=False)
+    return Verdict.on(claim, pairs, contrast)
+
+
+def _hypervolume(corner: Reference | None, pairs: Pairs) -> Verdict | None:
+    if corner is None:
+        return None
     found = hypervolume_test(pairs, corner)
-    count = len(found.differences)
-    error = float(found.differences.std(ddof=1) / np.sqrt(count)) if count > 1 else float("nan")
-    estimate = Estimate(float(found.differences.mean()), error, count - 1.0)
-    return Finding.about(claims.HYPERVOLUME, pairs, estimate, "nats of log KL × reward", found.test)
+    mean = Estimate.of_mean(found.differences)
+    return Verdict.about(claims.HYPERVOLUME, pairs, mean, "nats of log KL × reward", found.test)
 
 
-def _stability(spread: Spread) -> Iterator[Finding]:
+_OF_CURVES = (claims.spread_of, claims.spread_anywhere, claims.roughness_of)
+
+
+def _stability(spread: Spread) -> Iterator[Verdict]:
     curves, test = spread.curves, spread.test
     named = curves.metric, "log KL" if curves.metric == "kl" else "the reward"
-
-    def finding(claim: Claim, estimate: Estimate, swaps: SwapTest) -> Finding:
-        return Finding.about(claim, curves.pairs, estimate, LOG_RATIO, swaps)
-
-    # The tests are of control / treatment, the estimates of treatment / control
-    mean = Estimate(-test.mean.value, test.mean.standard_error, test.mean.degrees)
-    yield finding(claims.spread_of(*named), mean, test.integrated)
     largest = float(test.curve[np.abs(test.curve).argmax()]) if len(test.curve) else 0.0
-    yield finding(claims.spread_anywhere(*named), Estimate(-largest), test.pointwise)
     roughness, swaps = roughness_test(curves.values, curves.pairs.beta_index, curves.pairs.unit)
-    yield finding(
-        claims.roughness_of(*named),
-        Estimate(-roughness.value, roughness.standard_error, roughness.degrees),
-        swaps,
-    )
+    tests = (test.mean, test.integrated), (Estimate(largest), test.pointwise), (roughness, swaps)
+    for claim, (estimate, swap) in zip(_OF_CURVES, tests, strict=True):
+        # The tests are of control / treatment, the estimates of treatment / control
+        ratio = replace(estimate, value=-estimate.value)
+        yield Verdict.about(claim(*named), curves.pairs, ratio, LOG_RATIO, swap)
 
 
-def _collapses(pairs: Pairs) -> Iterator[Finding]:
+def _collapses(pairs: Pairs) -> Verdict | None:
     """Pairs in which only one run diverged. The swap test of equal contributions is McNemar's exact test."""
     ours, theirs = pairs.diverged.T
-    if (ours != theirs).any():
-        steps = ours.astype(np.float64) - theirs
-        yield Finding.about(
-            claims.COLLAPSES, pairs, Estimate(float(steps.sum())), "runs", swap_test(steps, pairs.unit)
-        )
+    if not (ours != theirs).any():
+        return None
+    steps = ours.astype(np.float64) - theirs
+    test = swap_test(steps, pairs.unit)
+    return Verdict.about(claims.COLLAPSES, pairs, Estimate(float(steps.sum())), "runs", test)

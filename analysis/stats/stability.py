@@ -111,9 +111,7 @@ def roughness_contributions(values: FloatArray, beta_index: IntArray) -> FloatAr
 def roughness_test(values: FloatArray, beta_index: IntArray, units: IntArray) -> tuple[Estimate, SwapTest]:
     """Mean of `roughness_contributions` over pairs, and its swap test."""
     contributions = roughness_contributions(values, beta_index)
-    error = float(contributions.std(ddof=1) / np.sqrt(len(contributions))) if len(contributions) > 1 else 0.0
-    estimate = Estimate(float(contributions.mean()), error, len(contributions) - 1.0)
-    return estimate, swap_test(contributions, units)
+    return Estimate.of_mean(contributions), swap_test(contributions, units)
 
 
 def _absolute_residuals(values: FloatArray, beta_index: IntArray) -> FloatArray:

@@ -8,12 +8,15 @@ a `Decision` only, which is based on the primary outcome.
 import math
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Self
 
 from analysis.stats.claims import Claim
+from analysis.stats.contrast import Contrast, mean_of
 from analysis.stats.frontier import Share
 from analysis.stats.intervals import Estimate, Interval
 from analysis.stats.kl_reward import LOG_RATIO
-from analysis.stats.swaps import SwapTest
+from analysis.stats.pairs import Pairs
+from analysis.stats.swaps import SwapTest, swap_test
 from analysis.stats.text import (
     count,
     evidence_text,
@@ -54,9 +57,9 @@ class Verdict:
         estimate: The difference (or log ratio) with its standard error.
         unit: Unit of the estimate.
         test: The exact test of no difference.
-        adjusted: The p-value after correction for the family of tests.
-        attainable: The smallest attainable corrected p-value.
         replicates: n; for a sweep never the number of prompts, steps or batches.
+        adjusted: The p-value after correction for the family of tests; `nan` before `holm.corrected`.
+        attainable: The smallest attainable corrected p-value.
         alpha: Level of the family.
         level: Level of Holm's first step, alpha divided by the size of the family, which the interval, the
             equivalence test and the detectable difference have; `alpha` by default.
@@ -74,9 +77,9 @@ class Verdict:
     estimate: Estimate
     unit: str
     test: SwapTest
-    adjusted: float
-    attainable: float
     replicates: int
+    adjusted: float = math.nan
+    attainable: float = math.nan
     alpha: float = 0.05
     margin: float | None = None
     share: Share | None = None
@@ -85,6 +88,17 @@ class Verdict:
     untested: str = ""
     withheld: str = ""
     note: str = ""
+
+    @classmethod
+    def about(cls, claim: Claim, pairs: Pairs, estimate: Estimate, unit: str, test: SwapTest) -> Self:
+        """A verdict on the two arms of matched pairs, not yet corrected."""
+        return cls(claim, pairs.treatment, pairs.control, estimate, unit, test, pairs.replicates)
+
+    @classmethod
+    def on(cls, claim: Claim, pairs: Pairs, contrast: Contrast) -> Self:
+        """A verdict on the mean of a contrast, by its swap test; not yet corrected."""
+        test = swap_test(contrast.contributions, pairs.unit)
+        return cls.about(claim, pairs, mean_of(contrast, pairs), contrast.unit, test)
 
     @property
     def first_step(self) -> float:

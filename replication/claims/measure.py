@@ -7,7 +7,6 @@ from pathlib import PurePosixPath
 import numpy as np
 
 from analysis.results.arrays import FloatArray
-from analysis.stats.arms import mean_over_replicates
 from analysis.stats.intervals import Estimate
 from analysis.stats.kl_reward import LOG_RATIO
 from analysis.stats.kl_values import EstimatorSpread, estimator_spreads
@@ -48,7 +47,7 @@ def ratio_ends(log_ratio: float, low: float, high: float) -> str:
 def mean_text(values: Sequence[float] | FloatArray) -> str:
     """The mean over models or runs with its 95% t interval; 0 if all are rounding."""
     column = np.asarray(values, dtype=np.float64)
-    return "0" if np.abs(column).max() < ROUNDING else interval_text(mean_over_replicates(column))
+    return "0" if np.abs(column).max() < ROUNDING else interval_text(Estimate.of_mean(column))
 
 
 def p_text(p: float) -> str:
@@ -59,7 +58,7 @@ def p_text(p: float) -> str:
 def log_ratio(treatment: Sequence[float] | FloatArray, control: Sequence[float] | FloatArray) -> Estimate:
     """Mean of the log of the ratio over models."""
     least = 1e-300
-    return mean_over_replicates(
+    return Estimate.of_mean(
         np.log(np.maximum(np.array(treatment), least)) - np.log(np.maximum(np.array(control), least))
     )
 

@@ -11,16 +11,13 @@ import numpy as np
 from analysis.results.files import DamagedFileError, read_json
 from analysis.results.load import load_sweep
 from analysis.results.sweep import Sweep
-from analysis.stats import frontier
 from analysis.stats.claims import FRONTIER_SHARE, KL_DECIDES, OBJECTIVE
-from analysis.stats.contrast import Contrast, mean_of
-from analysis.stats.holm import Finding, corrected
-from analysis.stats.intervals import Estimate
+from analysis.stats.holm import corrected
 from analysis.stats.kl_reward import log_kl_contrast
 from analysis.stats.matching import match
 from analysis.stats.objective import objective_contrast
 from analysis.stats.pairs import Pairs
-from analysis.stats.swaps import SwapTest, swap_test
+from analysis.stats.secondary import share_verdict
 from analysis.stats.verdict import Outcome, Verdict
 from lit_klrb.errors import ConfigurationError
 
@@ -88,7 +85,7 @@ def load_trained(directory: Path, title: str) -> Trained:
     return Trained(title, sweep, read_json(directory / NUMBERS))
 
 
-def compared(designs: Iterable[Design], finding: Callable[[Pairs], Finding]) -> list[Verdict]:
+def compared(designs: Iterable[Design], finding: Callable[[Pairs], Verdict]) -> list[Verdict]:
     """A test of each arm against another, with Holm's correction over all designs."""
     return corrected([finding(match(one.sweep, arm, control)) for one, arm, control in designs], _ALPHA)
 
@@ -99,24 +96,19 @@ def designs_of(trained: Trained, *pairs: tuple[str, str]) -> list[Design]:
     return [(trained, arm, control) for arm, control in pairs if arm in arms and control in arms]
 
 
-def objective_finding(pairs: Pairs) -> Finding:
+def objective_finding(pairs: Pairs) -> Verdict:
     """The difference in J = reward − β KL, at equal weights of all β."""
-    contrast = objective_contrast(pairs)
-    return Finding.about(OBJECTIVE, pairs, mean_of(contrast, pairs), contrast.unit, _swaps(contrast, pairs))
+    return Verdict.on(OBJECTIVE, pairs, objective_contrast(pairs))
 
 
-def kl_finding(pairs: Pairs) -> Finding:
+def kl_finding(pairs: Pairs) -> Verdict:
     """The log ratio of the KLs."""
-    contrast = log_kl_contrast(pairs)
-    return Finding.about(KL_DECIDES, pairs, mean_of(contrast, pairs), contrast.unit, _swaps(contrast, pairs))
+    return Verdict.on(KL_DECIDES, pairs, log_kl_contrast(pairs))
 
 
-def share_finding(pairs: Pairs, cut: float = np.inf) -> Finding:
+def share_finding(pairs: Pairs, cut: float = np.inf) -> Verdict:
     """The share of the frontier of both arms with a KL below `cut`, in nats."""
-    share = frontier.pooled_share(pairs, cut)
-    test = swap_test(frontier.share_contributions(pairs, cut), pairs.unit)
-    points = Estimate(2.0 * share.count - share.total)
-    return Finding.about(FRONTIER_SHARE, pairs, points, "points", test, share=share)
+    return share_verdict(FRONTIER_SHARE, pairs, cut)
 
 
 @functools.cache
@@ -135,7 +127,3 @@ def better(verdict: Verdict) -> bool:
 def worse(verdict: Verdict) -> bool:
     """Whether the treatment is significantly worse."""
     return verdict.outcome is Outcome.WORSE
-
-
-def _swaps(contrast: Contrast, pairs: Pairs) -> SwapTest:
-    return swap_test(contrast.contributions, pairs.unit)

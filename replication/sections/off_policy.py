@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section, Table
 from analysis.results.arrays import FloatArray
-from analysis.stats.arms import mean_over_replicates
+from analysis.stats.intervals import Estimate
 from analysis.stats.text import number
 from replication import schema
 from replication.artifacts import OFF_POLICY_TERMS, OffPolicyArtifact, first_artifact, read_off_policy
@@ -71,4 +71,4 @@ def _table(artifact: OffPolicyArtifact, term: str) -> Table:
 
 def _mean(values: FloatArray, step: int) -> str:
     column = values[:, step]
-    return "0" if column.max() < ROUNDING else number(mean_over_replicates(column).value)
+    return "0" if column.max() < ROUNDING else number(Estimate.of_mean(column).value)

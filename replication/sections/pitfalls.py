@@ -11,7 +11,6 @@ from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import Look, legend_lines, looks, sheet
 from analysis.results.arrays import FloatArray
-from analysis.stats.arms import mean_over_replicates
 from analysis.stats.intervals import Estimate
 from analysis.stats.text import number
 from replication import schema
@@ -46,7 +45,7 @@ def pitfalls(assessment: Assessment) -> Section | None:
 
 def _mean(values: FloatArray) -> Estimate:
     """Over pairs of models or runs, without those that have no cosine (NaN)."""
-    return mean_over_replicates(values[np.isfinite(values)])
+    return Estimate.of_mean(values[np.isfinite(values)])
 
 
 def _with_interval(values: FloatArray) -> str:

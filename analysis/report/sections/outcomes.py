@@ -1,6 +1,5 @@
 """Fig. 2 and the table of tests: paired differences in J and in reward at matched KL."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,9 +80,8 @@ class _Panel:
         found = {}
         for index in pairs.beta_indices:
             part = self.values[pairs.beta_index == index]
-            known = self.intervals and len(part) > 1
-            error = float(part.std(ddof=1)) / math.sqrt(len(part)) if known else math.nan
-            found[int(index)] = Estimate(float(part.mean()), error, len(part) - 1.0 if known else 0.0)
+            mean = Estimate.of_mean(part)
+            found[int(index)] = mean if self.intervals else Estimate(mean.value)
         return found
 
 

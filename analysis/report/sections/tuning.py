@@ -9,7 +9,7 @@ from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import legend_lines, looks, sheet
 from analysis.results.sweep import Sweep
 from analysis.results.tuning import at_the_edge, trial_outcomes
-from analysis.stats.arms import mean_over_replicates
+from analysis.stats.intervals import Estimate
 from analysis.stats.pairs import FloatArray
 from analysis.stats.text import count, number
 from analysis.stats.tuning import regrets_of
@@ -79,7 +79,7 @@ def _figure(sweep: Sweep, outcomes: Mapping[str, FloatArray], name: str) -> Figu
     with sheet(2.8) as drawn:
         axes = drawn.canvas.subplots()
         for arm, values in outcomes.items():
-            look, found = styles[arm], [mean_over_replicates(column) for column in values.T]
+            look, found = styles[arm], [Estimate.of_mean(column) for column in values.T]
             axes.plot(rates, values.T, color=look.colour, linewidth=0.5, alpha=0.35)
             axes.plot(
                 rates, [one.value for one in found], color=look.colour, linestyle=look.dashes, linewidth=1.4

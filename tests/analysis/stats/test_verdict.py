@@ -6,7 +6,7 @@ from designs import draw_pairs, pairs_of
 from scipy import stats
 
 from analysis.stats import Claim, Decision, Outcome, Rules, Verdict, compare
-from analysis.stats.holm import Finding, corrected
+from analysis.stats.holm import corrected
 from analysis.stats.intervals import Estimate
 from analysis.stats.matched_kl import matched_kl
 from analysis.stats.sequential import Evidence
@@ -18,7 +18,7 @@ PRIMARY = Claim("objective", "J", "higher J", "lower J", primary=True)
 
 def verdict(value=0.5, p=0.01, *, attainable=0.001, margin=None, claim=PRIMARY, error=0.1) -> Verdict:
     test = SwapTest(p, attainable, 10, 1024, exact=True)
-    return Verdict(claim, "A", "B", Estimate(value, error, 9), "units", test, p, attainable, 5, margin=margin)
+    return Verdict(claim, "A", "B", Estimate(value, error, 9), "units", test, 5, p, attainable, margin=margin)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_no_evidence_overrides_a_withheld_verdict():
 
 
 def test_interval_equivalence_and_detectable_difference_are_at_holms_first_step():
-    finding = Finding(
+    finding = Verdict(
         PRIMARY, "A", "B", Estimate(0.0, 0.1, 9), "units", SwapTest(0.9, 0.001, 10, 1024, True), 5, margin=0.2
     )
     (alone,), (among,) = corrected([finding], 0.05), corrected([finding], 0.05, planned=4)
