@@ -101,7 +101,7 @@ def engines() -> dict[str, str]:
 
 
 def _plain(value: Any) -> Any:
-    """Cut floats to the digits that `verify` compares; NaN and infinities, which are not JSON, become null."""
+    """Cut floats to the digits that `verify` compares; NaN and infinities are not JSON and become null."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -47,8 +47,8 @@ class Verification:
 def verify(path: Path, added: Sequence[Builder] = ()) -> Verification:
     """Recompute a report from the results of its sweep.
 
-    A page that is not there, as those of published sweeps in this repository, is composed again: it should be the page
-    whose hash `results.json` records.
+    A page that is not there, as those of published sweeps in this repository, is composed again: it should be
+    the page whose hash `results.json` records.
 
     Args:
         path: The page, its `results.json`, or the directory they are in.
