@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The coarsest unit of an entry of a Gram matrix, as a fraction of the norms. Rounding to it makes errors of about
-# 1e-6 of the norms; those of float32 gradients are as large.
+# The coarsest unit of an entry of a Gram matrix, as a fraction of the norms. Rounding to it makes errors of
+# about 1e-6 of the norms; those of float32 gradients are as large.
 _GRAM_PRECISION = 1e-5
 
 
