@@ -1,9 +1,12 @@
 """The page of a single run: KL and length over its steps, and completions before and after."""
 
 import csv
+import shlex
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import INK, sheet
@@ -11,11 +14,22 @@ from analysis.report.html import page
 from analysis.results.curves import curves
 from analysis.results.layout import REPORT
 from lit_klrb import schema
+from lit_klrb.config_files import check_config_file
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import check_target, write_atomically
 
 # Evaluated metrics of the figure, with the labels of their axes.
 SHOWN = {schema.KL: "KL, nats per completion", schema.LENGTH: "length, tokens"}
+# Keys of the data whose values the page shows: what only one of the models reads.
+CONTEXT = ("system_prompt", "teacher_system_prompt", "teacher_examples")
+# Half the width of a 95 % interval, in standard errors.
+Z = 1.96
+CAPTION = (
+    "Each point is an evaluation on the same held-out prompts; the bars are 95 % intervals over prompts: "
+    "1.96 standard errors."
+)
+
+Curve = dict[str, list[Any]]
 
 
 def is_run(directory: Path) -> bool:
@@ -38,7 +52,7 @@ def build_run(run: Path, output: Path | None = None) -> Path:
     """
     output = run / REPORT if output is None else output
     check_target(output)
-    sections = [_curves(run), _completions(run)]
+    sections = [_curves(run), _completions(run), _settings(run)]
     write_atomically(
         output, page(f"Run {run.name}", "Run report", "", [s for s in sections if s is not None])
     )
@@ -51,13 +65,16 @@ def _curves(run: Path) -> Section:
     if not measured:
         raise ConfigurationError(f"{run} has no evaluation of completions yet; run fit first")
     steps = next(iter(measured.values()))["step"]
-    rows = [[str(step), *(_at(curve, step) for curve in measured.values())] for step in steps]
+    errors = {label: found.get(f"val/{name}_se", {"step": [], "value": []}) for name, label in SHOWN.items()}
+    rows = [[str(step), *(_at(measured[label], errors[label], step) for label in measured)] for step in steps]
     with sheet(2.4) as drawn:
         for axes, (label, curve) in zip(
             drawn.canvas.subplots(1, len(measured), squeeze=False)[0], measured.items(), strict=True
         ):
             values = [float("nan") if value is None else value for value in curve["value"]]
-            axes.plot(curve["step"], values, color=INK, marker="o", markersize=4)
+            known = dict(zip(errors[label]["step"], errors[label]["value"], strict=True))
+            widths = [Z * (known.get(step) or 0) for step in curve["step"]]
+            axes.errorbar(curve["step"], values, widths, color=INK, marker="o", markersize=4, capsize=3)
             axes.set_ylim(bottom=0)
             axes.set_xlabel("step")
             axes.set_ylabel(label)
@@ -66,13 +83,15 @@ def _curves(run: Path) -> Section:
     return Section(
         "curves",
         "KL and length",
-        figures=[Figure(drawn.svg, alt, "Each point is an evaluation on the same held-out prompts.", table)],
+        figures=[Figure(drawn.svg, alt, CAPTION, table)],
     )
 
 
-def _at(curve: dict[str, list[Any]], step: int) -> str:
-    value = dict(zip(curve["step"], curve["value"], strict=True)).get(step)
-    return "–" if value is None else f"{value:.3g}"
+def _at(curve: Curve, errors: Curve, step: int) -> str:
+    value, error = (dict(zip(c["step"], c["value"], strict=True)).get(step) for c in (curve, errors))
+    if value is None:
+        return "–"
+    return f"{value:.3g}" if error is None else f"{value:.3g} ± {Z * error:.2g}"
 
 
 def _completions(run: Path) -> Section | None:
@@ -82,15 +101,58 @@ def _completions(run: Path) -> Section | None:
         return None
     with tables[-1].open(newline="", encoding="utf-8") as file:
         rows = [_parts(row["text_at_start"], row["text"]) for row in csv.DictReader(file)]
+    prompts = _differing([prompt for prompt, _, _ in rows])
+    rows = [(prompt, *texts[1:]) for prompt, texts in zip(prompts, rows, strict=True)]
     return Section(
         "completions",
         "Completions before and after",
         paragraphs=[
             "One completion of each of the first prompts of the evaluation, unselected. What both texts "
-            "begin with, the prompt and sometimes a few words more, is in the first column."
+            "begin with, the prompt and sometimes a few words more, is in the first column, without the "
+            "lines that all prompts share at their beginning and end."
         ],
         tables=[Table("Sampled with the same random numbers.", ("prompt", "before", "after"), rows)],
     )
+
+
+def _differing(prompts: list[str]) -> list[str]:
+    r"""Prompts without the lines that all of them begin and end with, such as those of a chat template.
+
+    Example:
+        >>> _differing(["user\nWhy?\nassistant", "user\nWho?\nassistant"])
+        ['Why?', 'Who?']
+    """
+    lines = [prompt.split("\n") for prompt in prompts]
+    if len(set(prompts)) < 2:
+        return prompts
+    for _ in range(2):  # from the beginning, then from the end
+        shared = sum(1 for _ in takewhile(lambda line: len(set(line)) == 1, zip(*lines, strict=False)))
+        lines = [part[shared:][::-1] for part in lines]
+    return ["\n".join(part) for part in lines]
+
+
+def _settings(run: Path) -> Section | None:
+    """What the models read beside the prompts, and the command; None if the run has no configuration."""
+    path = run / schema.CONFIG
+    if not path.is_file():
+        return None
+    check_config_file(path)
+    try:
+        given = yaml.load(path.read_text("utf-8"), Loader=yaml.CSafeLoader)["data"]["init_args"]
+    except (yaml.YAMLError, LookupError, TypeError):
+        raise ConfigurationError(f"{path} is not the configuration of a run: it has no data") from None
+    rows = [[key.replace("_", " "), _lines(given[key])] for key in CONTEXT if given.get(key)]
+    command = shlex.join(["python", "-m", "lit_klrb", "fit", "--config", str(path)])
+    return Section(
+        "settings",
+        "What made this run",
+        tables=[Table("Settings.", ("", ""), [*rows, ["command", command]])],
+    )
+
+
+def _lines(value: Any) -> str:
+    """A text, or questions with their answers, each on a line."""
+    return value if isinstance(value, str) else "\n".join(" ".join(map(str, pair)) for pair in value)
 
 
 def _parts(before: str, after: str) -> tuple[str, str, str]:

@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from analysis.cli.main import main
 
 
@@ -9,19 +11,39 @@ def test_the_page_shows_the_evaluations_and_the_texts(tmp_path, capsys):
     (tmp_path / "run.json").write_text("{}")
     for folder in ("metrics/attempt_0", "completions"):
         (tmp_path / folder).mkdir(parents=True)
-    rows = "step,val/kl,val/length,train/kl\n0,7.25,24,\n1,,,6\n2,1.5,8.5,\n"
+    rows = "step,val/kl,val/kl_se,val/length,train/kl\n0,7.25,0.5,24,\n1,,,,6\n2,1.5,,8.5,\n"
     (tmp_path / "metrics/attempt_0/metrics.csv").write_text(rows)
+    config = 'data: {init_args: {teacher_system_prompt: Be <i>, teacher_examples: [["Q?", "A!"]]}}'
+    (tmp_path / "config.yaml").write_text(config)
     table = "text_at_start,reward_at_start,text,reward\n"
     (tmp_path / "completions/step_000002.csv").write_text(table + '"Why?\nThe <b>.",0,"Why?\nArrr!",0\n')
     assert main(["report", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
     page = (tmp_path / "report.html").read_text("utf-8")
     cells = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", page)
-    for row in (["0", "7.25", "24"], ["2", "1.5", "8.5"], ["Why?", "The &lt;b&gt;.", "Arrr!"]):
-        assert any(cells[place : place + 3] == row for place in range(len(cells))), row
+    expected = [
+        ["0", "7.25 ± 0.98", "24"],
+        ["2", "1.5", "8.5"],
+        ["Why?", "The &lt;b&gt;.", "Arrr!"],
+        ["teacher system prompt", "Be &lt;i&gt;"],
+        ["teacher examples", "Q? A!"],
+        ["command", f"python -m lit_klrb fit --config {tmp_path / 'config.yaml'}"],
+    ]
+    for row in expected:
+        assert any(cells[place : place + len(row)] == row for place in range(len(cells))), row
 
 
 def test_a_run_without_evaluations_is_refused(tmp_path, capsys):
     (tmp_path / "run.json").write_text("{}")
     assert main(["report", str(tmp_path)]) == 2
     assert capsys.readouterr().err.endswith("has no evaluation of completions yet; run fit first\n")
+
+
+@pytest.mark.parametrize("content", ["data: !!python/object:os.system {}", "data: [", "[1]", "data: {}"])
+def test_a_damaged_configuration_is_one_line(tmp_path, capsys, content):
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "metrics/attempt_0").mkdir(parents=True)
+    (tmp_path / "metrics/attempt_0/metrics.csv").write_text("step,val/kl\n0,7.25\n")
+    (tmp_path / "config.yaml").write_text(content)
+    assert main(["report", str(tmp_path)]) == 2
+    assert "config.yaml is not" in capsys.readouterr().err
