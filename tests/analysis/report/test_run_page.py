@@ -46,4 +46,6 @@ def test_a_damaged_configuration_is_one_line(tmp_path, capsys, content):
     (tmp_path / "metrics/attempt_0/metrics.csv").write_text("step,val/kl\n0,7.25\n")
     (tmp_path / "config.yaml").write_text(content)
     assert main(["report", str(tmp_path)]) == 2
-    assert "config.yaml is not" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "config.yaml" in error
+    assert error.count("\n") == 1
