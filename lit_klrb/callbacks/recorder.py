@@ -139,7 +139,7 @@ class RunRecorder(L.Callback):
         self._write_evaluation(trainer)
         module = trainer.lightning_module
         extra: dict[str, Any] = {schema.WEIGHTS: digest(trainer.strategy.lightning_module_state_dict())}
-        if isinstance(module, RegularisedModule):
+        if isinstance(module, RegularisedModule) and module.prompt_means:  # empty without evaluations
             extra[schema.PROMPTS] = len(module.prompt_means[schema.KL])
         self._write(trainer, schema.DONE, self._final, **extra)
 

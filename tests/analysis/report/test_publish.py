@@ -36,7 +36,7 @@ def test_a_published_sweep_has_the_runs_of_the_sweep_and_verifies(runs, tmp_path
     output = tmp_path / "published"
     assert publish(runs, output) == 0
     assert {path.name for path in output.iterdir()} == {
-        "plan.json",
+        "plan.json.gz",
         "results.jsonl.gz",
         "results.json",
         "report.html",
