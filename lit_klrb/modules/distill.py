@@ -4,12 +4,14 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
+from lit_klrb.models.generation import Rollout
 from lit_klrb.modules.rloo import OnPolicyModule
-from lit_klrb.rewards import NoReward, Reward
+from lit_klrb.rewards import NoReward, Reward, load_reward
 
 
 @final
@@ -27,6 +29,8 @@ class DistillModule(OnPolicyModule):
     Args:
         policy_config: Configuration of a student with new weights: `model_type` and the settings that differ
             from its defaults. The tokenizer is the teacher's. Give either this or policy_path.
+        reward_path: A reward to measure beside the KL, such as the share of answers in a wanted format; see
+            `RLOOModule`. It has no effect on training.
 
     Raises:
         ConfigurationError: If there is no teacher, or not exactly one of policy_config and policy_path is
@@ -36,6 +40,7 @@ class DistillModule(OnPolicyModule):
     """
 
     policy_config: dict[str, Any] | None = None
+    reward_path: str | dict[str, float] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,5 +61,9 @@ class DistillModule(OnPolicyModule):
         return loading.fresh_model(self.policy_config, tokenizer, self.seed), tokenizer
 
     def load_reward(self, device: torch.device) -> Reward:
-        """A reward of zero for every text."""
-        return NoReward()
+        """The reward that is measured; without one, zero for every text."""
+        return NoReward() if self.reward_path is None else load_reward(self.reward_path, device=device)
+
+    def training_rewards(self, rollout: Rollout, rewards: Tensor) -> Tensor:
+        """Zero for every completion, less a penalty of those without EOS, shape [B]."""
+        return super().training_rewards(rollout, torch.zeros_like(rewards))
