@@ -118,7 +118,7 @@ def sampled_rollouts(
             ends=loaded.ends,
             pad_token_id=loaded.tokenizer.pad_token_id,
         )
-        rollouts.append(Rollout(*(field.cpu() for field in rollout)))
+        rollouts.append(rollout.map(Tensor.cpu))
         advance(len(some))
     return rollouts
 
@@ -252,4 +252,4 @@ def _without_padding(rollout: Rollout, row: int) -> Rollout:
 
 def _moved(rollouts: Sequence[Rollout], device: torch.device) -> Iterator[Rollout]:
     for rollout in rollouts:
-        yield Rollout(*(field.to(device) for field in rollout))
+        yield rollout.map(lambda field: field.to(device))

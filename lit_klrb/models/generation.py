@@ -1,7 +1,7 @@
 """Sampling of completions."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -71,11 +71,14 @@ class Rollout(NamedTuple):
         tokens: Left-padded prompts followed by right-padded completions, shape [B, P+T].
         attention_mask: True on tokens other than padding, shape [B, P+T].
         mask: True on completion tokens, EOS included, shape [B, T].
+        logprobs: Log-probabilities of the completions under the distribution that they were drawn from, if
+            that is not the policy's as `Scorer` computes it, shape [B, T]; None otherwise.
     """
 
     tokens: Tensor
     attention_mask: Tensor
     mask: Tensor
+    logprobs: Tensor | None = None
 
     @property
     def completions(self) -> Tensor:
@@ -91,9 +94,14 @@ class Rollout(NamedTuple):
         """Whether a completion has none of the tokens that end one, bool, shape [B]."""
         return ~(is_end(self.completions, ends) & self.mask).any(1)
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Rollout":
+        """Apply a function to every field that is not None, such as indexing or a change of device."""
+        logprobs = None if self.logprobs is None else change(self.logprobs)
+        return Rollout(change(self.tokens), change(self.attention_mask), change(self.mask), logprobs)
+
     def rows(self, rows: slice) -> "Rollout":
         """A slice of the sequences."""
-        return Rollout(self.tokens[rows], self.attention_mask[rows], self.mask[rows])
+        return self.map(lambda field: field[rows])
 
     def after(self, prompts: Tensor, prompt_mask: Tensor) -> "Rollout":
         """The same completions after other prompts, such as those that a teacher reads.

@@ -23,7 +23,8 @@ class VLLMBackend:
     """Samples completions with vLLM, updating its weights from the policy before every rollout.
 
     Each completion has its own seed, but vLLM's rounding depends on how requests are batched: runs are
-    reproducible in distribution, not bit for bit. Log-probabilities are computed by `Scorer`, never by vLLM.
+    reproducible in distribution, not bit for bit. `Scorer` computes the statistics of the KL; vLLM's own
+    log-probabilities say from which distribution the completions are.
 
     Args:
         options: Arguments of `vllm.LLM`, such as {gpu_memory_utilization: 0.4}.
@@ -75,16 +76,24 @@ class VLLMBackend:
                 # Only stop_token_ids end a completion, not the EOS of the model's configuration
                 ignore_eos=True,
                 detokenize=False,
+                logprobs=0,  # of the sampled tokens alone
             )
             for row in range(len(requests))
         ]
         outputs = engine.generate(requests, settings, use_tqdm=False)
-        sampled = [list(output.outputs[0].token_ids) for output in outputs]
-        width = max(map(len, sampled))
-        completions = torch.tensor([[*ids, *[pad_token_id] * (width - len(ids))] for ids in sampled])
-        completions = completions.to(prompts.device)
+        sampled = [output.outputs[0] for output in outputs]
+        completions = _padded([list(each.token_ids) for each in sampled], pad_token_id, like=prompts)
+        logprobs = _padded(
+            [
+                [entry[token].logprob for token, entry in zip(each.token_ids, each.logprobs, strict=True)]
+                for each in sampled
+            ],
+            0.0,
+            like=prompts,
+        )
         mask = completion_mask(completions, ends)
-        return Rollout(torch.cat([prompts, completions], 1), torch.cat([prompt_mask.bool(), mask], 1), mask)
+        attention = torch.cat([prompt_mask.bool(), mask], 1)
+        return Rollout(torch.cat([prompts, completions], 1), attention, mask, logprobs)
 
     def _updated_engine(self, policy: PreTrainedModel) -> Any:
         """The engine with the policy's current weights; the first call starts it."""
@@ -100,8 +109,16 @@ class VLLMBackend:
 
             with tempfile.TemporaryDirectory() as folder:
                 policy.save_pretrained(folder)
-                self._engine = LLM(model=folder, skip_tokenizer_init=True, **self.options)
+                # Log-probabilities after division by the temperature, as the completions are sampled
+                options = {"logprobs_mode": "processed_logprobs", **self.options}
+                self._engine = LLM(model=folder, skip_tokenizer_init=True, **options)
         weights = list(policy.state_dict().items())
         self._engine.apply_model(lambda model: model.load_weights(iter(weights)))
         self._engine.reset_prefix_cache()
         return self._engine
+
+
+def _padded(rows: list[list[Any]], value: float, like: Tensor) -> Tensor:
+    """Rows of different lengths as one tensor on the device of another."""
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows], device=like.device)

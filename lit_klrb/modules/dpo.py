@@ -206,7 +206,8 @@ class DPOModule(RewardedModule):
         seed = derive_seed(self.seed, "pairs", number)
         with self.reading_reference() as reference:
             rollout = self.generate(reference, batch, self.sampling, seed=seed)
-        return tuple(tensor.cpu() for tensor in (*rollout, self.scorer.reference_logprobs(rollout).sum(1)))
+        logprobs = self.scorer.reference_logprobs(rollout).sum(1)
+        return tuple(tensor.cpu() for tensor in (*rollout[:3], logprobs))
 
     def _ref_logprobs(self, pairs: Sequence[PreferencePair]) -> Tensor:
         """Log-probabilities of the chosen, then of the rejected completions, shape [2B]."""

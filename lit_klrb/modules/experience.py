@@ -60,7 +60,7 @@ class Experience(NamedTuple):
         try:
             rollout, reference_states, behaviour_logprobs, rewards, weights, token_values, metrics = state
             experience = cls(
-                Rollout(*(tensor.to(device) for tensor in rollout)),
+                Rollout(*rollout).map(lambda field: field.to(device)),
                 reference_states.to(device),
                 behaviour_logprobs.to(device),
                 rewards.to(device),
@@ -68,15 +68,14 @@ class Experience(NamedTuple):
                 None if token_values is None else token_values.to(device),
                 {str(name): float(value) for name, value in metrics.items()},
             )
+            *sequences, sampled = experience.rollout
             shapes = [
                 tuple(field.shape)
-                for field in (*experience.weights, experience.behaviour_logprobs)
+                for field in (*experience.weights, experience.behaviour_logprobs, sampled)
                 if field is not None
             ]
             mask = tuple(experience.rollout.mask.shape)
-            sizes = {
-                len(field) for field in (*experience.rollout, experience.reference_states, experience.rewards)
-            }
+            sizes = {len(field) for field in (*sequences, experience.reference_states, experience.rewards)}
             shapes_match = set(shapes) == {mask} and sizes == {mask[0]}
             if token_values is None:
                 shapes_match &= experience.weights.value is None

@@ -15,6 +15,7 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import EstimatorMemory, KLEstimator, LossWeights
 from lit_klrb.estimators.checked import checked_loss
 from lit_klrb.functional import TokenStats
+from lit_klrb.functional.kl import kl_k3_per_token
 from lit_klrb.functional.statistics import clustered_mean
 from lit_klrb.models import loading
 from lit_klrb.models.generation import Rollout, generate_completions
@@ -44,7 +45,9 @@ class OnPolicyModule(RegularisedModule, ABC):
         missing_eos_penalty: Subtracted in training from the reward of completions truncated at
             max_new_tokens, but not from the logged reward. `train/unfinished` is their proportion.
         rollout_backend: Samples the completions in training. vllm (installed separately) is for large models
-            on GPUs; its samples are not reproducible bit for bit.
+            on GPUs; its samples are not reproducible bit for bit, and not from exactly the policy that is
+            trained: `off_policy` of the estimator corrects that from the first step on, and
+            `train/sampler_kl` estimates KL(vLLM‖policy) in nats per sequence.
         vllm_options: Arguments of `vllm.LLM`, such as {gpu_memory_utilization: 0.4}.
     """
 
@@ -171,7 +174,8 @@ class OnPolicyModule(RegularisedModule, ABC):
             # beta * credited KL - (r - mean of the other K - 1), on the completions of all processes
             weights = self.weigh(rollout, stats.detach(), training_rewards)
             metrics = self.rollout_metrics(rollout, stats.detach(), rewards)
-            logprobs = stats.logprobs.detach()
+            # log p of the policy that sampled y, by the engine that did
+            logprobs = stats.logprobs.detach() if rollout.logprobs is None else rollout.logprobs
             self.experience = Experience(
                 rollout, reference_states, logprobs, training_rewards, weights, token_values, metrics
             )
@@ -263,6 +267,9 @@ class OnPolicyModule(RegularisedModule, ABC):
             metrics |= {name: mean.item(), f"{name}_se": error.item()}
         for name, values in (("length", summary["length"]), ("unfinished", self.unfinished(rollout).float())):
             metrics[name] = gather_rows(values).mean().item()
+        if rollout.logprobs is not None:
+            mismatch = kl_k3_per_token(rollout.logprobs, stats.logprobs).where(rollout.mask, 0).sum(1)
+            metrics["sampler_kl"] = gather_rows(mismatch).mean().item()
         return metrics | self.memory.metrics
 
     @property

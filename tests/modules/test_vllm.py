@@ -10,7 +10,7 @@ from single_steps import attached
 from transformers import AutoModelForCausalLM
 
 from lit_klrb.estimators import RaoBlackwell
-from lit_klrb.models.generation import Sampling
+from lit_klrb.models.generation import Rollout, Sampling
 from lit_klrb.models.vllm import VLLMBackend
 
 
@@ -44,11 +44,13 @@ class LLM:
         return [self._sample(r["prompt_token_ids"], s) for r, s in zip(requests, settings, strict=True)]
 
     def _sample(self, ids, settings):
-        generator, drawn = torch.Generator().manual_seed(settings.seed), []
+        generator, drawn, logprobs = torch.Generator().manual_seed(settings.seed), [], []
         while len(drawn) < settings.max_tokens and drawn[-1:] != settings.stop_token_ids:
             probabilities = self._probabilities((*ids, *drawn), settings.temperature)
             drawn.append(int(torch.multinomial(probabilities, 1, generator=generator)))
-        return SimpleNamespace(outputs=[SimpleNamespace(token_ids=drawn)])
+            logprobs.append({drawn[-1]: SimpleNamespace(logprob=float(probabilities[drawn[-1]].log()))})
+        assert settings.logprobs == 0
+        return SimpleNamespace(outputs=[SimpleNamespace(token_ids=drawn, logprobs=logprobs)])
 
     def _probabilities(self, context, temperature):
         if (context, temperature) not in self.known:
@@ -74,7 +76,11 @@ def test_a_run_samples_with_the_weights_of_each_step(chain, tmp_path, vllm):
     options = ["--model.vllm_options", "{gpu_memory_utilization: 0.4}"]
     assert chain.run("fit", "rloo", *VLLM, *options, run=tmp_path) == 0
     (engine,) = vllm
-    assert engine.options == {"skip_tokenizer_init": True, "gpu_memory_utilization": 0.4}
+    assert engine.options == {
+        "skip_tokenizer_init": True,
+        "gpu_memory_utilization": 0.4,
+        "logprobs_mode": "processed_logprobs",
+    }
     assert engine.loads == 3, "one rollout for two inner steps"
     trained = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
     start = torch.load(chain.checkpoint("dpo"), weights_only=True)["state_dict"]
@@ -118,3 +124,44 @@ def test_an_adapter_is_refused(chain, tmp_path, vllm, capsys):
     assert chain.run("fit", "rloo", *VLLM, "--model.lora", "{r: 2}", run=tmp_path / "run") == 2
     message = "vllm is not supported for a policy with an adapter; choose transformers"
     assert message in capsys.readouterr().err
+
+
+def test_the_engines_own_logprobs_say_what_was_sampled(chain, tmp_path, vllm):
+    module, batch = attached(chain, tmp_path, RaoBlackwell(), rollout_backend="vllm")
+    module.training_step(batch, 0)
+    rollout, *_ = module.experience
+    scored = module.scorer.logprobs(rollout).detach()
+    torch.testing.assert_close(module.experience.behaviour_logprobs, rollout.logprobs)
+    torch.testing.assert_close(rollout.logprobs, scored, rtol=1e-4, atol=1e-4)
+    assert module.experience.metrics["sampler_kl"] < 1e-6
+
+
+def expected_gradient(module, batch, probabilities, sampler=None):
+    """The expectation of a step's gradient over completions of one token, by their probabilities."""
+    total = 0
+    prompts, mask = (batch[name].repeat_interleave(2, 0) for name in ("tokens", "attention_mask"))
+    one = torch.ones(2, 1, dtype=torch.bool)
+    for token, probability in enumerate(probabilities):
+        tokens = torch.cat([prompts, torch.full((2, 1), token)], 1)
+        logprobs = None if sampler is None else sampler[token].log().expand(2, 1)
+        drawn = Rollout(tokens, torch.cat([mask.bool(), one], 1), one, logprobs)
+        module.backend = lambda *_, rollout=drawn, **__: rollout
+        module.zero_grad()
+        module.training_step(batch, 0).backward()
+        total += probability * torch.cat([p.grad.flatten() for p in module.policy.parameters()])
+    return total
+
+
+@pytest.mark.parametrize(("off_policy", "unbiased"), [("prefix", True), ("sequence", True), ("none", False)])
+def test_samples_of_another_distribution_have_the_policys_gradient(chain, tmp_path, off_policy, unbiased):
+    estimator = RaoBlackwell(off_policy=off_policy, baseline=None)
+    module, batch = attached(chain, tmp_path, estimator)
+    batch = {name: value[:1] for name, value in batch.items()}
+    module.completions_per_prompt = 2
+    logits = module.policy(batch["tokens"], attention_mask=batch["attention_mask"]).logits[0, -1].detach()
+    policy, sampler = logits.softmax(-1), (4 * logits).softmax(-1)
+    exact = expected_gradient(module, batch, policy)
+    other = expected_gradient(module, batch, sampler, sampler)
+    assert module.experience.metrics["sampler_kl"] > 0
+    distance = (other - exact).norm() / exact.norm()
+    assert distance < 1e-3 if unbiased else distance > 0.1
