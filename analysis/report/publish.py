@@ -1,12 +1,13 @@
 """Copies a sweep into a directory for publication: plan, results in one file, times, and its report."""
 
+import lzma
 import os
 from pathlib import Path
 
 from analysis.report.build import build
 from analysis.results import layout
 from analysis.results.archive import archive_lines, archive_path, has_archive
-from analysis.results.files import DamagedFileError, packed, present, read_bytes
+from analysis.results.files import DamagedFileError, present, read_bytes
 from analysis.results.load import load_sweep
 from analysis.results.seconds import encode_seconds
 from analysis.stats.text import count
@@ -66,7 +67,7 @@ def _lines(runs_dir: Path) -> dict[Path, bytes]:
 
 def _write_packed(path: Path, content: bytes) -> None:
     """Write a file compressed, in place of one that is not."""
-    write_atomically(path.with_name(f"{path.name}.gz"), packed(content))
+    write_atomically(path.with_name(f"{path.name}.xz"), lzma.compress(content))
     path.unlink(missing_ok=True)
 
 

@@ -1,6 +1,6 @@
 """All published results of a sweep in one file, for publication: one result per line, sorted by id.
 
-It may be compressed by gzip: results.jsonl.gz.
+It may be compressed: results.jsonl.xz.
 """
 
 import os

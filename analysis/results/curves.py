@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lit_klrb import schema
 
 # Prefixes of metrics that are published; others, such as speed, differ between repetitions of a run.
 _CURVES = ("train/", "val/")
+# Significant digits of what is published; float32 has seven.
+_DIGITS = 6
 
 
 def curves(metrics: Path) -> dict[str, dict[str, list[Any]]]:
@@ -22,7 +22,7 @@ def curves(metrics: Path) -> dict[str, dict[str, list[Any]]]:
     replace those of earlier attempts.
 
     Returns:
-        Metric -> {"step": increasing integers, "value": floats, or None where not finite}.
+        Metric -> {"step": increasing integers, "value": floats of six digits, or None where not finite}.
     """
     stitched: dict[str, dict[int, float | None]] = {}
     for path in sorted(metrics.rglob("*.csv"), key=_attempt):
@@ -53,21 +53,9 @@ def _read_curves(rows: Iterable[dict[str, str]]) -> dict[str, dict[int, float | 
     for row in rows:
         for name, value in row.items():
             if name.startswith(_CURVES) and value:
-                points.setdefault(name, {})[int(row[schema.STEP])] = as_logged(float(value))
+                points.setdefault(name, {})[int(row[schema.STEP])] = _rounded(float(value))
     return points
 
 
-def as_logged(value: float) -> float | None:
-    """A logged value with the fewest digits that give the same float32, None if it is not finite.
-
-    A value that is no float32 keeps its digits.
-
-    Example:
-        >>> as_logged(0.30000001192092896), as_logged(1 / 3)
-        (0.3, 0.3333333333333333)
-    """
-    if not math.isfinite(value):
-        return None
-    with np.errstate(over="ignore"):
-        single = np.float32(value)
-    return float(str(single)) if float(single) == value else value
+def _rounded(value: float) -> float | None:
+    return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None

@@ -1,12 +1,10 @@
 """Reading files from untrusted sources."""
 
-import gzip
-import io
 import json
+import lzma
 import os
-import zlib
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import LARGEST as LARGEST, read_regular
@@ -14,13 +12,16 @@ from lit_klrb.files import LARGEST as LARGEST, read_regular
 # The exceptions that content of the wrong structure can raise.
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)
 
+# The most memory that unpacking a file may take, in bytes.
+_MEMORY = 2**27
+
 
 class DamagedFileError(Exception):
     """A file that was edited, truncated, misplaced, or written by something else."""
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a regular file of bounded size, without waiting for pipes or devices; unpack it if it ends in .gz.
+    """Read a regular file of bounded size, without waiting for pipes or devices; unpack it if it ends in .xz.
 
     Raises:
         DamagedFileError: If it is not such a file.
@@ -30,21 +31,16 @@ def read_bytes(path: Path) -> bytes:
         content = read_regular(path)
     except ConfigurationError as error:
         raise DamagedFileError(f"{path}: {error}") from None
-    return _unpacked(path, io.BytesIO(content)) if path.suffix == ".gz" else content
-
-
-def packed(content: bytes) -> bytes:
-    """`content` compressed by gzip, without a time, so that equal content gives equal bytes."""
-    return gzip.compress(content, mtime=0)
+    return _unpacked(path, content) if path.suffix == ".xz" else content
 
 
 def present(path: Path) -> Path:
-    """The path of a file that may be compressed: with .gz where only that exists.
+    """The path of a file that may be compressed: with .xz where only that exists.
 
     Raises:
         ConfigurationError: If both exist.
     """
-    compressed = path.with_name(f"{path.name}.gz")
+    compressed = path.with_name(f"{path.name}.xz")
     if not os.path.lexists(compressed):
         return path
     if os.path.lexists(path):
@@ -54,16 +50,18 @@ def present(path: Path) -> Path:
     return compressed
 
 
-def _unpacked(path: Path, file: IO[bytes]) -> bytes:
+def _unpacked(path: Path, content: bytes) -> bytes:
     # A small file may unpack to any size
+    unpacking = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MEMORY)
     try:
-        with gzip.GzipFile(fileobj=file) as unpacking:
-            content = unpacking.read(LARGEST + 1)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        unpacked = unpacking.decompress(content, LARGEST + 1)
+    except lzma.LZMAError as error:
         raise DamagedFileError(f"{path}: cannot be unpacked ({error})") from None
-    if len(content) > LARGEST:
+    if len(unpacked) > LARGEST:
         raise DamagedFileError(f"{path}: unpacks to more than {LARGEST} bytes, the most that are read")
-    return content
+    if not unpacking.eof or unpacking.unused_data:
+        raise DamagedFileError(f"{path}: cannot be unpacked (cut, or with other content behind it)")
+    return unpacked
 
 
 def read_json(path: Path) -> Any:

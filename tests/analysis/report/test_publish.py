@@ -1,7 +1,7 @@
 """Publication of a sweep as plan, one file of results, and report."""
 
-import gzip
 import json
+import lzma
 import os
 
 import pytest
@@ -26,8 +26,8 @@ def publish(runs, output):
 
 def unpack(output):
     """Replace the archive of a published sweep by one that is not compressed, and return its path."""
-    packed = output / "results.jsonl.gz"
-    (output / "results.jsonl").write_bytes(gzip.decompress(packed.read_bytes()))
+    packed = output / "results.jsonl.xz"
+    (output / "results.jsonl").write_bytes(lzma.decompress(packed.read_bytes()))
     packed.unlink()
     return output / "results.jsonl"
 
@@ -36,8 +36,8 @@ def test_a_published_sweep_has_the_runs_of_the_sweep_and_verifies(runs, tmp_path
     output = tmp_path / "published"
     assert publish(runs, output) == 0
     assert {path.name for path in output.iterdir()} == {
-        "plan.json.gz",
-        "results.jsonl.gz",
+        "plan.json.xz",
+        "results.jsonl.xz",
         "results.json",
         "report.html",
     }
@@ -45,8 +45,8 @@ def test_a_published_sweep_has_the_runs_of_the_sweep_and_verifies(runs, tmp_path
     assert [run.checksum for run in ours.runs] == [run.checksum for run in theirs.runs]
     assert not ours.problems
     assert publish(output, tmp_path / "again") == 0
-    again = tmp_path / "again" / "results.jsonl.gz"
-    assert again.read_bytes() == (output / "results.jsonl.gz").read_bytes()
+    again = tmp_path / "again" / "results.jsonl.xz"
+    assert again.read_bytes() == (output / "results.jsonl.xz").read_bytes()
     capsys.readouterr()
     assert main(["verify", str(output)]) == 0
     assert "6 results" in capsys.readouterr().out
@@ -122,46 +122,50 @@ def test_single_results_beside_an_archive_are_refused(runs, tmp_path, capsys):
     (output / "results").mkdir()
     (output / "results" / "x.json").write_text(json.dumps({}))
     assert main(["report", str(output)]) == 2
-    assert "has both results.jsonl.gz and results/" in capsys.readouterr().err
+    assert "has both results.jsonl.xz and results/" in capsys.readouterr().err
 
 
 def test_every_command_reads_an_archive_compressed_or_not(runs, tmp_path, capsys):
     output = tmp_path / "published"
     publish(runs, output)
-    packed, numbers = (output / "results.jsonl.gz").read_bytes(), (output / "results.json").read_bytes()
+    packed, numbers = (output / "results.jsonl.xz").read_bytes(), (output / "results.json").read_bytes()
     plain = unpack(output)
     assert main(["verify", str(output)]) == 0
     assert main(["compare", str(output), str(runs)]) == 0
     assert main(["report", str(output)]) == 0
     assert (output / "results.json").read_bytes() == numbers
     assert publish(output, output) == 0
-    assert (output / "results.jsonl.gz").read_bytes() == packed
+    assert (output / "results.jsonl.xz").read_bytes() == packed
     assert not plain.exists()
     assert main(["verify", str(output)]) == 0
     assert main(["compare", str(output), str(runs)]) == 0
     plain.write_bytes(b"")
     capsys.readouterr()
     assert main(["verify", str(output)]) == 2
-    assert "has both results.jsonl and results.jsonl.gz; remove one" in capsys.readouterr().err
+    assert "has both results.jsonl and results.jsonl.xz; remove one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"plain text", "cannot be unpacked (Not a gzipped file"),
-        (gzip.compress(b"x" * 1000)[:-9], "cannot be unpacked"),
-        (gzip.compress(b"x" * 1000)[:15] + b"\xff" * 30, "cannot be unpacked"),
-        (gzip.compress(b"x" * 5001), "unpacks to more than 5000 bytes"),
-        (gzip.compress(b"x" * 4000) + gzip.compress(b"x" * 4000), "unpacks to more than 5000 bytes"),
-        (gzip.compress(b""), "has no results"),
+        (b"not packed at all", "cannot be unpacked (Input format not supported"),
+        (lzma.compress(b"x" * 1000)[:-9], "cannot be unpacked (cut, or"),
+        (lzma.compress(b"x" * 1000)[:15] + b"\xff" * 30, "cannot be unpacked"),
+        (lzma.compress(b"x" * 5001), "unpacks to more than 5000 bytes"),
+        (lzma.compress(b"x" * 4000) + lzma.compress(b"x" * 4000), "with other content behind it"),
+        (
+            lzma.compress(b"x", filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 2**28}]),
+            "cannot be unpacked (Memory usage limit exceeded)",
+        ),
+        (lzma.compress(b""), "has no results"),
     ],
-    ids=["not packed", "cut", "damaged", "large", "large in parts", "empty"],
+    ids=["not packed", "cut", "damaged", "large", "in parts", "much memory", "empty"],
 )
 def test_a_damaged_or_exploding_archive_is_one_line(tmp_path, capsys, monkeypatch, content, message):
     monkeypatch.setattr("analysis.results.files.LARGEST", 5000)
-    (tmp_path / "results.jsonl.gz").write_bytes(content)
+    (tmp_path / "results.jsonl.xz").write_bytes(content)
     assert main(["report", str(tmp_path)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {tmp_path}/results.jsonl.gz: ")
+    assert error.startswith(f"error: {tmp_path}/results.jsonl.xz: ")
     assert message in error
     assert error.count("\n") == 1

@@ -1,8 +1,8 @@
 """The ledger of claims: committed pages agree with the artifacts, and verdicts follow them."""
 
 import copy
-import gzip
 import json
+import lzma
 import shutil
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from evidence_changes import CHANGES
 
-from analysis.results.files import packed, present, read_json
+from analysis.results.files import present, read_json
 from analysis.stats.text import number
 from replication.__main__ import main
 from replication.claims.claim import Verdict
@@ -129,8 +129,8 @@ def test_an_incomplete_sweep_is_named_and_a_missing_one_is_noticed(tmp_path, cap
     assert "frontier-78.md: is not what the artifacts give" in capsys.readouterr().out
     (results / "noise").unlink()
     shutil.copytree(RESULTS / "noise", results / "noise")
-    archive = results / "noise" / "results.jsonl.gz"
-    lines = gzip.decompress(archive.read_bytes()).splitlines(keepends=True)
-    archive.write_bytes(packed(b"".join(lines[:-2])))
+    archive = results / "noise" / "results.jsonl.xz"
+    lines = lzma.decompress(archive.read_bytes()).splitlines(keepends=True)
+    archive.write_bytes(lzma.compress(b"".join(lines[:-2])))
     assert main(["verify", str(ledger)]) == 2
     assert "noise: 2 runs of the plan are missing" in capsys.readouterr().err
