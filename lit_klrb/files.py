@@ -1,11 +1,13 @@
-"""Atomic writing of files, for runs and for sweeps."""
+"""Atomic writing of files, and locks, for runs and for sweeps."""
 
 import csv
+import fcntl
 import io
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -162,3 +164,30 @@ def csv_text(
     writer.writerow(header)
     writer.writerows(rows)
     return text.getvalue()
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file or directory; False if another process has. The kernel releases it when it is closed.
+
+    Raises:
+        OSError: If its file system has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def claimed(directory: Path) -> Iterator[bool]:
+    """Lock a directory, which is no link, until the end of the block or of the process.
+
+    Yields:
+        Whether it was free.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        yield try_lock(descriptor)
+    finally:
+        os.close(descriptor)

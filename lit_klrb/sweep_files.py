@@ -1,16 +1,14 @@
 """Removal of the working files of published cells, most of which are no longer needed."""
 
 import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import read_regular
+from lit_klrb.files import claimed, read_regular
 
 # Maximum size in bytes; the files of the cells with the oldest results are removed.
 LIMIT = 10_000_000_000
@@ -36,8 +34,8 @@ def trim(sweep: Path, limit: int) -> tuple[int, int]:
     for cell, sizes in files.items():
         if left <= limit:
             break
-        with _held(cell) as held:
-            if not held:
+        with claimed(cell) as free:
+            if not free:
                 continue
             for path in sizes:
                 path.unlink(missing_ok=True)
@@ -88,21 +86,6 @@ def _is_shared(cell: Path) -> bool:
         return bool(record.get("arm", record.get("estimator")) is None)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return True
-
-
-@contextmanager
-def _held(cell: Path) -> Iterator[bool]:
-    """Claim a cell's directory as its worker does; yields whether it was free."""
-    descriptor = os.open(cell, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            free = True
-        except BlockingIOError:
-            free = False
-        yield free
-    finally:
-        os.close(descriptor)
 
 
 def _remove_empty_folders(cell: Path) -> None:

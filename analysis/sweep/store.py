@@ -8,7 +8,6 @@ have to be handled. A `flock` is visible to the processes of one machine only; i
 directory, a single coordinator must distribute the cells.
 """
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from analysis.results import layout
 from analysis.results.files import read_json
 from analysis.results.records import encode_failure, encode_result, read_result
 from lit_klrb import schema
-from lit_klrb.files import PARTIAL, write_atomically, write_once
+from lit_klrb.files import PARTIAL, claimed, write_atomically, write_once
 from lit_klrb.sweep_files import LIMIT, trim
 
 
@@ -110,11 +109,8 @@ class Store:
         """
         self.workdir(cell_id).mkdir(parents=True, exist_ok=True)
         # A cell is emptied before it runs: not through a link
-        descriptor = os.open(self.workdir(cell_id), os.O_RDONLY | os.O_NOFOLLOW)
-        try:
-            yield _try_lock(descriptor)
-        finally:
-            os.close(descriptor)
+        with claimed(self.workdir(cell_id)) as free:
+            yield free
 
     def is_claimed(self, cell_id: str) -> bool:
         """Whether a process has claimed the cell."""
@@ -178,11 +174,3 @@ class Store:
 
     def _failure(self, cell_id: str) -> Path:
         return layout.failure_path(self.directory, cell_id)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -1,6 +1,5 @@
 """The run directory, which belongs to one run; a new run never overwrites an earlier one."""
 
-import fcntl
 import json
 import os
 import re
@@ -13,7 +12,7 @@ from typing import Self
 
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import local_path, remove_unfinished, write_atomically
+from lit_klrb.files import local_path, remove_unfinished, try_lock, write_atomically
 
 KEY = "trainer.default_root_dir"
 LOCK = ".lock"
@@ -120,12 +119,12 @@ class RunDirectory:
         except OSError as error:
             raise ConfigurationError(f"cannot write to {self.path}: {error.strerror}", key=KEY) from None
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise busy from None
+            free = try_lock(lock)
         except OSError:
-            pass  # a file system without locks
+            free = True  # a file system without locks
+        if not free:
+            os.close(lock)
+            raise busy
         if self._lock is not None:
             os.close(self._lock)
         self._lock = lock
