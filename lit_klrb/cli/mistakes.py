@@ -207,7 +207,8 @@ def _is_building(error: BaseException) -> bool:
 def _is_refusal(error: BaseException) -> bool:
     """Whether Lightning or jsonargparse refused an argument."""
     frames = traceback.extract_tb(error.__traceback__)
-    in_library = bool(frames) and re.search(r"/(lightning|jsonargparse)/", frames[-1].filename) is not None
+    folders = Path(frames[-1].filename).parts if frames else ()
+    in_library = "lightning" in folders or "jsonargparse" in folders
     return in_library and isinstance(error, (ValueError, TypeError, ImportError, RuntimeError))
 
 

@@ -32,15 +32,17 @@ CLASS_KEYS: dict[str, type] = {
 PLUGINS = {"trainer.callbacks": Callback, "trainer.logger": Logger}
 # The keys of a sweep's plan, which is not a configuration of a run.
 PLAN_KEYS = {"stages", "grid", "primary"}
-# Messages of jsonargparse for a value that is not a class, or not one that the key accepts.
-NO_CLASS = (
-    r"Expected a dot import path string: (?P<name>.+)",
-    r"Import path (?P<name>\S+ )?does not correspond to a subclass",
-    r"Expected an instantiatable class, but (?P<name>\S+ )?(?P<reason>is abstract)",
-    r"(?P<reason>No module named (?P<name>.+))",
-    r"(?P<reason>module '[\w.]+' has no attribute (?P<name>.+))",
-    r"Not a valid subclass of \w+\. Got value: (?P<name>.*)",
+# jsonargparse says what is wrong in sentences alone. It nests them from the outside in, each after its key.
+_KEY = re.compile(r'Parser key "([^"]+)":?')
+_LINKED = re.compile(r"argument .*\((\S+)\) --> (\S+): ")
+_UNKNOWN = re.compile(r"(?:Option|Key|Group) '([^']+)' is not (?:accepted|expected)")
+_REQUIRED = "the following arguments are required: "
+# A value that is not a class, or not one that the key accepts, and the reason where that helps.
+_NO_CLASS = re.compile(
+    r"Expected a dot import path|not correspond to a subclass|Not a valid subclass of \w+\."
+    r"|(?P<reason>is abstract|No module named .+|module '[\w.]+' has no attribute .+)"
 )
+_CLASS = re.compile(r"(?:path string: |Import path |class, but |class_path ')(.+?)['\s]")
 
 
 # Enumerations among the defaults of Lightning's callbacks, which PyYAML refuses
@@ -124,48 +126,42 @@ def one_line(message: str, known_keys: list[str]) -> str:
         known_keys: Keys to suggest for a misspelt one.
     """
     # argparse's own errors come first, as they are not nested in others
-    if match := re.match(r"the following arguments are required: (.*)", message):
-        return _missing(match[1].split(", "))
+    if message.startswith(_REQUIRED):
+        return _missing(message.removeprefix(_REQUIRED).split(", "))
     # A linked key, such as a module's seed, is computed from another; the user must set the other
-    if match := re.match(r"argument .*\((\S+)\) --> (\S+): ", message):
+    if match := _LINKED.match(message):
         return f"{match[2]}: follows from {match[1]}, which is the key to set"
     # A section with a scalar or a path for its value: only its first name is of use, as the rest was not read
-    if match := re.search(
-        r'(?:^Key|Parser key) "(\w+)(?:\.[^"]*)?"(?: not found in namespace|: *\s*Unable to load)', message
-    ):
-        return f"{match[1]}: a mapping of its options is expected"
-    if match := re.match(
-        r"unrecognized arguments: (\S+)|Subcommand '\w+' does not accept option '([^']+)'", message
-    ):
-        # A positional argument is nearly always a configuration file without --config
-        if not (match[2] or match[1].startswith("-")):
-            return f"{match[1]}: an option is expected; a configuration is named by --config"
-        key = re.split("[= ]", (match[1] or match[2]).lstrip("-"))[0]
-        return _unknown(key, known_keys)
-    # jsonargparse also tries the value as the path of a file, whose failure hides the real reason
-    message = re.sub(
-        r"\n- Expected a path but .*? either not accessible or invalid\n- ", " ", message, flags=re.DOTALL
-    )
-    # Messages nest from the outside in: the key of the section first, then keys relative to it
-    key, *inner = re.findall(r'Parser key "([^"]+)"', message) or [""]
+    if " not found in namespace" in message or "Unable to load config" in message:
+        section = message.split('"')[1].partition(".")[0]
+        return f"{section}: a mapping of its options is expected"
+    if message.startswith(("unrecognized arguments: ", "Subcommand ")):
+        return _unrecognised(message, known_keys)
+    _, *pairs = _KEY.split(message)
+    keys, problem = pairs[::2] or [""], pairs[-1] if pairs else message
+    key, *inner = keys
     full_key = _joined(key, "init_args" if inner and key in CLASS_KEYS else "", *inner)
-    unknown = re.search(r"(?:Option|Key|Group) '([^']+)' is not (?:accepted|expected)", message)
+    unknown = _UNKNOWN.search(message)
     if unknown and not inner:
         name = unknown[1].removeprefix("init_args.")
         place = "" if key.endswith(f".{name}") else _joined(key, "init_args" if key in CLASS_KEYS else "")
         return f"unknown key {_joined(place, name)}{suggestion(name, parameters_of(key) or known_keys)}"
-    # NestedArg is how jsonargparse prints an option below a class, such as --kl.estimator.nonsense
-    if match := re.search(r"Given value: NestedArg\(key='([^']+)'", message) if not inner else None:
-        place = _joined(full_key, "init_args", match[1])
-        return f"unknown key {place}{suggestion(match[1], parameters_of(key))}"
-    # Only the text after the last key is about the value itself
-    *_, innermost = re.split(r'Parser key "[^"]+":?', message)
     return (
-        _incomplete(full_key, innermost)
-        or _no_class(full_key, innermost)
-        or _wrong_type(full_key, innermost)
+        _incomplete(full_key, problem)
+        or _no_class(full_key, problem)
+        or _wrong_type(full_key, problem)
         or " ".join(message.split())
     )
+
+
+def _unrecognised(message: str, known_keys: list[str]) -> str:
+    """The message for a word of the command line, or a key of a file, that no option has."""
+    of_file = message.startswith("Subcommand ")
+    word = message.split("'")[3] if of_file else message.split()[2]
+    # A positional argument is nearly always a configuration file without --config
+    if not (of_file or word.startswith("-")):
+        return f"{word}: an option is expected; a configuration is named by --config"
+    return _unknown(word.lstrip("-").partition("=")[0], known_keys)
 
 
 def _unknown(key: str, known_keys: list[str]) -> str:
@@ -185,49 +181,43 @@ def _missing(keys: list[str]) -> str:
     return f"{known[0]}: a class is missing; known: {', '.join(known_classes(known[0]))}"
 
 
-def _incomplete(key: str, message: str) -> str | None:
+def _incomplete(key: str, problem: str) -> str | None:
     """The message for a class whose constructor lacks an argument; None for other errors."""
-    missing = re.search(r"the following arguments are required: ([\w, ]+)", message)
-    named = re.findall(r"class_path='(?:[\w.]+\.)?(\w+)'", message)
-    if missing is None or not named:
+    missing, named = _after(_REQUIRED, problem), _after("class_path='", problem).partition("'")[0]
+    if not (missing and named):
         return None
-    names = missing[1].split(", ")
+    names = missing.split(", ")
     options = " ".join(f"--{key}.{name} VALUE" for name in names)
-    return f"{key}: {named[-1]} needs {' and '.join(names)}: add {options}"
+    return f"{key}: {named.rpartition('.')[2]} needs {' and '.join(names)}: add {options}"
 
 
-def _no_class(key: str, message: str) -> str | None:
+def _no_class(key: str, problem: str) -> str | None:
     """The message for a value that should be a class; None for other errors."""
-    for pattern in NO_CLASS:
-        match = re.search(pattern, message)
-        if match is None or (key not in CLASS_KEYS and "<class 'lightning" not in message):
-            continue
-        given = _given(message) or match["name"].strip(" '")
-        given = given.removeprefix("{'class_path': '").removesuffix("'}")
-        known = list(known_classes(key)) if key in CLASS_KEYS else []
-        listed = f"; known: {', '.join(known)}" if known else ""
-        reason = f" ({match['reason']})" if "reason" in match.groupdict() else ""
-        alike = known or [kind.__name__ for kind in _subclasses(PLUGINS[key])] if key in PLUGINS else known
-        return f"{key}: unknown class {given}{reason}{suggestion(given, alike)}{listed}"
-    return None
+    match = _NO_CLASS.search(problem)
+    if match is None or (key not in CLASS_KEYS and "<class 'lightning" not in problem):
+        return None
+    named = _CLASS.search(f"{problem} ")
+    given = _given(problem) or (named[1] if named else "")
+    given = given.removeprefix("{'class_path': '").removesuffix("'}")
+    known = list(known_classes(key)) if key in CLASS_KEYS else []
+    alike = known or [kind.__name__ for kind in _subclasses(PLUGINS[key])] if key in PLUGINS else known
+    listed = f"; known: {', '.join(known)}" if known else ""
+    reason = f" ({match['reason']})" if match["reason"] else ""
+    return f"{key}: unknown class {given}{reason}{suggestion(given, alike)}{listed}"
 
 
-def _wrong_type(key: str, message: str) -> str | None:
+def _wrong_type(key: str, problem: str) -> str | None:
     """The message for a value of a wrong type; None for other errors."""
-    if match := re.search(
-        r"Subtypes: \[(.*?)\]\n.*?Given value: (.*?)\s*$", message, re.DOTALL | re.MULTILINE
-    ):
-        types, value = _split(match[1]), match[2]
-    elif match := re.search(r"Expected an? (.*?)\. Got value: (.*)", message):
-        types, value = [match[1]], match[2]
-    elif match := re.search(r"Expected an? (<class '[\w.]+'>)", message):
-        types, value = [match[1]], ""
+    if types := _after("Subtypes: [", problem).removesuffix("]"):
+        names, value = _split(types), _given(problem)
+    elif name := (_after("Expected a ", problem) or _after("Expected an ", problem)):
+        names, value = [name.partition(". Got value:")[0]], _after("Got value: ", problem)
     else:
         return None
     if key in CLASS_KEYS:
         return f"{key}: {_shown(value)} is not the name of a class; known: {', '.join(known_classes(key))}"
-    allowed = [plain_type(name) for name in types]
-    if all(name.startswith("typing.Literal") or "NoneType" in name for name in types):
+    allowed = [plain_type(name) for name in names]
+    if all(name.startswith("typing.Literal") or "NoneType" in name for name in names):
         return f"{key}: {_shown(value)} is not one of {', '.join(allowed)}"
     *others, last = allowed
     return f"{key}: {_shown(value)} is not of type {', '.join(others)}{' or ' if others else ''}{last}"
@@ -240,10 +230,11 @@ def plain_type(name: str) -> str:
         >>> plain_type("<class 'int'>"), plain_type("typing.Literal['a']"), plain_type("dict[str, float]")
         ('int', "'a'", 'mapping')
     """
-    if match := re.fullmatch(r"typing\.Literal\[(.*)\]", name):
-        return match[1]
-    if match := re.fullmatch(r"<class '(?:.*\.)?(\w+)'>", name):
-        return {"NoneType": "null", "dict": "mapping", "Iterable": "list"}.get(match[1], match[1])
+    if name.startswith("typing.Literal["):
+        return name.removeprefix("typing.Literal[").removesuffix("]")
+    if name.startswith("<class '"):
+        plain = name.removeprefix("<class '").removesuffix("'>").rpartition(".")[2]
+        return {"NoneType": "null", "dict": "mapping", "Iterable": "list"}.get(plain, plain)
     return "mapping" if "dict" in name.lower() else "list"
 
 
@@ -276,9 +267,15 @@ def _split(types: str) -> list[str]:
     return [part.strip() for part in re.split(r",(?![^\[]*\])", types)]
 
 
-def _given(message: str) -> str | None:
-    found = re.search(r"Given value: (.*)", message)
-    return found[1] if found else None
+def _given(problem: str) -> str:
+    """The value that none of several types accepts, or that of an option below a class; empty without one."""
+    value = _after("Given value: ", problem) or _after("Got value: ", problem)
+    return value.rpartition("val=")[2].strip("')") if value.startswith("NestedArg(") else value
+
+
+def _after(mark: str, text: str) -> str:
+    """The rest of the line after the first `mark`; empty without one."""
+    return text.partition(mark)[2].partition("\n")[0].strip()
 
 
 def _shown(value: str) -> str:
