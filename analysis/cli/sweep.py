@@ -11,7 +11,7 @@ from rich.console import Console
 from analysis.cli.plan import open_plan
 from analysis.results import Cell, Plan
 from analysis.results.records import read_result
-from analysis.sweep import Coordinator, Launcher, LocalLauncher, Outcome, Progress, State, Store
+from analysis.sweep import Coordinator, Ended, Launcher, LocalLauncher, Progress, State, Store
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.stops import Stopped, Stops
 
@@ -60,7 +60,7 @@ def _launcher(arguments: argparse.Namespace, plan: Plan, workers: int) -> Launch
     return RayLauncher(arguments.workers, plan.threads, arguments.address)
 
 
-def _print_outcome(plan: Plan, cells: Sequence[Cell], store: Store, outcome: Outcome) -> None:
+def _print_outcome(plan: Plan, cells: Sequence[Cell], store: Store, outcome: Ended) -> None:
     """Print how the sweep ended, and each cell without a result."""
     counts = Counter(outcome.states.values())
     ended = ", ".join(f"{counts[state]} {state.value}" for state in State if counts[state])

@@ -30,7 +30,7 @@ _CAUTION = (
 
 
 @dataclass(frozen=True)
-class Contrast:
+class ArmDifference:
     """The difference in J between an arm of the second sweep and one of the first, averaged over betas.
 
     Attributes:
@@ -81,7 +81,7 @@ def side_by_side(first: Path, second: Path, output: Path | None = None) -> list[
     return [*notes, *(line for table in tables for line in _as_text(table))]
 
 
-def contrasts(first: Sweep, second: Sweep) -> list[Contrast]:
+def arm_differences(first: Sweep, second: Sweep) -> list[ArmDifference]:
     """Each arm of the second sweep against its counterpart in the first."""
     found = []
     for ours in second.plan.grid.arms:
@@ -91,7 +91,7 @@ def contrasts(first: Sweep, second: Sweep) -> list[Contrast]:
         if shared:
             groups = [replicate_means(sweep, arm, shared) for sweep, arm in ((second, ours), (first, theirs))]
             estimate = difference([groups[0]], [groups[1]])
-        found.append(Contrast(ours, theirs, tuple(shared), estimate, two_sided_p(estimate)))
+        found.append(ArmDifference(ours, theirs, tuple(shared), estimate, two_sided_p(estimate)))
     return found
 
 
@@ -136,7 +136,7 @@ def _mean_text(values: list[float]) -> str:
 
 
 def _differences(first: Sweep, second: Sweep) -> Table:
-    found = contrasts(first, second)
+    found = arm_differences(first, second)
     names = _names(first, second)
     known = [one for one in found if not math.isnan(one.p_value)]
     withheld = bool(first.invalid or second.invalid or _shared(first, second))

@@ -106,29 +106,14 @@ def _labelled_differences(
     Code i from the start is the complement of code i from the end: it assigns to one estimator the runs that
     its complement assigns to the other.
     """
-    chosen = (codes[:, None] >> np.arange(len(members))) & 1
-    columns = np.arange(len(members)), chosen
-    volumes = _areas(pairs.kl[members][columns], pairs.reward[members][columns], reference)
-    return np.asarray(volumes - volumes[::-1])
-
-
-def _areas(kl: FloatArray, reward: FloatArray, reference: Reference) -> FloatArray:
-    """`hypervolume` of many sets of runs, shape [C] for [C, N]; diverged runs contribute nothing.
-
-    Raises:
-        ValueError: If the KL of a run that did not diverge is not positive.
-    """
-    kept = np.isfinite(kl) & np.isfinite(reward)
-    if (kl[kept] <= 0).any():
-        raise ValueError("hypervolume needs a positive KL")
-    corner = np.log(reference[0])
-    along = np.where(kept, np.minimum(np.log(np.where(kept, kl, 1.0)), corner), corner)
-    above = np.where(kept, np.maximum(reward - reference[1], 0.0), 0.0)
-    order = np.argsort(along, axis=1)
-    along, above = (np.take_along_axis(values, order, axis=1) for values in (along, above))
-    # The best reward so far is attained up to the KL of the next run, and of the last run up to the corner
-    widths = np.diff(along, axis=1, append=corner)
-    return np.asarray((np.maximum.accumulate(above, axis=1) * widths).sum(axis=1))
+    kl, reward = pairs.kl[members], pairs.reward[members]
+    kept = np.isfinite(kl) & np.isfinite(reward)  # diverged runs contribute nothing
+    volumes = []
+    for column in (codes[:, None] >> np.arange(len(members))) & 1:
+        runs = np.arange(len(members)), column
+        finite = kept[runs]
+        volumes.append(hypervolume(kl[runs][finite], reward[runs][finite], reference))
+    return np.asarray(np.subtract(volumes, volumes[::-1]))
 
 
 def attainment_on(pairs: Pairs, kl_grid: FloatArray, reward_grid: FloatArray) -> FloatArray:

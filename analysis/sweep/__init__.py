@@ -2,7 +2,7 @@
 
 from analysis.sweep.coordinator import (
     Coordinator as Coordinator,
-    Outcome as Outcome,
+    Ended as Ended,
     State as State,
     survey as survey,
 )

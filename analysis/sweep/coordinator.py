@@ -35,7 +35,7 @@ _SETTLED = (State.DONE, State.DIVERGED)
 
 
 @dataclass
-class Outcome:
+class Ended:
     """How a sweep ended.
 
     Args:
@@ -116,7 +116,7 @@ class Coordinator:
         self._ran = 0
         self._stopped = False
 
-    def run(self, asked_to_stop: Callable[[], bool] = lambda: False) -> Outcome:
+    def run(self, asked_to_stop: Callable[[], bool] = lambda: False) -> Ended:
         """Run the missing cells. Published results remain valid, however this call ends.
 
         Args:
@@ -143,7 +143,7 @@ class Coordinator:
         self._store.tidy()
         refused = [path for cell_id in self._cells if (path := self._store.refused(cell_id))]
         stopped = self._stopped and bool(self._in(State.TODO))
-        return Outcome(self._states, self._reasons, self._ran, refused, stopped)
+        return Ended(self._states, self._reasons, self._ran, refused, stopped)
 
     def _in(self, *states: State) -> list[Cell]:
         return [cell for cell in self._cells.values() if self._states[cell.id] in states]

@@ -17,7 +17,7 @@ EXACT, LIKELIHOOD = "exact next-token KL", "log-likelihood ratio"
 _NO_SKEWNESS = 1e-9
 
 
-class Estimate(NamedTuple):
+class ClusteredEstimate(NamedTuple):
     """A number with its standard error and interval, and the influence of each cluster on it, shape [C]."""
 
     value: float
@@ -27,7 +27,7 @@ class Estimate(NamedTuple):
     influences: Tensor
 
     @classmethod
-    def of(cls, value: Tensor, influences: Tensor, level: float) -> "Estimate":
+    def of(cls, value: Tensor, influences: Tensor, level: float) -> "ClusteredEstimate":
         """The number with its interval, see `skewed_interval`.
 
         Args:
@@ -82,10 +82,10 @@ def skewed_interval(influences: Tensor, level: float) -> tuple[float, float]:
     return below, above
 
 
-def difference(first: Estimate, second: Estimate, level: float) -> Estimate:
+def difference(first: ClusteredEstimate, second: ClusteredEstimate, level: float) -> ClusteredEstimate:
     """First - second on the same clusters, with the standard error of the paired difference."""
     value = torch.tensor(first.value - second.value, dtype=torch.float64)
-    return Estimate.of(value, first.influences - second.influences, level)
+    return ClusteredEstimate.of(value, first.influences - second.influences, level)
 
 
 class Position(NamedTuple):
@@ -95,7 +95,7 @@ class Position(NamedTuple):
     last: int
     tokens: int
     share: float
-    kl: Estimate
+    kl: ClusteredEstimate
 
 
 @dataclass(frozen=True)
@@ -155,11 +155,14 @@ class TokenTable:
         by_prompt = horvitz_thompson(log_ratio.sum(1), logprobs, self.tokens, self.mask, self.group_size)
         return {**sums, HT: by_prompt.double() * self.group_size}
 
-    def estimates(self, level: float) -> dict[str, dict[str, Estimate]]:
+    def estimates(self, level: float) -> dict[str, dict[str, ClusteredEstimate]]:
         """Each estimate per unit: `estimates(0.95)[RB]["token"]`, in nats."""
         units = self.units
         return {
-            name: {unit: Estimate.of(*ratio_of_means(sums, count), level) for unit, count in units.items()}
+            name: {
+                unit: ClusteredEstimate.of(*ratio_of_means(sums, count), level)
+                for unit, count in units.items()
+            }
             for name, sums in self.sums().items()
         }
 
@@ -177,7 +180,7 @@ class TokenTable:
             sums, counts = self.per_cluster(part.sum(1)), self.per_cluster(mask.sum(1))
             share = part.double().sum().item() / total if total else math.nan
             reached = counts > 0
-            estimate = Estimate.of(*ratio_of_means(sums[reached], counts[reached]), level)
+            estimate = ClusteredEstimate.of(*ratio_of_means(sums[reached], counts[reached]), level)
             found.append(Position(first + 1, last, int(mask.sum()), share, estimate))
             first = last
         return found

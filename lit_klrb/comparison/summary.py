@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from lit_klrb.comparison.estimates import LIKELIHOOD, Estimate, TokenTable, difference
+from lit_klrb.comparison.estimates import LIKELIHOOD, ClusteredEstimate, TokenTable, difference
 
 NAMES = {"forward": ("policy", "reference"), "reverse": ("reference", "policy")}
 
@@ -126,8 +126,8 @@ def _of_table(table: TokenTable, level: float) -> dict[str, Any]:
 def _of_pair(
     first: str,
     second: str,
-    ours: dict[str, dict[str, Estimate]],
-    theirs: dict[str, dict[str, Estimate]],
+    ours: dict[str, dict[str, ClusteredEstimate]],
+    theirs: dict[str, dict[str, ClusteredEstimate]],
     level: float,
 ) -> dict[str, Any]:
     return {

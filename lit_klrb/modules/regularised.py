@@ -107,7 +107,7 @@ class RegularisedModule(PolicyModule, ABC):
             max_new_tokens=self.max_new_tokens,
             temperature=self.temperature,
         )
-        self.stopwatch = Stopwatch()
+        self.stopwatch = Stopwatch(running=False)
         self._evaluated: list[dict[str, Tensor]] = []
         self._warned_of_few = False
         # Whether the reference reads other prompts than the policy.

@@ -11,7 +11,7 @@ class Stopwatch:
     """Accumulates the time of named stages while `running` is true; does nothing otherwise.
 
     Example:
-        >>> watch = Stopwatch()
+        >>> watch = Stopwatch(running=False)
         >>> with watch("generate"):
         ...     pass
         >>> watch.running = True
@@ -21,8 +21,8 @@ class Stopwatch:
         ['reward']
     """
 
-    def __init__(self) -> None:
-        self.running = False
+    def __init__(self, *, running: bool) -> None:
+        self.running = running
         self._seconds: dict[str, float] = {}
 
     @contextmanager

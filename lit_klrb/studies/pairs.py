@@ -1,9 +1,6 @@
 """Pairs of a policy and a reference that the command `study` measures."""
 
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
@@ -20,6 +17,7 @@ from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.functional import TokenStats
 from lit_klrb.models.scoring import completion_logprobs
 from lit_klrb.modules.rloo import RLOOModule
+from lit_klrb.modules.stopwatch import Stopwatch
 from lit_klrb.rewards import RewardOutput
 
 # Prompts per forward pass of a checkpoint.
@@ -175,7 +173,7 @@ class CheckpointPair(ModelPair):
     @override
     @torch.no_grad()
     def sample(self, prompts: int, completions: int, seed: int, *, stratum: int = 1) -> Sample:
-        module, clock = self.load(completions=2), Clock()
+        module, watch = self.load(completions=2), Stopwatch(running=True)
         strata = 1 if stratum == 1 else completions // stratum
         per_row = completions // strata
         sampling = replace(module.sampling, completions_per_prompt=per_row, stratified=stratum > 1)
@@ -188,34 +186,20 @@ class CheckpointPair(ModelPair):
                 if isinstance(value, Tensor)
             }
             before = first * completions
-            with clock("sampling"):
+            with watch("sampling"):
                 rollout = module.generate(module.policy, some, sampling, seed=seed, rows_before=before)
-            with clock("logprobs"), module.reading_reference() as reference:
+            with watch("logprobs"), module.reading_reference() as reference:
                 for model in (module.policy, reference):
                     completion_logprobs(model, rollout, self.temperature)
-            with clock("statistics"):
+            with watch("statistics"):
                 parts.append(module.score(rollout, some)[1])
             rollouts.append(rollout)
         mask, tokens = (
             stacked([getattr(rollout, name) for rollout in rollouts]).cpu()
             for name in ("mask", "completions")
         )
-        return Sample(stacked_stats(parts).map(lambda field: field.cpu()), mask, tokens, clock.seconds)
+        return Sample(stacked_stats(parts).map(lambda field: field.cpu()), mask, tokens, watch.take())
 
     @override
     def exact_kl(self, prompts: int) -> None:
         return None
-
-
-class Clock:
-    """Sums of seconds by name."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        """Add the time of a block to that of its name."""
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start

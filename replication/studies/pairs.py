@@ -10,8 +10,9 @@ from typing_extensions import override
 from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.functional import token_stats
 from lit_klrb.models.generation import stratified_uniforms
+from lit_klrb.modules.stopwatch import Stopwatch
 from lit_klrb.seeding import derive_seed
-from lit_klrb.studies.pairs import Clock, ModelPair, Sample
+from lit_klrb.studies.pairs import ModelPair, Sample
 from replication.studies.tabular import TabularPairs
 
 
@@ -50,8 +51,8 @@ class EnumerablePair(ModelPair):
 
     @override
     def sample(self, prompts: int, completions: int, seed: int, *, stratum: int = 1) -> Sample:
-        pairs, clock = self.models(prompts), Clock()
-        with clock("sampling"):
+        pairs, watch = self.models(prompts), Stopwatch(running=True)
+        with watch("sampling"):
             generator = torch.Generator().manual_seed(seed)
             uniforms = torch.rand(prompts, completions, dtype=torch.float64, generator=generator)
             uniforms = stratified_uniforms(uniforms.view(-1, stratum)).view(prompts, completions)
@@ -61,12 +62,12 @@ class EnumerablePair(ModelPair):
         logits, ref_logits = (
             table[model, prefixes % table.shape[1]] for table in (pairs.policies, pairs.references)
         )
-        with clock("logprobs"):
+        with watch("logprobs"):
             for table in (logits, ref_logits):
                 table.log_softmax(-1).gather(-1, tokens[..., None])
-        with clock("statistics"):
+        with watch("statistics"):
             stats = token_stats(logits, ref_logits, tokens)
-        return Sample(stats, mask, tokens, clock.seconds)
+        return Sample(stats, mask, tokens, watch.take())
 
     @override
     def exact_kl(self, prompts: int) -> Tensor:

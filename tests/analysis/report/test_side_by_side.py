@@ -8,7 +8,7 @@ from scipy import stats
 from synthetic import diverge, edit_plan, write_sweep
 
 from analysis.cli import main
-from analysis.report.side_by_side import contrasts, replicate_means
+from analysis.report.side_by_side import arm_differences, replicate_means
 from analysis.results.load import load_sweep
 
 
@@ -42,7 +42,7 @@ def at(run, arm, beta, replicate):
 
 
 def test_differences_are_welchs_over_the_common_betas(sweeps):
-    found = {one.ours: one for one in contrasts(*map(load_sweep, sweeps))}
+    found = {one.ours: one for one in arm_differences(*map(load_sweep, sweeps))}
     assert found["MonteCarlo"].theirs == "MonteCarlo"
     assert found["K3Loss"].theirs == "MonteCarlo", "the control, as the first sweep has no such arm"
     for arm, one in found.items():
@@ -83,7 +83,7 @@ def test_invalid_comparisons_are_refused(sweeps, tmp_path, capsys):
 
 def test_without_a_common_beta_there_is_no_difference(sweeps, tmp_path):
     other = write_sweep(tmp_path, betas={0: 7.0}, replicates=3)
-    (one, _) = contrasts(load_sweep(sweeps[0]), load_sweep(other))
+    (one, _) = arm_differences(load_sweep(sweeps[0]), load_sweep(other))
     assert one.betas == ()
     assert np.isnan(one.estimate.value)
 
