@@ -55,6 +55,12 @@ def test_values_that_are_not_finite_become_none(tmp_path):
     assert stitched == {"train/loss": {"step": [0, 1, 2], "value": [None, None, 1e-05]}}
 
 
+def test_values_of_curves_have_six_digits(tmp_path):
+    text = "step,train/loss,val/kl\n1,0.30000001192092896,1234567.8\n2,1e-05,0.12345678\n"
+    found = write(tmp_path, {"attempt_0.csv": text})
+    assert [curve["value"] for curve in found.values()] == [[0.3, 1e-05], [1234570.0, 0.123457]]
+
+
 def test_a_run_without_metrics_has_no_curves(tmp_path):
     assert curves(tmp_path / "metrics") == {}
 
