@@ -203,7 +203,7 @@ class LitCLI(LightningCLI):
 
     def _is_option(self, name: str) -> bool:
         """Whether an option of the command line sets an argument of the module, or a part of it."""
-        return any(re.match(rf"--model\.(init_args\.)?{name}(?!\w)", word) for word in self._words)
+        return any(f"{option_key(word)}.".startswith(f"model.{name}.") for word in self._words)
 
     def instantiate_classes(self) -> None:
         """Tell the module which checkpoint it is restored from, before it builds its model."""
@@ -215,8 +215,8 @@ class LitCLI(LightningCLI):
         """Whether an option or a configuration file sets a key of a section."""
         files = [file for file in self._get(self.config, "config") or [] if file is not None]
         contents = [yaml.safe_load(Path(str(file)).read_text("utf-8-sig")) for file in files]
-        options = [word for word in self._words if re.match(rf"--{section}[.=]|--{section}$", word)]
-        return bool(options) or any(isinstance(content, dict) and section in content for content in contents)
+        given = any(option_key(word).partition(".")[0] == section for word in self._words)
+        return given or any(isinstance(content, dict) and section in content for content in contents)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Add the callbacks, loggers and plugins of every run."""
@@ -325,6 +325,17 @@ def check_not_null(section: Namespace) -> None:
             raise ConfigurationError("must not be null", key=key)
 
 
+def option_key(word: str) -> str:
+    """The key that a word of the command line sets, without `init_args`; empty if it is no option.
+
+    Example:
+        >>> option_key("--model.init_args.seed=3"), option_key("--trainer.callbacks+=Timer"), option_key("3")
+        ('model.seed', 'trainer.callbacks', '')
+    """
+    key = word.removeprefix("--").partition("=")[0].rstrip("+")
+    return key.replace(".init_args.", ".") if word.startswith("--") else ""
+
+
 def check_not_linked(words: Sequence[str]) -> None:
     """Refuse a seed of one part: the parser would silently prefer that of the run.
 
@@ -332,7 +343,7 @@ def check_not_linked(words: Sequence[str]) -> None:
         ConfigurationError: Naming the key to set.
     """
     for word in words:
-        if re.match(r"--(model|data)(\.init_args)?\.seed(=|$)", word):
+        if option_key(word) in ("model.seed", "data.seed"):
             key = word.partition("=")[0].lstrip("-")
             raise ConfigurationError(f"{key}: follows from seed_everything, which is the key to set")
 
