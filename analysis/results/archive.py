@@ -1,6 +1,6 @@
 """All published results of a sweep in one file, for publication: one result per line, sorted by id.
 
-It may be compressed: results.jsonl.xz.
+It may be compressed: results.jsonl.xz or results.jsonl.gz.
 """
 
 import os

@@ -3,6 +3,8 @@
 import json
 import lzma
 import os
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,6 +16,11 @@ MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, Overfl
 
 # The most memory that unpacking a file may take, in bytes.
 _MEMORY = 2**27
+# What unpacks a file, by the end of its name.
+_UNPACKING: dict[str, Callable[[], Any]] = {
+    ".gz": lambda: zlib.decompressobj(16 + zlib.MAX_WBITS),
+    ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MEMORY),
+}
 
 
 class DamagedFileError(Exception):
@@ -21,7 +28,7 @@ class DamagedFileError(Exception):
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a regular file of bounded size, without waiting for pipes or devices; unpack it if it ends in .xz.
+    """Read a regular file of bounded size, unpacked by the end of its name, without waiting for pipes or devices.
 
     Raises:
         DamagedFileError: If it is not such a file.
@@ -31,31 +38,28 @@ def read_bytes(path: Path) -> bytes:
         content = read_regular(path)
     except ConfigurationError as error:
         raise DamagedFileError(f"{path}: {error}") from None
-    return _unpacked(path, content) if path.suffix == ".xz" else content
+    return _unpacked(path, content) if path.suffix in _UNPACKING else content
 
 
 def present(path: Path) -> Path:
-    """The path of a file that may be compressed: with .xz where only that exists.
+    """The path of a file that may be compressed: with .gz or .xz where only that exists.
 
     Raises:
-        ConfigurationError: If both exist.
+        ConfigurationError: If several exist.
     """
-    compressed = path.with_name(f"{path.name}.xz")
-    if not os.path.lexists(compressed):
-        return path
-    if os.path.lexists(path):
-        raise ConfigurationError(
-            f"{path.parent}: has both {path.name} and {compressed.name}; remove one of the two"
-        )
-    return compressed
+    names = [path.name, *(path.name + end for end in _UNPACKING)]
+    there = [name for name in names if os.path.lexists(path.with_name(name))]
+    if len(there) > 1:
+        raise ConfigurationError(f"{path.parent}: has both {there[0]} and {there[1]}; remove one of the two")
+    return path.with_name(there[0]) if there else path
 
 
 def _unpacked(path: Path, content: bytes) -> bytes:
     # A small file may unpack to any size
-    unpacking = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MEMORY)
+    unpacking = _UNPACKING[path.suffix]()
     try:
-        unpacked = unpacking.decompress(content, LARGEST + 1)
-    except lzma.LZMAError as error:
+        unpacked: bytes = unpacking.decompress(content, LARGEST + 1)
+    except (lzma.LZMAError, zlib.error) as error:
         raise DamagedFileError(f"{path}: cannot be unpacked ({error})") from None
     if len(unpacked) > LARGEST:
         raise DamagedFileError(f"{path}: unpacks to more than {LARGEST} bytes, the most that are read")

@@ -2,7 +2,7 @@
 
 RUNS/plan.json            the locked plan and its history; plan.json.xz where a sweep was published
 RUNS/results/<id>.json    published results: immutable, with a checksum
-RUNS/results.jsonl.xz     the same results in one file, where a sweep was published; may be results.jsonl
+RUNS/results.jsonl.xz     the same results in one file, where a sweep was published; or .gz, or plain
 RUNS/seconds.json         wall times of its cells, where a sweep was published and they are known
 RUNS/refused/<id>.json    a second result of the same cell that differs from the published one
 RUNS/failed/<id>.json     cells that ended without a result, with the end of their log

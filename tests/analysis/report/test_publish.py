@@ -1,5 +1,6 @@
 """Publication of a sweep as plan, one file of results, and report."""
 
+import gzip
 import json
 import lzma
 import os
@@ -143,6 +144,21 @@ def test_every_command_reads_an_archive_compressed_or_not(runs, tmp_path, capsys
     capsys.readouterr()
     assert main(["verify", str(output)]) == 2
     assert "has both results.jsonl and results.jsonl.xz; remove one" in capsys.readouterr().err
+
+
+def test_files_packed_by_gzip_are_read(runs, tmp_path, capsys):
+    output = tmp_path / "published"
+    publish(runs, output)
+    for name in ("plan.json", "results.jsonl"):
+        content = lzma.decompress((output / f"{name}.xz").read_bytes())
+        (output / f"{name}.xz").unlink()
+        (output / f"{name}.gz").write_bytes(gzip.compress(content))
+    assert main(["verify", str(output)]) == 0
+    assert main(["report", str(output)]) == 0
+    (output / "results.jsonl.gz").write_bytes(gzip.compress(content)[:-20])
+    capsys.readouterr()
+    assert main(["verify", str(output)]) == 2
+    assert "results.jsonl.gz: cannot be unpacked (cut, or" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
