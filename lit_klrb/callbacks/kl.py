@@ -28,7 +28,7 @@ class KLEstimatorCallback(L.Callback):
         horizon: Number of completions over which the controller changes beta by at most about 20 %.
         final_discount: Discount of the credit for later KLs at the last step, approached linearly from the
             estimator's own. From 0 to 1, a run begins with the little noise of each token's own KL, and ends
-            without bias.
+            without bias: this needs no allow_biased, as a final discount below 1 does.
 
     Raises:
         ConfigurationError: If a number is out of range, if both final_beta and target_kl are given, if
@@ -83,6 +83,8 @@ class KLEstimatorCallback(L.Callback):
                 f"kl.estimator: {name} already has {installed.estimator}; plug in one only"
             )
         pl_module.memory, pl_module.beta = self.memory, self.beta  # type: ignore[assignment]
+        if stage == "fit" and self.memory.passing_bias is not None:
+            pl_module.print(self.memory.passing_bias)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], batch_idx: int

@@ -61,6 +61,8 @@ ROLES = {
 }
 # How an unbiased estimator can be biased: by what corrects the later steps on a rollout.
 LATER = "after the first step on a rollout"
+# Or by its discount, if that increases to 1.
+AT_FIRST = "until the discount is 1"
 # Their values that name none.
 NO_MODELS = (GRAMMAR, ITSELF)
 # Arguments of data modules that name data.
@@ -133,12 +135,11 @@ class CheckCLI(LitCLI):
             "estimator": None,
         }
         if getattr(self.model, "uses_kl_estimator", False):
-            kl.memory.estimator.check_trainable(self.model.optimizer_steps)
+            kl.memory.check_trainable(self.model.optimizer_steps)
             answer["estimator"] = {
                 "name": type(kl.memory.estimator).__name__,
                 "optimises": _objective(kl, self.model.optimizer_steps),
-                "biased": kl.memory.estimator.bias is not None
-                or (LATER if _is_biased_later(kl, self.model.optimizer_steps) else False),
+                "biased": _biased(kl, self.model.optimizer_steps),
             }
         answer["evaluation"] = {
             f"{section}.init_args.{key}": self.arguments(section)[key]
@@ -154,15 +155,27 @@ def _objective(kl: KLEstimatorCallback, steps: int) -> str | None:
     estimator, about = kl.memory.estimator, kl.memory.estimator.explanation
     if about is None:
         return None
-    by_settings = estimator.refusal is None and estimator.bias is not None
+    passing = kl.memory.passing_bias
+    by_settings = estimator.refusal is None and estimator.bias is not None and passing is None
     found = [f"not {about.optimises}: {estimator.bias}" if by_settings else about.optimises]
     if _is_biased_later(kl, steps):
         found.append(
             f"biased after the first of {steps} steps on a rollout (off_policy {estimator.off_policy})"
         )
-    if kl.memory.final_discount is not None:
+    if passing is not None:
+        found.append(passing)
+    elif kl.memory.final_discount is not None:
         found.append(f"the discount changes to {kl.memory.final_discount:g} over the run")
     return "; ".join(found)
+
+
+def _biased(kl: KLEstimatorCallback, steps: int) -> bool | str:
+    """Whether the gradient is biased, or when."""
+    passing = kl.memory.passing_bias is not None
+    if kl.memory.estimator.bias is not None and not passing:
+        return True
+    times = [AT_FIRST] * passing + [LATER] * _is_biased_later(kl, steps)
+    return " and ".join(times) or False
 
 
 def _is_biased_later(kl: KLEstimatorCallback, steps: int) -> bool:

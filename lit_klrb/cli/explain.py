@@ -219,8 +219,9 @@ def _print_page(name: str, estimator: KLEstimator) -> None:
 
 def _print_discounts(estimator: DiscountedEstimator) -> None:
     print(
-        "\nThe same with `discount` below 1, which is biased and needs allow_biased; cosine of gradients and"
-        " ratio of norms:"
+        "\nThe same with `discount` below 1, which is biased and needs allow_biased, unless final_discount is"
+        " 1: the discount then increases to 1 over the run, and the bias vanishes towards the last step."
+        " Cosine of gradients and ratio of norms:"
     )
     rows = []
     for discount in DISCOUNTS:

@@ -28,13 +28,13 @@ from lit_klrb.callbacks import (
     RunRecorder,
     StopBetweenSteps,
 )
+from lit_klrb.cli.defaults import OPTIONS_WITHOUT_REWARD, WITH_REWARD, names_estimator
 from lit_klrb.cli.mistakes import EndedError, ending_of, flattened
 from lit_klrb.cli.parsing import OneLineParser, one_line
 from lit_klrb.cli.upstream import INITIAL, check_upstream, next_command
 from lit_klrb.cli.warned import once_of_a_kind, quiet
 from lit_klrb.distributed import check_strategy
 from lit_klrb.errors import ConfigurationError, error_line
-from lit_klrb.estimators.advice import DEFAULT, WITHOUT_REWARD
 from lit_klrb.models.roles import CLASSIFIER
 from lit_klrb.modules import DistillModule
 from lit_klrb.run.checkpoints import CheckpointFiles
@@ -109,7 +109,7 @@ class LitCLI(LightningCLI):
         parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
         parser.set_defaults(
             {
-                "kl.estimator": {"class_path": f"lit_klrb.estimators.{DEFAULT.__name__}"},
+                "kl.estimator": WITH_REWARD,
                 "checkpoint.filename": Path(schema.CHECKPOINT).stem,
                 "checkpoint.enable_version_counter": False,
                 "trainer.default_root_dir": "runs/unnamed",
@@ -142,20 +142,19 @@ class LitCLI(LightningCLI):
             self._prefer_given_model(model.get("init_args", Namespace()))
 
     def _with_default_estimator(self, parser: LightningArgumentParser, args: list[str]) -> list[str]:
-        """The arguments, with the default of modules without a reward in front if they name such a module.
+        """The arguments, with the default of modules without a reward in front if they name no estimator.
 
-        Options and configuration files behind it replace it.
+        Options and configuration files behind it replace its settings.
         """
         name = DistillModule.__name__
-        # It would end the program before the module is known
-        silent = [word for word in args if word.partition("=")[0] != "--print_config"]
-        try:
-            parsed = parser.parse_args(silent)
-            without_reward = parsed[parsed.subcommand].model.class_path.endswith(f".{name}")
-        except ConfigurationError:  # raised again later, except for an incomplete one that is only printed
-            without_reward = any(re.search(rf"\b{name}$", word) for word in args)
-        default = f"--kl.estimator=lit_klrb.estimators.{WITHOUT_REWARD.__name__}"
-        return [args[0], default, *args[1:]] if without_reward else args
+        with_default = [*args[:1], *OPTIONS_WITHOUT_REWARD, *args[1:]]
+        # Settings of an estimator that is not named fit only one of the defaults
+        command = parsed_silently(parser, args) or parsed_silently(parser, with_default)
+        if command is None:
+            without_reward, files = any(re.search(rf"\b{name}$", word) for word in args), []
+        else:
+            without_reward, files = command.model.class_path.endswith(f".{name}"), contents(command)
+        return with_default if without_reward and not names_estimator(args, files) else args
 
     def _parse_ckpt_path(self) -> None:
         """Check that the settings agree with the checkpoint's, which Lightning would silently prefer."""
@@ -213,10 +212,9 @@ class LitCLI(LightningCLI):
 
     def _names_section(self, section: str) -> bool:
         """Whether an option or a configuration file sets a key of a section."""
-        files = [file for file in self._get(self.config, "config") or [] if file is not None]
-        contents = [yaml.safe_load(Path(str(file)).read_text("utf-8-sig")) for file in files]
+        files = contents(self.config[self.config.subcommand])
         given = any(option_key(word).partition(".")[0] == section for word in self._words)
-        return given or any(isinstance(content, dict) and section in content for content in contents)
+        return given or any(isinstance(file, dict) and section in file for file in files)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Add the callbacks, loggers and plugins of every run."""
@@ -290,6 +288,24 @@ class LitCLI(LightningCLI):
             is_reward = getattr(self.model, "role", None) == CLASSIFIER
             following = next_command(self.directory.checkpoint, is_reward)
             self.model.print(f"wrote {self.directory.path} ({steps} steps); {following}")
+
+
+def parsed_silently(parser: LightningArgumentParser, args: list[str]) -> Namespace | None:
+    """The arguments of a command; None if they are wrong or incomplete, as those only printed may be."""
+    # Printing would end the program
+    silent = [word for word in args if word.partition("=")[0] != "--print_config"]
+    try:
+        parsed = parser.parse_args(silent)
+    except ConfigurationError:  # raised again later
+        return None
+    command: Namespace = parsed[parsed.subcommand]
+    return command
+
+
+def contents(command: Namespace) -> list[Any]:
+    """The contents of the configuration files of a command."""
+    files = [file for file in command.get("config") or [] if file is not None]
+    return [yaml.safe_load(Path(str(file)).read_text("utf-8-sig")) for file in files]
 
 
 def check_text(settings: Mapping[str, Any]) -> None:

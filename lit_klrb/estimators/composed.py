@@ -122,7 +122,7 @@ class Discounted(KLEstimator):
             return self.refusal
         return (
             f"with discount {self.discount:g} a token's effect on later KLs counts "
-            f"{self.discount:g}^distance as much; use discount 1"
+            f"{self.discount:g}^distance as much; use discount 1, or final_discount 1, which it increases to"
         )
 
 

@@ -43,7 +43,7 @@ class EstimatorMemory:
 
     Example:
         >>> from lit_klrb.estimators import RaoBlackwell
-        >>> memory = EstimatorMemory(RaoBlackwell(discount=0.0, allow_biased=True), final_discount=1.0)
+        >>> memory = EstimatorMemory(RaoBlackwell(discount=0.0), final_discount=1.0)
         >>> memory.progress = 0.25
         >>> memory.estimator.discount
         0.25
@@ -91,11 +91,26 @@ class EstimatorMemory:
         return self.estimator.discount if isinstance(self.estimator, Discounted) else 1.0
 
     def check_trainable(self, optimizer_steps: int = 1) -> None:
-        """`KLEstimator.check_trainable`, at the first and the last discount."""
-        self.estimator.check_trainable(optimizer_steps)
-        if self._annealing is not None:
-            initial, last = self._annealing
-            replace(initial, discount=last).check_trainable(optimizer_steps)
+        """`KLEstimator.check_trainable`, at the last discount: the bias of earlier ones is `passing_bias`."""
+        self._last.check_trainable(optimizer_steps)
+
+    @property
+    def passing_bias(self) -> str | None:
+        """What is biased before the discount is 1, as text; None without one that increases to 1."""
+        if self._annealing is None or self._annealing[0].discount == 1 or self._last.bias is not None:
+            return None
+        return (
+            f"the discount increases from {self._annealing[0].discount:g} to 1 over the run: at first the "
+            "gradient omits a token's effect on distant later KLs, a bias that vanishes towards the last step"
+        )
+
+    @property
+    def _last(self) -> KLEstimator:
+        """The estimator at the last step."""
+        if self._annealing is None:
+            return self.estimator
+        initial, last = self._annealing
+        return replace(initial, discount=last)
 
     @property
     def token_values(self) -> Tensor | None:

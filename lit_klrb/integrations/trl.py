@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import EstimatorMemory, KLEstimator
+from lit_klrb.estimators.advice import ANNEALED, DEFAULT, WITHOUT_REWARD
 from lit_klrb.integrations.trl_batches import add_weights, total_rewards, weighted_loss
 from lit_klrb.integrations.trl_checkpoints import MemoryKeeper, load_memory
 from lit_klrb.models.scoring import Scorer
@@ -41,9 +42,13 @@ def with_kl_estimator(trainer: type[Any]) -> type[Any]:
     """A subclass of a trainer of TRL whose KL is computed by an estimator of this package.
 
     Its constructor takes `kl_estimator` beside the trainer's own arguments, and `final_discount`, towards
-    which the estimator's discount changes over the training. The loss is a sum over tokens and a mean over
-    completions, whatever `loss_type` is. The estimator's `off_policy` takes the place of TRL's clipping and
-    importance weights. What the estimator remembers is saved in TRL's checkpoints, and resumed with them.
+    which the estimator's discount changes over the training. Without an estimator they are those of `fit`:
+    `RaoBlackwellControlVariate()`, and for distillation `RaoBlackwell(baseline=None, discount=0.0)` with a
+    final discount of 1.
+
+    The loss is a sum over tokens and a mean over completions, whatever `loss_type` is. The estimator's
+    `off_policy` takes the place of TRL's clipping and importance weights. What the estimator remembers is
+    saved in TRL's checkpoints, and resumed with them.
 
     For RLOO and GRPO, `args.beta` is the weight of the KL per sequence, in the units of TRL's advantages:
     with GRPO's default, rewards divided by their group's standard deviation.
@@ -64,17 +69,12 @@ def with_kl_estimator(trainer: type[Any]) -> type[Any]:
         def __init__(
             self,
             *args: Any,
-            kl_estimator: KLEstimator,
+            kl_estimator: KLEstimator | None = None,
             final_discount: float | None = None,
             **kwargs: Any,
         ) -> None:
             super().__init__(*args, **kwargs)
-            self.kl_memory = EstimatorMemory(
-                kl_estimator,
-                vocabulary_size=len(self.model.get_output_embeddings().weight),
-                final_discount=final_discount,
-            )
-            check_trainer(self, self.kl_memory)
+            self.kl_memory = memory_of(self, kl_estimator, final_discount)
             self.add_callback(MemoryKeeper(self.kl_memory))
             self.kl_rewards: Tensor | None = None
             # Those with which the current rollouts of training and evaluation were weighted
@@ -139,6 +139,31 @@ def check_class(trainer: type[Any]) -> None:
             f"{trainer.__name__} is not supported; allowed: RLOOTrainer, GRPOTrainer, DistillationTrainer",
             key="trainer",
         )
+
+
+def memory_of(trainer: Any, estimator: KLEstimator | None, final_discount: float | None) -> EstimatorMemory:
+    """The memory of a trainer of TRL, with the estimator of `fit` if none is given.
+
+    Args:
+        trainer: The trainer after its own constructor.
+        estimator: The estimator.
+        final_discount: Its discount at the end of the training; None if it is constant.
+
+    Raises:
+        ConfigurationError: See `check_trainer`.
+    """
+    if estimator is None and not hasattr(trainer, "teacher_model"):
+        estimator = DEFAULT()
+    elif estimator is None:
+        first, last = ANNEALED
+        estimator = WITHOUT_REWARD(baseline=None, discount=first)
+        final_discount = last if final_discount is None else final_discount
+    size = len(trainer.model.get_output_embeddings().weight)
+    memory = EstimatorMemory(estimator, vocabulary_size=size, final_discount=final_discount)
+    check_trainer(trainer, memory)
+    if memory.passing_bias is not None:
+        trainer.accelerator.print(memory.passing_bias)
+    return memory
 
 
 def inside(wrapper: nn.Module, model: nn.Module, compute: Callable[[], Tensor]) -> Tensor:

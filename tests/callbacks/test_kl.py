@@ -48,7 +48,7 @@ def test_the_controller_raises_beta_above_the_target_lowers_it_below_and_is_cut(
 
 
 def test_a_line_from_the_estimators_discount_to_the_final_one_in_steps_of_a_rollout():
-    estimator = RaoBlackwell(discount=0.0, allow_biased=True)
+    estimator = RaoBlackwell(discount=0.0)
     callback = KLEstimatorCallback(estimator, final_discount=1.0)
     module = SimpleNamespace(uses_kl_estimator=True, steps_per_batch=2, log=lambda *_: None)
     seen = []

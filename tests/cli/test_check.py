@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from lit_klrb.cli.check import EVALUATION, LATER
+from lit_klrb.cli.check import AT_FIRST, EVALUATION, LATER
 from lit_klrb.cli.main import main
 from lit_klrb.data.modules import PromptDataModule
 from lit_klrb.data.tokenizer import train_bpe
@@ -63,9 +63,24 @@ def test_a_correction_that_is_biased_after_the_first_step_is_named(ask):
 
 
 def test_a_discount_that_changes_is_named(ask):
-    biased = ["--kl.estimator.discount", "0", "--kl.estimator.allow_biased", "true"]
-    (changing,) = ask(["--kl.estimator", "RaoBlackwell", *biased, "--kl.final_discount", "1"])
-    assert changing["estimator"]["optimises"].endswith("; the discount changes to 1 over the run")
+    def own_then(discount, *extra):
+        options = ["--kl.estimator", "RaoBlackwell", "--kl.estimator.discount", "0"]
+        return [*options, "--kl.final_discount", discount, *extra]
+
+    passing, later, biased, refused = ask(
+        own_then("1", "--model.inner_epochs", "1"),
+        own_then("1", "--kl.estimator.off_policy", "clip", "--model.inner_epochs", "2"),
+        own_then("0.5", "--kl.estimator.allow_biased", "true"),
+        own_then("0.5"),
+    )
+    assert passing["estimator"]["optimises"].startswith("the gradient of KL(policy || reference), exactly; ")
+    assert "the discount increases from 0 to 1 over the run: at first" in passing["estimator"]["optimises"]
+    assert passing["estimator"]["biased"] == AT_FIRST
+    assert later["estimator"]["biased"] == f"{AT_FIRST} and {LATER}"
+    assert biased["estimator"]["optimises"].startswith("not the gradient of KL")
+    assert biased["estimator"]["optimises"].endswith("; the discount changes to 0.5 over the run")
+    assert biased["estimator"]["biased"] is True
+    assert "refused for training unless allow_biased is true: with discount 0.5" in refused["error"]
 
 
 def test_every_mistake_is_one_line_and_the_others_are_answered(ask, tmp_path):

@@ -136,7 +136,9 @@ def test_a_page_names_the_losses_of_other_software_with_the_same_gradient(capsys
 
 
 def test_a_page_shows_the_bias_of_discounts(capsys):
-    table = output_of(capsys, "RaoBlackwell").split("needs allow_biased")[1].split("\n\n")[0].splitlines()
+    table = (
+        output_of(capsys, "RaoBlackwell").split("needs allow_biased, unless")[1].split("\n\n")[0].splitlines()
+    )
     discounts = [line.split("\t") for line in table[2:]]
     assert [row[0] for row in discounts] == ["0.9", "0.5", "0"]
     # Without a future it is the token-level loss

@@ -139,19 +139,37 @@ def test_a_resumed_memory_goes_on_bit_for_bit(name):
 
 
 def test_the_discount_is_a_line_in_the_progress_that_the_caller_sets():
-    memory = EstimatorMemory(estimators.RaoBlackwell(discount=0.5, allow_biased=True), final_discount=1.0)
+    memory = EstimatorMemory(estimators.RaoBlackwell(discount=0.5), final_discount=1.0)
     seen = []
     for memory.progress in (0.0, 0.5, 1.0):
         seen.append(memory.estimator.discount)
     assert seen == [0.5, 0.75, 1.0]
-    assert memory.estimator == estimators.RaoBlackwell(allow_biased=True)
+    assert memory.estimator == estimators.RaoBlackwell()
     with pytest.raises(ConfigurationError, match=r"progress: must be between 0 and 1, got 1\.5"):
         memory.progress = 1.5
-    EstimatorMemory(estimators.RaoBlackwell()).check_trainable()
-    for first, last in ((1.0, 0.5), (0.5, 1.0)):
-        line = EstimatorMemory(estimators.RaoBlackwell(discount=first), final_discount=last)
+
+
+def test_a_discount_that_increases_to_1_needs_no_allow_biased_and_says_what_is_biased_at_first():
+    def line(first, last, **settings):
+        return EstimatorMemory(estimators.RaoBlackwell(discount=first, **settings), final_discount=last)
+
+    for unbiased in (line(1.0, None), line(1.0, 1.0)):
+        unbiased.check_trainable()
+        assert unbiased.passing_bias is None
+    passing = line(0.2, 1.0)
+    passing.progress = 0.5
+    passing.check_trainable()
+    assert passing.passing_bias.startswith("the discount increases from 0.2 to 1 over the run: at first")
+    for first, last in ((1.0, 0.5), (0.0, 0.5), (0.5, None)):
         with pytest.raises(ConfigurationError, match=r"with discount 0\.5"):
-            line.check_trainable()
+            line(first, last).check_trainable()
+        assert line(first, last, allow_biased=True).passing_bias is None
+    with pytest.raises(ConfigurationError, match="off_policy: must not be none with 2 optimizer steps"):
+        passing.check_trainable(optimizer_steps=2)
+    refused = EstimatorMemory(estimators.TopKTruncated(k=1, discount=0.0), final_discount=1.0)
+    assert refused.passing_bias is None
+    with pytest.raises(ConfigurationError, match="TopKTruncated is refused"):
+        refused.check_trainable()
 
 
 def test_statistics_with_other_token_values_are_refused():

@@ -18,6 +18,7 @@ from lit_klrb.estimators import (
     EstimatorMemory,
     MonteCarlo,
     RaoBlackwell,
+    RaoBlackwellControlVariate,
     RaoBlackwellLoss,
     RaoBlackwellTokenValues,
     RaoBlackwellTopK,
@@ -250,6 +251,7 @@ def test_a_trainer_that_does_not_sample_is_refused():
         adapter.with_kl_estimator(GKDTrainer)
 
 
+DEFAULTS = object()
 OF_ONE_LENGTH = ["I saw", "Do not", "What a", "It was"]
 
 
@@ -259,7 +261,7 @@ def step_of(kind, folder, estimator=None, lora=None, prompts=OF_ONE_LENGTH, **se
     Args:
         kind: RLOO, GRPO or Distillation.
         folder: Where to write.
-        estimator: Ours; None for TRL's own loss.
+        estimator: Ours, `DEFAULTS` for that of the adapter; None for TRL's own loss.
         lora: "new" for a new adapter, "continued" for one whose training continues.
         prompts: The data.
         settings: Further settings.
@@ -283,7 +285,8 @@ def step_of(kind, folder, estimator=None, lora=None, prompts=OF_ONE_LENGTH, **se
         given = {"teacher_model": reference.train()}  # with dropout, which must be switched off
     trainer = getattr(trl, f"{kind}Trainer")
     if estimator is not None:
-        trainer, given = adapter.with_kl_estimator(trainer), {"kl_estimator": estimator, **given}
+        trainer = adapter.with_kl_estimator(trainer)
+        given |= {} if estimator is DEFAULTS else {"kl_estimator": estimator}
     if lora is not None:
         import peft
 
@@ -371,6 +374,20 @@ def test_a_step_of_distillation_with_the_token_level_loss_is_that_of_trl(tmp_pat
     torch.testing.assert_close(ours, 4 * theirs, rtol=1e-3, atol=1e-5)
     other = step_of("Distillation", tmp_path, RaoBlackwell(baseline=None), **settings)
     assert (other - ours).norm() > 0.1 * ours.norm()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_distillation_without_an_estimator_begins_with_the_own_tokens_credit(tmp_path, capsys):
+    settings = {"beta": 1.0, "per_device_train_batch_size": 4}
+    step = step_of("Distillation", tmp_path, DEFAULTS, **settings)
+    assert "the discount increases from 0 to 1 over the run" in capsys.readouterr().out
+    assert KEPT[-1].kl_memory.estimator == RaoBlackwell(baseline=None, discount=0.0)
+    assert KEPT[-1].kl_memory.final_discount == 1
+    own = step_of("Distillation", tmp_path, RaoBlackwellLoss(baseline=None, allow_biased=True), **settings)
+    torch.testing.assert_close(step, own)
+    step_of("RLOO", tmp_path, DEFAULTS, per_device_train_batch_size=8)
+    assert KEPT[-1].kl_memory.estimator == RaoBlackwellControlVariate()
+    assert KEPT[-1].kl_memory.final_discount is None
 
 
 @pytest.mark.filterwarnings("ignore")

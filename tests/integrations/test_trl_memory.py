@@ -17,7 +17,7 @@ from lit_klrb.integrations.trl_checkpoints import NAME
 from lit_klrb.models.scoring import Scorer
 from lit_klrb.modules import RLOOModule
 
-ANNEALED = estimators.RaoBlackwell(discount=0.2, allow_biased=True)
+ANNEALED = estimators.RaoBlackwell(discount=0.2)
 STATEFUL = (
     estimators.TiltedRaoBlackwell(),
     estimators.RaoBlackwellTokenValues(),

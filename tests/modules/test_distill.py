@@ -5,16 +5,16 @@ import pytest
 import torch
 import yaml
 
-from lit_klrb.cli.check import check
+from lit_klrb.cli.check import AT_FIRST, check
 from lit_klrb.cli.main import main
-from lit_klrb.estimators.advice import DEFAULT, WITHOUT_REWARD
+from lit_klrb.estimators.advice import ANNEALED, DEFAULT, WITHOUT_REWARD
 from lit_klrb.modules import DistillModule
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("estimator", ["RaoBlackwell", "RaoBlackwellSequence"])
-def test_a_fresh_student_comes_nearer_to_its_teacher(chain, tmp_path, estimator):
+@pytest.mark.parametrize("estimator", [None, "RaoBlackwell", "RaoBlackwellSequence"])
+def test_a_fresh_student_comes_nearer_to_its_teacher(chain, tmp_path, capsys, estimator):
     extra = [
         "--trainer.max_steps",
         "40",
@@ -23,7 +23,10 @@ def test_a_fresh_student_comes_nearer_to_its_teacher(chain, tmp_path, estimator)
         "--model.learning_rate",
         "0.02",
     ]
-    assert chain.run("fit", "distill", "--kl.estimator", estimator, *extra, run=tmp_path) == 0
+    named = [] if estimator is None else ["--kl.estimator", estimator]
+    assert chain.run("fit", "distill", *named, *extra, run=tmp_path) == 0
+    begins_biased = "the discount increases from 0 to 1 over the run" in capsys.readouterr().out
+    assert begins_biased == (estimator is None)
     rows = next(tmp_path.rglob("metrics.csv")).read_text().splitlines()
     header = rows[0].split(",")
     kls = [
@@ -40,24 +43,36 @@ def test_a_fresh_student_comes_nearer_to_its_teacher(chain, tmp_path, estimator)
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("section", "options", "expected", "discounts"),
     [
-        ([], WITHOUT_REWARD.__name__),
-        (["--kl.beta", "0.5"], WITHOUT_REWARD.__name__),
-        (["--kl.estimator", DEFAULT.__name__], DEFAULT.__name__),
-        (["--kl.estimator", "MonteCarlo"], "MonteCarlo"),
-        (["--kl.estimator.off_policy", "prefix"], WITHOUT_REWARD.__name__),
+        ({}, [], WITHOUT_REWARD.__name__, ANNEALED),
+        ({"beta": 0.5}, [], WITHOUT_REWARD.__name__, ANNEALED),
+        ({}, ["--kl.beta", "0.5"], WITHOUT_REWARD.__name__, ANNEALED),
+        ({}, ["--kl.estimator.off_policy", "prefix"], WITHOUT_REWARD.__name__, ANNEALED),
+        ({"estimator": {"init_args": {"baseline": None}}}, [], WITHOUT_REWARD.__name__, ANNEALED),
+        ({}, ["--kl.estimator.discount", "1"], WITHOUT_REWARD.__name__, (1.0, 1.0)),
+        # Whoever names an estimator has its own settings
+        ({}, ["--kl.estimator", DEFAULT.__name__], DEFAULT.__name__, (None, None)),
+        ({}, ["--kl.estimator", "MonteCarlo"], "MonteCarlo", (None, None)),
+        ({}, ["--kl.estimator=RaoBlackwell"], "RaoBlackwell", (1.0, None)),
+        ({}, ["--kl.estimator.class_path=RaoBlackwell"], "RaoBlackwell", (1.0, None)),
+        ({"estimator": {"class_path": "RaoBlackwell"}}, [], "RaoBlackwell", (1.0, None)),
+        ({"estimator": "MonteCarlo"}, [], "MonteCarlo", (None, None)),
     ],
 )
-def test_without_a_reward_another_estimator_is_the_default(chain, tmp_path, options, expected):
+def test_without_a_reward_another_estimator_is_the_default(
+    chain, tmp_path, section, options, expected, discounts
+):
     argv = chain.commands.argv("fit", "distill", "--trainer.max_steps", "1", run=tmp_path / "run")
     shipped = Path(argv[argv.index("--config") + 1])
     without = {key: value for key, value in yaml.safe_load(shipped.read_text("utf-8")).items() if key != "kl"}
+    without |= {"kl": section} if section else {}
     (tmp_path / "distill.yaml").write_text(yaml.safe_dump(without), "utf-8")
     argv[argv.index("--config") + 1] = str(tmp_path / "distill.yaml")
     assert main([*argv, *options]) == 0
-    used = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text("utf-8"))["kl"]["estimator"]
-    assert used["class_path"].rpartition(".")[2] == expected
+    used = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text("utf-8"))["kl"]
+    assert used["estimator"]["class_path"].rpartition(".")[2] == expected
+    assert (used["estimator"]["init_args"].get("discount"), used["final_discount"]) == discounts
 
 
 @pytest.mark.parametrize(
@@ -83,6 +98,7 @@ def test_the_printed_configuration_has_the_default_of_its_module(capsys, options
 def test_a_check_has_the_default_of_the_module(chain):
     answer = check(chain.commands.argv("fit", "distill"))
     assert answer["estimator"]["name"] == WITHOUT_REWARD.__name__
+    assert answer["estimator"]["biased"] == AT_FIRST
 
 
 def test_a_student_is_fresh_or_given_and_not_both():
