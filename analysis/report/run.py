@@ -20,6 +20,13 @@ from lit_klrb.files import check_target, write_atomically
 
 # Evaluated metrics of the figure, with the labels of their axes.
 SHOWN = {schema.KL: "KL, nats per completion", schema.LENGTH: "length, tokens"}
+# Metrics of each rollout of a distillation, with the labels of their panels and of their lines.
+ROLLOUTS = {
+    "length, tokens": {schema.LENGTH: "length"},
+    "teacher's probability of the end": {"end_ref_prob": "end"},
+    "share of the KL": {"improbable_kl": "log q < −20"}
+    | {f"kl_part_{i}": f"quarter {i}" for i in (1, 2, 3, 4)},
+}
 # Keys of the data whose values the page shows: what only one of the models reads.
 CONTEXT = ("system_prompt", "teacher_system_prompt", "teacher_examples")
 # Half the width of a 95 % interval, in standard errors.
@@ -52,7 +59,7 @@ def build_run(run: Path, output: Path | None = None) -> Path:
     """
     output = run / REPORT if output is None else output
     check_target(output)
-    sections = [_curves(run), _completions(run), _settings(run)]
+    sections = [_curves(run), _rollouts(run), _completions(run), _settings(run)]
     write_atomically(
         output, page(f"Run {run.name}", "Run report", "", [s for s in sections if s is not None])
     )
@@ -84,6 +91,45 @@ def _curves(run: Path) -> Section:
         "curves",
         "KL and length",
         figures=[Figure(drawn.svg, alt, CAPTION, table)],
+    )
+
+
+def _rollouts(run: Path) -> Section | None:
+    """Where student and teacher differ most, by rollout; None for a run that is no distillation."""
+    found = curves(run / schema.METRICS_DIR)
+    if "train/improbable_kl" not in found:
+        return None
+    labels = {name: label for panel in ROLLOUTS.values() for name, label in panel.items()}
+    measured = {name: found[f"train/{name}"] for name in labels if f"train/{name}" in found}
+    with sheet(2.4) as drawn:
+        for axes, (title, panel) in zip(
+            drawn.canvas.subplots(1, len(ROLLOUTS)), ROLLOUTS.items(), strict=True
+        ):
+            for shade, name in enumerate(name for name in panel if name in measured):
+                values = [float("nan") if value is None else value for value in measured[name]["value"]]
+                dashes = (0, (1 + shade, shade)) if shade else "-"
+                axes.plot(measured[name]["step"], values, color=INK, linestyle=dashes, label=panel[name])
+            axes.set_ylim(bottom=0)
+            axes.set_xlabel("step")
+            axes.set_ylabel(title)
+            if len(panel) > 1:
+                axes.legend(fontsize=6)
+    rows = [
+        [labels[name], *("–" if v is None else f"{v:.3g}" for v in (curve["value"][0], curve["value"][-1]))]
+        for name, curve in measured.items()
+    ]
+    return Section(
+        "rollouts",
+        "Student and teacher in training",
+        figures=[
+            Figure(
+                drawn.svg,
+                "Length, the teacher's probability of the end, and shares of the KL, by training step.",
+                "Means over each rollout. Log q < −20: the share of the KL at tokens that the teacher almost "
+                "excludes. Quarters: shares of the KL in the first to the last quarter of completions.",
+                Table("First and last rollout.", ("", "first", "last"), rows),
+            )
+        ],
     )
 
 

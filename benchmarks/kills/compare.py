@@ -46,7 +46,7 @@ def differences(first: Any, other: Any, place: str = "") -> Iterator[str]:
     elif isinstance(first, torch.Tensor) and isinstance(other, torch.Tensor):
         if first.dtype != other.dtype or not torch.equal(first, other):
             yield place
-    elif first != other:
+    elif repr(first) != repr(other):  # NaN is NaN
         yield place
 
 

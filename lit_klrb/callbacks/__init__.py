@@ -1,6 +1,7 @@
 """Lightning callbacks: the KL plug-in, monitors, and the files of a run."""
 
 from .checkpoint import RunCheckpoint as RunCheckpoint
+from .distillation import DistillationMonitor as DistillationMonitor
 from .gradient_noise import GradientNoiseMonitor as GradientNoiseMonitor
 from .kl import KLEstimatorCallback as KLEstimatorCallback
 from .monitors import CompletionTable as CompletionTable, KLMonitor as KLMonitor

@@ -20,6 +20,7 @@ import lit_klrb.modules
 import lit_klrb.studies  # noqa: F401  their classes are what short names in a config resolve to
 from lit_klrb import schema
 from lit_klrb.callbacks import (
+    DistillationMonitor,
     DivergedError,
     KLEstimatorCallback,
     PredictionWriter,
@@ -235,6 +236,9 @@ class LitCLI(LightningCLI):
         ]
         if config.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in given):
             own.append(RunProgressBar())
+        is_monitored = any(isinstance(c, DistillationMonitor) for c in given)
+        if isinstance(self.model, DistillModule) and is_run and not is_monitored:
+            own.append(DistillationMonitor())
         config.callbacks = [*given, *own]
         config.plugins = [*as_list(config.plugins), CheckpointFiles()]
         # The loggers of a run are added later, so that no choice of loggers removes metrics.csv

@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from lit_klrb.distributed import gather_rows
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.functional import TokenStats
+from lit_klrb.functional.mismatch import Mismatch, mismatch
 from lit_klrb.models import loading
 from lit_klrb.models.generation import Rollout
 from lit_klrb.modules.rloo import OnPolicyModule
@@ -59,6 +62,12 @@ class DistillModule(OnPolicyModule):
             return self.load_policy()
         tokenizer = loading.load_tokenizer("reference_path", self.reference_path)
         return loading.fresh_model(self.policy_config, tokenizer, self.seed), tokenizer
+
+    def rollout_metrics(self, rollout: Rollout, stats: TokenStats, rewards: Tensor) -> dict[str, float]:
+        """The means, and where student and teacher differ most, see `Mismatch`."""
+        ended = ~self.unfinished(rollout) & self.stop_at_eos
+        sums = Mismatch(*map(gather_rows, mismatch(stats, rollout.mask, ended)))
+        return super().rollout_metrics(rollout, stats, rewards) | sums.metrics()
 
     def load_reward(self, device: torch.device) -> Reward:
         """The reward that is measured; without one, zero for every text."""

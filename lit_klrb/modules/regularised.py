@@ -108,6 +108,8 @@ class RegularisedModule(PolicyModule, ABC):
             temperature=self.temperature,
         )
         self.stopwatch = Stopwatch(running=False)
+        # What ends the reference's completions, its tokenizer's EOS first; empty if it is the policy
+        self.reference_ends: tuple[int, ...] = ()
         self._evaluated: list[dict[str, Tensor]] = []
         self._warned_of_few = False
         # Whether the reference reads other prompts than the policy.
@@ -165,8 +167,10 @@ class RegularisedModule(PolicyModule, ABC):
                 f"the policy one of {sizes[0]}; a KL between them needs the same vocabulary",
                 key="reference_path",
             )
-        words = [t.get_vocab() for t in (self.tokenizer, loading.load_tokenizer("reference_path", path))]
+        tokenizer = loading.load_tokenizer("reference_path", path)
+        words = [one.get_vocab() for one in (self.tokenizer, tokenizer)]
         loading.check_same_vocabulary("reference_path", path, *words)
+        self.reference_ends = end_tokens(tokenizer, self.reference)
 
     def load_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """Load policy and tokenizer from `policy_path`, or from `reference_path` if it is None.

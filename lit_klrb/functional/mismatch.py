@@ -1,0 +1,85 @@
+"""Where a policy and its reference differ most: improbable tokens, the end of completions, and positions."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_klrb.functional.logprobs import TokenStats
+
+# Tokens with a lower log-probability under the reference are improbable.
+IMPROBABLE = -20.0
+# Parts of equal length into which completions are divided, and the shortest that are.
+PARTS, SHORTEST = 4, 8
+
+
+class Mismatch(NamedTuple):
+    """Sums over each completion, shape [B] unless stated otherwise.
+
+    Args:
+        tokens: Number of tokens.
+        improbable: Number of tokens with log q(y_t) below `IMPROBABLE`.
+        kl: KL of all tokens, in nats.
+        improbable_kl: KL of the improbable tokens.
+        ended: 1 if the completion ended, 0 if it was truncated.
+        end_prob: Probability of its end token under the reference if it ended, else 0.
+        part_kl: KL of the first to the last quarter of the completion, shape [B, 4]; 0 for those with fewer
+            than `SHORTEST` tokens.
+    """
+
+    tokens: Tensor
+    improbable: Tensor
+    kl: Tensor
+    improbable_kl: Tensor
+    ended: Tensor
+    end_prob: Tensor
+    part_kl: Tensor
+
+    def metrics(self) -> dict[str, float]:
+        """Shares over all completions.
+
+        Returns:
+            `improbable`: share of the tokens. `improbable_kl`: their share of the KL. `end_ref_prob`: mean
+            probability of the end under the reference, of those that ended. `kl_part_1` to `kl_part_4`:
+            shares of the KL. A share of nothing is NaN.
+        """
+        parts = self.part_kl.sum(0)
+        shares = {
+            "improbable": self.improbable.sum() / self.tokens.sum(),
+            "improbable_kl": self.improbable_kl.sum() / self.kl.sum(),
+            "end_ref_prob": self.end_prob.sum() / self.ended.sum(),
+            **{f"kl_part_{i}": part / parts.sum() for i, part in enumerate(parts, 1)},
+        }
+        return {name: share.item() for name, share in shares.items()}
+
+
+def mismatch(stats: TokenStats, mask: Tensor, ended: Tensor) -> Mismatch:
+    """The sums of each completion.
+
+    Args:
+        stats: Statistics with the exact KL, shape [B, T].
+        mask: True on completion tokens, at the beginning of each row, shape [B, T].
+        ended: Whether a completion ended rather than was truncated, shape [B].
+
+    Example:
+        >>> logprobs = torch.tensor([[-1.0, -30.0]])
+        >>> found = mismatch(TokenStats(logprobs, logprobs, kl=-logprobs), logprobs < 0, torch.tensor([True]))
+        >>> [round(value, 2) for value in found.metrics().values()]
+        [0.5, 0.97, 0.0, nan, nan, nan, nan]
+    """
+    stats = stats.masked(mask)
+    assert stats.kl is not None
+    improbable = (stats.ref_logprobs < IMPROBABLE) & mask
+    lengths = mask.sum(1)
+    last = stats.ref_logprobs.gather(1, (lengths - 1).clamp(min=0)[:, None])[:, 0]
+    part = PARTS * torch.arange(mask.shape[1], device=mask.device) // lengths.clamp(min=1)[:, None]
+    long_kl = torch.where((lengths >= SHORTEST)[:, None], stats.kl, 0)
+    return Mismatch(
+        tokens=lengths.float(),
+        improbable=improbable.sum(1).float(),
+        kl=stats.kl.sum(1),
+        improbable_kl=torch.where(improbable, stats.kl, 0).sum(1),
+        ended=ended.float(),
+        end_prob=torch.where(ended, last.exp(), 0),
+        part_kl=torch.stack([torch.where(part == i, long_kl, 0).sum(1) for i in range(PARTS)], 1),
+    )
