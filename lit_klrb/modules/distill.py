@@ -1,5 +1,6 @@
 """On-policy distillation: a student learns from a teacher on completions sampled from the student."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -24,7 +25,8 @@ class DistillModule(OnPolicyModule):
 
     This is RLOO without a reward: the policy is the student, the reference (`reference_path`) the teacher,
     and beta only scales the gradient. The teacher may read another prompt than the student (see
-    teacher_system_prompt of the data); it can then be the same model, or the policy itself.
+    teacher_system_prompt of the data); it can then be the same model, the policy itself, or the policy with
+    its adapter disabled.
 
     Token-level losses (`RaoBlackwellLoss` with allow_biased) omit the effect of earlier tokens on later KLs;
     unbiased estimators include it.
@@ -36,8 +38,8 @@ class DistillModule(OnPolicyModule):
             `RLOOModule`. It has no effect on training.
 
     Raises:
-        ConfigurationError: If there is no teacher, or not exactly one of policy_config and policy_path is
-            given.
+        ConfigurationError: If not exactly one of policy_config and policy_path is given, or a student with
+            new weights has no other teacher.
 
     Reference: Tang, Munos (2025), arXiv:2506.09477, Section 5.3.
     """
@@ -48,11 +50,10 @@ class DistillModule(OnPolicyModule):
     def __post_init__(self) -> None:
         super().__post_init__()
         loading.check_one_given(loading.POLICY, self.policy_config, self.policy_path)
-        if self.reference_path is None:
-            raise ConfigurationError("must name the teacher, got None", key="reference_path")
-        if self.reference_path == loading.ITSELF and self.policy_path is None:
+        if self.reference_path in (None, loading.ITSELF) and self.policy_path is None:
             raise ConfigurationError(
-                "policy needs a student that can teach itself: policy_path in place of policy_config",
+                f"{self.reference_path} needs a student that can teach itself: policy_path in place of "
+                "policy_config; or name the teacher",
                 key="reference_path",
             )
 
@@ -62,6 +63,21 @@ class DistillModule(OnPolicyModule):
             return self.load_policy()
         tokenizer = loading.load_tokenizer("reference_path", self.reference_path)
         return loading.fresh_model(self.policy_config, tokenizer, self.seed), tokenizer
+
+    def as_read(self, rollout: Rollout, batch: Mapping[str, Any]) -> Rollout:
+        """A rollout as the teacher reads it.
+
+        Raises:
+            ConfigurationError: If the teacher is the policy, or the policy without its new adapter, and reads
+                the same prompts.
+        """
+        if self.reference_path is None and self.lora is not None and "teacher_tokens" not in batch:
+            raise ConfigurationError(
+                "None has a KL of 0 to the policy with a new adapter on the same prompts: give the teacher "
+                "its own by data.teacher_system_prompt or the column teacher_prompt, or name another",
+                key="reference_path",
+            )
+        return super().as_read(rollout, batch)
 
     def rollout_metrics(self, rollout: Rollout, stats: TokenStats, rewards: Tensor) -> dict[str, float]:
         """The means, and where student and teacher differ most, see `Mismatch`."""

@@ -16,6 +16,7 @@ from lit_klrb.cli.main import main
 from lit_klrb.data.batches import pad
 from lit_klrb.data.encoding import encode
 from lit_klrb.estimators import LossWeights, MonteCarlo, RaoBlackwell, RaoBlackwellLoss, RaoBlackwellTopK
+from lit_klrb.models.adapters import add_adapter
 from lit_klrb.models.generation import Rollout
 from lit_klrb.models.loading import fresh_model, load_model, load_tokenizer
 from lit_klrb.models.scoring import Scorer
@@ -100,7 +101,7 @@ def flat_gradient(loss, parameters):
 
 
 @pytest.mark.parametrize(("kind", "tiled"), [("gpt2", True), ("gpt_neox", True), ("gpt2", False)])
-@pytest.mark.parametrize("reference_path", ["teacher", "policy"])
+@pytest.mark.parametrize("reference_path", ["teacher", "policy", None])
 @pytest.mark.parametrize(
     ("estimator", "objective"),
     [
@@ -115,11 +116,17 @@ def test_the_gradient_of_all_batches_is_that_of_the_exact_kl(
 ):
     policy = tiny(kind, seed=0)
     module = DistillModule(policy_path="student", reference_path=reference_path)
+    teacher = {"teacher": tiny(kind, seed=1), "policy": policy, None: tiny(kind, seed=0)}[reference_path]
+    if reference_path == "teacher":
+        module.reference = teacher
+    elif reference_path is None:  # the policy without its adapter
+        policy = add_adapter(policy, {"r": 2}, seed=2).double()
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(0.3)
     module.policy = policy
-    if reference_path != "policy":
-        module.reference = tiny(kind, seed=1)
-    teacher = getattr(module, "reference", policy)
-    module.scorer = Scorer(policy, teacher, 1.0, module.reading_reference)
+    module.scorer = Scorer(policy, getattr(module, "reference", policy), 1.0, module.reading_reference)
     assert module.scorer.tiled
     if not tiled:
         module.scorer._parts = (None, None)
@@ -178,7 +185,7 @@ def write(folder, rows):
 @pytest.fixture
 def distill(chain, folder, tmp_path):
     def run(*extra, teacher="student", source=None, command="fit", where="run"):
-        teacher = teacher if teacher == "policy" else str(folder / teacher)
+        teacher = teacher if teacher in ("policy", "null") else str(folder / teacher)
         paths = ["--model.policy_path", str(folder / "student"), "--model.reference_path", teacher]
         data = ["--data.source", str(source or folder / "prompts"), "--data.eval_size", "4"]
         argv = [*chain.commands.argv(command, "distill", *paths, *data, *extra, run=tmp_path / where)]
@@ -215,18 +222,20 @@ ONE_TOKEN = ["--model.max_new_tokens", "1", "--model.learning_rate", "1e-12", "-
         ("student", "KL(policy‖reference with its own context)"),
         ("other", "KL(policy‖reference with its own context)"),
         ("policy", "KL(policy‖policy with its own context)"),
+        ("null", "KL(policy‖reference with its own context)"),
     ],
 )
 def test_the_evaluation_is_the_kl_to_the_teacher_with_its_context(
     distill, folder, tmp_path, capsys, teacher, named
 ):
-    assert distill(*ONE_TOKEN, "--data.teacher_system_prompt", "Lie", teacher=teacher) == 0
+    lora = ["--model.lora", "{r: 2}"] if teacher == "null" else []
+    assert distill(*ONE_TOKEN, *lora, "--data.teacher_system_prompt", "Lie", teacher=teacher) == 0
     tokenizer = load_tokenizer("policy_path", str(folder / "student"))
     pairs = [
         (by_hand(tokenizer, ("user", text)), by_hand(tokenizer, ("system", "Lie"), ("user", text)))
         for text in QUESTIONS[16:20]
     ]
-    expected = first_token_kl(folder, "student", "student" if teacher == "policy" else teacher, pairs)
+    expected = first_token_kl(folder, "student", "other" if teacher == "other" else "student", pairs)
     kl, printed = evaluated(capsys, tmp_path / "run")
     assert expected > 1e-3
     assert kl == pytest.approx(expected, rel=1e-4)
@@ -376,6 +385,13 @@ CONTEXT = ["--data.teacher_system_prompt", "Lie"]
             None,
             [*CONTEXT, "--model.policy_path", "null", "--model.policy_config", "{model_type: gpt2}"],
             "model.init_args.reference_path: policy needs a student that can teach itself: policy_path",
+        ),
+        ("null", None, CONTEXT, "model.init_args.reference_path: None means the policy with its adapter"),
+        (
+            "null",
+            None,
+            ["--model.lora", "{r: 2}"],
+            "model.init_args.reference_path: None has a KL of 0 to the policy with a new adapter on the same",
         ),
     ],
 )
