@@ -53,6 +53,7 @@ REPLICATION_ROOMS = [
     "replication.distilled",  # statistics of one of them
     "replication.sections",  # of reports
     "replication.claims",  # the ledger of claims
+    "replication.notes",  # trials that are run once
     "replication.__main__",
 ]
 # What both packages use: the standard library, and PyYAML.
