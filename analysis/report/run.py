@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from analysis.report.elements import Figure, Section, Table
-from analysis.report.figures import INK, sheet
+from analysis.report.figures import INK, looks, sheet
 from analysis.report.html import page
 from analysis.results.curves import curves
 from analysis.results.layout import REPORT
@@ -105,10 +105,11 @@ def _rollouts(run: Path) -> Section | None:
         for axes, (title, panel) in zip(
             drawn.canvas.subplots(1, len(ROLLOUTS)), ROLLOUTS.items(), strict=True
         ):
-            for shade, name in enumerate(name for name in panel if name in measured):
+            styles = looks(panel, next(iter(panel)))
+            for name in (name for name in panel if name in measured):
                 values = [float("nan") if value is None else value for value in measured[name]["value"]]
-                dashes = (0, (1 + shade, shade)) if shade else "-"
-                axes.plot(measured[name]["step"], values, color=INK, linestyle=dashes, label=panel[name])
+                look = {"color": styles[name].colour, "linestyle": styles[name].dashes}
+                axes.plot(measured[name]["step"], values, label=panel[name], **look)
             axes.set_ylim(bottom=0)
             axes.set_xlabel("step")
             axes.set_ylabel(title)

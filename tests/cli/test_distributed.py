@@ -97,7 +97,7 @@ def check_same(one, two):
     first, second = metrics(one), metrics(two)
     assert first.keys() == second.keys()
     for key, value in first.items():
-        assert second[key] == pytest.approx(value, rel=1e-2, abs=1e-3), key
+        assert second[key] == pytest.approx(value, rel=1e-2, abs=1e-3, nan_ok=True), key
     assert (two / "summary.json").exists()
     assert not two.with_name("two.1").exists()
 
