@@ -28,7 +28,7 @@ class DamagedFileError(Exception):
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a regular file of bounded size, unpacked by the end of its name, without waiting for pipes or devices.
+    """Read a regular file of bounded size without waiting for pipes or devices; .gz and .xz are unpacked.
 
     Raises:
         DamagedFileError: If it is not such a file.
