@@ -26,7 +26,10 @@ def check_config_file(path: Path, own_types: bool = False) -> None:
         ConfigurationError: If not; names the file and the problem.
     """
     try:
-        _check_shape(config_text(path), own_types)
+        text = config_text(path)
+        _check_shape(text, own_types)
+        if not own_types:  # other software takes the last value
+            _check_keys(text)
     except yaml.YAMLError as error:
         raise ConfigurationError(f"{path} is not YAML: {yaml_reason(error)}") from None
     except ConfigurationError as error:
@@ -86,6 +89,35 @@ def _check_shape(text: str, own_types: bool) -> None:
         open_nodes.append((parent, before + size))
         if before + size > MAX_NODES:
             raise ConfigurationError(f"has more than {MAX_NODES} values with aliases expanded")
+
+
+def _check_keys(text: str) -> None:
+    """Check that no mapping has a key twice, of which parsers keep the last value; `<<` merges several.
+
+    Raises:
+        ConfigurationError: If one has.
+    """
+    parents: list[set[str] | None] = []  # the keys of each open mapping; None for a list
+    is_key: list[bool] = []  # whether the next node of each is a key
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        if isinstance(event, yaml.NodeEvent) and parents:
+            keys = parents[-1]
+            if (
+                keys is not None
+                and is_key[-1]
+                and isinstance(event, yaml.ScalarEvent)
+                and event.value != "<<"
+            ):
+                if event.value in keys:
+                    raise ConfigurationError(f"has the key {event.value} twice")
+                keys.add(event.value)
+            is_key[-1] = not is_key[-1]
+        if isinstance(event, yaml.CollectionStartEvent):
+            parents.append(set() if isinstance(event, yaml.MappingStartEvent) else None)
+            is_key.append(True)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            parents.pop()
+            is_key.pop()
 
 
 def _events(text: str, own_types: bool) -> Iterator[yaml.Event]:

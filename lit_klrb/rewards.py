@@ -27,6 +27,11 @@ from lit_klrb.reward_functions import (
 RewardOutput = Literal["log_odds", "logit"]
 # Number of texts per forward pass of a classifier; has no influence on scores.
 BATCH_SIZE = 128
+# The most tokens that a classifier reads, if neither it nor its tokenizer has a limit.
+LONGEST = 2**20
+LIMITS = "max_position_embeddings", "max_seq_len"
+# Texts of different lengths, on which a classifier is tried.
+TRIAL = ("a", "a film", "a film that I saw")
 
 
 class Reward(Protocol):
@@ -115,8 +120,9 @@ class ClassifierReward:
         return finite(self.name, texts, torch.cat(parts))
 
     def _scores(self, texts: Sequence[str], special_tokens: bool) -> Tensor:
-        longest = getattr(self.classifier.config, "max_position_embeddings", self.tokenizer.model_max_length)
-        longest = min(longest, self.tokenizer.model_max_length)
+        limits = [getattr(self.classifier.config, name, None) or LONGEST for name in LIMITS]
+        # Some models have -1 for none
+        longest = min(n for n in (*limits, self.tokenizer.model_max_length, LONGEST) if n > 0)
         batch = classifier_batch(self.tokenizer, texts, longest, special_tokens)
         logits = self.classifier(
             input_ids=batch["tokens"].to(self.classifier.device),
@@ -250,7 +256,22 @@ def _load_part(path: str, label: str | None, output: RewardOutput, device: torch
         return function_reward(path, import_function(path, module, name))
     source = KEY, path, loading.CLASSIFIER
     classifier = loading.load_model(*source).to(device)  # type: ignore[arg-type]
-    return ClassifierReward(path, classifier, loading.load_tokenizer(*source), label, output)
+    reward = ClassifierReward(path, classifier, loading.load_tokenizer(*source), label, output)
+    with loading.errors_of(KEY, path):
+        _check_padding(reward)
+    return reward
+
+
+def _check_padding(reward: ClassifierReward) -> None:
+    """Check that texts of different lengths are scored together as they are one by one.
+
+    Raises:
+        ConfigurationError: If the padding changes a score, as where a classifier reads the last position.
+    """
+    together, alone = reward(TRIAL), torch.cat([reward([text]) for text in TRIAL])
+    rounding = max(1e-3, 16 * torch.finfo(reward.classifier.dtype).eps)
+    if (together - alone).abs().max() > rounding * max(1.0, float(alone.abs().max())):
+        raise ConfigurationError("the padding of shorter texts changes its scores")
 
 
 def is_classifier(path: str) -> bool:

@@ -185,6 +185,42 @@ def logits_of(model, tokenizer, text):
     return model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0].detach()
 
 
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("bloom", {"hidden_size": 8, "n_head": 2, "n_layer": 1}),
+        ("mpt", {"d_model": 8, "n_heads": 2, "n_layers": 1, "max_seq_len": 32}),
+    ],
+)
+def test_a_classifier_without_a_maximal_length(tmp_path, kind, config):
+    model, tokenizer = tiny_classifier(kind, **config)
+    assert tokenizer.model_max_length > 10**29
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    reward = load_reward(str(tmp_path))
+    scores = reward([*TEXTS, "good " * 100])
+    assert scores[: len(TEXTS)].tolist() == pytest.approx(reward(TEXTS).tolist(), abs=1e-5)
+
+
+def test_a_classifier_whose_scores_depend_on_padding_is_refused(tmp_path):
+    model, tokenizer = tiny_classifier("xlnet", d_model=8, n_head=2, n_layer=1, d_inner=8)
+    model.logits_proj.weight.data.mul_(1000)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"^reward_path: .*padding of shorter texts changes its sc"):
+        load_reward(str(tmp_path))
+
+
+def test_a_classifier_that_fails_on_texts_is_refused_when_it_is_loaded(tmp_path):
+    """T5 needs an end token, which this tokenizer does not add."""
+    config = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    model, tokenizer = tiny_classifier("t5", **config, decoder_start_token_id=0)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"^reward_path: cannot load .*one <eos> token"):
+        load_reward(str(tmp_path))
+
+
 @pytest.mark.parametrize(("label", "index"), [("bad", 0), ("so so", 1), ("2", 2)])
 def test_a_classifiers_reward_is_the_log_odds_or_the_logit_of_a_label(folder, label, index):
     model, tokenizer, path = folder

@@ -74,6 +74,8 @@ def verify(path: Path, added: Sequence[Builder] = ()) -> Verification:
     _check_plan(found)
     # A page can agree with files that are not those of its plan
     found.differences += found.sweep.invalid
+    unread = [problem.text for problem in found.sweep.problems if problem.unread]
+    found.not_compared += [text.partition(": ")[0] + ": it cannot be read" for text in unread]
     recorded = _at(written, "page", "sha256")
     if recorded is None:
         found.not_compared.append(f"{page.name}: {NUMBERS} does not record the page it was written with")

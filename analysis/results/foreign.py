@@ -1,5 +1,6 @@
 """Converts rows of logs of other software to runs."""
 
+import glob
 import hashlib
 import math
 import re
@@ -163,12 +164,12 @@ def matching_files(folder: Path, name: str) -> list[tuple[Path, dict[str, str]]]
         ConfigurationError: If there is none, or the template is not a path below the folder.
     """
     parts = PurePosixPath(name).parts
-    if not name or PurePosixPath(name).is_absolute() or ".." in parts:
+    if not parts or PurePosixPath(name).is_absolute() or ".." in parts or "\0" in name:
         raise ConfigurationError(f"{name!r} is not allowed; a path below {folder}", key="files")
     pattern = template(name)
     matches = [
         (path, match.groupdict())
-        for path in sorted(folder.glob(_PLACEHOLDER.sub("*", name)))
+        for path in sorted(folder.glob(_glob(name)))
         if (match := pattern.fullmatch(path.relative_to(folder).as_posix()))
     ]
     if not matches:
@@ -219,6 +220,16 @@ def template(text: str) -> re.Pattern[str]:
             pattern += f"(?P<{part}>{_NUMBER if part == 'beta' else '[^/]+?'})"
             seen.add(part)
     return re.compile(pattern)
+
+
+def _glob(name: str) -> str:
+    """The pattern of `Path.glob` for a template; adjacent placeholders are one `*`, as `**` is any depth.
+
+    Example:
+        >>> _glob("{arm}{beta}/[x].csv")
+        '*/[[]x].csv'
+    """
+    return re.sub(r"\*\*+", "*", "*".join(map(glob.escape, _PLACEHOLDER.split(name)[::2])))
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:

@@ -134,9 +134,9 @@ def _read_all(paths: Sequence[Path], read: Callable[[Path], Record]) -> tuple[li
             found.append(read(path))
         except DamagedFileError as error:
             # The message starts with the path; within the directory the end of it is enough.
-            problems.append(Problem(str(error).replace(str(path), _name(path), 1)))
+            problems.append(Problem(str(error).replace(str(path), _name(path), 1), unread=True))
         except OSError as error:
-            problems.append(Problem(f"{_name(path)}: {error.strerror}"))
+            problems.append(Problem(f"{_name(path)}: {error.strerror}", unread=True))
     return found, problems
 
 

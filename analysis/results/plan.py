@@ -29,6 +29,8 @@ _RESERVED = {
 }
 # Maximum number of runs of a grid, against typing errors.
 _MOST_RUNS = 1_000_000
+# Maximum number of characters of a name, which stands beside every number.
+_LONGEST = 200
 
 
 @dataclass(frozen=True)
@@ -200,6 +202,7 @@ class Plan:
         self._check_grid()
         self._check_primary()
         self._check_tuning()
+        _require_short("name", self.name)
         _require("\0" not in self.directory, "directory", self.directory, "no path has a null character")
         _require(bool(self.directory.strip()), "directory", self.directory, "the path of a directory")
         _require("://" not in self.directory, "directory", self.directory, "a directory of this machine")
@@ -210,6 +213,7 @@ class Plan:
         _require(bool(self.stages), "stages", self.stages, "at least one stage is expected")
         earlier: list[str] = []
         for name, stage in self.stages.items():
+            _require_short("stages", name)
             for key, source in stage.inputs.items():
                 above = f"a stage above: {', '.join(earlier) or 'there is none'}"
                 _require(source in earlier, f"stages.{name}.inputs.{key}", source, above)
@@ -249,6 +253,7 @@ class Plan:
         for label, overrides in arms.items():
             named = bool(label) and label.isprintable() and label.strip() == label
             _require(named, "grid.arms", label, "labels are printable and have no blanks around them")
+            _require_short("grid.arms", label)
             for key, value in overrides.items():
                 place = f"grid.arms.{label}.{key}"
                 _require(plain_key(key) not in taken, place, value, taken.get(plain_key(key), ""))
@@ -297,6 +302,11 @@ class Plan:
 def _require(holds: bool, key: str, value: object, allowed: str) -> None:
     if not holds:
         raise ConfigurationError(f"{value!r} is not allowed; {allowed}", key=key)
+
+
+def _require_short(key: str, name: str) -> None:
+    allowed = f"names have at most {_LONGEST} characters, got {len(name)}"
+    _require(len(name) <= _LONGEST, key, f"{name[:20]}...", allowed)
 
 
 def _one_of(key: str, value: str, allowed: Collection[str]) -> None:

@@ -43,9 +43,9 @@ def read_seconds(
         times = _published(directory) if has_archive(directory) else _measured(directory, results)
     except DamagedFileError as error:
         path = directory / layout.TIMES
-        return {}, [Problem(str(error).replace(str(path), layout.TIMES, 1))]
+        return {}, [Problem(str(error).replace(str(path), layout.TIMES, 1), unread=True)]
     except OSError as error:
-        return {}, [Problem(f"{layout.TIMES}: {error.strerror}")]
+        return {}, [Problem(f"{layout.TIMES}: {error.strerror}", unread=True)]
     texts = [
         f"{place}: not a time from {_RANGE[0]:g} to {_RANGE[1]:g} seconds"
         for cell_id, (place, seconds) in times.items()

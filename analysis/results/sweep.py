@@ -21,10 +21,12 @@ class Problem:
     Attributes:
         text: One line that names the problem and the file.
         serious: Whether it rules out a verdict, because the design that the tests assume cannot be trusted.
+        unread: Whether it is a file that could not be read, whose content is not known.
     """
 
     text: str
     serious: bool = False
+    unread: bool = False
 
 
 @dataclass(frozen=True, eq=False)

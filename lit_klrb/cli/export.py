@@ -37,6 +37,8 @@ def export_checkpoint(ckpt_path: str, output_dir: str, adapter: bool = False) ->
     """
     target = local_path(output_dir, "output_dir").resolve()
     check_target(target)
+    from huggingface_hub.errors import StrictDataclassError
+
     from lit_klrb.models import loading
     from lit_klrb.models.adapters import has_adapter, merged
     from lit_klrb.models.folders import write_checksums
@@ -73,6 +75,10 @@ def export_checkpoint(ckpt_path: str, output_dir: str, adapter: bool = False) ->
         move_into_place(partial, target)
     except OSError as error:
         raise ConfigurationError(f"cannot write {output_dir}: {error}", key="output_dir") from error
+    except (ValueError, StrictDataclassError) as error:  # transformers checks the settings that it saves
+        raise ConfigurationError(
+            f"{ckpt_path} cannot be exported: {brief(error)}", key="ckpt_path"
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -11,7 +11,7 @@ from lit_klrb.data.corpora import TEACHER_PROMPT
 from lit_klrb.data.encoding import encode
 from lit_klrb.data.grammar import Review
 from lit_klrb.data.prompts import Prompt, read_prompts
-from lit_klrb.data.tables import READERS, Rows, read_rows
+from lit_klrb.data.tables import READERS, Rows, read_rows, read_text
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import local_path
 
@@ -50,11 +50,13 @@ def read_column(key: str, source: str, column: str, limit: int = 0) -> list[Any]
 def _lines(key: str, path: Path) -> list[str]:
     try:
         # Not splitlines, which also ends lines at form feeds and other characters within a text
-        return [line for line in path.read_text("utf-8-sig").split("\n") if line.strip()]
+        return [line for line in read_text(path).split("\n") if line.strip()]
     except UnicodeDecodeError as error:
         reason = f"it is not encoded in UTF-8: {error.reason} at byte {error.start}"
     except OSError as error:
         reason = error.strerror or str(error)
+    except ValueError as error:
+        reason = str(error)
     raise ConfigurationError(f"{path} cannot be read ({reason})", key=key)
 
 

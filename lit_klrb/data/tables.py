@@ -8,6 +8,9 @@ from typing import Any
 
 from lit_klrb.errors import ConfigurationError
 
+# The maximum size of a file of text, which as Python's objects takes several times the memory.
+LARGEST = 2**31
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -61,9 +64,21 @@ def read_rows(key: str, path: Path) -> Rows:
     raise ConfigurationError(f"{path} cannot be read ({reason})", key=key)
 
 
+def read_text(path: Path) -> str:
+    """The text of a file of bounded size in UTF-8.
+
+    Raises:
+        ValueError: If it is larger, or encoded otherwise.
+        OSError: If it cannot be read.
+    """
+    if (size := path.stat().st_size) > LARGEST:
+        raise ValueError(f"it has {size} bytes; at most {LARGEST} are read, and more from .parquet files")
+    return path.read_text("utf-8-sig")
+
+
 def _read_jsonl(path: Path) -> Rows:
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(path.read_text("utf-8-sig").split("\n"), start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -23,6 +23,8 @@ FILES = frozenset(
 )
 # Those that are read before transformers reads them.
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.json")
+# A larger id of a token is none: those of the largest vocabularies have six digits.
+MAX_ID = 2**24
 # Maximum number of characters in a file; the largest vocabularies in use have about 35 million.
 MAX_CHARACTERS = 2**27
 
@@ -36,6 +38,9 @@ def tokenizer_from_folder(path: str) -> PreTrainedTokenizerBase:
     try:
         _check_names_no_files(path)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        tokenizer("")  # compares settings that are not looked at before
+        if (largest := max(tokenizer.get_vocab().values(), default=0)) > MAX_ID:
+            raise ConfigurationError(f"its tokenizer has the id {largest}; at most {MAX_ID} are read")
     except ConfigurationError:
         raise
     except Exception as error:  # tokenizers raise all kinds of exceptions on damaged files

@@ -101,6 +101,17 @@ def test_a_weight_that_is_not_finite_is_refused(chain, tmp_path, capsys):
     assert "has values that are not finite" in capsys.readouterr().err
 
 
+def test_a_configuration_that_cannot_be_saved(chain, tmp_path, capsys):
+    config = torch.load(chain.checkpoint("sft"), weights_only=True)["policy_config"]
+    path = crafted(
+        chain.checkpoint("sft"), tmp_path / "a.ckpt", policy_config={**config, "output_attentions": {"a": 1}}
+    )
+    assert main(["export", "--ckpt_path", str(path), "--output_dir", str(tmp_path / "x")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: ckpt_path: {path} cannot be exported: ")
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
 @pytest.mark.parametrize("entry", ["callbacks", "optimizer_states"])
 def test_state_that_the_trainer_cannot_restore_is_one_line(chain, tmp_path, capsys, entry):
     """Its parts are there and of their types; what they hold is not what was saved."""

@@ -1,6 +1,7 @@
 """`python -m lit_klrb kl` on tiny models: its numbers against full logits, its output and its errors."""
 
 import json
+import os
 import re
 import shutil
 
@@ -21,6 +22,15 @@ TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }} : {{ m['content'] }} . {% endfor %}"
     "{% if add_generation_prompt %}assistant :{% endif %}"
 )
+
+
+@pytest.mark.parametrize("suffix", ["txt", "jsonl"])
+def test_a_sparse_file_of_terabytes_is_not_read(tmp_path, suffix):
+    path = tmp_path / f"texts.{suffix}"
+    path.touch()
+    os.truncate(path, 2**42)
+    with pytest.raises(ConfigurationError, match=f"^texts: {path} .*it has {2**42} bytes; at most"):
+        read_column("texts", str(path), "text")
 
 
 @pytest.fixture(scope="module")

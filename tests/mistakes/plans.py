@@ -12,15 +12,26 @@ from mistakes.results import analysis_mistake, changed
 
 DEEP = 100_000
 SETTINGS = {
-    "name": ("[1]",),
-    "directory": ("null", '"a\\0b"'),
+    "name": ("[1]", "n" * 200_000),
+    "directory": ("null", '"a\\0b"', "''", "'  '"),
     "root_seed": ("-1", "many", "1.5", "null"),
     "threads": ("0", "-1", "many"),
     "module": ("5", "no_such_module", "''"),
     "stages": ("null", "{}", "[sft]", "{sft: 5}", "{sft: {config: no.yaml}}", "{sft: {}}"),
     "grid": ("null", "5", "[]"),
-    "grid.arms": ("null", "{}", "[]", "5", "[5]", "{a: 5}", "[MonteCarlo, MonteCarlo]", "{a: {kl.beta: 1}}"),
+    "grid.arms": (
+        "null",
+        "{}",
+        "[]",
+        "5",
+        "[5]",
+        "{a: 5}",
+        "[MonteCarlo, MonteCarlo]",
+        "{a: {kl.beta: 1}}",
+        "{? %s : {kl.estimator: MonteCarlo}, MonteCarlo: {kl.estimator: RaoBlackwell}}" % ("a" * 200_000),
+    ),
     "grid.beta": (
+        "{0: 0.1, 1: 0.1}",
         "null",
         "[0.1]",
         "{}",
@@ -81,7 +92,16 @@ MAPPINGS = {
     "primary": ("null", "5", "{}"),
     "primary.control": ("Nobody", "null"),
     "primary.margins": ("{objective: -1}", "5"),
-    "files": ("'{arm}.csv'", "'../*.csv'", "5", "''"),
+    "files": (
+        "'{arm}.csv'",
+        "'../*.csv'",
+        "5",
+        "''",
+        "'.'",
+        "'**'",
+        "'{arm}{arm}'",
+        "'{arm}{beta}{replicate}'",
+    ),
     "runs": ("5", "[1]", "{one: 5}", "{one: {nothing: 1}}"),
     "unknown": ("5",),
 }

@@ -11,6 +11,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +91,12 @@ def changed(content: Any, place: tuple[Any, ...], value: Any) -> Any:
 def of_entries(
     content: Any, name: str, count: int, seed: int
 ) -> Iterator[tuple[str, Callable[[Any, Path], Any]]]:
-    """So many changes of a document: one entry with another value, or another entry."""
+    """So many changes of a document, all different: one entry with another value, or another entry."""
     draw, every = random.Random(f"{name} {seed}"), list(places(content))
     for key, value in KEYS.items():
         yield f"+{key}", lambda c, home, k=key, v=value: changed(c, (k,), at_home(v, home))
-    for _ in range(count):
-        place, value = draw.choice(every), draw.choice(VALUES)
+    changes = list(product(every, VALUES))
+    for place, value in draw.sample(changes, min(count, len(changes))):
         shown = f"{'.'.join(map(str, place))[:60]}={str(value)[:20]!a}"
         yield shown, lambda c, home, p=place, v=value: changed(c, p, at_home(v, home))
 

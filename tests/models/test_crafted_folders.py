@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -262,6 +263,22 @@ def test_a_tokenizer_that_no_checkpoint_can_carry_is_refused_before_training(fol
     monkeypatch.setattr(loading, "tokenizer_from_folder", lambda _: Binary())
     with pytest.raises(ConfigurationError, match=f"^policy_path: {folder}: 'spiece.model' is not a file"):
         loading.load_tokenizer("policy_path", str(folder))
+
+
+@pytest.mark.parametrize(
+    ("file", "place", "value", "message"),
+    [
+        ("tokenizer_config.json", ("model_max_length",), "many", "its tokenizer cannot be loaded: '>' not"),
+        ("tokenizer.json", ("model", "vocab", "My"), 10**9, "its tokenizer has the id 1000000000; at most"),
+    ],
+)
+def test_a_tokenizer_is_tried_before_it_is_used(folder, file, place, value, message):
+    content = json.loads((folder / file).read_text())
+    *above, last = place
+    reduce(dict.__getitem__, above, content)[last] = value
+    (folder / file).write_text(json.dumps(content))
+    with pytest.raises(ConfigurationError, match=f"^key: {folder}: {message}"):
+        loading.load_tokenizer("key", str(folder))
 
 
 def test_a_pipe_is_not_waited_for(folder, tmp_path):

@@ -124,6 +124,22 @@ def test_a_changed_result_is_named(page, verified):
     assert any(content["id"] in line for line in lines)
 
 
+@pytest.mark.parametrize("reward", [1e90, None])
+def test_a_page_that_agrees_about_a_damaged_result_is_no_success(page, verified, reward):
+    path = next(iter(sorted((page.parent / "results").glob("*.json"))))
+    content = json.loads(path.read_bytes())
+    if reward is None:
+        path.write_text("{")
+    else:
+        content["final"]["reward"] = reward
+        path.unlink()
+        publish(path.parent, content)
+    build(page.parent)
+    code, lines = verified(page)
+    assert code == 3
+    assert f"not compared: results/{path.name}: it cannot be read" in lines
+
+
 def test_a_plan_without_its_hash_is_a_difference_even_if_the_page_reports_it(page, verified):
     edit_plan(page.parent, lambda document: document["content"]["plan"].update(name="other"), rehash=False)
     build(page.parent)

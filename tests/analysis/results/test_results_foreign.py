@@ -6,11 +6,14 @@ import os
 
 import pytest
 
-from analysis.results.foreign import Collector
+from analysis.results.foreign import Collector, matching_files
 from analysis.results.logs import read_rows
 from lit_klrb.errors import ConfigurationError
 
 COLUMNS = {"arm": "method", "beta": "beta", "replicate": "seed", "reward": "reward", "kl": "kl"}
+
+
+X = {"[x].csv": {"arm": "[", "replicate": "x]"}}
 
 
 def collect(rows, columns, known=None):
@@ -27,6 +30,30 @@ def write(tmp_path):
         return path
 
     return written
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ("{arm}{arm}.csv", {"mcmc.csv": {"arm": "mc"}}),
+        ("{arm}{replicate}.csv", {"mcmc.csv": {"arm": "m", "replicate": "cmc"}, **X}),
+        ("{arm}{beta}/{replicate}.csv", {"rb0.1/7.csv": {"arm": "rb", "beta": "0.1", "replicate": "7"}}),
+        ("[{arm}].csv", {"[x].csv": {"arm": "x"}}),
+    ],
+)
+def test_placeholders_may_be_adjacent(tmp_path, files, found):
+    (tmp_path / "rb0.1").mkdir()
+    for name in ("mcmc.csv", "[x].csv", "rb0.1/7.csv"):
+        (tmp_path / name).touch()
+    matches = matching_files(tmp_path, files)
+    assert {path.relative_to(tmp_path).as_posix(): values for path, values in matches} == found
+
+
+@pytest.mark.parametrize("files", ["", ".", "/a", "../{arm}", "a\0", "**", "{arm}{arm}{arm}", "[", "a?"])
+def test_a_template_without_files_is_one_line(tmp_path, files):
+    (tmp_path / "aab").touch()
+    with pytest.raises(ConfigurationError, match=r"^files: "):
+        matching_files(tmp_path, files)
 
 
 def test_a_csv_with_blanks_after_commas_and_a_byte_order_mark(write):
