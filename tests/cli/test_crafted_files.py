@@ -109,7 +109,7 @@ def test_a_configuration_that_cannot_be_saved(chain, tmp_path, capsys):
     assert main(["export", "--ckpt_path", str(path), "--output_dir", str(tmp_path / "x")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: ckpt_path: {path} cannot be exported: ")
-    assert sorted(tmp_path.iterdir()) == [path]
+    assert [str(left) for left in tmp_path.iterdir()] == [path]
 
 
 @pytest.mark.parametrize("entry", ["callbacks", "optimizer_states"])
