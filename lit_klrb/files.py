@@ -2,6 +2,7 @@
 
 import csv
 import fcntl
+import glob
 import io
 import os
 import secrets
@@ -79,6 +80,18 @@ def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
     finally:
         partial.unlink(missing_ok=True)
     sync(path.parent)
+
+
+def write_output(path: Path, content: str | bytes) -> None:
+    """Replace the file that a command was asked for, and remove what killed ones left unfinished beside it.
+
+    Args:
+        path: The file, which one command at a time writes.
+        content: Its new content.
+    """
+    for partial in path.parent.glob(f".{glob.escape(path.name)}.*{PARTIAL}"):
+        partial.unlink(missing_ok=True)
+    write_atomically(path, content)
 
 
 def write_once(path: Path, content: bytes) -> bool:

@@ -17,7 +17,7 @@ from analysis.report.html import render
 from analysis.report.numbers import summary_numbers
 from analysis.report.sections import SECTIONS, Builder
 from analysis.results.layout import NUMBERS, NUMBERS_SCHEMA, REPORT
-from lit_klrb.files import check_target, write_atomically
+from lit_klrb.files import check_target, write_output
 
 # Libraries that can change the last digits of numbers or coordinates of drawings.
 _ENGINES = ("numpy", "scipy", "statsmodels", "moocore", "matplotlib")
@@ -58,9 +58,9 @@ def build(runs_dir: Path, output: Path | None = None, added: Sequence[Builder] =
     for path in (output, numbers):
         check_target(path)
     report = compose(load_assessment(runs_dir), output, added)
-    write_atomically(output, report.page)
+    write_output(output, report.page)
     content = json.dumps(report.numbers, separators=(",", ":"), ensure_ascii=False)
-    write_atomically(numbers, content.encode() + b"\n")
+    write_output(numbers, content.encode() + b"\n")
     return output
 
 

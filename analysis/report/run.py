@@ -16,7 +16,7 @@ from analysis.results.layout import REPORT
 from lit_klrb import schema
 from lit_klrb.config_files import check_config_file
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import check_target, write_atomically
+from lit_klrb.files import check_target, write_output
 
 # Evaluated metrics of the figure, with the labels of their axes.
 SHOWN = {schema.KL: "KL, nats per completion", schema.LENGTH: "length, tokens"}
@@ -60,9 +60,7 @@ def build_run(run: Path, output: Path | None = None) -> Path:
     output = run / REPORT if output is None else output
     check_target(output)
     sections = [_curves(run), _rollouts(run), _completions(run), _settings(run)]
-    write_atomically(
-        output, page(f"Run {run.name}", "Run report", "", [s for s in sections if s is not None])
-    )
+    write_output(output, page(f"Run {run.name}", "Run report", "", [s for s in sections if s is not None]))
     return output
 
 

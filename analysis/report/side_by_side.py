@@ -20,7 +20,7 @@ from analysis.stats.text import count, interval_text, number, signed
 from analysis.stats.unpaired import difference, mean_over, two_sided_p
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import check_target, write_atomically
+from lit_klrb.files import check_target, write_output
 
 _CAUTION = (
     "The runs of two sweeps are not matched: a difference may be due to anything else that differs between "
@@ -77,7 +77,7 @@ def side_by_side(first: Path, second: Path, output: Path | None = None) -> list[
         check_target(output)
         title = f"{' and '.join(_names(*sweeps))}, side by side"
         section = Section("comparison", "Two sweeps, unpaired", paragraphs=notes, tables=tables)
-        write_atomically(output, page(title, "Comparison of sweeps", "", [section]).encode())
+        write_output(output, page(title, "Comparison of sweeps", "", [section]).encode())
     return [*notes, *(line for table in tables for line in _as_text(table))]
 
 

@@ -8,6 +8,7 @@ differ too. Then only the plan, the results and each run's outcome are compared,
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -63,7 +64,7 @@ def verify(path: Path, added: Sequence[Builder] = ()) -> Verification:
         raise ConfigurationError(f"{path}: a report with {NUMBERS} beside it is expected; write one first")
     written = _read_numbers(folder / NUMBERS)
     page = path if path.suffix == ".html" else folder / _page_name(written)
-    if page == path and not page.exists():
+    if page == path and not os.path.lexists(page):
         raise ConfigurationError(f"{page}: there is no such page; write one first")
     runs = folder / written["runs"]
     code = code_version(tuple(added))
@@ -79,7 +80,7 @@ def verify(path: Path, added: Sequence[Builder] = ()) -> Verification:
     recorded = _at(written, "page", "sha256")
     if recorded is None:
         found.not_compared.append(f"{page.name}: {NUMBERS} does not record the page it was written with")
-    elif page.exists() and hashlib.sha256(read_bytes(page)).hexdigest() != recorded:
+    elif os.path.lexists(page) and hashlib.sha256(read_bytes(page)).hexdigest() != recorded:
         found.differences.append(f"{page.name}: is not the page that {NUMBERS} was written with")
     return found
 
@@ -121,7 +122,7 @@ def _recompute(written: dict[str, Any], runs: Path, page: Path, added: Sequence[
         found.not_compared.append(
             f"{page.name}: its drawings, which were made under {_versions(written.get('engines'))}"
         )
-    if page.exists():
+    if os.path.lexists(page):
         found.differences += _of_page(page, report.page, drawings)
     elif drawings and hashlib.sha256(report.page).hexdigest() != _at(written, "page", "sha256"):
         found.differences.append(f"{page.name}: the results do not give the page of {NUMBERS}'s hash")

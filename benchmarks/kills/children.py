@@ -74,7 +74,10 @@ class Child:
             alone: Only to itself.
         """
         if self.wait(0) is None:
-            (os.kill if alone else os.killpg)(self.pid, signal.SIGKILL)
+            try:
+                (os.kill if alone else os.killpg)(self.pid, signal.SIGKILL)
+            except ProcessLookupError:  # it has no session yet
+                os.kill(self.pid, signal.SIGKILL)
         code = self.wait()
         assert code is not None
         self._listen()

@@ -2,10 +2,10 @@
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.files import local_path
 
 EPILOG = """GGUF is the format of llama.cpp. The weights, often of 4 to 8 bits, become numbers of 32 bits, so
 the folder is several times as large as the file. It has the tokenizer with the file's chat template,
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("file", metavar="FILE", help="a .gguf file, or a folder with one")
     parser.add_argument("--output_dir", required=True, metavar="DIR", help="the folder to write, a new one")
     arguments = parser.parse_args(argv)
-    target = Path(arguments.output_dir).expanduser().absolute()
+    target = local_path(arguments.output_dir, "output_dir").absolute()
     if target.exists():
         raise ConfigurationError(f"{arguments.output_dir} exists; name a new folder", key="output_dir")
     from lit_klrb.models import gguf, loading

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.errors import ConfigurationError, brief, printable
-from lit_klrb.files import check_target, local_path, write_atomically
+from lit_klrb.files import check_target, local_path, write_output
 
 if TYPE_CHECKING:
     from lit_klrb.comparison.measure import Advance
@@ -115,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
     found = summary(_measured(options), options.reference, options.level)
     if page is not None:
         try:
-            write_atomically(page, html_report(found))
+            write_output(page, html_report(found))
         except OSError as error:
             raise ConfigurationError(f"{page} cannot be written ({error.strerror})", key="output") from error
     print(json.dumps(found, indent=2) if options.json else text_report(found))

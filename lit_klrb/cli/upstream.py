@@ -7,6 +7,7 @@ from typing import Any
 
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.files import local_path
 from lit_klrb.models.loading import is_file, looks_local
 
 # Arguments of modules that name models and tokenizers; ckpt_path replaces these, as it contains them.
@@ -26,7 +27,7 @@ def check_upstream(settings: dict[str, Any]) -> None:
     """
     paths = [(key, path) for key in PATHS for path in paths_of(settings.get(key))]
     for key, path in paths:
-        if (not is_file(path) and (":" in path or not looks_local(path))) or Path(path).expanduser().exists():
+        if (not is_file(path) and (":" in path or not looks_local(path))) or local_path(path, key).exists():
             continue
         maker = config_that_makes(Path(path))
         hint = f"make it with: python -m lit_klrb fit --config {maker}" if maker else "name one that does"

@@ -23,6 +23,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.errors import ConfigurationError, printable
+from lit_klrb.files import local_path
 from lit_klrb.models.folders import check_weights, sha256, write_checksums
 from lit_klrb.models.gguf_header import GGUFHeader, read_header
 from lit_klrb.models.roles import POLICY, model_from_config, without_code
@@ -55,7 +56,7 @@ def gguf_file(path: str | Path) -> Path | None:
     Raises:
         ConfigurationError: If the folder has several.
     """
-    place = Path(path).expanduser()
+    place = local_path(str(path))
     if place.suffix == SUFFIX:
         return place
     if not place.is_dir() or (place / "config.json").exists():

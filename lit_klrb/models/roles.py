@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from lit_klrb.errors import ConfigurationError, brief
-from lit_klrb.models.trials import reads_padding
+from lit_klrb.models.trials import SHORTEST, reads_padding
 
 # Number of tokens of the text on which a model is tried.
 PROBE_LENGTH = 10
@@ -133,10 +133,14 @@ def check_predicts(key: str | None, model: PreTrainedModel, role: Role) -> None:
         role: What the model is used for.
 
     Raises:
-        ConfigurationError: If a token's logits depend on later tokens or on padding, or are not finite.
+        ConfigurationError: If a token's logits depend on later tokens or on padding, or are not finite, or it
+            reads too few tokens to tell.
     """
+    positions = getattr(model.config, "max_position_embeddings", None) or 1000
+    if role == POLICY and 0 < positions < SHORTEST:
+        raise ConfigurationError(f"its context length, {positions}, is below {SHORTEST}", key=key)
     # Some architectures reserve two positions
-    length = min(PROBE_LENGTH, getattr(model.config, "max_position_embeddings", None) or 1000) - 2
+    length = min(PROBE_LENGTH, positions) - 2
     if role != POLICY or length < 2:
         return
     tokens = torch.zeros(2, length, dtype=torch.long, device=model.device)

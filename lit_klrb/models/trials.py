@@ -19,6 +19,8 @@ LENGTH = 16
 PADDING, PAD = 3, 7
 # Tokens that are read one by one after the others, and how sequences are repeated before them.
 STEPS, ROWS = 4, [1, 0, 1]
+# The least number of tokens of such a trial.
+SHORTEST = max(PADDING + 2, STEPS + 1)
 
 # Whether a model continues from its cache, which its class and settings decide.
 _continues: "WeakKeyDictionary[PreTrainedModel, bool]" = WeakKeyDictionary()
@@ -110,7 +112,7 @@ def _trial(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
     words: Any = model.get_input_embeddings()
     # Some architectures reserve two positions
     positions = (getattr(model.config, "max_position_embeddings", None) or LENGTH + 2) - 2
-    tokens = torch.arange(max(PADDING + 2, STEPS + 1, min(LENGTH, positions)), device=model.device)
+    tokens = torch.arange(max(SHORTEST, min(LENGTH, positions)), device=model.device)
     tokens = torch.stack([tokens, tokens.flip(0)])
     tokens[1, :PADDING] = PAD
     mask = torch.ones_like(tokens)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import PARTIAL, write_atomically
+from lit_klrb.files import PARTIAL, local_path, write_atomically
 from lit_klrb.run.checkpoints import digest, read
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ LIMIT = 2_000_000_000
 def default_folder() -> Path:
     """`LIT_KLRB_CACHE`, or lit_klrb in the user's cache folder."""
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("LIT_KLRB_CACHE") or Path(home) / "lit_klrb").expanduser()
+    return local_path(os.environ.get("LIT_KLRB_CACHE") or f"{home}/lit_klrb", "LIT_KLRB_CACHE")
 
 
 def cached(name: str, key: Any, compute: Callable[[], T]) -> T:

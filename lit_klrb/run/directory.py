@@ -12,7 +12,7 @@ from typing import Self
 
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import local_path, remove_unfinished, try_lock, write_atomically
+from lit_klrb.files import local_path, remove_unfinished, try_lock, write_output
 
 KEY = "trainer.default_root_dir"
 LOCK = ".lock"
@@ -77,13 +77,17 @@ class RunDirectory:
         self._take(root)
         found = run_id(root)
         if found is not None and resumed is None:
-            self._set_aside(root)
+            remove_unfinished(root)
+            if {path.name for path in root.iterdir()} <= {schema.RUN, LOCK}:
+                (root / schema.RUN).unlink()  # of a run that was killed before it wrote anything
+            else:
+                self._set_aside(root)
             found = None
         if found is None:
             _check_free(root)
             self._new = self._new or [root / name for name in (*schema.OWN, LOCK)]
             self.run_id = resumed or secrets.token_hex(8)
-            write_atomically(root / schema.RUN, json.dumps({"run": self.run_id}) + "\n")
+            write_output(root / schema.RUN, json.dumps({"run": self.run_id}) + "\n")
         elif found == resumed:
             self.run_id = found
             remove_unfinished(root)

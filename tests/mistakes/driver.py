@@ -7,6 +7,7 @@ which has imported everything: mistakes do not affect each other, and one that h
 import contextlib
 import io
 import json
+import logging
 import os
 import re
 import select
@@ -178,6 +179,7 @@ def _ended(run: Callable[[], int], seconds: float) -> tuple[str, int, str]:
     """The name of a verdict, or "" if the exit code and the output decide; both."""
     import torch
 
+    logging.disable(logging.WARNING)  # the error is one line, after any warnings
     torch.set_num_threads(1)  # the threads of the parent's pool are not in the fork
     errors = io.StringIO()
     signal.signal(signal.SIGALRM, _ring)

@@ -54,6 +54,13 @@ def test_what_is_no_run_is_neither_renamed_nor_written_to(tmp_path, name):
     assert files(root) == sorted([".lock", name])
 
 
+def test_a_run_that_was_killed_before_it_wrote_anything_is_not_kept(tmp_path):
+    first = made(tmp_path / "run")
+    (tmp_path / "run" / ".config.yaml.0.partial").touch()
+    assert made(tmp_path / "run") != first
+    assert files(tmp_path) == ["run/.lock", f"run/{schema.RUN}"]
+
+
 def test_other_files_may_be_there_and_stay(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with RunDirectory(tmp_path) as directory:
@@ -172,7 +179,7 @@ def test_a_sweep_may_run_a_published_cell_again_once_it_has_emptied_it(tmp_path)
 
 def test_the_directory_one_is_in_is_used_and_not_renamed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made(tmp_path)
+    made(tmp_path, schema.CONFIG)
     for root in (".", str(tmp_path)):
         assert "is the current directory" in refused(root)
     (tmp_path / "below").mkdir()
