@@ -1,4 +1,4 @@
-"""`python -m replication`: the ledger of claims, and reports with the studies of enumerated models."""
+"""`python -m replication`: the ledger of claims, reports with studies of enumerated models, and a figure."""
 
 import argparse
 import sys
@@ -8,7 +8,9 @@ from analysis.cli.main import Parser, run
 from analysis.cli.reports import print_verification
 from analysis.report.build import build
 from analysis.report.verify import verify
+from lit_klrb.files import write_atomically
 from replication.claims.ledger import is_ledger, verify_ledger, write_ledger
+from replication.credit import FIGURE, draw_map
 from replication.sections import SECTIONS
 
 LEDGER = Path(__file__).parent / "ledger"
@@ -40,9 +42,16 @@ def verify_command(arguments: argparse.Namespace) -> int:
     return int(bool(differences))
 
 
+def map_command(arguments: argparse.Namespace) -> int:
+    """Draw the map of credits in distillation."""
+    write_atomically(FIGURE, draw_map() + "\n")
+    print(FIGURE)
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m replication", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="claims|report|verify")
+    commands = parser.add_subparsers(required=True, metavar="claims|report|verify|map")
     claims = commands.add_parser("claims", help="write the ledger of claims from its artifacts")
     claims.set_defaults(run=claims_command)
     claims.add_argument(
@@ -54,6 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     verified = commands.add_parser("verify", help="recompute the ledger, or a report of this command")
     verified.set_defaults(run=verify_command)
     verified.add_argument("path", nargs="?", type=Path, default=LEDGER, metavar="DIR")
+    drawn = commands.add_parser("map", help="draw docs/credit.svg, the credits in distillation by study")
+    drawn.set_defaults(run=map_command)
     return parser
 
 
