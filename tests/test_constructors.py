@@ -23,6 +23,9 @@ EXTENDED = {
     "OnPolicyModule.configure_model",
     "OnPolicyModule.on_save_checkpoint",
     "OnPolicyModule.on_load_checkpoint",
+    "DistillModule.as_read",
+    "DistillModule.rollout_metrics",
+    "DistillModule.training_rewards",
 }
 # Properties that describe an estimator, which have a default.
 DESCRIPTIONS = {"formula", "cost", "bias", "topk", "is_fusable", "credits_own_kl_in_loss", "applied_recipe"}

@@ -214,7 +214,8 @@ def test_a_classifier_whose_scores_depend_on_padding_is_refused(tmp_path):
 def test_a_classifier_that_fails_on_texts_is_refused_when_it_is_loaded(tmp_path):
     """T5 needs an end token, which this tokenizer does not add."""
     config = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
-    model, tokenizer = tiny_classifier("t5", **config, decoder_start_token_id=0)
+    model, tokenizer = tiny_classifier("t5", **config)
+    model.config.decoder_start_token_id = 0
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ConfigurationError, match=r"^reward_path: cannot load .*one <eos> token"):

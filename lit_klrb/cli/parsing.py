@@ -137,6 +137,9 @@ def one_line(message: str, known_keys: list[str]) -> str:
         return f"{section}: a mapping of its options is expected"
     if message.startswith(("unrecognized arguments: ", "Subcommand ")):
         return _unrecognised(message, known_keys)
+    # jsonargparse also tries the value as the path of a file, whose failure hides the real reason
+    tried = _after("Expected a path but ", message).partition(" either ")[0]
+    message = "\n".join(line for line in message.splitlines() if "Expected a path but" not in line)
     _, *pairs = _KEY.split(message)
     keys, problem = pairs[::2] or [""], pairs[-1] if pairs else message
     key, *inner = keys
@@ -150,6 +153,7 @@ def one_line(message: str, known_keys: list[str]) -> str:
         _incomplete(full_key, problem)
         or _no_class(full_key, problem)
         or _wrong_type(full_key, problem)
+        or (f"{full_key}: {tried}: {' '.join(problem.split()).lstrip('- ')}" if tried else "")
         or " ".join(message.split())
     )
 
