@@ -53,6 +53,8 @@ REPLICATION_ROOMS = [
     "replication.distilled",  # statistics of one of them
     "replication.sections",  # of reports
     "replication.claims",  # the ledger of claims
+    "replication.credit",  # a figure of its sweeps
+    "replication.rewards",  # what programs check in answers
     "replication.notes",  # trials that are run once
     "replication.__main__",
 ]
