@@ -1,5 +1,6 @@
 """Properties of answers that a program can check, as rewards."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,6 +39,21 @@ def articles(completions: Sequence[Any]) -> list[float]:
         float(sum(word in {"a", "an", "the"} for word in text.lower().split()))
         for text in _texts(completions)
     ]
+
+
+def right_number(completions: Sequence[Any], answer: Sequence[str]) -> list[float]:
+    """Whether the last number of an answer is the right one, 1 or 0.
+
+    Args:
+        completions: Texts, or lists of messages that end with the answer.
+        answer: The right numbers, a column of the data.
+
+    Example:
+        >>> right_number(["3 + 4 equals 7.", "The answer is 12"], ["7", "2"])
+        [1.0, 0.0]
+    """
+    found = [re.findall(r"\d+", text)[-1:] for text in _texts(completions)]
+    return [float(numbers == [right]) for numbers, right in zip(found, answer, strict=True)]
 
 
 def _texts(completions: Sequence[Any]) -> list[str]:
