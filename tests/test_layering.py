@@ -48,6 +48,7 @@ ANALYSIS_ROOMS = [
 REPLICATION_ROOMS = [
     "replication",
     "replication.schema",  # names of studies
+    "replication.rivals",  # estimators of other papers
     "replication.studies",  # of enumerated models
     "replication.artifacts",  # what they measured
     "replication.distilled",  # statistics of one of them

@@ -106,13 +106,12 @@ def _shrinkage(evidence: Evidence) -> Ruling:
         for case, one in found.items()
     )
     lower = sum(one["ratio"] + 2 * one["standard_error"] < 1 for one in found.values())
-    return Ruling(
-        Verdict.NOT_TESTABLE,
-        "The source's estimator of the coefficient was not read, and the claim is about it. With ours, a "
-        f"moment estimate, the baseline is significantly nearer to the mean in {lower} of {len(found)} "
-        "cases: not where prompts' means are far apart.",
-        numbers,
-    )
+    higher = sum(one["ratio"] - 2 * one["standard_error"] > 1 for one in found.values())
+    counts = f"the baseline is significantly nearer to the prompt's mean in {lower} of {len(found)} cases"
+    if higher and lower:
+        condition = f"prompts' means are not far apart: {counts} and significantly farther in {higher}."
+        return Ruling(Verdict.ONLY_IF, condition, numbers)
+    return Ruling(Verdict.HOLDS if lower else Verdict.FAILS, f"T{counts[1:]}.", numbers)
 
 
 def later_training() -> tuple[PublishedClaim, ...]:
@@ -125,7 +124,7 @@ def later_training() -> tuple[PublishedClaim, ...]:
             "estimators across algorithms” (abstract)",
             Source(
                 "Zeng, Zhou, Arora, Zanette (2025), Shrinking the Variance, arXiv:2511.03710",
-                "The abstract was read, not the estimator of the coefficient: ours is a moment estimate.",
+                "The abstract and the authors' code (guanning03/JSPO-Official, commit 3f8539d) were read.",
             ),
             _IDENTITIES,
             "Simulated normal rewards, 8 prompts a batch, 4,000 batches; prompts' means with standard "

@@ -5,7 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_klrb.functional import leave_one_out_baseline
 from lit_klrb.studies.numbers import rounded
+from replication.rivals import james_stein_baseline
 from replication.studies.tabular import TabularPairs
 
 # Prompts per simulated batch, completions per prompt, and spreads of the prompts' mean rewards.
@@ -70,9 +72,7 @@ def shrinkage_variances(seed: int, batches: int) -> dict[str, Any]:
 
     Rewards are normal within a prompt with unit variance, and prompts' means are normal with the given
     spread. The part of the gradient's variance that a baseline adds is proportional to its mean squared
-    error around the prompt's mean, as the baseline does not depend on the completion. The baseline of
-    arXiv:2511.03710 shrinks towards the mean of the other prompts; here its coefficient is estimated on the
-    other prompts, so that it stays independent of the completion.
+    error around the prompt's mean, as the baseline does not depend on the completion.
 
     Args:
         seed: Seed of the rewards.
@@ -88,7 +88,9 @@ def shrinkage_variances(seed: int, batches: int) -> dict[str, Any]:
             shape = batches, _PROMPTS, count
             means = spread * torch.randn(*shape[:2], 1, dtype=torch.float64, generator=generator)
             rewards = means + torch.randn(*shape, dtype=torch.float64, generator=generator)
-            usual, shrunk = ((b - means).square().mean((1, 2)) for b in _baselines(rewards))
+            rows = rewards.flatten(1)
+            baselines = leave_one_out_baseline(rows.T, count).T, james_stein_baseline(rows, count)
+            usual, shrunk = ((b.view(shape) - means).square().mean((1, 2)) for b in baselines)
             ratio = shrunk.mean() / usual.mean()
             error = (shrunk - ratio * usual).std() / usual.mean() / batches**0.5
             found[f"spread {spread:g}, {count} completions"] = {
@@ -96,18 +98,3 @@ def shrinkage_variances(seed: int, batches: int) -> dict[str, Any]:
                 "standard_error": float(f"{error.item():.3g}"),
             }
     return found
-
-
-def _baselines(rewards: Tensor) -> tuple[Tensor, Tensor]:
-    """Leave-one-out means, and the same shrunk towards the other prompts, shape [batches, P, K] each."""
-    prompts, count = rewards.shape[1:]
-    left_out = (rewards.sum(2, keepdim=True) - rewards) / (count - 1)
-    means, others = rewards.mean(2), 1 - torch.eye(prompts, dtype=rewards.dtype)
-    centre = means @ others / (prompts - 1)
-    within = rewards.var(2) @ others / (prompts - 1)
-    # Variance of the other prompts' means around their own mean, less what noise within prompts adds
-    squares = means.square() @ others / (prompts - 1) - centre.square()
-    between = (squares * (prompts - 1) / (prompts - 2) - within / count).clamp(min=0)
-    noise = within / (count - 1)
-    shrink = (noise / (noise + between))[..., None]
-    return left_out, (1 - shrink) * left_out + shrink * centre[..., None]

@@ -1,6 +1,7 @@
-"""The released leave-one-out of other prompts, by enumeration of batches of two prompts.
+"""Baselines of other prompts, by enumeration of batches of two prompts.
 
-It does not depend on the own completion, so without clipping it is unbiased; what it costs is variance.
+They do not depend on the own completion, so without clipping they are unbiased; that of the released code
+costs variance.
 """
 
 import pytest
@@ -8,8 +9,9 @@ import torch
 from enumerated import Case, exact_gradient, rows_of
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators import LossWeights, ReleasedMonteCarlo, ReleasedRaoBlackwell
+from lit_klrb.estimators import LossWeights, MonteCarlo, ReleasedMonteCarlo, ReleasedRaoBlackwell
 from lit_klrb.functional import other_prompts_baseline
+from replication.rivals import JamesSteinMonteCarlo
 
 BETA = 0.4
 CASE = Case.random(contexts=2, vocab_size=2, max_length=2, seed=3)
@@ -73,6 +75,12 @@ def test_it_is_unbiased_without_clipping_but_noisier(kind, mode, off_policy):
     assert same[0].abs().max() < 1e-10
     assert other[0].abs().max() < 1e-10
     assert other[1] > 2 * same[1]
+
+
+def test_the_baseline_of_james_and_stein_is_unbiased():
+    usual, shrunk = map(bias_and_variance, (MonteCarlo(), JamesSteinMonteCarlo()))
+    assert shrunk[0].abs().max() < 1e-10
+    assert shrunk[1] != pytest.approx(usual[1], rel=0.1)
 
 
 @pytest.mark.parametrize("kind", [ReleasedMonteCarlo, ReleasedRaoBlackwell])

@@ -270,6 +270,15 @@ CHANGES = {
         Verdict.HOLDS,
     ),
     "vopd-variance": (topk("baseline", "gradient_bias", 0.1), Verdict.FAILS),
+    "shrinkage-baselines": (
+        several(
+            *(
+                put(0.9, "identities", "shrinkage", f"spread 3, {count} completions", "ratio")
+                for count in (4, 8)
+            )
+        ),
+        Verdict.HOLDS,
+    ),
     "optimal-token-baseline": (
         several(
             put(0.5, "identities", "token_baseline", "row_per_prefix", "cumulative"),

@@ -1,0 +1,75 @@
+"""Estimators of other papers, to be compared with those of `lit_klrb.estimators`."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lit_klrb.estimators import ComposedEstimator, LossWeights, MonteCarlo
+from lit_klrb.estimators.composed import on_policy_credit
+from lit_klrb.functional import TokenStats, leave_one_out_baseline
+
+
+def james_stein_baseline(values: Tensor, group_size: int) -> Tensor:
+    """Leave-one-out means shrunk towards the mean of the other prompts, for each completion.
+
+    The baseline is (1 - λ) · leave-one-out mean + λ · mean of the other prompts with λ = v / (v + s), where v
+    is the mean variance of the other prompts' means, estimated within prompts, and s the mean squared
+    deviation of these means. It depends on no completion's own value, so the gradient stays unbiased.
+
+    Args:
+        values: Shape [..., B], prompt-major.
+        group_size: Completions per prompt, K.
+
+    Returns:
+        Same shape as `values`; the leave-one-out means if there is one prompt only.
+
+    Example:
+        >>> james_stein_baseline(torch.tensor([0.0, 2, 1, 3, 2, 4], dtype=torch.float64), 2)
+        tensor([2.4000, 2.0000, 2.5000, 1.5000, 2.0000, 1.6000], dtype=torch.float64)
+
+    Reference: arXiv:2511.03710, as in `compute_jspo_outcome_advantage` of guanning03/JSPO-Official at commit
+    3f8539d (2025-11-07).
+    """
+    groups = values.unflatten(-1, (-1, group_size))
+    left_out = leave_one_out_baseline(values.movedim(-1, 0), group_size).movedim(0, -1)
+    prompts, means = groups.shape[-2], groups.mean(-1)
+    if prompts == 1:
+        return left_out
+    others = (1 - torch.eye(prompts, dtype=values.dtype, device=values.device)) / (prompts - 1)
+    centre = means @ others
+    noise = groups.var(-1) @ others / group_size
+    spread = ((means[..., None, :] - centre[..., None]).square() * others).sum(-1)
+    shrink = torch.where(noise > 0, noise / (noise + spread), 0)
+    shrink, centre = (each.repeat_interleave(group_size, -1) for each in (shrink, centre))
+    return (1 - shrink) * left_out + shrink * centre
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class JamesSteinMonteCarlo(ComposedEstimator):
+    """`MonteCarlo` with the James-Stein baseline of reward - beta · log ratio; on-policy only.
+
+    Reference: see `james_stein_baseline`.
+    """
+
+    recipe = MonteCarlo.recipe
+
+    @override
+    @torch.no_grad()
+    def weights(
+        self,
+        stats: TokenStats,
+        mask: Tensor,
+        rewards: Tensor | None = None,
+        *,
+        beta: float = 1.0,
+        group_size: int = 1,
+    ) -> LossWeights:
+        losses = beta * on_policy_credit(self.recipe, stats.masked(mask))[:, 0]
+        if rewards is not None:
+            losses = losses - rewards
+        score = (losses - james_stein_baseline(losses, group_size))[:, None] * mask
+        return LossWeights(score, torch.zeros_like(score))
