@@ -33,7 +33,7 @@ def james_stein_baseline(values: Tensor, group_size: int) -> Tensor:
     Reference: arXiv:2511.03710, as in `compute_jspo_outcome_advantage` of guanning03/JSPO-Official at commit
     3f8539d (2025-11-07).
     """
-    groups = values.unflatten(-1, (-1, group_size))
+    groups = values.reshape(*values.shape[:-1], -1, group_size)
     left_out = leave_one_out_baseline(values.movedim(-1, 0), group_size).movedim(0, -1)
     prompts, means = groups.shape[-2], groups.mean(-1)
     if prompts == 1:

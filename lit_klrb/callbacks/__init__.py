@@ -1,5 +1,6 @@
 """Lightning callbacks: the KL plug-in, monitors, and the files of a run."""
 
+from .average import MovingAverageTeacher as MovingAverageTeacher
 from .checkpoint import RunCheckpoint as RunCheckpoint
 from .distillation import DistillationMonitor as DistillationMonitor
 from .gradient_noise import GradientNoiseMonitor as GradientNoiseMonitor
