@@ -4,6 +4,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+# Common words of reviews.
+_POSITIVE = frozenset(
+    "amazing beautiful best enjoyed excellent fun good great love loved perfect wonderful".split()
+)
+_NEGATIVE = frozenset("awful bad boring dull hate horrible poor stupid terrible waste worse worst".split())
+
 
 def begins_as_json(completions: Sequence[Any]) -> list[float]:
     """Whether an answer begins with the key "answer" of a JSON object, 1 or 0; it may be cut before its end.
@@ -28,17 +34,15 @@ def short_answer(completions: Sequence[Any]) -> list[float]:
     return [float(len(text.split()) <= 12) for text in _texts(completions)]
 
 
-def articles(completions: Sequence[Any]) -> list[float]:
-    """The number of articles of an answer: a reward that is a sum over words.
+def sentiment(completions: Sequence[Any]) -> list[float]:
+    """The number of positive words of an answer less that of negative ones: a reward that is a sum over words.
 
     Example:
-        >>> articles(["A hill that spits the fire."])
-        [2.0]
+        >>> sentiment(["A great film, beautiful and never boring.", "Awful!"])
+        [1.0, -1.0]
     """
-    return [
-        float(sum(word in {"a", "an", "the"} for word in text.lower().split()))
-        for text in _texts(completions)
-    ]
+    words = [re.findall("[a-z]+", text.lower()) for text in _texts(completions)]
+    return [float(sum((word in _POSITIVE) - (word in _NEGATIVE) for word in text)) for text in words]
 
 
 def right_number(completions: Sequence[Any], answer: Sequence[str]) -> list[float]:
