@@ -5,10 +5,19 @@ from collections.abc import Sequence
 from typing import Any
 
 # Common words of reviews.
-_POSITIVE = frozenset(
-    "amazing beautiful best enjoyed excellent fun good great love loved perfect wonderful".split()
-)
-_NEGATIVE = frozenset("awful bad boring dull hate horrible poor stupid terrible waste worse worst".split())
+_POSITIVE = {
+    "amazing",
+    "beautiful",
+    "best",
+    "enjoyed",
+    "excellent",
+    "fun",
+    "good",
+    "great",
+    "love",
+    "perfect",
+}
+_NEGATIVE = {"awful", "bad", "boring", "dull", "hate", "horrible", "poor", "stupid", "terrible", "worst"}
 
 
 def begins_as_json(completions: Sequence[Any]) -> list[float]:
@@ -35,7 +44,7 @@ def short_answer(completions: Sequence[Any]) -> list[float]:
 
 
 def sentiment(completions: Sequence[Any]) -> list[float]:
-    """The number of positive words of an answer less that of negative ones: a reward that is a sum over words.
+    """Positive words of an answer less negative ones: a reward that is a sum over words.
 
     Example:
         >>> sentiment(["A great film, beautiful and never boring.", "Awful!"])
