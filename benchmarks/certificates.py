@@ -64,7 +64,7 @@ def _sweeps(repetitions: int, few: int) -> str:
     cases: dict[str, tuple[Scenario, dict[str, float]]] = {
         "no difference": (STANDARD, {}),
         "no difference, seeds shared over β; wrong: pairs swapped": (shared, {}),
-        "no difference, seeds shared over β; replicates swapped": (replace(shared, blocked=True), {}),
+        "no difference, seeds shared over β; replicates swapped": (replace(shared, seeds_shared=True), {}),
         "same mean, control's noise × 2: control called better": (STANDARD, {"spread": 2.0}),
         "reward + 0.25 SD": (STANDARD, {"lift": 0.25}),
         "reward + 0.5 SD": (STANDARD, {"lift": 0.5}),

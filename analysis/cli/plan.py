@@ -90,19 +90,28 @@ def _arms(arms: Mapping[str, Arm]) -> Iterator[str]:
             yield f"    evaluated with {key} = {own}, the control with {control}: not the same outcome"
 
 
+def _blocks(plan: Plan) -> Iterator[str]:
+    """A line with the blocks, if there are any."""
+    blocks, few = plan.grid.blocks, "" if plan.grid.over_blocks else "; too few for a verdict on others"
+    if blocks:
+        each = plan.grid.replicates // len(blocks)
+        yield f"  {len(blocks)} blocks of {each} replicates ({', '.join(blocks)}){few}"
+
+
 def _attainable(plan: Plan) -> list[str]:
     """Lines with the smallest p-value that the design allows."""
     grid, primary, others = plan.grid, plan.primary, plan.comparisons
     if not others:
         return [f"nothing is compared: {primary.control} is the only arm"]
-    least = smallest_p(plan.pairs)
+    least = 0.0 if grid.over_blocks else smallest_p(plan.pairs)  # a t test can attain any p
+    test = "t test over blocks" if grid.over_blocks else f"smallest two-sided p of a swap test {least:.2g}"
     verdict = "can reject" if least <= plan.level else "CANNOT reject, whatever the results"
     shared = plan.starting_points
     lines = [
         f"{', '.join(others)} against {primary.control}, by {_DECIDES[primary.outcome]}",
         f"  {len(grid.beta)} betas x {grid.replicates} replicates = {plan.pairs} matched pairs",
-        f"  smallest two-sided p of a swap test {least:.2g}, "
-        f"level {plan.level:.2g} (alpha {primary.alpha:g} over {plan.tests}, Holm): {verdict}",
+        *_blocks(plan),
+        f"  {test}, level {plan.level:.2g} (alpha {primary.alpha:g} over {plan.tests}, Holm): {verdict}",
     ]
     if plan.tuning:
         rates = sorted(plan.tuning.rates)

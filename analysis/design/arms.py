@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,7 +25,9 @@ CHECK = "check"
 
 
 def examine(plan: Plan, cells: Sequence[Cell]) -> dict[str, Arm]:
-    """Check every stage and every arm, at each beta where it changes other values, by its first cell there.
+    """Check every stage, and every arm in each block and at each beta where it changes other values.
+
+    The first cell there stands for the others.
 
     Args:
         plan: The plan.
@@ -34,19 +37,21 @@ def examine(plan: Plan, cells: Sequence[Cell]) -> dict[str, Arm]:
         The estimator and evaluation of each arm, by label.
 
     Raises:
-        ConfigurationError: If a stage or an arm would be refused; one line on the first of them.
+        ConfigurationError: If a stage, a block or an arm would be refused; one line on the first of them.
     """
-    first: dict[tuple[str, str], Cell] = {}
+    first: dict[tuple[str, str, str], Cell] = {}
     for cell in cells:
         if cell.trial is not None:  # as in the grid, but for the rate
             continue
-        first.setdefault((_place(cell), json.dumps(cell.overrides, sort_keys=True)), cell)
-    answers: dict[str, dict[str, Any]] = {}
-    for (place, _), answer in zip(first, _ask(plan, list(first.values())), strict=True):
-        if "error" in answer or place not in answers:
-            answers[place] = answer
-    arms = {label: answers[f"grid.arms.{label}"] for label in plan.grid.arms}
-    _refuse(answers, arms, shared=f"stages.{list(plan.stages)[-1]}")
+        block = plan.grid.block_of(cell.point.replicate) if cell.point else ""
+        first.setdefault((_place(cell), block, json.dumps(cell.overrides, sort_keys=True)), cell)
+    answers: dict[tuple[str, str], dict[str, Any]] = {}
+    for (place, block, _), answer in zip(first, _ask(plan, list(first.values())), strict=True):
+        if "error" in answer or (place, block) not in answers:
+            answers[place, block] = answer
+    _refuse(plan, {where: answer["error"] for where, answer in answers.items() if "error" in answer})
+    block = plan.grid.block_of(0)
+    arms = {label: answers[f"grid.arms.{label}", block] for label in plan.grid.arms}
     control = arms[plan.primary.control]["evaluation"]
     return {label: _arm(answer, control) for label, answer in arms.items()}
 
@@ -55,14 +60,18 @@ def _place(cell: Cell) -> str:
     return f"grid.arms.{cell.point.arm}" if cell.point else f"stages.{cell.stage}"
 
 
-def _refuse(answers: Mapping[str, dict[str, Any]], arms: Mapping[str, dict[str, Any]], shared: str) -> None:
-    errors = {place: answer["error"] for place, answer in answers.items() if "error" in answer}
+def _refuse(plan: Plan, errors: Mapping[tuple[str, str], str]) -> None:
+    """Raise the first error; one of every arm is an error of the block, or of what all blocks share."""
     if not errors:
         return
-    place, error = next(iter(errors.items()))
-    # An error of every arm is an error of the configuration that they share
-    if len(arms) > 1 and all(arm.get("error") == error for arm in arms.values()):
-        place = shared
+    (place, block), error = next(iter(errors.items()))
+    alike = {where for where, other in errors.items() if other == error}
+    arms = [f"grid.arms.{label}" for label in plan.grid.arms]
+    everywhere = {*product(arms, plan.grid.blocks or [""])}
+    if len(everywhere) > 1 and everywhere <= alike:
+        place = f"stages.{list(plan.stages)[-1]}"
+    elif block and {*product(arms, [block])} <= alike:
+        place = f"grid.blocks.{block}"
     raise ConfigurationError(error, key=place)
 
 

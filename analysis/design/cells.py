@@ -10,7 +10,7 @@ import numpy as np
 from analysis.design.fingerprint import environment, read_config, semantic, with_contents
 from analysis.results import Cell, Plan, Point, Trial, layout
 from analysis.results.checksum import digest
-from analysis.results.plan import BETA, SEED
+from analysis.results.grid import BETA, SEED
 from analysis.results.rates import TUNING
 from lit_klrb import schema
 
@@ -63,7 +63,8 @@ def expand(plan: Plan) -> Expansion:
     """
     configs = {name: read_config(stage.config, stage.overrides) for name, stage in plan.stages.items()}
     commands = sorted({stage.command for stage in plan.stages.values()})
-    settings = [*configs.values(), *plan.grid.arms.values()]
+    blocks = (block.overrides for block in plan.grid.blocks.values())
+    settings = [*configs.values(), *plan.grid.arms.values(), *blocks]
     surroundings = environment(plan.module, plan.threads, commands, settings)
     hashed = {
         name: with_contents(semantic(config, plan.stages[name].inputs)) for name, config in configs.items()
@@ -100,11 +101,12 @@ def _cell(
     stage = TUNING if isinstance(place, Trial) else name
     address = () if place is None else (place.beta_index, place.replicate)
     seed = cell_seed(plan.root_seed, stage, *address)
-    overrides = {} if place is None else plan.grid.overrides(place.arm, place.beta_index)
+    overrides = {} if place is None else plan.overrides(place)
     if isinstance(place, Trial) and plan.tuning:
         overrides = {**overrides, plan.tuning.key: place.rate}
     changed = {SEED: seed, **overrides, **({} if place is None else {BETA: place.beta})}
-    inputs = {key: ids[source] for key, source in plan.stages[name].inputs.items()}
+    sources = plan.stages[name].inputs if place is None else plan.inputs(place.replicate)
+    inputs = {key: ids[source] for key, source in sources.items()}
     # The label of an arm is not part of the id, as it has no effect on the result
     hashed = {**identity, "overrides": with_contents(changed), "inputs": inputs}
     cell_id = digest({**hashed, "tuned_by": tuned_by} if tuned_by else hashed)

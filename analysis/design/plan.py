@@ -11,7 +11,7 @@ from yaml import YAMLError
 
 from analysis.results import Plan
 from analysis.results.grid import arms_of_estimators
-from analysis.results.plan import FIT
+from analysis.results.stage import FIT
 from lit_klrb.config_files import check_config_file
 from lit_klrb.errors import ConfigurationError
 
@@ -111,6 +111,8 @@ def _check_indices(content: DictConfig) -> None:
         raise ConfigurationError(
             f"a list is not allowed, give each weight a lasting index: {{{indexed}}}", key="grid.beta"
         )
+    if isinstance(OmegaConf.select(content, "grid.blocks"), ListConfig):
+        raise ConfigurationError("a list is not allowed, give each block a label", key="grid.blocks")
 
 
 def _spell_out_arms(content: DictConfig) -> None:

@@ -217,7 +217,7 @@ def _frontier(name: str, pairs: Pairs) -> list[str]:
         f"{count(len(pairs), 'matched pair')}, {discordant} with exactly one run on the frontier, {ahead} of "
         f"these {name}'s: exact swap {probability(swap_test(contributions, pairs.unit).p_value)}."
     ]
-    if pairs.blocked:
+    if pairs.seeds_shared:
         blocks = len(np.unique(pairs.unit))
         lines.append(
             "Pairs share seeds, so all pairs of a seed are swapped together. The smallest attainable p with "

@@ -10,6 +10,7 @@ from analysis.results import Plan
 from analysis.results.load import load_sweep
 from analysis.results.sweep import Sweep
 from analysis.stats.evaluation_noise import noise_share
+from analysis.stats.intervals import detectable_effect
 from analysis.stats.matching import match, matched_evaluations
 from analysis.stats.pairs import Pairs
 from analysis.stats.power import (
@@ -44,6 +45,8 @@ def power(plan: Plan, pilot: Path | None) -> list[str]:
     found = None if pilot is None else load_sweep(pilot)
     if found is not None and found.invalid:
         raise ConfigurationError(f"--pilot: {pilot} cannot be trusted: {found.invalid[0]}")
+    if plan.grid.over_blocks:
+        return [*_over_blocks(plan), *(f"  WARNING: {text}" for text in _warnings(plan, found))]
     if found is None:
         scenario, source, pairs = _assumed(plan), "assumed, no pilot", None
     else:
@@ -61,6 +64,16 @@ def power(plan: Plan, pilot: Path | None) -> list[str]:
         *_other_designs(plan, scenario),
         *(f"  WARNING: {text}" for text in _warnings(plan, found)),
     ]
+
+
+def _over_blocks(plan: Plan) -> Iterator[str]:
+    """The detectable difference in units of what a sweep would have to show first."""
+    blocks = len(plan.grid.blocks)
+    reach = detectable_effect(blocks - 1, plan.level, 0.8, known=True) / math.sqrt(blocks)
+    yield (
+        f"power: depends on how much the difference varies between blocks; {blocks} blocks detect a mean of "
+        f"{number(reach)} SDs of their own differences with 80% power at level {plan.level:.2g}"
+    )
 
 
 def _warnings(plan: Plan, pilot: Sweep | None) -> list[str]:
@@ -148,7 +161,8 @@ def _measured(plan: Plan, pilot: Sweep) -> tuple[Scenario, Pairs]:
             f"--pilot: {pilot.directory} decides by the KL alone, so it has no spread of rewards"
         )
     for name in plan.comparisons:
-        pairs = match(pilot, name, plan.primary.control)
+        # The power is that of a test that swaps pairs
+        pairs = replace(match(pilot, name, plan.primary.control), blocks=0)
         scenario = scenario_of(pairs, plan.primary.outcome)
         if scenario is not None:
             return scenario, pairs

@@ -47,7 +47,7 @@ class Cell:
         seed: Its seed, shared by all arms at the same beta and replicate.
         needs: Ids of the cells whose checkpoints it starts from.
         argv: Arguments of its command, with paths relative to the sweep's directory.
-        overrides: The configuration values that its arm changes; empty outside the grid.
+        overrides: The configuration values that its arm and its block change; empty outside the grid.
         config: Content of its configuration file; empty for a cell read from a file.
         trial: Its arm, beta, replicate and rate in the tuning stage; None elsewhere.
         tuned_by: Hash of the ids of the trials from which its rate is chosen; "" without tuning.

@@ -38,15 +38,23 @@ def inconsistencies(
     """
     grid = [run for run in runs if run.cell.point is not None and not run.diverged]
     trained = [run for run in runs if run.cell.arm is not None and not run.diverged]
+    blocks = [
+        [run for run in grid if plan.grid.block_of(run.point.replicate) == block]
+        for block in plan.grid.blocks or [""]
+    ]
     return [
         *_copies(trained),
         *_same_weights(trained),
         *_negative(grid, imported),
         *(_units(grid, plan) if units_unknown else ()),
-        *_arms(grid, plan),
+        *(problem for block in blocks for problem in _arms(block, plan)),
         *ignored_overrides(trained, plan),
         *_settings(grid, plan),
-        *_unlike(grid, "end at different steps", _last_step, _rollouts),
+        *(
+            problem
+            for block in blocks
+            for problem in _unlike(block, "end at different steps", _last_step, _rollouts)
+        ),
         *_unlike(grid, "were made with different versions", _versions),
     ]
 

@@ -1,14 +1,32 @@
 """The grid of a plan: every arm at every beta in every replicate."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from analysis.results.cell import ESTIMATOR
 from analysis.results.checksum import canonical
 
+# Configuration keys of a run that the design sets.
+SEED, BETA = "seed_everything", "kl.beta"
+# Fewest blocks that show how much blocks differ.
+FEWEST_BLOCKS = 3
 # The key of a value that differs between betas: {by_beta: {index: value}}.
 BY_BETA = "by_beta"
+
+
+@dataclass(frozen=True)
+class Block:
+    """What the runs of a block share, and those of other blocks do not.
+
+    Args:
+        overrides: Configuration key -> value.
+        inputs: Configuration key -> the stage whose checkpoint it receives, beside the inputs of the last
+            stage or in place of them.
+    """
+
+    overrides: dict[str, Any] = field(default_factory=dict)
+    inputs: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -22,16 +40,32 @@ class Grid:
         beta: Index -> weight of the KL. Seeds follow the index: a new weight takes a new one, and the
             others keep their seeds.
         replicates: Matched runs at each beta.
+        blocks: Label -> block: warm starts, or anything else on which statements should not depend. Replicate
+            r belongs to block r mod B of B blocks.
     """
 
     arms: dict[str, dict[str, Any]]
     beta: dict[int, float]
     replicates: int
+    blocks: dict[str, Block] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # Indices of beta as text, as in JSON
         arms = {label: _with_text_keys(overrides) for label, overrides in self.arms.items()}
         object.__setattr__(self, "arms", arms)
+
+    @property
+    def over_blocks(self) -> bool:
+        """Whether statements are about blocks like those of the plan, and not only about these."""
+        return len(self.blocks) >= FEWEST_BLOCKS
+
+    def block_of(self, replicate: int) -> str:
+        """The label of a replicate's block; "" without blocks."""
+        return [*self.blocks][replicate % len(self.blocks)] if self.blocks else ""
+
+    def block(self, replicate: int) -> Block:
+        """The block of a replicate; without blocks an empty one."""
+        return self.blocks.get(self.block_of(replicate), Block())
 
     def overrides(self, label: str, beta_index: int) -> dict[str, Any]:
         """What an arm changes at one beta: configuration key -> value.
@@ -42,11 +76,19 @@ class Grid:
         """
         return {key: _at(value, str(beta_index)) for key, value in self.arms[label].items()}
 
+    def record(self) -> dict[str, Any]:
+        """Its record in a plan; without blocks as in earlier versions."""
+        design = {**asdict(self), "beta": {str(index): beta for index, beta in self.beta.items()}}
+        if not self.blocks:
+            del design["blocks"]
+        return design
+
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "Grid":
         """Create a grid from its record in a plan."""
         betas = {int(index): float(beta) for index, beta in record["beta"].items()}
-        return cls(_arms_of(record), betas, record["replicates"])
+        blocks = {label: Block(**block) for label, block in record.get("blocks", {}).items()}
+        return cls(_arms_of(record), betas, record["replicates"], blocks)
 
 
 def by_beta(value: object) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -16,9 +16,10 @@ from analysis.results.consistency import inconsistencies, lost_runs
 from analysis.results.files import DamagedFileError, present
 from analysis.results.grid import Grid
 from analysis.results.locked import LockedPlan
-from analysis.results.plan import Plan, Primary, Stage
+from analysis.results.plan import Plan, Primary
 from analysis.results.records import Failure, Run, decode_run, read_failure, read_run
 from analysis.results.seconds import read_seconds
+from analysis.results.stage import Stage
 from analysis.results.sweep import Problem, Sweep
 from analysis.results.tuning import tuning_problems
 from lit_klrb import schema
@@ -159,6 +160,7 @@ def _plan_problems(locked: LockedPlan) -> list[Problem]:
     else:
         alien = [point for point in grid if point.beta != plan.grid.beta[point.beta_index]]
         found += [f"{layout.PLAN}: a cell has beta {point.beta:g}, not its grid's" for point in alien[:1]]
+        found += [f"{layout.PLAN}: {cell} is not of its block" for cell in _of_other_blocks(locked)][:1]
     problems = [Problem(text, serious=True) for text in found]
     if locked.imported_from is not None:
         problems.append(
@@ -175,6 +177,18 @@ def _plan_problems(locked: LockedPlan) -> list[Problem]:
         for key, (own, control) in arm.evaluation.items()
     ]
     return problems
+
+
+def _of_other_blocks(locked: LockedPlan) -> Iterator[Cell]:
+    """Cells that differ from their block in the plan, whose order the hash does not cover."""
+    plan, ids = locked.plan, {cell.stage: cell.id for cell in locked.cells.values() if cell.arm is None}
+    for cell in locked.cells.values() if plan.grid.blocks else ():
+        place = cell.point or cell.trial
+        if place is None:
+            continue
+        needs = {ids.get(stage) for stage in plan.inputs(place.replicate).values()}
+        if {*cell.needs} != needs or not plan.overrides(place).items() <= cell.overrides.items():
+            yield cell
 
 
 def _planned(

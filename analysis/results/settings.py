@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from analysis.results import layout
-from analysis.results.grid import plain_key
-from analysis.results.plan import BETA, Plan
+from analysis.results.grid import BETA, plain_key
+from analysis.results.plan import Plan
 from analysis.results.records import Run
 from analysis.results.sweep import Problem
 

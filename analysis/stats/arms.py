@@ -104,18 +104,19 @@ def _values(runs: Sequence[Run], key: str, beta: float) -> FloatArray:
 def start_of(sweep: Sweep) -> dict[str, float | None]:
     """Reward, KL and length at the start of the runs of the grid.
 
-    From the runs' evaluation before the first step, which is the same for all of them; if there is none, from
-    the final evaluation of the last stage that they start from.
+    From the runs' evaluation before the first step, which is the same for all runs of a block; if there is
+    none, from the final evaluation of the last stage that they start from. With blocks, their mean.
     """
     found: dict[str, float | None] = {}
-    needed = {name for run in sweep.grid.values() for name in run.cell.needs}
     stages = list(sweep.plan.stages)
     before = sorted(
-        (run for run in sweep.landmarks if run.cell.id in needed and np.isfinite(run.outcome(schema.KL))),
+        (run for run in sweep.landmarks if np.isfinite(run.outcome(schema.KL))),
         key=lambda run: stages.index(run.cell.stage),
     )
+    starts = {run.cell.needs for run in sweep.grid.values()}
+    latest = [own[-1] for needs in starts if (own := [run for run in before if run.cell.id in needs])]
     for key in (schema.REWARD, schema.KL, schema.LENGTH):
         first = [value for run in sweep.grid.values() if (value := run.first(key)) is not None]
-        last = before[-1].outcome(key) if before else np.nan
+        last = np.mean([run.outcome(key) for run in latest]) if latest else np.nan
         found[key] = float(np.mean(first)) if first else float(last) if np.isfinite(last) else None
     return found

@@ -79,7 +79,7 @@ def hypervolume_test(pairs: Pairs, reference: Reference, *, resamples: int = RES
         resamples: Number of random swaps if enumeration would need more.
     """
     rows = [np.flatnonzero(pairs.replicate == replicate) for replicate in np.unique(pairs.replicate)]
-    whole = pairs.blocked or max(map(len, rows), default=0) > _MAX_LEVELS
+    whole = pairs.seeds_shared or max(map(len, rows), default=0) > _MAX_LEVELS
     tables = []
     for members in rows:
         last = 2 ** len(members) - 1

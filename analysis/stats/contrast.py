@@ -1,6 +1,6 @@
 """Differences between matched runs in one outcome."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
@@ -41,10 +41,28 @@ def equal_betas(pairs: Pairs) -> FloatArray:
 
 
 def mean_of(contrast: Contrast, pairs: Pairs) -> Estimate:
-    """The weighted mean of a contrast; its standard error is clustered by replicate in blocked designs."""
-    if pairs.blocked:
+    """The weighted mean of a contrast.
+
+    With three blocks or more it is the mean of the blocks' means, whose spread gives the standard error. With
+    fewer, the error is that of pairs within blocks, or of replicates if these share seeds over beta.
+    """
+    if pairs.over_blocks:
+        return Estimate.of_mean(np.array([each.value for each in block_means(contrast, pairs).values()]))
+    if pairs.seeds_shared:
         return clustered_mean(contrast.values, contrast.weights, pairs.replicate)
-    return stratified_mean(contrast.values, contrast.weights, pairs.beta_index)
+    strata = pairs.beta_index * max(1, pairs.blocks) + pairs.block
+    return stratified_mean(contrast.values, contrast.weights, strata)
+
+
+def block_means(contrast: Contrast, pairs: Pairs) -> dict[int, Estimate]:
+    """The mean of each block, each beta counting the same, with an error from the block's own pairs."""
+    found = {}
+    for block in np.unique(pairs.block):
+        rows = pairs.block == block
+        own = replace(pairs.subset(rows), blocks=0)
+        part = replace(contrast, values=contrast.values[rows], weights=equal_betas(own))
+        found[int(block)] = mean_of(part, own)
+    return found
 
 
 def ranked(pairs: Pairs, values: FloatArray) -> Contrast:

@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 
 from analysis.stats.sequential import Evidence
-from analysis.stats.text import number
+from analysis.stats.text import number, these_blocks
 from analysis.stats.verdict import Outcome, Verdict
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The conclusion from the primary outcome: by the swap test, or by an e-process if the design changed.
+    """The conclusion from the primary outcome: by its test, or by an e-process if the design changed.
 
     Attributes:
         primary: The verdict on J, or on the KL if the plan decides by the KL.
-        evidence: The e-process of that outcome, if it decides instead of the swap test. Its null hypothesis
+        evidence: The e-process of that outcome, if it decides instead of the test. Its null hypothesis
             is about signs, so that the mean has to favour the same arm.
         not_fixed: Why the e-process decides, as a clause: "the design is sequential".
 
@@ -55,18 +55,19 @@ class Decision:
         """The conclusion in one short sentence that names the primary outcome."""
         verdict = self.primary
         treatment, control, subject = verdict.treatment, verdict.control, verdict.claim.subject
+        where = verdict.condition and f" {verdict.condition}"
         if self.evidence is not None and not verdict.withheld:
             return self._by_evidence(self.evidence)
         match self.outcome:
             case Outcome.NO_VERDICT:
                 return f"No verdict on {treatment} against {control}: {verdict.withheld}."
             case Outcome.BETTER | Outcome.WORSE:
-                return f"{treatment} is {self.outcome.value} than {control}: it has {verdict.label}."
+                return f"{treatment} is {self.outcome.value} than {control}: it has {verdict.label}{where}."
             case Outcome.EQUIVALENT:
                 margin = f"±{number(verdict.margin)} {verdict.unit}"
                 return (
                     f"{treatment} and {control} are equivalent in {subject} within the planned margin, "
-                    f"{margin}."
+                    f"{margin}{where}."
                 )
             case Outcome.CANNOT_REJECT:
                 return f"This design cannot tell {treatment} from {control}, whatever the runs show."
@@ -79,11 +80,14 @@ class Decision:
     @property
     def decided_by(self) -> str:
         """The kind of evidence behind the conclusion, for `results.json`."""
-        return "swap_test" if self.evidence is None else "e_process"
+        own = "block_test" if self.primary.over_blocks else "swap_test"
+        return own if self.evidence is None else "e_process"
 
     def _by_evidence(self, evidence: Evidence) -> str:
         treatment, control = self.primary.treatment, self.primary.control
         how = f"decided by the e-process of {self.primary.claim.subject}, because {self.not_fixed}"
+        if self.primary.blocks:  # its null hypothesis is about single pairs
+            how += f"; {these_blocks(self.primary.blocks)}"
         if evidence.crossing is None:
             last = number(float(evidence.values[-1])) if len(evidence.values) else "1"
             return (

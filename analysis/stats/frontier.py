@@ -109,8 +109,8 @@ def _resampled_shares(pairs: Pairs, cut: float, resamples: int, seed: int) -> Fl
     The frontiers of all resamples are computed together. With the distinct runs of a resample ordered by
     increasing KL, then decreasing reward, a run is on the frontier if its reward exceeds all earlier ones.
     """
-    groups = pairs.replicate if pairs.blocked else np.arange(len(pairs))
-    strata = np.zeros_like(pairs.beta_index) if pairs.blocked else pairs.beta_index
+    groups = pairs.replicate if pairs.seeds_shared else np.arange(len(pairs))
+    strata = np.zeros_like(pairs.beta_index) if pairs.seeds_shared else pairs.beta_index
     rng = np.random.default_rng(seed)
     times = np.zeros((resamples, len(pairs)))  # how often each pair occurs in a resample
     for stratum in np.unique(strata):

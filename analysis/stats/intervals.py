@@ -52,7 +52,7 @@ class Estimate:
         if not self.degrees > 0:
             return None
         half = float(stats.t.ppf(0.5 + level / 2, self.degrees)) * self.standard_error
-        return Interval(self.value - half, self.value + half, level, "t over replicates")
+        return Interval(self.value - half, self.value + half, level, "t")
 
     def widened(self, variance: float) -> "Estimate":
         """The estimate with an independent variance added to that of its error."""

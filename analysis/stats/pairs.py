@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from analysis.results.grid import FEWEST_BLOCKS
+
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -26,6 +28,7 @@ class Pairs:
         unit: Swap unit of each pair, shape [P]: pairs of the same unit are swapped together.
         kl: KL(policy || reference) in nats, shape [P, 2].
         reward: Mean reward, shape [P, 2].
+        blocks: Number of blocks in the plan; replicate r belongs to block r mod `blocks`. 0 without blocks.
 
     Raises:
         ValueError: If the shapes disagree.
@@ -39,6 +42,7 @@ class Pairs:
     unit: IntArray
     kl: FloatArray
     reward: FloatArray
+    blocks: int = 0
 
     def __post_init__(self) -> None:
         size = len(self.beta)
@@ -68,7 +72,17 @@ class Pairs:
         return len(np.unique(self.replicate))
 
     @property
-    def blocked(self) -> bool:
+    def block(self) -> IntArray:
+        """Block of each pair, shape [P]; 0 without blocks."""
+        return self.replicate % max(1, self.blocks)
+
+    @property
+    def over_blocks(self) -> bool:
+        """Whether there are enough blocks for a statement about others."""
+        return len(np.unique(self.block)) >= FEWEST_BLOCKS
+
+    @property
+    def seeds_shared(self) -> bool:
         """Whether whole replicates are swapped, as their pairs share seeds across KL weights."""
         return len(np.unique(self.unit)) < len(self)
 

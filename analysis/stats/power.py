@@ -101,7 +101,7 @@ def primary_rate(scenario: Scenario, *, lift: float, alpha: float, sweeps: int =
 
 def _sums(scenario: Scenario, key: str, kl: FloatArray, reward: FloatArray) -> FloatArray:
     """Contributions of each unit to a test's statistic, shape [sweeps, units]."""
-    unit = scenario.unit if scenario.blocked else None
+    unit = scenario.unit if scenario.seeds_shared else None
     if key in ("objective", "kl"):  # all sweeps at once
         values = -kl if key == "kl" else reward - np.array(scenario.betas)[scenario.beta_index, None] * kl
         differences = (values[..., 0] - values[..., 1]) / scenario.pairs

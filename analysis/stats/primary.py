@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from analysis.stats.claims import KL_DECIDES, MATCHED_KL, OBJECTIVE
+from analysis.stats.contrast import Contrast
 from analysis.stats.holm import NO_TEST, corrected
 from analysis.stats.intervals import Estimate
 from analysis.stats.kl_reward import kl_contrast
@@ -23,6 +24,11 @@ def primary_verdicts(designs: Sequence[Pairs], rules: Rules) -> list[Verdict]:
     return [replace(verdict, doubt=_rate_doubt(verdict, rules)) for verdict in verdicts]
 
 
+def primary_contrast(pairs: Pairs, outcome: str) -> Contrast:
+    """The differences in what decides, "objective" or "kl"."""
+    return kl_contrast(pairs) if outcome == "kl" else objective_contrast(pairs)
+
+
 def _rate_doubt(verdict: Verdict, rules: Rules) -> str:
     """Why a difference at the chosen rates may not be one of the arms at their best rates, or ""."""
     if verdict.treatment not in rules.regrets or verdict.adjusted > verdict.alpha:
@@ -35,7 +41,7 @@ def _rate_doubt(verdict: Verdict, rules: Rules) -> str:
 
 def _primary(pairs: Pairs, rules: Rules) -> Verdict:
     claim = KL_DECIDES if rules.outcome == "kl" else OBJECTIVE
-    contrast = kl_contrast(pairs) if rules.outcome == "kl" else objective_contrast(pairs)
+    contrast = primary_contrast(pairs, rules.outcome)
     found = Verdict.on(claim, pairs, contrast)
     if contrast.ranked:
         return found

@@ -23,7 +23,7 @@ class Scenario:
         reward_sd: SD of the reward around the curve between replicates.
         correlation: Correlation of the two runs of a pair.
         cluster: SD of a replicate's effect on the difference at all betas, in `sd`.
-        blocked: Whether replicates share seeds over beta, so that whole replicates are swapped.
+        seeds_shared: Whether replicates share seeds over beta, so that whole replicates are swapped.
         outcome: What decides, and what true differences are differences in: "objective" for the reward at
             given KL, "kl" for log KL.
     """
@@ -36,7 +36,7 @@ class Scenario:
     reward_sd: float
     correlation: float = 0.3
     cluster: float = 0.0
-    blocked: bool = False
+    seeds_shared: bool = False
     outcome: str = "objective"
 
     @property
@@ -62,7 +62,7 @@ class Scenario:
     @property
     def unit(self) -> IntArray:
         """Swap unit of each pair, shape [P]."""
-        return self.replicate if self.blocked else np.arange(self.pairs)
+        return self.replicate if self.seeds_shared else np.arange(self.pairs)
 
     def draw(
         self, rng: np.random.Generator, sweeps: int, *, lift: float = 0.0, spread: float = 1.0
@@ -141,7 +141,7 @@ def scenario_of(pairs: Pairs, outcome: str = "objective") -> Scenario | None:
     products = deciding.T @ deciding / free
     variance = float(np.trace(products)) / 2
     cluster = 0.0
-    if pairs.blocked and variance > 0:
+    if pairs.seeds_shared and variance > 0:
         sums = unit_sums(deciding[:, 0] - deciding[:, 1], pairs.unit) / len(sizes)
         excess = sums.var(ddof=1) - 2 * (variance - products[0, 1]) / len(sizes)
         cluster = math.sqrt(max(0.0, float(excess)) / variance)
@@ -154,6 +154,6 @@ def scenario_of(pairs: Pairs, outcome: str = "objective") -> Scenario | None:
         reward_sd=math.sqrt(float((residuals**2).sum()) / (2 * free)),
         correlation=min(0.95, max(0.0, float(products[0, 1]) / variance)) if variance > 0 else 0.0,
         cluster=cluster,
-        blocked=pairs.blocked,
+        seeds_shared=pairs.seeds_shared,
         outcome=outcome,
     )

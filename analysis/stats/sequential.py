@@ -97,6 +97,6 @@ def evidence_of(
     for i in np.flatnonzero(gone[:, 0] != gone[:, 1]):
         largest = np.abs(differences[:i]).max(initial=0.0)
         differences[i] = (largest or 1.0) * (1 if gone[i, 1] else -1)
-    if pairs.blocked:
+    if pairs.seeds_shared:
         return Evidence(unit_sums(differences, pairs.unit[ordered]), threshold, "replicate")
     return Evidence(differences, threshold)

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from analysis.stats.blocks import BlockTest
 from analysis.stats.frontier import Share
 from analysis.stats.intervals import Interval
 from analysis.stats.swaps import SwapTest
@@ -69,8 +70,20 @@ def ratio_text(interval: Interval | None) -> str:
     return interval_text(replace(interval, low=math.exp(interval.low), high=math.exp(interval.high)))
 
 
-def evidence_text(test: SwapTest, alpha: float = 0.05) -> str:
+def these_blocks(blocks: int) -> str:
+    """A condition, in words; "" without blocks.
+
+    Example:
+        >>> these_blocks(2), these_blocks(7), these_blocks(0)
+        ('on these two blocks', 'on these 7 blocks', '')
+    """
+    return f"on these {'two' if blocks == 2 else blocks} blocks" if blocks else ""
+
+
+def evidence_text(test: SwapTest | BlockTest, alpha: float = 0.05) -> str:
     """The p-value and its method; from random swaps near `alpha` also its Monte Carlo error."""
+    if isinstance(test, BlockTest):
+        return f"t test over {count(test.blocks, 'block')}, {probability(test.p_value)}"
     if test.exact:
         return f"exact swap {probability(test.p_value)}"
     error = math.sqrt(test.p_value * (1 - test.p_value) / test.resamples)

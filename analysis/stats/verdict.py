@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Self
 
+import numpy as np
+
+from analysis.stats.blocks import BlockTest
 from analysis.stats.claims import Claim
 from analysis.stats.contrast import Contrast, mean_of
 from analysis.stats.frontier import Share
@@ -26,6 +29,7 @@ from analysis.stats.text import (
     ratio_text,
     share_text,
     signed,
+    these_blocks,
 )
 
 
@@ -56,7 +60,7 @@ class Verdict:
         control: Label of the arm it is compared with.
         estimate: The difference (or log ratio) with its standard error.
         unit: Unit of the estimate.
-        test: The exact test of no difference.
+        test: The test of no difference: an exact swap test, or a t test over blocks.
         replicates: n; for a sweep never the number of prompts, steps or batches.
         adjusted: The p-value after correction for the family of tests; `nan` before `holm.corrected`.
         attainable: The smallest attainable corrected p-value.
@@ -69,6 +73,7 @@ class Verdict:
         untested: Why there is no test, or "".
         withheld: Why there is no verdict, or "".
         note: Additional evidence, or "".
+        blocks: Number of blocks of the replicates; 0 without blocks.
     """
 
     claim: Claim
@@ -76,7 +81,7 @@ class Verdict:
     control: str
     estimate: Estimate
     unit: str
-    test: SwapTest
+    test: SwapTest | BlockTest
     replicates: int
     adjusted: float = math.nan
     attainable: float = math.nan
@@ -88,17 +93,23 @@ class Verdict:
     untested: str = ""
     withheld: str = ""
     note: str = ""
+    blocks: int = 0
 
     @classmethod
-    def about(cls, claim: Claim, pairs: Pairs, estimate: Estimate, unit: str, test: SwapTest) -> Self:
+    def about(
+        cls, claim: Claim, pairs: Pairs, estimate: Estimate, unit: str, test: SwapTest | BlockTest
+    ) -> Self:
         """A verdict on the two arms of matched pairs, not yet corrected."""
-        return cls(claim, pairs.treatment, pairs.control, estimate, unit, test, pairs.replicates)
+        blocks = len(np.unique(pairs.block)) if pairs.blocks else 0
+        arms = pairs.treatment, pairs.control
+        return cls(claim, *arms, estimate, unit, test, pairs.replicates, blocks=blocks)
 
     @classmethod
     def on(cls, claim: Claim, pairs: Pairs, contrast: Contrast) -> Self:
-        """A verdict on the mean of a contrast, by its swap test; not yet corrected."""
-        test = swap_test(contrast.contributions, pairs.unit)
-        return cls.about(claim, pairs, mean_of(contrast, pairs), contrast.unit, test)
+        """A verdict on the mean of a contrast, by its swap test or over blocks; not yet corrected."""
+        mean = mean_of(contrast, pairs)
+        test = BlockTest.of(mean) if pairs.over_blocks else swap_test(contrast.contributions, pairs.unit)
+        return cls.about(claim, pairs, mean, contrast.unit, test)
 
     @property
     def first_step(self) -> float:
@@ -174,9 +185,20 @@ class Verdict:
                 why = f": {self.doubt}" if self.doubt else ""
                 return f"On {subject}, {arms}, the result is inconclusive{why} ({evidence}).{reach}"
 
+    @property
+    def over_blocks(self) -> bool:
+        """Whether the claim is about blocks like these, and not only about these."""
+        return isinstance(self.test, BlockTest)
+
+    @property
+    def condition(self) -> str:
+        """The blocks on which the claim is conditional, in words; "" over blocks, and without any."""
+        return "" if self.over_blocks else these_blocks(self.blocks)
+
     def _counts(self) -> str:
-        n = f"n\u00a0=\u00a0{count(self.replicates, self.claim.unit_of_n)}"
-        return f"{n}; {self.note}" if self.note else n
+        n = count(self.replicates, self.claim.unit_of_n)
+        n = f"{count(self.blocks, 'block')} of {n} in all" if self.over_blocks else n
+        return "; ".join(filter(None, (f"n\u00a0=\u00a0{n}", self.condition, self.note)))
 
     def _not_tested(self) -> str:
         subject = self.claim.subject[0].upper() + self.claim.subject[1:]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import rfc8785
 
-from analysis.results import Cell, Grid, Plan, Primary, Stage
+from analysis.results import Block, Cell, Grid, Plan, Primary, Stage
 from analysis.results.grid import arms_of_estimators
 from analysis.results.locked import lock_document
 
@@ -81,8 +81,12 @@ def write_sweep(
     plan: bool = True,
     setting: str = "",
     studied: Sequence[float] = (),
+    blocks: int = 0,
 ) -> Path:
-    """A sweep's directory; `edit` may change a result or withhold it by returning None."""
+    """A sweep's directory; `edit` may change a result or withhold it by returning None.
+
+    With blocks, the warm start of block b is the stage dpo-b.
+    """
     rng = np.random.default_rng(0)
     reference = result(cell("sft"), {"loss": 2.0})
     start = result(
@@ -94,6 +98,8 @@ def write_sweep(
         },
     )
     made = [reference, start]
+    starts = [result(cell(f"dpo-{b}", needs=[reference["id"]]), start["final"]) for b in range(blocks)]
+    made += starts
     for beta in studied:
         run = result(cell(f"study-{beta:g}"), {"reward": 0.7, "kl": 0.5})
         made.append({**run, "studies": studies(beta)})
@@ -104,7 +110,8 @@ def write_sweep(
                 point = (name, level, replicate)
                 seed = seed_of and seed_of(level, replicate)
                 final = outcome(rng, beta, (lift or {}).get(name, 0.0), luck)
-                where = cell("rloo", point, betas=betas, seed=seed, needs=[reference["id"], start["id"]])
+                own = starts[replicate % blocks] if blocks else start
+                where = cell("rloo", point, betas=betas, seed=seed, needs=[reference["id"], own["id"]])
                 curves = {
                     f"{source}/{key}": draw_curve(rng, final[key], steps=steps, start=0.4)
                     for source, steps in (("train", 20), ("val", 5))
@@ -112,7 +119,7 @@ def write_sweep(
                 }
                 made.append(result(where, final, curves=curves))
     if plan:
-        write_plan(runs, made, estimators, betas, replicates, primary, setting)
+        write_plan(runs, made, estimators, betas, replicates, primary, setting, blocks)
     for content in made:
         place = content["cell"]
         point = (place["arm"], place["beta_index"], place["replicate"])
@@ -122,10 +129,13 @@ def write_sweep(
     return runs
 
 
-def write_plan(runs: Path, made, estimators, betas, replicates, primary, setting="") -> None:
+def write_plan(runs: Path, made, estimators, betas, replicates, primary, setting="", blocks=0) -> None:
     chosen = {"control": estimators[0], **(primary or {})}
-    stages = {name: Stage("") for name in ("sft", "dpo", "study", "rloo")}
-    grid = Grid(arms_of_estimators(estimators), betas, replicates)
+    warm = [f"dpo-{b}" for b in range(blocks)]
+    stages = {name: Stage("") for name in ("sft", "dpo", *warm, "study")}
+    stages["rloo"] = Stage("", {"reference": "sft"} if blocks else {})
+    own = {f"block {name}": Block(inputs={"policy": name}) for name in warm}
+    grid = Grid(arms_of_estimators(estimators), betas, replicates, own)
     plan = Plan("synthetic", "", stages, grid, Primary(**chosen), setting=setting)
     cells = [Cell.of_record(one["id"], one["cell"]) for one in made]
     runs.mkdir(parents=True, exist_ok=True)

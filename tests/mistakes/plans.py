@@ -43,6 +43,13 @@ SETTINGS = {
         "{-1: 1}",
     ),
     "grid.replicates": ("0", "-1", "1.5", "many", "100000000000", "null"),
+    "grid.blocks": (
+        "5",
+        "[a, b]",
+        "{a: {}}",
+        "{a: {}, b: {overrides: {kl.beta: 1}}}",
+        "{a: {}, b: {inputs: {x: no_stage}}}",
+    ),
     "primary": ("null", "5", "{}"),
     "primary.control": ("null", "Nobody", "5", "''"),
     "primary.alpha": ("0", "1", "-1", ".nan", "small"),

@@ -6,6 +6,7 @@ from analysis.report.assessment import Assessment
 from analysis.report.elements import Section
 from analysis.report.sections.arms import arms
 from analysis.report.sections.attainment import attainment
+from analysis.report.sections.blocks import blocks
 from analysis.report.sections.certificates import certificates
 from analysis.report.sections.completions import completions
 from analysis.report.sections.curves import training_curves
@@ -39,6 +40,7 @@ SECTIONS: tuple[Builder, ...] = (
     completions,
     hyperparameters,
     outcomes,
+    blocks,
     evaluation_noise,
     evidence,
     progress,

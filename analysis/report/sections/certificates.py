@@ -19,6 +19,10 @@ def certificates(assessment: Assessment) -> Section | None:
         return None
     by_kl = plan.primary.outcome == "kl"
     subject = "the KL" if by_kl else "J"
+    title = f"Power of the test of {subject} in this design"
+    if any(comparison.pairs.over_blocks for comparison in assessment.comparisons):
+        unknown = "Not simulated: it depends on how much differences vary between blocks."
+        return Section("certificates", title, paragraphs=[unknown], folded=True)
     model = "Gaussian noise on log KL" if by_kl else "one curve of reward against KL, Gaussian noise on both"
     found = {
         comparison.pairs.treatment: scenario
@@ -35,7 +39,7 @@ def certificates(assessment: Assessment) -> Section | None:
     }
     return Section(
         "certificates",
-        f"Power of the test of {subject} in this design",
+        title,
         paragraphs=[
             "Sweeps were simulated with the betas, replicates, spreads and correlations of "
             f"this one ({model}), and the test of {subject} was run on "

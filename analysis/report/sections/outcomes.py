@@ -117,6 +117,7 @@ def _tests(assessment: Assessment) -> Table:
     alpha, comparisons = assessment.sweep.plan.primary.alpha, assessment.comparisons
     not_fixed = comparisons[0].decision.not_fixed
     primary = comparisons[0].decision.primary
+    p_value = "p (t over blocks, or swap)" if primary.over_blocks else "p (swap)"
     return Table(
         (f"Exploratory, because {not_fixed}. " if not_fixed else "")
         + f"All planned tests, two-sided at {alpha:g}. “{primary.claim.key}” is the primary outcome, with "
@@ -125,7 +126,7 @@ def _tests(assessment: Assessment) -> Table:
         "simultaneous, each at the level of the first step of Holm's correction in its family: "
         f"{_levels(comparisons[0])}; those of frontier shares are 95% each. “Least p” is the smallest "
         "attainable corrected p.",
-        ("Test", "Arm", "Estimate", "Interval", "p (swap)", "p (Holm)", "Least p", "Verdict"),
+        ("Test", "Arm", "Estimate", "Interval", p_value, "p (Holm)", "Least p", "Verdict"),
         [_test_row(verdict) for comparison in comparisons for verdict in comparison.verdicts],
     )
 

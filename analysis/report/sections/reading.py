@@ -49,9 +49,10 @@ def reading(assessment: Assessment) -> Section:
 
 def _inference(assessment: Assessment) -> str:
     primary, planned = assessment.comparisons[0].decision.primary, len(assessment.sweep.plan.comparisons)
-    blocked = assessment.comparisons[0].pairs.blocked
-    swaps = "whole replicates, because seeds are shared across β" if blocked else "single pairs"
-    return (
+    seeds_shared = assessment.comparisons[0].pairs.seeds_shared
+    swaps = "whole replicates, because seeds are shared across β" if seeds_shared else "single pairs"
+    over_blocks = "Mean differences are tested over blocks, whose number is n. Apart from these, "
+    return (over_blocks if primary.over_blocks else "") + (
         f"n counts replicates. The exact tests swap the labels of two arms within {swaps}; their null "
         f"hypothesis is that the outcomes of both arms are exchangeable. The primary outcome is "
         f"{primary.claim.subject}, with Holm's correction over {count(planned, 'planned comparison')}. "

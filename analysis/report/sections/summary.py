@@ -7,7 +7,9 @@ from typing import Any
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Card, Finding, Section, Table
 from analysis.report.sections.arms import biased_arms
+from analysis.report.sections.blocks import block_condition
 from analysis.stats import Comparison, Decision, Verdict
+from analysis.stats.blocks import BlockTest
 from analysis.stats.kl_reward import kl_ratio
 from analysis.stats.text import (
     count,
@@ -89,7 +91,12 @@ def _looking(assessment: Assessment) -> str:
 
 def verdict_numbers(verdict: Verdict) -> dict[str, Any]:
     """The numbers of a verdict, for `results.json`."""
-    interval, share = verdict.interval, verdict.share
+    interval, share, test = verdict.interval, verdict.share, verdict.test
+    how: dict[str, Any]
+    if isinstance(test, BlockTest):
+        how = {"blocks": test.blocks}
+    else:
+        how = {"swaps": test.resamples, "exact": test.exact}
     return {
         "claim": verdict.claim.key,
         "outcome": verdict.outcome.value,
@@ -98,11 +105,10 @@ def verdict_numbers(verdict: Verdict) -> dict[str, Any]:
         "unit": verdict.unit,
         "interval": None if interval is None else [interval.low, interval.high],
         "level": 1 - verdict.first_step,
-        "p": verdict.test.p_value,
+        "p": test.p_value,
         "p_holm": verdict.adjusted,
         "p_holm_attainable": verdict.attainable,
-        "swaps": verdict.test.resamples,
-        "exact": verdict.test.exact,
+        **how,
         "replicates": verdict.replicates,
         **({} if share is None else {"k": share.count, "n": share.total, "discordant": share.discordant}),
     }
@@ -234,6 +240,7 @@ def _conditions(assessment: Assessment) -> list[str]:
             "All runs share one warm start and one reference: all statements are conditional on these, and "
             "do not apply to other checkpoints."
         )
+    texts += filter(None, [block_condition(assessment)])
     if any(c.pairs.diverged.any() for c in assessment.comparisons):
         texts.append(
             "Some runs diverged. They rank last: differences are compared by rank within each β instead of "

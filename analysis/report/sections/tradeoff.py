@@ -1,6 +1,7 @@
 """Fig. 1: reward against KL, means with intervals over single runs."""
 
 import math
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -181,7 +182,7 @@ def _label_betas(axes: Axes, runs: list[Run], control: str) -> None:
 def _draw_landmarks(axes: Axes, sweep: Sweep) -> list[Line2D]:
     """Points outside the sweep; returns their legend entries."""
     marks = []
-    for (name, kl, reward), marker in zip(landmarks(sweep), "*pHd", strict=False):
+    for (name, kl, reward), marker in zip(landmarks(sweep), cycle("*pHd"), strict=False):
         axes.plot([kl], [reward], marker, color=INK, markersize=9, markerfacecolor="white", zorder=4)
         marks.append(
             Line2D([], [], color=INK, marker=marker, linestyle="none", markerfacecolor="white", label=name)

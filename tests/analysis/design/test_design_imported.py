@@ -60,7 +60,7 @@ def test_a_sweep_has_the_same_statistics_after_export_and_import(tmp_path, impor
     own = write_sweep(tmp_path / "own", replicates=5, lift={"RaoBlackwell": 0.2}, **seeds)
     frame = analysis.frames(own).runs
     theirs = imported(table(frame, tmp_path / "own.csv"), columns=COLUMNS, control="MonteCarlo")
-    assert load_assessment(theirs).comparisons[0].pairs.blocked == shared
+    assert load_assessment(theirs).comparisons[0].pairs.seeds_shared == shared
     assert verdicts(theirs) == verdicts(own)
     assert len(verdicts(own)) == 9
     again = analysis.frames(theirs).runs
@@ -119,7 +119,7 @@ def test_trainer_states_of_trl(request, imported, monkeypatch):
     assert run.final == {"reward": history[3]["reward"], "kl": history[3]["kl"]}
     assert run.curves["train/kl"].value.tolist() == [row["kl"] for row in history[:4]]
     # one seed at both betas: what is swapped are whole replicates
-    assert load_assessment(sweep.directory).comparisons[0].pairs.blocked
+    assert load_assessment(sweep.directory).comparisons[0].pairs.seeds_shared
 
 
 def test_a_wide_export_of_w_and_b(tmp_path, imported):

@@ -34,7 +34,7 @@ def test_pairs_have_the_two_runs_of_each_point(tmp_path):
             sweep.grid[name, level, replicate].final["reward"] for name in ("RaoBlackwell", "MonteCarlo")
         ]
         assert pairs.beta[row] == BETAS[level]
-    assert not pairs.blocked
+    assert not pairs.seeds_shared
 
 
 VALUES = {"reward": [1.234, 0.7666], "kl": [2.0, 3.0]}
@@ -66,7 +66,7 @@ def test_values_per_prompt_must_have_the_final_means(tmp_path, prompts, reason):
 def test_seeds_shared_across_betas_swap_whole_replicates(tmp_path):
     sweep = load_sweep(write_sweep(tmp_path, replicates=3, seed_of=lambda level, replicate: replicate))
     pairs = match(sweep, "RaoBlackwell", "MonteCarlo")
-    assert pairs.blocked
+    assert pairs.seeds_shared
     np.testing.assert_array_equal(pairs.unit, pairs.replicate)
 
 

@@ -14,7 +14,7 @@ def draw_pairs(
     spread: float = 1.0,
     correlation: float = 0.3,
     cluster: float = 0.0,
-    blocked: bool = False,
+    seeds_shared: bool = False,
 ) -> Pairs:
     """Runs on reward = sqrt(KL) with noise of SD 0.1 (reward) and 0.15 (log KL).
 
@@ -39,7 +39,7 @@ def draw_pairs(
     kl = 0.3 / beta[:, None] * np.exp(0.15 * kl_noise)
     reward = np.sqrt(kl) + 0.1 * reward_noise
     reward[:, 0] += 0.1 * lift
-    unit = replicate if blocked else np.arange(len(beta))
+    unit = replicate if seeds_shared else np.arange(len(beta))
     return Pairs("RaoBlackwell", "MonteCarlo", beta, beta_index, replicate, unit, kl, reward)
 
 

@@ -135,7 +135,7 @@ def test_resampled_frontiers_equal_those_computed_one_by_one():
 
 def test_blocks_are_resampled_whole():
     # two replicates: each resample of whole blocks is one of three frontiers, so the limits are among them
-    pairs = draw_pairs(np.random.default_rng(2), replicates=2, blocked=True)
+    pairs = draw_pairs(np.random.default_rng(2), replicates=2, seeds_shared=True)
     shares = []
     for block in (0, 1):
         rows = pairs.replicate == block

@@ -11,9 +11,11 @@ from scipy import stats
 from analysis.stats.matched_kl import curve_design, matched_kl, matched_kl_p_value, matched_kl_test
 
 
-def apart(seed=0, *, ratio=0.6, gap=0.0, replicates=4, blocked=False, **design):
+def apart(seed=0, *, ratio=0.6, gap=0.0, replicates=4, seeds_shared=False, **design):
     """Pairs whose treatment has `ratio` times the control's KL, on the same curve plus `gap`."""
-    pairs = draw_pairs(np.random.default_rng(seed), replicates=replicates, blocked=blocked, **design)
+    pairs = draw_pairs(
+        np.random.default_rng(seed), replicates=replicates, seeds_shared=seeds_shared, **design
+    )
     kl = pairs.kl * np.array([ratio, 1.0])
     reward = pairs.reward - np.sqrt(pairs.kl) + np.sqrt(kl) + np.array([gap, 0.0])
     pairs.kl[:], pairs.reward[:] = kl, reward
@@ -38,9 +40,9 @@ def fitted(pairs):
     return gap, error, 1 - sm.OLS(label, design[:, 1:-1]).fit().rsquared
 
 
-@pytest.mark.parametrize("blocked", [False, True])
-def test_estimate_error_and_overlap_are_those_of_statsmodels(blocked):
-    pairs = apart(gap=0.2, blocked=blocked)
+@pytest.mark.parametrize("seeds_shared", [False, True])
+def test_estimate_error_and_overlap_are_those_of_statsmodels(seeds_shared):
+    pairs = apart(gap=0.2, seeds_shared=seeds_shared)
     found = matched_kl(pairs)
     gap, error, overlap = fitted(pairs)
     assert found.estimate.value == pytest.approx(gap)
@@ -50,10 +52,10 @@ def test_estimate_error_and_overlap_are_those_of_statsmodels(blocked):
     assert found.differences.mean() == pytest.approx(gap)
 
 
-@pytest.mark.parametrize("blocked", [False, True])
-def test_p_is_that_of_all_swaps_with_a_new_fit_each(blocked):
-    replicates = 7 if blocked else 3
-    pairs = apart(seed=3, gap=0.05, replicates=replicates, blocked=blocked, betas=(0.05, 0.1))
+@pytest.mark.parametrize("seeds_shared", [False, True])
+def test_p_is_that_of_all_swaps_with_a_new_fit_each(seeds_shared):
+    replicates = 7 if seeds_shared else 3
+    pairs = apart(seed=3, gap=0.05, replicates=replicates, seeds_shared=seeds_shared, betas=(0.05, 0.1))
     units = np.unique(pairs.unit)
     values = []
     for signs in product([False, True], repeat=len(units)):

@@ -25,7 +25,7 @@ from analysis.stats.swaps import swap_test
 SMALL = Scenario((0.1, 0.2, 0.4), (1.0, 0.5, 0.0), 3, (0.0, 1.0), 0.15, 0.1)
 
 
-@pytest.mark.parametrize("scenario", [SMALL, replace(SMALL, blocked=True, cluster=0.5, replicates=7)])
+@pytest.mark.parametrize("scenario", [SMALL, replace(SMALL, seeds_shared=True, cluster=0.5, replicates=7)])
 @pytest.mark.parametrize("alternative", ["two-sided", "greater", "less"])
 def test_rates_equal_those_of_the_tests_themselves(scenario, alternative):
     sweeps = 40
@@ -112,14 +112,14 @@ def test_the_power_for_a_ratio_of_kls_is_that_of_the_paired_t_test():
 
 
 def test_the_scenario_of_a_sweep_that_the_kl_decides_has_its_spreads():
-    truth = replace(STANDARD, replicates=80, correlation=0.6, blocked=True, cluster=0.7, outcome="kl")
+    truth = replace(STANDARD, replicates=80, correlation=0.6, seeds_shared=True, cluster=0.7, outcome="kl")
     drawn = truth.simulate(np.random.default_rng(3), lift=3.0)
     ratio = np.log(drawn.kl[:, 0] / drawn.kl[:, 1]).mean()
     assert ratio == pytest.approx(-3.0 * truth.log_kl_sd, rel=0.1)
     found = scenario_of(replace(drawn, reward=np.zeros_like(drawn.reward)), "kl")
     assert found.outcome == "kl"
     assert found.correlation < truth.correlation  # the cluster's effect is in one of the two runs
-    plain = replace(truth, cluster=0.0, blocked=False).simulate(np.random.default_rng(3))
+    plain = replace(truth, cluster=0.0, seeds_shared=False).simulate(np.random.default_rng(3))
     assert scenario_of(plain, "kl").correlation == pytest.approx(0.6, abs=0.05)
     assert scenario_of(plain, "kl").sd == pytest.approx(truth.log_kl_sd, rel=0.05)
     # SD of a replicate's mean difference: that of the cluster and of the pairs

@@ -37,9 +37,9 @@ def test_pairs_are_in_the_order_of_their_runs_and_blocks_count_once():
     found = evidence(pairs, 20.0)
     assert np.array_equal(found.differences, differences[order])
     assert np.array_equal(found.values, swap_e_process(differences[order]))
-    blocked = draw_pairs(np.random.default_rng(0), replicates=3, betas=(0.1, 0.3), blocked=True)
+    shared = draw_pairs(np.random.default_rng(0), replicates=3, betas=(0.1, 0.3), seeds_shared=True)
     expected = [differences[pairs.replicate == replicate].sum() for replicate in range(3)]
-    assert np.allclose(evidence(blocked, 20.0).differences, expected)
+    assert np.allclose(evidence(shared, 20.0).differences, expected)
 
 
 def test_a_diverged_run_loses_by_the_largest_earlier_difference():

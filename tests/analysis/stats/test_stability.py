@@ -108,7 +108,7 @@ def test_the_hypervolume_test_equals_full_enumeration():
 
 
 def test_blocked_hypervolumes_swap_whole_replicates():
-    pairs = draw_pairs(np.random.default_rng(5), replicates=4, betas=(0.1, 0.3), blocked=True)
+    pairs = draw_pairs(np.random.default_rng(5), replicates=4, betas=(0.1, 0.3), seeds_shared=True)
     corner = (20.0, -1.0)
     found = hypervolume_test(pairs, corner)
     expected = []

@@ -1,0 +1,201 @@
+"""Blocks of a plan: their cells, seeds and ids, and what is refused."""
+
+import re
+
+import pytest
+import yaml
+
+from analysis.cli import main
+from analysis.design import expand, read_plan
+from analysis.results.locked import LockedPlan
+from lit_klrb.errors import ConfigurationError
+
+POLICY, REFERENCE = "model.init_args.policy_path", "model.init_args.reference_path"
+BLOCKS = {
+    "a": {"inputs": {POLICY: "dpo-a"}},
+    "b": {"inputs": {POLICY: "dpo-b"}},
+    "c": {"inputs": {"model.policy_path": "dpo-b"}, "overrides": {"prompts": 4}},
+}
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch, request):
+    """Write a plan with blocks for a module that imitates lit_klrb."""
+    monkeypatch.chdir(tmp_path)
+    jobs = request.config.rootpath / "tests" / "analysis" / "sweep"
+    monkeypatch.setenv("PYTHONPATH", str(jobs), prepend=":")
+    for stage in ("sft", "dpo", "rloo"):
+        (tmp_path / f"{stage}.yaml").write_text("{seconds: 0}")
+
+    def write(blocks=BLOCKS, replicates=6, arms=("MonteCarlo", "RaoBlackwell"), rloo=None, **keys):
+        inputs = {REFERENCE: "sft"}
+        arms = arms if isinstance(arms, dict) else list(arms)
+        plan = {
+            "name": "blocks",
+            "directory": "runs",
+            "module": "fake_job",
+            "stages": {
+                "sft": {"config": "sft.yaml"},
+                "dpo-a": {"config": "dpo.yaml", "inputs": inputs},
+                "dpo-b": {"config": "dpo.yaml", "inputs": inputs},
+                "rloo": {"config": "rloo.yaml", "inputs": {**inputs, POLICY: "dpo-a"}} | (rloo or {}),
+            },
+            "grid": {"arms": arms, "beta": {0: 0.1, 3: 0.2}, "replicates": replicates}
+            | ({} if blocks is None else {"blocks": blocks}),
+            "primary": {"control": next(iter(arms))},
+        } | keys
+        (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
+        return tmp_path / "plan.yaml"
+
+    return write
+
+
+def cells(path):
+    return {cell.place or cell.trial or cell.stage: cell for cell in expand(read_plan(path)).cells}
+
+
+def test_replicate_r_is_in_block_r_mod_b(write):
+    found = cells(write())
+    (sft, *warm) = (found[stage].id for stage in ("sft", "dpo-a", "dpo-b"))
+    for (_, _, replicate), cell in ((place, cell) for place, cell in found.items() if cell.point):
+        start = warm[min(replicate % 3, 1)]
+        assert cell.needs == (sft, start)
+        options = dict(zip(cell.argv[1::2], cell.argv[2::2], strict=True))
+        key = "--model.policy_path" if replicate % 3 == 2 else f"--{POLICY}"
+        assert options[key] == f"{{runs}}/cells/{start}/checkpoints/last.ckpt"
+        assert len([option for option in options if option.endswith("policy_path")]) == 1
+        assert options.get("--prompts") == ("4" if replicate % 3 == 2 else None)
+        assert cell.overrides.get("prompts") == (4 if replicate % 3 == 2 else None)
+
+
+def test_blocks_leave_seeds_pairs_and_the_ids_of_equal_cells_as_they_are(write):
+    with_blocks, without = cells(write()), cells(write(None))
+    assert {place: cell.seed for place, cell in with_blocks.items()} == {
+        place: cell.seed for place, cell in without.items()
+    }
+    equal = {place for place, cell in with_blocks.items() if cell.id == without[place].id}
+    assert {place[2] for place in equal if isinstance(place, tuple)} == {0, 3}
+    assert "blocks" not in read_plan(write(None)).record()["grid"]
+
+
+def test_more_replicates_keep_the_cells(write):
+    few, many = cells(write(replicates=3)), cells(write(replicates=6))
+    assert {place: cell.id for place, cell in few.items()}.items() <= {
+        place: cell.id for place, cell in many.items()
+    }.items()
+
+
+def test_trials_are_in_blocks_too(write):
+    tuning = {"rates": [0.1, 0.2, 0.4], "replicates": 3, "key": "lr"}
+    found = cells(write(tuning=tuning))
+    trials = [cell for cell in found.values() if cell.trial]
+    prompts = {cell.trial.replicate: cell.overrides.get("prompts") for cell in trials}
+    assert prompts == {0: None, 1: None, 2: 4}
+    assert {cell.needs[1] for cell in trials if cell.trial.replicate == 1} == {found["dpo-b"].id}
+    with pytest.raises(
+        ConfigurationError, match=r"tuning.replicates: 4 is not allowed; a multiple of 3, the"
+    ):
+        read_plan(write(tuning=tuning | {"replicates": 4}))
+
+
+def test_the_locked_plan_has_the_blocks_and_the_plan_prints_them(write, capsys, tmp_path):
+    assert main(["plan", "--config", str(write())]) == 0
+    out = capsys.readouterr().out
+    assert "  3 blocks of 2 replicates (a, b, c)\n  t test over blocks, level 0.05" in out
+    assert "3 blocks detect a mean of" in out
+    assert "all runs share one sft and one dpo" not in out
+    assert "all runs share one sft: what is found holds given" in out
+    assert LockedPlan.read(tmp_path / "runs" / "plan.json").plan.grid == read_plan(write()).grid
+    two = {label: BLOCKS[label] for label in "ab"}
+    assert main(["plan", "--config", str(write(two, directory="two"))]) == 0
+    out = capsys.readouterr().out
+    assert "2 blocks of 3 replicates (a, b); too few for a verdict on others\n  smallest two-sided p" in out
+    assert "power (assumed" in out
+
+
+def with_third(overrides=None, inputs=None):
+    return {**BLOCKS, "c": {"overrides": overrides or {}, "inputs": inputs or {}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"replicates": 4}, "grid.replicates: 4 is not allowed; a multiple of 3, the number of blocks"),
+        ({"blocks": {"a": BLOCKS["a"]}}, "grid.blocks: ['a'] is not allowed; at least two blocks"),
+        (
+            {"blocks": {**BLOCKS, "c": BLOCKS["b"]}},
+            "grid.blocks: ['b', 'c'] is not allowed; two blocks differ",
+        ),
+        ({"blocks": {"a": {}, " b": {"overrides": {"x": 1}}}}, "grid.blocks: ' b' is not allowed; labels"),
+        (
+            {"blocks": with_third(inputs={"x": "rloo"})},
+            "c.inputs.x: 'rloo' is not allowed; one of: sft, dpo-a",
+        ),
+        (
+            {"blocks": with_third(inputs={"kl.estimator": "sft"})},
+            "c.inputs.kl.estimator: 'sft' is not allowed; grid.arms.",
+        ),
+        (
+            {"blocks": with_third(inputs={"x": "sft"}), "rloo": {"overrides": {"x": 1}}},
+            "grid.blocks.c.inputs.x: 'sft' is not allowed; stages.rloo.overrides sets it",
+        ),
+        (
+            {"blocks": with_third({"kl.estimator": "x"})},
+            "c.overrides.kl.estimator: 'x' is not allowed; grid.arms",
+        ),
+        (
+            {"blocks": with_third({"seed_everything": 1})},
+            "c.overrides.seed_everything: 1 is not allowed; seeds",
+        ),
+        (
+            {"blocks": with_third({"model.policy_path": "x"})},
+            "policy_path: 'x' is not allowed; an input sets it",
+        ),
+        (
+            {"blocks": with_third({"x": {"by_beta": {0: 1, 3: 2}}})},
+            "only the values of an arm can differ between",
+        ),
+        ({"blocks": with_third({"x": float("nan")})}, "grid.blocks.c.overrides.x: nan is not allowed"),
+        ({"blocks": [1]}, "grid.blocks: a list is not allowed, give each block a label"),
+        ({"blocks": {"a": {"seeds": 1}}}, "Key 'seeds' not in 'Block'"),
+        (
+            {"tuning": {"rates": [1, 2, 3], "replicates": 3, "key": "prompts"}},
+            "grid.blocks.c.overrides.prompts: 4 is not allowed; tuning chooses it",
+        ),
+    ],
+)
+def test_invalid_blocks_are_refused(write, changes, message):
+    with pytest.raises(ConfigurationError, match=re.escape(message)) as caught:
+        read_plan(write(**changes))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "arms", "place"),
+    [
+        (with_third({"x_path": "gone"}), ["MonteCarlo", "RaoBlackwell"], "grid.blocks.c: x_path: gone"),
+        (with_third({"x_path": "gone"}), ["MonteCarlo"], "grid.blocks.c: x_path: gone"),
+        (BLOCKS, {"one": {"x_path": "gone"}, "two": {}}, "grid.arms.one: x_path: gone"),
+        (
+            {label: {"overrides": {"x_path": "gone", "y": label}} for label in "ab"},
+            ["MonteCarlo", "RaoBlackwell"],
+            "stages.rloo: x_path: gone",
+        ),
+    ],
+)
+def test_what_would_be_refused_is_refused_when_planning(write, capsys, blocks, arms, place):
+    assert main(["plan", "--config", str(write(blocks, arms=arms))]) == 2
+    assert capsys.readouterr().err == f"error: {place} does not exist\n"
+
+
+def test_the_example_of_the_docs_can_be_read(request, monkeypatch, tmp_path):
+    root = request.config.rootpath
+    text = (root / "docs" / "sweeps.md").read_text("utf-8")
+    (example,) = (block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "blocks:" in block)
+    head = "name: x\ndirectory: runs/x\nprimary: {control: MonteCarlo}\n"
+    (tmp_path / "plan.yaml").write_text(head + example)
+    monkeypatch.chdir(root)
+    plan = read_plan(tmp_path / "plan.yaml")
+    found = [cell for cell in expand(plan).cells if cell.point]
+    assert len({cell.needs for cell in found}) == len(plan.grid.blocks) == 3
+    assert plan.starting_points == ["sft"]

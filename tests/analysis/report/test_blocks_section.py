@@ -1,0 +1,95 @@
+"""Sweeps with blocks: the page, its numbers, and what is verified."""
+
+import json
+
+import numpy as np
+import pytest
+from reading import Page, grid_results
+from scipy import stats
+from synthetic import diverge, edit_plan, write_sweep
+
+from analysis.cli import main
+from analysis.report.assessment import load_assessment
+from analysis.report.build import build
+
+LIFT = {"RaoBlackwell": 0.4}
+
+
+def shift(point, made):
+    """An effect of the block on the treatment."""
+    if point[0] == "RaoBlackwell":
+        made["final"]["reward"] += (0.0, 0.3, -0.2)[point[2] % 3]
+    return made
+
+
+def objective(result):
+    return result["final"]["reward"] - result["cell"]["beta"] * result["final"]["kl"]
+
+
+def test_the_verdict_is_over_blocks_and_each_block_is_shown(tmp_path, undrawn, capsys):
+    runs = write_sweep(tmp_path / "runs", replicates=6, blocks=3, lift=LIFT, edit=shift)
+    text = Page(build(runs).read_text("utf-8")).text
+    found = grid_results(runs)
+    means = [
+        np.mean(
+            [
+                objective(found["RaoBlackwell", index, replicate])
+                - objective(found["MonteCarlo", index, replicate])
+                for index in range(3)
+                for replicate in (block, block + 3)
+            ]
+        )
+        for block in range(3)
+    ]
+    numbers = json.loads((runs / "results.json").read_text())
+    assert list(numbers["sections"]["blocks"]["RaoBlackwell"]) == [
+        "block dpo-0",
+        "block dpo-1",
+        "block dpo-2",
+    ]
+    assert [*numbers["sections"]["blocks"]["RaoBlackwell"].values()] == pytest.approx(means)
+    expected = stats.ttest_1samp(means, 0.0)
+    (comparison,) = numbers["comparisons"]
+    assert comparison["objective"]["p"] == pytest.approx(expected.pvalue)
+    assert comparison["decided_by"] == "block_test"
+    assert (
+        "The replicates are of 3 blocks (block dpo-0, block dpo-1, block dpo-2). The verdict is about others"
+        in text
+    )
+    assert "are conditional on these, and do not apply to other checkpoints" not in text
+    assert "Not simulated: it depends on how much differences vary between blocks." in text
+    assert "policy = dpo-1" in text
+    assert main(["verify", str(runs)]) == 0
+    assert main(["publish", str(runs), "--output", str(tmp_path / "shared")]) == 0
+    assert main(["verify", str(tmp_path / "shared")]) == 0
+
+
+def test_the_page_of_two_blocks_is_about_these_two(tmp_path, undrawn):
+    text = Page(build(write_sweep(tmp_path, blocks=2, lift=LIFT)).read_text("utf-8")).text
+    assert "All statements hold on these two blocks only." in text
+    assert (
+        "RaoBlackwell is better than MonteCarlo: it has higher J = reward − β·KL on these two blocks." in text
+    )
+
+
+def test_without_blocks_there_is_no_section(better):
+    assert "blocks" not in json.loads((better / "results.json").read_text())["sections"]
+
+
+def test_diverged_runs_and_sequential_plans_have_blocks_too(tmp_path, undrawn):
+    design = {"replicates": 6, "blocks": 3, "primary": {"sequential": True}}
+    edit = diverge(("RaoBlackwell", 1, 4))
+    text = Page(build(write_sweep(tmp_path, edit=edit, **design)).read_text("utf-8")).text
+    assert "All statements hold on these 3 blocks only." in text
+
+
+def test_blocks_in_another_order_than_that_of_the_cells_give_no_verdict(tmp_path):
+    write_sweep(tmp_path, replicates=3, blocks=3)
+
+    def reorder(document):
+        for plan in (document["content"]["plan"], document["history"][-1]["plan"]):
+            plan["grid"]["blocks"] = dict(reversed(plan["grid"]["blocks"].items()))
+
+    edit_plan(tmp_path, reorder)
+    (problem,) = load_assessment(tmp_path).sweep.invalid
+    assert problem == "plan.json: rloo MonteCarlo beta=0.05 #0 is not of its block"

@@ -1,0 +1,122 @@
+"""Inference over blocks, against scipy and simulations with a known truth."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from designs import draw_pairs
+from scipy import stats
+
+from analysis.stats import Decision, Outcome, Rules, compare
+from analysis.stats.contrast import block_means, mean_of
+from analysis.stats.objective import objective_contrast
+from analysis.stats.pairs import Pairs
+from analysis.stats.sequential import Evidence
+
+
+def blocked(seed: int = 0, *, blocks: int = 4, replicates: int = 12, tau: float = 0.0, **design) -> Pairs:
+    """Pairs whose difference in reward has an effect of each block, with SD `tau`."""
+    rng = np.random.default_rng(seed)
+    pairs = replace(draw_pairs(rng, replicates=replicates, **design), blocks=blocks)
+    reward = pairs.reward.copy()
+    reward[:, 0] += tau * rng.normal(size=blocks)[pairs.block]
+    return replace(pairs, reward=reward)
+
+
+def by_hand(pairs: Pairs) -> np.ndarray:
+    """The mean of each block's means at each beta."""
+    differences = objective_contrast(pairs).values
+
+    def at(block, beta):
+        return differences[(pairs.replicate % pairs.blocks == block) & (pairs.beta_index == beta)].mean()
+
+    return np.array([np.mean([at(block, beta) for beta in range(3)]) for block in range(pairs.blocks)])
+
+
+@pytest.mark.parametrize("blocks", [3, 4, 6])
+def test_estimate_interval_and_p_are_those_of_a_t_test_of_block_means(blocks):
+    pairs = blocked(blocks=blocks, tau=0.1, lift=2.0)
+    (found,) = compare([pairs], Rules(comparisons=1))
+    verdict, expected = found.decision.primary, stats.ttest_1samp(by_hand(pairs), 0.0)
+    assert verdict.estimate.value == pytest.approx(by_hand(pairs).mean())
+    assert verdict.test.p_value == pytest.approx(expected.pvalue)
+    ends = expected.confidence_interval(0.95)
+    assert (verdict.interval.low, verdict.interval.high) == pytest.approx((ends.low, ends.high))
+    text = verdict.sentence.replace("\u00a0", " ")
+    assert f"t test over {blocks} blocks, p =" in text
+    assert f"n = {blocks} blocks of 12 replicates in all" in text
+    assert found.decision.decided_by == "block_test"
+
+
+def test_a_lost_pair_leaves_each_beta_its_weight_in_its_block():
+    pairs = blocked(tau=0.1)
+    kept = pairs.subset(np.arange(len(pairs)) != 5)
+    assert mean_of(objective_contrast(kept), kept).value == pytest.approx(by_hand(kept).mean())
+
+
+def test_holms_correction_stays():
+    one, other = (replace(blocked(seed, lift=3.0), treatment=name) for seed, name in ((1, "A"), (2, "B")))
+    found = [comparison.decision.primary for comparison in compare([one, other], Rules(comparisons=2))]
+    least = min(verdict.test.p_value for verdict in found)
+    assert min(verdict.adjusted for verdict in found) == pytest.approx(2 * least)
+
+
+def test_two_blocks_have_swaps_of_pairs_and_their_variance_within_blocks():
+    pairs = blocked(blocks=2, replicates=8, tau=0.5, lift=30.0, seed=3)
+    (found,) = compare([pairs], Rules(comparisons=1))
+    (ignored,) = compare([replace(pairs, blocks=0)], Rules(comparisons=1))
+    verdict, plain = found.decision.primary, ignored.decision.primary
+    assert verdict.test == plain.test
+    assert verdict.estimate.value == pytest.approx(plain.estimate.value)
+    differences, variance = objective_contrast(pairs).values, 0.0
+    for beta in range(3):
+        for block in range(2):
+            own = differences[(pairs.beta_index == beta) & (pairs.replicate % 2 == block)]
+            variance += own.var(ddof=1) / len(own) / 36
+    assert verdict.estimate.standard_error == pytest.approx(np.sqrt(variance))
+    assert plain.estimate.standard_error > 1.5 * verdict.estimate.standard_error
+    assert found.decision.outcome is Outcome.BETTER
+    assert found.decision.headline.endswith("it has higher J = reward − β·KL on these two blocks.")
+    assert "on these two blocks" in verdict.sentence
+
+
+def test_three_planned_blocks_of_which_two_have_pairs_are_two():
+    pairs = blocked(blocks=3)
+    left = pairs.subset(pairs.block < 2)
+    (found,) = compare([left], Rules(comparisons=1))
+    assert not found.decision.primary.over_blocks
+    assert "on these two blocks" in found.decision.primary.sentence
+
+
+def test_what_is_not_a_mean_of_pairs_pools_them_and_says_so():
+    (found,) = compare([blocked(lift=5.0)], Rules(comparisons=1, corner=(20.0, 0.0)))
+    assert "on these 4 blocks" in found.matched.sentence
+    over = {verdict.claim.key for verdict in found.secondary if verdict.over_blocks}
+    assert over == {"kl", "reward", "replicate_share", "net_dominance", "matched_dominance"}
+
+
+def test_each_block_has_the_interval_of_its_own_pairs():
+    pairs = blocked(tau=0.1, betas=(0.1,))
+    for block, mean in block_means(objective_contrast(pairs), pairs).items():
+        own = objective_contrast(pairs).values[pairs.replicate % 4 == block]
+        ends = stats.ttest_1samp(own, 0.0).confidence_interval(0.95)
+        assert (mean.interval().low, mean.interval().high) == pytest.approx((ends.low, ends.high))
+
+
+def test_only_intervals_over_blocks_cover_a_difference_that_varies_between_them():
+    """docs/sweeps.md has these numbers. Within a block, the SD of a pair's difference is .135."""
+    over, ignoring, sweeps = 0, 0, 400
+    for seed in range(sweeps):
+        pairs = blocked(seed, tau=0.27, betas=(0.1, 0.2))
+        for_blocks = mean_of(objective_contrast(pairs), pairs).interval()
+        plain = mean_of(objective_contrast(pairs), replace(pairs, blocks=0)).interval()
+        over += for_blocks.low <= 0 <= for_blocks.high
+        ignoring += plain.low <= 0 <= plain.high
+    assert over / sweeps == pytest.approx(0.95, abs=0.03)
+    assert ignoring / sweeps == pytest.approx(0.52, abs=0.03)
+
+
+def test_an_e_process_is_of_pairs_on_these_blocks():
+    (found,) = compare([blocked(lift=5.0)], Rules(comparisons=1))
+    decision = Decision(found.decision.primary, Evidence(np.ones(40), 20.0), "the plan is sequential")
+    assert decision.headline.endswith("because the plan is sequential; on these 4 blocks).")
