@@ -197,8 +197,8 @@ class Verdict:
 
     def _counts(self) -> str:
         n = count(self.replicates, self.claim.unit_of_n)
-        n = f"{count(self.blocks, 'block')} of {n} in all" if self.over_blocks else n
-        return "; ".join(filter(None, (f"n\u00a0=\u00a0{n}", self.condition, self.note)))
+        n = f"{count(self.blocks, 'block')} of {n} in all" if self.over_blocks else f"{n} {self.condition}"
+        return "; ".join(filter(None, (f"n\u00a0=\u00a0{n.strip()}", self.note)))
 
     def _not_tested(self) -> str:
         subject = self.claim.subject[0].upper() + self.claim.subject[1:]

@@ -98,7 +98,10 @@ def write_sweep(
         },
     )
     made = [reference, start]
-    starts = [result(cell(f"dpo-{b}", needs=[reference["id"]]), start["final"]) for b in range(blocks)]
+    starts = [
+        result(cell(f"dpo-{b}", needs=[reference["id"]]), {**start["final"], "reward": 0.5 + b / 10})
+        for b in range(blocks)
+    ]
     made += starts
     for beta in studied:
         run = result(cell(f"study-{beta:g}"), {"reward": 0.7, "kl": 0.5})

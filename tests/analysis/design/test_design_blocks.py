@@ -24,6 +24,7 @@ def write(tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
     jobs = request.config.rootpath / "tests" / "analysis" / "sweep"
     monkeypatch.setenv("PYTHONPATH", str(jobs), prepend=":")
+    monkeypatch.syspath_prepend(jobs)
     for stage in ("sft", "dpo", "rloo"):
         (tmp_path / f"{stage}.yaml").write_text("{seconds: 0}")
 
@@ -83,6 +84,15 @@ def test_more_replicates_keep_the_cells(write):
     assert {place: cell.id for place, cell in few.items()}.items() <= {
         place: cell.id for place, cell in many.items()
     }.items()
+
+
+def test_a_class_of_ones_own_that_a_block_names_is_part_of_ids(write, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_rewards.py").write_text("def short(text): return 1")
+    path = write(with_third({"model.reward": "own_rewards:short"}))
+    before = cells(path)
+    (tmp_path / "own_rewards.py").write_text("def short(text): return 2")
+    assert {cell.id for cell in before.values()}.isdisjoint(cell.id for cell in cells(path).values())
 
 
 def test_trials_are_in_blocks_too(write):

@@ -9,8 +9,10 @@ from scipy import stats
 from synthetic import diverge, edit_plan, write_sweep
 
 from analysis.cli import main
+from analysis.report import power
 from analysis.report.assessment import load_assessment
 from analysis.report.build import build
+from analysis.stats.arms import start_of
 
 LIFT = {"RaoBlackwell": 0.4}
 
@@ -93,3 +95,39 @@ def test_blocks_in_another_order_than_that_of_the_cells_give_no_verdict(tmp_path
     edit_plan(tmp_path, reorder)
     (problem,) = load_assessment(tmp_path).sweep.invalid
     assert problem == "plan.json: rloo MonteCarlo beta=0.05 #0 is not of its block"
+
+
+def test_blocks_may_end_at_different_steps_and_arms_may_not(tmp_path):
+    def shorter(point, made):
+        if point[2] % 3 == 1:
+            made["curves"] = {
+                key: {name: values[:3] for name, values in curve.items()}
+                for key, curve in made["curves"].items()
+            }
+        return made
+
+    assert not load_assessment(
+        write_sweep(tmp_path / "a", replicates=6, blocks=3, edit=shorter)
+    ).sweep.invalid
+    assert load_assessment(write_sweep(tmp_path / "b", replicates=6, edit=shorter)).sweep.invalid
+
+
+def test_the_start_is_the_mean_of_the_warm_starts(tmp_path):
+    def without_first(point, made):
+        made["curves"] = {key: curve for key, curve in made["curves"].items() if key.startswith("train/")}
+        return made
+
+    sweep = load_assessment(write_sweep(tmp_path, replicates=3, blocks=3, edit=without_first)).sweep
+    assert start_of(sweep)["reward"] == pytest.approx(0.6)
+
+
+def test_the_power_of_swaps_of_pairs_does_not_depend_on_the_blocks_of_a_pilot(tmp_path, monkeypatch):
+    for simulated in ("_rates", "_other_designs"):
+        monkeypatch.setattr(power, simulated, lambda *_: [])
+    (plain, blocked) = (
+        write_sweep(tmp_path / name, replicates=6, blocks=blocks, lift=LIFT, edit=shift)
+        for name, blocks in (("pilot", 0), ("blocks", 3))
+    )
+    plan = load_assessment(plain).sweep.plan
+    expected = power.power(plan, plain)
+    assert [line.replace(str(blocked), str(plain)) for line in power.power(plan, blocked)] == expected

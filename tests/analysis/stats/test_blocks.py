@@ -77,7 +77,7 @@ def test_two_blocks_have_swaps_of_pairs_and_their_variance_within_blocks():
     assert plain.estimate.standard_error > 1.5 * verdict.estimate.standard_error
     assert found.decision.outcome is Outcome.BETTER
     assert found.decision.headline.endswith("it has higher J = reward − β·KL on these two blocks.")
-    assert "on these two blocks" in verdict.sentence
+    assert "8 replicates on these two blocks" in verdict.sentence
 
 
 def test_three_planned_blocks_of_which_two_have_pairs_are_two():
