@@ -10,13 +10,13 @@ from analysis.results import Plan
 from analysis.results.load import load_sweep
 from analysis.results.sweep import Sweep
 from analysis.stats.evaluation_noise import noise_share
-from analysis.stats.intervals import detectable_effect
 from analysis.stats.matching import match, matched_evaluations
 from analysis.stats.pairs import Pairs
 from analysis.stats.power import (
     REPLICATES,
     SWEEPS,
     detectable_difference,
+    detectable_over_blocks,
     detectable_ratio,
     expected_detectable,
     primary_rate,
@@ -45,14 +45,16 @@ def power(plan: Plan, pilot: Path | None) -> list[str]:
     found = None if pilot is None else load_sweep(pilot)
     if found is not None and found.invalid:
         raise ConfigurationError(f"--pilot: {pilot} cannot be trusted: {found.invalid[0]}")
-    if plan.grid.over_blocks:
-        return [*_over_blocks(plan), *(f"  WARNING: {text}" for text in _warnings(plan, found))]
     if found is None:
         scenario, source, pairs = _assumed(plan), "assumed, no pilot", None
     else:
         scenario, pairs = _measured(plan, found)
         source = f"from {pairs.treatment} against {pairs.control} in {found.directory}"
     scenario = replace(scenario, replicates=plan.grid.replicates)
+    noise = () if found is None or pairs is None else _evaluation(found, pairs)
+    cautions = (f"  WARNING: {text}" for text in _warnings(plan, found))
+    if plan.grid.over_blocks:
+        return [*_over_blocks(plan, scenario, source), *noise, *cautions]
     return [
         f"power ({source}: {_spreads(scenario)}, "
         f"correlation within a pair {number(scenario.correlation, 2)}; "
@@ -60,20 +62,22 @@ def power(plan: Plan, pilot: Path | None) -> list[str]:
         f"{SWEEPS:,} simulated sweeps)",
         *_rates(plan, scenario),
         *_detectable(plan, scenario, pairs),
-        *(() if found is None or pairs is None else _evaluation(found, pairs)),
+        *noise,
         *_other_designs(plan, scenario),
-        *(f"  WARNING: {text}" for text in _warnings(plan, found)),
+        *cautions,
     ]
 
 
-def _over_blocks(plan: Plan) -> Iterator[str]:
-    """The detectable difference in units of what a sweep would have to show first."""
-    blocks = len(plan.grid.blocks)
-    reach = detectable_effect(blocks - 1, plan.level, 0.8, known=True) / math.sqrt(blocks)
-    yield (
-        f"power: depends on how much the difference varies between blocks; {blocks} blocks detect a mean of "
-        f"{number(reach)} SDs of their own differences with 80% power at level {plan.level:.2g}"
-    )
+def _over_blocks(plan: Plan, scenario: Scenario, source: str) -> Iterator[str]:
+    """What is detected, depending on how much differences vary between blocks, which no pilot shows."""
+    blocks, subject = len(plan.grid.blocks), _SUBJECTS[scenario.outcome]
+    yield f"power ({source}: {_spreads(scenario)}; t test over {blocks} blocks, level {plan.level:.2g})"
+    for count, (spread, reach) in enumerate(detectable_over_blocks(scenario, blocks, plan.level).items()):
+        unit = "nats" if scenario.outcome == "kl" else "reward units"
+        yield (
+            f"  difference in {subject} detected with 80% power: {number(reach)} {unit}, if the difference "
+            f"varies between blocks by SD {number(spread)} ({count} times that of a pair)"
+        )
 
 
 def _warnings(plan: Plan, pilot: Sweep | None) -> list[str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
+from analysis.results.grid import FEWEST_BLOCKS
 from analysis.stats.intervals import Estimate, clustered_mean, stratified_mean
 from analysis.stats.pairs import FloatArray, Pairs
 
@@ -17,7 +18,8 @@ class Contrast:
         values: Difference of each pair, shape [P].
         weights: Weight of each pair in the mean, shape [P].
         unit: Unit of `values`.
-        ranked: Whether values are replaced by ranks within each beta, as they are if a run diverged.
+        ranked: Whether values depend on the order of runs alone: ranks within each beta, if a run diverged,
+            and shares and counts of the frontier.
     """
 
     values: FloatArray
@@ -40,13 +42,21 @@ def equal_betas(pairs: Pairs) -> FloatArray:
     return np.asarray(1.0 / (len(counts) * counts[place]))
 
 
+def over_blocks(contrast: Contrast, pairs: Pairs) -> bool:
+    """Whether the mean of a contrast is tested over blocks.
+
+    Not that of ranks and counts, which can be the same in all of a few blocks: a t test would give p = 0.
+    """
+    return len(np.unique(pairs.block)) >= FEWEST_BLOCKS and not contrast.ranked
+
+
 def mean_of(contrast: Contrast, pairs: Pairs) -> Estimate:
     """The weighted mean of a contrast.
 
-    With three blocks or more it is the mean of the blocks' means, whose spread gives the standard error. With
-    fewer, the error is that of pairs within blocks, or of replicates if these share seeds over beta.
+    Over blocks it is the mean of the blocks' means, whose spread gives the standard error. Otherwise the
+    error is that of pairs within blocks, or of replicates if these share seeds over beta.
     """
-    if pairs.over_blocks:
+    if over_blocks(contrast, pairs):
         return Estimate.of_mean(np.array([each.value for each in block_means(contrast, pairs).values()]))
     if pairs.seeds_shared:
         return clustered_mean(contrast.values, contrast.weights, pairs.replicate)

@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from analysis.results.grid import FEWEST_BLOCKS
-
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -75,11 +73,6 @@ class Pairs:
     def block(self) -> IntArray:
         """Block of each pair, shape [P]; 0 without blocks."""
         return self.replicate % max(1, self.blocks)
-
-    @property
-    def over_blocks(self) -> bool:
-        """Whether there are enough blocks for a statement about others."""
-        return len(np.unique(self.block)) >= FEWEST_BLOCKS
 
     @property
     def seeds_shared(self) -> bool:

@@ -209,6 +209,27 @@ def expected_detectable(scenario: Scenario, level: float) -> float:
     return math.sqrt(squares) * detectable_effect(degrees, level, 0.8, known=True)
 
 
+def detectable_over_blocks(scenario: Scenario, blocks: int, level: float) -> dict[float, float]:
+    """The differences in what decides that a t test over blocks detects with 80 % power.
+
+    The variance of a block's mean is that between blocks plus that of the mean of the block's own pairs.
+
+    Args:
+        scenario: The pairs of the planned sweep, within blocks.
+        blocks: Number of blocks, with equally many replicates.
+        level: The level of Holm's first step.
+
+    Returns:
+        SD of the difference between blocks, 0 to 2 SDs of a pair's difference -> difference, both in reward
+        units, or in nats if the KL decides.
+    """
+    drawn = scenario.draw(np.random.default_rng(0), SWEEPS)
+    error = float(_sums(scenario, scenario.outcome, *drawn).sum(axis=1).std())
+    spreads = [count * error * math.sqrt(scenario.pairs) for count in range(3)]
+    reach = detectable_effect(blocks - 1, level, 0.8, known=True)
+    return {spread: reach * math.sqrt(error**2 + spread**2 / blocks) for spread in spreads}
+
+
 def detectable_ratio(scenario: Scenario, level: float, *, power: float = 0.8) -> float | None:
     """The largest ratio of KLs below 1 that the test of the KL detects, by bisection over simulated sweeps.
 

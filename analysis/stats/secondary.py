@@ -78,12 +78,12 @@ def share_verdict(claim: Claim, pairs: Pairs, cut: float = np.inf) -> Verdict:
 def _replicate_share(pairs: Pairs) -> Verdict:
     values = frontier.replicate_share_contributions(pairs)
     betas = len(pairs) / max(1, pairs.replicates)  # shares of a replicate add up over its pairs
-    contrast = Contrast(values * betas, np.ones(len(pairs)), "of the share", ranked=False)
+    contrast = Contrast(values * betas, np.ones(len(pairs)), "of the share", ranked=True)
     return Verdict.on(claims.REPLICATE_SHARE, pairs, contrast)
 
 
 def _dominance(claim: Claim, contributions: Callable[[Pairs], FloatArray], pairs: Pairs) -> Verdict:
-    contrast = Contrast(contributions(pairs), np.ones(len(pairs)), "net probability", ranked=False)
+    contrast = Contrast(contributions(pairs), np.ones(len(pairs)), "net probability", ranked=True)
     return Verdict.on(claim, pairs, contrast)
 
 

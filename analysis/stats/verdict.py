@@ -14,7 +14,7 @@ import numpy as np
 
 from analysis.stats.blocks import BlockTest
 from analysis.stats.claims import Claim
-from analysis.stats.contrast import Contrast, mean_of
+from analysis.stats.contrast import Contrast, mean_of, over_blocks
 from analysis.stats.frontier import Share
 from analysis.stats.intervals import Estimate, Interval
 from analysis.stats.kl_reward import LOG_RATIO
@@ -108,7 +108,11 @@ class Verdict:
     def on(cls, claim: Claim, pairs: Pairs, contrast: Contrast) -> Self:
         """A verdict on the mean of a contrast, by its swap test or over blocks; not yet corrected."""
         mean = mean_of(contrast, pairs)
-        test = BlockTest.of(mean) if pairs.over_blocks else swap_test(contrast.contributions, pairs.unit)
+        test = (
+            BlockTest.of(mean)
+            if over_blocks(contrast, pairs)
+            else swap_test(contrast.contributions, pairs.unit)
+        )
         return cls.about(claim, pairs, mean, contrast.unit, test)
 
     @property

@@ -20,7 +20,7 @@ def certificates(assessment: Assessment) -> Section | None:
     by_kl = plan.primary.outcome == "kl"
     subject = "the KL" if by_kl else "J"
     title = f"Power of the test of {subject} in this design"
-    if any(comparison.pairs.over_blocks for comparison in assessment.comparisons):
+    if plan.grid.over_blocks:
         unknown = "Not simulated: it depends on how much differences vary between blocks."
         return Section("certificates", title, paragraphs=[unknown], folded=True)
     model = "Gaussian noise on log KL" if by_kl else "one curve of reward against KL, Gaussian noise on both"

@@ -10,6 +10,7 @@ from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import INK, MANY, Look, legend_lines, looks, sheet
 from analysis.stats import Comparison, Pairs, Verdict
+from analysis.stats.contrast import Contrast, block_means, equal_betas
 from analysis.stats.intervals import Estimate, Interval
 from analysis.stats.kl_reward import kl_contrast
 from analysis.stats.objective import objective_contrast
@@ -84,6 +85,15 @@ class _Panel:
             found[int(index)] = mean if self.intervals else Estimate(mean.value)
         return found
 
+    def by_block(self, pairs: Pairs) -> dict[int, Estimate]:
+        """Mean difference in each block, each β counting the same; empty without blocks."""
+        found = block_means(Contrast(self.values, equal_betas(pairs), "", ranked=True), pairs)
+        return {
+            index: mean if self.intervals else Estimate(mean.value)
+            for index, mean in found.items()
+            if pairs.blocks
+        }
+
 
 def _panels(comparison: Comparison) -> list[_Panel]:
     pairs, primary = comparison.pairs, comparison.decision.primary
@@ -97,7 +107,7 @@ def _panels(comparison: Comparison) -> list[_Panel]:
     return found
 
 
-def _beta_rows(comparison: Comparison) -> Iterator[tuple[str, ...]]:
+def _rows(comparison: Comparison, blocks: Sequence[str]) -> Iterator[tuple[str, ...]]:
     pairs = comparison.pairs
     for panel in _panels(comparison):
         named = (pairs.treatment, f"{panel.title} ({panel.verdict.unit})")
@@ -105,6 +115,10 @@ def _beta_rows(comparison: Comparison) -> Iterator[tuple[str, ...]]:
             rows = pairs.beta_index == index
             beta = f"{pairs.beta[rows][0]:g}"
             yield (*named, beta, signed(estimate.value), _ends(estimate.interval()), str(int(rows.sum())))
+        for index, estimate in panel.by_block(pairs).items():
+            replicates = str(pairs.subset(pairs.block == index).replicates)
+            ends = _ends(estimate.interval())
+            yield (*named, f"all, {blocks[index]}", signed(estimate.value), ends, replicates)
         value, interval = panel.verdict.estimate.value, panel.verdict.interval
         yield (*named, "all", signed(value), _ends(interval), str(pairs.replicates))
 
@@ -157,19 +171,21 @@ def _test_row(verdict: Verdict) -> tuple[str, ...]:
 
 def _forest(assessment: Assessment, comparisons: Sequence[Comparison]) -> Figure:
     """One forest plot of comparisons whose differences have the same unit."""
-    control = assessment.sweep.plan.primary.control
+    plan = assessment.sweep.plan
+    control, blocks = plan.primary.control, list(plan.grid.blocks)
+    one, own = ("β or block", "The mean of a block is over all β. ") if blocks else ("β", "")
     return Figure(
         _draw(assessment, comparisons),
         f"Forest plot of differences to {control} in each outcome, per β and overall.",
         "Each small dot is one matched pair; the mark is the mean over replicates. “All β” is the quantity "
-        "that is tested, with its simultaneous interval; a single β has a 95% t interval and is shown for "
-        "orientation.",
+        f"that is tested, with its simultaneous interval; a single {one} has a 95% t interval and is shown "
+        f"for orientation. {own}".strip(),
         Table(
             f"Differences to {control}: at each β the mean over matched pairs with its 95% t interval over "
             "replicates, not corrected for multiple comparisons; over all β the estimate that is tested, "
             "with its simultaneous interval.",
             ("Arm", "Outcome", "β", "Difference", "Interval", "Replicates"),
-            [row for comparison in comparisons for row in _beta_rows(comparison)],
+            [row for comparison in comparisons for row in _rows(comparison, blocks)],
         ),
     )
 
@@ -178,7 +194,8 @@ def _draw(assessment: Assessment, comparisons: Sequence[Comparison]) -> str:
     plan = assessment.sweep.plan
     styles = looks(plan.grid.arms, plan.primary.control)
     spacing = 0.8 / len(comparisons)
-    with sheet(1.6 + 0.3 * len(comparisons) * (len(plan.grid.beta) + 1)) as drawn:
+    ticks = [*(f"β = {beta:g}" for beta in plan.grid.beta.values()), *plan.grid.blocks, "all β"]
+    with sheet(1.6 + 0.3 * len(comparisons) * len(ticks)) as drawn:
         titles = list(dict.fromkeys(panel.title for c in comparisons for panel in _panels(c)))
         panels = drawn.canvas.subplots(1, len(titles), sharey=True, squeeze=False)[0]
         for axes, title in zip(panels, titles, strict=True):
@@ -196,14 +213,16 @@ def _draw(assessment: Assessment, comparisons: Sequence[Comparison]) -> str:
                 axes.plot(panel.values, rows, ".", rasterized=many, **dots)
                 for index, estimate in panel.by_beta(pairs).items():
                     _draw_estimate(axes, estimate.value, estimate.interval(), places[index], look)
+                for index, estimate in panel.by_block(pairs).items():
+                    row = len(plan.grid.beta) + index + offset
+                    _draw_estimate(axes, estimate.value, estimate.interval(), row, look)
                 overall = panel.verdict.estimate.value, panel.verdict.interval
-                _draw_estimate(axes, *overall, len(plan.grid.beta) + offset, look)
+                _draw_estimate(axes, *overall, len(ticks) - 1 + offset, look)
             axes.axvline(0, color=INK, linewidth=0.8)
             axes.set_title(title, loc="left")
             axes.set_xlabel(f"difference to {plan.primary.control}\n({unit_of(comparisons[0])})", fontsize=8)
             axes.grid(visible=False, axis="y")
-        labels = [*(f"β = {beta:g}" for beta in plan.grid.beta.values()), "all β"]
-        panels[0].set_yticks(range(len(labels)), labels)
+        panels[0].set_yticks(range(len(ticks)), ticks)
         panels[0].invert_yaxis()
         shown = {comparison.pairs.treatment: styles[comparison.pairs.treatment] for comparison in comparisons}
         handles = legend_lines(shown, lines=False)

@@ -112,7 +112,8 @@ def test_the_locked_plan_has_the_blocks_and_the_plan_prints_them(write, capsys, 
     assert main(["plan", "--config", str(write())]) == 0
     out = capsys.readouterr().out
     assert "  3 blocks of 2 replicates (a, b, c)\n  t test over blocks, level 0.05" in out
-    assert "3 blocks detect a mean of" in out
+    assert "over 3 blocks, level 0.05)" in out
+    assert out.count("difference in J detected with 80% power") == 3
     assert "all runs share one sft and one dpo" not in out
     assert "all runs share one sft: what is found holds given" in out
     assert LockedPlan.read(tmp_path / "runs" / "plan.json").plan.grid == read_plan(write()).grid

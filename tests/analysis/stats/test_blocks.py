@@ -8,10 +8,14 @@ from designs import draw_pairs
 from scipy import stats
 
 from analysis.stats import Decision, Outcome, Rules, compare
+from analysis.stats.claims import OBJECTIVE
 from analysis.stats.contrast import block_means, mean_of
 from analysis.stats.objective import objective_contrast
 from analysis.stats.pairs import Pairs
+from analysis.stats.power import detectable_over_blocks
+from analysis.stats.scenario import STANDARD
 from analysis.stats.sequential import Evidence
+from analysis.stats.verdict import Verdict
 
 
 def blocked(seed: int = 0, *, blocks: int = 4, replicates: int = 12, tau: float = 0.0, **design) -> Pairs:
@@ -92,7 +96,30 @@ def test_what_is_not_a_mean_of_pairs_pools_them_and_says_so():
     (found,) = compare([blocked(lift=5.0)], Rules(comparisons=1, corner=(20.0, 0.0)))
     assert "on these 4 blocks" in found.matched.sentence
     over = {verdict.claim.key for verdict in found.secondary if verdict.over_blocks}
-    assert over == {"kl", "reward", "replicate_share", "net_dominance", "matched_dominance"}
+    assert over == {"kl", "reward"}
+
+
+def test_ranks_that_agree_in_all_blocks_are_no_proof():
+    """A diverged run leaves ranks, whose differences here have the same mean in every block."""
+    kl, reward = np.ones((3, 2)), np.array([[0.0, np.nan], [2.0, 1.0], [4.0, 3.0]])
+    place = np.zeros(3, dtype=int), np.arange(3), np.arange(3)
+    pairs = Pairs("A", "B", np.ones(3), *place, np.where(np.isnan(reward), np.nan, kl), reward, blocks=3)
+    verdict = Verdict.on(OBJECTIVE, pairs, objective_contrast(pairs))
+    assert verdict.test.p_value == 0.25  # the smallest of 8 swaps
+    assert verdict.condition == "on these 3 blocks"
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_what_is_detected_over_blocks_is_so_in_four_of_five_sweeps(count):
+    scenario = replace(STANDARD, replicates=6)
+    spread, reach = [*detectable_over_blocks(scenario, 3, 0.05).items()][count]
+    error = np.sqrt(2 * (1 - scenario.correlation)) * scenario.reward_sd  # nearly: KLs add little
+    assert spread == pytest.approx(count * error, rel=0.1)
+    rng = np.random.default_rng(0)
+    variance = spread**2 + error**2 / (len(scenario.betas) * 2)
+    means = reach + np.sqrt(variance) * rng.normal(size=(4_000, 3))
+    rejected = stats.ttest_1samp(means, 0.0, axis=1).pvalue <= 0.05
+    assert rejected.mean() == pytest.approx(0.8, abs=0.04)
 
 
 def test_each_block_has_the_interval_of_its_own_pairs():
