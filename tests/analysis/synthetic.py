@@ -137,7 +137,7 @@ def write_plan(runs: Path, made, estimators, betas, replicates, primary, setting
     warm = [f"dpo-{b}" for b in range(blocks)]
     stages = {name: Stage("") for name in ("sft", "dpo", *warm, "study")}
     stages["rloo"] = Stage("", {"reference": "sft"} if blocks else {})
-    own = {f"block {name}": Block(inputs={"policy": name}) for name in warm}
+    own = {name: Block(inputs={"policy": name}) for name in warm}
     grid = Grid(arms_of_estimators(estimators), betas, replicates, own)
     plan = Plan("synthetic", "", stages, grid, Primary(**chosen), setting=setting)
     cells = [Cell.of_record(one["id"], one["cell"]) for one in made]

@@ -118,7 +118,7 @@ def _rows(comparison: Comparison, blocks: Sequence[str]) -> Iterator[tuple[str, 
         for index, estimate in panel.by_block(pairs).items():
             replicates = str(pairs.subset(pairs.block == index).replicates)
             ends = _ends(estimate.interval())
-            yield (*named, f"all, {blocks[index]}", signed(estimate.value), ends, replicates)
+            yield (*named, f"all, block {blocks[index]}", signed(estimate.value), ends, replicates)
         value, interval = panel.verdict.estimate.value, panel.verdict.interval
         yield (*named, "all", signed(value), _ends(interval), str(pairs.replicates))
 
@@ -181,8 +181,8 @@ def _forest(assessment: Assessment, comparisons: Sequence[Comparison]) -> Figure
         f"that is tested, with its simultaneous interval; a single {one} has a 95% t interval and is shown "
         f"for orientation. {own}".strip(),
         Table(
-            f"Differences to {control}: at each β the mean over matched pairs with its 95% t interval over "
-            "replicates, not corrected for multiple comparisons; over all β the estimate that is tested, "
+            f"Differences to {control}: at each {one} the mean over matched pairs with its 95% t interval "
+            "over replicates, not corrected for multiple comparisons; over all β the estimate that is tested, "
             "with its simultaneous interval.",
             ("Arm", "Outcome", "β", "Difference", "Interval", "Replicates"),
             [row for comparison in comparisons for row in _rows(comparison, blocks)],
@@ -194,7 +194,8 @@ def _draw(assessment: Assessment, comparisons: Sequence[Comparison]) -> str:
     plan = assessment.sweep.plan
     styles = looks(plan.grid.arms, plan.primary.control)
     spacing = 0.8 / len(comparisons)
-    ticks = [*(f"β = {beta:g}" for beta in plan.grid.beta.values()), *plan.grid.blocks, "all β"]
+    ticks = [f"β = {beta:g}" for beta in plan.grid.beta.values()]
+    ticks += [*(f"block {label}" for label in plan.grid.blocks), "all β"]
     with sheet(1.6 + 0.3 * len(comparisons) * len(ticks)) as drawn:
         titles = list(dict.fromkeys(panel.title for c in comparisons for panel in _panels(c)))
         panels = drawn.canvas.subplots(1, len(titles), sharey=True, squeeze=False)[0]

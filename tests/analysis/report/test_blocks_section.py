@@ -13,6 +13,7 @@ from analysis.report import power
 from analysis.report.assessment import load_assessment
 from analysis.report.build import build
 from analysis.stats.arms import start_of
+from analysis.stats.text import signed
 
 LIFT = {"RaoBlackwell": 0.4}
 
@@ -45,22 +46,20 @@ def test_the_verdict_is_over_blocks_and_each_block_is_shown(tmp_path, undrawn, c
     ]
     numbers = json.loads((runs / "results.json").read_text())
     assert list(numbers["sections"]["blocks"]["RaoBlackwell"]) == [
-        "block dpo-0",
-        "block dpo-1",
-        "block dpo-2",
+        "dpo-0",
+        "dpo-1",
+        "dpo-2",
     ]
     assert [*numbers["sections"]["blocks"]["RaoBlackwell"].values()] == pytest.approx(means)
     expected = stats.ttest_1samp(means, 0.0)
     (comparison,) = numbers["comparisons"]
     assert comparison["objective"]["p"] == pytest.approx(expected.pvalue)
     assert comparison["decided_by"] == "block_test"
-    assert (
-        "The replicates are of 3 blocks (block dpo-0, block dpo-1, block dpo-2). The verdict is about others"
-        in text
-    )
+    assert "The replicates are of 3 blocks (dpo-0, dpo-1, dpo-2). The verdict is about others" in text
     assert "are conditional on these, and do not apply to other checkpoints" not in text
     assert "Not simulated: it depends on how much differences vary between blocks." in text
     assert "policy = dpo-1" in text
+    assert f"all, block dpo-1 {signed(means[1])}" in text
     assert main(["verify", str(runs)]) == 0
     assert main(["publish", str(runs), "--output", str(tmp_path / "shared")]) == 0
     assert main(["verify", str(tmp_path / "shared")]) == 0
