@@ -182,8 +182,8 @@ def _forest(assessment: Assessment, comparisons: Sequence[Comparison]) -> Figure
         f"for orientation. {own}".strip(),
         Table(
             f"Differences to {control}: at each {one} the mean over matched pairs with its 95% t interval "
-            "over replicates, not corrected for multiple comparisons; over all β the estimate that is tested, "
-            "with its simultaneous interval.",
+            "over replicates, not corrected for multiple comparisons; over all β the estimate that is "
+            "tested, with its simultaneous interval.",
             ("Arm", "Outcome", "β", "Difference", "Interval", "Replicates"),
             [row for comparison in comparisons for row in _rows(comparison, blocks)],
         ),
