@@ -49,6 +49,12 @@ class NoiseSnapshot:
         pairs = len(gram) * (len(gram) - 1)
         return float((gram.sum() - np.trace(gram)) / pairs) / self.noise(term, estimator)
 
+    def norm_variance(self, term: str, estimator: str) -> float:
+        """The variance of the norm of a batch's gradient, over the batches."""
+        # Differences of rounded entries may be below 0
+        squares = np.diag(self.between(term, [estimator])).clip(min=0)
+        return float(np.sqrt(squares).var(ddof=1))
+
     def between(self, term: str, estimators: Sequence[str]) -> FloatArray:
         """Gram matrix of one term's gradients under several estimators, concatenated.
 

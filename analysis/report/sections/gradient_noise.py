@@ -1,6 +1,6 @@
 """Fig. 5: the variance of gradients under each estimator relative to the control, at several snapshots."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,10 @@ def gradient_noise(assessment: Assessment) -> Section | None:
         figures=[_figure(one) for one in measured if one.findings],
         tables=[_absolute(one) for one in measured],
         details=[table for one in measured for table in _by_layer(one)],
-        numbers={"findings": [_numbers(one, finding) for one in measured for finding in one.findings]}
+        numbers={
+            "findings": [_numbers(one, finding) for one in measured for finding in one.findings],
+            "absolute": [row for one in measured for row in _absolute_numbers(one)],
+        }
         | ({"layers": layers} if layers else {}),
         exploratory=True,
     )
@@ -144,20 +147,39 @@ def _numbers(measured: _Measured, finding: NoiseFinding) -> dict[str, Any]:
     }
 
 
-def _absolute(measured: _Measured) -> Table:
-    rows = []
+def _absolute_numbers(measured: _Measured) -> Iterator[dict[str, Any]]:
     for snapshot in measured.snapshots:
-        cells = [("reward", snapshot.estimators[0], "any")]
-        cells += [(term, name, name) for term in TERMS for name in snapshot.estimators]
-        for term, name, shown in cells:
-            noise, ratio = snapshot.noise(term, name), snapshot.signal_to_noise(term, name)
-            rows.append((str(snapshot.step), term, shown, number(noise), number(ratio, 2)))
+        places = [("reward", snapshot.estimators[0], "any")]
+        places += [(term, name, name) for term in TERMS for name in snapshot.estimators]
+        for term, name, shown in places:
+            yield {
+                "beta": measured.beta,
+                "step": snapshot.step,
+                "term": term,
+                "estimator": shown,
+                "noise": snapshot.noise(term, name),
+                "norm_variance": snapshot.norm_variance(term, name),
+                "signal_to_noise": snapshot.signal_to_noise(term, name),
+            }
+
+
+def _absolute(measured: _Measured) -> Table:
     return Table(
-        f"{measured.prefix}Noise: tr Cov of the gradient of one batch. Signal to noise: an unbiased estimate "
-        "of the mean gradient's squared norm, which may be negative, divided by the noise. Below 1, the "
+        f"{measured.prefix}Noise: tr Cov of the gradient of one batch. Variance of the norm: Var‖g‖, in "
+        "which noise that only turns the gradient does not count. Signal to noise: an unbiased estimate of "
+        "the mean gradient's squared norm, which may be negative, divided by the noise. Below 1, the "
         "gradient of one batch is mostly noise.",
-        ("Step", "Gradient of", "Estimator", "Noise", "Signal to noise"),
-        rows,
+        ("Step", "Gradient of", "Estimator", "Noise", "Variance of the norm", "Signal to noise"),
+        [
+            (
+                str(row["step"]),
+                row["term"],
+                row["estimator"],
+                *(number(row[name]) for name in ("noise", "norm_variance")),
+                number(row["signal_to_noise"], 2),
+            )
+            for row in _absolute_numbers(measured)
+        ],
     )
 
 

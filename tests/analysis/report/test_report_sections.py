@@ -82,6 +82,13 @@ def test_the_noise_of_gradients_of_each_run_with_the_study_is_shown(tmp_path, un
     assert list(section.numbers["layers"]) == layers
     assert len(section.figures) == len(section.tables) == 2
     assert section.tables[1].caption.startswith("β = 2. ")
+    (cell,) = (row[4] for row in section.tables[0].rows if row[:3] == ("10", "KL", "RaoBlackwell"))
+    (number,) = (
+        row["norm_variance"]
+        for row in section.numbers["absolute"]
+        if (row["beta"], row["step"], row["term"], row["estimator"]) == (0.1, 10, "KL", "RaoBlackwell")
+    )
+    assert float(cell) == pytest.approx(number, rel=0.01)
 
 
 def test_a_heavy_tail_is_named_beside_the_bias():

@@ -29,6 +29,8 @@ def test_noise_and_signal_are_those_of_the_gradients():
     for term, rows in terms.items():
         noise = np.trace(np.cov(rows.T))
         assert found.noise(term, "RaoBlackwell") == pytest.approx(noise)
+        norms = np.linalg.norm(rows, axis=1)
+        assert found.norm_variance(term, "RaoBlackwell") == pytest.approx(norms.var(ddof=1))
         signal = (rows.mean(axis=0) ** 2).sum() - noise / 64
         assert found.signal_to_noise(term, "RaoBlackwell") == pytest.approx(signal / noise)
 
