@@ -19,7 +19,11 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import check_target, write_output
 
 # Evaluated metrics of the figure, with the labels of their axes.
-SHOWN = {schema.KL: "KL, nats per completion", schema.LENGTH: "length, tokens"}
+SHOWN = {
+    schema.KL: "KL, nats per completion",
+    schema.REVERSE_KL: "KL(reference‖policy), nats",
+    schema.LENGTH: "length, tokens",
+}
 # Metrics of each rollout of a distillation, with the labels of their panels and of their lines.
 ROLLOUTS = {
     "length, tokens": {schema.LENGTH: "length"},

@@ -9,6 +9,7 @@ from .monitors import CompletionTable as CompletionTable, KLMonitor as KLMonitor
 from .predictions import PredictionWriter as PredictionWriter
 from .progress import RunProgressBar as RunProgressBar
 from .recorder import DivergedError as DivergedError, RunRecorder as RunRecorder
+from .reverse import ReverseKLMonitor as ReverseKLMonitor
 from .stop import StopBetweenSteps as StopBetweenSteps
 from .throughput import RolloutThroughput as RolloutThroughput
 

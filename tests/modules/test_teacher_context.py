@@ -61,12 +61,12 @@ def sequence_logprobs(model, prompt):
     return torch.stack(rows)
 
 
-def exact_kl(policy, teacher):
+def exact_kl(policy, teacher, prompts=PROMPTS, others=TEACHERS):
     """KL(p(. | prompt) ‖ q(. | teacher's prompt)), mean over the prompts; q without a gradient."""
     chosen = torch.tensor(COMPLETIONS)[..., None]
     mask = torch.tensor([completion_mask(completion) for completion in COMPLETIONS])
     total = 0.0
-    for prompt, other in zip(PROMPTS, TEACHERS, strict=True):
+    for prompt, other in zip(prompts, others, strict=True):
         p, q = sequence_logprobs(policy, prompt), sequence_logprobs(teacher, other).detach()
         logp, logq = ((x.gather(-1, chosen)[..., 0] * mask).sum(1) for x in (p, q))
         total = total + (logp.exp() * (logp - logq)).sum()
@@ -152,6 +152,11 @@ def test_the_gradient_of_all_batches_is_that_of_the_exact_kl(
     value = (probability[:, 0] * stats.kl.double().masked_fill(~rollout.mask, 0).sum(1)).sum() / 2
     if estimator.topk is None:
         assert value.item() / len(PROMPTS) == pytest.approx(exact_kl(policy, teacher).item(), abs=1e-10)
+        exchanged = module.scorer.reverse_stats(module.as_read(rollout, batch), rollout).masked(rollout.mask)
+        logprobs = exchanged.logprobs.sum(1)[:: 2 * len(COMPLETIONS)]
+        found = (logprobs.exp() * exchanged.kl.sum(1)[:: 2 * len(COMPLETIONS)]).sum() / len(PROMPTS)
+        expected = exact_kl(teacher, policy, TEACHERS, PROMPTS)
+        assert found.item() == pytest.approx(expected.item(), abs=1e-10)
 
 
 CONFIG = {"model_type": "gpt2", "n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 96}
@@ -230,7 +235,8 @@ def test_the_evaluation_is_the_kl_to_the_teacher_with_its_context(
     distill, folder, tmp_path, capsys, teacher, named
 ):
     lora = ["--model.lora", "{r: 2}"] if teacher == "null" else []
-    assert distill(*ONE_TOKEN, *lora, "--data.teacher_system_prompt", "Lie", teacher=teacher) == 0
+    extra = [*lora, "--trainer.callbacks+=ReverseKLMonitor"]
+    assert distill(*ONE_TOKEN, *extra, "--data.teacher_system_prompt", "Lie", teacher=teacher) == 0
     tokenizer = load_tokenizer("policy_path", str(folder / "student"))
     pairs = [
         (by_hand(tokenizer, ("user", text)), by_hand(tokenizer, ("system", "Lie"), ("user", text)))
@@ -238,6 +244,11 @@ def test_the_evaluation_is_the_kl_to_the_teacher_with_its_context(
     ]
     expected = first_token_kl(folder, "student", "other" if teacher == "other" else "student", pairs)
     kl, printed = evaluated(capsys, tmp_path / "run")
+    final = json.loads((tmp_path / "run" / "summary.json").read_text())["final"]
+    exchanged = [pair[::-1] for pair in pairs]
+    other_way = first_token_kl(folder, "other" if teacher == "other" else "student", "student", exchanged)
+    assert final["reverse_kl"] == pytest.approx(other_way, rel=1e-4)
+    assert final["reverse_kl"] != pytest.approx(expected, rel=1e-3)
     assert expected > 1e-3
     assert kl == pytest.approx(expected, rel=1e-4)
     assert named in printed

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 from scipy import stats
+from synthetic import write_sweep
 
-from analysis.report.sections.curves import mean_curve
+from analysis.report.assessment import load_assessment
+from analysis.report.sections.curves import mean_curve, training_curves
 from analysis.results.records import Curve
 
 
@@ -27,3 +29,16 @@ def test_a_single_run_has_no_band():
     mean, half_width = mean_curve([curve])
     assert mean.value.tolist() == [1.0, 2.0]
     assert half_width.value.tolist() == [0.0, 0.0]
+
+
+def test_the_other_direction_of_the_kl_is_shown_where_runs_have_it(tmp_path, undrawn):
+    def with_reverse(point, made):
+        made["curves"]["val/reverse_kl"] = {"step": [0, 4], "value": [0.5, 1.25]}
+        return made
+
+    runs = write_sweep(tmp_path, betas={0: 0.1}, replicates=2, edit=with_reverse)
+    training, validation = training_curves(load_assessment(runs)).figures
+    label = "KL(reference‖policy) (nats)"
+    row = ("RaoBlackwell", "0.1", label, "0.500", "1.25", "0", "2")
+    assert row in validation.table.rows
+    assert label not in {cells[2] for cells in training.table.rows}

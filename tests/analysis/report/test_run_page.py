@@ -11,7 +11,9 @@ def test_the_page_shows_the_evaluations_and_the_texts(tmp_path, capsys):
     (tmp_path / "run.json").write_text("{}")
     for folder in ("metrics/attempt_0", "completions"):
         (tmp_path / folder).mkdir(parents=True)
-    rows = "step,val/kl,val/kl_se,val/length,train/kl\n0,7.25,0.5,24,\n1,,,,6\n2,1.5,,8.5,\n"
+    rows = (
+        "step,val/kl,val/kl_se,val/length,train/kl,val/reverse_kl\n0,7.25,0.5,24,,9\n1,,,,6,\n2,1.5,,8.5,,3\n"
+    )
     (tmp_path / "metrics/attempt_0/metrics.csv").write_text(rows)
     config = 'data: {init_args: {teacher_system_prompt: Be <i>, teacher_examples: [["Q?", "A!"]]}}'
     (tmp_path / "config.yaml").write_text(config)
@@ -22,8 +24,8 @@ def test_the_page_shows_the_evaluations_and_the_texts(tmp_path, capsys):
     page = (tmp_path / "report.html").read_text("utf-8")
     cells = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", page)
     expected = [
-        ["0", "7.25 ± 0.98", "24"],
-        ["2", "1.5", "8.5"],
+        ["0", "7.25 ± 0.98", "9", "24"],
+        ["2", "1.5", "3", "8.5"],
         ["Why?", "The &lt;b&gt;.", "Arrr!"],
         ["teacher system prompt", "Be &lt;i&gt;"],
         ["teacher examples", "Q? A!"],

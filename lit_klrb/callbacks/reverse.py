@@ -1,0 +1,75 @@
+"""The KL in the other direction, KL(reference‖policy), on completions of the reference."""
+
+from typing import Any, final
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from lit_klrb import schema
+from lit_klrb.callbacks.monitors import EvaluationMonitor
+from lit_klrb.estimators import RaoBlackwell
+from lit_klrb.functional import clustered_mean
+from lit_klrb.models.generation import Rollout
+from lit_klrb.models.loading import ITSELF
+from lit_klrb.modules.regularised import Evaluation, RegularisedModule
+from lit_klrb.seeding import derive_seed
+
+
+@final
+class ReverseKLMonitor(EvaluationMonitor):
+    """Logs KL(reference‖policy) as `reverse_kl` with its standard error, in nats per sequence.
+
+    KL(policy‖reference), which training penalises, is large where the policy writes what the reference would
+    not; this one is large where the policy no longer writes what the reference would. It is the
+    Rao-Blackwell estimate on as many completions of the evaluation's prompts, sampled from the reference, and
+    costs a pass of both models over them per evaluation. They are sampled once, as the reference is frozen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sampled: dict[int, Rollout] = {}
+        self._values: list[Tensor] = []
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Check that there are evaluations; their prompts may be others than those before."""
+        super().setup(trainer, pl_module, stage)
+        self._sampled.clear()
+
+    @torch.no_grad()
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: Any,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Estimate the KL on the reference's completions of the batch."""
+        super().on_validation_batch_end(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
+        if batch_idx not in self._sampled or pl_module.reference_path == ITSELF:
+            self._sampled[batch_idx] = _sampled(pl_module, batch, batch_idx)
+        rollout = self._sampled[batch_idx]
+        read = rollout.after(batch["tokens"], batch["attention_mask"])
+        stats = pl_module.scorer.reverse_stats(rollout, read)
+        values = RaoBlackwell().value(stats, rollout.mask)
+        self._values.append(values.view(-1, pl_module.evaluation_completions))
+
+    def report(
+        self, trainer: L.Trainer, pl_module: RegularisedModule, evaluations: list[Evaluation], stage: str
+    ) -> None:
+        """Log the mean with its standard error."""
+        mean, error = clustered_mean(torch.cat(self._values))
+        self._values.clear()
+        pl_module.log_evaluation(
+            stage, {schema.REVERSE_KL: mean.item(), f"{schema.REVERSE_KL}_se": error.item()}
+        )
+
+
+def _sampled(module: RegularisedModule, batch: dict[str, Tensor], batch_idx: int) -> Rollout:
+    """Completions of the reference, after the prompts that it reads."""
+    own = {name: batch.get(f"teacher_{name}", batch[name]) for name in ("tokens", "attention_mask")}
+    seed = derive_seed(module.evaluation_seed, "evaluation of the reference", batch_idx)
+    with module.reading_reference() as reference:
+        return module.generate(reference, own, module.evaluation_sampling, seed=seed)
