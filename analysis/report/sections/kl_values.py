@@ -57,7 +57,11 @@ def estimation(assessment: Assessment) -> Section | None:
             "are so heavy-tailed that they have no variance (tail index 1/2 or more), the result is "
             "inconclusive: values that dominate their mean may be too rare to occur among them.",
         ],
-        figures=[_spread_figure(snapshots, labels, sizes), _prompt_figure(snapshots, labels)],
+        figures=[
+            _spread_figure(snapshots, labels, sizes),
+            *([_noise_figure(snapshots, labels, min(sizes))] if len(snapshots) > 1 else []),
+            _prompt_figure(snapshots, labels),
+        ],
         tables=[
             *(_table(labels[step], spreads, artifact) for step, spreads in snapshots.items()),
             *_coverage(artifact),
@@ -229,6 +233,39 @@ def _spread_figure(snapshots: Snapshots, labels: Mapping[int, str], sizes: list[
                 (labels[step], NAMES[name], *(number(spreads[name].deviations[size]) for size in sizes))
                 for step, spreads in snapshots.items()
                 for name in names
+            ],
+        ),
+    )
+
+
+def _noise_figure(snapshots: Snapshots, labels: Mapping[int, str], size: int) -> Figure:
+    """The spread of each estimate against the KL, a point per snapshot."""
+    names = [name for name in NAMES if name in next(iter(snapshots.values()))]
+    steps = sorted(snapshots, key=lambda step: snapshots[step]["rb"].mean.value)
+    kl = [snapshots[step]["rb"].mean.value for step in steps]
+    spreads = {name: [snapshots[step][name].deviations[size] for step in steps] for name in names}
+    with sheet(3.2) as drawn:
+        axes = drawn.canvas.subplots()
+        for name, look in looks(names, REFERENCE).items():
+            style: dict[str, Any] = {"color": look.colour, "marker": look.marker, "linestyle": look.dashes}
+            axes.plot(kl, spreads[name], label=NAMES[name], markersize=5, **style)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel(f"KL, {NAMES['rb']} (nats)")
+        axes.set_ylabel("spread (nats, log scale)")
+        drawn.canvas.legend(loc="outside upper left", ncols=2, fontsize=8)
+    return Figure(
+        drawn.svg,
+        "Line plot of the spread of each estimator of the KL against the KL, with one point per snapshot.",
+        "How the noise of the estimates grows with the KL: one point is one estimator at one snapshot. "
+        "Below is better.",
+        Table(
+            f"Spread of the estimate from {size} completion of a prompt (nats), by KL.",
+            ("Snapshot", "KL", *(NAMES[name] for name in names)),
+            [
+                (labels[step], number(value), *(number(spreads[name][place]) for name in names))
+                for place, (step, value) in enumerate(zip(steps, kl, strict=True))
             ],
         ),
     )
