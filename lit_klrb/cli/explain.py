@@ -8,7 +8,6 @@ import operator
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
 
 from lit_klrb import estimators
 from lit_klrb.cli.arguments import Arguments
@@ -16,13 +15,11 @@ from lit_klrb.cli.foreign.report import as_json, explain_config, text
 from lit_klrb.errors import ConfigurationError, brief
 from lit_klrb.estimators import (
     KLEstimator,
-    RaoBlackwell,
     RaoBlackwellControlVariate,
     RaoBlackwellTokenValues,
     TiltedRaoBlackwell,
 )
 from lit_klrb.estimators.advice import ADVICE, DEFAULT
-from lit_klrb.estimators.composed import DiscountedEstimator
 from lit_klrb.estimators.measurement import KL_LEVELS, TOP_K, counterexample, measure
 from lit_klrb.estimators.names import NAMES_IN_USE, NameInUse, names_of
 from lit_klrb.estimators.recipe import NOTATION
@@ -208,24 +205,24 @@ def _print_page(name: str, estimator: KLEstimator) -> None:
     )
     if note := FITTED.get(type(estimator)):
         print(note)
-    if isinstance(estimator, DiscountedEstimator):
-        _print_discounts(estimator)
+    if discounted := [found for discount in DISCOUNTS if (found := estimator.discounted(discount))]:
+        _print_discounts(discounted)
     if names := names_of(type(estimator)):
         print("\nKL losses of other software with the same gradient, completion by completion:")
         _print_names(names)
-    if isinstance(estimator, RaoBlackwell):
+    if estimator.has_counterexample:
         _print_counterexample()
 
 
-def _print_discounts(estimator: DiscountedEstimator) -> None:
+def _print_discounts(discounted: Sequence[KLEstimator]) -> None:
     print(
         "\nThe same with `discount` below 1, which is biased and needs allow_biased, unless final_discount is"
         " 1: the discount then increases to 1 over the run, and the bias vanishes towards the last step."
         " Cosine of gradients and ratio of norms:"
     )
     rows = []
-    for discount in DISCOUNTS:
-        measured = measure(replace(estimator, discount=discount))
+    for discount, estimator in zip(DISCOUNTS, discounted, strict=True):
+        measured = measure(estimator)
         cells = ("-" if m.cosine is None else f"{m.cosine:.3f}, {m.norm_ratio:.3f}" for m in measured)
         rows.append((f"{discount:g}", *cells))
     _print_table(("discount", *(f"KL {level:g}" for level in KL_LEVELS)), rows)
@@ -288,7 +285,7 @@ def main(argv: Sequence[str]) -> int:
         {"name": entry.name, "used_by": entry.used_by, "equals": entry.equals}
         for entry in names_of(type(estimator))
     ]
-    if isinstance(estimator, RaoBlackwell):
+    if estimator.has_counterexample:
         page["counterexample"] = counterexample()._asdict()
     print(json.dumps(page, indent=2))
     return 0

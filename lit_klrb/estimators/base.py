@@ -2,8 +2,8 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import ClassVar, Literal, NamedTuple, get_args
 
 from torch import Tensor
@@ -83,6 +83,8 @@ class KLEstimator(ABC):
     token_values_predict: ClassVar[Predicted | None] = None
     # Whether it is another estimator without them, and therefore without earlier rollouts
     needs_token_values: ClassVar[bool] = False
+    # Whether `measurement.counterexample` has numbers for its caution
+    has_counterexample: ClassVar[bool] = False
 
     baseline: Baseline | None = "leave_one_out"
     off_policy: OffPolicy = "none"
@@ -102,9 +104,31 @@ class KLEstimator(ABC):
             raise ConfigurationError(f"must be positive and finite, got {self.clip_range}", key="clip_range")
 
     @property
+    def label(self) -> str:
+        """Its class, with the settings that change what it computes and differ from the class's defaults.
+
+        Example:
+            >>> from lit_klrb.estimators import MonteCarlo, RaoBlackwellControlVariate
+            >>> MonteCarlo(allow_biased=True).label, MonteCarlo(off_policy="prefix", baseline=None).label
+            ('MonteCarlo', 'MonteCarlo(baseline=null, off_policy=prefix)')
+            >>> RaoBlackwellControlVariate(directions=("token_values",)).label
+            'RaoBlackwellControlVariate(directions=[token_values])'
+        """
+        changed = [
+            f"{field.name}={_as_yaml(getattr(self, field.name))}"
+            for field in fields(self)
+            if field.name != "allow_biased" and getattr(self, field.name) != field.default
+        ]
+        return type(self).__name__ + (f"({', '.join(changed)})" if changed else "")
+
+    @property
     def bias(self) -> str | None:
         """Why its gradient is known to be biased on-policy, by definition or by its settings, or None."""
         return self.refusal
+
+    def discounted(self, discount: float) -> "KLEstimator | None":
+        """The same with this discount of the credit for later KLs; None if it has no discount."""
+        return None
 
     @property
     def topk(self) -> TopK | None:
@@ -245,3 +269,20 @@ class KLEstimator(ABC):
                 "or clip (PPO's, biased but bounded)",
                 key="off_policy",
             )
+
+
+def check_different(estimators: Sequence[KLEstimator]) -> None:
+    """Check that there are estimators to compare, whose labels tell them apart.
+
+    Raises:
+        ConfigurationError: If there are none, or two have the same label.
+    """
+    labels = [estimator.label for estimator in estimators]
+    if not labels or len(set(labels)) < len(labels):
+        raise ConfigurationError(f"must differ, got {labels}", key="estimators")
+
+
+def _as_yaml(value: object) -> str:
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_as_yaml, value))}]"
+    return "null" if value is None else str(value)

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -114,6 +114,10 @@ class Discounted(KLEstimator):
         super().__post_init__()
         if not 0 <= self.discount <= 1:
             raise ConfigurationError(f"must be between 0 and 1, got {self.discount}", key="discount")
+
+    @override
+    def discounted(self, discount: float) -> "Discounted":
+        return replace(self, discount=discount)
 
     @property
     @override

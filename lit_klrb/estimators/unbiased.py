@@ -58,6 +58,7 @@ class RaoBlackwell(DiscountedEstimator):
     models", arXiv:2504.10637, Theorem 4.
     """
 
+    has_counterexample = True
     recipe = Recipe(value="kl", score=(Term("kl", "after"),), pathwise="kl")
     explanation = Explanation(
         optimises=_EXACT,

@@ -18,6 +18,7 @@ from lit_klrb.estimators import (
     RaoBlackwell,
     RaoBlackwellControlVariate,
 )
+from lit_klrb.estimators.base import check_different
 from lit_klrb.functional import TokenStats, TopK
 from lit_klrb.models.generation import Rollout
 from lit_klrb.modules.rloo import OnPolicyModule
@@ -43,7 +44,8 @@ class GradientNoiseStudy(PolicyStudy):
     measured policy on other prompts.
 
     Args:
-        estimators: Estimators to compare; MonteCarlo, RaoBlackwell and RaoBlackwellControlVariate by default.
+        estimators: Different estimators to compare; by default MonteCarlo, RaoBlackwell and
+            RaoBlackwellControlVariate.
         batches: Independent batches (B).
         prompts_per_batch: Prompts per batch, each with as many completions as in training.
         earlier_rollouts: Rollouts to remember, of `prompts_per_batch` prompts. With 0, the estimator of the
@@ -63,6 +65,7 @@ class GradientNoiseStudy(PolicyStudy):
     ) -> None:
         super().__init__(at)
         self.estimators = estimators or [MonteCarlo(), RaoBlackwell(), RaoBlackwellControlVariate()]
+        check_different(self.estimators)
         if batches < 4:
             raise ConfigurationError(f"GradientNoiseStudy: batches must be at least 4, got {batches}")
         if prompts_per_batch < 1:
@@ -80,7 +83,7 @@ class GradientNoiseStudy(PolicyStudy):
     def design(self) -> dict[str, Any]:
         """Estimators and batches."""
         return {
-            "estimators": [type(estimator).__name__ for estimator in self.estimators],
+            "estimators": [estimator.label for estimator in self.estimators],
             "batches": self.batches,
             "prompts": self.prompts_per_batch,
             "earlier_rollouts": self.earlier_rollouts,

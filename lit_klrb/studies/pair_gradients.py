@@ -22,6 +22,7 @@ from lit_klrb.estimators import (
     ReleasedMonteCarlo,
     ReleasedRaoBlackwell,
 )
+from lit_klrb.estimators.base import check_different
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.base import SCHEMA
 from lit_klrb.studies.gradient_noise import batch_gradients, gram, memories_after
@@ -47,7 +48,7 @@ class PairGradientNoiseStudy(Study):
 
     Args:
         pairs: Checkpoints, each a snapshot.
-        estimators: Estimators, of different classes; by default the unbiased ones, those of the code released
+        estimators: Different estimators; by default the unbiased ones, those of the code released
             with arXiv:2504.10637 among them.
         beta: Weight of the KL, in units of reward per nat.
         completions: Completions per prompt.
@@ -79,9 +80,7 @@ class PairGradientNoiseStudy(Study):
         labels = [pair.label for pair in self.pairs]
         if not labels or len(set(labels)) < len(labels):
             raise ConfigurationError(f"must be different checkpoints, got {labels}", key="pairs")
-        names = [type(estimator).__name__ for estimator in self.compared]
-        if not names or len(set(names)) < len(names):
-            raise ConfigurationError(f"must be of different classes, got {names}", key="estimators")
+        check_different(self.compared)
 
     @property
     def compared(self) -> Sequence[KLEstimator]:
@@ -96,7 +95,7 @@ class PairGradientNoiseStudy(Study):
         """The design, and a snapshot for each checkpoint."""
         return {
             "schema": SCHEMA,
-            "estimators": [type(estimator).__name__ for estimator in self.compared],
+            "estimators": [estimator.label for estimator in self.compared],
             "batches": self.batches,
             "prompts": self.prompts_per_batch,
             "snapshots": [

@@ -24,6 +24,7 @@ from lit_klrb.estimators import (
     RaoBlackwellLoss,
     RaoBlackwellReward,
 )
+from lit_klrb.estimators.base import check_different
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.numbers import rounded
 from lit_klrb.studies.study import Study
@@ -56,7 +57,7 @@ class PitfallsStudy(Study):
       KL(policy || optimum), which is (J(optimum) - J(policy)) / beta.
 
     Args:
-        estimators: Estimators to compare, of different classes; by default the unbiased ones, and biased
+        estimators: Different estimators to compare; by default the unbiased ones, and biased
             ones in use. Estimators that remember earlier rollouts are refused.
         vocabulary: Tokens, EOS included.
         max_length: Maximum length of a completion.
@@ -69,7 +70,7 @@ class PitfallsStudy(Study):
         beta: Weight of the KL in the third part, in units of reward per nat.
 
     Raises:
-        ConfigurationError: If a number is out of range or two estimators are of the same class.
+        ConfigurationError: If a number is out of range or two estimators are the same.
 
     Reference: Tang, Munos (2025), arXiv:2506.09477, Section 5.
     """
@@ -98,11 +99,9 @@ class PitfallsStudy(Study):
                 f"must be a multiple of records={self.records}, got {self.steps}", key="steps"
             )
         check_positive(learning_rate=self.learning_rate, beta=self.beta)
-        names = [type(estimator).__name__ for estimator in self.compared]
-        if not names or len(set(names)) < len(names):
-            raise ConfigurationError(f"must be of different classes, got {names}", key="estimators")
+        check_different(self.compared)
         # All models are one batch here: what is fitted to a rollout would be fitted across models
-        remembering = [type(one).__name__ for one in self.compared if EstimatorMemory(one).remembers]
+        remembering = [one.label for one in self.compared if EstimatorMemory(one).remembers]
         if remembering:
             raise ConfigurationError(
                 f"{', '.join(remembering)} remembers rollouts of one policy, of which there are many here",
@@ -116,7 +115,7 @@ class PitfallsStudy(Study):
 
     def parts(self, seed: int) -> Mapping[str, Callable[[], Any]]:
         """The three parts by estimator; seeds are the same for all estimators."""
-        named = {type(estimator).__name__: estimator for estimator in self.compared}
+        named = {estimator.label: estimator for estimator in self.compared}
         descents: dict[str, KLEstimator | None] = {schema.ANALYTIC: None, **named}
         found: dict[str, Callable[[], Any]] = {}
         for name, estimator in named.items():

@@ -2,6 +2,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -117,6 +118,12 @@ def test_the_page_of_rao_blackwell_has_the_counterexample(capsys):
     page = json.loads(output_of(capsys, "RaoBlackwell", "--json"))
     assert page["counterexample"]["variances"] == pytest.approx([0, second**2 / 4], abs=1e-12)
     assert "counterexample" not in json.loads(output_of(capsys, "MonteCarlo", "--json"))
+
+
+def test_discounts_are_those_of_estimators_that_have_one():
+    for kind in CLASSES.values():
+        expected = replace(kind(), discount=0.5) if hasattr(kind(), "discount") else None
+        assert kind().discounted(0.5) == expected
 
 
 def test_a_page_says_why_training_is_refused(capsys):

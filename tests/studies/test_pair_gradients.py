@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from analysis.results.artifacts import read_studies
+from analysis.stats.gradient_noise import NoiseSnapshot
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate
 from lit_klrb.studies import CheckpointPair, PairGradientNoiseStudy
@@ -22,10 +24,15 @@ def pair(chain):
     return CheckpointPair(**paths, max_new_tokens=8)
 
 
+ESTIMATORS = [
+    *(MonteCarlo(), RaoBlackwell(), RaoBlackwellControlVariate()),
+    RaoBlackwellControlVariate(directions=("token_values", "kl")),
+]
+
+
 @pytest.fixture(scope="module")
 def artifact(pair):
-    estimators = [MonteCarlo(), RaoBlackwell(), RaoBlackwellControlVariate()]
-    study = PairGradientNoiseStudy(pairs=[pair], estimators=estimators, earlier_rollouts=2, **SMALL)
+    study = PairGradientNoiseStudy(pairs=[pair], estimators=ESTIMATORS, earlier_rollouts=2, **SMALL)
     return json.loads(json.dumps(study.measure(seed=0)))
 
 
@@ -64,19 +71,27 @@ def test_gradients_are_those_of_the_estimators_loss(pair, artifact):
     )
     gradients = torch.autograd.grad(loss, list(module.policy.parameters()))
     norm = sum(part.double().square().sum().item() for part in gradients)
-    gram = whole(artifact["snapshots"][0], 16)
+    gram = whole(artifact["snapshots"][0], 20)
     assert gram[8, 8].item() == pytest.approx(norm, rel=1e-4)
 
 
 def test_earlier_rollouts_change_the_fitted_combination_alone(pair, artifact):
-    estimators = [MonteCarlo(), RaoBlackwell(), RaoBlackwellControlVariate()]
-    none = PairGradientNoiseStudy(pairs=[pair], estimators=estimators, **SMALL).measure(seed=0)
+    none = PairGradientNoiseStudy(pairs=[pair], estimators=ESTIMATORS, **SMALL).measure(seed=0)
     # Without earlier rollouts, the batches are the first prompts
     assert none["snapshots"][0]["gram"] != artifact["snapshots"][0]["gram"]
     fitted = [one["gram"][12][12] for one in (none["snapshots"][0], artifact["snapshots"][0])]
     sampled = [one["gram"][4][4] for one in (none["snapshots"][0], artifact["snapshots"][0])]
     assert fitted[0] == pytest.approx(sampled[0], rel=1e-5)  # two groups are too few to fit: MonteCarlo
     assert fitted[1] != pytest.approx(sampled[1], rel=1e-3)
+
+
+def test_two_arms_of_one_class_have_different_names_and_gradients(artifact):
+    (study,) = read_studies({"gradient_noise": artifact})
+    names = ["RaoBlackwellControlVariate", "RaoBlackwellControlVariate(directions=[token_values, kl])"]
+    assert study.estimators == ["MonteCarlo", "RaoBlackwell", *names]
+    (snapshot,) = study.snapshots
+    noise = NoiseSnapshot(snapshot.step, snapshot.gram, study.estimators)
+    assert noise.noise("total", names[0]) != pytest.approx(noise.noise("total", names[1]), rel=1e-3)
 
 
 @pytest.mark.parametrize(
