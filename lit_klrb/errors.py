@@ -69,6 +69,10 @@ class ConfigurationError(ValueError):
         self.message, self.key = message, key
 
 
+class NoAnswerError(ConfigurationError):
+    """A server does not answer; a run that needs it can be resumed when it does."""
+
+
 def check_at_least(least: int, **values: int) -> None:
     """Check that numbers are at least `least`.
 

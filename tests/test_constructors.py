@@ -23,6 +23,8 @@ EXTENDED = {
     "OnPolicyModule.configure_model",
     "OnPolicyModule.on_save_checkpoint",
     "OnPolicyModule.on_load_checkpoint",
+    "DistillModule.setup",
+    "DistillModule.load_reference",
     "DistillModule.as_read",
     "DistillModule.rollout_metrics",
     "DistillModule.training_rewards",

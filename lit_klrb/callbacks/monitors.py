@@ -115,6 +115,8 @@ class KLMonitor(EvaluationMonitor):
         alpha: Coefficient of the control variate in `kl_cv`; 1 gives Schulman's k3.
     """
 
+    needs_reference = True
+
     def __init__(self, alpha: float = 1.0) -> None:
         super().__init__()
         if not math.isfinite(alpha):

@@ -27,6 +27,7 @@ from lit_klrb.cli.upstream import PATHS, paths_of
 from lit_klrb.cli.warned import quiet
 from lit_klrb.data.tables import READERS
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.estimators.checked import check_served
 from lit_klrb.files import local_path
 from lit_klrb.models.loading import (
     CLASSIFIER,
@@ -39,6 +40,7 @@ from lit_klrb.models.loading import (
     looks_local,
 )
 from lit_klrb.models.outlines import Outline, outline
+from lit_klrb.models.served import is_address
 from lit_klrb.reward_functions import KEY
 
 # Arguments on which the common evaluation depends: runs that differ in one of them cannot be compared.
@@ -78,7 +80,8 @@ class CheckCLI(LitCLI):
         for section, keys in (("model", PATHS), ("data", DATA)):
             for key in keys:
                 for path in paths_of(self.arguments(section).get(key)):
-                    check_input(key, path)
+                    if key != "reference_path" or not is_address(path):
+                        check_input(key, path)
 
     def models(self, hub: bool) -> dict[str, Outline]:
         """The models that the run loads, by argument.
@@ -136,6 +139,8 @@ class CheckCLI(LitCLI):
         }
         if getattr(self.model, "uses_kl_estimator", False):
             kl.memory.check_trainable(self.model.optimizer_steps)
+            if getattr(self.model, "is_served", False):
+                check_served(kl.memory.estimator)
             answer["estimator"] = {
                 "name": type(kl.memory.estimator).__name__,
                 "optimises": _objective(kl, self.model.optimizer_steps),

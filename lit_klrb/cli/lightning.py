@@ -35,7 +35,7 @@ from lit_klrb.cli.parsing import OneLineParser, one_line
 from lit_klrb.cli.upstream import INITIAL, check_upstream, next_command
 from lit_klrb.cli.warned import once_of_a_kind, quiet
 from lit_klrb.distributed import check_strategy
-from lit_klrb.errors import ConfigurationError, error_line
+from lit_klrb.errors import ConfigurationError, NoAnswerError, error_line
 from lit_klrb.models.roles import CLASSIFIER
 from lit_klrb.modules import DistillModule
 from lit_klrb.run.checkpoints import CheckpointFiles
@@ -266,6 +266,8 @@ class LitCLI(LightningCLI):
                 if isinstance(error, OSError) and error.errno in DISK_FULL:
                     line = f"{error.strerror}, in the run of {self.directory.path}; earlier files are whole"
                     raise DiskFullError(f"{line}; {hint}") from error
+                if isinstance(error, NoAnswerError):
+                    raise NoAnswerError(f"{error.message}; {hint}", key=error.key) from error
                 if isinstance(error, Stopped):
                     error.add_note(hint)
                 raise

@@ -3,10 +3,12 @@
 import inspect
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators.base import KLEstimator, LossWeights
+from lit_klrb.functional.logprobs import TokenStats
 
 KEY = "kl.estimator"
 
@@ -50,3 +52,26 @@ def checked_loss(estimator: KLEstimator, *args: Any, **kwargs: Any) -> Tensor:
     if not loss.requires_grad:
         raise ConfigurationError(f"{name} returned a loss that has no gradient", key=KEY)
     return loss
+
+
+def check_served(estimator: KLEstimator) -> None:
+    """Check that an estimator works from log-probabilities of sampled tokens and of a teacher's own head.
+
+    Raises:
+        ConfigurationError: If it needs the exact KL or the head of the policy.
+    """
+    nothing, mask = torch.zeros(2, 1), torch.ones(2, 1, dtype=torch.bool)
+    stats = TokenStats(*[nothing] * 2, *[None] * 4, *[nothing] * 4)
+    try:
+        weights = estimator.weights(stats, mask, group_size=2)
+        estimator.loss(stats, mask, weights, behaviour_logprobs=nothing)
+        allowed = estimator.topk is None or estimator.topk.support == "reference"
+    except ConfigurationError:
+        allowed = False
+    if not allowed:
+        raise ConfigurationError(
+            f"{type(estimator).__name__} needs more than a served teacher sends, which are its k most likely "
+            "tokens and the sampled one; use RaoBlackwellTopK with support: reference, or "
+            "MonteCarloRewardToGo",
+            key=KEY,
+        )

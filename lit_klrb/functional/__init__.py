@@ -26,7 +26,12 @@ from .kl import (
     kl_k3_per_token as kl_k3_per_token,
     kl_values as kl_values,
 )
-from .logprobs import TokenStats as TokenStats, TopK as TopK, token_stats as token_stats
+from .logprobs import (
+    TokenStats as TokenStats,
+    TopK as TopK,
+    served_stats as served_stats,
+    token_stats as token_stats,
+)
 from .statistics import clustered_mean as clustered_mean
 from .surrogate import (
     clipped_loss as clipped_loss,

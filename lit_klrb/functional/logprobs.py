@@ -168,6 +168,31 @@ def token_stats(
     )
 
 
+def served_stats(logprobs: Tensor, ref_logprobs: Tensor, tokens: Tensor) -> TokenStats:
+    """Statistics from the sampled token and a head that is given, such as a remote teacher's.
+
+    The head may depend on the prefix and not on the sampled token, or estimates from it are biased.
+
+    Args:
+        logprobs: log p of the sampled token, then of the k tokens of the head, shape [B, T, 1 + k].
+            Differentiable.
+        ref_logprobs: log q of the same tokens, shape [B, T, 1 + k].
+        tokens: Their ids, shape [B, T, 1 + k].
+
+    Returns:
+        Log-probabilities and the sums over the head, shape [B, T]; no exact KL and no entropy.
+
+    Example:
+        >>> ids = torch.tensor([[[1, 0]]])
+        >>> stats = served_stats(torch.tensor([[[0.3, 0.7]]]).log(), torch.tensor([[[0.5, 0.5]]]).log(), ids)
+        >>> round(stats.head_kl.item(), 4), stats.in_head.item(), stats.kl
+        (0.0355, 0.0, None)
+    """
+    ref_logprobs = ref_logprobs.to(logprobs.dtype)
+    sums = HeadSums.of(logprobs[..., 1:], ref_logprobs[..., 1:], tokens[..., 1:], tokens[..., 0])
+    return TokenStats(logprobs[..., 0], ref_logprobs[..., 0], **sums._asdict())
+
+
 def full_token_values(token_values: Tensor | None, vocabulary: int, like: Tensor) -> Tensor | None:
     """Token values of the whole vocabulary: a shorter table continues with zeros. Detached.
 

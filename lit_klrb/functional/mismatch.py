@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_klrb.functional.logprobs import TokenStats
+from lit_klrb.functional.topk import kl_known
 
 # Tokens with a lower log-probability under the reference are improbable.
 IMPROBABLE = -20.0
@@ -57,7 +58,7 @@ def mismatch(stats: TokenStats, mask: Tensor, ended: Tensor) -> Mismatch:
     """The sums of each completion.
 
     Args:
-        stats: Statistics with the exact KL, shape [B, T].
+        stats: Statistics with the exact KL or a head, shape [B, T].
         mask: True on completion tokens, at the beginning of each row, shape [B, T].
         ended: Whether a completion ended rather than was truncated, shape [B].
 
@@ -68,17 +69,17 @@ def mismatch(stats: TokenStats, mask: Tensor, ended: Tensor) -> Mismatch:
         [0.5, 0.97, 0.0, nan, nan, nan, nan]
     """
     stats = stats.masked(mask)
-    assert stats.kl is not None
+    kl = torch.where(mask, kl_known(stats), 0)
     improbable = (stats.ref_logprobs < IMPROBABLE) & mask
     lengths = mask.sum(1)
     last = stats.ref_logprobs.gather(1, (lengths - 1).clamp(min=0)[:, None])[:, 0]
     part = PARTS * torch.arange(mask.shape[1], device=mask.device) // lengths.clamp(min=1)[:, None]
-    long_kl = torch.where((lengths >= SHORTEST)[:, None], stats.kl, 0)
+    long_kl = torch.where((lengths >= SHORTEST)[:, None], kl, 0)
     return Mismatch(
         tokens=lengths.float(),
         improbable=improbable.sum(1).float(),
-        kl=stats.kl.sum(1),
-        improbable_kl=torch.where(improbable, stats.kl, 0).sum(1),
+        kl=kl.sum(1),
+        improbable_kl=torch.where(improbable, kl, 0).sum(1),
         ended=ended.float(),
         end_prob=torch.where(ended, last.exp(), 0),
         part_kl=torch.stack([torch.where(part == i, long_kl, 0).sum(1) for i in range(PARTS)], 1),

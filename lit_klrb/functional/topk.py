@@ -76,6 +76,11 @@ def _excess_or_kl(stats: TokenStats) -> Tensor:
     return stats.kl if stats.head_kl is None and stats.kl is not None else _excess(stats)
 
 
+def kl_known(stats: TokenStats) -> Tensor:
+    """The KL of each token, exact where the statistics have it, otherwise `kl_topk`; shape [B, T]."""
+    return kl_topk(stats) if stats.kl is None else stats.kl
+
+
 def _truncated(stats: TokenStats) -> Tensor:
     """Sum over H of p r."""
     kl, mass, ref_mass = _sums(stats)

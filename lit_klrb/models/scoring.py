@@ -14,15 +14,18 @@ from lit_klrb.functional import (
     TokenStats,
     TopK,
     kl_topk,
+    served_stats,
     tiled_logprobs,
     tiled_policy_loss,
     tiled_token_stats,
     token_stats,
 )
+from lit_klrb.functional.logprobs import full_precision
 from lit_klrb.functional.surrogate import clipped_loss, weighted_loss
 from lit_klrb.models.adapters import adapter_off
 from lit_klrb.models.generation import Rollout
 from lit_klrb.models.heads import SplitModel, model_inputs, split_model
+from lit_klrb.models.served import ServedTeacher
 
 
 def completion_logits(model: PreTrainedModel, rollout: Rollout) -> Tensor:
@@ -38,7 +41,11 @@ def completion_logits(model: PreTrainedModel, rollout: Rollout) -> Tensor:
 
 
 def completion_logprobs(
-    model: PreTrainedModel, rollout: Rollout, temperature: float, parts: SplitModel | None = None
+    model: PreTrainedModel,
+    rollout: Rollout,
+    temperature: float,
+    parts: SplitModel | None = None,
+    tokens: Tensor | None = None,
 ) -> Tensor:
     """Log-probabilities of the completion tokens under a model, shape [B, T], float32, differentiable.
 
@@ -48,25 +55,27 @@ def completion_logprobs(
         temperature: The sampling temperature.
         parts: The model's backbone and head, which is then applied tile by tile; None computes [B, T, V]
             logits.
+        tokens: Other tokens in place of those of the completions, n at each position, shape [B, T, n].
 
     Returns:
-        Log-probabilities, 0 outside the rollout's mask.
+        Log-probabilities, 0 outside the rollout's mask, in the shape of the tokens.
     """
+    tokens = rollout.completions if tokens is None else tokens
     if parts is not None:
         hidden = parts.hidden_states(rollout)
         weight, bias = parts.head_weights()
         return tiled_logprobs(
             hidden,
             weight,
-            rollout.completions,
+            tokens,
             bias=bias,
             temperature=temperature,
             mask=rollout.mask,
             logit_softcap=parts.softcap,
         )
-    logprobs = (completion_logits(model, rollout).float() / temperature).log_softmax(-1)
-    chosen = logprobs.gather(-1, rollout.completions.unsqueeze(-1)).squeeze(-1)
-    return torch.where(rollout.mask, chosen, 0)
+    logprobs = (full_precision(completion_logits(model, rollout)) / temperature).log_softmax(-1)
+    chosen = logprobs.gather(-1, tokens.view(*rollout.mask.shape, -1))
+    return torch.where(rollout.mask[..., None], chosen, 0).view_as(tokens)
 
 
 class Scorer:
@@ -81,6 +90,7 @@ class Scorer:
         temperature: The sampling temperature.
         reading_reference: A context in which `reference` is the reference; by default the one that disables
             the policy's adapter if the policy stands for it.
+        teacher: A teacher in an engine of its own, which takes the reference's place.
     """
 
     def __init__(
@@ -89,8 +99,10 @@ class Scorer:
         reference: PreTrainedModel,
         temperature: float,
         reading_reference: Callable[[], AbstractContextManager[object]] | None = None,
+        teacher: ServedTeacher | None = None,
     ) -> None:
         self.policy, self.reference, self.temperature = policy, reference, temperature
+        self._teacher = teacher
         own = (lambda: adapter_off(policy)) if reference is policy else nullcontext
         self._reading_reference = reading_reference or own
         self._parts = split_model(policy), split_model(reference)
@@ -118,8 +130,11 @@ class Scorer:
             rollout: B sequences with T completion positions, after the prompts that the reference reads.
 
         Returns:
-            Hidden states [B, T, D], V / D times smaller than logits; logits [B, T, V] if `tiled` is false.
+            Hidden states [B, T, D], V / D times smaller than logits; logits [B, T, V] if `tiled` is false. Of
+            a served teacher its answer, see `ServedTeacher`.
         """
+        if self._teacher is not None:
+            return self._teacher(rollout)
         _, split = self._parts
         with self._reading_reference():
             if split is None or not self.tiled:
@@ -139,8 +154,12 @@ class Scorer:
             rollout: B sequences with T completion positions.
             reference_states: The result of `reference_states` for these sequences.
             token_values: A value for every token, shape [V].
-            topk: The head of the vocabulary for which sums are computed.
+            topk: The head of the vocabulary for which sums are computed; a served teacher gives its own.
         """
+        if self._teacher is not None:
+            tokens, ref_logprobs = reference_states[..., 0, :].long(), reference_states[..., 1, :]
+            chosen = completion_logprobs(self.policy, rollout, self.temperature, self._parts[0], tokens)
+            return served_stats(chosen, ref_logprobs, tokens)
         if not self.tiled:
             logits = completion_logits(self.policy, rollout)
             tokens, temperature = rollout.completions, self.temperature
@@ -188,7 +207,7 @@ class Scorer:
         """
         if clip_range is None or behaviour_logprobs is None:
             clip_range = behaviour_logprobs = None
-        if not self.tiled:
+        if not self.tiled or self._teacher is not None:
             stats = self.stats(rollout, reference_states, token_values, topk).masked(rollout.mask)
             return _weighted_sum(stats, rollout.mask, weights, behaviour_logprobs, clip_range)
         loss, _ = tiled_policy_loss(

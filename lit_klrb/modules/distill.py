@@ -9,10 +9,11 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.distributed import gather_rows
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, check_positive
+from lit_klrb.estimators.checked import check_served
 from lit_klrb.functional import TokenStats
 from lit_klrb.functional.mismatch import Mismatch, mismatch
-from lit_klrb.models import loading
+from lit_klrb.models import loading, served
 from lit_klrb.models.generation import Rollout
 from lit_klrb.modules.rloo import OnPolicyModule
 from lit_klrb.rewards import NoReward, Reward, load_reward
@@ -36,16 +37,21 @@ class DistillModule(OnPolicyModule):
             from its defaults. The tokenizer is the teacher's. Give either this or policy_path.
         reward_path: A reward to measure beside the KL, such as the share of answers in a wanted format; see
             `RLOOModule`. It has no effect on training.
+        served_model: The name of a teacher on its server, if reference_path is an address such as
+            http://127.0.0.1:8000/v1; null for the only one that is served.
+        served_timeout: Seconds in which a served teacher must answer a request of 16 sequences.
 
     Raises:
-        ConfigurationError: If not exactly one of policy_config and policy_path is given, or a student with
-            new weights has no other teacher.
+        ConfigurationError: If not exactly one of policy_config and policy_path is given, a student with new
+            weights has no other teacher, or a served teacher is given another temperature than 1.
 
     Reference: Tang, Munos (2025), arXiv:2506.09477, Section 5.3.
     """
 
     policy_config: dict[str, Any] | None = None
     reward_path: str | dict[str, float] | None = None
+    served_model: str | None = None
+    served_timeout: float = 120.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,6 +62,66 @@ class DistillModule(OnPolicyModule):
                 "policy_config; or name the teacher",
                 key="reference_path",
             )
+        check_positive(served_timeout=self.served_timeout)
+        if self.is_served:
+            self._check_served()
+        elif self.served_model is not None:
+            raise ConfigurationError(
+                f"{self.served_model} needs the address of its server as reference_path", key="served_model"
+            )
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the teacher is in an engine of its own."""
+        return served.is_address(self.reference_path)
+
+    def _check_served(self) -> None:
+        if self.policy_path is None:
+            raise ConfigurationError(
+                "a student with new weights takes its teacher's tokenizer, which a server does not send; "
+                "give policy_path",
+                key="policy_config",
+            )
+        if self.temperature != 1:
+            raise ConfigurationError(
+                f"must be 1 for a served teacher, got {self.temperature}: the log-probabilities of its most "
+                "likely tokens are known at 1 only",
+                key="temperature",
+            )
+
+    def setup(self, stage: str) -> None:
+        """Refuse estimators and callbacks that need more of a served teacher than it sends.
+
+        Raises:
+            ConfigurationError: With the estimators that do not.
+        """
+        super().setup(stage)
+        if not self.is_served:
+            return
+        if stage == "fit":
+            check_served(self.kl_estimator)
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if getattr(callback, "needs_reference", False):
+                raise ConfigurationError(
+                    f"trainer.callbacks: {type(callback).__name__} needs all logits of the teacher, of which "
+                    f"{self.reference_path} sends the largest; leave it out"
+                )
+
+    def load_reference(self, path: str) -> None:
+        """Load the teacher, or connect to it.
+
+        Raises:
+            ConfigurationError: If its vocabulary is not the policy's, or loading or connecting fails.
+        """
+        if not self.is_served:
+            super().load_reference(path)
+            return
+        topk = self.kl_estimator.topk if hasattr(self, "memory") else None
+        k = served.DEFAULT_K if topk is None else topk.k
+        self.teacher = served.ServedTeacher(
+            path, k, self.vocabulary_size, self.served_model, self.served_timeout
+        )
+        self.teacher.check_tokenizer(self.tokenizer)
 
     def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The student of policy_path, or a new one initialised from the seed."""

@@ -16,13 +16,14 @@ from lit_klrb.data.chat import as_messages, is_messages
 from lit_klrb.data.corpora import PROMPT
 from lit_klrb.data.encoding import end_tokens
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators import RaoBlackwell
+from lit_klrb.estimators import RaoBlackwell, RaoBlackwellTopK
 from lit_klrb.functional import TokenStats, TopK
 from lit_klrb.functional.statistics import clustered_mean
 from lit_klrb.models import loading
 from lit_klrb.models.adapters import adapter_off, has_adapter
 from lit_klrb.models.generation import Rollout, Sampling, generate_completions
 from lit_klrb.models.scoring import Scorer
+from lit_klrb.models.served import ServedTeacher
 from lit_klrb.modules.base import PolicyModule
 from lit_klrb.modules.stopwatch import Stopwatch
 from lit_klrb.rewards import NoReward, Reward, RewardOutput, load_reward
@@ -50,11 +51,15 @@ class Evaluation(NamedTuple):
     completions_per_prompt: int
 
     def summary(self) -> dict[str, Tensor]:
-        """Reward, Rao-Blackwell estimate of the KL (nats) and length (tokens) of each completion, [P, K]."""
+        """Reward, Rao-Blackwell estimate of the KL (nats) and length (tokens) of each completion, [P, K].
+
+        From a served teacher, which sends no more than its head, the KL is that of `RaoBlackwellTopK`.
+        """
         mask = self.rollout.mask
+        estimator = RaoBlackwellTopK() if self.stats.kl is None else RaoBlackwell()
         columns = {
             "reward": self.rewards,
-            "kl": RaoBlackwell().value(self.stats, mask),
+            "kl": estimator.value(self.stats, mask),
             "length": mask.sum(1),
         }
         return {name: v.float().view(-1, self.completions_per_prompt) for name, v in columns.items()}
@@ -92,6 +97,8 @@ class RegularisedModule(PolicyModule, ABC):
         super().__post_init__()
         self.reference: PreTrainedModel
         self.scorer: Scorer
+        # In place of the reference, if that is an engine of its own
+        self.teacher: ServedTeacher | None = None
         self.reward: Reward
         if self.evaluation_completions < 1:
             raise ConfigurationError(
@@ -129,7 +136,7 @@ class RegularisedModule(PolicyModule, ABC):
             return
         self._load_others(trainer.strategy.root_device)
         self.shard(self.policy, *([self.reference] if hasattr(self, "reference") else []))
-        if not self.scorer.tiled:
+        if not self.scorer.tiled and self.teacher is None:
             self.print(
                 "policy or reference does not consist of a backbone and a linear head: full logits of both "
                 "are computed"
@@ -147,7 +154,7 @@ class RegularisedModule(PolicyModule, ABC):
 
     def _load_others(self, device: torch.device) -> None:
         if self.reference_path not in (None, loading.ITSELF):
-            self._load_reference(str(self.reference_path))
+            self.load_reference(str(self.reference_path))
         elif self.reference_path is None and not has_adapter(self.policy):
             raise ConfigurationError(
                 "None means the policy with its adapter disabled, but the policy has no adapter; name the "
@@ -156,9 +163,14 @@ class RegularisedModule(PolicyModule, ABC):
             )
         self.reward = self.load_reward(device)
         reference = getattr(self, "reference", self.policy)
-        self.scorer = Scorer(self.policy, reference, self.temperature, self.reading_reference)
+        self.scorer = Scorer(self.policy, reference, self.temperature, self.reading_reference, self.teacher)
 
-    def _load_reference(self, path: str) -> None:
+    def load_reference(self, path: str) -> None:
+        """Load the reference from a path that names one.
+
+        Raises:
+            ConfigurationError: If its vocabulary is not the policy's, or loading fails.
+        """
         self.reference = loading.freeze(loading.load_model("reference_path", path))
         sizes = [model.get_output_embeddings().weight.shape[0] for model in (self.policy, self.reference)]
         if sizes[0] != sizes[1]:
@@ -358,10 +370,11 @@ class RegularisedModule(PolicyModule, ABC):
         self.log_evaluation(stage, metrics)
         other = "policy" if self.reference_path == loading.ITSELF else "reference"
         context = " with its own context" if self._own_context else ""
+        head = "" if self.teacher is None else f", from the teacher's {self.teacher.k} likeliest tokens"
         self.print(
             f"step {self.global_step}: reward {metrics['reward']:.3f} ± {metrics['reward_se']:.3f}, "
             f"KL(policy‖{other}{context}) {metrics['kl']:.4f} ± {metrics['kl_se']:.4f} nats per sequence "
-            f"(± standard error, {prompts} prompts)"
+            f"(± standard error, {prompts} prompts{head})"
         )
 
 

@@ -26,6 +26,7 @@ MAY_DIFFER = {
     "trainer.devices": "if the number of processes stays the same",
     "trainer.num_nodes": "if the number of processes stays the same",
     "trainer.strategy": "if the number of processes stays the same",
+    "model.init_args.served_timeout": "how long is waited for a served teacher",
     "trainer.callbacks": "those of lit_klrb.callbacks, which only observe; all others must agree",
     "trainer.max_steps": "may increase if nothing depends on it",
 }
@@ -152,6 +153,9 @@ def _objection(key: str, old: Settings, new: Settings) -> str | None:
         return _objection_to_steps(old, new)
     if key == "trainer.callbacks":
         return "" if _acting(old[key]) != _acting(new[key]) else None
+    # A served teacher may have moved
+    if key.endswith("reference_path") and all("://" in str(settings[key]) for settings in (old, new)):
+        return None
     may = any(key == allowed or key.startswith(allowed + ".") for allowed in MAY_DIFFER)
     return None if may else ""
 

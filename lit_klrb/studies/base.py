@@ -32,6 +32,7 @@ class PolicyStudy(L.Callback, ABC):
     """
 
     name: ClassVar[str]
+    needs_reference = True  # all of its logits, which a served teacher does not send
 
     def __init__(self, at: Sequence[float]) -> None:
         if not at or not all(0 <= fraction <= 1 for fraction in at):

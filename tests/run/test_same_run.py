@@ -86,11 +86,19 @@ def test_what_decides_the_training_must_agree(key, value, message):
         ("trainer__callbacks", [MONITOR]),
         ("trainer__devices", 2),
         ("checkpoint__every_n_train_steps", 1),
+        ("model__init_args__served_timeout", 7.0),
     ],
 )
 def test_what_does_not_may_differ(key, value):
     assert refusal(settings(), settings(**{key: value})) is None
     assert any(key.replace("__", ".").startswith(allowed) for allowed in MAY_DIFFER)
+
+
+def test_a_served_teacher_may_have_moved():
+    key = "model__init_args__reference_path"
+    saved = settings(**{key: "http://127.0.0.1:8000/v1"})
+    assert refusal(saved, settings(**{key: "https://teacher.example/v1"})) is None
+    assert "reference_path: run/last.ckpt was trained with" in refusal(saved, settings(**{key: "folder"}))
 
 
 @pytest.mark.parametrize(

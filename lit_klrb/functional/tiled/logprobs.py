@@ -45,7 +45,7 @@ def tiled_logprobs(
     Args:
         hidden: Hidden states, shape [B, T, D]; position t predicts `tokens[:, t]`.
         weight: Head, shape [V, D].
-        tokens: Token ids, shape [B, T].
+        tokens: Token ids, one or n at each position, shape [B, T] or [B, T, n].
         bias: Head bias, shape [V].
         temperature: The logits are divided by it.
         tile_size: Rows (tokens) per tile.
@@ -54,7 +54,7 @@ def tiled_logprobs(
         logit_softcap: Soft cap of the logits.
 
     Returns:
-        Log-probabilities in float32, or in float64 for float64 hidden states, shape [B, T].
+        Log-probabilities in float32, or in float64 for float64 hidden states, in the shape of the tokens.
 
     Raises:
         ConfigurationError: If the shapes do not match, or a number is not positive.
@@ -69,21 +69,24 @@ def tiled_logprobs(
         [-0.4, 0.4]
     """
     check_positive(temperature=temperature, tile_size=tile_size, logit_softcap=logit_softcap)
-    check_shape("mask", mask, tuple(tokens.shape))
-    check_shape("hidden", hidden, (*tokens.shape, weight.shape[-1]))
+    positions = tuple(tokens.shape[:2])
+    check_shape("mask", mask, positions)
+    check_shape("hidden", hidden, (*positions, weight.shape[-1]))
     check_shape("bias", bias, (len(weight),))
     head = Head.of(weight, bias, temperature, logit_softcap)
     inputs = head.inputs(rows_of(hidden, mask))
-    rows = _Rows(head, inputs, rows_of(tokens, mask), tile_size or default_tile_size(len(weight)))
+    several = tokens.view(*positions, -1)
+    rows = _Rows(head, inputs, rows_of(several, mask), tile_size or default_tile_size(len(weight)))
     if len(rows.tokens) * len(weight) <= _AT_ONCE:
-        return positions_of(rows.from_all_logits(rows_of(hidden, mask), weight, bias), tokens, mask)
-    leaves = unless_no_grad(rows_of(hidden, mask), weight, bias)
-    logprobs = _TiledLogprobs.apply(*leaves, rows)  # type: ignore[no-untyped-call]
-    return positions_of(logprobs, tokens, mask)
+        logprobs = rows.from_all_logits(rows_of(hidden, mask), weight, bias)
+    else:
+        leaves = unless_no_grad(rows_of(hidden, mask), weight, bias)
+        logprobs = _TiledLogprobs.apply(*leaves, rows)  # type: ignore[no-untyped-call]
+    return positions_of(logprobs, several, mask).view_as(tokens)
 
 
 class _Rows(NamedTuple):
-    """A head with its scaled inputs, [N, D], and tokens, [N]."""
+    """A head with its scaled inputs, [N, D], and tokens, [N, n]."""
 
     head: Head
     inputs: Tensor
@@ -97,7 +100,7 @@ class _Rows(NamedTuple):
             bias = None if bias is None else head.scale * bias.to(dtype)
             z = linear(head.scale * hidden.to(dtype), weight.to(dtype), bias)
             logits = z if head.cap is None else head.cap * z.tanh()
-            return logits.log_softmax(-1).gather(-1, self.tokens.unsqueeze(-1)).squeeze(-1)
+            return logits.log_softmax(-1).gather(-1, self.tokens)
 
     def logits(self, rows: slice, retain: bool) -> Iterator[Tensor]:
         """The logits of a tile, one block at a time; overwritten by the next unless they are retained."""
@@ -121,15 +124,17 @@ class _Rows(NamedTuple):
         slopes: Tensor,
         gradients: HeadGradients,
     ) -> None:
-        """Add the gradient of a tile, slope (onehot - p) in the logits, which are overwritten."""
+        """Add the gradient of a tile, slope (onehot - p) in the logits for each token; overwrites them."""
         head, gradient_of = self.head, fused(block_probabilities, self.inputs.device)
+        total = slopes.sum(1)
         for block, values in zip(head.blocks(), logits, strict=True):
             capped = None if head.cap is None else values.clone()
-            # -slope p now; `add_tokens` adds the slope at the sampled token
-            gradient_of(values, torch.stack([normaliser.to(slopes.dtype), -slopes], 1))
+            # -slope p now; `add_tokens` adds the slope at the token
+            gradient_of(values, torch.stack([normaliser.to(total.dtype), -total], 1))
             gradient = values if capped is None else head.through_cap(values, capped)
             gradients.add(gradient, head.weight[block].to(self.inputs.dtype), rows, block)
-        gradients.add_tokens(slopes, self.tokens[rows], rows)
+        for slope, tokens in zip(slopes.unbind(1), self.tokens[rows].unbind(1), strict=True):
+            gradients.add_tokens(slope.contiguous(), tokens, rows)
 
 
 class _TiledLogprobs(torch.autograd.Function):
@@ -146,11 +151,11 @@ class _TiledLogprobs(torch.autograd.Function):
                     kept += [logits] if retain else []
                 normalisers.append(rows.normaliser(masses))
                 tiles.append(kept)
-            logits_of_tokens = rows.head.token_logits(rows.inputs, rows.tokens)
+            columns = [rows.head.token_logits(rows.inputs, tokens) for tokens in rows.tokens.unbind(1)]
         # `rows` has what backward needs; saving them makes autograd detect changes made in between
         ctx.save_for_backward(hidden, weight, bias)
         ctx.rows, ctx.normalisers, ctx.tiles = rows, normalisers, tiles if retain else None
-        return (logits_of_tokens - torch.cat(normalisers)).to(rows.inputs.dtype)
+        return (torch.stack(columns, 1) - torch.cat(normalisers)[:, None]).to(rows.inputs.dtype)
 
     @staticmethod
     @once_differentiable

@@ -185,8 +185,11 @@ def rows_of(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def positions_of(rows: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:
-    """The inverse of `rows_of`: [N] to [B, T], 0 outside the mask."""
-    return rows.view_as(tokens) if mask is None else rows.new_zeros(tokens.shape).masked_scatter(mask, rows)
+    """The inverse of `rows_of`: [N, ...] to [B, T, ...], 0 outside the mask."""
+    if mask is None:
+        return rows.view_as(tokens)
+    inside = mask.view(*mask.shape, *[1] * (tokens.ndim - 2))
+    return rows.new_zeros(tokens.shape).masked_scatter(inside, rows)
 
 
 def weighted(weights: Tensor, values: Tensor) -> Tensor:

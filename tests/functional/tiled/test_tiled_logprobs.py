@@ -52,6 +52,26 @@ def test_values_and_gradients(way, temperature, softcap, biased, tile_size, monk
             assert_close(torch.autograd.grad(losses[0], given, retain_graph=True), wanted)
 
 
+@pytest.mark.parametrize("way", ["retained", "recomputed", "at once"])
+def test_several_tokens_at_each_position(way, monkeypatch):
+    if way == "recomputed":
+        monkeypatch.setattr(problem, "_RETAINED_LOGITS", 0)
+    elif way == "at once":
+        monkeypatch.setattr(module, "_AT_ONCE", 2**20)
+    case, columns = make_case(), (0, 3, 0)
+    leaves = case.leaves()
+    tokens = torch.stack([(case.tokens + shift) % len(case.weight) for shift in columns], -1)
+    weights = torch.linspace(-1, 2, tokens.numel(), dtype=torch.float64).view(tokens.shape)
+    options = {"bias": leaves[2], "temperature": 0.7, "logit_softcap": 2.0, "tile_size": 4, "mask": SOME}
+    ours = tiled_logprobs(*leaves[:2], tokens, **options)
+    options = {"temperature": 0.7, "softcap": 2.0}
+    one_by_one = [plain(case._replace(tokens=t), leaves, **options) for t in tokens.unbind(-1)]
+    expected = SOME[..., None] * torch.stack(one_by_one, -1)
+    assert_close([ours], [expected])
+    losses = [(weights * logprobs).square().sum() for logprobs in (ours, expected)]
+    assert_close(*(torch.autograd.grad(loss, leaves) for loss in losses))
+
+
 @pytest.mark.parametrize("retained", [True, False])
 def test_excluded_tokens_and_extreme_logits(retained, monkeypatch):
     if not retained:

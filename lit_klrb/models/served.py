@@ -1,0 +1,218 @@
+"""A teacher in an engine of its own, which sends log-probabilities of its k most likely tokens.
+
+The protocol is that of vLLM's OpenAI-compatible server: POST /completions with token ids as prompts and
+`prompt_logprobs`, whose answer has, at each position of a prompt, the k most likely tokens and the prompt's.
+"""
+
+import json
+import logging
+import math
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPException
+from typing import Any
+from urllib import request
+from urllib.error import HTTPError
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from lit_klrb.errors import ConfigurationError, NoAnswerError, brief
+from lit_klrb.models.generation import Rollout
+
+log = logging.getLogger(__name__)
+# The number of log-probabilities that vLLM sends without --max-logprobs.
+DEFAULT_K = 20
+# Seconds to wait before each further attempt.
+PAUSES = (1.0, 5.0, 25.0)
+# Sequences per request, and tokens by which tokenizers are compared.
+_ROWS, _COMPARED = 16, 32
+# Bytes of an answer: at most so many per log-probability, and beside them.
+_ENTRY, _REST = 1024, 2**20
+# How far log-probabilities may be above 0, and probabilities sum to more than 1, by rounding.
+_ROUNDING = 1e-3
+_ADDRESS = re.compile(r"https?://(\[[\da-fA-F:]+\]|[\w.-]+)(:\d{1,5})?(/[\w./-]*)?")
+
+
+def is_address(path: str | None) -> bool:
+    """Whether a path is the address of a served model."""
+    return path is not None and path.startswith(("http://", "https://"))
+
+
+class ServedTeacher:
+    """Log-probabilities of a served teacher, for `served_stats`.
+
+    A request that fails, is late or meets an error of the server is tried four times. Redirects are not
+    followed, and only http and https are spoken.
+
+    Args:
+        address: Where the API begins, such as http://127.0.0.1:8000/v1.
+        k: Number of most likely tokens at each position.
+        vocabulary: V, the size of the policy's vocabulary.
+        model: The name of the teacher on its server; None for the only one.
+        timeout: Seconds after which an answer is late.
+
+    Raises:
+        ConfigurationError: If the server does not answer, or has several models and none is named.
+    """
+
+    def __init__(self, address: str, k: int, vocabulary: int, model: str | None, timeout: float) -> None:
+        self.address, self.k, self.vocabulary, self.timeout = address, k, vocabulary, timeout
+        if not _ADDRESS.fullmatch(address):
+            raise self._error("is not an address such as http://127.0.0.1:8000/v1")
+        # Not `build_opener`, which would follow redirects, read files, and use proxies of the environment
+        self._opener = request.OpenerDirector()
+        kinds: list[type[request.BaseHandler]] = [request.HTTPHandler, request.HTTPSHandler]
+        for kind in (*kinds, request.HTTPErrorProcessor, request.HTTPDefaultErrorHandler):
+            self._opener.add_handler(kind())
+        self.model = model or self._only_model()
+
+    @torch.no_grad()
+    def __call__(self, rollout: Rollout) -> Tensor:
+        """The sampled token and the head at each position of the completions.
+
+        Args:
+            rollout: B sequences with T completion positions, after the prompts that the teacher reads.
+
+        Returns:
+            Token ids and their log-probabilities, of the sampled token and of the k most likely, float64,
+            shape [B, T, 2, 1 + k]; 0 outside the mask.
+
+        Raises:
+            ConfigurationError: If the server does not answer, or the answer is not what was asked for.
+        """
+        result = torch.zeros(*rollout.mask.shape, 2, 1 + self.k, dtype=torch.float64)
+        rows = zip(rollout.tokens.cpu(), rollout.attention_mask.bool().cpu(), strict=True)
+        sequences = [tokens[kept].tolist() for tokens, kept in rows]
+        lengths = rollout.mask.sum(1).tolist()
+        for row, positions in enumerate(self._positions(sequences)):
+            last = slice(len(positions) - lengths[row], None)
+            pairs = zip(positions[last], sequences[row][last], strict=True)
+            heads = [self._head(*pair) for pair in pairs]
+            result[row, : lengths[row]] = torch.tensor(heads, dtype=result.dtype)
+        return result.to(rollout.tokens.device)
+
+    def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Compare the texts of tokens from the whole vocabulary with those that the server decodes.
+
+        Args:
+            tokenizer: The policy's.
+
+        Raises:
+            ConfigurationError: If one differs.
+        """
+        size = min(len(tokenizer), self.vocabulary)
+        special = set(tokenizer.all_special_ids)
+        tokens = [token for token in range(0, size, -(-size // _COMPARED)) if token not in special]
+        # The first position of a prompt has no log-probabilities
+        _, *positions = self._positions([[tokens[0], *tokens]])[0]
+        for token, position in zip(tokens, positions, strict=True):
+            with self._reading():
+                theirs, ours = position[str(token)]["decoded_token"], str(tokenizer.decode([token]))
+            # A part of a character has no text of its own
+            if "\ufffd" not in f"{theirs}{ours}" and str(theirs).strip() != ours.strip():
+                raise self._error(
+                    f"has another tokenizer than the policy: id {token} is {theirs!r} there and {ours!r} in "
+                    "the policy; a KL between them needs the same vocabulary"
+                )
+
+    def _only_model(self) -> str:
+        answer = self._ask("models")
+        with self._reading():
+            names = [str(model["id"]) for model in answer["data"]]
+        if len(names) != 1:
+            raise self._error(f"serves {', '.join(names) or 'no model'}; name the teacher", "served_model")
+        return names[0]
+
+    def _positions(self, sequences: list[list[int]]) -> list[list[Any]]:
+        """What the server says of each position of each sequence."""
+        found: list[list[Any]] = []
+        for start in range(0, len(sequences), _ROWS):
+            part = sequences[start : start + _ROWS]
+            question = {"model": self.model, "prompt": part, "max_tokens": 1, "prompt_logprobs": self.k}
+            answer = self._ask("completions", question, sum(map(len, part)) * (self.k + 1))
+            with self._reading():
+                choices = {choice["index"]: choice["prompt_logprobs"] for choice in answer["choices"]}
+                found += [choices[index] for index in range(len(part))]
+                lengths = list(map(len, found[start:]))
+            if lengths != list(map(len, part)):
+                raise self._error(f"sends {lengths} positions for sequences of {list(map(len, part))} tokens")
+        return found
+
+    def _head(self, position: Any, token: int) -> list[list[float]]:
+        """Tokens and log-probabilities, the sampled token first."""
+        with self._reading():
+            found = {int(name): float(entry["logprob"]) for name, entry in position.items()}
+        # The server adds the sampled token to the k most likely. The head must not depend on it
+        head = {t: value for t, value in found.items() if t != token or len(found) == self.k}
+        if token not in found or len(head) != self.k:
+            raise self._error(
+                f"sends {len(found)} log-probabilities at a position, where the {self.k} largest and that of "
+                f"token {token} were asked for"
+            )
+        if not all(0 <= other < self.vocabulary for other in found):
+            raise self._error(
+                f"sends token {max(found)}; the policy's vocabulary has {self.vocabulary}, and a KL between "
+                "them needs the same"
+            )
+        valid = all(math.isfinite(value) and value <= _ROUNDING for value in found.values())
+        if not valid or sum(map(math.exp, head.values())) > 1 + _ROUNDING:
+            raise self._error(f"sends {list(found.values())[:3]} as log-probabilities")
+        return [[token, *head], [found[token], *head.values()]]
+
+    def _ask(self, path: str, question: dict[str, Any] | None = None, entries: int = 0) -> Any:
+        """The answer to a request, decoded; several attempts."""
+        reason = ""
+        for pause in (0.0, *PAUSES):
+            if pause:
+                log.warning("%s: %s; next attempt in %g s", self.address, reason, pause)
+                time.sleep(pause)
+            try:
+                return json.loads(self._read(path, question, _REST + _ENTRY * entries))
+            except ConfigurationError:
+                raise
+            except (OSError, HTTPException, ValueError, OverflowError, RecursionError) as error:
+                reason = brief(error)
+        raise NoAnswerError(
+            f"{self.address} does not answer as a teacher ({reason}); start it", key="reference_path"
+        )
+
+    def _read(self, path: str, question: dict[str, Any] | None, limit: int) -> bytes:
+        """The bytes of an answer, at most `limit`."""
+        data = None if question is None else json.dumps(question).encode()
+        message = request.Request(
+            f"{self.address.rstrip('/')}/{path}", data, {"Content-Type": "application/json"}
+        )
+        deadline, content = time.monotonic() + self.timeout, bytearray()
+        try:
+            with self._opener.open(message, timeout=self.timeout) as response:
+                while part := response.read1(2**16):
+                    content += part
+                    if len(content) > limit:
+                        raise self._error(f"sends more than {limit} bytes")
+                    if time.monotonic() > deadline:
+                        raise TimeoutError(f"no whole answer in {self.timeout:g} s")
+        except HTTPError as error:
+            with error:
+                reason = f"{error.code}: {error.read(2000).decode(errors='replace')}"
+            if error.code >= 500:
+                raise OSError(reason) from error
+            raise self._error(f"refuses a request, {brief(ValueError(reason))}") from error
+        return bytes(content)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Anything may be sent in place of the answer."""
+        try:
+            yield
+        except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+            raise self._error(
+                "does not send the prompt_logprobs of vLLM's completions "
+                f"({type(error).__name__}: {brief(error)})"
+            ) from error
+
+    def _error(self, message: str, key: str = "reference_path") -> ConfigurationError:
+        return ConfigurationError(f"{self.address} {message}", key=key)
