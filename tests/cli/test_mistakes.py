@@ -24,6 +24,13 @@ def desk(chain, tmp_path_factory):
     return Desk(files, chain.commands, lambda: tmp_path_factory.mktemp("case"))
 
 
+def test_each_mistake_has_a_name_of_its_own():
+    """Of two with one name, `make mistakes` would try the first."""
+    for table in TABLES.values():
+        names = Counter(map(str, table()))
+        assert not {name for name, count in names.items() if count > 1}
+
+
 @pytest.fixture(scope="module")
 def tally(request):
     counts = Counter()

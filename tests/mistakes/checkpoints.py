@@ -34,8 +34,11 @@ def make_checkpoints(root: Path, finished: Path) -> None:
 
     def damaged(name, edit):
         checkpoint = torch.load(whole, weights_only=True)
-        # With a schedule, a completed run cannot be resumed for more steps.
+        # With a schedule, a completed run cannot be resumed for more steps, and its learning rate is 0.
         checkpoint["run"]["settings"]["model"]["init_args"]["schedule"] = "constant"
+        rates = checkpoint["lr_schedulers"][0]["base_lrs"]
+        checkpoint["lr_schedulers"][0]["_last_lr"] = rates
+        checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] = rates[0]
         edit(checkpoint)
         torch.save(checkpoint, root / f"{name}.ckpt")
 

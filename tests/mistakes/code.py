@@ -130,4 +130,4 @@ def wrong_code() -> Iterator[Mistake]:
         yield Mistake(["fit", "--model", f"wrong_code.{model}", "--data", data, *rest], line, stage=None)
     for data in ("OtherData", "EmptyData"):
         argv = ["fit", *grammar, "--data", f"wrong_code.{data}", *rest]
-        yield Mistake(argv, rf"^error: data: .*{data}.*SFTModule", stage=None)
+        yield Mistake(argv, rf"^error: data: .*{data}.*SFTModule", stage=None, name=f"fit grammar: {data}")
