@@ -20,7 +20,7 @@ from lit_klrb.files import csv_text, write_atomically
 from lit_klrb.modules.regularised import RegularisedModule
 from lit_klrb.run.checkpoints import digest
 from lit_klrb.run.directory import RunDirectory
-from lit_klrb.run.lightning_internals import set_logged_step
+from lit_klrb.run.lightning_internals import set_logged_epoch, set_logged_step
 from lit_klrb.run.same_run import RUN_KEY, record
 
 # Packages whose version can change a run's results.
@@ -135,6 +135,7 @@ class RunRecorder(L.Callback):
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         if self._evaluated_at != trainer.global_step:
+            set_logged_epoch(trainer)
             evaluate()
         self._write_evaluation(trainer)
         module = trainer.lightning_module

@@ -18,6 +18,12 @@ def set_logged_step(trainer: L.Trainer, step: int) -> None:
     trainer.fit_loop.epoch_loop._batches_that_stepped = step
 
 
+def set_logged_epoch(trainer: L.Trainer) -> None:
+    """Set the epoch of the loggers to that of the last step, which Lightning ends before the fit returns."""
+    epochs = trainer.fit_loop.epoch_progress.current
+    epochs.completed = min(epochs.completed, epochs.ready - 1)
+
+
 def count_completed_batches(checkpoint: dict[str, Any]) -> None:
     """Exclude the current batch from the counts of a checkpoint that is saved when the batch starts.
 

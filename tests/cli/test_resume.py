@@ -1,5 +1,6 @@
 """A stopped run that is resumed has the same weights and metrics as an uninterrupted one, bit for bit."""
 
+import csv
 import json
 import shutil
 from datetime import timedelta
@@ -170,6 +171,20 @@ def test_a_run_may_get_more_steps_where_nothing_depends_on_their_number(chain, h
     summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "run")]
     assert summaries[0] == summaries[1]
     assert summaries[0]["steps"] == 8
+
+
+@pytest.mark.parametrize("interval", ["3", "4"])  # the last evaluation is within the fit, or after it
+def test_a_finished_run_that_is_resumed_keeps_its_metrics(chain, tmp_path, interval):
+    extra = ["--trainer.val_check_interval", interval]
+    assert chain.run("fit", "rloo", *extra, run=tmp_path) == 0
+    summary = (tmp_path / "summary.json").read_bytes()
+    resume = ["--ckpt_path", str(tmp_path / "checkpoints" / "last.ckpt")]
+    assert chain.run("fit", "rloo", *extra, *resume, run=tmp_path) == 0
+    files = [tmp_path / "metrics" / f"attempt_{number}" / "metrics.csv" for number in (0, 1)]
+    before, again = (list(csv.DictReader(file.read_text().splitlines())) for file in files)
+    assert again == [{name: before[-1][name] for name in again[0]}]
+    assert (again[0]["epoch"], again[0]["step"]) == ("0", "6")
+    assert (tmp_path / "summary.json").read_bytes() == summary
 
 
 def test_a_run_is_not_resumed_into_the_directory_of_another(chain, halfway, tmp_path, capsys):

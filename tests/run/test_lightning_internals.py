@@ -1,6 +1,11 @@
 import lightning as L
 
-from lit_klrb.run.lightning_internals import count_completed_batches, set_logged_step, trainer_of
+from lit_klrb.run.lightning_internals import (
+    count_completed_batches,
+    set_logged_epoch,
+    set_logged_step,
+    trainer_of,
+)
 
 
 def test_a_module_knows_its_trainer_once_it_is_attached():
@@ -14,6 +19,15 @@ def test_the_logged_step_is_what_the_loggers_are_given():
     trainer = L.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
     set_logged_step(trainer, 7)
     assert trainer._logger_connector.trainer.fit_loop.epoch_loop._batches_that_stepped == 7
+
+
+def test_the_logged_epoch_is_that_of_the_last_step():
+    trainer = L.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+    epochs = trainer.fit_loop.epoch_progress.current
+    for ended in (2, 3):
+        epochs.ready, epochs.completed = 3, ended
+        set_logged_epoch(trainer)
+        assert trainer.current_epoch == 2
 
 
 def test_a_batch_that_has_begun_is_not_counted():
