@@ -81,6 +81,7 @@ class OneLineParser(LightningArgumentParser):
             ConfigurationError: If it is not a configuration file, or a value in it is not allowed.
         """
         check_config_file(Path(path))
+        self._check_sections(path)
         try:
             return super().parse_path(path, **kwargs)
         except ConfigurationError as error:
@@ -94,6 +95,23 @@ class OneLineParser(LightningArgumentParser):
             elif not reason.startswith(("Problems parsing config: ", "Key must be")):
                 raise
             raise ConfigurationError(f"{path}: {reason.removeprefix('Problems parsing config: ')}") from None
+
+    def _check_sections(self, path: Any) -> None:
+        """Refuse what jsonargparse passes over: a section that is no mapping, and a file within a file.
+
+        Raises:
+            ConfigurationError: Naming the file and the section.
+        """
+        content = yaml.safe_load(Path(path).read_text("utf-8-sig"))
+        if not isinstance(content, dict):
+            return
+        if "config" in content:
+            raise ConfigurationError(f"{path}: config: no file names another; give each with --config")
+        # Names of classes, and paths of files, are text; classes are checked with those that are known
+        sections = {key.partition(".")[0] for key in self.known_keys() if "." in key} - CLASS_KEYS.keys()
+        for section in sorted(sections & content.keys()):
+            if not isinstance(content[section], (dict, str)):
+                raise ConfigurationError(f"{path}: {section}: a mapping of its options is expected")
 
     def known_keys(self) -> list[str]:
         """The dotted names of all options."""

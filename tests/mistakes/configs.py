@@ -8,6 +8,9 @@ from mistakes.driver import Mistake
 from mistakes.places import odd_places
 
 DEEP = 100_000
+# Values that no section has.
+KINDS = {"null": "null", "number": "5", "list": "[]", "mappings": "[{}]", "switch": "true"}
+SECTIONS = ("checkpoint", "data", "kl", "model", "trainer")
 CONFIGS: dict[str, bytes] = {
     "empty.yaml": b"",
     "null.yaml": b"null\n",
@@ -32,12 +35,12 @@ CONFIGS: dict[str, bytes] = {
     "duplicate_number.yaml": b"5: 1\n5: 2\n",
     "duplicate_section.yaml": b"kl: {beta: 1}\nkl: {beta: 1}\n",
     "include.yaml": b"kl: !include x.yaml\n",
-    "null_model.yaml": b"model:\n",
-    "null_data.yaml": b"data:\n",
-    "null_trainer.yaml": b"trainer:\n",
-    "number_trainer.yaml": b"trainer: 5\n",
-    "number_model.yaml": b"model: 5\n",
-    "list_model.yaml": b"model: [RLOOModule]\n",
+    **{
+        f"{kind}_{section}.yaml": f"{section}: {value}\n".encode()
+        for section in SECTIONS
+        for kind, value in KINDS.items()
+    },
+    "config.yaml": b"config: 5\n",
     "no_class.yaml": b"model:\n  class_path: NoModule\n",
     "no_class_path.yaml": b"model:\n  init_args:\n    betta: 5\n",
     "number_key.yaml": b"5: 6\n",
@@ -71,6 +74,7 @@ def make_configs(root: Path) -> None:
 
 
 FINE_CONFIGS = {"bom.yaml"}
+QUICK = {"number_checkpoint.yaml", "null_kl.yaml", "config.yaml"}
 IN_CONFIG = {
     "unresolved.yaml": "nothing",
     "no_environment.yaml": "NO_SUCH_VARIABLE",
@@ -80,12 +84,12 @@ IN_CONFIG = {
     "missing_value.yaml": r"kl\.beta",
     "unknown_key.yaml": r"unknown key kl\.betta \(did you mean kl\.beta\?\)",
     "unknown_section.yaml": r"unknown key modell \(did you mean model\?\)",
-    "null_model.yaml": r"null_model\.yaml: model: a mapping",
-    "null_data.yaml": r"null_data\.yaml: data: a mapping",
-    "null_trainer.yaml": r"null_trainer\.yaml: trainer: a mapping",
-    "number_trainer.yaml": r"^error: trainer: ",
-    "number_model.yaml": r"^error: model: ",
-    "list_model.yaml": r"^error: model: ",
+    **{
+        f"{kind}_{section}.yaml": rf"^error: (FILES/{kind}_{section}\.yaml: )?{section}: "
+        for section in SECTIONS
+        for kind in KINDS
+    },
+    "config.yaml": r"config\.yaml: config: no file names another",
     "no_class.yaml": r"^error: model: unknown class NoModule",
     "no_class_path.yaml": r"unknown key model\.init_args\.betta",
     "number_key.yaml": r"5",
@@ -108,7 +112,7 @@ def wrong_configs() -> Iterator[Mistake]:
     """Each file as a second configuration after a complete one."""
     for name in CONFIGS:
         line = None if name in FINE_CONFIGS else IN_CONFIG.get(name, rf"FILES/{escape(name)}")
-        yield Mistake(["--config", f"FILES/{name}"], line)
+        yield Mistake(["--config", f"FILES/{name}"], line, quick=name in QUICK)
     for kind in ("folder", "fifo", "dangling", "circle"):
         yield Mistake(["--config", f"FILES/{kind}.yaml"], rf"FILES/{kind}\.yaml")
     for name in ("/dev/null/x", "/dev/zero", "/proc/self/mem", "x" * 5000):
