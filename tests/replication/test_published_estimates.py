@@ -1,4 +1,4 @@
-"""The tables of replication/results/imdb_estimation have the numbers of its artifacts."""
+"""The tables of published estimates have the numbers of their artifacts."""
 
 from pathlib import Path
 
@@ -12,7 +12,9 @@ from analysis.stats.gradient_variance import compare_gradient_variance
 from analysis.stats.intervals import Estimate
 from analysis.stats.kl_values import estimator_spreads
 
-DIRECTORY = Path(__file__).parents[2] / "replication" / "results" / "imdb_estimation"
+RESULTS = Path(__file__).parents[2] / "replication" / "results"
+# Prompts of the paper's standard deviations.
+PROMPTS = 512
 SNAPSHOTS = ("start", "after 50 steps", "after 100 steps")
 SIZES = (1, 5, 10)
 NAMES = {
@@ -25,22 +27,19 @@ NAMES = {
 }
 
 
-def studies():
-    contents = {
-        name: read_json(present(DIRECTORY / f"{name}.json")) for name in ("estimation", "gradient_noise")
-    }
-    return read_studies(contents)
+def studies(directory, names):
+    return read_studies({name: read_json(present(RESULTS / directory / f"{name}.json")) for name in names})
 
 
-def value_rows(study: ValueStudy):
-    """Rows of the table of estimates: mean ± standard error, and the SD of an estimate on all prompts."""
-    for label, one in zip(SNAPSHOTS, study.snapshots, strict=True):
+def value_rows(study: ValueStudy, labels=SNAPSHOTS, digits=2):
+    """Rows of the table of estimates: mean ± standard error, and the SD of an estimate on 512 prompts."""
+    for label, one in zip(labels, study.snapshots, strict=True):
         found = estimator_spreads(one.values, one.horvitz_thompson, study.group_sizes)
         for name, title in NAMES.items():
             spread, least = found[name], min(study.group_sizes)
             single = spread.deviations[least] * least**0.5
-            deviations = " / ".join(f"{single / (study.prompts * size) ** 0.5:.2f}" for size in SIZES)
-            mean = f"{spread.mean.value:.2f} ± {spread.mean.standard_error:.2f}"
+            deviations = " / ".join(f"{single / (PROMPTS * size) ** 0.5:.{digits}f}" for size in SIZES)
+            mean = f"{spread.mean.value:.{digits}f} ± {spread.mean.standard_error:.{digits}f}"
             yield f"| {label} | {title} | {mean} | {deviations} |"
 
 
@@ -66,7 +65,15 @@ def interval(log_ratio: Estimate) -> str:
 
 @pytest.mark.parametrize(("place", "rows"), [(0, value_rows), (1, gradient_rows)])
 def test_each_row_of_a_table_is_recomputed_from_the_artifact(place, rows):
-    text = (DIRECTORY / "README.md").read_text("utf-8")
-    expected = list(rows(studies()[place]))
+    text = (RESULTS / "imdb_estimation" / "README.md").read_text("utf-8")
+    expected = list(rows(studies("imdb_estimation", ("estimation", "gradient_noise"))[place]))
     assert len(expected) >= 6
+    assert [row for row in expected if row not in text] == []
+
+
+def test_the_same_for_smollm2():
+    text = (RESULTS / "smollm2_estimation" / "README.md").read_text("utf-8")
+    (study,) = studies("smollm2_estimation", ("estimation",))
+    expected = list(value_rows(study, ["after 6 steps"], digits=4))
+    assert len(expected) == len(NAMES)
     assert [row for row in expected if row not in text] == []
