@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
-from statsmodels.stats.multitest import multipletests
 
 from analysis.results.arrays import FloatArray
+from analysis.stats.holm import holm
 from analysis.stats.intervals import Estimate
 from replication import schema
 from replication.artifacts import DistillationArtifact
@@ -55,7 +55,7 @@ def distilled_arms(artifact: DistillationArtifact, control: str) -> dict[str, li
             ratios[arm, cell] = Estimate.of_mean(difference)
             if arm not in (control, schema.ANALYTIC):
                 tests[arm, cell] = _paired_p(difference)
-    adjusted = dict(zip(tests, multipletests(list(tests.values()), method="holm")[1], strict=True))
+    adjusted = dict(zip(tests, holm(list(tests.values())), strict=True))
     rates = np.array(artifact.learning_rates)
     return {
         arm: [
