@@ -28,6 +28,8 @@ EXTENDED = {
     "DistillModule.as_read",
     "DistillModule.rollout_metrics",
     "DistillModule.training_rewards",
+    "ReverseKLMonitor.on_validation_batch_end",
+    "Discounted.discounted",  # a description with an argument
 }
 # Properties that describe an estimator, which have a default.
 DESCRIPTIONS = {"formula", "cost", "bias", "topk", "is_fusable", "credits_own_kl_in_loss", "applied_recipe"}

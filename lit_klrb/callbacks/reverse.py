@@ -11,7 +11,6 @@ from lit_klrb.callbacks.monitors import EvaluationMonitor
 from lit_klrb.estimators import RaoBlackwell
 from lit_klrb.functional import clustered_mean
 from lit_klrb.models.generation import Rollout
-from lit_klrb.models.loading import ITSELF
 from lit_klrb.modules.regularised import Evaluation, RegularisedModule
 from lit_klrb.seeding import derive_seed
 
@@ -23,18 +22,14 @@ class ReverseKLMonitor(EvaluationMonitor):
     KL(policy‖reference), which training penalises, is large where the policy writes what the reference would
     not; this one is large where the policy no longer writes what the reference would. It is the
     Rao-Blackwell estimate on as many completions of the evaluation's prompts, sampled from the reference, and
-    costs a pass of both models over them per evaluation. They are sampled once, as the reference is frozen.
+    costs about as much again as the evaluation. A reference that is frozen samples the same ones each time.
     """
+
+    needs_reference = True
 
     def __init__(self) -> None:
         super().__init__()
-        self._sampled: dict[int, Rollout] = {}
         self._values: list[Tensor] = []
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Check that there are evaluations; their prompts may be others than those before."""
-        super().setup(trainer, pl_module, stage)
-        self._sampled.clear()
 
     @torch.no_grad()
     def on_validation_batch_end(
@@ -48,9 +43,7 @@ class ReverseKLMonitor(EvaluationMonitor):
     ) -> None:
         """Estimate the KL on the reference's completions of the batch."""
         super().on_validation_batch_end(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
-        if batch_idx not in self._sampled or pl_module.reference_path == ITSELF:
-            self._sampled[batch_idx] = _sampled(pl_module, batch, batch_idx)
-        rollout = self._sampled[batch_idx]
+        rollout = _sampled(pl_module, batch, batch_idx)
         read = rollout.after(batch["tokens"], batch["attention_mask"])
         stats = pl_module.scorer.reverse_stats(rollout, read)
         values = RaoBlackwell().value(stats, rollout.mask)

@@ -181,7 +181,8 @@ def test_no_constructor_argument_is_left_out_above():
     # Seeds follow --seed_everything. In tests/modules, test_preferences.py trains on a file of pairs that it
     # writes, test_vllm.py with a stand-in for vLLM, test_lora.py an adapter; test_precision.py has the two
     # options that change how a gradient is computed and not what it is; test_conversations.py has a system
-    # prompt, test_teacher_context.py one of the teacher and its examples, test_policy_layers.py fewer layers.
+    # prompt, test_teacher_context.py one of the teacher and its examples, test_policy_layers.py fewer layers,
+    # test_served.py a teacher in an engine of its own.
     # Options of one estimator, and stratified sampling, have a test above; splits to train on have one
     # in tests/data/test_corpora.py.
     wanted = {"seed_everything"}
@@ -192,6 +193,7 @@ def test_no_constructor_argument_is_left_out_above():
         "model.rollout_backend",
         "model.vllm_options",
         *("model.lora", "model.policy_layers"),
+        *("model.served_model", "model.served_timeout"),
     }
     elsewhere |= {"model.gradient_checkpointing", "model.compile_backend"}
     elsewhere |= {f"kl.estimator.{name}" for name in ("directions", "k", "support", "other_prompts")}
