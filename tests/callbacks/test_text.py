@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hypothesis import example, given, settings, strategies as st
+from rich.cells import cell_len
 from rich.console import Console
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -32,6 +33,7 @@ HOSTILE = [
     "\x1b[2J\x1b]0;title\x07",
     "\x9b31m\x7f\x00",
     "\u202egnirts\u2066",
+    "\U0001f3fb",
     "<script>alert(1)</script>&amp;\"'",
     "]]><!--",
     "=HYPERLINK(1)",
@@ -84,7 +86,8 @@ def test_in_a_terminal(text):
     shown = out.getvalue().replace("\x1b[1m", "").replace("\x1b[0m", "")  # the header's own style
     assert not steers(shown.replace("\n", ""))
     for line in printable(text, keep="\n").expandtabs(8).split("\n"):
-        assert line.strip() in shown
+        # A column of characters without a width of their own, such as a lone skin tone, has no cells.
+        assert line.strip() in shown or not cell_len(line.strip())
 
 
 @hostile
