@@ -33,14 +33,14 @@ def begins_as_json(completions: Sequence[Any]) -> list[float]:
     return [float(text.startswith('{"answer": "')) for text in _texts(completions)]
 
 
-def short_answer(completions: Sequence[Any]) -> list[float]:
-    """Whether an answer has at most twelve words, 1 or 0.
+def begins_as_pirate(completions: Sequence[Any]) -> list[float]:
+    """Whether an answer begins with "Arrr", 1 or 0.
 
     Example:
-        >>> short_answer(["A hill that spits fire.", "word " * 13])
+        >>> begins_as_pirate(["Arrr, a hill that spits fire, matey!", "A hill that spits fire."])
         [1.0, 0.0]
     """
-    return [float(len(text.split()) <= 12) for text in _texts(completions)]
+    return [float(text.startswith("Arrr")) for text in _texts(completions)]
 
 
 def sentiment(completions: Sequence[Any]) -> list[float]:
