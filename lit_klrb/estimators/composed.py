@@ -16,9 +16,90 @@ from lit_klrb.functional.credit import ImportanceWeights, assign_credit, importa
 from lit_klrb.functional.logprobs import TokenStats
 from lit_klrb.functional.surrogate import clipped_loss, weighted_loss
 
+# Recipes with the weight of each.
+WeightedRecipes = Sequence[tuple[Recipe, float | Tensor]]
+
 
 @dataclass(frozen=True, kw_only=True)
-class ComposedEstimator(KLEstimator):
+class RecipesEstimator(KLEstimator):
+    """An estimator whose loss is a weighted sum of recipes, under its baseline and off-policy correction."""
+
+    @abstractmethod
+    def loss_recipes(self, weights: LossWeights, beta: float) -> WeightedRecipes:
+        """Recipes with their weights in the loss, numbers or shape [B, T]."""
+
+    def score(
+        self,
+        stats: TokenStats,
+        mask: Tensor,
+        recipes: WeightedRecipes,
+        rewards: Tensor | None,
+        group_size: int,
+    ) -> Tensor:
+        """Score weights of weighted recipes minus the rewards, each minus its baseline, shape [B, T].
+
+        Args:
+            stats: Statistics of the rollout under the policy that sampled it.
+            mask: True on completion tokens, shape [B, T].
+            recipes: Recipes with their weights, numbers or shape [B, 1]; equal within a group.
+            rewards: Reward of each completion, shape [B]; None for none.
+            group_size: Completions per prompt.
+        """
+        stats = stats.masked(mask)
+        check_group_size(len(mask), group_size)
+        score = torch.zeros_like(stats.logprobs)
+        for recipe, weight in recipes:
+            credit = on_policy_credit(recipe, stats)
+            centred = self.centred(credit, group_size)
+            # The loss adds a completion's own credit with importance weights: only the baseline is left here
+            score = score + weight * (centred - credit if self.credits_own_kl_in_loss else centred)
+        if rewards is not None:
+            score = score - self.centred(rewards.to(score.dtype), group_size)[:, None]
+        return torch.where(mask, score, 0)
+
+    @override
+    def loss(
+        self,
+        stats: TokenStats,
+        mask: Tensor,
+        weights: LossWeights,
+        *,
+        beta: float = 1.0,
+        behaviour_logprobs: Tensor | None = None,
+    ) -> Tensor:
+        stats = stats.masked(mask)
+        score_weights = torch.where(mask, weights.score, 0)
+        recipes = [
+            (recipe, torch.where(mask, torch.as_tensor(weight, dtype=score_weights.dtype), 0))
+            for recipe, weight in self.loss_recipes(weights, beta)
+        ]
+        log_ratio = log_ratio_to_behaviour(stats.logprobs, mask, behaviour_logprobs)
+        scope = "none" if self.off_policy == "clip" else self.off_policy
+        importance = importance_weights(log_ratio, scope)
+        if self.credits_own_kl_in_loss:
+            # Rewards and baselines depend on whole completions, hence the weight of the sequence
+            score_weights = importance.sequence * score_weights
+            for recipe, weight in recipes:
+                credited = _credit(recipe, stats, importance, self.off_policy == "token")
+                score_weights = score_weights + weight * credited
+        if self.off_policy == "clip":
+            loss = clipped_loss(log_ratio, score_weights, self.clip_range)
+        else:
+            loss = weighted_loss(stats.logprobs, score_weights)
+        for recipe, weight in recipes:
+            if recipe.pathwise is not None:
+                for values, own in TOKEN_VALUES[recipe.pathwise].parts(stats, importance):
+                    loss = loss + weighted_loss(values, weight * own)
+        return loss
+
+    @property
+    @override
+    def is_fusable(self) -> bool:
+        return not self.credits_own_kl_in_loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComposedEstimator(RecipesEstimator):
     """An estimator defined by its `recipe`; subclass it to define another.
 
     Example:
@@ -73,29 +154,18 @@ class ComposedEstimator(KLEstimator):
         beta: float = 1.0,
         group_size: int = 1,
     ) -> LossWeights:
-        score = weighted_recipes_score(self, stats, mask, [(self.applied_recipe, beta)], rewards, group_size)
+        score = self.score(stats, mask, [(self.applied_recipe, beta)], rewards, group_size)
         kl_weight = 0.0 if self.recipe.pathwise is None else beta
         return LossWeights(score, kl_weight * mask.to(score.dtype))
 
     @override
-    def loss(
-        self,
-        stats: TokenStats,
-        mask: Tensor,
-        weights: LossWeights,
-        *,
-        beta: float = 1.0,
-        behaviour_logprobs: Tensor | None = None,
-    ) -> Tensor:
-        weight = beta if self.recipe.pathwise is None else weights.kl
-        return weighted_recipes_loss(
-            self, stats, mask, weights.score, [(self.applied_recipe, weight)], behaviour_logprobs
-        )
+    def loss_recipes(self, weights: LossWeights, beta: float) -> WeightedRecipes:
+        return [(self.applied_recipe, beta if self.recipe.pathwise is None else weights.kl)]
 
     @property
     @override
     def is_fusable(self) -> bool:
-        return not self.credits_own_kl_in_loss and self.recipe.pathwise in (None, "kl", "topk")
+        return super().is_fusable and self.recipe.pathwise in (None, "kl", "topk")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,80 +213,6 @@ class DiscountedEstimator(Discounted, ComposedEstimator):
 def on_policy_credit(recipe: Recipe, stats: TokenStats) -> Tensor:
     """The score weight c_t of each completion, without baseline or off-policy correction, shape [B, T]."""
     return _credit(recipe, stats, importance_weights(torch.zeros_like(stats.logprobs), "none"))
-
-
-def weighted_recipes_score(
-    estimator: KLEstimator,
-    stats: TokenStats,
-    mask: Tensor,
-    recipes: Sequence[tuple[Recipe, float | Tensor]],
-    rewards: Tensor | None,
-    group_size: int,
-) -> Tensor:
-    """Score weights of a weighted sum of recipes minus the rewards, each minus its baseline, shape [B, T].
-
-    Args:
-        estimator: Determines the baseline and whether `weighted_recipes_loss` adds a completion's own credit.
-        stats: Statistics of the rollout under the policy that sampled it.
-        mask: True on completion tokens, shape [B, T].
-        recipes: Recipes with their weights, numbers or shape [B, 1]; equal within a group.
-        rewards: Reward of each completion, shape [B]; None for none.
-        group_size: Completions per prompt.
-    """
-    stats = stats.masked(mask)
-    check_group_size(len(mask), group_size)
-    score = torch.zeros_like(stats.logprobs)
-    for recipe, weight in recipes:
-        credit = on_policy_credit(recipe, stats)
-        centred = estimator.centred(credit, group_size)
-        # The loss adds a completion's own credit with importance weights, which leaves only the baseline here
-        score = score + weight * (centred - credit if estimator.credits_own_kl_in_loss else centred)
-    if rewards is not None:
-        score = score - estimator.centred(rewards.to(score.dtype), group_size)[:, None]
-    return torch.where(mask, score, 0)
-
-
-def weighted_recipes_loss(
-    estimator: KLEstimator,
-    stats: TokenStats,
-    mask: Tensor,
-    score_weights: Tensor,
-    recipes: Sequence[tuple[Recipe, float | Tensor]],
-    behaviour_logprobs: Tensor | None,
-) -> Tensor:
-    """The loss of a weighted sum of recipes, under the estimator's off-policy correction.
-
-    Args:
-        estimator: Determines the correction.
-        stats: Statistics under the current policy, differentiable.
-        mask: True on completion tokens, shape [B, T].
-        score_weights: `LossWeights.score`, shape [B, T].
-        recipes: Recipes with their weights, numbers or shape [B, T].
-        behaviour_logprobs: See `KLEstimator.loss`.
-    """
-    stats = stats.masked(mask)
-    score_weights = torch.where(mask, score_weights, 0)
-    weights = [
-        torch.where(mask, torch.as_tensor(weight, dtype=score_weights.dtype), 0) for _, weight in recipes
-    ]
-    log_ratio = log_ratio_to_behaviour(stats.logprobs, mask, behaviour_logprobs)
-    scope = "none" if estimator.off_policy == "clip" else estimator.off_policy
-    importance = importance_weights(log_ratio, scope)
-    if estimator.credits_own_kl_in_loss:
-        # Rewards and baselines depend on whole completions, hence the weight of the sequence
-        score_weights = importance.sequence * score_weights
-        for (recipe, _), weight in zip(recipes, weights, strict=True):
-            credited = _credit(recipe, stats, importance, estimator.off_policy == "token")
-            score_weights = score_weights + weight * credited
-    if estimator.off_policy == "clip":
-        loss = clipped_loss(log_ratio, score_weights, estimator.clip_range)
-    else:
-        loss = weighted_loss(stats.logprobs, score_weights)
-    for (recipe, _), weight in zip(recipes, weights, strict=True):
-        if recipe.pathwise is not None:
-            for values, own in TOKEN_VALUES[recipe.pathwise].parts(stats, importance):
-                loss = loss + weighted_loss(values, weight * own)
-    return loss
 
 
 def log_ratio_to_behaviour(logprobs: Tensor, mask: Tensor, behaviour_logprobs: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators.base import Explanation, LossWeights, Predicted
-from lit_klrb.estimators.composed import weighted_recipes_loss, weighted_recipes_score
+from lit_klrb.estimators.composed import WeightedRecipes
 from lit_klrb.estimators.cross_fit import Direction
 from lit_klrb.estimators.fitted import FittedEstimator
 from lit_klrb.estimators.recipe import Recipe
@@ -75,19 +75,9 @@ class RaoBlackwellControlVariate(FittedEstimator):
         )
 
     @override
-    def loss(
-        self,
-        stats: TokenStats,
-        mask: Tensor,
-        weights: LossWeights,
-        *,
-        beta: float = 1.0,
-        behaviour_logprobs: Tensor | None = None,
-    ) -> Tensor:
+    def loss_recipes(self, weights: LossWeights, beta: float) -> WeightedRecipes:
         recipes = [(MonteCarlo.recipe, beta - weights.kl), (RaoBlackwell.recipe, weights.kl)]
-        if weights.value is not None:
-            recipes.append((TOKEN_VALUE_DIFFERENCE, weights.value))
-        return weighted_recipes_loss(self, stats, mask, weights.score, recipes, behaviour_logprobs)
+        return recipes if weights.value is None else [*recipes, (TOKEN_VALUE_DIFFERENCE, weights.value)]
 
     @override
     def pathwise_weights(
@@ -100,7 +90,7 @@ class RaoBlackwellControlVariate(FittedEstimator):
         self, stats: TokenStats, mask: Tensor, rewards: Tensor | None, beta: float, group_size: int
     ) -> tuple[Tensor, dict[Direction, Tensor]]:
         def score(*recipes: tuple[Recipe, float], rewards: Tensor | None = None) -> Tensor:
-            return weighted_recipes_score(self, stats, mask, recipes, rewards, group_size)
+            return self.score(stats, mask, recipes, rewards, group_size)
 
         directions: dict[Direction, Tensor] = {}
         if "kl" in self.directions:

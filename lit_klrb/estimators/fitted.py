@@ -7,14 +7,15 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_klrb.estimators.base import KLEstimator, LossWeights
+from lit_klrb.estimators.base import LossWeights
+from lit_klrb.estimators.composed import RecipesEstimator
 from lit_klrb.estimators.cross_fit import Direction, FitSums, cross_fitted_coefficients
 from lit_klrb.estimators.unbiased import RaoBlackwell
 from lit_klrb.functional.logprobs import TokenStats
 
 
 @dataclass(frozen=True, kw_only=True)
-class FittedEstimator(KLEstimator):
+class FittedEstimator(RecipesEstimator):
     """Score weights at g = 0, plus directions of mean zero times coefficients g.
 
     The gradient is unbiased for every g that does not depend on the completions it is applied to, so the g of
@@ -105,8 +106,3 @@ class FittedEstimator(KLEstimator):
         kl_weight, value_weight = self.pathwise_weights(coefficients, mask.to(score.dtype), beta)
         weights = LossWeights(score, kl_weight, None if stats.value is None else value_weight)
         return weights, FitSums.of(*on_policy, group_size).total()
-
-    @property
-    @override
-    def is_fusable(self) -> bool:
-        return not self.credits_own_kl_in_loss

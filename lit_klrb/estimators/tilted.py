@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_klrb.estimators.base import Explanation, KLEstimator, LossWeights, Predicted
-from lit_klrb.estimators.composed import weighted_recipes_loss, weighted_recipes_score
+from lit_klrb.estimators.base import Explanation, LossWeights, Predicted
+from lit_klrb.estimators.composed import RecipesEstimator, WeightedRecipes
 from lit_klrb.estimators.recipe import Recipe, Term
 from lit_klrb.estimators.unbiased import RaoBlackwell
 from lit_klrb.functional.logprobs import TokenStats
@@ -23,7 +23,7 @@ TOKEN_VALUE_DIFFERENCE = Recipe(
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class TiltedRaoBlackwell(KLEstimator):
+class TiltedRaoBlackwell(RecipesEstimator):
     """`RaoBlackwell` for the KL and for the part of the reward that a table of token values predicts.
 
     For a table a with one value per token, which must not depend on the completions it is applied to,
@@ -94,26 +94,13 @@ class TiltedRaoBlackwell(KLEstimator):
         tilted = rewards is not None and stats.value is not None
         if tilted:
             recipes.append((TOKEN_VALUE_DIFFERENCE, -1.0))
-        score = weighted_recipes_score(self, stats, mask, recipes, rewards, group_size)
+        score = self.score(stats, mask, recipes, rewards, group_size)
         inside = mask.to(score.dtype)
         return LossWeights(score, beta * inside, -inside if tilted else None)
 
     @override
-    def loss(
-        self,
-        stats: TokenStats,
-        mask: Tensor,
-        weights: LossWeights,
-        *,
-        beta: float = 1.0,
-        behaviour_logprobs: Tensor | None = None,
-    ) -> Tensor:
+    def loss_recipes(self, weights: LossWeights, beta: float) -> WeightedRecipes:
         recipes: list[tuple[Recipe, float | Tensor]] = [(RaoBlackwell.recipe, weights.kl)]
         if weights.value is not None:
             recipes.append((TOKEN_VALUE_DIFFERENCE, weights.value))
-        return weighted_recipes_loss(self, stats, mask, weights.score, recipes, behaviour_logprobs)
-
-    @property
-    @override
-    def is_fusable(self) -> bool:
-        return not self.credits_own_kl_in_loss
+        return recipes

@@ -7,7 +7,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_klrb.estimators.base import Explanation, LossWeights, Predicted
-from lit_klrb.estimators.composed import Discounted, weighted_recipes_loss, weighted_recipes_score
+from lit_klrb.estimators.composed import Discounted, WeightedRecipes
 from lit_klrb.estimators.cross_fit import Direction
 from lit_klrb.estimators.fitted import FittedEstimator
 from lit_klrb.estimators.recipe import Recipe, Term
@@ -60,20 +60,12 @@ class RaoBlackwellTokenValues(Discounted, FittedEstimator):
         )
 
     @override
-    def loss(
-        self,
-        stats: TokenStats,
-        mask: Tensor,
-        weights: LossWeights,
-        *,
-        beta: float = 1.0,
-        behaviour_logprobs: Tensor | None = None,
-    ) -> Tensor:
+    def loss_recipes(self, weights: LossWeights, beta: float) -> WeightedRecipes:
         kl, difference = self._recipes
         recipes: list[tuple[Recipe, float | Tensor]] = [(kl, weights.kl)]
         if weights.value is not None:
             recipes.append((difference, weights.value))
-        return weighted_recipes_loss(self, stats, mask, weights.score, recipes, behaviour_logprobs)
+        return recipes
 
     @override
     def pathwise_weights(
@@ -86,10 +78,10 @@ class RaoBlackwellTokenValues(Discounted, FittedEstimator):
         self, stats: TokenStats, mask: Tensor, rewards: Tensor | None, beta: float, group_size: int
     ) -> tuple[Tensor, dict[Direction, Tensor]]:
         kl, difference = self._recipes
-        origin = weighted_recipes_score(self, stats, mask, [(kl, beta)], rewards, group_size)
+        origin = self.score(stats, mask, [(kl, beta)], rewards, group_size)
         if stats.value is None:
             return origin, {}
-        direction = weighted_recipes_score(self, stats, mask, [(difference, beta)], None, group_size)
+        direction = self.score(stats, mask, [(difference, beta)], None, group_size)
         return origin, {"token_values": direction}
 
     @property
