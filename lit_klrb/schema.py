@@ -47,6 +47,9 @@ WEIGHTS = "weights_sha256"
 # In `summary.json`: the number of prompts of the evaluation, which its standard errors are of.
 PROMPTS = "evaluation_prompts"
 
+# The trainer's option without which a run has no results.
+LIMIT_VAL_BATCHES = "trainer.limit_val_batches"
+
 # Metric keys, logged as `train/...` at each step and `val/...` at each evaluation.
 STEP = "step"
 REWARD = "reward"

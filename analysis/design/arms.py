@@ -47,6 +47,8 @@ def examine(plan: Plan, cells: Sequence[Cell]) -> dict[str, Arm]:
         first.setdefault((_place(cell), block, json.dumps(cell.overrides, sort_keys=True)), cell)
     answers: dict[tuple[str, str], dict[str, Any]] = {}
     for (place, block, _), answer in zip(first, _ask(plan, list(first.values())), strict=True):
+        if place.startswith("grid.") and answer.get("evaluation", {}).get(schema.LIMIT_VAL_BATCHES) == 0:
+            answer = {"error": f"{schema.LIMIT_VAL_BATCHES}: must not be 0, as evaluations are the results"}
         if "error" in answer or (place, block) not in answers:
             answers[place, block] = answer
     _refuse(plan, {where: answer["error"] for where, answer in answers.items() if "error" in answer})

@@ -143,6 +143,8 @@ class RunRecorder(L.Callback):
         if isinstance(module, RegularisedModule) and module.prompt_means:  # empty without evaluations
             extra[schema.PROMPTS] = len(module.prompt_means[schema.KL])
         self._write(trainer, schema.DONE, self._final, **extra)
+        if not self._final:
+            module.print(f"{schema.LIMIT_VAL_BATCHES} is 0: nothing was evaluated")
 
     def _write_evaluation(self, trainer: L.Trainer) -> None:
         """Write the prompts' values of the final evaluation, from which its noise can be estimated."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import lightning as L
 
-from lit_klrb import rewards
+from lit_klrb import rewards, schema
 from lit_klrb.callbacks import KLEstimatorCallback
 from lit_klrb.cli import study
 from lit_klrb.cli.arguments import Arguments
@@ -152,6 +152,7 @@ class CheckCLI(LitCLI):
             for key in keys
             if key in self.arguments(section)
         }
+        answer["evaluation"][schema.LIMIT_VAL_BATCHES] = self.config["fit"].trainer.limit_val_batches
         return answer
 
 

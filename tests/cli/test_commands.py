@@ -120,7 +120,9 @@ def test_an_earlier_run_in_the_same_place_is_kept(chain, tmp_path, capsys):
     for _ in range(3):
         assert chain.run("fit", "sft", *extra, run=run) == 0
     assert {path.name for path in tmp_path.iterdir()} == {"run", "run.1", "run.2"}
-    assert "kept the earlier run as" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "kept the earlier run as" in printed
+    assert "trainer.limit_val_batches is 0: nothing was evaluated" in printed
 
 
 def test_a_run_that_ends_between_two_evaluations_is_evaluated_at_its_end(chain, tmp_path):

@@ -116,6 +116,13 @@ def test_an_error_at_a_later_beta_is_reported_when_the_plan_is_made(write, capsy
     assert capsys.readouterr().err == "error: grid.arms.odd: x_path: gone does not exist\n"
 
 
+def test_an_arm_without_evaluations_is_refused(write, capsys):
+    blind = {"kl.estimator": "MonteCarlo", "trainer.limit_val_batches": 0}
+    assert main(["plan", "--config", str(write({"right": ARMS["right"], "blind": blind}))]) == 2
+    error = "grid.arms.blind: trainer.limit_val_batches: must not be 0, as evaluations are the results"
+    assert capsys.readouterr().err == f"error: {error}\n"
+
+
 def test_values_are_passed_as_json_and_files_count_by_content(write, tmp_path):
     (tmp_path / "words.txt").write_text("a")
     arms = {

@@ -73,7 +73,8 @@ def check(options, config):
     if config.get("behaviour", {}).get(estimator) == "refused":
         return {"error": f"{estimator} is refused for training"}
     about = {"name": estimator, "optimises": "a hash", "biased": estimator == "K3Loss"}
-    evaluation = {"prompts": int(options.get("prompts", 8))}
+    batches = float(options.get("trainer.limit_val_batches", 1))
+    evaluation = {"prompts": int(options.get("prompts", 8)), "trainer.limit_val_batches": batches}
     return {"module": "FakeModule", "estimator": estimator and about, "evaluation": evaluation}
 
 
