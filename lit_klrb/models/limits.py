@@ -16,6 +16,8 @@ from lit_klrb.files import LARGEST
 
 # Numbers of a configuration that do not size a model: bases and lengths of positions, ids of tokens.
 NOT_SIZES = re.compile(r"theta|base|window|length|_id(s|_|$)|seed|positions?_embeddings|factor|scal")
+# Numbers of layers.
+LAYERS = re.compile(r"^(n|num|encoder|decoder)(_[a-z]+)*_layers?$")
 # What even a small file may ask for: a table of labels or a list with an entry for each layer.
 SMALL = 2**20
 
@@ -39,7 +41,7 @@ def size_of_folder(folder: Path) -> Size:
 
 
 def check_numbers(config: Mapping[str, Any], size: Size) -> None:
-    """Check that no number of a configuration is larger than its model, and that it names no kernels.
+    """Check that a configuration has no number larger than its model, no fewer than 0 layers and no kernels.
 
     Args:
         config: A model's configuration.
@@ -53,6 +55,8 @@ def check_numbers(config: Mapping[str, Any], size: Size) -> None:
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, Mapping):
                 check_numbers(part, size)
+            elif type(part) is int and part < 0 and LAYERS.search(str(key)):
+                raise ConfigurationError(f"{key}: must be at least 0, got {part}")
             elif type(part) is int and part > largest and not NOT_SIZES.search(str(key)):
                 raise ConfigurationError(f"{key}: {part} is more than weights of {size.bytes} bytes hold")
             elif "_implementation" in str(key) and "/" in str(part):

@@ -28,7 +28,7 @@ from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.numbers import rounded
 from lit_klrb.studies.study import Study
 from replication import schema
-from replication.studies.tabular import TabularPairs
+from replication.studies.tabular import TabularPairs, check_enumerable
 
 Capacity = Literal["full", "limited"]
 # Completions of a group, whose mean without the own one is the baseline.
@@ -121,6 +121,7 @@ class DistillationStudy(Study):
     def __post_init__(self) -> None:
         check_at_least(2, vocabulary=self.vocabulary, selection=self.selection, evaluation=self.evaluation)
         check_at_least(1, max_length=self.max_length, steps=self.steps)
+        check_enumerable(self.vocabulary, self.max_length, self.selection + self.evaluation)
         for name in ("distances", "learning_rates"):
             values = getattr(self, name)
             if not values or not all(0 < value < math.inf for value in values):

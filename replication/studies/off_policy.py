@@ -14,7 +14,7 @@ from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.numbers import rounded
 from lit_klrb.studies.study import Study
 from replication import schema
-from replication.studies.tabular import TabularPairs
+from replication.studies.tabular import TabularPairs, check_enumerable
 
 # What is estimated: the gradient of the KL alone, or of the whole objective.
 TERMS = ("kl", "objective")
@@ -56,6 +56,7 @@ class OffPolicyStudy(Study):
     def __post_init__(self) -> None:
         check_at_least(2, vocabulary=self.vocabulary, policies=self.policies)
         check_at_least(1, max_length=self.max_length, inner_steps=self.inner_steps)
+        check_enumerable(self.vocabulary, self.max_length, self.policies, group_size=2)
         check_positive(learning_rate=self.learning_rate, beta=self.beta)
 
     def parts(self, seed: int) -> Mapping[str, Callable[[], Any]]:

@@ -29,7 +29,7 @@ from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.numbers import rounded
 from lit_klrb.studies.study import Study
 from replication import schema
-from replication.studies.tabular import TabularPairs
+from replication.studies.tabular import TabularPairs, check_enumerable
 
 # Completions of a prompt: the smallest number with a leave-one-out baseline, so all groups are enumerated.
 _PAIR = 2
@@ -92,6 +92,7 @@ class PitfallsStudy(Study):
         check_at_least(2, vocabulary=self.vocabulary, policies=self.policies)
         check_at_least(2, runs=self.runs, completions=self.completions)
         check_at_least(1, max_length=self.max_length, records=self.records)
+        check_enumerable(self.vocabulary, self.max_length, self.policies, group_size=_PAIR)
         if self.completions % _PAIR:
             raise ConfigurationError(f"must be even, got {self.completions}", key="completions")
         if self.steps < 1 or self.steps % self.records:

@@ -5,9 +5,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import KLEstimator
 from lit_klrb.functional import TokenStats, token_stats
 from lit_klrb.functional.enumeration import TabularLM, num_prefixes
+
+# Completions, or groups of them, of all models of a study: about a gigabyte.
+MOST = 2_000_000
 
 
 class Moments(NamedTuple):
@@ -20,6 +24,23 @@ class Moments(NamedTuple):
 
     mean: Tensor
     variance: Tensor
+
+
+def check_enumerable(vocabulary: int, max_length: int, models: int, group_size: int = 1) -> None:
+    """Check that all groups of completions of some models can be enumerated.
+
+    Raises:
+        ConfigurationError: If there are too many, named by the maximum length.
+    """
+    completions = 1
+    for _ in range(max_length):
+        completions = 1 + (vocabulary - 1) * completions
+        if models * completions**group_size > MOST:
+            raise ConfigurationError(
+                f"must be smaller, got {max_length} with {vocabulary} tokens: more than {MOST:,} "
+                f"{'groups of ' if group_size > 1 else ''}completions would be enumerated",
+                key="max_length",
+            )
 
 
 class TabularPairs:

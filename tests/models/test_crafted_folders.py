@@ -189,6 +189,7 @@ def test_sparse_files_are_not_read(folder):
     ("change", "message"),
     [
         ({"n_layer": 10**9}, "n_layer: 1000000000 is more than weights of"),
+        ({"n_layer": -1}, "n_layer: must be at least 0, got -1"),
         ({"num_labels": 10**9}, "num_labels: 1000000000 is more than weights of"),
         ({"n_inner": 10**12}, "n_inner: 1000000000000 is more than weights of"),
         ({"n_layer": 10**6}, "its configuration makes more weights than its file has"),

@@ -157,6 +157,8 @@ def test_the_command_writes_a_run_and_repeats_itself(tmp_path, capsys):
     [
         ({"completions": 3}, "completions"),
         ({"vocabulary": 1}, "vocabulary"),
+        ({"max_length": 1_000_000}, "max_length"),
+        ({"max_length": 9}, "max_length"),
         ({"steps": 5}, "steps"),
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"beta": float("nan")}, "beta"),
