@@ -14,7 +14,8 @@ FIGURE = Path(__file__).parents[1] / "docs" / "credit.svg"
 # Published sweeps and what they are, from the student that can match its teacher to the one that cannot.
 STUDIES = {
     "distillation_full": "toy, can match",
-    "smollm2_json": "SmolLM2, context",
+    "smollm2_credit": "SmolLM2, two contexts,\neach arm at its own rate",
+    "smollm2_json": "SmolLM2, one context,\none rate",
     "imdb_distill": "reviews, smaller student",
     "distillation_limited": "toy, cannot match:\nanswers end at once",
 }
@@ -57,7 +58,7 @@ def draw_map(results: Path = RESULTS) -> str:
         axes.set_xscale("log")
         axes.set_xticks([0.1, 0.2, 0.5, 1, 2], ["0.1", "0.2", "0.5", "1", "2"])
         axes.minorticks_off()
-        axes.set_xlabel("final KL relative to sampled own-token credit, common practice")
+        axes.set_xlabel("final KL relative to practice, sampled own-token credit")
         axes.set_yticks(range(len(STUDIES)), STUDIES.values())
         axes.invert_yaxis()
         entries = legend_lines({label: styles[label] for label in CREDITS.values()}, lines=False)
