@@ -26,6 +26,7 @@ Artifact = TypeVar("Artifact")
 ARTIFACTS = Path("artifacts")
 RESULTS = Path("..") / "results"
 REVIEWS = RESULTS / "imdb_estimation"
+SMOLLM2 = "smollm2_estimation"
 
 
 class StudyFile(NamedTuple):
@@ -34,17 +35,24 @@ class StudyFile(NamedTuple):
     Args:
         directory: Its folder, relative to the ledger.
         study: The study's name, which is that of the file.
-        config: The configuration of `python -m lit_klrb study` that makes it.
+        config: The configuration that makes it.
+        command: The command of `python -m lit_klrb` that runs it.
     """
 
     directory: Path
     study: str
     config: str
+    command: str = "study"
 
     @property
     def path(self) -> Path:
         """The file, relative to the ledger."""
         return self.directory / f"{self.study}.json"
+
+    @property
+    def made_by(self) -> str:
+        """The command line that makes it."""
+        return f"python -m lit_klrb {self.command} --config {self.config}"
 
 
 _CONFIGS = "replication/configs/studies"
@@ -57,6 +65,7 @@ STUDIES = {
     "distillation": StudyFile(ARTIFACTS, schema.DISTILLATION, f"{_CONFIGS}/distillation_tabular.yaml"),
     "reviews": StudyFile(REVIEWS, ESTIMATION, f"{_CONFIGS}/imdb_estimation.yaml"),
     "reviews_noise": StudyFile(REVIEWS, GRADIENT_NOISE, f"{_CONFIGS}/imdb_gradient_noise.yaml"),
+    "smollm2": StudyFile(RESULTS / SMOLLM2, ESTIMATION, f"replication/configs/{SMOLLM2}/rloo.yaml", "fit"),
 }
 # Published sweep -> what it trains.
 INNER_STEPS = "off_policy"
@@ -67,6 +76,7 @@ SWEEPS = {
     "imdb_night": "reviews, better models, β 0.1, rates of one run each: unresolved",
     "imdb_night_equal": "reviews, better models, β 0.1, one rate, two thirds of the same runs",
     "imdb_small": "reviews, one rate, β 0.03 to 0.3",
+    "smollm2_sums": "SmolLM2, sums, β 0.1, rates as chosen",
     INNER_STEPS: "embedded world, four inner steps",
     "distillation_full": "embedded world, full",
     "distillation_limited": "embedded world, limited, where students end completions at once",
@@ -88,6 +98,7 @@ class Evidence:
         distillation: That of `DistillationStudy`.
         reviews: That of `PairEstimationStudy` on a policy that writes reviews.
         reviews_noise: That of `PairGradientNoiseStudy` on the same policy.
+        smollm2: That of `EstimationStudy` on SmolLM2, which continues reviews.
         sweeps: The published sweeps by name; a sweep that is not published yet is not in it.
     """
 
@@ -98,6 +109,7 @@ class Evidence:
     distillation: DistillationArtifact
     reviews: ValueStudy
     reviews_noise: GradientStudy
+    smollm2: ValueStudy
     sweeps: Mapping[str, Trained]
 
     @property
@@ -125,9 +137,7 @@ def load_evidence(directory: Path) -> Evidence:
     for name, file in STUDIES.items():
         path = present(directory / file.path)
         if not path.exists():
-            raise ConfigurationError(
-                f"{path} does not exist; python -m lit_klrb study --config {file.config}"
-            )
+            raise ConfigurationError(f"{path} does not exist; {file.made_by}")
         contents[name] = read_json(path)
     return evidence_of(contents, load_sweeps(directory))
 
@@ -163,6 +173,7 @@ def evidence_of(contents: dict[str, Any], sweeps: Mapping[str, Trained]) -> Evid
         _study(contents, "distillation", read_distillation),
         _study(contents, "reviews", _of_values),
         _study(contents, "reviews_noise", _of_gradients),
+        _study(contents, "smollm2", _of_values),
         sweeps,
     )
 

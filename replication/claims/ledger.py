@@ -134,10 +134,7 @@ def _index(rulings: dict[PublishedClaim, Ruling], evidence: Evidence) -> str:
         f"| [{claim.title}]({claim.key}.md) | {_identifier(claim)} | {ruling.verdict.value} |"
         for claim, ruling in rulings.items()
     )
-    studies = "\n".join(
-        f"- `{file.path.as_posix()}`: `python -m lit_klrb study --config {file.config}`"
-        for file in STUDIES.values()
-    )
+    studies = "\n".join(f"- `{file.path.as_posix()}`: `{file.made_by}`" for file in STUDIES.values())
     sweeps = "\n".join(
         f"- `{(RESULTS / name).as_posix()}`: {len(one.sweep.grid)} runs, {one.title}"
         for name, one in evidence.sweeps.items()
@@ -146,11 +143,11 @@ def _index(rulings: dict[PublishedClaim, Ruling], evidence: Evidence) -> str:
     return f"""# Claims of the literature, and our own
 
 One page per claim: the claim with its source, what we ran, the published number and ours with its interval,
-how the set-ups differ, and a verdict that is computed from the artifacts. The evidence is of two kinds, and
-both are toys: exact numbers of at most {models} random models so small that every completion is enumerated,
-which show that an identity holds or fails, and matched training runs of small GPT-2s. Their sizes need not
-carry over to large models. Where a source could not be read, its page says so. “Not significant” never means
-“equal”.
+how the set-ups differ, and a verdict that is computed from the artifacts. Most of the evidence comes from
+toys: exact numbers of at most {models} random models so small that every completion is enumerated, which
+show that an identity holds or fails, and matched training runs of small GPT-2s. Their sizes need not carry
+over to large models. SmolLM2-135M has a few rows: estimates of one training, and one sweep. Where a source
+could not be read, its page says so. “Not significant” never means “equal”.
 
 | claim | source | verdict |
 |---|---|---|

@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 import numpy as np
 
 from analysis.results.arrays import FloatArray
+from analysis.results.artifacts import ValueSnapshot, ValueStudy
 from analysis.stats.intervals import Estimate
 from analysis.stats.kl_reward import LOG_RATIO
 from analysis.stats.kl_values import EstimatorSpread, estimator_spreads
@@ -75,11 +76,17 @@ def above(estimate: Estimate, bound: float = 0.0) -> bool:
     return estimate.value > bound if interval is None else interval.low > bound
 
 
+def trained_cases(evidence: Evidence) -> dict[str, tuple[ValueSnapshot, ValueStudy]]:
+    """The trained policies whose KL was estimated, by what a page calls them."""
+    cases = {f"reviews, {run_of(one.label)}": (one, evidence.reviews) for one in evidence.reviews.snapshots}
+    return cases | {f"SmolLM2, {one.label}": (one, evidence.smollm2) for one in evidence.smollm2.snapshots}
+
+
 @functools.cache
 def spreads(evidence: Evidence) -> dict[str, dict[str, EstimatorSpread]]:
-    """The estimates of the KL by case and estimator: of enumerated pairs, and of policies on reviews."""
+    """The estimates of the KL by case and estimator: of enumerated pairs, and of trained policies."""
     cases = {one.label: (one, evidence.estimation) for one in evidence.estimation.snapshots}
-    cases |= {f"reviews, {run_of(one.label)}": (one, evidence.reviews) for one in evidence.reviews.snapshots}
+    cases |= trained_cases(evidence)
     return {
         label: estimator_spreads(
             {name: one.values[name] for name in ("k1", "rb", "cv", "cv_fitted")},

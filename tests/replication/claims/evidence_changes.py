@@ -69,7 +69,7 @@ def spread(name, factor):
 
 
 def snapshots_of_values(contents):
-    return [one for name in ("estimation", "reviews") for one in contents[name]["snapshots"]]
+    return [one for name in ("estimation", "reviews", "smollm2") for one in contents[name]["snapshots"]]
 
 
 def with_runs(trained, runs):

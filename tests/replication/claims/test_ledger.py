@@ -15,7 +15,7 @@ from analysis.stats.text import number
 from replication.__main__ import main
 from replication.claims import evidence, ledger
 from replication.claims.claim import Verdict
-from replication.claims.evidence import ARTIFACTS, REVIEWS, STUDIES, evidence_of, load_sweeps
+from replication.claims.evidence import ARTIFACTS, REVIEWS, SMOLLM2, STUDIES, evidence_of, load_sweeps
 from replication.claims.ledger import all_claims
 
 ROOT = Path(__file__).parents[3]
@@ -148,7 +148,7 @@ def test_an_incomplete_sweep_is_named_and_a_missing_one_is_noticed(tmp_path, cap
     results.mkdir(parents=True)
     assert main(["verify", str(folder)]) == 2
     assert "study --config replication/configs/studies/imdb_estimation.yaml" in capsys.readouterr().err
-    for name in (REVIEWS.name, "noise"):
+    for name in (REVIEWS.name, SMOLLM2, "noise"):
         (results / name).symlink_to(RESULTS / name)
     assert main(["verify", str(folder)]) == 1
     assert "frontier-78.md: is not what the artifacts give" in capsys.readouterr().out
