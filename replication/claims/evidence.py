@@ -81,9 +81,17 @@ SWEEPS = {
     "distillation_full": "embedded world, full",
     "distillation_limited": "embedded world, limited, where students end completions at once",
     "imdb_distill": "reviews, limited",
+    "smollm2_json": "SmolLM2 and its own context, one rate",
+    "smollm2_credit": "SmolLM2 and its own context, two contexts, rates as chosen",
 }
 # What the student of a sweep that distils can do: match its teacher, or not.
-CAPACITIES = {"distillation_full": "full", "distillation_limited": "limited", "imdb_distill": "limited"}
+CAPACITIES = {
+    "distillation_full": "full",
+    "distillation_limited": "limited",
+    "imdb_distill": "limited",
+    "smollm2_json": "full",
+    "smollm2_credit": "full",
+}
 
 
 @dataclass(frozen=True, eq=False)
