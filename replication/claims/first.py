@@ -80,7 +80,15 @@ def _exploding_control_variate(evidence: Evidence) -> Ruling:
         for one in evidence.estimation.snapshots
         if one.reference_mass is not None
     ]
-    numbers = (*_against_k1(evidence, "cv", "252 (SD 2.54 against .16)"), *mass)
+    prompts = [
+        Number(
+            f"prompts at which its sample variance is larger, {case}",
+            "a majority",
+            _count(one.values["cv"].var(1, ddof=1) > one.values["k1"].var(1, ddof=1)),
+        )
+        for case, (one, _) in trained_cases(evidence).items()
+    ]
+    numbers = (*_against_k1(evidence, "cv", "252 (SD 2.54 against .16)"), *prompts, *mass)
     ratios = _log_ratios(evidence, "cv")
     if all(map(above, ratios)):
         return Ruling(Verdict.HOLDS, "Its variance is larger in every case examined.", numbers)
