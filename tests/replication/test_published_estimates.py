@@ -43,10 +43,10 @@ def value_rows(study: ValueStudy, labels=SNAPSHOTS, digits=2):
             yield f"| {label} | {title} | {mean} | {deviations} |"
 
 
-def gradient_rows(study: GradientStudy):
+def gradient_rows(study: GradientStudy, labels=SNAPSHOTS):
     """Rows of the table of gradients: variances relative to Monte Carlo's, with 95 % intervals."""
     control, *others = study.estimators
-    for label, one in zip(SNAPSHOTS, study.snapshots, strict=True):
+    for label, one in zip(labels, study.snapshots, strict=True):
         snapshot = NoiseSnapshot(one.step, one.gram, study.estimators)
         share = snapshot.noise("KL", control) / snapshot.noise("total", control)
         for name in others:
@@ -76,4 +76,13 @@ def test_the_same_for_smollm2():
     (study,) = studies("smollm2_estimation", ("estimation",))
     expected = list(value_rows(study, ["after 6 steps"], digits=4))
     assert len(expected) == len(NAMES)
+    assert [row for row in expected if row not in text] == []
+
+
+@pytest.mark.parametrize("task", ["sums", "words"])
+def test_the_noise_of_smollm2(task):
+    text = (RESULTS / "smollm2_noise" / "README.md").read_text("utf-8")
+    (study,) = studies(f"smollm2_noise/{task}", ("gradient_noise",))
+    expected = list(gradient_rows(study, [f"{task}, after {step} steps" for step in (2, 8)]))
+    assert len(expected) == 12
     assert [row for row in expected if row not in text] == []
