@@ -17,7 +17,7 @@ TRIAL = [[0, 1, 2, 3, 4], [0, 1, 2, 4, 3]]
 # Layers of a cache that hold keys and values alone, through which gradients are right.
 CACHE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 # The largest logit of the trial, at which a cap of the logits shows, and other settings of a head.
-LARGEST = 10.0
+LARGEST = 100.0
 
 
 class SplitModel(NamedTuple):

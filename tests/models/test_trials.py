@@ -40,13 +40,25 @@ def test_positions_that_count_padding_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"), [("llama", True), ("mamba", False), ("recurrent_gemma", False)]
+    ("kind", "expected"), [("llama", True), ("mamba", False), ("recurrent_gemma", False), ("zamba2", False)]
 )
 def test_states_outside_the_cache_are_noticed(kind, expected):
     assert continues(tiny(kind, dtype=torch.float32)) == expected
 
 
-@pytest.mark.parametrize("cap", [2.0, 30.0])
+def test_rounding_decides_nothing():
+    """Trained models round more than new ones; a run that is resumed would differ if that mattered."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("llama", **{**SMALL, "num_hidden_layers": 24}, initializer_range=0.3)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight.mul_(8)
+    assert continues(model)
+    assert not reads_padding(model)
+
+
+@pytest.mark.parametrize("cap", [2.0, 30.0, 500.0])
 def test_a_cap_of_the_logits_is_noticed_at_logits_of_any_size(cap):
     """New weights give logits at which the cap is lost in rounding; trained ones do not."""
     torch.manual_seed(0)
@@ -67,8 +79,8 @@ def capped(output, cap):
 
 def test_logits_agree_up_to_rounding():
     logits = torch.tensor([[1.0, -8.0]])
-    assert agree(logits + 5e-5, logits)
-    assert not agree(logits + 2e-4, logits)
+    assert agree(logits + 5e-3, logits)
+    assert not agree(logits + 2e-2, logits)
     assert agree(logits.bfloat16() * 1.03, logits.bfloat16())
     assert not agree(logits * torch.nan, logits)
     assert not agree(logits, logits[0])
