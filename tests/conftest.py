@@ -1,5 +1,7 @@
 """Tiny runs of all stages, made once per worker with the command line."""
 
+import gc
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,6 +34,16 @@ TINY = {
     ],
 }
 CHAIN = ("sft", "dpo", "rloo", "reward")
+
+
+def pytest_collection_finish():
+    """Keep the libraries out of searches for garbage, which each Holm correction of statsmodels starts."""
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    """Let the interpreter free them at its end; nanobind reports what is left."""
+    gc.unfreeze()
 
 
 class Commands:
@@ -73,6 +85,14 @@ def cache(tmp_path_factory):
     """A separate cache for the tests and their subprocesses."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LIT_KLRB_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk():
+    """Only the descriptor is checked: durability shows after a power failure alone, and no test has one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)
         yield
 
 

@@ -133,7 +133,7 @@ class LitCLI(LightningCLI):
         """Parse the given arguments instead of sys.argv, and convert errors to one line."""
         try:
             check_not_linked(args)
-            self.config = parser.parse_args(self._with_default_estimator(parser, args))
+            self.config = self._parsed(parser, args)
         except ConfigurationError as error:
             command = self._parser(args[0])
             assert isinstance(command, OneLineParser)
@@ -142,20 +142,25 @@ class LitCLI(LightningCLI):
         if model is not None:
             self._prefer_given_model(model.get("init_args", Namespace()))
 
-    def _with_default_estimator(self, parser: LightningArgumentParser, args: list[str]) -> list[str]:
-        """The arguments, with the default of modules without a reward in front if they name no estimator.
+    def _parsed(self, parser: LightningArgumentParser, args: list[str]) -> Namespace:
+        """The settings, with the default of modules without a reward if they name no estimator.
 
-        Options and configuration files behind it replace its settings.
+        Options and configuration files replace the settings of this default.
         """
         name = DistillModule.__name__
         with_default = [*args[:1], *OPTIONS_WITHOUT_REWARD, *args[1:]]
+        parsed = parsed_silently(parser, args)
         # Settings of an estimator that is not named fit only one of the defaults
-        command = parsed_silently(parser, args) or parsed_silently(parser, with_default)
-        if command is None:
+        tried = parsed_silently(parser, with_default) if parsed is None else parsed
+        if tried is None:
             without_reward, files = any(re.search(rf"\b{name}$", word) for word in args), []
         else:
+            command = tried[tried.subcommand]
             without_reward, files = command.model.class_path.endswith(f".{name}"), contents(command)
-        return with_default if without_reward and not names_estimator(args, files) else args
+        if without_reward and not names_estimator(args, files):
+            return parser.parse_args(with_default)
+        # A third of the time of a short command: parsed again only for its error or what it prints
+        return parser.parse_args(args) if parsed is None or unprinted(args) != args else parsed
 
     def _parse_ckpt_path(self) -> None:
         """Check that the settings agree with the checkpoint's, which Lightning would silently prefer."""
@@ -171,7 +176,7 @@ class LitCLI(LightningCLI):
 
     def _config_text(self) -> str:
         """The resolved configuration, as YAML for `--config`."""
-        text: str = self._parser("fit").dump(self.config["fit"], skip_none=False)
+        text: str = self._parser("fit").dump(self.config["fit"], skip_none=False, skip_validation=True)
         return text
 
     def _set_seed(self) -> None:
@@ -297,15 +302,16 @@ class LitCLI(LightningCLI):
 
 
 def parsed_silently(parser: LightningArgumentParser, args: list[str]) -> Namespace | None:
-    """The arguments of a command; None if they are wrong or incomplete, as those only printed may be."""
-    # Printing would end the program
-    silent = [word for word in args if word.partition("=")[0] != "--print_config"]
+    """The arguments; None if they are wrong or incomplete, as those only printed may be."""
     try:
-        parsed = parser.parse_args(silent)
+        return parser.parse_args(unprinted(args))
     except ConfigurationError:  # raised again later
         return None
-    command: Namespace = parsed[parsed.subcommand]
-    return command
+
+
+def unprinted(args: list[str]) -> list[str]:
+    """The arguments without the option to print them, which would end the program."""
+    return [word for word in args if word.partition("=")[0] != "--print_config"]
 
 
 def contents(command: Namespace) -> list[Any]:

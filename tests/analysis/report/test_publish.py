@@ -25,6 +25,14 @@ def publish(runs, output):
     return main(["publish", str(runs), "--output", str(output)])
 
 
+@pytest.fixture
+def published(runs, tmp_path, undrawn):
+    """The published sweep, whose page has no drawings."""
+    output = tmp_path / "published"
+    assert publish(runs, output) == 0
+    return output
+
+
 def unpack(output):
     """Replace the archive of a published sweep by one that is not compressed, and return its path."""
     packed = output / "results.jsonl.xz"
@@ -53,7 +61,7 @@ def test_a_published_sweep_has_the_runs_of_the_sweep_and_verifies(runs, tmp_path
     assert "6 results" in capsys.readouterr().out
 
 
-def test_failures_are_published_too(runs, tmp_path):
+def test_failures_are_published_too(runs, tmp_path, undrawn):
     name = grid_results(runs)["MonteCarlo", 0, 0]["id"]
     layout.result_path(runs, name).unlink()
     fail(runs, ("MonteCarlo", 0, 0))
@@ -61,25 +69,21 @@ def test_failures_are_published_too(runs, tmp_path):
     assert [failure.cell.id for failure in load_sweep(tmp_path / "published").failures] == [name]
 
 
-def test_an_edited_line_and_a_repeated_one_are_problems(runs, tmp_path):
-    output = tmp_path / "published"
-    publish(runs, output)
-    archive = unpack(output)
+def test_an_edited_line_and_a_repeated_one_are_problems(published):
+    archive = unpack(published)
     lines = archive.read_text().splitlines()
     archive.write_text("\n".join([*lines, lines[0]]))
-    assert "has two results of the cell" in load_sweep(output).problems[0].text
+    assert "has two results of the cell" in load_sweep(published).problems[0].text
     archive.write_text("\n".join([lines[0].replace('"schema":1', '"schema": 1'), *lines[1:]]))
-    (problem,) = (one.text for one in load_sweep(output).problems)
+    (problem,) = (one.text for one in load_sweep(published).problems)
     assert problem == (
         "results.jsonl/line 1: does not match its checksum; it was changed after it was published"
     )
 
 
-def test_an_incomplete_sweep_and_another_sweep_in_the_way_are_refused(runs, tmp_path, capsys):
-    output = tmp_path / "published"
-    publish(runs, output)
+def test_an_incomplete_sweep_and_another_sweep_in_the_way_are_refused(published, tmp_path, capsys):
     other = write_sweep(tmp_path / "other", lift={"RaoBlackwell": 1.0}, **DESIGN)
-    assert publish(other, output) == 2
+    assert publish(other, published) == 2
     assert "contains another sweep; name a new directory" in capsys.readouterr().err
     layout.result_paths(other)[0].unlink()
     assert publish(other, tmp_path / "new") == 2
@@ -108,56 +112,48 @@ def test_an_archive_without_results_is_one_line(tmp_path, capsys, content, messa
 
 
 @pytest.mark.parametrize("line", [b"[1, 2]", b"7", b"[" * 5000, b'{"checksum": 3}', b"\xff"])
-def test_a_line_of_another_shape_is_a_problem(runs, tmp_path, line):
-    output = tmp_path / "published"
-    publish(runs, output)
-    with unpack(output).open("ab") as file:
+def test_a_line_of_another_shape_is_a_problem(published, line):
+    with unpack(published).open("ab") as file:
         file.write(line)
-    (problem,) = (one.text for one in load_sweep(output).problems)
+    (problem,) = (one.text for one in load_sweep(published).problems)
     assert problem.startswith("results.jsonl/line 7: ")
 
 
-def test_single_results_beside_an_archive_are_refused(runs, tmp_path, capsys):
-    output = tmp_path / "published"
-    publish(runs, output)
-    (output / "results").mkdir()
-    (output / "results" / "x.json").write_text(json.dumps({}))
-    assert main(["report", str(output)]) == 2
+def test_single_results_beside_an_archive_are_refused(published, capsys):
+    (published / "results").mkdir()
+    (published / "results" / "x.json").write_text(json.dumps({}))
+    assert main(["report", str(published)]) == 2
     assert "has both results.jsonl.xz and results/" in capsys.readouterr().err
 
 
-def test_every_command_reads_an_archive_compressed_or_not(runs, tmp_path, capsys):
-    output = tmp_path / "published"
-    publish(runs, output)
-    packed, numbers = (output / "results.jsonl.xz").read_bytes(), (output / "results.json").read_bytes()
-    plain = unpack(output)
-    assert main(["verify", str(output)]) == 0
-    assert main(["compare", str(output), str(runs)]) == 0
-    assert main(["report", str(output)]) == 0
-    assert (output / "results.json").read_bytes() == numbers
-    assert publish(output, output) == 0
-    assert (output / "results.jsonl.xz").read_bytes() == packed
+def test_every_command_reads_an_archive_compressed_or_not(published, runs, capsys):
+    packed, numbers = (published / "results.jsonl.xz").read_bytes(), (published / "results.json").read_bytes()
+    plain = unpack(published)
+    assert main(["verify", str(published)]) == 0
+    assert main(["compare", str(published), str(runs)]) == 0
+    assert main(["report", str(published)]) == 0
+    assert (published / "results.json").read_bytes() == numbers
+    assert publish(published, published) == 0
+    assert (published / "results.jsonl.xz").read_bytes() == packed
     assert not plain.exists()
-    assert main(["verify", str(output)]) == 0
-    assert main(["compare", str(output), str(runs)]) == 0
+    assert main(["verify", str(published)]) == 0
+    assert main(["compare", str(published), str(runs)]) == 0
     plain.write_bytes(b"")
     capsys.readouterr()
-    assert main(["verify", str(output)]) == 2
+    assert main(["verify", str(published)]) == 2
     assert "has both results.jsonl and results.jsonl.xz; remove one" in capsys.readouterr().err
 
 
-def test_files_packed_by_gzip_are_read(runs, tmp_path, capsys):
-    output = tmp_path / "published"
-    publish(runs, output)
+def test_files_packed_by_gzip_are_read(published, capsys):
     for name in ("plan.json", "results.jsonl"):
-        content = lzma.decompress((output / f"{name}.xz").read_bytes())
-        (output / f"{name}.xz").unlink()
-        (output / f"{name}.gz").write_bytes(gzip.compress(content))
-    assert main(["verify", str(output)]) == 0
-    assert main(["report", str(output)]) == 0
-    (output / "results.jsonl.gz").write_bytes(gzip.compress(content)[:-20])
+        content = lzma.decompress((published / f"{name}.xz").read_bytes())
+        (published / f"{name}.xz").unlink()
+        (published / f"{name}.gz").write_bytes(gzip.compress(content))
+    assert main(["verify", str(published)]) == 0
+    assert main(["report", str(published)]) == 0
+    (published / "results.jsonl.gz").write_bytes(gzip.compress(content)[:-20])
     capsys.readouterr()
-    assert main(["verify", str(output)]) == 2
+    assert main(["verify", str(published)]) == 2
     assert "results.jsonl.gz: cannot be unpacked (cut, or" in capsys.readouterr().err
 
 

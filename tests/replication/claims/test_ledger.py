@@ -4,7 +4,10 @@ import json
 import lzma
 import pickle
 import shutil
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +18,8 @@ from analysis.stats.text import number
 from replication.__main__ import main
 from replication.claims import evidence, ledger
 from replication.claims.claim import Verdict
-from replication.claims.evidence import ARTIFACTS, REVIEWS, SMOLLM2, STUDIES, evidence_of, load_sweeps
-from replication.claims.ledger import all_claims
+from replication.claims.evidence import ARTIFACTS, REVIEWS, SMOLLM2, STUDIES, evidence_of
+from replication.claims.ledger import all_claims, compose_ledger
 
 ROOT = Path(__file__).parents[3]
 LEDGER, RESULTS = ROOT / "replication" / "ledger", ROOT / "replication" / "results"
@@ -24,10 +27,25 @@ CLAIMS = {claim.key: claim for claim in all_claims()}
 
 
 @pytest.fixture(scope="module")
-def committed():
+def verified():
+    """What the command that verifies the ledger prints, and its evidence and rulings, which take seconds."""
+    composed = {}
+
+    def remembered(evidence):
+        files, rulings = compose_ledger(evidence)
+        composed.update(evidence=evidence, rulings={claim.key: ruling for claim, ruling in rulings.items()})
+        return files, rulings
+
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as printed:
+        patch.setattr(ledger, "compose_ledger", remembered)
+        code = main(["verify", str(LEDGER)])
+    return SimpleNamespace(code=code, printed=printed.getvalue(), **composed)
+
+
+@pytest.fixture(scope="module")
+def committed(verified):
     contents = {name: read_json(present(LEDGER / file.path)) for name, file in STUDIES.items()}
-    sweeps = load_sweeps(LEDGER)
-    return contents, sweeps, evidence_of(contents, sweeps)
+    return contents, verified.evidence.sweeps
 
 
 @pytest.fixture(scope="module")
@@ -48,22 +66,22 @@ def only(monkeypatch, committed):
     return reduced
 
 
-def test_the_committed_pages_are_what_the_artifacts_give(capsys):
-    assert main(["verify", str(LEDGER)]) == 0
-    assert "every page agrees with the artifacts" in capsys.readouterr().out
+def test_the_committed_pages_are_what_the_artifacts_give(verified):
+    assert verified.code == 0, verified.printed
+    assert verified.printed == "every page agrees with the artifacts\n"
 
 
-def test_all_claims_have_a_change_but_those_that_cannot_be_tested(committed):
+def test_all_claims_have_a_change_but_those_that_cannot_be_tested(verified):
     unread = CLAIMS.keys() - CHANGES.keys()
     assert unread == {"full-kl-cost", "sdft-token-level"}
     assert CHANGES.keys() <= CLAIMS.keys()
-    assert {CLAIMS[key].decide(committed[2]).verdict for key in unread} == {Verdict.NOT_TESTABLE}
+    assert {verified.rulings[key].verdict for key in unread} == {Verdict.NOT_TESTABLE}
 
 
 @pytest.mark.parametrize("key", CHANGES)
-def test_a_verdict_changes_with_its_artifact(committed, pickled, key):
+def test_a_verdict_changes_with_its_artifact(committed, pickled, verified, key):
     changing, expected = CHANGES[key]
-    before = CLAIMS[key].decide(committed[2])
+    before = verified.rulings[key]
     contents, sweeps = pickle.loads(pickled), dict(committed[1])
     changing(contents, sweeps)
     after = CLAIMS[key].decide(evidence_of(contents, sweeps))
@@ -71,10 +89,10 @@ def test_a_verdict_changes_with_its_artifact(committed, pickled, key):
     assert after.numbers != before.numbers
 
 
-def test_rows_on_reviews_are_those_of_a_mean_over_all_prompts(committed):
+def test_rows_on_reviews_are_those_of_a_mean_over_all_prompts(committed, verified):
     (row,) = [
         one.ours
-        for one in CLAIMS["rb-value-variance"].decide(committed[2]).numbers
+        for one in verified.rulings["rb-value-variance"].numbers
         if one.what.startswith("MC: ") and one.what.endswith("reviews, dpo")
     ]
     values = np.array(committed[0]["reviews"]["snapshots"][0]["values"]["k1"])
@@ -83,8 +101,8 @@ def test_rows_on_reviews_are_those_of_a_mean_over_all_prompts(committed):
     assert row == f"{values.mean():.2f} ± {deviations}"
 
 
-def test_a_sweep_without_a_run_below_the_cut_is_in_no_family(committed):
-    found = CLAIMS["frontier-95"].decide(committed[2])
+def test_a_sweep_without_a_run_below_the_cut_is_in_no_family(verified):
+    found = verified.rulings["frontier-95"]
     shares = {one.what: one.ours for one in found.numbers if one.what.startswith("share of")}
     (row,) = [text for what, text in shares.items() if "ReleasedRaoBlackwell" in what]
     assert row.startswith("8 of 8 ")
@@ -92,7 +110,7 @@ def test_a_sweep_without_a_run_below_the_cut_is_in_no_family(committed):
     assert found.verdict is Verdict.ONLY_IF
 
 
-def test_the_noise_on_reviews_is_the_ratio_of_traces(committed):
+def test_the_noise_on_reviews_is_the_ratio_of_traces(committed, verified):
     study = committed[0]["reviews_noise"]
     gram = study["snapshots"][0]["gram"]
     batches = study["batches"]
@@ -105,7 +123,7 @@ def test_the_noise_on_reviews_is_the_ratio_of_traces(committed):
 
     (row,) = [
         one.ours
-        for one in CLAIMS["rb-gradient-noise"].decide(committed[2]).numbers
+        for one in verified.rulings["rb-gradient-noise"].numbers
         if one.what == "whole objective, reviews, β = 0.1, 512 prompts"
     ]
     assert row.startswith(f"dpo: {trace('RaoBlackwell') / trace('MonteCarlo'):.3g} (")
