@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.estimators import (
+    EstimatorMemory,
     K2Loss,
     KLEstimator,
     MonteCarlo,
@@ -213,7 +214,7 @@ class DistillationStudy(Study):
             else:
                 estimator = estimator_at(step / max(1, self.steps - 1))
                 chosen = self._completions(pairs, seed, cell, step, runs)
-                loss = pairs.loss(estimator, chosen, group_size=_GROUP)
+                loss = pairs.loss(EstimatorMemory(estimator), chosen, group_size=_GROUP)
             (gradient,) = torch.autograd.grad(loss, pairs.policies, materialize_grads=True)
             with torch.no_grad():
                 decayed = size * (1 - step / self.steps)

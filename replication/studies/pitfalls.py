@@ -33,6 +33,8 @@ from replication.studies.tabular import TabularPairs, check_enumerable
 
 # Completions of a prompt: the smallest number with a leave-one-out baseline, so all groups are enumerated.
 _PAIR = 2
+# Rollouts that an estimator remembers before its gradients are enumerated.
+_EARLIER = 8
 
 
 def _estimators() -> list[KLEstimator]:
@@ -58,7 +60,8 @@ class PitfallsStudy(Study):
 
     Args:
         estimators: Different estimators to compare; by default the unbiased ones, and biased
-            ones in use. Estimators that remember earlier rollouts are refused.
+            ones in use. Those that remember rollouts do so for each model by itself: eight rollouts of
+            `completions` before the first part, and those of earlier steps in the others.
         vocabulary: Tokens, EOS included.
         max_length: Maximum length of a completion.
         policies: Pairs of models in the first part.
@@ -101,13 +104,6 @@ class PitfallsStudy(Study):
             )
         check_positive(learning_rate=self.learning_rate, beta=self.beta)
         check_different(self.compared)
-        # All models are one batch here: what is fitted to a rollout would be fitted across models
-        remembering = [one.label for one in self.compared if EstimatorMemory(one).remembers]
-        if remembering:
-            raise ConfigurationError(
-                f"{', '.join(remembering)} remembers rollouts of one policy, of which there are many here",
-                key="estimators",
-            )
 
     @property
     def compared(self) -> Sequence[KLEstimator]:
@@ -151,7 +147,14 @@ class PitfallsStudy(Study):
     def _gradients(self, seed: int, estimator: KLEstimator) -> dict[str, Any]:
         """Exact expectation and variance of the gradient from two completions, for each pair of models."""
         pairs = self._models(seed, "gradients", self.policies)
-        mean, variance = pairs.moments(estimator)
+        memories = _memories(estimator, self.policies)
+        for earlier in range(_EARLIER if memories[0].remembers else 0):
+            _loss(
+                pairs,
+                memories,
+                pairs.sample(self.completions, derive_seed(seed, self.name, "earlier", earlier)),
+            )
+        mean, variance = pairs.moments(memories)
         forward = pairs.exact_gradient()
         reverse = pairs.exact_gradient(reverse=True)
         size = forward.norm(dim=1)
@@ -169,19 +172,40 @@ class PitfallsStudy(Study):
             The distances of `_distances` by name, shape [runs, records + 1] each.
         """
         pairs = self._models(seed, "descent", self.runs)
+        memories = [] if estimator is None else _memories(estimator, self.runs)
         recorded = [_distances(pairs, beta)]
         for step in range(1, self.steps + 1):
             pairs.policies.requires_grad_()
-            if estimator is None:
-                loss = pairs.exact_loss(beta)
-            else:
+            if memories:
                 chosen = pairs.sample(self.completions, derive_seed(seed, self.name, "completions", step))
-                loss = pairs.loss(estimator, chosen, group_size=_PAIR, beta=beta)
+                loss = _loss(pairs, memories, chosen, beta)
+            else:
+                loss = pairs.exact_loss(beta)
             (gradient,) = torch.autograd.grad(loss, pairs.policies, materialize_grads=True)
             pairs.policies = (pairs.policies - self.learning_rate * gradient).detach()
             if step % (self.steps // self.records) == 0:
                 recorded.append(_distances(pairs, beta))
         return {name: rounded(torch.stack([one[name] for one in recorded], dim=1), 6) for name in recorded[0]}
+
+
+def _memories(estimator: KLEstimator, models: int) -> list[EstimatorMemory]:
+    """An estimator's memory of each model; only one, without content, if it remembers nothing."""
+    one = EstimatorMemory(estimator)
+    return [EstimatorMemory(estimator) for _ in range(models)] if one.remembers else [one]
+
+
+def _loss(
+    pairs: TabularPairs, memories: Sequence[EstimatorMemory], chosen: Tensor, beta: float | None = None
+) -> Tensor:
+    """The sum over the models of the loss on completions, which are then remembered."""
+    alone = len(memories) > 1
+    parts = (
+        zip(memories, pairs.split(), chosen.split(1), strict=True)
+        if alone
+        else [(memories[0], pairs, chosen)]
+    )
+    losses = [one.loss(memory, own, group_size=_PAIR, beta=beta, observe=True) for memory, one, own in parts]
+    return torch.stack(losses).sum()
 
 
 @torch.no_grad()

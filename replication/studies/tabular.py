@@ -1,12 +1,13 @@
 """Batches of enumerated models: many policies with a reference each, and all their completions."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators import KLEstimator
+from lit_klrb.estimators import EstimatorMemory, KLEstimator
 from lit_klrb.functional import TokenStats, token_stats
 from lit_klrb.functional.enumeration import TabularLM, num_prefixes
 
@@ -88,6 +89,12 @@ class TabularPairs:
         pairs.rewards = torch.randn(count, len(pairs.tokens), dtype=torch.float64, generator=generator)
         return pairs
 
+    def split(self) -> list["TabularPairs"]:
+        """Each pair by itself."""
+        rewards = [None] * len(self.policies) if self.rewards is None else self.rewards.split(1)
+        tables = zip(self.policies.split(1), self.references.split(1), rewards, strict=True)
+        return [TabularPairs(policy, reference, self.max_length, own) for policy, reference, own in tables]
+
     def logprobs(self, logits: Tensor) -> Tensor:
         """Log-probability of every completion under S models, shape [S, N]."""
         chosen = logits.log_softmax(-1)[:, self.prefixes % logits.shape[1], self.tokens]
@@ -110,45 +117,53 @@ class TabularPairs:
 
     def loss(
         self,
-        estimator: KLEstimator,
+        memory: EstimatorMemory,
         chosen: Tensor,
         *,
         group_size: int,
         beta: float | None = None,
         behaviour: Tensor | None = None,
+        observe: bool = False,
     ) -> Tensor:
         """The sum over the models of an estimator's loss on completions with the given indices.
 
         Args:
-            estimator: The estimator.
+            memory: The estimator, with what it remembers.
             chosen: Completions of each policy, in groups, shape [S, K].
             group_size: Completions per group.
             beta: Weight of the KL; None for the KL alone.
             behaviour: Logits of the policies that sampled the completions, shape [S, rows, V]; None for the
                 current ones. The estimator's weights are computed under them.
+            observe: Whether the completions are then remembered, which must be those of one policy.
         """
         model = torch.arange(len(chosen))[:, None].expand_as(chosen).flatten()
         row = chosen.flatten()
         tokens, mask = self.tokens[row], self.mask[row]
+        estimator, token_values = memory.estimator, memory.token_values
 
         def logits(table: Tensor) -> Tensor:
             return table[model[:, None], self.prefixes[row] % table.shape[1]]
 
         def stats_of(table: Tensor) -> TokenStats:
-            return token_stats(logits(table), logits(self.references), tokens, topk=estimator.topk)
+            ref_logits = logits(self.references)
+            return token_stats(
+                logits(table), ref_logits, tokens, token_values=token_values, topk=estimator.topk
+            )
 
         weight = 1.0 if beta is None else beta
         rewards = None if beta is None or self.rewards is None else self.rewards[model, row]
         stats = stats_of(self.policies)
-        sampled = stats if behaviour is None else stats_of(behaviour)
-        weights = estimator.weights(sampled.detach(), mask, rewards, beta=weight, group_size=group_size)
-        old = None if behaviour is None else sampled.logprobs.detach()
+        sampled = (stats if behaviour is None else stats_of(behaviour)).detach()
+        weights = memory.weights(sampled, mask, rewards, beta=weight, group_size=group_size, tokens=tokens)
+        if observe:
+            memory.observe(tokens, mask, rewards, sampled, group_size=group_size)
+        old = None if behaviour is None else sampled.logprobs
         mean = estimator.loss(stats, mask, weights, beta=weight, behaviour_logprobs=old)
         return mean * len(chosen)
 
     def moments(
         self,
-        estimator: KLEstimator,
+        estimator: KLEstimator | Sequence[EstimatorMemory],
         beta: float | None = None,
         behaviour: Tensor | None = None,
         group_size: int = 2,
@@ -156,13 +171,34 @@ class TabularPairs:
         """Exact moments of the gradient from a group of completions: all groups are enumerated.
 
         Args:
-            estimator: The estimator.
+            estimator: The estimator, or its memory of each policy. With several, each group is a rollout by
+                itself, as coefficients are fitted across the groups of a rollout.
             beta: Weight of the KL; None for the KL alone.
             behaviour: Logits of the policies that sample; None for the current ones.
             group_size: Completions per group; N to its power are enumerated.
         """
         everything = torch.cartesian_prod(*[torch.arange(len(self.tokens))] * group_size)
         groups = everything.view(-1, group_size)
+        memories = [EstimatorMemory(estimator)] if isinstance(estimator, KLEstimator) else estimator
+        if len(memories) == 1:
+            found = self._gradients(memories[0], groups, beta, behaviour)
+        else:
+            olds = [None] * len(memories) if behaviour is None else behaviour.split(1)
+            each = zip(memories, self.split(), olds, strict=True)
+            alone = [
+                [one._gradients(memory, group[None], beta, old) for group in groups]
+                for memory, one, old in each
+            ]
+            found = torch.cat([torch.cat(of_one, dim=1) for of_one in alone])
+        logprobs = self.logprobs(self.policies if behaviour is None else behaviour)
+        weights = logprobs[:, groups].sum(-1).exp()[..., None]
+        mean = (weights * found).sum(1)
+        return Moments(mean, (weights * (found - mean[:, None]).square()).sum((1, 2)))
+
+    def _gradients(
+        self, memory: EstimatorMemory, groups: Tensor, beta: float | None, behaviour: Tensor | None
+    ) -> Tensor:
+        """The gradient from each of G groups for each pair, shape [S, G, parameters]."""
         # Every group has its own copy of the policy's table, so one backward pass gives all gradients
         copies = self.policies.repeat_interleave(len(groups), dim=0).requires_grad_()
         copied = TabularPairs(copies, _repeated(self.references, len(groups)), self.max_length)
@@ -170,13 +206,9 @@ class TabularPairs:
             copied.rewards = _repeated(self.rewards, len(groups))
         chosen = groups.repeat(len(self.policies), 1)
         old = None if behaviour is None else _repeated(behaviour, len(groups))
-        loss = copied.loss(estimator, chosen, group_size=group_size, beta=beta, behaviour=old)
+        loss = copied.loss(memory, chosen, group_size=groups.shape[1], beta=beta, behaviour=old)
         (found,) = torch.autograd.grad(loss, copies, materialize_grads=True)
-        found = found.view(len(self.policies), len(groups), -1)
-        logprobs = self.logprobs(self.policies if behaviour is None else behaviour)
-        weights = logprobs[:, groups].sum(-1).exp()[..., None]
-        mean = (weights * found).sum(1)
-        return Moments(mean, (weights * (found - mean[:, None]).square()).sum((1, 2)))
+        return found.view(len(self.policies), len(groups), -1)
 
     def exact_loss(self, beta: float | None = None) -> Tensor:
         """The sum over the models of the exact KL, or of beta KL - E[reward]."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators import MonteCarlo, RaoBlackwell, RaoBlackwellLoss
+from lit_klrb.estimators import EstimatorMemory, MonteCarlo, RaoBlackwell, RaoBlackwellLoss
 from lit_klrb.functional.enumeration import TabularLM, exact_kl_gradient
 from replication.studies import DistillationStudy, IdentitiesStudy, OffPolicyStudy
 from replication.studies.baselines import shrinkage_variances, token_baseline_variances
@@ -48,7 +48,7 @@ def test_off_policy_moments_are_sums_over_pairs_of_completions():
         leaf = pairs.policies.clone().requires_grad_()
         case = TabularPairs(leaf, pairs.references, 2, pairs.rewards)
         chosen = torch.tensor([[one, other]])
-        loss = case.loss(estimator, chosen, group_size=2, beta=0.5, behaviour=first)
+        loss = case.loss(EstimatorMemory(estimator), chosen, group_size=2, beta=0.5, behaviour=first)
         gradient = torch.autograd.grad(loss, leaf)[0].flatten()
         mean += probabilities[one] * probabilities[other] * gradient
         square += probabilities[one] * probabilities[other] * gradient.square().sum()
