@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from lit_klrb.data.chat import Conversation, is_unicode
 from lit_klrb.data.grammar import Review, ReviewGrammar
 from lit_klrb.data.tables import CONVERSIONS, READERS, read_rows
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, concerning
 from lit_klrb.files import local_path
 from lit_klrb.seeding import derive_seed
 
@@ -184,11 +184,9 @@ def open_splits(key: str, source: str) -> Mapping[str, Any]:
     import datasets  # slow to import, and needed for the hub only
 
     datasets.disable_progress_bars()
-    try:
+    kinds = OSError, ValueError, datasets.exceptions.DatasetsError
+    with concerning(f"{source} cannot be read; {ALLOWED}", *kinds, key=key):
         return datasets.load_dataset(source)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ConfigurationError(f"{source} cannot be read ({reason}); {ALLOWED}", key=key) from None
 
 
 def _clean_rows(source: str, rows: Any, columns: tuple[str, ...], place: str) -> list[Review]:

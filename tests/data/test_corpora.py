@@ -183,9 +183,9 @@ def test_missing_sources_are_named(tmp_path, monkeypatch):
     empty = tmp_path / "empty"
     empty.mkdir()
     for source, reason in (
-        ("nobody/nothing", "cannot be read ("),
+        ("nobody/nothing", "cannot be read"),
         (str(tmp_path / "none.parquet"), "does not exist"),
-        (str(broken), "cannot be read (line 2: Expecting value: line 1 column 1 (char 0))"),
+        (str(broken), "cannot be read: line 2: Expecting value: line 1 column 1 (char 0)"),
         (str(empty), "is a folder without .parquet or .jsonl files"),
     ):
         with pytest.raises(ConfigurationError) as error:
