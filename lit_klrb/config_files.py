@@ -26,10 +26,13 @@ def check_config_file(path: Path, own_types: bool = False) -> None:
         ConfigurationError: If not; names the file and the problem.
     """
     text = config_text(path)
-    with concerning(path), refusing("is not YAML", yaml.YAMLError):
-        _check_shape(text, own_types)
-        if not own_types:  # other software takes the last value
-            _check_keys(text)
+    with concerning(path):
+        try:
+            _check_shape(text, own_types)
+            if not own_types:  # other software takes the last value
+                _check_keys(text)
+        except yaml.YAMLError as error:
+            raise ConfigurationError(f"is not YAML: {_yaml_reason(error)}") from None
 
 
 def config_text(path: Path) -> str:
@@ -125,3 +128,10 @@ def _events(text: str, own_types: bool) -> Iterator[yaml.Event]:
         if not own_types and tag is not None and tag.removeprefix("tag:yaml.org,2002:") not in PLAIN_TAGS:
             raise ConfigurationError(f"has a value of the type {tag}; plain values only are read")
         yield event
+
+
+def _yaml_reason(error: yaml.YAMLError) -> str:
+    """What is wrong with a YAML file, and where."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    return f"{where}{problem or ' '.join(str(error).split())}"

@@ -64,12 +64,11 @@ def read_lines(path: Path) -> list[str]:
         raise ConfigurationError(
             f"it has {size} bytes; at most {LARGEST} are read, and more from .parquet files"
         )
-    content = path.read_bytes()
     try:
         # Not splitlines, which also ends lines at form feeds and other characters within a text
-        return content.decode("utf-8-sig").split("\n")
+        return path.read_text("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
+        line = path.read_bytes().count(b"\n", 0, error.start) + 1
         raise ConfigurationError(
             f"it is not encoded in UTF-8: {error.reason} in line {line}; if it is Latin-1: "
             f"iconv -f latin1 -t utf-8 {path.name} > utf8{path.suffix}"

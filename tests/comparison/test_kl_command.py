@@ -285,7 +285,7 @@ def test_wrong_usage_ends_in_one_line(kl, arguments, message):
         ({"policy": ("other",)}, "has another vocabulary than the policy: id 2 is"),
         ({"policy": ("missing",)}, "missing does not exist"),
         ({"policy": ("first", "first")}, "must differ"),
-        ({"reference": "prompts.jsonl"}, "reference: prompts.jsonl: cannot be loaded: "),
+        ({"reference": "prompts.jsonl"}, "prompts.jsonl: cannot be loaded: "),
     ],
 )
 def test_wrong_models_end_in_one_line(kl, models_given, message):
