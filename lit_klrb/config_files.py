@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, concerning, refusing
 
 # Explicit types of values, such as !!str.
 PLAIN_TAGS = {"!", "str", "int", "float", "bool", "null", "seq", "map", "timestamp"}
@@ -25,15 +25,14 @@ def check_config_file(path: Path, own_types: bool = False) -> None:
     Raises:
         ConfigurationError: If not; names the file and the problem.
     """
-    try:
-        text = config_text(path)
-        _check_shape(text, own_types)
-        if not own_types:  # other software takes the last value
-            _check_keys(text)
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"{path} is not YAML: {yaml_reason(error)}") from None
-    except ConfigurationError as error:
-        raise ConfigurationError(str(error) if str(path) in str(error) else f"{path} {error}") from None
+    text = config_text(path)
+    with concerning(path):
+        try:
+            _check_shape(text, own_types)
+            if not own_types:  # other software takes the last value
+                _check_keys(text)
+        except yaml.YAMLError as error:
+            raise ConfigurationError(f"is not YAML: {_yaml_reason(error)}") from None
 
 
 def config_text(path: Path) -> str:
@@ -46,20 +45,14 @@ def config_text(path: Path) -> str:
         raise ConfigurationError(f"{path} does not exist; the path of a configuration is expected")
     if not path.is_file():
         raise ConfigurationError(f"{path} is not a file; the path of a configuration is expected")
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise ConfigurationError(
-                f"{path} has {path.stat().st_size} bytes; a configuration has at most {MAX_BYTES}"
-            )
-        return content.decode("utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
+    with refusing(f"{path} cannot be read", OSError), path.open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
         raise ConfigurationError(
-            f"{path} is not encoded in UTF-8 ({error.reason} at byte {error.start})"
-        ) from None
+            f"{path} has {path.stat().st_size} bytes; a configuration has at most {MAX_BYTES}"
+        )
+    with refusing(f"{path} is not encoded in UTF-8", UnicodeDecodeError):
+        return content.decode("utf-8")
 
 
 def _check_shape(text: str, own_types: bool) -> None:
@@ -137,7 +130,7 @@ def _events(text: str, own_types: bool) -> Iterator[yaml.Event]:
         yield event
 
 
-def yaml_reason(error: yaml.YAMLError) -> str:
+def _yaml_reason(error: yaml.YAMLError) -> str:
     """What is wrong with a YAML file, and where."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""

@@ -4,6 +4,8 @@ import errno
 import math
 import textwrap
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # Error codes of exhausted resources: the same command may work later or on another machine.
 EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
@@ -36,13 +38,14 @@ def error_line(message: object) -> str:
 
 
 def brief(error: Exception) -> str:
-    r"""The message of an exception as one line of at most 200 characters.
+    r"""The message of an exception as one line of at most 200 characters; of a system error its description.
 
     Example:
         >>> brief(ValueError("no such file:\n  config.json")), brief(KeyError())
         ('no such file: config.json', 'KeyError')
     """
-    return textwrap.shorten(str(error), 200, placeholder=" ...") or type(error).__name__
+    text = (isinstance(error, OSError) and error.strerror) or str(error)
+    return textwrap.shorten(text, 200, placeholder=" ...") or type(error).__name__
 
 
 def _is_printable(character: str) -> bool:
@@ -67,6 +70,47 @@ class ConfigurationError(ValueError):
     def __init__(self, message: str, *, key: str | None = None) -> None:
         super().__init__(message if key is None else f"{key}: {message}")
         self.message, self.key = message, key
+
+
+@contextmanager
+def refusing(message: str, *kinds: type[Exception], key: str | None = None) -> Iterator[None]:
+    """Convert exceptions of libraries or of a user's code to a `ConfigurationError` with their reason.
+
+    Args:
+        message: What is wrong.
+        kinds: The exceptions that are converted, all by default; a `ConfigurationError` passes unchanged.
+        key: The argument that is wrong.
+
+    Example:
+        >>> with refusing("many is no number", ValueError, key="steps"):
+        ...     int("many")
+        Traceback (most recent call last):
+        lit_klrb.errors.ConfigurationError: steps: many is no number: invalid literal for int() with ...
+    """
+    converted = kinds or (Exception,)
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except converted as error:
+        raise ConfigurationError(f"{message}: {brief(error)}", key=key) from error
+
+
+@contextmanager
+def concerning(subject: object, *kinds: type[Exception], key: str | None = None) -> Iterator[None]:
+    """Begin the message of a `ConfigurationError` with what it is about, such as a path.
+
+    Args:
+        subject: What the block reads.
+        kinds: Other exceptions that are converted to one.
+        key: The argument that names it.
+    """
+    converted: tuple[type[Exception], ...] = (ConfigurationError, *kinds)
+    try:
+        yield
+    except converted as error:
+        reason = str(error) if isinstance(error, ConfigurationError) else brief(error)
+        raise ConfigurationError(f"{subject}: {reason}", key=key) from error
 
 
 class NoAnswerError(ConfigurationError):

@@ -1,14 +1,18 @@
 """Atomic writing of files, and locks, for runs and for sweeps."""
 
+import contextlib
 import csv
+import errno
 import fcntl
 import glob
 import io
+import json
 import os
+import re
 import secrets
+import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,10 +35,10 @@ def local_path(text: str, key: str | None = None) -> Path:
         raise ConfigurationError(f"{text!r} is not a path: it has a null character", key=key)
     if "://" in text:
         raise ConfigurationError(f"{text} is an address; the path of a local file is expected", key=key)
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:
-        raise ConfigurationError(f"{text}: there is no such user", key=key) from None
+    expanded = os.path.expanduser(text)
+    if expanded.startswith("~"):
+        raise ConfigurationError(f"{text}: there is no such user", key=key)
+    return Path(expanded)
 
 
 def read_regular(path: Path, largest: int = LARGEST) -> bytes:
@@ -56,6 +60,21 @@ def read_regular(path: Path, largest: int = LARGEST) -> bytes:
             return file.read(largest)
     finally:
         os.close(descriptor)
+
+
+def read_object(path: Path, largest: int = LARGEST) -> dict[str, Any]:
+    """The JSON object in a regular file of bounded size; an empty one if there is none or it is damaged."""
+    with contextlib.suppress(OSError, ConfigurationError):
+        return parse_object(read_regular(path, largest))
+    return {}
+
+
+def parse_object(content: bytes) -> dict[str, Any]:
+    """A JSON object of unknown origin; an empty one if it is damaged, or no object."""
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(content)
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def check_target(path: Path, key: str | None = None) -> None:
@@ -157,6 +176,43 @@ def remove_unfinished(folder: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """An unfinished folder beside `target`, to be filled and moved to its place; removed after the block.
+
+    The unfinished folders of killed processes with the same target are removed first.
+    """
+    for left in target.parent.glob(f".{glob.escape(target.name)}.*"):
+        found = re.fullmatch(r"\.(\d+)(\.earlier)?", left.name.removeprefix(f".{target.name}"))
+        if found and not left.is_symlink() and not _is_running(int(found[1])):
+            shutil.rmtree(left, ignore_errors=True)
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def move_into_place(partial: Path, target: Path) -> None:
+    """Rename a complete folder to its final name; what is there is removed only after that."""
+    if not target.exists() or not any(target.iterdir()):
+        partial.rename(target)  # replaces an empty folder
+        return
+    earlier = partial.with_name(f"{partial.name}.earlier")
+    target.rename(earlier)
+    partial.rename(target)
+    shutil.rmtree(earlier)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)  # only asks whether it exists
+    except OSError as error:
+        return error.errno == errno.EPERM  # somebody else's
+    return True
+
+
 def csv_text(
     header: Sequence[str], rows: Iterable[Sequence[Any]], quoting: Literal[0, 1, 2, 3] = csv.QUOTE_MINIMAL
 ) -> str:
@@ -192,7 +248,7 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
-@contextmanager
+@contextlib.contextmanager
 def claimed(directory: Path) -> Iterator[bool]:
     """Lock a directory, which is no link, until the end of the block or of the process.
 

@@ -1,19 +1,23 @@
 """Rewards by Python functions of texts, or of prompts, completions and other columns of the data."""
 
+import importlib
 import inspect
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, brief
 
 KEY = "reward_path"
 COMPLETIONS, PROMPTS = "completions", "prompts"
 # Values by column name, one per text; among them the text's prompt and its completion.
 Columns = Mapping[str, Sequence[Any]]
 NO_COLUMNS: Columns = {}
+# Characters of a value in messages.
+SHOWN = 60
 
 
 class FunctionReward:
@@ -30,7 +34,7 @@ class FunctionReward:
 
     def __init__(self, name: str, function: Callable[[Sequence[str]], Iterable[float]]) -> None:
         if isinstance(function, type) or not callable(function):
-            kind = "a class" if isinstance(function, type) else brief(function)
+            kind = "a class" if isinstance(function, type) else _described(function)
             raise ConfigurationError(f"{name} is {kind}; it must be a function of a list of texts", key=KEY)
         self.name, self.function = name, function
 
@@ -108,6 +112,25 @@ def function_reward(name: str, function: Any) -> FunctionReward | CompletionRewa
     return FunctionReward(name, function)
 
 
+def import_member(path: str, module: str, name: str, key: str | None = None) -> Any:
+    """Import a user's function or class.
+
+    Args:
+        path: How the user names it, for the error message.
+        module: Its module.
+        name: Its name in the module; may be dotted.
+        key: The argument that names it.
+
+    Raises:
+        ConfigurationError: If importing the module fails, or it has no such attribute.
+    """
+    try:
+        return operator.attrgetter(name)(importlib.import_module(module))
+    except Exception as error:  # a user's module may raise anything
+        kind = "" if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: "
+        raise ConfigurationError(f"cannot import {path}: {kind}{brief(error)}", key=key) from error
+
+
 def _called(name: str, given: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     try:
         return function(*args, **kwargs)
@@ -121,7 +144,8 @@ def _checked(name: str, texts: Sequence[str], result: Any) -> Tensor:
     scores = as_numbers(result)
     if scores is None or scores.shape != (len(texts),):
         raise ConfigurationError(
-            f"{name} must return {len(texts)} numbers for {len(texts)} texts, got {brief(result)}", key=KEY
+            f"{name} must return {len(texts)} numbers for {len(texts)} texts, got {_described(result)}",
+            key=KEY,
         )
     return finite(name, texts, scores)
 
@@ -144,12 +168,12 @@ def as_numbers(values: Any) -> Tensor | None:
     return None if numbers.is_complex() else numbers.detach().float()
 
 
-def brief(value: Any, length: int = 60) -> str:
+def _described(value: Any) -> str:
     """A short description of a value: the shape of a tensor, the length of a list, and a truncated repr."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     shown = repr(value)
-    shown = shown if len(shown) <= length else f"{shown[:length]}..."
+    shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
     return f"{len(value)} elements, {shown}" if isinstance(value, (list, tuple)) else shown
 
 

@@ -1,6 +1,5 @@
 """Rewards of texts, from the embedded world, a classifier or any Python function."""
 
-import importlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
@@ -22,6 +21,7 @@ from lit_klrb.reward_functions import (
     Columns,
     finite,
     function_reward,
+    import_member,
 )
 
 RewardOutput = Literal["log_odds", "logit"]
@@ -253,7 +253,7 @@ def _load_part(path: str, label: str | None, output: RewardOutput, device: torch
         return GrammarReward()
     if not is_classifier(path):
         module, _, name = path.partition(":")
-        return function_reward(path, import_function(path, module, name))
+        return function_reward(path, import_member(path, module, name, KEY))
     source = KEY, path, loading.CLASSIFIER
     classifier = loading.load_model(*source).to(device)  # type: ignore[arg-type]
     reward = ClassifierReward(path, classifier, loading.load_tokenizer(*source), label, output)
@@ -289,17 +289,3 @@ def check_weights(weights: Mapping[str, float]) -> None:
         raise ConfigurationError(f"{odd[0]!r} is not the name of a reward", key=KEY)
     if not weights or not all(math.isfinite(weight) for weight in weights.values()):
         raise ConfigurationError(f"{dict(weights)} must name rewards, each with a finite weight", key=KEY)
-
-
-def import_function(path: str, module: str, name: str) -> Any:
-    """Import `name` from `module`.
-
-    Raises:
-        ConfigurationError: If importing the module fails, or it has no such attribute.
-    """
-    try:
-        return getattr(importlib.import_module(module), name)
-    except Exception as error:  # a user's module may raise anything
-        missing = isinstance(error, (ImportError, AttributeError))
-        reason = str(error) if missing else f"{type(error).__name__}: {error}"
-        raise ConfigurationError(f"cannot import {path}: {' '.join(reason.split())}", key=KEY) from error

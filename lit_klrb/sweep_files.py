@@ -1,14 +1,13 @@
 """Removal of the working files of published cells, most of which are no longer needed."""
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import claimed, read_regular
+from lit_klrb.files import claimed, read_object
 
 # Maximum size in bytes; the files of the cells with the oldest results are removed.
 LIMIT = 10_000_000_000
@@ -80,12 +79,9 @@ def _removable(cell: Path) -> Iterator[tuple[Path, int]]:
 
 def _is_shared(cell: Path) -> bool:
     """Whether the cell belongs to a stage before the grid; assumed if its result cannot be read."""
-    try:
-        record = json.loads(read_regular(cell.parents[1] / schema.RESULTS / f"{cell.name}.json"))["cell"]
-        # Earlier versions had an estimator instead of an arm
-        return bool(record.get("arm", record.get("estimator")) is None)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return True
+    record = read_object(cell.parents[1] / schema.RESULTS / f"{cell.name}.json").get("cell")
+    # Earlier versions had an estimator instead of an arm
+    return not isinstance(record, dict) or record.get("arm", record.get("estimator")) is None
 
 
 def _remove_empty_folders(cell: Path) -> None:

@@ -218,7 +218,7 @@ def test_a_classifier_that_fails_on_texts_is_refused_when_it_is_loaded(tmp_path)
     model.config.decoder_start_token_id = 0
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"^reward_path: cannot load .*one <eos> token"):
+    with pytest.raises(ConfigurationError, match=r"^reward_path: .* cannot be loaded: .*one <eos> token"):
         load_reward(str(tmp_path))
 
 

@@ -6,7 +6,7 @@ import lightning as L
 import torch
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from lit_klrb.errors import ConfigurationError, brief
+from lit_klrb.errors import ConfigurationError, refusing
 from lit_klrb.models.sharding import is_sharded
 from lit_klrb.modules.rloo import OnPolicyModule
 
@@ -86,9 +86,6 @@ class MovingAverageTeacher(L.Callback):
         Raises:
             ConfigurationError: If the checkpoint does not contain them.
         """
-        try:
+        kinds = AttributeError, KeyError, RuntimeError, TypeError
+        with refusing("the weights of its moving average cannot be read", *kinds, key="ckpt_path"):
             pl_module.reference.load_state_dict(checkpoint[KEY])
-        except (AttributeError, KeyError, RuntimeError, TypeError) as error:
-            raise ConfigurationError(
-                f"the weights of its moving average cannot be read ({brief(error)})", key="ckpt_path"
-            ) from error

@@ -8,11 +8,11 @@ from typing import Any
 import yaml
 
 from lit_klrb.cli.arguments import Arguments
-from lit_klrb.cli.explain import import_member
 from lit_klrb.cli.loss_roles import ROLES, BoundLoss
-from lit_klrb.errors import ConfigurationError, error_line, printable
+from lit_klrb.errors import ConfigurationError, error_line, printable, refusing
 from lit_klrb.estimators.certificate import TOLERANCE, ZERO, Certificate, Verdict, certify
 from lit_klrb.estimators.enumerated_loss import KNOWN, LossError
+from lit_klrb.reward_functions import import_member
 
 CLAIMS = (*KNOWN, ZERO)
 # Claims that more than the gradient of that name fulfils: the other direction, of completions or of tokens.
@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
                 f"{key}={role}: the role must be one of {', '.join(ROLES)}", key="argument"
             )
     values = {key: _value(key, text) for key, text in _pairs("option", options.option)}
-    loss = BoundLoss(options.function, import_member(module, name), arguments, values)
+    loss = BoundLoss(options.function, import_member(options.function, module, name), arguments, values)
     try:
         found = certify(loss, takes_mask=loss.takes_mask, takes_old=loss.takes_old)
     except LossError as error:
@@ -109,10 +109,8 @@ def _pairs(key: str, texts: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def _value(key: str, text: str) -> Any:
-    try:
+    with refusing(f"{key} has no plain value: {text}", yaml.YAMLError, ValueError, key="option"):
         return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigurationError(f"{key} has no plain value: {text}", key="option") from error
 
 
 def _page(loss: BoundLoss, found: Certificate, claim: str | None) -> list[str]:

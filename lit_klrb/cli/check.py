@@ -21,8 +21,7 @@ from lit_klrb.callbacks import KLEstimatorCallback
 from lit_klrb.cli import study
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.cli.lightning import LitCLI
-from lit_klrb.cli.mistakes import EndedError
-from lit_klrb.cli.parsing import located
+from lit_klrb.cli.mistakes import ending_of
 from lit_klrb.cli.upstream import PATHS, paths_of
 from lit_klrb.cli.warned import quiet
 from lit_klrb.data.tables import READERS
@@ -35,6 +34,7 @@ from lit_klrb.models.loading import (
     ITSELF,
     POLICY,
     check_exists,
+    check_same_size,
     check_same_vocabulary,
     is_checkpoint,
     looks_local,
@@ -101,13 +101,9 @@ class CheckCLI(LitCLI):
         }
         policy, reference = found.get("policy_path"), found.get("reference_path")
         if policy is not None and reference is not None:
-            check_same_vocabulary("reference_path", paths["reference_path"], policy.words, reference.words)
-            if policy.vocabulary != reference.vocabulary:
-                raise ConfigurationError(
-                    f"{paths['reference_path']} has a vocabulary of {reference.vocabulary}, the policy one "
-                    f"of {policy.vocabulary}; a KL between them needs the same vocabulary",
-                    key="reference_path",
-                )
+            about = "reference_path", paths["reference_path"]
+            check_same_vocabulary(*about, policy.words, reference.words)
+            check_same_size(*about, policy.vocabulary, reference.vocabulary)
         return found
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
@@ -226,12 +222,9 @@ def check(argv: Sequence[str], hub: bool = False) -> dict[str, Any]:
             study.parse(argv[1:])
             return {"module": None, "estimator": None, "evaluation": {}}
         return CheckCLI(argv).answer(hub)
-    except ConfigurationError as error:
-        return {"error": located(error)}
-    except EndedError as ended:
-        return {"error": ended.line}
     except Exception as error:
-        return {"error": " ".join(f"{type(error).__name__}: {error}".split())}
+        ended = ending_of(error, {})
+        return {"error": str(ended) if ended else " ".join(f"{type(error).__name__}: {error}".split())}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,10 +1,8 @@
 """`python -m lit_klrb explain`: what each KL estimator computes, and what its gradient optimises."""
 
 import difflib
-import importlib
 import inspect
 import json
-import operator
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -12,7 +10,7 @@ from collections.abc import Sequence
 from lit_klrb import estimators
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.cli.foreign.report import as_json, explain_config, text
-from lit_klrb.errors import ConfigurationError, brief
+from lit_klrb.errors import ConfigurationError, concerning
 from lit_klrb.estimators import (
     KLEstimator,
     RaoBlackwellControlVariate,
@@ -23,6 +21,7 @@ from lit_klrb.estimators.advice import ADVICE, DEFAULT
 from lit_klrb.estimators.measurement import KL_LEVELS, TOP_K, counterexample, measure
 from lit_klrb.estimators.names import NAMES_IN_USE, NameInUse, names_of
 from lit_klrb.estimators.recipe import NOTATION
+from lit_klrb.reward_functions import import_member
 
 # Columns of a terminal that a table of six columns needs
 WIDE = 110
@@ -59,13 +58,11 @@ def find_estimator(name: str) -> KLEstimator:
         ConfigurationError: If it does not exist, is not an estimator, or cannot be instantiated.
     """
     module, _, member = name.rpartition(".")
-    found = import_member(module, member) if module else _of_this_package(name)
+    found = import_member(name, module, member) if module else _of_this_package(name)
     if not isinstance(found, type) or not issubclass(found, KLEstimator):
         raise ConfigurationError(f"{name} is not a subclass of lit_klrb.estimators.KLEstimator")
-    try:
+    with concerning(f"{name} cannot be instantiated without arguments", TypeError):
         return found()
-    except (TypeError, ConfigurationError) as error:
-        raise ConfigurationError(f"{name} cannot be instantiated without arguments: {error}") from error
 
 
 def _of_this_package(name: str) -> object:
@@ -81,24 +78,6 @@ def _of_this_package(name: str) -> object:
     )
 
 
-def import_member(module_name: str, name: str) -> object:
-    """Import `name`, which may be dotted, from a module.
-
-    Raises:
-        ConfigurationError: If importing the module fails, or it has no such attribute.
-    """
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything
-        raise ConfigurationError(
-            f"{name}: importing {module_name!r} failed: {type(error).__name__}: {brief(error)}"
-        ) from error
-    try:
-        return operator.attrgetter(name)(module)
-    except AttributeError as error:
-        raise ConfigurationError(f"module {module_name} has no {name!r}") from error
-
-
 def _describe(name: str, estimator: KLEstimator) -> dict[str, str | None]:
     about = estimator.explanation
     return {
@@ -109,13 +88,8 @@ def _describe(name: str, estimator: KLEstimator) -> dict[str, str | None]:
         "used_by": about and about.used_by,
         "refusal": estimator.refusal,
         "caution": about and about.caution,
-        "use": _uses(estimator),
+        "use": "; ".join(a.situation for a in ADVICE if a.estimator is type(estimator)) or None,
     }
-
-
-def _uses(estimator: KLEstimator) -> str | None:
-    """What an estimator is recommended for, if for anything."""
-    return "; ".join(advice.situation for advice in ADVICE if advice.estimator is type(estimator)) or None
 
 
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

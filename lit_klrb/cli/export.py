@@ -1,16 +1,13 @@
 """`python -m lit_klrb export`: writes a checkpoint as a folder that `transformers` loads."""
 
-import glob
-import os
 import re
-import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from lit_klrb.cli.arguments import Arguments
-from lit_klrb.errors import ConfigurationError, brief
-from lit_klrb.files import local_path
+from lit_klrb.errors import ConfigurationError, refusing
+from lit_klrb.files import local_path, move_into_place, new_folder
 
 CARD = "README.md"
 # The other files of an export. A folder with any other file is never replaced.
@@ -61,10 +58,13 @@ def export_checkpoint(ckpt_path: str, output_dir: str, adapter: bool = False) ->
     elif has_adapter(model):
         model = merged(model)
     card = model_card(checkpoint, Path(place).resolve().parent.parent, digest(checkpoint["state_dict"]))
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
-    remove_leftovers(target)
-    try:
-        partial.mkdir(parents=True)
+    # transformers checks the settings that it saves
+    checked = refusing(f"{ckpt_path} cannot be exported", ValueError, StrictDataclassError, key="ckpt_path")
+    with (
+        refusing(f"cannot write {output_dir}", OSError, key="output_dir"),
+        new_folder(target) as partial,
+        checked,
+    ):
         with warnings.catch_warnings():
             # peft looks for the configuration of the base model, which may be a checkpoint
             warnings.filterwarnings("ignore", "Could not find a config file in")
@@ -73,14 +73,6 @@ def export_checkpoint(ckpt_path: str, output_dir: str, adapter: bool = False) ->
         (partial / CARD).write_text(card, "utf-8")
         write_checksums(partial)
         move_into_place(partial, target)
-    except OSError as error:
-        raise ConfigurationError(f"cannot write {output_dir}: {error}", key="output_dir") from error
-    except (ValueError, StrictDataclassError) as error:  # transformers checks the settings that it saves
-        raise ConfigurationError(
-            f"{ckpt_path} cannot be exported: {brief(error)}", key="ckpt_path"
-        ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def push(folder: str, repo_id: str, private: bool = False) -> str:
@@ -96,14 +88,10 @@ def push(folder: str, repo_id: str, private: bool = False) -> str:
     """
     from huggingface_hub import HfApi
 
-    try:
+    with refusing(f"the export is in {folder}, but {repo_id} cannot be uploaded", key="push"):
         hub = HfApi()
         address = hub.create_repo(repo_id, private=private, exist_ok=True)
         hub.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Export of lit_klrb")
-    except Exception as error:  # the hub's client raises those of several libraries
-        raise ConfigurationError(
-            f"{repo_id} cannot be uploaded ({brief(error)}); the export is in {folder}", key="push"
-        ) from error
     return str(address)
 
 
@@ -131,29 +119,6 @@ def check_target(target: Path) -> None:
             f"{target} contains {(foreign or names)[0]} and is not an earlier export; name a new folder",
             key=key,
         )
-
-
-def remove_leftovers(target: Path) -> None:
-    """Remove the unfinished folders of exports to a path that were killed.
-
-    Args:
-        target: The folder that they were to write.
-    """
-    for folder in target.parent.glob(f".{glob.escape(target.name)}.*"):
-        found = re.fullmatch(rf"\.{re.escape(target.name)}\.(\d+)(\.earlier)?", folder.name)
-        if found and not folder.is_symlink() and not Path("/proc", found[1]).exists():
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def move_into_place(partial: Path, target: Path) -> None:
-    """Rename a complete folder to its final name; an earlier export is removed only after that."""
-    if not target.exists() or not any(target.iterdir()):
-        partial.rename(target)  # replaces an empty folder
-        return
-    earlier = partial.with_name(f"{partial.name}.earlier")
-    target.rename(earlier)
-    partial.rename(target)
-    shutil.rmtree(earlier)
 
 
 def main(argv: Sequence[str]) -> int:

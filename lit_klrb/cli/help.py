@@ -1,6 +1,5 @@
 """The short help of the commands that train and evaluate, without the options of Lightning."""
 
-COMMANDS = ("fit", "validate", "test", "predict")
 # Key and description; tests/cli/test_help.py compares the keys with the parser's.
 KEYS = {
     "config": "FILE     a configuration; configs/ has one per stage; later files and options win",
@@ -43,7 +42,7 @@ def short_help(command: str, does: str) -> str:
     """The text of `COMMAND --help`.
 
     Args:
-        command: One of `COMMANDS`.
+        command: fit, validate, test or predict.
         does: Its description.
     """
     rows = [(f"  --{key} {text.split()[0]}", text.split(maxsplit=1)[1]) for key, text in KEYS.items()]

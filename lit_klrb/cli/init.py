@@ -3,12 +3,12 @@
 import shutil
 import sysconfig
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distributions
 from pathlib import Path
 
 import lit_klrb
 from lit_klrb.cli.arguments import Arguments
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, refusing
 from lit_klrb.files import local_path
 
 CONFIGS = "configs"
@@ -23,10 +23,7 @@ def shipped() -> Path:
         ConfigurationError: If there is none.
     """
     checkout = Path(lit_klrb.__file__).parents[1] / CONFIGS
-    try:
-        files = distribution("lit-klrb").files or []
-    except PackageNotFoundError:
-        files = []
+    files = [file for found in distributions(name="lit-klrb") for file in found.files or []]
     installed = [Path(str(f.locate())).parents[1] for f in files if SHARED.parts == f.parts[-5:-2]]
     for folder in (checkout, *installed[:1], Path(sysconfig.get_path("data")) / SHARED):
         if (folder / "demo" / "sft.yaml").exists():
@@ -49,9 +46,7 @@ def main(argv: Sequence[str]) -> int:
     target = directory / CONFIGS
     if target.exists():
         raise ConfigurationError(f"{target} exists; name another folder")
-    try:
+    with refusing(f"cannot write {target}", OSError):
         shutil.copytree(shipped(), target)
-    except OSError as error:
-        raise ConfigurationError(f"cannot write {target}: {error.strerror or error}") from None
     print(f"wrote {target}; next, in {directory}: python -m lit_klrb fit --config {CONFIGS}/demo/sft.yaml")
     return 0

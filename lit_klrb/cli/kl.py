@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lit_klrb.cli.arguments import Arguments
-from lit_klrb.errors import ConfigurationError, brief, printable
+from lit_klrb.errors import printable, refusing
 from lit_klrb.files import check_target, local_path, write_output
 
 if TYPE_CHECKING:
@@ -114,10 +114,8 @@ def main(argv: Sequence[str]) -> int:
     silence()
     found = summary(_measured(options), options.reference, options.level)
     if page is not None:
-        try:
+        with refusing(f"{page} cannot be written", OSError, key="output"):
             write_output(page, html_report(found))
-        except OSError as error:
-            raise ConfigurationError(f"{page} cannot be written ({error.strerror})", key="output") from error
     print(json.dumps(found, indent=2) if options.json else text_report(found))
     return 0
 
@@ -130,12 +128,10 @@ def _measured(options: argparse.Namespace) -> "list[Candidate]":
 
     from lit_klrb.comparison.compare import Comparison
     from lit_klrb.models.generation import Sampling
+    from lit_klrb.models.limits import check_device
 
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
-        raise ConfigurationError(f"{device} cannot be used ({brief(error)})", key="device") from error
+    check_device(device)
     both = ("forward", "reverse")
     comparison = Comparison(
         policies=options.policy,

@@ -21,7 +21,6 @@ import lit_klrb.studies  # noqa: F401  their classes are what short names in a c
 from lit_klrb import schema
 from lit_klrb.callbacks import (
     DistillationMonitor,
-    DivergedError,
     KLEstimatorCallback,
     PredictionWriter,
     RunCheckpoint,
@@ -30,7 +29,7 @@ from lit_klrb.callbacks import (
     StopBetweenSteps,
 )
 from lit_klrb.cli.defaults import OPTIONS_WITHOUT_REWARD, WITH_REWARD, names_estimator
-from lit_klrb.cli.mistakes import EndedError, ending_of, flattened
+from lit_klrb.cli.mistakes import FAILURE, EndedError, ending_of, flattened
 from lit_klrb.cli.parsing import OneLineParser, one_line
 from lit_klrb.cli.upstream import INITIAL, check_upstream, next_command
 from lit_klrb.cli.warned import once_of_a_kind, quiet
@@ -47,10 +46,6 @@ from lit_klrb.stops import Stopped
 
 # Error codes of a full disk or an exhausted quota.
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-class DiskFullError(RuntimeError):
-    """A run could not write; the message says how to resume it."""
 
 
 # Upper bound of seeds, from NumPy's generator.
@@ -84,13 +79,11 @@ class LitCLI(LightningCLI):
                 auto_configure_optimizers=False,
                 args=list(args),
             )
-        except (DivergedError, DiskFullError):
-            raise
         except Exception as error:
-            ending = ending_of(error, self.settings)
-            if ending is None:
+            ended = ending_of(error, self.settings)
+            if ended is None or ended is error:
                 raise
-            raise EndedError(*ending) from error
+            raise ended from error
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Only the command that is run, as building the parser of each command takes time."""
@@ -270,7 +263,7 @@ class LitCLI(LightningCLI):
                     self.directory.abandon()
                 if isinstance(error, OSError) and error.errno in DISK_FULL:
                     line = f"{error.strerror}, in the run of {self.directory.path}; earlier files are whole"
-                    raise DiskFullError(f"{line}; {hint}") from error
+                    raise EndedError(f"{line}; {hint}", FAILURE) from error
                 if isinstance(error, NoAnswerError):
                     raise NoAnswerError(f"{error.message}; {hint}", key=error.key) from error
                 if isinstance(error, Stopped):
@@ -406,11 +399,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with once_of_a_kind():
             LitCLI(argv)
-    except (DivergedError, DiskFullError) as error:
-        print(error_line(error), file=sys.stderr)
-        return 1
     except EndedError as ended:
-        print(error_line(ended.line), file=sys.stderr)
+        print(error_line(ended), file=sys.stderr)
         return ended.code
     return 0
 

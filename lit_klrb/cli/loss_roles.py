@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_klrb.errors import ConfigurationError, brief
+from lit_klrb.errors import ConfigurationError, brief, refusing
 from lit_klrb.estimators.enumerated_loss import LossError, LossInputs
 
 
@@ -80,10 +80,9 @@ class BoundLoss:
     ) -> None:
         if isinstance(function, type) or not callable(function):
             raise ConfigurationError(f"{name} is not a function")
-        try:
+        # Some functions written in C have none
+        with refusing(f"{name} has no signature: write a function that calls it", TypeError, ValueError):
             self.parameters = inspect.signature(function).parameters
-        except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"{name} has no signature: write a function that calls it") from error
         self.name, self.function, self.options = name, function, dict(options)
         self.roles = self._roles(arguments)
         self.returned = ""

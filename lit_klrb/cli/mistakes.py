@@ -6,26 +6,20 @@ import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from omegaconf.errors import OmegaConfBaseException
 
 import lit_klrb
+from lit_klrb.callbacks import DivergedError
 from lit_klrb.cli.parsing import located
 from lit_klrb.errors import EXHAUSTED, ConfigurationError, brief
 
 USAGE, FAILURE = 2, 1
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
 PACKAGE = str(Path(lit_klrb.__file__).parent)
-
-
-class Ending(NamedTuple):
-    """The message and the exit code of a command that cannot continue."""
-
-    line: str
-    code: int
 
 
 class EndedError(Exception):
@@ -38,39 +32,50 @@ class EndedError(Exception):
 
     def __init__(self, line: str, code: int) -> None:
         super().__init__(line)
-        self.line, self.code = line, code
+        self.code = code
 
 
-def ending_of(error: Exception, settings: Mapping[str, Any]) -> Ending | None:
+def ending_of(error: Exception, settings: Mapping[str, Any]) -> EndedError | None:
     """The message for an exception that is not a bug of this package; None for bugs.
 
     Args:
         error: The exception.
         settings: The configuration's values by dotted key, of which the message names the wrong one.
     """
+    if isinstance(error, EndedError):
+        return error
     causes = list(_causes(error))
     for cause in causes:
         line = _of_ours(cause, settings) or _of_requirement(cause, settings)
         if line is not None:
-            return Ending(line, USAGE)
+            return EndedError(line, USAGE)
     building = _is_building(error)
     for cause in reversed(causes):  # the innermost exception says most
-        if (line := _in_users_code(cause, settings)) is not None:
-            return Ending(line, USAGE)
-        if isinstance(cause, OSError) and (ending := _of_file(cause, settings)) is not None:
-            return ending
-        if isinstance(cause, OmegaConfBaseException):
-            key = f"{cause.full_key}: " if cause.full_key else ""
-            return Ending(key + first_line(cause), USAGE)
-        refused = _is_refusal(cause) and (building or _is_in_named_class(cause, settings))
-        if refused or isinstance(cause, MisconfigurationException):
-            return Ending(_of_option(cause, settings), USAGE)
-        if _is_out_of_memory(cause):
-            return Ending(f"out of memory{_how_much(cause)}: smaller batches or models need less", FAILURE)
+        if (ended := _of_cause(cause, settings, building)) is not None:
+            return ended
     path = settings.get("ckpt_path")
     if path is not None and _is_restoring(error):  # damaged entries raise all kinds of exceptions
         reason = f"{type(error).__name__}: {brief(error)}"
-        return Ending(f"ckpt_path: {path} cannot be restored ({reason})", USAGE)
+        return EndedError(f"ckpt_path: {path} cannot be restored ({reason})", USAGE)
+    return None
+
+
+def _of_cause(error: BaseException, settings: Mapping[str, Any], building: bool) -> EndedError | None:
+    """The message for one exception of a chain; `building` says whether the run was being built."""
+    if (line := _in_users_code(error, settings)) is not None:
+        return EndedError(line, USAGE)
+    if isinstance(error, OSError) and (ended := _of_file(error, settings)) is not None:
+        return ended
+    if isinstance(error, OmegaConfBaseException):
+        key = f"{error.full_key}: " if error.full_key else ""
+        return EndedError(f"{key}{str(error).strip().splitlines()[0]}", USAGE)
+    refused = _is_refusal(error) and (building or _is_in_named_class(error, settings))
+    if refused or isinstance(error, MisconfigurationException):
+        return EndedError(_of_option(error, settings), USAGE)
+    if isinstance(error, DivergedError):
+        return EndedError(str(error), FAILURE)
+    if _is_out_of_memory(error):
+        return EndedError("out of memory: smaller batches or models need less", FAILURE)
     return None
 
 
@@ -85,18 +90,13 @@ def _of_requirement(error: BaseException, settings: Mapping[str, Any]) -> str | 
 
 
 def _of_ours(error: BaseException, settings: Mapping[str, Any]) -> str | None:
-    """The message of this package's own exception; None for others."""
+    """The message of this package's own exception, with the checkpoint that it is about; None for others."""
     if not isinstance(error, ConfigurationError):
         return None
-    return _of_checkpoint(error, settings) or located(error)
-
-
-def _of_checkpoint(error: ConfigurationError, settings: Mapping[str, Any]) -> str | None:
-    """The message for a checkpoint error that does not name the checkpoint; None for other errors."""
     path = settings.get("ckpt_path")
-    if error.key != "ckpt_path" or path is None or str(path) in error.message:
-        return None
-    return f"ckpt_path: {path}: {error.message}"
+    if error.key == "ckpt_path" and path is not None and str(path) not in error.message:
+        return f"ckpt_path: {path}: {error.message}"
+    return located(error)
 
 
 def flattened(config: Any, key: str = "") -> dict[str, Any]:
@@ -121,11 +121,6 @@ def first_sentence(error: BaseException) -> str:
     """The first sentence of an exception's message, in one line; its class if the message is empty."""
     text = " ".join(str(error).split()) or type(error).__name__
     return re.split(r"(?<=[.!?])\s", text)[0].rstrip(".!")
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an exception's message; its class if the message is empty."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -167,12 +162,12 @@ def _is_in(filename: str, folders: tuple[str, ...]) -> bool:
     return filename.startswith("<") or any(Path(filename).is_relative_to(folder) for folder in folders)
 
 
-def _of_file(error: OSError, settings: Mapping[str, Any]) -> Ending | None:
+def _of_file(error: OSError, settings: Mapping[str, Any]) -> EndedError | None:
     """The message for a file that cannot be used; None if neither configuration nor machine is the cause."""
     code = FAILURE if error.errno in EXHAUSTED else USAGE
     reason = error.strerror or str(error)
     if error.filename is None:
-        return Ending(reason, code) if code == FAILURE else None
+        return EndedError(reason, code) if code == FAILURE else None
     filename = Path(str(error.filename))
     keys = [
         key
@@ -182,8 +177,8 @@ def _of_file(error: OSError, settings: Mapping[str, Any]) -> Ending | None:
     if keys:
         key = max(keys, key=lambda key: len(settings[key]))
         where = "" if settings[key] == str(filename) else f"{filename}: "
-        return Ending(f"{key}: {settings[key]} cannot be used ({where}{reason})", code)
-    return Ending(f"{filename}: {reason}", code) if code == FAILURE else None
+        return EndedError(f"{key}: {settings[key]} cannot be used ({where}{reason})", code)
+    return EndedError(f"{filename}: {reason}", code) if code == FAILURE else None
 
 
 def _related(path: Path, other: Path) -> bool:
@@ -245,11 +240,6 @@ def _is_in_named_class(error: BaseException, settings: Mapping[str, Any]) -> boo
     """Whether an exception was raised by a class that the configuration names, such as a callback."""
     filename = traceback.extract_tb(error.__traceback__)[-1].filename
     return any(_made_in(filename, key, value) for key, value in settings.items())
-
-
-def _how_much(error: BaseException) -> str:
-    found = re.search(r"ried to allocate ([\d.]+ \w+)", str(error))
-    return f", asked for {found[1]}" if found else ""
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

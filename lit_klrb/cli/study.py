@@ -88,10 +88,8 @@ def main(argv: Sequence[str]) -> None:
 
 def _stopped_run(root: Path, config: str) -> str | None:
     """The id of the run of this configuration that was stopped in a directory; None if there is none."""
-    try:
-        same = (root / schema.CONFIG).read_text("utf-8") == config
-    except (OSError, ValueError):
-        return None
+    written = root / schema.CONFIG
+    same = written.is_file() and written.read_bytes() == config.encode()
     return run_id(root) if same and not (root / schema.SUMMARY).exists() else None
 
 

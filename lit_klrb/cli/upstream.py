@@ -29,7 +29,7 @@ def check_upstream(settings: dict[str, Any]) -> None:
     for key, path in paths:
         if (not is_file(path) and (":" in path or not looks_local(path))) or local_path(path, key).exists():
             continue
-        maker = config_that_makes(Path(path))
+        maker = next((config for config in configurations() if made_by(config) == Path(path)), None)
         hint = f"make it with: python -m lit_klrb fit --config {maker}" if maker else "name one that does"
         if not is_file(path):
             folder = shlex.quote(path)
@@ -64,11 +64,6 @@ def next_command(checkpoint: Path, is_reward: bool = False) -> str:
 def paths_of(value: str | dict[str, float] | None) -> list[str]:
     """The paths in a setting, which is a path, None, or a mapping from paths to weights."""
     return [] if value is None else [value] if isinstance(value, str) else [str(path) for path in value]
-
-
-def config_that_makes(checkpoint: Path) -> Path | None:
-    """The configuration whose run writes the checkpoint."""
-    return next((c for c in configurations() if made_by(c) == checkpoint), None)
 
 
 def configurations() -> list[Path]:

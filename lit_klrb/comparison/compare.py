@@ -20,7 +20,7 @@ from lit_klrb.comparison.measure import (
     token_table,
 )
 from lit_klrb.comparison.summary import Candidate
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.models.generation import Rollout, Sampling
 
 # Starts a progress bar with a description and a number of rows.
@@ -70,8 +70,8 @@ class Comparison:
     def __post_init__(self) -> None:
         if len(set(self.policies)) < len(self.policies):
             raise ConfigurationError(f"{', '.join(self.policies)} must differ", key="policy")
-        if self.prompts is None and self.max_tokens < 2:
-            raise ConfigurationError(f"must be at least 2, got {self.max_tokens}", key="max_tokens")
+        if self.prompts is None:
+            check_at_least(2, max_tokens=self.max_tokens)
         if self.prompts is None and self.teacher_system is not None:
             raise ConfigurationError("needs prompts: texts have no system prompt", key="teacher_system")
 

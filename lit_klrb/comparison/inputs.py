@@ -6,13 +6,13 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from lit_klrb.data.chat import Conversation, shown
+from lit_klrb.data.chat import Conversation, is_unicode, shown
 from lit_klrb.data.corpora import TEACHER_PROMPT
 from lit_klrb.data.encoding import encode
 from lit_klrb.data.grammar import Review
 from lit_klrb.data.prompts import Prompt, read_prompts
-from lit_klrb.data.tables import READERS, Rows, read_rows, read_text
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.data.tables import READERS, Rows, read_lines, read_rows
+from lit_klrb.errors import ConfigurationError, concerning
 from lit_klrb.files import local_path
 
 LINES = ".txt"
@@ -32,7 +32,8 @@ def read_column(key: str, source: str, column: str, limit: int = 0) -> list[Any]
     """
     path = local_path(source, key)
     if path.suffix == LINES and path.is_file():
-        entries = _lines(key, path)
+        with concerning(f"{path} cannot be read", OSError, key=key):
+            entries = [line for line in read_lines(path) if line.strip()]
     elif path.exists() and path.suffix not in READERS:
         raise ConfigurationError(f"{source} is not a .txt, .jsonl or .parquet file", key=key)
     else:
@@ -45,19 +46,6 @@ def read_column(key: str, source: str, column: str, limit: int = 0) -> list[Any]
     if not entries:
         raise ConfigurationError(f"{source} has no rows", key=key)
     return entries[: limit or None]
-
-
-def _lines(key: str, path: Path) -> list[str]:
-    try:
-        # Not splitlines, which also ends lines at form feeds and other characters within a text
-        return [line for line in read_text(path).split("\n") if line.strip()]
-    except UnicodeDecodeError as error:
-        reason = f"it is not encoded in UTF-8: {error.reason} at byte {error.start}"
-    except OSError as error:
-        reason = error.strerror or str(error)
-    except ValueError as error:
-        reason = str(error)
-    raise ConfigurationError(f"{path} cannot be read ({reason})", key=key)
 
 
 def read_teachers(key: str, source: str, limit: int = 0) -> list[Any]:
@@ -117,11 +105,8 @@ def _as_review(key: str, number: int, prompt: Any, columns: Mapping[str, Any]) -
 
 
 def _check_encodable(key: str, name: str, text: str) -> None:
-    """Refuse half of a surrogate pair, which JSON can hold but no tokenizer accepts."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigurationError(f"{name} is not text: {error.reason} at {error.start}", key=key) from error
+    if not is_unicode(text):
+        raise ConfigurationError(f"{name} is not text: it has a lone surrogate", key=key)
 
 
 def encode_windows(

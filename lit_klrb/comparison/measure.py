@@ -67,12 +67,7 @@ def check_tokenizers(key: str, first: Loaded, second: Loaded) -> str:
     ids, others = first.tokenizer.get_vocab(), second.tokenizer.get_vocab()
     loading.check_same_vocabulary(key, second.path, ids, others)
     heads: list[Any] = [model.get_output_embeddings() for model in (first.model, second.model)]  # type: ignore[no-untyped-call]
-    sizes = [head.weight.shape[0] for head in heads]
-    if sizes[0] != sizes[1]:
-        raise ConfigurationError(
-            f"{second.path} has {sizes[1]} logits, {first.path} {sizes[0]}; a KL needs the same number",
-            key=key,
-        )
+    loading.check_same_size(key, second.path, *(head.weight.shape[0] for head in heads))
     notes = [f"{len(set(ids.values()) & set(others.values()))} ids have the same meaning for both"]
     if alone := len(set(ids.values()) ^ set(others.values())):
         notes.append(f"{alone} are in only one of the vocabularies")
@@ -229,11 +224,9 @@ def noise_floor(policy: PreTrainedModel, rollout: Rollout, temperature: float) -
     alone = torch.cat([scorer.reference_states(row) for row in rows])
     tables = {"batch of one": _self_table(scorer, rollout, alone)}
     other = torch.bfloat16 if policy.dtype == torch.float32 else torch.float32
-    try:
-        cast = copy.deepcopy(policy).to(other)  # type: ignore[arg-type]
-    except (ValueError, RuntimeError, TypeError):  # quantised models
+    if getattr(policy, "hf_quantizer", None) is not None:  # cannot be cast
         return tables
-    scorer = Scorer(policy, cast, temperature)
+    scorer = Scorer(policy, copy.deepcopy(policy).to(other), temperature)  # type: ignore[arg-type]
     name = f"in {str(other).removeprefix('torch.')}"
     return {**tables, name: _self_table(scorer, rollout, scorer.reference_states(rollout))}
 

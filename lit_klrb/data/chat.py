@@ -2,14 +2,15 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from transformers import PreTrainedTokenizerBase
 
 from lit_klrb.data.trial import ends_in_time
-from lit_klrb.errors import ConfigurationError, brief
+from lit_klrb.errors import ConfigurationError, refusing
 
 # `role`, `content`, and whatever else the template reads.
 Message = Mapping[str, Any]
@@ -17,7 +18,7 @@ SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 ROLES = (SYSTEM, "developer", USER, ASSISTANT, "tool")
 
 
-# Whether the templates that were tried are fit for use.
+# Whether a template makes a text in time, which is tried once for each.
 _TRIED: dict[str, bool] = {}
 
 
@@ -179,26 +180,18 @@ class Conversation:
             messages = [dict(message) for message in self.messages]
             return tokenizer.apply_chat_template(messages, tokenize=False, **settings)
 
-        if not _is_bounded(str(tokenizer.chat_template), render):
+        template = str(tokenizer.chat_template)
+        if template not in _TRIED:
+            _TRIED[template] = ends_in_time(render)
+        if not _TRIED[template]:
             raise ConfigurationError(
                 f"{self.place}: the chat template takes too much time or memory", key=key
             )
-        try:
+        with refusing(f"{self.place}: the chat template refuses it", key=key):
             text = render()
-        except Exception as error:  # templates raise all kinds of exceptions
-            raise ConfigurationError(
-                f"{self.place}: the chat template refuses it: {brief(error)}", key=key
-            ) from error
         if not isinstance(text, str) or not text or not is_unicode(text):
             raise ConfigurationError(f"{self.place}: the chat template makes no text of it", key=key)
         return text
-
-
-def _is_bounded(template: str, render: Callable[[], object]) -> bool:
-    """Whether a template makes a text in time, which is tried once for each."""
-    if template not in _TRIED:
-        _TRIED[template] = ends_in_time(render)
-    return _TRIED[template]
 
 
 def is_messages(value: Any) -> bool:
@@ -230,14 +223,10 @@ def as_messages(
 
 def is_unicode(text: str) -> bool:
     """Whether a text has no lone surrogates, which JSON can contain but tokenizers cannot encode."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return re.search("[\ud800-\udfff]", text) is None
 
 
-def shown(value: Any, length: int = 60) -> str:
-    """A value in at most `length` characters."""
+def shown(value: Any) -> str:
+    """A value in about 60 characters."""
     text = repr(value)
-    return text if len(text) <= length else f"{text[:length]}..."
+    return text if len(text) <= 60 else f"{text[:60]}..."

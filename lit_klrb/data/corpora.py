@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from lit_klrb.data.chat import Conversation, is_unicode
 from lit_klrb.data.grammar import Review, ReviewGrammar
 from lit_klrb.data.tables import CONVERSIONS, READERS, read_rows
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, concerning
 from lit_klrb.files import local_path
 from lit_klrb.seeding import derive_seed
 
@@ -34,7 +34,6 @@ def load_reviews(
     source: str = GRAMMAR,
     split: str = "train",
     size: int = 0,
-    seed: int = 0,
     columns: tuple[str, ...] = (TEXT,),
 ) -> list[Review]:
     """Load the reviews of a split, shuffled.
@@ -49,7 +48,6 @@ def load_reviews(
             the grammar need the column `text` and may have `label` (1 positive, 0 negative, -1 unknown).
         split: "train", "validation", "test", or another split of the source.
         size: Maximum number of reviews; 0 for all.
-        seed: Seed of the order; for the grammar, seed of the reviews.
         columns: Names of the column with the texts, of which the first that exists is read. Those of the
             column `prompt` are prompts to be used as a whole; they are texts or conversations, and those of
             the column `messages` conversations. With `prompt` among the names, all keep the other columns.
@@ -68,8 +66,8 @@ def load_reviews(
             raise _source_error(
                 source, "is unlimited: a size of 0 (all reviews) is allowed for other sources"
             )
-        return ReviewGrammar().reviews(size, derive_seed(seed, "corpus", split))
-    return pick(source, _load_splits(source, columns), split, size, seed)
+        return ReviewGrammar().reviews(size, derive_seed(0, "corpus", split))
+    return pick(source, _load_splits(source, columns), split, size)
 
 
 def given_prompts(source: str, columns: tuple[str, ...]) -> list[Review] | None:
@@ -90,7 +88,7 @@ def given_prompts(source: str, columns: tuple[str, ...]) -> list[Review] | None:
     return prompts or None
 
 
-def pick(source: str, splits: Mapping[str, Sequence[T]], split: str, size: int, seed: int) -> list[T]:
+def pick(source: str, splits: Mapping[str, Sequence[T]], split: str, size: int) -> list[T]:
     """One split of a source, shuffled.
 
     Args:
@@ -98,14 +96,13 @@ def pick(source: str, splits: Mapping[str, Sequence[T]], split: str, size: int, 
         splits: Its splits.
         split: Name of the split.
         size: Maximum number of examples; 0 for all.
-        seed: Seed of the order.
 
     Raises:
         ConfigurationError: If there is no such split, or it is empty.
     """
     _check_split(source, split, [name for name, examples in splits.items() if examples])
     examples = list(splits[split])
-    random.Random(derive_seed(seed, "order", split)).shuffle(examples)
+    random.Random(derive_seed(0, "order", split)).shuffle(examples)
     return examples[:size] if size else examples
 
 
@@ -184,11 +181,9 @@ def open_splits(key: str, source: str) -> Mapping[str, Any]:
     import datasets  # slow to import, and needed for the hub only
 
     datasets.disable_progress_bars()
-    try:
+    kinds = OSError, ValueError, datasets.exceptions.DatasetsError
+    with concerning(f"{source} cannot be read; {ALLOWED}", *kinds, key=key):
         return datasets.load_dataset(source)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ConfigurationError(f"{source} cannot be read ({reason}); {ALLOWED}", key=key) from None
 
 
 def _clean_rows(source: str, rows: Any, columns: tuple[str, ...], place: str) -> list[Review]:

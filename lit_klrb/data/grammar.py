@@ -137,9 +137,9 @@ class ReviewGrammar:
             words.append(arc.word)
             state = arc.target
 
-    def reviews(self, n: int, seed: int, start: int = 0) -> list[Review]:
-        """Reviews number `start` to `start + n - 1` of the stream given by `seed`."""
-        return [self.sample(seed, index) for index in range(start, start + n)]
+    def reviews(self, n: int, seed: int) -> list[Review]:
+        """The first `n` reviews of the stream given by `seed`."""
+        return [self.sample(seed, index) for index in range(n)]
 
     def log_prob(self, text: str, label: int | None = None) -> float:
         """Log-probability of a complete review, in nats.

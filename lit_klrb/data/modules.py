@@ -84,7 +84,7 @@ class WholeReviews(WholeTexts, ABC):
         size, names = self.sizes[split], self.train_splits if split == "train" else (split,)
         parts = [load_reviews(self.source, name, size=size, columns=self.columns) for name in names]
         reviews = [review for part in parts for review in part]
-        return reviews if len(parts) == 1 else pick(self.source, {split: reviews}, split, size, seed=0)
+        return reviews if len(parts) == 1 else pick(self.source, {split: reviews}, split, size)
 
 
 @final

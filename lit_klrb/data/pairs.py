@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def load_pairs(
-    source: str = GRAMMAR, split: str = "train", size: int = 0, seed: int = 0
+    source: str = GRAMMAR, split: str = "train", size: int = 0
 ) -> list[Preference | ChatPreference]:
     """Load the pairs of a split, shuffled.
 
@@ -33,7 +33,6 @@ def load_pairs(
             columns chosen and rejected, and maybe prompt; see `load_preferences`. Texts need no prompt.
         split: "train", "validation", "test", or another split of the source.
         size: Maximum number of pairs; 0 for all.
-        seed: Seed of the order; for the grammar, seed of the pairs.
 
     Raises:
         ConfigurationError: If the source or split does not exist, a row is not a pair, or `size` is 0 for the
@@ -44,18 +43,18 @@ def load_pairs(
         True
     """
     if source != GRAMMAR:
-        return pick(source, _pair_splits(source), split, size, seed)
+        return pick(source, _pair_splits(source), split, size)
     if not size:
         raise ConfigurationError(
             f"{source} is unlimited: a size of 0 (all pairs) is allowed for other sources", key="source"
         )
     grammar = ReviewGrammar()
-    texts = [review.text for review in grammar.reviews(2 * size, derive_seed(seed, "pairs", split))]
+    texts = [review.text for review in grammar.reviews(2 * size, derive_seed(0, "pairs", split))]
     pairs: list[Preference | ChatPreference] = []
     for number in range(size):
         first, second = texts[2 * number : 2 * number + 2]
         odds = grammar.clipped_log_odds(first) - grammar.clipped_log_odds(second)
-        draw = random.Random(derive_seed(seed, "preferred", split, number)).random()
+        draw = random.Random(derive_seed(0, "preferred", split, number)).random()
         first_is_better = draw < 1 / (1 + math.exp(-odds))
         pairs.append(Preference("", *((first, second) if first_is_better else (second, first))))
     return pairs

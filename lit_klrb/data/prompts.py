@@ -186,7 +186,6 @@ def cut_prompts(
     tokenizer: PreTrainedTokenizerBase,
     min_tokens: int,
     max_tokens: int,
-    seed: int = 0,
 ) -> list[list[int]]:
     """Cut each review to a prompt whose length is uniform between `min_tokens` and `max_tokens`.
 
@@ -197,8 +196,7 @@ def cut_prompts(
         reviews: The reviews.
         tokenizer: The tokenizer.
         min_tokens: Minimum length; a shorter review is a prompt as a whole.
-        max_tokens: Maximum length.
-        seed: Seed of the lengths; the length of prompt i depends on (seed, i) only.
+        max_tokens: Maximum length; the length of prompt i depends on i only.
 
     Returns:
         Token ids of each prompt.
@@ -214,10 +212,10 @@ def cut_prompts(
     encoded = encode(tokenizer, [review.text for review in reviews], special_tokens=not chats)
     added = len(beginning(tokenizer))
     return [
-        ids if review.is_prompt else ids[: added + _length(seed, index, min_tokens, max_tokens)]
+        ids if review.is_prompt else ids[: added + _length(index, min_tokens, max_tokens)]
         for index, (review, ids) in enumerate(zip(reviews, encoded, strict=True))
     ]
 
 
-def _length(seed: int, index: int, least: int, most: int) -> int:
-    return random.Random(derive_seed(seed, "prompt length", index)).randint(least, most)
+def _length(index: int, least: int, most: int) -> int:
+    return random.Random(derive_seed(0, "prompt length", index)).randint(least, most)

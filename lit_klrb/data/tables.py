@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, concerning, refusing
 
 # The maximum size of a file of text, which as Python's objects takes several times the memory.
 LARGEST = 2**31
@@ -49,44 +49,41 @@ def read_rows(key: str, path: Path) -> Rows:
     if path.suffix not in READERS or not path.is_file():
         hint = CONVERSIONS.get(path.suffix.lower(), "")
         raise ConfigurationError(f"{path} is not a {' or '.join(READERS)} file{hint}", key=key)
-    try:
+    with concerning(f"{path} cannot be read", OSError, ValueError, key=key):
         return READERS[path.suffix](path)
-    except UnicodeDecodeError as error:
-        line = path.read_bytes().count(b"\n", 0, error.start) + 1
-        reason = (
-            f"it is not encoded in UTF-8: {error.reason} in line {line}; if it is Latin-1: "
-            f"iconv -f latin1 -t utf-8 {path.name} > utf8{path.suffix}"
-        )
-    except OSError as error:
-        reason = error.strerror or str(error)
-    except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-    raise ConfigurationError(f"{path} cannot be read ({reason})", key=key)
 
 
-def read_text(path: Path) -> str:
-    """The text of a file of bounded size in UTF-8.
+def read_lines(path: Path) -> list[str]:
+    """The lines of a file of bounded size in UTF-8.
 
     Raises:
-        ValueError: If it is larger, or encoded otherwise.
+        ConfigurationError: If it is larger, or encoded otherwise; names the line.
         OSError: If it cannot be read.
     """
     if (size := path.stat().st_size) > LARGEST:
-        raise ValueError(f"it has {size} bytes; at most {LARGEST} are read, and more from .parquet files")
-    return path.read_text("utf-8-sig")
+        raise ConfigurationError(
+            f"it has {size} bytes; at most {LARGEST} are read, and more from .parquet files"
+        )
+    try:
+        # Not splitlines, which also ends lines at form feeds and other characters within a text
+        return path.read_text("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        line = path.read_bytes().count(b"\n", 0, error.start) + 1
+        raise ConfigurationError(
+            f"it is not encoded in UTF-8: {error.reason} in line {line}; if it is Latin-1: "
+            f"iconv -f latin1 -t utf-8 {path.name} > utf8{path.suffix}"
+        ) from None
 
 
 def _read_jsonl(path: Path) -> Rows:
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
-        try:
+        with refusing(f"line {number}", ValueError, RecursionError):
             row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"line {number}: {error}") from None
         if not isinstance(row, dict):
-            raise ValueError(f"line {number}: a JSON object is expected, got {line[:50]}")
+            raise ConfigurationError(f"line {number}: a JSON object is expected, got {line[:50]}")
         rows.append(row)
     names = dict.fromkeys(name for row in rows for name in row)
     return Rows({name: [row.get(name) for row in rows] for name in names})

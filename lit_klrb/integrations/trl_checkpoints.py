@@ -9,7 +9,7 @@ import torch
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from lit_klrb.errors import ConfigurationError, brief
+from lit_klrb.errors import concerning, refusing
 from lit_klrb.estimators import EstimatorMemory
 from lit_klrb.files import write_atomically
 
@@ -53,13 +53,8 @@ def load_memory(memory: EstimatorMemory, resume_from_checkpoint: str | bool | No
     if not (folder and memory.remembers):
         return
     path, name = Path(str(folder), NAME), type(memory.estimator).__name__
-    try:
+    kinds = OSError, EOFError, RuntimeError, pickle.UnpicklingError
+    with refusing(f"{path} with what {name} remembers cannot be read", *kinds, key=_KEY):
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-        raise ConfigurationError(
-            f"{path} with what {name} remembers cannot be read ({brief(error)})", key=_KEY
-        ) from None
-    try:
+    with concerning(path, key=_KEY):
         memory.load_state_dict(state)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{path} {error.message}", key=_KEY) from None

@@ -5,12 +5,13 @@ import re
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, refusing
 from lit_klrb.seeding import forked_rng
 
 ADAPTER = "default"
@@ -43,19 +44,16 @@ def add_adapter(model: PreTrainedModel, settings: dict[str, Any], seed: int) -> 
         )
     if modules := sorted(settings.keys() & IMPORTING_ARGUMENTS):
         raise ConfigurationError(f"{modules[0]} makes peft import a module; leave it out", key="lora")
-    try:
-        from peft import LoraConfig
-    except ImportError:
-        raise ConfigurationError("needs peft: pip install 'lit-klrb[peft]'", key="lora") from None
-    try:
+    if find_spec("peft") is None:
+        raise ConfigurationError("needs peft: pip install 'lit-klrb[peft]'", key="lora")
+    from peft import LoraConfig
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    with refusing(str(settings), TypeError, ValueError, key="lora"):
         config = LoraConfig(**{"target_modules": "all-linear", "task_type": "CAUSAL_LM", **settings})
         with forked_rng(seed), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "fan_in_fan_out is set to")  # GPT-2's transposed layers
             model.add_adapter(config, ADAPTER)
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"{settings}: {' '.join(str(error).split())}", key="lora") from None
-    from peft.utils.other import AuxiliaryTrainingWrapper
-
     if any(isinstance(module, AuxiliaryTrainingWrapper) for module in model.modules()):
         raise ConfigurationError(
             f"{settings}: layers that are trained in whole, or tokens, are not supported beside an adapter; "
@@ -85,7 +83,8 @@ def stored_adapter(
     layers = sorted({name.partition(".lora_")[0] for name in weights if ".lora_" in name})
     for key in ("rank_pattern", "alpha_pattern"):
         patterns = settings.get(key)
-        if patterns and not (isinstance(patterns, dict) and all(map(_is_literal, patterns))):
+        names = patterns if isinstance(patterns, dict) else [""]
+        if patterns and not all(re.fullmatch(r"[\w.]+", str(name)) for name in names):
             raise ConfigurationError(f"{key} may have names of layers only, got {patterns}", key="lora")
     used = {key: value for key, value in settings.items() if key not in PREPARING}
     add_adapter(model, {**used, "target_modules": layers}, seed=0)
@@ -93,10 +92,6 @@ def stored_adapter(
     for key, default in PREPARING.items():  # so that the next checkpoint has the same settings
         setattr(config, key, settings.get(key, default))
     return model
-
-
-def _is_literal(pattern: Any) -> bool:
-    return isinstance(pattern, str) and re.fullmatch(r"[\w.]+", pattern) is not None
 
 
 def has_adapter(model: PreTrainedModel) -> bool:
@@ -108,14 +103,9 @@ def adapter_settings(model: PreTrainedModel) -> dict[str, Any] | None:
     """Settings with which `add_adapter` adds an adapter of the same shape; None without an adapter."""
     if not has_adapter(model):
         return None
-    config: Any = model.peft_config
-    given, default = (json.loads(json.dumps(c.to_dict(), default=sorted)) for c in _with_default(config))
+    config: Any = next(iter(model.peft_config.values()))
+    given, default = (json.loads(json.dumps(c.to_dict(), default=sorted)) for c in (config, type(config)()))
     return {key: value for key, value in given.items() if value != default[key]}
-
-
-def _with_default(configs: dict[str, Any]) -> tuple[Any, Any]:
-    (config,) = configs.values()
-    return config, type(config)()
 
 
 @contextmanager

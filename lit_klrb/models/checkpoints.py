@@ -5,7 +5,6 @@ can be loaded, exported or trained further anywhere. Reading one runs no code an
 `docs/security.md`.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from transformers import PreTrainedModel
 
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.files import read_object
 from lit_klrb.models.adapters import stored_adapter
 from lit_klrb.models.limits import Size, at_most, check_numbers
 from lit_klrb.models.roles import POLICY, Role, model_from_config, without_code
@@ -99,11 +99,9 @@ def _check_published(path: Path, checkpoint: dict[str, Any]) -> None:
     result = published_result(path.parent.parent)
     if result is None or path != path.parent.parent / schema.CHECKPOINT:
         return
-    try:
-        expected = json.loads(result.read_bytes()).get(schema.WEIGHTS)
-    except (OSError, ValueError, RecursionError, AttributeError):
-        raise ConfigurationError(f"its published result cannot be read: {result}") from None
-    weights = _by_name(checkpoint, "state_dict")
+    if not (published := read_object(result)):
+        raise ConfigurationError(f"its published result cannot be read: {result}")
+    expected, weights = published.get(schema.WEIGHTS), _by_name(checkpoint, "state_dict")
     if expected is not None and not (
         all(map(_is_stored_whole, weights.values())) and digest(weights) == expected
     ):

@@ -1,13 +1,12 @@
 """Checks of the weights in a folder, before transformers reads them."""
 
 import hashlib
-import json
 import os
 import re
 from pathlib import Path
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import LARGEST, write_atomically
+from lit_klrb.files import LARGEST, read_object, write_atomically
 
 # The checksums of the weights, in the format of `sha256sum`.
 CHECKSUMS = "SHA256SUMS"
@@ -82,11 +81,10 @@ def check_weights(folder: Path) -> None:
 
 def _check_index(path: Path) -> None:
     """Check that an index names files of its folder: transformers would read any other, pipes too."""
-    try:
-        names = set(json.loads(path.read_bytes())["weight_map"].values())
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise ConfigurationError(f"{path.name} is not an index of weights") from None
-    for name in names:
+    names = read_object(path).get("weight_map")
+    if not isinstance(names, dict):
+        raise ConfigurationError(f"{path.name} is not an index of weights")
+    for name in names.values():
         if not isinstance(name, str) or Path(name).name != name or not (path.parent / name).is_file():
             raise ConfigurationError(f"{path.name} names {name!r}, which is not a file of this folder")
 

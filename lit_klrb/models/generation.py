@@ -1,8 +1,7 @@
 """Sampling of completions."""
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,9 +10,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, check_positive
 from lit_klrb.models.sharding import agreed
-from lit_klrb.models.trials import continues, key_value_cache, position_ids
+from lit_klrb.models.trials import continues, eval_mode, key_value_cache, position_ids
 
 # Tokens per block of the vocabulary in sampling.
 _BLOCK = 64
@@ -53,9 +52,11 @@ class Sampling:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        for name in ("completions_per_prompt", "max_new_tokens", "temperature"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigurationError(f"must be positive and finite, got {getattr(self, name)}", key=name)
+        check_positive(
+            completions_per_prompt=self.completions_per_prompt,
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+        )
         if not HOTTEST >= self.temperature >= 1 / HOTTEST:
             raise ConfigurationError(
                 f"must be from {1 / HOTTEST:g} to {HOTTEST:g}, got {self.temperature}: logits divided by it "
@@ -190,7 +191,7 @@ def generate_completions(
     if sampling.stratified:
         uniforms[:, 0] = stratified_uniforms(uniforms[:, 0].view(-1, count)).flatten()
     # Never compiled: shapes change with each token
-    with _eval_mode(policy), _kept_casts(prompts.device), torch.compiler.set_stance("force_eager"):
+    with eval_mode(policy), _kept_casts(prompts.device), torch.compiler.set_stance("force_eager"):
         completions = _decode(policy, prompts, prompt_mask, uniforms, sampling, ends, pad_token_id)
     prompts, prompt_mask = prompts.repeat_interleave(count, 0), prompt_mask.repeat_interleave(count, 0)
     mask = completion_mask(completions, ends)
@@ -233,7 +234,7 @@ def _decode(
         probabilities = (logits.float() / sampling.temperature).softmax(-1)
         if sampling.stratified:
             column = torch.where(precision > _EXHAUSTED, rest, column)
-        tokens, rest = inverse_transform_with_rest(probabilities, column)
+        tokens, rest = inverse_transform(probabilities, column)
         if sampling.stratified:
             precision = precision * probabilities.gather(1, tokens[:, None])[:, 0]
         completions.append(tokens.masked_fill_(ended, pad_token_id))
@@ -249,8 +250,10 @@ def _decode(
     return torch.stack(completions, 1)
 
 
-def inverse_transform(probabilities: Tensor, uniforms: Tensor) -> Tensor:
-    """Tokens by inverse transform sampling, shape [B].
+def inverse_transform(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens by inverse transform sampling, and the place of each number in its token's interval, [B] each.
+
+    Given the token, that place is uniform in [0, 1).
 
     Faster than `multinomial`, which on a CPU draws an exponential number for every token of the vocabulary,
     and than a float64 cumulative sum over the vocabulary: the search is first for a block of tokens, then
@@ -263,22 +266,9 @@ def inverse_transform(probabilities: Tensor, uniforms: Tensor) -> Tensor:
 
     Example:
         >>> uniforms = torch.tensor([0.2, 0.8], dtype=torch.float64)
-        >>> inverse_transform(torch.tensor([[0.3, 0.0, 0.7]]).repeat(2, 1), uniforms).tolist()
-        [0, 2]
-    """
-    return inverse_transform_with_rest(probabilities, uniforms)[0]
-
-
-def inverse_transform_with_rest(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """`inverse_transform`, and the place of each uniform number within its token's interval, shape [B] each.
-
-    Given the token, that place is uniform in [0, 1).
-
-    Example:
-        >>> uniforms = torch.tensor([0.2, 0.8], dtype=torch.float64)
-        >>> tokens, rest = inverse_transform_with_rest(torch.tensor([[0.4, 0.6]]).repeat(2, 1), uniforms)
+        >>> tokens, rest = inverse_transform(torch.tensor([[0.4, 0.0, 0.6]]).repeat(2, 1), uniforms)
         >>> tokens.tolist(), [round(place, 4) for place in rest.tolist()]
-        ([0, 1], [0.5, 0.6667])
+        ([0, 2], [0.5, 0.6667])
     """
     blocks = pad(probabilities, (0, -probabilities.shape[1] % _BLOCK)).unflatten(1, (-1, _BLOCK))
     block, fraction = _search(blocks.sum(-1), uniforms)
@@ -322,13 +312,3 @@ def _kept_casts(device: torch.device) -> AbstractContextManager[object]:
     if not torch.is_autocast_enabled(device.type):
         return nullcontext()
     return torch.autocast(device.type, torch.get_autocast_dtype(device.type), cache_enabled=True)
-
-
-@contextmanager
-def _eval_mode(model: PreTrainedModel) -> Iterator[None]:
-    """Without dropout; the mode of each module is restored."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    yield
-    for module, was_training in modes:
-        module.training = was_training

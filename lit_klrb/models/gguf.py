@@ -8,7 +8,6 @@ folder is written.
 import contextlib
 import io
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -22,8 +21,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from lit_klrb.errors import ConfigurationError, printable
-from lit_klrb.files import local_path
+from lit_klrb.errors import ConfigurationError, printable, refusing
+from lit_klrb.files import local_path, new_folder
 from lit_klrb.models.folders import check_weights, sha256, write_checksums
 from lit_klrb.models.gguf_header import GGUFHeader, read_header
 from lit_klrb.models.roles import POLICY, model_from_config, without_code
@@ -115,10 +114,7 @@ def import_gguf(file: Path, folder: Path) -> None:
         model = _model(place, name, header)
         tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=name, trust_remote_code=False)
     texts = _tokenizer_texts(tokenizer, len(header.settings.get("tokenizer.ggml.tokens", [])))
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
-    try:
-        _remove_abandoned(folder)
-        partial.mkdir(parents=True)
+    with refusing(f"cannot write {folder}", OSError), new_folder(folder) as partial:
         model.save_pretrained(partial)
         for text_name, text in texts.items():
             (partial / text_name).write_text(text, "utf-8", errors="surrogatepass")
@@ -127,12 +123,11 @@ def import_gguf(file: Path, folder: Path) -> None:
         card = imported_card(_facts(file, header, model), header.settings.get("general.license"))
         (partial / "README.md").write_text(card, "utf-8")
         write_checksums(partial)
-        with contextlib.suppress(FileExistsError):  # another process was faster
-            _rename(partial, folder)
-    except OSError as error:
-        raise ConfigurationError(f"cannot write {folder}: {error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # another process was faster
+                raise
 
 
 def _checked_header(file: Path) -> GGUFHeader:
@@ -267,25 +262,3 @@ def _facts(file: Path, header: GGUFHeader, model: PreTrainedModel) -> dict[str, 
         "type here": "float32",
         **{f"{label}, as the file says": value for label, value in said.items()},
     }
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove what killed imports into the same folder left behind."""
-    for partial in folder.parent.glob(f".{folder.name}.*"):
-        if (process := partial.suffix[1:]).isdigit() and partial.is_dir():
-            try:
-                os.kill(int(process), 0)  # only asks whether it exists
-            except ProcessLookupError:
-                shutil.rmtree(partial, ignore_errors=True)
-            except PermissionError:  # somebody else's process
-                pass
-
-
-def _rename(partial: Path, folder: Path) -> None:
-    """Rename a folder; raises FileExistsError where a folder with files is in its place."""
-    try:
-        partial.rename(folder)
-    except OSError as error:
-        if folder.is_dir():
-            raise FileExistsError(str(folder)) from error
-        raise

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, refusing
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -95,10 +95,8 @@ class _Reader:
         return struct.unpack(f"<{kind}", self.bytes(struct.calcsize(f"<{kind}")))[0]
 
     def text(self) -> str:
-        try:
+        with refusing("its header has text that is not UTF-8", UnicodeDecodeError):
             return self.bytes(self.number("Q")).decode()
-        except UnicodeDecodeError:
-            raise ConfigurationError("its header has text that is not UTF-8") from None
 
     def value(self) -> Any:
         kind = self.number("I")

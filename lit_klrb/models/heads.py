@@ -10,7 +10,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from lit_klrb.distributed import whole
 from lit_klrb.models.generation import Rollout
 from lit_klrb.models.sharding import RUN_BACKBONE, is_sharded
-from lit_klrb.models.trials import agree, continues, key_value_cache, position_ids
+from lit_klrb.models.trials import agree, continues, eval_mode, key_value_cache, position_ids
 
 # Two sequences with the same prompt.
 TRIAL = [[0, 1, 2, 3, 4], [0, 1, 2, 4, 3]]
@@ -130,21 +130,14 @@ def _parts_agree(model: PreTrainedModel, split: SplitModel) -> bool:
     tokens = torch.tensor(TRIAL, device=model.device) % split.head.out_features
     everything = torch.ones_like(tokens, dtype=torch.bool)
     rollout = Rollout(tokens, everything, everything[:, -2:])
-    was_training = model.training
-    model.eval()
-    try:
+    with eval_mode(model):
         if split.caches and not (_caches_attention(model) and continues(model)):
             return False
         hidden = split.hidden_states(rollout)
         scale = LARGEST / split.head(hidden).abs().max().clamp(min=torch.finfo(hidden.dtype).tiny)
         # The logits of new weights are so small that a cap of them is lost in rounding
-        enlarged = split.head.register_forward_hook(lambda _, inputs, logits: scale * logits)
-        try:
+        with split.head.register_forward_hook(lambda _, inputs, logits: scale * logits):
             expected, logits = model(**model_inputs(rollout)).logits[:, -2:], split.head(hidden)
-        finally:
-            enlarged.remove()
-    finally:
-        model.train(was_training)
     if split.softcap is not None:
         logits = split.softcap * torch.tanh(logits / split.softcap)
     return agree(logits, expected)

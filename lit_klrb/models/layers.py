@@ -47,13 +47,14 @@ def with_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedMode
     with forked_rng(0):  # the random initial weights are overwritten
         kept = model_from_config({**config, name: len(layers)})
     weights = model.state_dict()
-    try:
-        kept.load_state_dict({key: weights[_source(key, stack, layers)] for key in kept.state_dict()})
-    except (KeyError, RuntimeError):
+    sources = {key: _source(key, stack, layers) for key in kept.state_dict()}
+    if any(
+        sources[key] not in weights or weights[sources[key]].shape != value.shape
+        for key, value in kept.state_dict().items()
+    ):
         kind = model.config.model_type
-        raise ConfigurationError(
-            f"layers of a {kind} model cannot be moved to other places", key=KEY
-        ) from None
+        raise ConfigurationError(f"layers of a {kind} model cannot be moved to other places", key=KEY)
+    kept.load_state_dict({key: weights[source] for key, source in sources.items()})
     kept.generation_config = copy.deepcopy(model.generation_config)
     return kept.to(model.dtype).train(model.training)  # type: ignore[arg-type]
 

@@ -1,6 +1,5 @@
 """Limits of what a configuration may ask for: a model is no larger than the file that holds its weights."""
 
-import json
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -8,11 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as registration
 
-from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import LARGEST
+from lit_klrb.errors import ConfigurationError, refusing
+from lit_klrb.files import LARGEST, parse_object
 
 # Numbers of a configuration that do not size a model: bases and lengths of positions, ids of tokens.
 NOT_SIZES = re.compile(r"theta|base|window|length|_id(s|_|$)|seed|positions?_embeddings|factor|scal")
@@ -38,6 +38,17 @@ def size_of_folder(folder: Path) -> Size:
     sizes = [file.stat().st_size for file in files]
     counts = [_count(file) if file.suffix == ".safetensors" else file.stat().st_size // 100 for file in files]
     return Size(sum(counts), sum(sizes))
+
+
+def check_device(name: str) -> None:
+    """Check that this machine has a device.
+
+    Raises:
+        ConfigurationError: If not.
+    """
+    # torch without CUDA asserts
+    with refusing(f"{name} cannot be used", RuntimeError, AssertionError, key="device"):
+        torch.empty(0, device=name)
 
 
 def check_numbers(config: Mapping[str, Any], size: Size) -> None:
@@ -92,7 +103,4 @@ def _count(path: Path) -> int:
     with path.open("rb") as file:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        try:
-            return len(json.loads(file.read(min(length, LARGEST))))
-        except (ValueError, TypeError, RecursionError):
-            return 0
+        return len(parse_object(file.read(min(length, LARGEST))))

@@ -16,7 +16,7 @@ from transformers.utils import CONFIG_NAME, logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from lit_klrb.data.tokenizer import grammar_tokenizer
-from lit_klrb.errors import ConfigurationError, brief
+from lit_klrb.errors import ConfigurationError, concerning, refusing
 from lit_klrb.files import local_path, read_regular
 from lit_klrb.models import gguf
 from lit_klrb.models.checkpoints import (
@@ -41,6 +41,7 @@ from lit_klrb.models.roles import (
     model_from_config,
 )
 from lit_klrb.models.tokenizers import (
+    check_same_size as check_same_size,
     check_same_vocabulary as check_same_vocabulary,
     tokenizer_files as tokenizer_files,
     tokenizer_from_files as tokenizer_from_files,
@@ -112,12 +113,8 @@ def errors_of(key: str, path: str) -> Iterator[None]:
         ConfigurationError: With key, path and the reason.
     """
     check_exists(key, path)
-    try:
+    with concerning(path, key=key), refusing("cannot be loaded"):  # libraries raise all kinds of exceptions
         yield
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{path}: {error}", key=key) from error
-    except Exception as error:  # libraries raise all kinds of exceptions on damaged files
-        raise ConfigurationError(f"cannot load {path}: {brief(error)}", key=key) from error
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
-from lit_klrb.errors import ConfigurationError, brief
-from lit_klrb.models.trials import SHORTEST, reads_padding
+from lit_klrb.errors import ConfigurationError, refusing
+from lit_klrb.models.trials import SHORTEST, eval_mode, reads_padding
 
 # Number of tokens of the text on which a model is tried.
 PROBE_LENGTH = 10
@@ -70,14 +70,8 @@ def model_from_config(config: dict[str, Any], role: Role = POLICY) -> PreTrained
         raise ConfigurationError(
             f"model_type must be the name of an architecture, such as gpt2 or llama, got {kind!r}", key=key
         )
-    try:
+    with refusing(_shown(config), key=key):  # architectures raise all kinds of exceptions
         model = role.auto_class.from_config(AutoConfig.for_model(kind, **settings), trust_remote_code=False)
-    except ConfigurationError:
-        raise
-    except Exception as error:  # architectures raise all kinds of exceptions
-        raise ConfigurationError(
-            f"{_shown(config)}: {type(error).__name__}: {brief(error)}", key=key
-        ) from error
     fuse_activations(model)
     if empty := [name for name, weight in model.named_parameters() if not weight.numel()]:
         raise ConfigurationError(f"{_shown(config)} leaves the weight {empty[0]} empty", key=key)
@@ -145,10 +139,9 @@ def check_predicts(key: str | None, model: PreTrainedModel, role: Role) -> None:
         return
     tokens = torch.zeros(2, length, dtype=torch.long, device=model.device)
     tokens[1, 1:] = 1
-    was_training = model.training
-    logits = model.eval()(tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits[:, 0]
-    padding_matters = reads_padding(model)
-    model.train(was_training)
+    with eval_mode(model):
+        logits = model(tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits[:, 0]
+        padding_matters = reads_padding(model)
     if not logits.isfinite().all():
         raise ConfigurationError("its weights give logits that are not finite", key=key)
     rounding = max(1e-3, 16 * torch.finfo(logits.dtype).eps)

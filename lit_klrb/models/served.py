@@ -9,8 +9,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from http.client import HTTPException
 from typing import Any
 from urllib import request
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from lit_klrb.errors import ConfigurationError, NoAnswerError, brief
+from lit_klrb.errors import ConfigurationError, NoAnswerError, brief, refusing
 from lit_klrb.models.generation import Rollout
 
 log = logging.getLogger(__name__)
@@ -203,16 +202,11 @@ class ServedTeacher:
             raise self._error(f"refuses a request, {brief(ValueError(reason))}") from error
         return bytes(content)
 
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _reading(self) -> AbstractContextManager[None]:
         """Anything may be sent in place of the answer."""
-        try:
-            yield
-        except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
-            raise self._error(
-                "does not send the prompt_logprobs of vLLM's completions "
-                f"({type(error).__name__}: {brief(error)})"
-            ) from error
+        kinds = AttributeError, LookupError, TypeError, ValueError, OverflowError
+        message = f"{self.address} does not send the prompt_logprobs of vLLM's completions"
+        return refusing(message, *kinds, key="reference_path")
 
     def _error(self, message: str, key: str = "reference_path") -> ConfigurationError:
         return ConfigurationError(f"{self.address} {message}", key=key)

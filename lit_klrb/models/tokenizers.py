@@ -11,7 +11,7 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
-from lit_klrb.errors import ConfigurationError, brief
+from lit_klrb.errors import ConfigurationError, refusing
 from lit_klrb.files import read_regular
 
 # The files a tokenizer in a checkpoint may consist of. Files with other names are never written to disk.
@@ -35,17 +35,12 @@ def tokenizer_from_folder(path: str) -> PreTrainedTokenizerBase:
     Raises:
         ConfigurationError: If it cannot be loaded.
     """
-    try:
+    with refusing("its tokenizer cannot be loaded"):
         _check_names_no_files(path)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         tokenizer("")  # compares settings that are not looked at before
         if (largest := max(tokenizer.get_vocab().values(), default=0)) > MAX_ID:
             raise ConfigurationError(f"its tokenizer has the id {largest}; at most {MAX_ID} are read")
-    except ConfigurationError:
-        raise
-    except Exception as error:  # tokenizers raise all kinds of exceptions on damaged files
-        reason = brief(error).replace(path, "its folder")
-        raise ConfigurationError(f"its tokenizer cannot be loaded: {reason}") from error
     # Do not save the name of that code and the way it was loaded this time along with the tokenizer
     for name in ("auto_map", "is_local", "local_files_only"):
         tokenizer.init_kwargs.pop(name, None)
@@ -92,6 +87,26 @@ def tokenizer_from_files(files: Any) -> PreTrainedTokenizerBase:
         for name, text in files.items():
             (Path(folder) / name).write_text(text, "utf-8", errors="surrogatepass")
         return tokenizer_from_folder(folder)
+
+
+def check_same_size(key: str, path: str, size: int | None, other: int | None) -> None:
+    """Check that the vocabularies of policy and reference have the same size.
+
+    Args:
+        key: The argument that names the reference, for the error message.
+        path: Path of the reference.
+        size: Number of rows of the policy's head.
+        other: Number of rows of the reference's head.
+
+    Raises:
+        ConfigurationError: If they differ.
+    """
+    if size != other:
+        raise ConfigurationError(
+            f"{path} has a vocabulary of {other}, the policy one of {size}; a KL between them needs the same "
+            "vocabulary",
+            key=key,
+        )
 
 
 def check_same_vocabulary(key: str, path: str, ids: dict[str, int], others: dict[str, int]) -> None:

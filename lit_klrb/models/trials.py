@@ -4,6 +4,8 @@ They compare results instead of names, so that nothing depends on a list of arch
 """
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,6 +28,18 @@ SHORTEST = max(PADDING + 2, STEPS + 1)
 
 # Whether a model continues from its cache, which its class and settings decide.
 _continues: "WeakKeyDictionary[PreTrainedModel, bool]" = WeakKeyDictionary()
+
+
+@contextmanager
+def eval_mode(model: PreTrainedModel) -> Iterator[None]:
+    """Without dropout; the mode of each module is restored."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, was_training in modes:
+            module.training = was_training
 
 
 def position_ids(attention_mask: Tensor) -> Tensor:
@@ -81,11 +95,10 @@ def continues(model: PreTrainedModel) -> bool:
         model: A language model in evaluation mode.
     """
     if model not in _continues:
-        with torch.autocast(model.device.type, enabled=False):
-            try:
-                _continues[model] = _continues_in_trial(model)
-            except Exception:  # caches of their own raise all kinds of exceptions
-                _continues[model] = False
+        _continues[model] = False
+        # Caches of their own raise all kinds of exceptions
+        with torch.autocast(model.device.type, enabled=False), suppress(Exception):
+            _continues[model] = _continues_in_trial(model)
     return _continues[model]
 
 

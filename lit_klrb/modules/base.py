@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from lit_klrb import schema
 from lit_klrb.data.encoding import end_tokens
 from lit_klrb.distributed import check_strategy, sharding_mesh
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, check_positive
 from lit_klrb.models import loading
 from lit_klrb.models.adapters import adapter_settings, add_adapter
 from lit_klrb.models.layers import check_layers, with_layers
@@ -105,10 +105,7 @@ class TrainedModule(L.LightningModule, ABC):
         # Its content, until it is compared with the optimizer
         self._restored: dict[str, Any] | None = None
         self.save_hyperparameters()
-        if not 0 < self.learning_rate < math.inf:
-            raise ConfigurationError(
-                f"must be positive and finite, got {self.learning_rate}", key="learning_rate"
-            )
+        check_positive(learning_rate=self.learning_rate)
         for name in ("weight_decay", "adam_epsilon", "warmup_steps"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigurationError(
@@ -295,6 +292,22 @@ class TrainedModule(L.LightningModule, ABC):
                 block.training = True
         if self.compile_backend is not None:
             self.trained.base_model.compile(backend=self.compile_backend, dynamic=True)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the evaluation."""
+        self.conclude_evaluation("val")
+
+    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> Any:
+        """The evaluation on a batch of the test split."""
+        return self.validation_step(batch, batch_idx)
+
+    def on_test_epoch_end(self) -> None:
+        """Log the evaluation on the test split."""
+        self.conclude_evaluation("test")
+
+    @abstractmethod
+    def conclude_evaluation(self, stage: str) -> None:
+        """Log what `validation_step` collected, as metrics of "val" or "test"."""
 
     def log_metrics(self, stage: str, metrics: Mapping[str, Tensor | float], batch_size: int) -> None:
         """Log each metric as `stage/name`, averaged over processes."""

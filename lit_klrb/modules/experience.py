@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_klrb.errors import ConfigurationError, brief
+from lit_klrb.errors import ConfigurationError, refusing
 from lit_klrb.estimators import LossWeights
 from lit_klrb.models.generation import Rollout
 
@@ -57,7 +57,8 @@ class Experience(NamedTuple):
         Raises:
             ConfigurationError: If the parts do not belong to one rollout.
         """
-        try:
+        kinds = AttributeError, IndexError, RuntimeError, TypeError, ValueError
+        with refusing("its rollout cannot be read", *kinds, key="ckpt_path"):
             rollout, reference_states, behaviour_logprobs, rewards, weights, token_values, metrics = state
             experience = cls(
                 Rollout(*rollout).map(lambda field: field.to(device)),
@@ -83,10 +84,6 @@ class Experience(NamedTuple):
                 shapes_match &= token_values.ndim == 1
             numbers = [experience.behaviour_logprobs[experience.rollout.mask], experience.rewards]
             shapes_match &= all(bool(field.isfinite().all()) for field in numbers)
-        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-            raise ConfigurationError(
-                f"its rollout cannot be read ({brief(error)})", key="ckpt_path"
-            ) from error
         if not shapes_match:
             raise ConfigurationError("its rollout has different shapes, or is not finite", key="ckpt_path")
         return experience

@@ -15,7 +15,7 @@ from lit_klrb import schema
 from lit_klrb.data.chat import as_messages, is_messages
 from lit_klrb.data.corpora import PROMPT
 from lit_klrb.data.encoding import end_tokens
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.estimators import RaoBlackwell, RaoBlackwellTopK
 from lit_klrb.functional import TokenStats, TopK
 from lit_klrb.functional.statistics import clustered_mean
@@ -100,19 +100,10 @@ class RegularisedModule(PolicyModule, ABC):
         # In place of the reference, if that is an engine of its own
         self.teacher: ServedTeacher | None = None
         self.reward: Reward
-        if self.evaluation_completions < 1:
-            raise ConfigurationError(
-                f"must be at least 1, got {self.evaluation_completions}", key="evaluation_completions"
-            )
-        self.sampling = Sampling(
-            completions_per_prompt=self.completions_per_prompt,
-            max_new_tokens=self.max_new_tokens,
-            temperature=self.temperature,
-        )
-        self.evaluation_sampling = Sampling(
-            completions_per_prompt=self.evaluation_completions,
-            max_new_tokens=self.max_new_tokens,
-            temperature=self.temperature,
+        check_at_least(1, evaluation_completions=self.evaluation_completions)
+        self.sampling, self.evaluation_sampling = (
+            Sampling(count, self.max_new_tokens, self.temperature)
+            for count in (self.completions_per_prompt, self.evaluation_completions)
         )
         self.stopwatch = Stopwatch(running=False)
         # What ends the reference's completions, its tokenizer's EOS first; empty if it is the policy
@@ -172,13 +163,8 @@ class RegularisedModule(PolicyModule, ABC):
             ConfigurationError: If its vocabulary is not the policy's, or loading fails.
         """
         self.reference = loading.freeze(loading.load_model("reference_path", path))
-        sizes = [model.get_output_embeddings().weight.shape[0] for model in (self.policy, self.reference)]
-        if sizes[0] != sizes[1]:
-            raise ConfigurationError(
-                f"{path} has a vocabulary of {sizes[1]}, "
-                f"the policy one of {sizes[0]}; a KL between them needs the same vocabulary",
-                key="reference_path",
-            )
+        sizes = (model.get_output_embeddings().weight.shape[0] for model in (self.policy, self.reference))
+        loading.check_same_size("reference_path", path, *sizes)
         tokenizer = loading.load_tokenizer("reference_path", path)
         words = [one.get_vocab() for one in (self.tokenizer, tokenizer)]
         loading.check_same_vocabulary("reference_path", path, *words)
@@ -317,18 +303,6 @@ class RegularisedModule(PolicyModule, ABC):
         self._evaluated.append(evaluation.summary())
         return {"evaluation": evaluation}
 
-    def on_validation_epoch_end(self) -> None:
-        """Log means with standard errors clustered by prompt."""
-        self._log_evaluation("val")
-
-    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Evaluation]:
-        """The common evaluation on a batch of test prompts."""
-        return self.validation_step(batch, batch_idx)
-
-    def on_test_epoch_end(self) -> None:
-        """Log means with standard errors clustered by prompt."""
-        self._log_evaluation("test")
-
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[dict[str, Any]]:
         """Prompt and completion, with the reward if there is one, the KL in nats and the length in tokens."""
         evaluation = self._evaluate(batch, batch_idx)
@@ -351,7 +325,8 @@ class RegularisedModule(PolicyModule, ABC):
         self._own_context = "teacher_tokens" in batch
         return Evaluation(rollout, stats, self.rewards(rollout, batch), self.evaluation_completions)
 
-    def _log_evaluation(self, stage: str) -> None:
+    def conclude_evaluation(self, stage: str) -> None:
+        """Log means with standard errors clustered by prompt."""
         metrics: dict[str, float] = {}
         for name in self._evaluated[0]:
             values = torch.cat([part[name] for part in self._evaluated])

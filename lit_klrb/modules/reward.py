@@ -89,18 +89,6 @@ class ClassifierModule(TrainedModule, ABC):
         """Collect what is measured of each example; averaged at the end."""
         self._evaluated.append(self.measures(batch))
 
-    def on_validation_epoch_end(self) -> None:
-        """Log means with standard errors."""
-        self._log_evaluation("val")
-
-    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """Collect what is measured of each example of the test split."""
-        self.validation_step(batch, batch_idx)
-
-    def on_test_epoch_end(self) -> None:
-        """Log means on the test split with standard errors."""
-        self._log_evaluation("test")
-
     def logits(self, batch: dict[str, Tensor]) -> Tensor:
         """The classifier's outputs, float32, shape [B, labels]."""
         mask = batch["attention_mask"].long()
@@ -112,7 +100,8 @@ class ClassifierModule(TrainedModule, ABC):
         with forked_rng(derive_seed(self.seed, "dropout", batch_idx, self.global_rank), self.device):
             return self.logits(batch)
 
-    def _log_evaluation(self, stage: str) -> None:
+    def conclude_evaluation(self, stage: str) -> None:
+        """Log means with standard errors."""
         columns = torch.cat(self._evaluated, 1)
         self._evaluated.clear()
         metrics: dict[str, float] = {}

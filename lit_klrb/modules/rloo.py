@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.distributed import gather, gather_rollout, gather_rows, own_rows
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.estimators import EstimatorMemory, KLEstimator, LossWeights
 from lit_klrb.estimators.checked import checked_loss
 from lit_klrb.functional import TokenStats
@@ -74,9 +74,7 @@ class OnPolicyModule(RegularisedModule, ABC):
                 f"{self.missing_eos_penalty} with stop_at_eos={self.stop_at_eos}",
                 key="missing_eos_penalty",
             )
-        for name in ("inner_epochs", "mini_batches"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"must be at least 1, got {getattr(self, name)}", key=name)
+        check_at_least(1, inner_epochs=self.inner_epochs, mini_batches=self.mini_batches)
         if self.reference_path == loading.ITSELF and self.optimizer_steps > 1:
             raise ConfigurationError(
                 f"{self.reference_path} changes with each optimizer step, of which a rollout has "

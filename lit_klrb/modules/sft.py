@@ -101,18 +101,6 @@ class SFTModule(PolicyModule):
         """Sum the cross-entropy and count tokens; averaged at the end."""
         self._evaluated.append(torch.stack(self._cross_entropy(batch)))
 
-    def on_validation_epoch_end(self) -> None:
-        """Log the cross-entropy, and its excess over the entropy of the source if that is known."""
-        self._log_evaluation("val")
-
-    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """Sum the cross-entropy and count tokens of a test batch."""
-        self.validation_step(batch, batch_idx)
-
-    def on_test_epoch_end(self) -> None:
-        """Log the cross-entropy on the test split."""
-        self._log_evaluation("test")
-
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> list[dict[str, Any]]:
         """Each text with its cross-entropy in nats per token."""
         nats, mask = self._token_nats(batch)
@@ -122,7 +110,8 @@ class SFTModule(PolicyModule):
             {"text": text, "nats_per_token": mean} for text, mean in zip(texts, means.tolist(), strict=True)
         ]
 
-    def _log_evaluation(self, stage: str) -> None:
+    def conclude_evaluation(self, stage: str) -> None:
+        """Log the cross-entropy, and its excess over the entropy of the source if that is known."""
         nats, count = torch.stack(self._evaluated).sum(0)
         self._evaluated.clear()
         loss = nats / count

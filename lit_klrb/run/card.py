@@ -1,6 +1,5 @@
 """The model card of an exported policy: reference, estimator, beta, and the KL with its error."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import yaml
 
 from lit_klrb import schema
 from lit_klrb.errors import printable
+from lit_klrb.files import read_object
 from lit_klrb.run.same_run import RUN_KEY
 
 # The first line after the metadata, which marks a README.md as an export's own.
@@ -83,10 +83,7 @@ def initial_policy(checkpoint: dict[str, Any]) -> str | None:
 
 def is_own_card(path: Path) -> bool:
     """Whether a README.md was written by an export."""
-    try:
-        return MARK in path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        return False
+    return path.is_file() and MARK.encode() in path.read_bytes()
 
 
 def _estimator(kl: dict[str, Any]) -> str | None:
@@ -97,27 +94,16 @@ def _estimator(kl: dict[str, Any]) -> str | None:
 
 def _evaluation(run: Path, weights_sha256: str) -> dict[str, str]:
     """Reward and KL of the run's final evaluation, with standard errors and the number of prompts."""
-    try:
-        summary = json.loads(_content(run / schema.SUMMARY))
-        final = summary["final"] if summary[schema.WEIGHTS] == weights_sha256 else {}
-        prompts = {} if (count := summary.get(schema.PROMPTS)) is None else {"evaluation prompts": str(count)}
-        names = {"reward": schema.REWARD, "KL(policy‖reference), nats per sequence": schema.KL}
-        numbers = {
-            f"{label} (± standard error)": f"{final[key]:.4g} ± {final[key + '_se']:.2g}"
-            for label, key in names.items()
-            if final.get(key) is not None and final.get(f"{key}_se") is not None
-        }
-        return numbers | (prompts if numbers else {})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}
-
-
-def _content(path: Path) -> bytes:
-    """The content of a small file; reading a pipe or a device might never end."""
-    if not path.is_file():
-        return b""
-    with path.open("rb") as file:
-        return file.read(MAX_SUMMARY)
+    summary = read_object(run / schema.SUMMARY, MAX_SUMMARY)
+    final = _mapping(summary.get("final")) if summary.get(schema.WEIGHTS) == weights_sha256 else {}
+    prompts = {} if (count := summary.get(schema.PROMPTS)) is None else {"evaluation prompts": str(count)}
+    names = {"reward": schema.REWARD, "KL(policy‖reference), nats per sequence": schema.KL}
+    numbers = {
+        f"{label} (± standard error)": f"{value:.4g} ± {error:.2g}"
+        for label, key in names.items()
+        if isinstance(value := final.get(key), float) and isinstance(error := final.get(f"{key}_se"), float)
+    }
+    return numbers | (prompts if numbers else {})
 
 
 def _cell(value: Any) -> str:

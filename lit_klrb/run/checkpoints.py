@@ -14,7 +14,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from torch import Tensor
 
 from lit_klrb import schema
-from lit_klrb.errors import ConfigurationError, brief
+from lit_klrb.errors import ConfigurationError, brief, concerning, refusing
 from lit_klrb.files import PARTIAL, sync, write_beside
 
 
@@ -44,10 +44,8 @@ class CheckpointFiles(TorchCheckpointIO):
         Raises:
             ConfigurationError: If it is damaged.
         """
-        try:
+        with concerning(path, key="ckpt_path"):
             check_intact(Path(path))
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{path}: {error}", key="ckpt_path") from error
         return super().load_checkpoint(path, map_location, weights_only)
 
 
@@ -62,14 +60,13 @@ def read(path: Path, mmap: bool = False) -> dict[str, Any]:
         ConfigurationError: If it is damaged or not a checkpoint; without the path, which the caller adds.
     """
     check_intact(path)
-    try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except pickle.UnpicklingError as error:
-        raise ConfigurationError(
-            "damaged, or made of Python objects: loading those could run code"
-        ) from error
-    except Exception as error:  # damaged files raise all kinds of exceptions
-        raise ConfigurationError(f"not a checkpoint: {brief(error)}") from error
+    with refusing("not a checkpoint"):  # damaged files raise all kinds of exceptions
+        try:
+            content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        except pickle.UnpicklingError as error:
+            raise ConfigurationError(
+                "damaged, or made of Python objects: loading those could run code"
+            ) from error
     if not isinstance(content, dict):
         raise ConfigurationError(f"not a checkpoint: it contains a {type(content).__name__}")
     return content
@@ -105,10 +102,8 @@ def damage(path: Path) -> str | None:
             if sum(record.file_size for record in archive.infolist()) > path.stat().st_size:
                 return "not a checkpoint: it would unpack to more than its size"
             record = archive.testzip()
-    except zipfile.BadZipFile:
-        return "not a checkpoint, or a truncated one"
     except Exception as error:  # damaged headers raise all kinds of exceptions
-        return f"not a checkpoint: {brief(error)}"
+        return f"not a checkpoint, or a truncated one: {brief(error)}"
     return record and f"damaged: {record} does not match its checksum"
 
 

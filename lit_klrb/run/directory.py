@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Self
 
 from lit_klrb import schema
-from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import local_path, remove_unfinished, try_lock, write_output
+from lit_klrb.errors import ConfigurationError, refusing
+from lit_klrb.files import local_path, read_object, remove_unfinished, try_lock, write_output
 
 KEY = "trainer.default_root_dir"
 LOCK = ".lock"
@@ -69,10 +69,8 @@ class RunDirectory:
             ConfigurationError: If another process writes to it, if it belongs to another run than `resumed`
                 or to a published cell of a sweep, or if it has other files that a run would overwrite.
         """
-        try:
+        with refusing(f"{self.path} is a link to itself", OSError, RuntimeError, key=KEY):
             root = self.path.resolve()
-        except (OSError, RuntimeError):
-            raise ConfigurationError(f"{self.path} is a link to itself", key=KEY) from None
         _check_unpublished(root)
         self._take(root)
         found = run_id(root)
@@ -115,13 +113,11 @@ class RunDirectory:
         busy = ConfigurationError(
             f"another run is writing to {self.path}; wait for its end, or name another directory", key=KEY
         )
-        try:
+        with refusing(f"cannot write to {self.path}", OSError, key=KEY):
             if not root.exists():
                 root.mkdir(parents=True)
                 self._new = [root]
             lock = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise ConfigurationError(f"cannot write to {self.path}: {error.strerror}", key=KEY) from None
         try:
             free = try_lock(lock)
         except OSError:
@@ -167,11 +163,7 @@ def check_named(path: str | None) -> None:
 
 def run_id(root: Path) -> str | None:
     """The id of the run to which a directory belongs; None if there is none."""
-    try:
-        content = json.loads((root / schema.RUN).read_bytes())
-    except (OSError, ValueError):
-        return None
-    found = content.get("run") if isinstance(content, dict) else None
+    found = read_object(root / schema.RUN).get("run")
     return found if isinstance(found, str) else None
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, concerning
 from lit_klrb.run.checkpoints import read
 from lit_klrb.run.resumable import check_resumable
 
@@ -59,10 +59,8 @@ def run_of(path: str) -> Settings:
     Raises:
         ConfigurationError: If it is damaged, no checkpoint, or lacks what resuming needs.
     """
-    try:
+    with concerning(path, key="ckpt_path"):
         checkpoint = read(Path(path), mmap=True)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{path}: {error}", key="ckpt_path") from error
     check_resumable(path, checkpoint)
     if RUN_KEY in checkpoint:
         run: Settings = checkpoint[RUN_KEY]

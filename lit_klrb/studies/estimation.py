@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_klrb import schema
 from lit_klrb.distributed import stacked, stacked_stats
-from lit_klrb.errors import ConfigurationError, check_at_least
+from lit_klrb.errors import ConfigurationError, check_at_least, concerning
 from lit_klrb.functional import TokenStats, horvitz_thompson, kl_values
 from lit_klrb.modules.rloo import OnPolicyModule
 from lit_klrb.seeding import derive_seed
@@ -48,8 +48,8 @@ class EstimationStudy(PolicyStudy):
         at: Sequence[float] = (0.0, 1.0),
     ) -> None:
         super().__init__(at)
-        if prompts < 2:
-            raise ConfigurationError(f"EstimationStudy: prompts must be at least 2, got {prompts}")
+        with concerning(type(self).__name__):
+            check_at_least(2, prompts=prompts)
         check_group_sizes(completions, group_sizes)
         self.sizes, self.group_sizes = (prompts, completions), list(group_sizes)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_klrb import schema
 from lit_klrb.data.batches import Batch
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, check_at_least, concerning
 from lit_klrb.estimators import (
     EstimatorMemory,
     KLEstimator,
@@ -66,16 +66,10 @@ class GradientNoiseStudy(PolicyStudy):
         super().__init__(at)
         self.estimators = estimators or [MonteCarlo(), RaoBlackwell(), RaoBlackwellControlVariate()]
         check_different(self.estimators)
-        if batches < 4:
-            raise ConfigurationError(f"GradientNoiseStudy: batches must be at least 4, got {batches}")
-        if prompts_per_batch < 1:
-            raise ConfigurationError(
-                f"GradientNoiseStudy: prompts_per_batch must be at least 1, got {prompts_per_batch}"
-            )
-        if earlier_rollouts < 0:
-            raise ConfigurationError(
-                f"GradientNoiseStudy: earlier_rollouts must be at least 0, got {earlier_rollouts}"
-            )
+        with concerning(type(self).__name__):
+            check_at_least(4, batches=batches)
+            check_at_least(1, prompts_per_batch=prompts_per_batch)
+            check_at_least(0, earlier_rollouts=earlier_rollouts)
         self.batches, self.prompts_per_batch = batches, prompts_per_batch
         self.earlier_rollouts = earlier_rollouts
 

@@ -15,6 +15,7 @@ from lit_klrb.data.prompts import COLUMNS, prompt_batch, read_prompts
 from lit_klrb.distributed import stacked, stacked_stats
 from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.functional import TokenStats
+from lit_klrb.models.limits import check_device
 from lit_klrb.models.scoring import completion_logprobs
 from lit_klrb.modules.rloo import RLOOModule
 from lit_klrb.modules.stopwatch import Stopwatch
@@ -136,14 +137,9 @@ class CheckpointPair(ModelPair):
         Raises:
             ConfigurationError: If a model cannot be loaded or the device does not exist.
         """
-        try:
-            device = torch.device(self.device)
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as error:
-            reason = str(error).splitlines()[0]
-            raise ConfigurationError(f"{self.device} is not available: {reason}", key="device") from None
+        check_device(self.device)
         module = self.module(completions)
-        module.load_models(device)
+        module.load_models(torch.device(self.device))
         return module.eval()
 
     def batches(self, module: RLOOModule, number: int, size: int) -> list[Batch]:

@@ -165,7 +165,7 @@ def test_parameters_by_name_role_and_value(capsys):
     ("words", "code", "message"),
     [
         (["certify_losses:unknown"], 2, "the parameter banana is not known"),
-        (["certify_losses:nothing"], 2, "module certify_losses has no 'nothing'"),
+        (["certify_losses:nothing"], 2, "module 'certify_losses' has no attribute 'nothing'"),
         (["no_such_module:f"], 2, "No module named 'no_such_module'"),
         (["certify_losses"], 2, "MODULE:FUNCTION is expected, got certify_losses"),
         (["certify_losses:torch"], 2, "certify_losses:torch is not a function"),

@@ -101,7 +101,7 @@ def test_every_mistake_is_one_line_and_the_others_are_answered(ask, tmp_path):
         "kl.estimator.init_args.off_policy: must not be none with 2 optimizer steps": [
             *("--kl.estimator.off_policy", "none")
         ],
-        f"model.init_args.policy_path: cannot load {empty}": ["--model.policy_path", str(empty)],
+        f"model.init_args.policy_path: {empty}: cannot be loaded: ": ["--model.policy_path", str(empty)],
         f"model.init_args.policy_path: {bare}: it has no weights": ["--model.policy_path", str(bare)],
         f"model.init_args.reference_path: {other} has another vocabulary than the policy": [
             *("--model.reference_path", str(other))
@@ -145,7 +145,9 @@ def test_every_argument_is_of_the_evaluation_or_of_training_alone():
 def test_a_missing_folder_is_no_hub_id(chain, capsys):
     argv = chain.commands.argv("fit", "rloo", "--model.policy_path", "models/mine")[1:]
     assert main(["check", *argv]) == 2
-    assert capsys.readouterr().err.startswith("error: model.init_args.policy_path: cannot load models/mine: ")
+    assert capsys.readouterr().err.startswith(
+        "error: model.init_args.policy_path: models/mine: cannot be loaded: "
+    )
 
 
 def test_the_arguments_of_fit_print_one_answer(chain, capsys):

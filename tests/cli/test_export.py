@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from lit_klrb.cli import export as exporting
 from lit_klrb.cli.main import main
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.files import new_folder
 from lit_klrb.models.loading import load_model
 
 
@@ -91,7 +92,7 @@ def test_a_write_that_fails_leaves_what_was_there(chain, tmp_path, capsys, monke
     capsys.readouterr()
     assert export(chain, tmp_path / "policy", "dpo") == 2
     assert one_line_of(capsys) == (
-        f"error: output_dir: cannot write {tmp_path}/policy: [Errno 28] No space left on device"
+        f"error: output_dir: cannot write {tmp_path}/policy: No space left on device"
     )
     assert contents(tmp_path) == before
 
@@ -131,8 +132,9 @@ def test_what_killed_exports_left_is_removed(tmp_path):
     gone = subprocess.Popen(["true"])
     gone.wait()
     left = [tmp_path / f".model.{gone.pid}", tmp_path / f".model.{gone.pid}.earlier"]
-    kept = [tmp_path / f".model.{os.getpid()}", tmp_path / f".other.{gone.pid}", tmp_path / ".model.old"]
+    kept = [tmp_path / f".model.{os.getppid()}", tmp_path / f".other.{gone.pid}", tmp_path / ".model.old"]
     for folder in (*left, *kept):
         folder.mkdir()
-    exporting.remove_leftovers(tmp_path / "model")
-    assert sorted(tmp_path.iterdir()) == sorted(kept)
+    with new_folder(tmp_path / "model") as partial:
+        assert sorted(tmp_path.iterdir()) == sorted({*kept, partial})
+    assert not partial.exists()

@@ -224,7 +224,7 @@ def test_half_of_a_surrogate_pair_is_no_text(models, kl, tmp_path):
         code, _, error = kl(f"--{column}s", str(tmp_path / "x.jsonl"))
         assert (code, error) == (
             2,
-            f"error: {column}s: {column} 1 is not text: surrogates not allowed at 0\n",
+            f"error: {column}s: {column} 1 is not text: it has a lone surrogate\n",
         )
 
 
@@ -285,7 +285,7 @@ def test_wrong_usage_ends_in_one_line(kl, arguments, message):
         ({"policy": ("other",)}, "has another vocabulary than the policy: id 2 is"),
         ({"policy": ("missing",)}, "missing does not exist"),
         ({"policy": ("first", "first")}, "must differ"),
-        ({"reference": "prompts.jsonl"}, "reference: cannot load"),
+        ({"reference": "prompts.jsonl"}, "prompts.jsonl: cannot be loaded: "),
     ],
 )
 def test_wrong_models_end_in_one_line(kl, models_given, message):

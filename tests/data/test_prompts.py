@@ -34,7 +34,6 @@ def test_lengths_are_uniform_over_the_range(reviews, tokenizer):
 def test_prompts_are_addressed(reviews, tokenizer):
     prompts = cut_prompts(reviews, tokenizer, 2, 8)
     assert cut_prompts(reviews[:10], tokenizer, 2, 8) == prompts[:10]
-    assert cut_prompts(reviews, tokenizer, 2, 8, seed=1) != prompts
 
 
 def test_a_short_review_is_a_prompt_as_a_whole(tokenizer):

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from lit_klrb.cli.certify import has_gradient
-from lit_klrb.cli.explain import import_member
 from lit_klrb.cli.loss_roles import BoundLoss
 from lit_klrb.estimators.certificate import certify
+from lit_klrb.reward_functions import import_member
 
 GKD = "trl.experimental.gkd.gkd_trainer:GKDTrainer.generalized_jsd_loss"
 SDPO = "trl.experimental.sdpo.loss_utils:compute_divergence"
@@ -42,7 +42,7 @@ def test_functions_of_trl_and_liger(monkeypatch, path, options, gradient, scale,
     module, _, name = path.partition(":")
     if module.startswith("liger"):
         pytest.importorskip("liger_kernel", reason="it installs triton, which only its GPU kernels use")
-    found = certificate(path, import_member(module, name), **options)
+    found = certificate(path, import_member(path, module, name), **options)
     verdict = found.on_policy
     assert (verdict.name, verdict.normalisation) == (gradient, normalisation)
     if scale is not None:

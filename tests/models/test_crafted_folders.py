@@ -3,6 +3,7 @@
 import builtins
 import json
 import os
+import re
 import shutil
 import sys
 from functools import reduce
@@ -99,14 +100,14 @@ def test_an_index_names_files_of_its_folder_only(folder):
     elsewhere = weights.rename(folder.parent / "elsewhere.safetensors")
     os.mkfifo(folder.parent / "pipe")
     index = folder / "model.safetensors.index.json"
-    for name in ("../elsewhere.safetensors", str(elsewhere), "../pipe", "lost.safetensors", 5, None):
+    for name in ("../elsewhere.safetensors", str(elsewhere), "../pipe", "lost.safetensors", 5, None, [1]):
         index.write_text(
             json.dumps({"metadata": {}, "weight_map": dict.fromkeys(load_file(elsewhere), name)})
         )
-        message = f"^policy_path: {folder}: {index.name} names {name!r}, which is not a file of this folder$"
+        message = f"^policy_path: {folder}: {index.name} names {re.escape(repr(name))}, which is not"
         with pytest.raises(ConfigurationError, match=message):
             loading.load_model("policy_path", str(folder))
-    for content in ("{", "[1]", "{}", "[" * 100_000, '{"weight_map": {"a": [1]}}'):
+    for content in ("{", "[1]", "{}", "[" * 100_000):
         index.write_text(content)
         with pytest.raises(ConfigurationError, match=f"^policy_path: {folder}: {index.name} is not an index"):
             loading.load_model("policy_path", str(folder))
@@ -215,14 +216,14 @@ def test_no_layer_is_dropped(folder):
 def test_weights_cut_off(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ConfigurationError, match=f"^policy_path: cannot load {folder}: "):
+    with pytest.raises(ConfigurationError, match=f"^policy_path: {folder}: cannot be loaded: "):
         loading.load_model("policy_path", str(folder))
 
 
 def test_pickled_weights_are_read_as_tensors_only(folder):
     (folder / "model.safetensors").unlink()
     torch.save({"transformer.wte.weight": Touch(folder / "ran")}, folder / "pytorch_model.bin")
-    with pytest.raises(ConfigurationError, match=f"^policy_path: cannot load {folder}: "):
+    with pytest.raises(ConfigurationError, match=f"^policy_path: {folder}: cannot be loaded: "):
         loading.load_model("policy_path", str(folder))
     assert not (folder / "ran").exists()
 

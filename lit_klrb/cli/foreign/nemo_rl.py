@@ -42,8 +42,8 @@ DIRECTIONS = {
     "reverse": "KL(student || teacher) over the teacher's likeliest tokens",
     "mixed": "a mixture of both directions of the KL over the teacher's likeliest tokens",
 }
-OPD = Term("advantage", "k1", "grpo.adv_estimator.name=opd", 1.0, "", K2Loss, "token",
-           remark="up to the corrections that loss_fn.* sets for importance weights")  # fmt: skip
+CORRECTED = Gradient(K2Loss, remark="up to the corrections that loss_fn.* sets for importance weights")
+OPD = Term("advantage", "k1", "grpo.adv_estimator.name=opd", 1.0, "", CORRECTED, "token")
 
 
 def matches(settings: Settings) -> bool:
@@ -73,20 +73,9 @@ def explain(settings: Settings) -> Finding:
             )
     else:
         corrected = settings.flag("loss_fn.use_on_policy_kl_approximation")
-        gradient = gradient_of(LOSSES, kind, KIND)
-        terms = (
-            Term(
-                "loss",
-                f"ratio times {kind}",
-                f"{KIND}={kind}",
-                coefficient,
-                COEFFICIENT,
-                gradient.estimator,
-                "token" if corrected else "none",
-                gradient.relation,
-                gradient.remark,
-            ),
-        )
+        value, setting = f"ratio times {kind}", f"{KIND}={kind}"
+        term = Term("loss", value, setting, coefficient, COEFFICIENT, gradient_of(LOSSES, kind, KIND))
+        terms = (term._replace(off_policy="token" if corrected else "none"),)
     if advantage == "opd":
         terms = (OPD, *terms)
         notes.append(TEACHER)
@@ -115,9 +104,11 @@ def _distillation(settings: Settings) -> Finding:
         f"{setting}={settings.text('distillation.topk_logits_k', '64')}",
         1.0,
         "",
-        None,
-        remark="optimises this KL of each token given its prefix, without the effect of a token on later ones"
-        + ("" if tail else ", and nothing outside these tokens"),
+        Gradient(
+            None,
+            remark="optimises this KL of each token given its prefix, without the effect of a token on later "
+            "ones" + ("" if tail else ", and nothing outside these tokens"),
+        ),
     )
     notes = (*settings.notes, TEACHER, PER_TOKEN)
     return Finding(FRAMEWORK, "distillation", (term,), notes)
@@ -134,8 +125,5 @@ def _in_reward(kind: str, coefficient: float | str, advantage: str) -> tuple[Ter
     table = {"reinforce_plus_plus": OWN_TOKEN, "gae": TO_GO}.get(advantage)
     if table is None:
         return ()
-    gradient = gradient_of(table, kind, KIND)
     setting = f"{KIND}={kind} loss_fn.use_kl_in_reward=true"
-    return (
-        Term("reward", kind, setting, coefficient, COEFFICIENT, gradient.estimator, "none", *gradient[1:]),
-    )
+    return (Term("reward", kind, setting, coefficient, COEFFICIENT, gradient_of(table, kind, KIND)),)

@@ -38,10 +38,8 @@ def explain(settings: Settings) -> Finding:
         f"--kl_estimator {kind}",
         settings.number("beta", 0.05),
         "--beta",
-        gradient.estimator,
+        gradient.or_remark(FIRST_STEP),
         "token" if kind == "3" else "none",
-        gradient.relation,
-        gradient.remark or FIRST_STEP,
     )
     constant = "the loss is a sum over tokens, divided by --loss_denominator"
     note = PER_TOKEN if settings.text("loss_denominator", "token") == "token" else constant

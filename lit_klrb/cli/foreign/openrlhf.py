@@ -53,9 +53,6 @@ def explain(settings: Settings) -> Finding:
     unbiased = in_loss and settings.flag(UNBIASED)
     if unbiased:
         gradient = Gradient(K2Loss, remark="the token's ratio is clamped to 10")
-    remark = gradient.remark
-    if in_loss:
-        remark = remark or FIRST_STEP
     term = Term(
         "loss" if in_loss else "reward",
         kind,
@@ -64,10 +61,8 @@ def explain(settings: Settings) -> Finding:
         + (f" --{UNBIASED}" if unbiased else ""),
         settings.number(now["algo.kl.init_coef"], 0.01),
         f"--{now['algo.kl.init_coef']}",
-        gradient.estimator,
+        gradient.or_remark(FIRST_STEP) if in_loss else gradient,
         "token" if unbiased else "none",
-        relation=gradient.relation,
-        remark=remark,
     )
     advantage = settings.text(now["algo.advantage.estimator"], "gae")
     notes = ["per-token values are clamped to -10 ... 10"]

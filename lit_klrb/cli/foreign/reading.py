@@ -2,6 +2,7 @@
 
 import ast
 import math
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -10,8 +11,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from lit_klrb.config_files import check_config_file, config_text, yaml_reason
-from lit_klrb.errors import ConfigurationError, brief
+from lit_klrb.config_files import check_config_file, config_text
+from lit_klrb.errors import ConfigurationError, refusing
 from lit_klrb.files import local_path
 
 # Parents of a configuration that are read at most.
@@ -78,37 +79,29 @@ def read_settings(path: str) -> Settings:
         values, notes = _read_yaml(file)
         return Settings(file.name.lower(), _flattened(values), notes=tuple(notes))
     text = config_text(file)
-    try:
-        return _of_python(file, text) if file.suffix == ".py" else _of_shell(file, text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
-        kind = "Python" if file.suffix == ".py" else "a shell script"
-        raise ConfigurationError(f"{path} cannot be read as {kind} ({brief(error)})", key="config") from error
+    read, kind = (_of_python, "Python") if file.suffix == ".py" else (_of_shell, "a shell script")
+    kinds = ValueError, SyntaxError, RecursionError, MemoryError
+    with refusing(f"{path} cannot be read as {kind}", *kinds, key="config"):
+        return read(file, text)
 
 
 def _read_yaml(file: Path, depth: int = 0) -> tuple[dict[str, Any], list[str]]:
     """A mapping, merged over the file that its `defaults` names, and what is missing."""
     check_config_file(file, own_types=True)
-    try:
+    kinds = yaml.YAMLError, ValueError, TypeError  # such as dates that do not exist
+    with refusing(f"{file} cannot be read as YAML", *kinds, key="config"):
         content = yaml.load(config_text(file), Loader=_Loader)
-    except (yaml.YAMLError, ValueError, TypeError) as error:  # such as dates that do not exist
-        reason = yaml_reason(error) if isinstance(error, yaml.YAMLError) else brief(error)
-        raise ConfigurationError(f"{file} cannot be read as YAML ({reason})", key="config") from error
     if not isinstance(content, dict):
         raise ConfigurationError(f"{file} is not a mapping of keys to values", key="config")
     parent = content.get("defaults")
     if not isinstance(parent, str):
         return content, []
-    if depth == MAX_PARENTS or not _is_yaml_file(file.parent / parent):
+    # Not Path.is_file, which raises an exception for a name that is too long
+    is_file = parent.endswith((".yaml", ".yml")) and os.path.isfile(file.parent / parent)
+    if depth == MAX_PARENTS or not is_file:
         return content, [f"{parent}, which it inherits from, is not beside it: library defaults are shown"]
     inherited, notes = _read_yaml(file.parent / parent, depth + 1)
     return _merged(inherited, content), notes
-
-
-def _is_yaml_file(path: Path) -> bool:
-    try:
-        return path.suffix in (".yaml", ".yml") and path.is_file()
-    except OSError:  # a name that is too long
-        return False
 
 
 class _Loader(yaml.CSafeLoader):

@@ -44,7 +44,8 @@ def as_json(finding: Finding) -> dict[str, Any]:
 
 
 def _term_as_json(term: Term) -> dict[str, Any]:
-    about = None if term.estimator is None else term.estimator().explanation
+    estimator, relation, remark = term.gradient
+    about = None if estimator is None else estimator().explanation
     return {
         "place": term.place,
         "value": term.value,
@@ -52,10 +53,10 @@ def _term_as_json(term: Term) -> dict[str, Any]:
         "coefficient": term.coefficient,
         "coefficient_key": term.coefficient_key,
         "equals": term.equals,
-        "relation": term.equals and term.relation.format(term.equals),
+        "relation": term.equals and relation.format(term.equals),
         "optimises": about and about.optimises,
-        "refusal": None if term.estimator is None else term.estimator.refusal,
-        "remark": term.remark or None,
+        "refusal": None if estimator is None else estimator.refusal,
+        "remark": remark or None,
     }
 
 

@@ -1,7 +1,7 @@
 """The KL terms of other software's objectives, and what each one equals here."""
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import (
@@ -21,6 +21,24 @@ SAMPLE = "has the gradient of {}, completion by completion"
 EXPECTATION = "has the expected gradient of {}, with another baseline"
 
 
+class Gradient(NamedTuple):
+    """The gradient of a KL term.
+
+    Args:
+        estimator: The estimator with the same gradient; None if there is none here.
+        relation: How the gradients are related, see `SAMPLE`.
+        remark: What the gradient is, where no estimator has it, or a reservation.
+    """
+
+    estimator: type[KLEstimator] | None
+    relation: str = SAMPLE
+    remark: str = ""
+
+    def or_remark(self, remark: str) -> Self:
+        """The same with a reservation, unless it has one."""
+        return self if self.remark else self._replace(remark=remark)
+
+
 class Term(NamedTuple):
     """A KL term of an objective.
 
@@ -30,10 +48,8 @@ class Term(NamedTuple):
         setting: The keys and values that say so.
         coefficient: Its weight, or the text of an expression.
         coefficient_key: The key of the weight.
-        estimator: The estimator with the same gradient; None if there is none here.
-        off_policy: That estimator's correction for completions of an earlier policy.
-        relation: How the gradients are related, see `SAMPLE`.
-        remark: What the gradient is, where no estimator has it, or a reservation.
+        gradient: Its gradient.
+        off_policy: The estimator's correction for completions of an earlier policy.
     """
 
     place: Place
@@ -41,10 +57,8 @@ class Term(NamedTuple):
     setting: str
     coefficient: float | str
     coefficient_key: str
-    estimator: type[KLEstimator] | None
+    gradient: Gradient
     off_policy: OffPolicy = "none"
-    relation: str = SAMPLE
-    remark: str = ""
 
     @property
     def is_off(self) -> bool:
@@ -54,10 +68,10 @@ class Term(NamedTuple):
     @property
     def equals(self) -> str | None:
         """The estimator's name, with its correction if there is one."""
-        if self.estimator is None:
+        if self.gradient.estimator is None:
             return None
         correction = "" if self.off_policy == "none" else f"(off_policy={self.off_policy!r})"
-        return self.estimator.__name__ + correction
+        return self.gradient.estimator.__name__ + correction
 
 
 class Finding(NamedTuple):
@@ -74,14 +88,6 @@ class Finding(NamedTuple):
     trainer: str
     terms: tuple[Term, ...]
     notes: tuple[str, ...]
-
-
-class Gradient(NamedTuple):
-    """An estimator, the relation to it, and a remark; see `Term`."""
-
-    estimator: type[KLEstimator] | None
-    relation: str = SAMPLE
-    remark: str = ""
 
 
 def gradient_of(table: Mapping[str, Gradient], kind: str, key: str) -> Gradient:

@@ -14,6 +14,7 @@ from lit_klrb.cli.foreign.terms import (
     TEACHER,
     TO_GO,
     Finding,
+    Gradient,
     Term,
     gradient_of,
 )
@@ -87,19 +88,19 @@ def explain(settings: Settings, trainer: str) -> Finding:
 
 def _grpo(settings: Settings) -> Finding:
     term = Term(
-        "loss", "k3", "use_bias_correction_kl=False", settings.number("beta", 0.0), "beta", K3Loss,
-        remark=FIRST_STEP,
+        "loss", "k3", "use_bias_correction_kl=False", settings.number("beta", 0.0), "beta",
+        Gradient(K3Loss, remark=FIRST_STEP),
     )  # fmt: skip
     if settings.flag("use_bias_correction_kl", True):
         term = term._replace(setting="use_bias_correction_kl=True", value="ratio times k3")
         if settings.text("importance_sampling_level", "token") == "token":
             remark = "the default since pull request 6503 of July 2026; earlier versions train with K3Loss"
-            term = term._replace(estimator=K2Loss, off_policy="token", remark=remark)
+            term = term._replace(gradient=Gradient(K2Loss, remark=remark), off_policy="token")
         else:
             remark = (
                 "the ratio is the geometric mean of the completion's: no estimator here has this gradient"
             )
-            term = term._replace(estimator=None, remark=remark)
+            term = term._replace(gradient=Gradient(None, remark=remark))
     notes = [NORMALISATION.get(settings.text("loss_type", "dapo"), "")]
     scale = settings.text("scale_rewards", "group")
     if scale.lower() not in ("false", "none"):
@@ -108,7 +109,7 @@ def _grpo(settings: Settings) -> Finding:
 
 
 def _rloo(settings: Settings) -> Finding:
-    term = Term("reward", "k1", "RLOOTrainer", settings.number("beta", 0.05), "beta", MonteCarlo)
+    term = Term("reward", "k1", "RLOOTrainer", settings.number("beta", 0.05), "beta", Gradient(MonteCarlo))
     notes = [SUMMED]
     if settings.flag("normalize_advantages"):
         notes.append("advantages, KL included, are divided by their standard deviation over the batch")
@@ -117,18 +118,8 @@ def _rloo(settings: Settings) -> Finding:
 
 def _ppo(settings: Settings) -> Finding:
     kind = settings.text("kl_estimator", "k1")
-    gradient = gradient_of(TO_GO, kind, "kl_estimator")
-    coefficient = settings.number("kl_coef", 0.05)
-    term = Term(
-        "reward",
-        kind,
-        f"kl_estimator={kind}",
-        coefficient,
-        "kl_coef",
-        gradient.estimator,
-        "none",
-        *gradient[1:],
-    )
+    gradient, weight = gradient_of(TO_GO, kind, "kl_estimator"), settings.number("kl_coef", 0.05)
+    term = Term("reward", kind, f"kl_estimator={kind}", weight, "kl_coef", gradient)
     notes = ["credit is discounted by lam per token (generalised advantages with a critic)"]
     return Finding("TRL (defaults of 0.16, 2025-03-22)", "PPOTrainer", (term,), tuple(notes))
 
@@ -136,8 +127,9 @@ def _ppo(settings: Settings) -> Finding:
 def _distillation(settings: Settings) -> Finding:
     """The generalised Jensen-Shannon divergence, at whose ends are the two directions of the KL."""
     beta = settings.number("beta", 1.0)
-    term = Term("loss", "the KL of each token, exact", f"beta={beta}", 1.0, "", RaoBlackwellLoss)
+    gradient = Gradient(RaoBlackwellLoss)
+    term = Term("loss", "the KL of each token, exact", f"beta={beta}", 1.0, "", gradient)
     if beta != 1:
         value, optimises = OTHER_BETA[beta == 0]
-        term = term._replace(estimator=None, value=value, remark=f"optimises {optimises}")
+        term = term._replace(value=value, gradient=Gradient(None, remark=f"optimises {optimises}"))
     return Finding(FRAMEWORK, "DistillationTrainer", (term,), (TEACHER, PER_TOKEN))

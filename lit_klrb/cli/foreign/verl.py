@@ -111,10 +111,8 @@ def _distillation(settings: Settings) -> Term:
         f"{key}={mode} {DISTILLATION}use_policy_gradient={as_advantage}",
         settings.number(f"{DISTILLATION}distillation_loss_coef", 1.0) if weighted else 1.0,
         f"{DISTILLATION}distillation_loss_coef",
-        gradient.estimator,
+        gradient.or_remark(remark),
         "token" if as_advantage and gradient.estimator else "none",
-        gradient.relation,
-        gradient.remark or remark,
     )
 
 
@@ -129,9 +127,7 @@ def _in_loss(settings: Settings) -> Term:
         f"{key}={name}",
         settings.number(f"{ACTOR}kl_loss_coef", 0.001),
         f"{ACTOR}kl_loss_coef",
-        gradient.estimator,
-        relation=gradient.relation,
-        remark=gradient.remark or FIRST_STEP,
+        gradient.or_remark(FIRST_STEP),
     )
 
 
@@ -145,7 +141,5 @@ def _in_reward(settings: Settings, advantage: str) -> Term:
         f"algorithm.kl_penalty={name}",
         settings.number("algorithm.kl_ctrl.kl_coef", 0.001),
         "algorithm.kl_ctrl.kl_coef",
-        gradient.estimator,
-        relation=gradient.relation,
-        remark=gradient.remark,
+        gradient,
     )
