@@ -128,6 +128,9 @@ def wrong_code() -> Iterator[Mistake]:
         ("OtherModule", "ReviewDataModule", r"^error: data: .*ReviewDataModule.*OtherModule"),
     ):
         yield Mistake(["fit", "--model", f"wrong_code.{model}", "--data", data, *rest], line, stage=None)
-    for data in ("OtherData", "EmptyData"):
+    for data, line in (
+        ("OtherData", r"^error: data: .*OtherData.*SFTModule"),
+        ("EmptyData", r"^error: `train_dataloader` must be implemented"),
+    ):
         argv = ["fit", *grammar, "--data", f"wrong_code.{data}", *rest]
-        yield Mistake(argv, rf"^error: data: .*{data}.*SFTModule", stage=None, name=f"fit grammar: {data}")
+        yield Mistake(argv, line, stage=None, name=f"fit grammar: {data}")
