@@ -135,10 +135,8 @@ def trial(kind: str, dtype: torch.dtype = torch.float64) -> Trial:
     prompts = torch.randint(1, VOCABULARY, (3, 6), generator=torch.Generator().manual_seed(0))
     mask = torch.arange(6) >= torch.tensor([[0], [2], [5]])
     sampling, seen = Sampling(2, 8, TEMPERATURE), []
-    inverse = generation.inverse_transform_with_rest
-    with mock.patch.object(
-        generation, "inverse_transform_with_rest", lambda p, u: (seen.append(p), inverse(p, u))[1]
-    ):
+    inverse = generation.inverse_transform
+    with mock.patch.object(generation, "inverse_transform", lambda p, u: (seen.append(p), inverse(p, u))[1]):
         rollout = generate_completions(policy, prompts, mask, sampling, seed=0, ends=[0], pad_token_id=0)
     scorer = Scorer(policy, reference, TEMPERATURE)
     with torch.no_grad():

@@ -13,8 +13,8 @@ BUILTINS = {"eval", "exec", "__import__"}
 METHODS = {"import_module", "run_path", "run_module", "system", "popen", "unsafe_load", "full_load"}
 MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 PLACES = {
-    "lit_klrb/rewards.py": {"import_module"},  # reward_path: "package.module:function"
-    "lit_klrb/cli/explain.py": {"import_module"},  # an estimator by its import path
+    # reward_path: "package.module:function", and what `explain` and `certify` are given
+    "lit_klrb/reward_functions.py": {"import_module"},
     "lit_klrb/cli/main.py": {"import_module"},  # our own command of that name
     "lit_klrb/run/checkpoints.py": {"pickle"},  # the name of its error
     "lit_klrb/integrations/trl_checkpoints.py": {"pickle"},  # the name of its error

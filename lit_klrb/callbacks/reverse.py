@@ -47,7 +47,7 @@ class ReverseKLMonitor(EvaluationMonitor):
         read = rollout.after(batch["tokens"], batch["attention_mask"])
         stats = pl_module.scorer.reverse_stats(rollout, read)
         values = RaoBlackwell().value(stats, rollout.mask)
-        self._values.append(values.view(-1, pl_module.evaluation_completions))
+        self._values.append(values.view(-1, pl_module.evaluation_sampling.completions_per_prompt))
 
     def report(
         self, trainer: L.Trainer, pl_module: RegularisedModule, evaluations: list[Evaluation], stage: str

@@ -47,7 +47,7 @@ from lit_klrb.reward_functions import KEY
 EVALUATION = {
     "model": (
         *("reference_path", "reward_path", "reward_label", "reward_output", "max_new_tokens", "stop_at_eos"),
-        *("temperature", "evaluation_completions", "evaluation_seed"),
+        *("temperature", "evaluation_completions", "final_evaluation_completions", "evaluation_seed"),
     ),
     "data": (
         *("source", "eval_size", "eval_batch_size", "min_prompt_tokens", "max_prompt_tokens"),

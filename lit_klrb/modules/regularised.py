@@ -82,6 +82,8 @@ class RegularisedModule(PolicyModule, ABC):
         stop_at_eos: Whether the end-of-sequence tokens end a completion; if not, all have max_new_tokens.
         temperature: Divides the logits of both models, in sampling and in every log-probability.
         evaluation_completions: Completions per evaluation prompt.
+        final_evaluation_completions: The same after `trainer.max_steps`, where runs are compared:
+            more have less noise; None for as many as before.
         evaluation_seed: Seed of the completions in evaluation; the same for runs to be compared.
     """
 
@@ -91,6 +93,7 @@ class RegularisedModule(PolicyModule, ABC):
     stop_at_eos: bool = True
     temperature: float = 1.0
     evaluation_completions: int = 2
+    final_evaluation_completions: int | None = None
     evaluation_seed: int = 0
 
     def __post_init__(self) -> None:
@@ -101,10 +104,9 @@ class RegularisedModule(PolicyModule, ABC):
         self.teacher: ServedTeacher | None = None
         self.reward: Reward
         check_at_least(1, evaluation_completions=self.evaluation_completions)
-        self.sampling, self.evaluation_sampling = (
-            Sampling(count, self.max_new_tokens, self.temperature)
-            for count in (self.completions_per_prompt, self.evaluation_completions)
-        )
+        if self.final_evaluation_completions is not None:
+            check_at_least(1, final_evaluation_completions=self.final_evaluation_completions)
+        self.sampling = Sampling(self.completions_per_prompt, self.max_new_tokens, self.temperature)
         self.stopwatch = Stopwatch(running=False)
         # What ends the reference's completions, its tokenizer's EOS first; empty if it is the policy
         self.reference_ends: tuple[int, ...] = ()
@@ -114,6 +116,14 @@ class RegularisedModule(PolicyModule, ABC):
         self._own_context = False
         # Reward, KL and length of each prompt of the latest evaluation: means over its completions, [P] each.
         self.prompt_means: dict[str, Tensor] = {}
+
+    @property
+    def evaluation_sampling(self) -> Sampling:
+        """How completions are sampled in an evaluation at the present step."""
+        trainer, count = trainer_of(self), self.evaluation_completions
+        if trainer is not None and 0 < trainer.max_steps <= self.global_step and not trainer.predicting:
+            count = self.final_evaluation_completions or count
+        return Sampling(count, self.max_new_tokens, self.temperature)
 
     @abstractmethod
     def load_reward(self, device: torch.device) -> Reward:
@@ -323,7 +333,9 @@ class RegularisedModule(PolicyModule, ABC):
         rollout = self.generate(self.policy, batch, self.evaluation_sampling, seed=seed)
         _, stats = self.score(rollout, batch)
         self._own_context = "teacher_tokens" in batch
-        return Evaluation(rollout, stats, self.rewards(rollout, batch), self.evaluation_completions)
+        return Evaluation(
+            rollout, stats, self.rewards(rollout, batch), self.evaluation_sampling.completions_per_prompt
+        )
 
     def conclude_evaluation(self, stage: str) -> None:
         """Log means with standard errors clustered by prompt."""

@@ -1,5 +1,6 @@
 """Every constructor argument has an effect on the run."""
 
+import csv
 import inspect
 import json
 
@@ -76,6 +77,7 @@ TRAINING = [
 LEARNED = [["--model.reward_label", "negative"], ["--model.reward_output", "logit"]]
 EVALUATION = [
     ["--model.evaluation_completions", "3"],
+    ["--model.final_evaluation_completions", "3"],
     ["--model.evaluation_seed", "1"],
     ["--data.eval_size", "5"],
     ["--data.eval_batch_size", "3"],
@@ -165,6 +167,23 @@ def test_the_option_changes_the_evaluation_and_not_the_training(chain, tmp_path,
         json.loads((root / "summary.json").read_text())["final"] for root in (chain.root / "rloo", tmp_path)
     )
     assert final != other
+
+
+def test_only_the_last_evaluation_has_more_completions(chain, tmp_path):
+    evaluations = {"plain": evaluations_of(chain.root / "rloo")}
+    for option in ("evaluation_completions", "final_evaluation_completions"):
+        assert chain.run("fit", "rloo", f"--model.{option}", "6", run=tmp_path / option) == 0
+        evaluations[option] = evaluations_of(tmp_path / option)
+    plain, always, last = evaluations.values()
+    assert len(plain) > 1
+    assert last[:-1] == plain[:-1] != always[:-1]
+    assert last[-1] == always[-1] != plain[-1]
+
+
+def evaluations_of(run):
+    text = (run / "metrics" / "attempt_0" / "metrics.csv").read_text()
+    rows = [row for row in csv.DictReader(text.splitlines()) if row["val/kl"]]
+    return [{name: row[name] for name in row if name.startswith("val/")} for row in rows]
 
 
 def classes(module, base):
