@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -82,8 +83,8 @@ class RegularisedModule(PolicyModule, ABC):
         stop_at_eos: Whether the end-of-sequence tokens end a completion; if not, all have max_new_tokens.
         temperature: Divides the logits of both models, in sampling and in every log-probability.
         evaluation_completions: Completions per evaluation prompt.
-        final_evaluation_completions: The same after `trainer.max_steps`, where runs are compared:
-            more have less noise; None for as many as before.
+        final_evaluation_completions: The same after `trainer.max_steps`, where runs are compared, and of the
+            commands that evaluate: more have less noise; None for as many as before.
         evaluation_seed: Seed of the completions in evaluation; the same for runs to be compared.
     """
 
@@ -119,10 +120,12 @@ class RegularisedModule(PolicyModule, ABC):
 
     @property
     def evaluation_sampling(self) -> Sampling:
-        """How completions are sampled in an evaluation at the present step."""
+        """How completions are sampled in an evaluation at the present step, or of a finished policy."""
         trainer, count = trainer_of(self), self.evaluation_completions
-        if trainer is not None and 0 < trainer.max_steps <= self.global_step and not trainer.predicting:
-            count = self.final_evaluation_completions or count
+        if trainer is not None and not trainer.predicting:
+            training = trainer.state.fn == TrainerFn.FITTING
+            if not training or 0 < trainer.max_steps <= self.global_step:
+                count = self.final_evaluation_completions or count
         return Sampling(count, self.max_new_tokens, self.temperature)
 
     @abstractmethod

@@ -169,7 +169,7 @@ def test_the_option_changes_the_evaluation_and_not_the_training(chain, tmp_path,
     assert final != other
 
 
-def test_only_the_last_evaluation_has_more_completions(chain, tmp_path):
+def test_only_the_last_evaluation_has_more_completions(chain, tmp_path, capsys):
     evaluations = {"plain": evaluations_of(chain.root / "rloo")}
     for option in ("evaluation_completions", "final_evaluation_completions"):
         assert chain.run("fit", "rloo", f"--model.{option}", "6", run=tmp_path / option) == 0
@@ -178,6 +178,10 @@ def test_only_the_last_evaluation_has_more_completions(chain, tmp_path):
     assert len(plain) > 1
     assert last[:-1] == plain[:-1] != always[:-1]
     assert last[-1] == always[-1] != plain[-1]
+    capsys.readouterr()
+    final = ["--ckpt_path", str(tmp_path / option / "checkpoints" / "last.ckpt"), f"--model.{option}", "6"]
+    assert chain.run("validate", "rloo", *final, run=tmp_path / "validated") == 0
+    assert f"{float(last[-1]['val/reward']):.3f}" in capsys.readouterr().out
 
 
 def evaluations_of(run):
