@@ -56,6 +56,7 @@ REPLICATION_ROOMS = [
     "replication.claims",  # the ledger of claims
     "replication.credit",  # a figure of its sweeps
     "replication.rewards",  # what programs check in answers
+    "replication.sentiment",  # a classifier of reviews
     "replication.notes",  # trials that are run once
     "replication.__main__",
 ]
