@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from statsmodels.stats.multitest import multipletests
 
 from analysis.report.elements import Section, Table
 from analysis.report.html import page
 from analysis.results.load import load_sweep
 from analysis.results.records import Run
 from analysis.results.sweep import Sweep
+from analysis.stats.holm import holm
 from analysis.stats.intervals import Estimate
 from analysis.stats.pairs import FloatArray
 from analysis.stats.text import count, interval_text, number, signed
@@ -138,10 +138,8 @@ def _mean_text(values: list[float]) -> str:
 def _differences(first: Sweep, second: Sweep) -> Table:
     found = arm_differences(first, second)
     names = _names(first, second)
-    known = [one for one in found if not math.isnan(one.p_value)]
     withheld = bool(first.invalid or second.invalid or _shared(first, second))
-    adjusted = multipletests([one.p_value for one in known], method="holm")[1] if known else []
-    p_values = {id(one): float(p) for one, p in zip(known, adjusted, strict=True)}
+    p_values = holm([one.p_value for one in found])
     return Table(
         f"Difference in J: arms of {names[1]} minus arms of {names[0]}.",
         ("Arm", "Against", "Common β", "Difference", "95% CI", "p (Welch, Holm)"),
@@ -152,9 +150,9 @@ def _differences(first: Sweep, second: Sweep) -> Table:
                 ", ".join(f"{beta:g}" for beta in one.betas) or "none",
                 signed(one.estimate.value),
                 interval_text(one.estimate.interval()),
-                "withheld" if withheld else number(p_values.get(id(one)), 2),
+                "withheld" if withheld else number(float(p_value), 2),
             )
-            for one in found
+            for one, p_value in zip(found, p_values, strict=True)
         ],
     )
 
