@@ -16,6 +16,7 @@ from lit_klrb.models.loading import load_model
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "own_model.md").read_text("utf-8")
 MODEL = "runs/models/smollm2"
+QUESTIONS = "configs/chat/questions"  # of which the first few are enough
 EXAMPLES = [json.loads(text) for text in re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)]
 COMMANDS = [
     shlex.split(command.replace("\\\n", ""))[3:]
@@ -32,7 +33,11 @@ SHORT = [
 def place(tmp_path_factory):
     """A folder with what the page says there is, and a Llama of as many layers as its model."""
     root = tmp_path_factory.mktemp("own")
-    (root / "configs").symlink_to(ROOT / "configs")
+    questions = root / QUESTIONS
+    questions.mkdir(parents=True)
+    (root / "configs" / "demo").symlink_to(ROOT / "configs" / "demo")
+    for file in (ROOT / QUESTIONS).iterdir():
+        (questions / file.name).write_text("".join(file.read_text("utf-8").splitlines(True)[:8]))
     tokenizer = train_bpe(["What is a bridge?"], vocab_size=280)
     tokenizer.chat_template = TEMPLATE
     model = llama(len(tokenizer), num_hidden_layers=30, max_position_embeddings=512)
