@@ -19,7 +19,7 @@ demo: $(VENV)/.runtime  ## reference, DPO, a small RLOO sweep, runs/demo/report.
 	@$(BIN)/python -m analysis report runs/demo
 
 test: check  ## lint, types and the default test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 mistakes: $(VENV)/.dev  ## try every wrong input that is known: about half an hour
 	rm -rf runs/mistakes
