@@ -314,9 +314,22 @@ class RLOOModule(RewardedModule, OnPolicyModule):
 
     def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The policy of policy_path, or the reference, and the token values that its warm start fitted."""
-        predicted = self.kl_estimator.token_values_predict if hasattr(self, "memory") else None
-        if predicted == "rewards" and self.policy_path is not None:
-            prior = loading.load_token_values("policy_path", self.policy_path)
-            if prior is not None:
-                self.memory.start_from(prior)
+        if hasattr(self, "memory"):
+            start_from_warm_start(self.memory, self.policy_path)
         return self.load_policy()
+
+
+def start_from_warm_start(memory: EstimatorMemory, policy_path: str | None) -> None:
+    """Begin a memory with the token values of rewards that the checkpoint of a warm start has, if any.
+
+    Args:
+        memory: The memory; unchanged if its estimator has no token values of rewards.
+        policy_path: The warm start, or None.
+
+    Raises:
+        ConfigurationError: If the checkpoint does not exist, or the values are damaged.
+    """
+    if memory.estimator.token_values_predict == "rewards" and policy_path is not None:
+        prior = loading.load_token_values("policy_path", policy_path)
+        if prior is not None:
+            memory.start_from(prior)

@@ -21,7 +21,7 @@ from lit_klrb.estimators import (
 from lit_klrb.estimators.base import check_different
 from lit_klrb.functional import TokenStats, TopK
 from lit_klrb.models.generation import Rollout
-from lit_klrb.modules.rloo import OnPolicyModule
+from lit_klrb.modules.rloo import OnPolicyModule, start_from_warm_start
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.base import PolicyStudy
 from lit_klrb.studies.gradients import REWARD_ALONE, policy_gradient
@@ -41,7 +41,7 @@ class GradientNoiseStudy(PolicyStudy):
     differences between the means of two estimators. Memory: (1 + E) B gradients in float32.
 
     Where training remembers its earlier rollouts (`EstimatorMemory`), the study remembers rollouts of the
-    measured policy on other prompts.
+    measured policy on other prompts, and like training begins with the token values of the warm start.
 
     Args:
         estimators: Different estimators to compare; by default MonteCarlo, RaoBlackwell and
@@ -103,7 +103,7 @@ class GradientNoiseStudy(PolicyStudy):
 def memories_after(
     module: OnPolicyModule, estimators: Sequence[KLEstimator], batches: Sequence[Batch], seed: int
 ) -> list[EstimatorMemory]:
-    """A memory of each estimator, of rollouts of the module's policy.
+    """A memory of each estimator, of its warm start and of rollouts of the module's policy.
 
     Args:
         module: The module.
@@ -128,6 +128,8 @@ def memories_after(
                 f"{type(needing[0]).__name__} is another estimator",
                 key="earlier_rollouts",
             )
+    for memory in memories if batches else []:
+        start_from_warm_start(memory, module.policy_path)
     for index, batch in enumerate(batches):
         rollout = _sampled(module, batch, derive_seed(seed, schema.GRADIENT_NOISE, "earlier", index))
         with torch.no_grad():

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from trl import DistillationConfig, DistillationTrainer
+from trl.trainer.distillation_config import DistillationConfig
+from trl.trainer.distillation_trainer import DistillationTrainer
 
 from lit_klrb.estimators import RaoBlackwell
 from lit_klrb.integrations.trl import with_kl_estimator

@@ -146,6 +146,20 @@ def test_estimators_with_token_values_are_measured_with_those_of_earlier_rollout
     assert gradient_noise.memories_after(training, compared, [], seed=5)[0] is training.memory
 
 
+def test_token_values_begin_with_those_of_the_warm_start_as_in_training(chain, tmp_path):
+    module, batch = attached(chain, tmp_path, TiltedRaoBlackwell())
+    halves = [{name: value[rows] for name, value in batch.items()} for rows in (slice(2), slice(2, 4))]
+    memories = gradient_noise.memories_after(module, [TiltedRaoBlackwell(), MonteCarlo()], halves, seed=5)
+    for half, index in zip(halves, range(2), strict=True):
+        seed = derive_seed(5, "gradient_noise", "earlier", index)
+        rollout = module.generate(module.policy, half, module.sampling, seed=seed)
+        _, stats = module.score(rollout, half, module.memory.token_values)
+        module.weigh(rollout, stats, module.training_rewards(rollout, module.rewards(rollout, half)))
+    found, expected = (memory.state_dict()["token_values"] for memory in (memories[0], module.memory))
+    assert expected["prior"].any()
+    torch.testing.assert_close(found, expected)
+
+
 def test_earlier_rollouts_change_the_fitted_combination_alone(chain, tmp_path):
     """Its gradients are those of `fitted_weights` with the sums of the rollouts after the measured ones."""
     module, batch = attached(chain, tmp_path, RaoBlackwell())
