@@ -1,14 +1,14 @@
 """Estimators of other papers, to be compared with those of `lit_klrb.estimators`."""
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_klrb.estimators import ComposedEstimator, LossWeights, MonteCarlo
-from lit_klrb.estimators.composed import on_policy_credit
+from lit_klrb.estimators import ComposedEstimator, LossWeights, MonteCarlo, Recipe, Term
+from lit_klrb.estimators.composed import DiscountedEstimator, on_policy_credit
 from lit_klrb.functional import TokenStats, leave_one_out_baseline
 
 
@@ -73,3 +73,17 @@ class JamesSteinMonteCarlo(ComposedEstimator):
             losses = losses - rewards
         score = (losses - james_stein_baseline(losses, group_size))[:, None] * mask
         return LossWeights(score, torch.zeros_like(score))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class MiniLLM(DiscountedEstimator):
+    """Each token's exact KL, and the discounted log ratios from it to the end, so that its own counts twice.
+
+    Its authors' code also divides the sum by the number of tokens that are left.
+
+    Reference: arXiv:2306.08543, as in `minillm/minillm/losses.py` of microsoft/LMOps at commit 4f2a9de.
+    """
+
+    recipe: ClassVar[Recipe] = Recipe(value="kl", score=(Term("k1", "from_here"),), pathwise="kl")
+    refusal = "it counts the own token twice"

@@ -18,11 +18,16 @@ from lit_klrb.estimators import (
     Term,
 )
 from lit_klrb.functional.enumeration import exact_kl_gradient
+from replication.rivals import MiniLLM
 
 PAGE = Path(__file__).parents[2] / "docs" / "distillation.md"
 NAMES: dict = {"__name__": "my_minillm"}
 exec(re.search("```python\n(# my_minillm.*?)```", PAGE.read_text("utf-8"), re.DOTALL)[1], NAMES)
 SampledFuture = NAMES["SampledFuture"]
+
+
+def test_the_arm_of_comparisons_is_the_class_of_the_page():
+    assert MiniLLM.recipe == SampledFuture.recipe
 
 
 def tinker(kl_discount_factor):
