@@ -28,9 +28,9 @@ from lit_klrb.models.scoring import Scorer
 
 MODEL = "runs/models/smollm2"
 QUESTIONS = Path(__file__).parents[2] / "configs/chat/questions"
-# Every third layer of the 30 is removed but the first and the last ones.
-LAYERS = [layer for layer in range(30) if layer % 3 != 1 or layer in (1, 28)]
-TOKENS = 20
+# The student's layers of the 30.
+LAYERS = [layer for layer in range(30) if layer not in (10, 20)]
+TOKENS = 16
 
 
 def questions(name: str) -> list[str]:
