@@ -4,8 +4,8 @@ from typing import Any
 
 from analysis.report.assessment import Assessment
 from analysis.stats import Comparison, Verdict
-from analysis.stats.arms import OBJECTIVE, ArmOutcome, arm_outcomes, start_of
-from analysis.stats.intervals import Estimate, Interval
+from analysis.stats.arms import OBJECTIVE, ArmOutcome, arm_outcomes, compared, start_of
+from analysis.stats.intervals import Estimate
 from analysis.stats.kl_reward import kl_ratio
 from lit_klrb import schema
 
@@ -25,7 +25,7 @@ def summary_numbers(assessment: Assessment) -> dict[str, Any]:
         "complete": assessment.complete,
         "withheld": assessment.withheld,
         "comparisons": [_comparison(one) for one in assessment.comparisons],
-        "arms": [_arm(outcome) for outcome in arm_outcomes(sweep)],
+        "arms": [_arm(outcome) for outcome in arm_outcomes(sweep, compared(sweep))],
         "start": start_of(sweep),
     }
 
@@ -53,7 +53,7 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
     decided = not verdict.withheld
     return {
         "estimate": verdict.estimate.value,
-        "interval": _ends(verdict.interval),
+        "interval": verdict.interval and verdict.interval.ends,
         "level": 1 - verdict.first_step,
         "p": verdict.test.p_value if decided else None,
         "p_adjusted": verdict.adjusted if decided else None,
@@ -78,8 +78,5 @@ def _arm(outcome: ArmOutcome) -> dict[str, Any]:
 
 
 def _mean(estimate: Estimate) -> dict[str, Any]:
-    return {"mean": estimate.value, "interval": _ends(estimate.interval())}
-
-
-def _ends(interval: Interval | None) -> list[float] | None:
-    return None if interval is None else [interval.low, interval.high]
+    interval = estimate.interval()
+    return {"mean": estimate.value, "interval": interval and interval.ends}

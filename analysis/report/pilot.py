@@ -9,7 +9,7 @@ from analysis.results.records import Run
 from analysis.results.sweep import Sweep
 from analysis.stats.gradient_noise import NoiseSnapshot
 from analysis.stats.intervals import Estimate
-from analysis.stats.text import number
+from analysis.stats.text import interval_text, number
 from lit_klrb import schema
 
 # Share of the KL in the noise of the whole gradient below which its estimator hardly matters.
@@ -30,8 +30,8 @@ def _still(pilot: Sweep) -> Iterator[str]:
         interval = mean.interval()
         if interval is not None and interval.low <= 0:
             yield (
-                f"at beta {beta:g} J does not rise in training: {number(mean.value)}, 95% CI "
-                f"{number(interval.low)} to {number(interval.high)} over {len(rises)} runs"
+                f"at beta {beta:g} J does not rise in training: {number(mean.value)}, "
+                f"{interval_text(interval)} over {len(rises)} runs"
             )
 
 

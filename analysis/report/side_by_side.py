@@ -11,13 +11,12 @@ import numpy as np
 from analysis.report.elements import Section, Table
 from analysis.report.html import page
 from analysis.results.load import load_sweep
-from analysis.results.records import Run
 from analysis.results.sweep import Sweep
+from analysis.stats.arms import OBJECTIVE, arm_outcomes
 from analysis.stats.holm import holm
-from analysis.stats.intervals import Estimate
+from analysis.stats.intervals import Estimate, weighted_sum
 from analysis.stats.pairs import FloatArray
 from analysis.stats.text import count, interval_text, number, signed
-from analysis.stats.unpaired import difference, mean_over, two_sided_p
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import check_target, write_output
@@ -37,15 +36,13 @@ class ArmDifference:
         ours: Label in the second sweep.
         theirs: Label in the first sweep.
         betas: The common values of beta.
-        estimate: Mean over replicates of ours minus that of theirs; `nan` without a common beta.
-        p_value: The two-sided p-value of Welch's test, not corrected.
+        estimate: Mean over replicates of ours minus that of theirs, after Welch; `nan` without a common beta.
     """
 
     ours: str
     theirs: str
     betas: tuple[float, ...]
     estimate: Estimate
-    p_value: float
 
 
 def side_by_side(first: Path, second: Path, output: Path | None = None) -> list[str]:
@@ -89,9 +86,11 @@ def arm_differences(first: Sweep, second: Sweep) -> list[ArmDifference]:
         shared = sorted(set(first.plan.grid.beta.values()) & set(second.plan.grid.beta.values()))
         estimate = Estimate(math.nan)
         if shared:
-            groups = [replicate_means(sweep, arm, shared) for sweep, arm in ((second, ours), (first, theirs))]
-            estimate = difference([groups[0]], [groups[1]])
-        found.append(ArmDifference(ours, theirs, tuple(shared), estimate, two_sided_p(estimate)))
+            groups = (1.0, second, ours), (-1.0, first, theirs)
+            estimate = weighted_sum(
+                [(sign, Estimate.of_mean(replicate_means(sweep, arm, shared))) for sign, sweep, arm in groups]
+            )
+        found.append(ArmDifference(ours, theirs, tuple(shared), estimate))
     return found
 
 
@@ -104,32 +103,21 @@ def replicate_means(sweep: Sweep, arm: str, betas: Sequence[float]) -> FloatArra
     by_replicate: dict[int, dict[float, float]] = {}
     for run in sweep.grid.values():
         if run.point.arm == arm and run.point.beta in betas and not run.diverged:
-            by_replicate.setdefault(run.point.replicate, {})[run.point.beta] = _objective(run)
+            objective = run.outcome(schema.REWARD) - run.point.beta * run.outcome(schema.KL)
+            by_replicate.setdefault(run.point.replicate, {})[run.point.beta] = objective
     complete = [values for _, values in sorted(by_replicate.items()) if len(values) == len(betas)]
     return np.array([np.mean(list(values.values())) for values in complete])
 
 
-def _objective(run: Run) -> float:
-    return run.outcome(schema.REWARD) - run.point.beta * run.outcome(schema.KL)
-
-
 def _arm_rows(sweep: Sweep, name: str) -> Iterator[tuple[str, ...]]:
-    for arm in sweep.plan.grid.arms:
-        for beta in sorted(sweep.plan.grid.beta.values()):
-            mine = [r for r in sweep.grid.values() if (r.point.arm, r.point.beta) == (arm, beta)]
-            kept = [run for run in mine if not run.diverged]
-            outcomes = (
-                [run.outcome(schema.REWARD) for run in kept],
-                [run.outcome(schema.KL) for run in kept],
-                [_objective(run) for run in kept],
-            )
-            means = (_mean_text(values) for values in outcomes)
-            counts = str(len(kept)), str(len(mine) - len(kept))
-            yield (name, arm, f"{beta:g}", *counts, *means)
+    labels = list(sweep.plan.grid.arms)
+    found = arm_outcomes(sweep, (schema.REWARD, schema.KL, OBJECTIVE))
+    for one in sorted(found, key=lambda one: (labels.index(one.label), one.beta)):
+        means = map(_mean_text, one.means.values())
+        yield (name, one.label, f"{one.beta:g}", str(one.n), str(one.diverged), *means)
 
 
-def _mean_text(values: list[float]) -> str:
-    mean = mean_over([np.array(values)])
+def _mean_text(mean: Estimate) -> str:
     interval = mean.interval()
     half = "" if interval is None else f" ± {number(interval.high - mean.value, 2)}"
     return number(mean.value) + half
@@ -139,7 +127,7 @@ def _differences(first: Sweep, second: Sweep) -> Table:
     found = arm_differences(first, second)
     names = _names(first, second)
     withheld = bool(first.invalid or second.invalid or _shared(first, second))
-    p_values = holm([one.p_value for one in found])
+    p_values = holm([one.estimate.p_value for one in found])
     return Table(
         f"Difference in J: arms of {names[1]} minus arms of {names[0]}.",
         ("Arm", "Against", "Common β", "Difference", "95% CI", "p (Welch, Holm)"),
@@ -179,7 +167,11 @@ def _unlike(first: Sweep, second: Sweep) -> list[str]:
     ]
     if other:
         texts.append(f"Different hyperparameters: {', '.join(other)}.")
-    for name, of in (("setting", _setting), ("reference and warm start", _starts), ("versions", _versions)):
+    for name, of in (
+        ("setting", lambda sweep: sweep.plan.setting),
+        ("reference and warm start", _starts),
+        ("versions", _versions),
+    ):
         ours, theirs = of(first), of(second)
         if ours != theirs:
             texts.append(f"Different {name}: {ours or 'none given'}; {theirs or 'none given'}.")
@@ -197,10 +189,6 @@ def _settings(sweep: Sweep) -> dict[str, str]:
     settings = [run.settings for run in sweep.grid.values() if run.settings]
     shared = set.intersection(*(set(one.items()) for one in settings)) if settings else set()
     return dict(sorted(shared))
-
-
-def _setting(sweep: Sweep) -> str:
-    return sweep.plan.setting
 
 
 def _starts(sweep: Sweep) -> str:

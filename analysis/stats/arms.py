@@ -40,8 +40,8 @@ class ArmOutcome:
     pairs: int
 
 
-def arm_outcomes(sweep: Sweep) -> list[ArmOutcome]:
-    """Every arm at every beta, in plan order, with the outcomes of `compared`."""
+def arm_outcomes(sweep: Sweep, keys: Sequence[str]) -> list[ArmOutcome]:
+    """Every arm at every beta, in plan order, with some outcomes, such as those of `compared`."""
     grid, plan = sweep.grid, sweep.plan
     control = plan.primary.control
     found = []
@@ -53,7 +53,7 @@ def arm_outcomes(sweep: Sweep) -> list[ArmOutcome]:
                 if (label, index, replicate) in grid
             }
             runs = {replicate: run for replicate, run in mine.items() if not run.diverged}
-            values = {key: _values(list(runs.values()), key, beta) for key in compared(sweep)}
+            values = {key: _values(list(runs.values()), key, beta) for key in keys}
             others = {} if label == control else _controls(grid, control, index, runs)
             matched = [runs[replicate] for replicate in others]
             differences = {

@@ -6,13 +6,16 @@ If a model can be enumerated, unbiasedness is verified exactly instead.
 import math
 from dataclasses import dataclass
 from enum import Enum
+from typing import Self
 
 import numpy as np
 from scipy import stats
-from statsmodels.stats.weightstats import DescrStatsW
 
+from analysis.stats.intervals import Estimate, Interval
 from analysis.stats.pairs import FloatArray
 
+# Level of each test.
+ALPHA = 0.05
 # A distribution with at least this tail index has no variance; with fewer values in the tail the index cannot
 # be estimated.
 _NO_VARIANCE = 0.5
@@ -32,26 +35,28 @@ class BiasVerdict:
     """An estimated bias and its tests.
 
     Attributes:
-        bias: Estimate of the bias, in the unit of `margin`.
-        low: Lower end of the 90% interval; within the margin it means equivalence.
-        high: Upper end of that interval.
+        estimate: The bias, in the unit of `margin`.
         margin: Largest bias that is regarded as none, fixed in the plan.
+        tail: `tail_index` of the differences whose mean is tested; NaN if unknown.
         equivalence_p: The larger p-value of the two one-sided tests.
         difference_p: p-value of the two-sided test of no bias.
-        samples: Number of independent samples.
-        tail: `tail_index` of the differences whose mean is tested; NaN if unknown.
-        alpha: Level of each test.
     """
 
-    bias: float
-    low: float
-    high: float
+    estimate: Estimate
     margin: float
+    tail: float
     equivalence_p: float
     difference_p: float
-    samples: int
-    tail: float
-    alpha: float = 0.05
+
+    @classmethod
+    def of(cls, estimate: Estimate, margin: float, tail: float = math.nan) -> Self:
+        """The verdict before any correction."""
+        return cls(estimate, margin, tail, estimate.equivalence_p(margin), estimate.p_value)
+
+    @property
+    def interval(self) -> Interval | None:
+        """The 90% interval; within the margin it means equivalence."""
+        return self.estimate.interval(1 - 2 * ALPHA)
 
     @property
     def heavy_tailed(self) -> bool:
@@ -69,34 +74,30 @@ class BiasVerdict:
         """
         if self.heavy_tailed:
             return BiasOutcome.INCONCLUSIVE
-        if self.equivalence_p <= self.alpha:
+        if self.equivalence_p <= ALPHA:
             return BiasOutcome.EQUIVALENT
-        if self.difference_p <= self.alpha and abs(self.bias) > self.margin:
+        if self.difference_p <= ALPHA and abs(self.estimate.value) > self.margin:
             return BiasOutcome.BIASED
         return BiasOutcome.INCONCLUSIVE
 
 
-def reference_bias(
-    values: FloatArray, reference: FloatArray, *, tolerance: float = 0.01, alpha: float = 0.05
-) -> BiasVerdict:
+def reference_bias(values: FloatArray, reference: FloatArray, *, tolerance: float = 0.01) -> BiasVerdict:
     """Test whether estimates have the same mean as an unbiased reference estimator on the same samples.
 
     Args:
         values: Estimates, shape [N].
         reference: Estimates of the reference from the same samples, shape [N].
         tolerance: Margin as a fraction of the reference's mean.
-        alpha: Level of each one-sided test.
     """
-    return _mean_difference(values - reference, abs(tolerance * float(reference.mean())), alpha)
+    differences = values - reference
+    margin = abs(tolerance * float(reference.mean()))
+    if np.ptp(differences) <= 1e-12 * np.abs(differences).max():
+        return BiasVerdict.of(Estimate(float(differences[0]), 0.0, math.inf), margin)
+    return BiasVerdict.of(Estimate.of_mean(differences), margin, tail_index(differences))
 
 
 def standard_bias(
-    values: FloatArray,
-    standard: FloatArray,
-    standard_error: FloatArray,
-    *,
-    tolerance: float = 0.01,
-    alpha: float = 0.05,
+    values: FloatArray, standard: FloatArray, standard_error: FloatArray, *, tolerance: float = 0.01
 ) -> BiasVerdict:
     """Test whether estimates have a mean that is known exactly, or from an independent sample.
 
@@ -108,7 +109,6 @@ def standard_bias(
         standard: The KL of each prompt, shape [P].
         standard_error: Its standard errors, shape [P]; zeros if exact.
         tolerance: Margin as a fraction of the mean of `standard`.
-        alpha: Level of each one-sided test.
 
     Example:
         >>> values = np.random.default_rng(0).normal(1.0, 0.1, size=(4, 1000))
@@ -122,25 +122,11 @@ def standard_bias(
     own, others = values.var(axis=1, ddof=1) / count, standard_error**2
     error = float(np.sqrt((own + others).sum()) / prompts)
     margin = abs(tolerance * float(standard.mean()))
-    if error == 0:
-        return _exactly(bias, margin, values.size, alpha)
+    if error == 0:  # known exactly
+        return BiasVerdict.of(Estimate(bias, 0.0, math.inf), margin)
     degrees = float((own + others).sum() ** 2 / (own**2).sum() * (count - 1)) if own.any() else math.inf
-    distribution = stats.t(degrees) if math.isfinite(degrees) else stats.norm()
-    equivalence = float(distribution.sf((margin - abs(bias)) / error))
-    difference = float(2 * distribution.sf(abs(bias) / error))
-    half = float(distribution.isf(alpha)) * error
     deviations = (values - values.mean(axis=1, keepdims=True)).ravel()
-    return BiasVerdict(
-        bias,
-        bias - half,
-        bias + half,
-        margin,
-        equivalence,
-        difference,
-        values.size,
-        tail_index(deviations),
-        alpha,
-    )
+    return BiasVerdict.of(Estimate(bias, error, degrees), margin, tail_index(deviations))
 
 
 def tail_index(values: FloatArray) -> float:
@@ -169,30 +155,3 @@ def tail_index(values: FloatArray) -> float:
     if len(excesses) < _ENOUGH_IN_TAIL:
         return math.nan
     return float(stats.genpareto.fit(excesses, floc=0)[0])
-
-
-def _mean_difference(differences: FloatArray, margin: float, alpha: float) -> BiasVerdict:
-    """Verdict on the mean of differences; if all are equal, the mean is known exactly."""
-    if np.ptp(differences) <= 1e-12 * np.abs(differences).max():
-        return _exactly(float(differences[0]), margin, len(differences), alpha)
-    sample = DescrStatsW(differences)
-    equivalence = sample.ttost_mean(-margin, margin)[0]
-    low, high = sample.tconfint_mean(alpha=2 * alpha)
-    difference = sample.ttest_mean(0.0)[1]
-    return BiasVerdict(
-        float(sample.mean),
-        float(low),
-        float(high),
-        margin,
-        float(equivalence),
-        float(difference),
-        len(differences),
-        tail_index(differences),
-        alpha,
-    )
-
-
-def _exactly(value: float, margin: float, samples: int, alpha: float) -> BiasVerdict:
-    """Verdict on a bias that is known exactly."""
-    outside = float(not abs(value) < margin)
-    return BiasVerdict(value, value, value, margin, outside, float(value == 0), samples, math.nan, alpha)

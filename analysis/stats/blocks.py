@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Self
 
 from analysis.stats.intervals import Estimate
-from analysis.stats.unpaired import two_sided_p
 
 
 @dataclass(frozen=True)
@@ -35,4 +34,4 @@ class BlockTest:
             >>> round(BlockTest.of(Estimate.of_mean(np.array([1.0, 2.0, 3.0]))).p_value, 4)
             0.0742
         """
-        return cls(two_sided_p(estimate), int(estimate.degrees) + 1)
+        return cls(estimate.p_value, int(estimate.degrees) + 1)

@@ -71,7 +71,7 @@ def noise_share(differences: Sequence[FloatArray], level: float = 0.95) -> Noise
         )
     else:
         low = high = 0.0
-    return NoiseShare(min(1.0, ratio), Interval(min(1.0, low), min(1.0, high), level, "F of two variances"))
+    return NoiseShare(min(1.0, ratio), Interval(min(1.0, low), min(1.0, high), level))
 
 
 def _variances(differences: FloatArray) -> tuple[float, float, int, int]:

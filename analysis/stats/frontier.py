@@ -98,7 +98,7 @@ def pooled_share(pairs: Pairs, cut: float = np.inf, *, resamples: int = 1_000, s
     shares = _resampled_shares(pairs, cut, resamples, seed) if resamples and member.any() else None
     if shares is not None:
         low, high = np.quantile(shares, [0.025, 0.975])
-        interval = Interval(float(low), float(high), 0.95, "percentile bootstrap over replicates")
+        interval = Interval(float(low), float(high), 0.95)
     one_sided = member[:, 0] != member[:, 1]
     return Share(int(member[:, 0].sum()), int(member.sum()), int(one_sided.sum()), interval)
 
@@ -174,7 +174,4 @@ def net_dominance_contributions(pairs: Pairs) -> FloatArray:
 
 def matched_dominance_contributions(pairs: Pairs) -> FloatArray:
     """+1 for a pair in which the treatment dominates, -1 in which the control does, else 0."""
-    kl, reward = pairs.worst_filled()
-    weakly = (kl[:, 0] <= kl[:, 1]) & (reward[:, 0] >= reward[:, 1])
-    weakly_other = (kl[:, 1] <= kl[:, 0]) & (reward[:, 1] >= reward[:, 0])
-    return weakly.astype(np.float64) - weakly_other
+    return np.array([dominance(kl, reward)[0, 1] for kl, reward in zip(*pairs.worst_filled(), strict=True)])

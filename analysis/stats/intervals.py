@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -17,12 +18,20 @@ _MOST_ERRORS = 1e6
 
 @dataclass(frozen=True)
 class Interval:
-    """A two-sided interval with its level and method."""
+    """A two-sided interval with its level."""
 
     low: float
     high: float
     level: float
-    method: str
+
+    @property
+    def ends(self) -> list[float]:
+        """Its ends, as in `results.json`."""
+        return [self.low, self.high]
+
+    def exp(self) -> "Interval":
+        """The interval of a ratio, from that of its logarithm."""
+        return Interval(math.exp(self.low), math.exp(self.high), self.level)
 
 
 @dataclass(frozen=True)
@@ -52,11 +61,20 @@ class Estimate:
         if not self.degrees > 0:
             return None
         half = float(stats.t.ppf(0.5 + level / 2, self.degrees)) * self.standard_error
-        return Interval(self.value - half, self.value + half, level, "t")
+        return Interval(self.value - half, self.value + half, level)
 
     def widened(self, variance: float) -> "Estimate":
         """The estimate with an independent variance added to that of its error."""
         return replace(self, standard_error=math.sqrt(self.standard_error**2 + variance))
+
+    @property
+    def p_value(self) -> float:
+        """The two-sided p-value of a t test of no difference; `nan` without a standard error."""
+        if not self.degrees > 0:
+            return math.nan
+        if self.standard_error == 0:
+            return 0.0 if self.value else 1.0
+        return float(2 * stats.t.sf(abs(self.value) / self.standard_error, self.degrees))
 
     def equivalence_p(self, margin: float) -> float:
         """TOST: the larger of the one-sided p-values against value <= -margin and value >= margin.
@@ -133,26 +151,40 @@ def stratified_mean(values: FloatArray, weights: FloatArray, strata: IntArray) -
 
     Args:
         values: Values, shape [P].
-        weights: Non-negative weights, constant within a stratum, shape [P]; scaled to sum to 1.
+        weights: Positive weights, constant within a stratum, shape [P]; scaled to sum to 1.
         strata: Stratum of each value, shape [P].
 
     Returns:
-        The estimate; without a standard error if a stratum of positive weight has fewer than two values.
+        The estimate; without a standard error if a stratum has fewer than two values.
     """
-    if not len(values) or not weights.sum() > 0:
-        return Estimate(math.nan if not len(values) else 0.0)
+    if not len(values):
+        return Estimate(math.nan)
     weights = weights / weights.sum()
-    value = float(weights @ values)
-    variance, shrink = 0.0, 0.0
-    for stratum in np.unique(strata[weights > 0]):
-        members = values[strata == stratum]
-        if len(members) < 2:
-            return Estimate(value)
-        part = weights[strata == stratum].sum() ** 2 * members.var(ddof=1) / len(members)
-        variance += part
-        shrink += part**2 / (len(members) - 1)
-    degrees = variance**2 / shrink if shrink > 0 else float(len(values) - 1)
-    return Estimate(value, math.sqrt(variance), degrees)
+    masks = [strata == stratum for stratum in np.unique(strata)]
+    return weighted_sum([(weights[mask].sum(), Estimate.of_mean(values[mask])) for mask in masks])
+
+
+def weighted_sum(parts: Sequence[tuple[float, Estimate]]) -> Estimate:
+    """The sum of independent estimates, each times its weight, with Satterthwaite's degrees of freedom.
+
+    Weights of 1 and -1 give Welch's difference of two means.
+
+    Returns:
+        The estimate; without a standard error if a part has none.
+
+    Example:
+        >>> ours, theirs = np.array([1.0, 2.0, 3.0]), np.array([1.0, 1.0, 4.0, 2.0])
+        >>> found = weighted_sum([(1.0, Estimate.of_mean(ours)), (-1.0, Estimate.of_mean(theirs))])
+        >>> round(found.value, 3), round(found.p_value, 3)
+        (0.0, 1.0)
+    """
+    value = float(sum(weight * part.value for weight, part in parts))
+    if not all(part.degrees > 0 for _, part in parts):
+        return Estimate(value)
+    variances = [(weight * part.standard_error) ** 2 for weight, part in parts]
+    shrink = sum(own**2 / part.degrees for own, (_, part) in zip(variances, parts, strict=True))
+    degrees = sum(variances) ** 2 / shrink if shrink > 0 else sum(part.degrees for _, part in parts)
+    return Estimate(value, math.sqrt(sum(variances)), float(degrees))
 
 
 def clustered_mean(values: FloatArray, weights: FloatArray, clusters: IntArray) -> Estimate:
@@ -160,14 +192,14 @@ def clustered_mean(values: FloatArray, weights: FloatArray, clusters: IntArray) 
 
     Args:
         values: Values, shape [P].
-        weights: Non-negative weights, shape [P]; scaled to sum to 1.
+        weights: Positive weights, shape [P]; scaled to sum to 1.
         clusters: Cluster (replicate) of each value, shape [P].
 
     Returns:
         The estimate with S - 1 degrees of freedom for S clusters; without a standard error if S < 2.
     """
-    if not len(values) or not weights.sum() > 0:
-        return Estimate(math.nan if not len(values) else 0.0)
+    if not len(values):
+        return Estimate(math.nan)
     weights = weights / weights.sum()
     value = float(weights @ values)
     names = np.unique(clusters)

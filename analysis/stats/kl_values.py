@@ -112,20 +112,24 @@ def corrected_biases(
     Args:
         snapshots: Results of `estimator_spreads` by step.
     """
-    places = [
-        (step, name) for step, found in snapshots.items() for name in found if found[name].bias is not None
-    ]
-    biases = [bias for step, name in places if (bias := snapshots[step][name].bias) is not None]
-    equivalence, difference = (
-        holm([getattr(bias, key) for bias in biases]) for key in ("equivalence_p", "difference_p")
+    tested = {
+        (step, name): spread.bias
+        for step, found in snapshots.items()
+        for name, spread in found.items()
+        if spread.bias is not None
+    }
+    adjusted = (
+        holm([getattr(bias, key) for bias in tested.values()]).tolist()
+        for key in ("equivalence_p", "difference_p")
     )
-    result = {step: dict(found) for step, found in snapshots.items()}
-    for index, ((step, name), bias) in enumerate(zip(places, biases, strict=True)):
-        adjusted = replace(
-            bias, equivalence_p=float(equivalence[index]), difference_p=float(difference[index])
-        )
-        result[step][name] = replace(result[step][name], bias=adjusted)
-    return result
+    biases = {
+        place: replace(bias, equivalence_p=equivalence, difference_p=difference)
+        for (place, bias), equivalence, difference in zip(tested.items(), *adjusted, strict=True)
+    }
+    return {
+        step: {name: replace(spread, bias=biases.get((step, name))) for name, spread in found.items()}
+        for step, found in snapshots.items()
+    }
 
 
 def _log_ratio(treatment: FloatArray, control: FloatArray) -> Estimate:

@@ -1,11 +1,10 @@
 """Formatting of numbers, intervals and p-values for sentences and tables."""
 
 import math
-from dataclasses import replace
 
 from analysis.stats.blocks import BlockTest
 from analysis.stats.frontier import Share
-from analysis.stats.intervals import Interval
+from analysis.stats.intervals import Estimate, Interval
 from analysis.stats.swaps import SwapTest
 
 
@@ -60,14 +59,23 @@ def interval_text(interval: Interval | None) -> str:
     """The interval with its level, or the reason why there is none."""
     if interval is None:
         return "no interval: too few replicates"
-    return f"{percent(interval.level)} CI {number(interval.low)} to {number(interval.high)}"
+    return f"{percent(interval.level)} CI {ends_text(interval)}"
+
+
+def ends_text(interval: Interval | None, digits: int = 3) -> str:
+    """The ends of an interval, without its level; a dash if there is none."""
+    return "–" if interval is None else f"{number(interval.low, digits)} to {number(interval.high, digits)}"
+
+
+def with_ends(text: str, estimate: Estimate) -> str:
+    """The text of an estimate, with the ends of its 95% interval in parentheses, if there is one."""
+    interval = estimate.interval()
+    return text if interval is None else f"{text} ({ends_text(interval)})"
 
 
 def ratio_text(interval: Interval | None) -> str:
     """The interval of a ratio from that of its logarithm."""
-    if interval is None:
-        return interval_text(None)
-    return interval_text(replace(interval, low=math.exp(interval.low), high=math.exp(interval.high)))
+    return interval_text(interval and interval.exp())
 
 
 def these_blocks(blocks: int) -> str:

@@ -6,8 +6,7 @@ from analysis.report.assessment import Assessment
 from analysis.report.elements import Section, Table
 from analysis.results import Plan
 from analysis.stats.equal_time import AtEqualTime, at_equal_time
-from analysis.stats.intervals import Estimate
-from analysis.stats.text import number, percent, signed
+from analysis.stats.text import number, percent, signed, with_ends
 from lit_klrb import schema
 
 
@@ -57,7 +56,7 @@ def _table(plan: Plan, found: Sequence[AtEqualTime]) -> Table:
                 number(each.step),
                 percent(round(each.share, 2)),
                 "not evaluated in between" if each.outcome is None else number(each.outcome.value),
-                _difference(each.difference),
+                with_ends(signed(each.difference.value), each.difference) if each.difference else "–",
             )
             for each in found
         ],
@@ -69,17 +68,10 @@ def _time(each: AtEqualTime) -> str:
     return f"{number(each.ratio)} ({number(low)} to {number(high)})"
 
 
-def _difference(estimate: Estimate | None) -> str:
-    if estimate is None:
-        return "–"
-    interval = estimate.interval()
-    ends = "" if interval is None else f" ({number(interval.low)} to {number(interval.high)})"
-    return signed(estimate.value) + ends
-
-
 def _numbers(found: Sequence[AtEqualTime]) -> dict[str, dict[str, object]]:
     numbers: dict[str, dict[str, object]] = {}
     for each in found:
+        interval = each.difference and each.difference.interval()
         numbers.setdefault(each.label, {})[str(each.beta_index)] = {
             "time": each.ratio,
             "range": each.range,
@@ -87,11 +79,6 @@ def _numbers(found: Sequence[AtEqualTime]) -> dict[str, dict[str, object]]:
             "step": each.step,
             "outcome": each.outcome and each.outcome.value,
             "difference": each.difference and each.difference.value,
-            "interval": _ends(each.difference),
+            "interval": interval and interval.ends,
         }
     return numbers
-
-
-def _ends(estimate: Estimate | None) -> tuple[float, float] | None:
-    interval = None if estimate is None else estimate.interval()
-    return None if interval is None else (interval.low, interval.high)

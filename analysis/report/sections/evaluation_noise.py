@@ -41,8 +41,7 @@ def evaluation_noise(assessment: Assessment) -> Section | None:
         ],
         numbers={
             name: {
-                key: {"share": share.value, "interval": [share.interval.low, share.interval.high]}
-                for key, share in shares.items()
+                key: {"share": share.value, "interval": share.interval.ends} for key, share in shares.items()
             }
             for name, shares in found.items()
         },

@@ -18,7 +18,7 @@ from analysis.stats.gradient_noise import (
     compare_layers,
     compare_noise,
 )
-from analysis.stats.text import number, ratio_text
+from analysis.stats.text import ends_text, number
 
 
 def gradient_noise(assessment: Assessment) -> Section | None:
@@ -131,14 +131,13 @@ def _by_layer(measured: _Measured) -> list[Table]:
 
 def _numbers(measured: _Measured, finding: NoiseFinding) -> dict[str, Any]:
     verdict, variance = finding.verdict, finding.variance
-    interval = verdict.interval
     return {
         "beta": measured.beta,
         "step": finding.snapshot.step,
         "term": finding.term,
         "estimator": verdict.treatment,
         "log_ratio": verdict.estimate.value,
-        "interval": None if interval is None else [interval.low, interval.high],
+        "interval": verdict.interval and verdict.interval.ends,
         "p_pairs": variance.exact_test.p_value,
         "p_centred": variance.test.p_value,
         "p_holm": verdict.adjusted,
@@ -221,7 +220,7 @@ def _row(finding: NoiseFinding) -> tuple[str, ...]:
         finding.term,
         verdict.treatment,
         number(float(np.exp(verdict.estimate.value))),
-        ratio_text(verdict.interval).partition(" CI ")[2] or "–",
+        ends_text(verdict.interval and verdict.interval.exp()),
         number(verdict.test.p_value, 2),
         number(verdict.adjusted, 2),
         number(variance.test.p_value, 2),
@@ -243,8 +242,7 @@ def _draw(findings: Sequence[NoiseFinding], names: Sequence[str], control: str) 
             row = places.index((finding.term, finding.snapshot.step)) + spread[verdict.treatment]
             look = styles[verdict.treatment]
             if verdict.interval is not None:
-                ends = np.exp([verdict.interval.low, verdict.interval.high])
-                axes.plot(ends, [row, row], color=look.colour, linewidth=1.6)
+                axes.plot(verdict.interval.exp().ends, [row, row], color=look.colour, linewidth=1.6)
             axes.plot([np.exp(verdict.estimate.value)], [row], look.marker, color=look.colour, markersize=6)
         axes.axvline(1, color=INK, linewidth=0.8)
         axes.set_xscale("log")

@@ -3,8 +3,7 @@
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section, Table
 from analysis.stats.arms import OBJECTIVE, ArmOutcome, arm_outcomes, compared, start_of
-from analysis.stats.intervals import Estimate
-from analysis.stats.text import number, signed
+from analysis.stats.text import number, signed, with_ends
 from lit_klrb import schema
 
 _NAMES = {
@@ -20,10 +19,10 @@ def happened(assessment: Assessment) -> Section | None:
     sweep = assessment.sweep
     # Arms at the same beta are next to each other, as these can be compared
     betas = list(sweep.plan.grid.beta.values())
-    outcomes = sorted(arm_outcomes(sweep), key=lambda outcome: betas.index(outcome.beta))
+    keys = [key for key in _NAMES if key in compared(sweep)]
+    outcomes = sorted(arm_outcomes(sweep, keys), key=lambda outcome: betas.index(outcome.beta))
     if not any(outcome.n for outcome in outcomes):
         return None
-    keys = [key for key in _NAMES if key in compared(sweep)]
     control = sweep.plan.primary.control
     start = start_of(sweep)
     values = ", ".join(f"{_NAMES[key]} {number(start[key])}" for key in keys if start.get(key) is not None)
@@ -49,7 +48,7 @@ def _means(outcomes: list[ArmOutcome], keys: list[str]) -> Table:
                 outcome.label,
                 f"{outcome.beta:g}",
                 str(outcome.n) + (f" ({outcome.diverged} diverged)" if outcome.diverged else ""),
-                *(_with_interval(number(outcome.means[key].value), outcome.means[key]) for key in keys),
+                *(with_ends(number(mean.value), mean) for mean in (outcome.means[key] for key in keys)),
             )
             for outcome in outcomes
         ],
@@ -66,7 +65,7 @@ def _differences(outcomes: list[ArmOutcome], keys: list[str], control: str) -> T
                 outcome.label,
                 f"{outcome.beta:g}",
                 *(
-                    f"{_with_interval(signed(outcome.differences[key].value), outcome.differences[key])}; "
+                    f"{with_ends(signed(outcome.differences[key].value), outcome.differences[key])}; "
                     f"higher in {outcome.higher[key]} of {outcome.pairs}"
                     for key in keys
                 ),
@@ -74,8 +73,3 @@ def _differences(outcomes: list[ArmOutcome], keys: list[str], control: str) -> T
             for outcome in outcomes
         ],
     )
-
-
-def _with_interval(text: str, estimate: Estimate) -> str:
-    interval = estimate.interval()
-    return text if interval is None else f"{text} ({number(interval.low)} to {number(interval.high)})"

@@ -12,7 +12,7 @@ from analysis.report.figures import INK, looks, sheet
 from analysis.results.artifacts import ValueSnapshot, ValueStudy
 from analysis.stats.bias import BiasOutcome, BiasVerdict
 from analysis.stats.kl_values import REFERENCE, EstimatorSpread, corrected_biases, estimator_spreads
-from analysis.stats.text import number, ratio_text
+from analysis.stats.text import ends_text, number
 
 # Names of the estimates, as in the documentation.
 NAMES = {
@@ -147,7 +147,7 @@ def _numbers(spreads: Mapping[str, EstimatorSpread]) -> dict[str, Any]:
             "standard_error": spread.mean.standard_error,
             "deviations": {str(size): value for size, value in spread.deviations.items()},
             "log_variance_ratio": spread.log_ratio.value,
-            "bias": spread.bias and spread.bias.bias,
+            "bias": spread.bias and spread.bias.estimate.value,
             "bias_outcome": spread.bias and spread.bias.outcome.value,
             "bias_tail": spread.bias and spread.bias.tail,
         }
@@ -189,15 +189,15 @@ def _ratio(name: str, spread: EstimatorSpread) -> tuple[str, str]:
     interval = spread.log_ratio.interval()
     if name == REFERENCE or interval is None:
         return "1" if name == REFERENCE else "–", "–"
-    return number(float(np.exp(spread.log_ratio.value))), ratio_text(interval).partition(" CI ")[2]
+    return number(float(np.exp(spread.log_ratio.value))), ends_text(interval.exp())
 
 
 def _bias(bias: BiasVerdict | None, tolerance: float) -> tuple[str, str, str]:
     if bias is None:
         return "–", "–", "the reference"
     doubt = f" (heavy tail, index {number(bias.tail, 2)})" if bias.heavy_tailed else ""
-    interval = f"{number(bias.low, 2)} to {number(bias.high, 2)}"
-    return number(bias.bias, 2), interval, _WORDS[bias.outcome].format(tolerance) + doubt
+    verdict = _WORDS[bias.outcome].format(tolerance) + doubt
+    return number(bias.estimate.value, 2), ends_text(bias.interval, 2), verdict
 
 
 def _spread_figure(snapshots: Snapshots, labels: Mapping[int, str], sizes: list[int]) -> Figure:

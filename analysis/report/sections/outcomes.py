@@ -15,7 +15,7 @@ from analysis.stats.intervals import Estimate, Interval
 from analysis.stats.kl_reward import kl_contrast
 from analysis.stats.objective import objective_contrast
 from analysis.stats.pairs import FloatArray
-from analysis.stats.text import number, percent, share_text, signed
+from analysis.stats.text import ends_text, number, percent, share_text, signed
 
 
 def outcomes(assessment: Assessment) -> Section | None:
@@ -114,17 +114,14 @@ def _rows(comparison: Comparison, blocks: Sequence[str]) -> Iterator[tuple[str, 
         for index, estimate in panel.by_beta(pairs).items():
             rows = pairs.beta_index == index
             beta = f"{pairs.beta[rows][0]:g}"
-            yield (*named, beta, signed(estimate.value), _ends(estimate.interval()), str(int(rows.sum())))
+            ends = ends_text(estimate.interval())
+            yield (*named, beta, signed(estimate.value), ends, str(int(rows.sum())))
         for index, estimate in panel.by_block(pairs).items():
             replicates = str(pairs.subset(pairs.block == index).replicates)
-            ends = _ends(estimate.interval())
+            ends = ends_text(estimate.interval())
             yield (*named, f"all, block {blocks[index]}", signed(estimate.value), ends, replicates)
-        value, interval = panel.verdict.estimate.value, panel.verdict.interval
-        yield (*named, "all", signed(value), _ends(interval), str(pairs.replicates))
-
-
-def _ends(interval: Interval | None) -> str:
-    return "–" if interval is None else f"{number(interval.low)} to {number(interval.high)}"
+        overall = signed(panel.verdict.estimate.value), ends_text(panel.verdict.interval)
+        yield (*named, "all", *overall, str(pairs.replicates))
 
 
 def _tests(assessment: Assessment) -> Table:
@@ -152,7 +149,7 @@ def _levels(comparison: Comparison) -> str:
 
 
 def _test_row(verdict: Verdict) -> tuple[str, ...]:
-    share, interval = verdict.share, verdict.interval
+    share = verdict.share
     if share is not None:
         estimate = f"{share_text(share)}; |F| = {share.total}, D = {share.discordant}"
     else:
@@ -161,7 +158,7 @@ def _test_row(verdict: Verdict) -> tuple[str, ...]:
         f"{verdict.claim.key}: {verdict.claim.subject}",
         verdict.treatment,
         estimate,
-        _ends(interval),
+        ends_text(verdict.interval),
         number(verdict.test.p_value, 2),
         number(verdict.adjusted, 2),
         number(verdict.attainable, 2),
@@ -233,7 +230,6 @@ def _draw(assessment: Assessment, comparisons: Sequence[Comparison]) -> str:
 
 def _draw_estimate(axes: Axes, value: float, interval: Interval | None, place: float, look: Look) -> None:
     if interval is not None:
-        ends = [interval.low, interval.high]
-        axes.plot(ends, [place, place], color=look.colour, linewidth=1.6, zorder=3)
+        axes.plot(interval.ends, [place, place], color=look.colour, linewidth=1.6, zorder=3)
     mark: dict[str, Any] = {"color": look.colour, "markeredgecolor": "white", "markersize": 7}
     axes.plot([value], [place], look.marker, zorder=4, **mark)

@@ -11,7 +11,7 @@ from analysis.results import Plan
 from analysis.stats.intervals import Estimate
 from analysis.stats.matching import matched_progress
 from analysis.stats.progress import Evaluations, differences, reached
-from analysis.stats.text import count, number, percent, signed
+from analysis.stats.text import count, ends_text, number, percent, signed
 
 
 def progress(assessment: Assessment) -> Section | None:
@@ -65,7 +65,13 @@ def _differences(
             f"Difference in {outcome} to {control} ({unit}), with its 95% interval.",
             ("Arm", "Step", "Share of steps", "Difference", "95% interval"),
             [
-                (name, f"{step:g}", _share(step, known[name]), signed(each.value), _ends(each))
+                (
+                    name,
+                    f"{step:g}",
+                    _share(step, known[name]),
+                    signed(each.value),
+                    ends_text(each.interval()),
+                )
                 for name, rows in stages.items()
                 for step, each in rows.items()
             ],
@@ -90,7 +96,7 @@ def _draw(plan: Plan, stages: Mapping[str, Mapping[float, Estimate]], label: str
             )
             intervals = [each.interval() for each in rows.values()]
             if all(intervals):
-                ends = [(each.low, each.high) for each in intervals if each is not None]
+                ends = [each.ends for each in intervals if each is not None]
                 axes.fill_between(steps, *np.transpose(ends), color=look.colour, alpha=0.18, linewidth=0)
         axes.set_xlabel("training step")
         axes.set_ylabel(label)
@@ -117,11 +123,6 @@ def _step_table(
 def _share(step: float, evaluations: Evaluations) -> str:
     """Share of the run; the last evaluation is at its end."""
     return percent(round(step / float(evaluations.steps[-1]), 2))
-
-
-def _ends(estimate: Estimate) -> str:
-    interval = estimate.interval()
-    return "–" if interval is None else f"{number(interval.low)} to {number(interval.high)}"
 
 
 def _step(step: Estimate | None, evaluations: Evaluations) -> tuple[str, str]:

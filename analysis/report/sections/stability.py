@@ -9,7 +9,7 @@ from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import INK, looks, sheet
 from analysis.stats import Comparison, Verdict
 from analysis.stats.secondary import Spread
-from analysis.stats.text import number, ratio_text
+from analysis.stats.text import ends_text, number
 from lit_klrb import schema
 
 Row = tuple[Comparison, Spread]
@@ -81,7 +81,7 @@ def _row(row: Row) -> tuple[str, ...]:
         verdict.treatment,
         _of(row[1]),
         number(float(np.exp(verdict.estimate.value))),
-        ratio_text(verdict.interval).partition(" CI ")[2] or "–",
+        ends_text(verdict.interval and verdict.interval.exp()),
         number(verdict.adjusted, 2),
         number(_verdict(row, "spread _at_any_step").adjusted, 2),
         number(float(np.exp(roughness.estimate.value))),

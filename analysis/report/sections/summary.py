@@ -11,14 +11,7 @@ from analysis.report.sections.blocks import block_condition
 from analysis.stats import Comparison, Decision, Verdict
 from analysis.stats.blocks import BlockTest
 from analysis.stats.kl_reward import kl_ratio
-from analysis.stats.text import (
-    count,
-    interval_text,
-    number,
-    percent,
-    probability,
-    signed,
-)
+from analysis.stats.text import count, ends_text, interval_text, number, percent, probability, signed
 from analysis.stats.verdict import Outcome
 
 _AGAINST = {
@@ -91,7 +84,7 @@ def _looking(assessment: Assessment) -> str:
 
 def verdict_numbers(verdict: Verdict) -> dict[str, Any]:
     """The numbers of a verdict, for `results.json`."""
-    interval, share, test = verdict.interval, verdict.share, verdict.test
+    share, test = verdict.share, verdict.test
     how: dict[str, Any]
     if isinstance(test, BlockTest):
         how = {"blocks": test.blocks}
@@ -103,7 +96,7 @@ def verdict_numbers(verdict: Verdict) -> dict[str, Any]:
         "label": verdict.label,
         "estimate": verdict.estimate.value,
         "unit": verdict.unit,
-        "interval": None if interval is None else [interval.low, interval.high],
+        "interval": verdict.interval and verdict.interval.ends,
         "level": 1 - verdict.first_step,
         "p": test.p_value,
         "p_holm": verdict.adjusted,
@@ -157,14 +150,13 @@ def _rejects_with_zero(comparison: Comparison) -> bool:
 
 def _verdict_row(comparison: Comparison) -> tuple[str, ...]:
     primary, matched, fit = comparison.decision.primary, comparison.matched, comparison.fit
-    interval = primary.interval
     comparable = fit is not None and not fit.refused
     at_matched_kl = signed(matched.estimate.value) if comparable else "not comparable"
     return (
         comparison.pairs.treatment,
         comparison.decision.outcome.value,
         signed(primary.estimate.value),
-        "–" if interval is None else f"{number(interval.low)} to {number(interval.high)}",
+        ends_text(primary.interval),
         number(primary.adjusted, 2),
         *([] if primary.claim.key == "kl" else [at_matched_kl]),
         number(kl_ratio(comparison.pairs), 2),

@@ -19,7 +19,6 @@ from analysis.stats.frontier import nondominated
 from analysis.stats.intervals import Estimate
 from analysis.stats.pairs import BoolArray, FloatArray
 from analysis.stats.text import number
-from analysis.stats.unpaired import mean_over
 from lit_klrb import schema
 
 NORMAL_95 = 1.959963984540054
@@ -154,7 +153,7 @@ def _betas(runs: list[Run]) -> list[float]:
 
 
 def _mean(runs: list[Run], beta: float, key: str) -> Estimate:
-    return mean_over([np.array([run.outcome(key) for run in runs if run.point.beta == beta])])
+    return Estimate.of_mean(np.array([run.outcome(key) for run in runs if run.point.beta == beta]))
 
 
 def _half_width(mean: Estimate) -> float:

@@ -11,7 +11,7 @@ from analysis.results.sweep import Sweep
 from analysis.results.tuning import at_the_edge, trial_outcomes
 from analysis.stats.intervals import Estimate
 from analysis.stats.pairs import FloatArray
-from analysis.stats.text import count, number
+from analysis.stats.text import count, ends_text, number
 from analysis.stats.tuning import regrets_of
 from lit_klrb import schema
 
@@ -87,9 +87,8 @@ def _figure(sweep: Sweep, outcomes: Mapping[str, FloatArray], name: str) -> Figu
             for rate, one in zip(rates, found, strict=True):
                 interval = one.interval()
                 if interval is not None and np.isfinite(one.value):
-                    axes.plot([rate, rate], [interval.low, interval.high], color=look.colour, linewidth=1)
-                    ends = f"{number(interval.low)} to {number(interval.high)}"
-                    rows.append((arm, f"{rate:g}", number(one.value), ends))
+                    axes.plot([rate, rate], interval.ends, color=look.colour, linewidth=1)
+                    rows.append((arm, f"{rate:g}", number(one.value), ends_text(interval)))
             if arm in sweep.rates:
                 axes.axvline(sweep.rates[arm], color=look.colour, linestyle=":", linewidth=1)
         axes.set_xscale("log")

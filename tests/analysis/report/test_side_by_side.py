@@ -50,7 +50,7 @@ def test_differences_are_welchs_over_the_common_betas(sweeps):
         ours = objective(sweeps[1], arm, one.betas)
         theirs = objective(sweeps[0], "MonteCarlo", one.betas)
         expected = stats.ttest_ind(ours, theirs, equal_var=False)
-        assert one.p_value == pytest.approx(expected.pvalue)
+        assert one.estimate.p_value == pytest.approx(expected.pvalue)
         interval = one.estimate.interval()
         assert (interval.low, interval.high) == pytest.approx(tuple(expected.confidence_interval()))
 

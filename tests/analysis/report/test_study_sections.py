@@ -97,6 +97,8 @@ def test_the_bias_against_an_independent_sample_has_welchs_error():
     values, standard, error = RNG.normal(1, 0.2, size=(4, 50)), np.full(4, 1.02), np.full(4, 0.01)
     found = standard_bias(values, standard, error, tolerance=0.5)
     variance = (values.var(axis=1, ddof=1) / 50 + error**2).sum() / 16
-    assert found.bias == pytest.approx(values.mean() - 1.02)
-    assert found.difference_p == pytest.approx(2 * stats.norm.sf(abs(found.bias) / variance**0.5), abs=0.02)
-    assert found.high - found.low == pytest.approx(2 * 1.645 * variance**0.5, rel=0.02)
+    assert found.estimate.value == pytest.approx(values.mean() - 1.02)
+    assert found.difference_p == pytest.approx(
+        2 * stats.norm.sf(abs(found.estimate.value) / variance**0.5), abs=0.02
+    )
+    assert np.ptp(found.interval.ends) == pytest.approx(2 * 1.645 * variance**0.5, rel=0.02)

@@ -10,7 +10,7 @@ from scipy import stats
 from synthetic import BETAS, write_sweep
 
 from analysis.results.load import load_sweep
-from analysis.stats.arms import arm_outcomes, start_of
+from analysis.stats.arms import arm_outcomes, compared, start_of
 
 
 def finals(runs):
@@ -32,7 +32,8 @@ def lose(point, made):
 def test_means_and_matched_differences_are_those_of_the_files(tmp_path):
     runs = write_sweep(tmp_path, replicates=4, lift={"RaoBlackwell": 0.3}, edit=lose)
     values = finals(runs)
-    outcomes = {(one.label, one.beta): one for one in arm_outcomes(load_sweep(runs))}
+    sweep = load_sweep(runs)
+    outcomes = {(one.label, one.beta): one for one in arm_outcomes(sweep, compared(sweep))}
     assert len(outcomes) == 6
     for (label, beta), found in outcomes.items():
         index = next(key for key, value in BETAS.items() if value == beta)
