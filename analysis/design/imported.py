@@ -2,13 +2,14 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from analysis.design.plan import read_checked
 from analysis.results import Cell, Grid, Plan, Point, Primary, Stage, layout
+from analysis.results.checks import one_of, require
 from analysis.results.checksum import digest
 from analysis.results.files import present
 from analysis.results.foreign import COLUMNS, COORDINATES, METRICS, LoggedRun, logged_runs
@@ -58,20 +59,15 @@ class Mapping:
         Raises:
             ConfigurationError: If a key is not allowed or is missing.
         """
-        coordinates = (*COORDINATES, "seed")
-        given: list[tuple[str, Iterable[str], Sequence[str]]] = [("columns", self.columns, COLUMNS)]
-        given += [(f"runs.{run}", values, coordinates) for run, values in self.runs.items()]
-        for key, names, allowed in given:
-            for name in names:
-                if name not in allowed:
-                    raise ConfigurationError(
-                        f"{name!r} is not allowed; one of: {', '.join(allowed)}", key=key
-                    )
+        for name in self.columns:
+            one_of("columns", name, COLUMNS)
+        for run, values in self.runs.items():
+            for name in values:
+                one_of(f"runs.{run}", name, (*COORDINATES, "seed"))
         for name in METRICS:
             if name not in self.columns:
                 raise ConfigurationError(f"{name} is missing", key="columns")
-        if self.kl_unit not in (None, SEQUENCE):
-            raise ConfigurationError(f"{self.kl_unit!r} is not allowed; {SEQUENCE}", key="kl_unit")
+        require(self.kl_unit in (None, SEQUENCE), "kl_unit", self.kl_unit, SEQUENCE)
 
 
 def import_runs(source: Path, mapping_path: Path, output: Path) -> Path:

@@ -10,6 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from analysis.results import Plan
+from analysis.results.checks import require
 from analysis.results.grid import arms_of_estimators
 from analysis.results.stage import FIT
 from lit_klrb.config_files import check_config_file
@@ -30,10 +31,8 @@ def read_plan(path: Path) -> Plan:
     def spell_out(content: DictConfig) -> None:
         _check_indices(content)
         sequential = OmegaConf.select(content, "primary.sequential", default=False)
-        if not isinstance(sequential, bool):  # OmegaConf takes any number for one
-            raise ConfigurationError(
-                f"{sequential!r} is not allowed; true or false", key="primary.sequential"
-            )
+        # OmegaConf takes any number for a boolean
+        require(isinstance(sequential, bool), "primary.sequential", sequential, "true or false")
         _spell_out_arms(content)
 
     return read_checked(path, Plan, Plan.check, "a plan", spell_out)
@@ -92,11 +91,9 @@ def read_checked(
         check(found)
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}; the path of {called} is expected") from None
-    except YAMLError as error:
-        raise ConfigurationError(f"{path}: {' '.join(str(error).split())}") from None
     except OmegaConfBaseException as error:
         raise ConfigurationError(f"{path}: {_one_line(error)}") from None
-    except TypeError as error:  # a list where a mapping is expected, or the other way round
+    except (YAMLError, TypeError) as error:  # a list where a mapping is expected, or the other way round
         raise ConfigurationError(f"{path}: {' '.join(str(error).split())}") from None
     except ConfigurationError as error:
         named = str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
@@ -125,10 +122,9 @@ def _spell_out_arms(content: DictConfig) -> None:
     key = "estimator" if "estimator" in grid else "arms"
     names = grid.get(key)
     if key == "estimator" or isinstance(names, ListConfig):
-        if not isinstance(names, ListConfig) or not all(isinstance(name, str) for name in names):
-            raise ConfigurationError(f"{names!r} is not allowed; a list of names", key=f"grid.{key}")
-        if len(set(names)) < len(names):
-            raise ConfigurationError(f"{list(names)} is not allowed; different names", key=f"grid.{key}")
+        listed = isinstance(names, ListConfig) and all(isinstance(name, str) for name in names)
+        require(listed, f"grid.{key}", names, "a list of names")
+        require(len(set(names)) == len(names), f"grid.{key}", list(names), "different names")
         del grid[key]
         grid.arms = arms_of_estimators(list(names))
 

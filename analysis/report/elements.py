@@ -1,8 +1,10 @@
 """The elements of a section of the report. Text is plain and is escaped by the page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,12 @@ class Table:
     caption: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+    @classmethod
+    def of(cls, caption: str, items: Iterable[Item], *columns: tuple[str, Callable[[Item], str]]) -> "Table":
+        """A table with a row for each item, from the name and the text of each column."""
+        rows = [tuple(text(item) for _, text in columns) for item in items]
+        return cls(caption, tuple(name for name, _ in columns), rows)
 
 
 @dataclass(frozen=True)

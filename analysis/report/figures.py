@@ -3,13 +3,15 @@
 import base64
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from matplotlib import style
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
+from matplotlib.ticker import NullFormatter
 from PIL import Image
 
 Dashes = tuple[float, tuple[float, ...]]
@@ -95,6 +97,17 @@ class Sheet:
 
     canvas: Canvas
     svg: str = ""
+
+    def legend(self, handles: Sequence[Line2D] | None = None, columns: int = 1) -> None:
+        """Add a legend above the axes: of the given entries, or of all that is labelled."""
+        self.canvas.legend(handles=handles, loc="outside upper left", ncols=columns, fontsize=8)
+
+
+def log_scale(axis: Axis) -> None:
+    """Give an axis a logarithmic scale with plain numbers."""
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 @contextmanager

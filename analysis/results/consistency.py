@@ -3,9 +3,9 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from statistics import fmean
+from typing import TypeVar
 
-from analysis.results import layout
 from analysis.results.grid import by_beta, plain_key
 from analysis.results.plan import Plan
 from analysis.results.records import Failure, Run
@@ -13,6 +13,7 @@ from analysis.results.settings import ignored_overrides
 from analysis.results.sweep import Problem
 from lit_klrb import schema
 
+Key = TypeVar("Key")
 # The common evaluator's KL is an average of exact KLs of tokens: what is below 0 is rounding.
 _ROUNDING = 1e-3
 # The key of a run's settings with its weight of the KL.
@@ -75,14 +76,15 @@ def lost_runs(failures: Sequence[Failure], plan: Plan) -> list[Problem]:
 
 def _copies(grid: Sequence[Run]) -> Iterator[Problem]:
     """Runs whose curves agree in every digit. With the same seed, both arms may do the same."""
-    alike: dict[Any, list[Run]] = defaultdict(list)
-    for run in grid:
-        curves = [(key, run.curves[key]) for key in sorted(run.curves) if key.startswith(_TRACES)]
-        if any(len(curve.value) > 1 for _, curve in curves):
-            alike[tuple((key, curve.value.tobytes()) for key, curve in curves)].append(run)
-    for group in alike.values():
-        if len(group) > 1:
-            names = ", ".join(f"{layout.RESULTS}/{run.cell.id}.json" for run in group)
+
+    def traces(run: Run) -> tuple[tuple[str, bytes], ...]:
+        curves = [(key, run.curves[key].value) for key in sorted(run.curves) if key.startswith(_TRACES)]
+        long = any(len(value) > 1 for _, value in curves)
+        return tuple((key, value.tobytes()) for key, value in curves) if long else ()
+
+    for same, group in _grouped(grid, traces).items():
+        if same and len(group) > 1:
+            names = ", ".join(run.file for run in group)
             seeds = len({run.cell.seed for run in group})
             told = "different seeds" if seeds > 1 else "one seed: a copy, or arms that do the same"
             yield Problem(f"{names}: the same curves in every digit at {told}", serious=seeds > 1)
@@ -90,10 +92,7 @@ def _copies(grid: Sequence[Run]) -> Iterator[Problem]:
 
 def _same_weights(grid: Sequence[Run]) -> Iterator[Problem]:
     """Runs of different seeds that ended with the same weights: copies, or runs that did not train."""
-    alike: dict[str, list[Run]] = defaultdict(list)
-    for run in grid:
-        alike[run.weights].append(run)
-    for weights, group in alike.items():
+    for weights, group in _grouped(grid, lambda run: run.weights).items():
         seeds = len({run.cell.seed for run in group})
         if weights and seeds > 1:
             text = (
@@ -107,8 +106,7 @@ def _negative(grid: Sequence[Run], imported: bool) -> Iterator[Problem]:
     for run in grid:
         kl = run.outcome(schema.KL)
         if kl < -_ROUNDING:
-            text = f"{layout.RESULTS}/{run.cell.id}.json: its KL is {kl:g}; a KL is not negative"
-            yield Problem(text, serious=not imported)
+            yield Problem(f"{run.file}: its KL is {kl:g}; a KL is not negative", serious=not imported)
     for (label, index), mean in _mean_kls(grid).items() if imported else ():
         if mean < -_ROUNDING:
             yield Problem(f"the mean KL of {label} at beta index {index} is {mean:g}", serious=True)
@@ -131,10 +129,8 @@ def _units(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
 
 def _mean_kls(grid: Sequence[Run]) -> dict[tuple[str, int], float]:
     """(arm, beta index) -> mean KL over replicates."""
-    found: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for run in grid:
-        found[run.point.arm, run.point.beta_index].append(run.outcome(schema.KL))
-    return {place: sum(values) / len(values) for place, values in found.items()}
+    groups = _grouped(grid, lambda run: (run.point.arm, run.point.beta_index))
+    return {place: fmean(run.outcome(schema.KL) for run in runs) for place, runs in groups.items()}
 
 
 def _arms(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
@@ -157,11 +153,8 @@ def _settings(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
     """Hyperparameters in which matched runs differ though no arm changes them."""
     planned = tuple(plain_key(key) for overrides in plan.grid.arms.values() for key in overrides)
     planned += (plain_key(plan.tuning.key),) if plan.tuning else ()
-    pairs: dict[tuple[int, int], list[Run]] = defaultdict(list)
-    for run in grid:
-        pairs[run.point.beta_index, run.point.replicate].append(run)
     found: dict[str, set[str]] = defaultdict(set)
-    for runs in pairs.values():
+    for runs in _grouped(grid, lambda run: (run.point.beta_index, run.point.replicate)).values():
         settings = [run.settings for run in runs if run.settings]
         for key in {key for one in settings for key in one}:
             values = {one.get(key, "none") for one in settings}
@@ -213,7 +206,12 @@ def _versions(run: Run) -> str:
 
 
 def _by_arm(grid: Iterable[Run]) -> dict[str, list[Run]]:
-    arms: dict[str, list[Run]] = defaultdict(list)
-    for run in grid:
-        arms[run.point.arm].append(run)
-    return dict(sorted(arms.items()))
+    return dict(sorted(_grouped(grid, lambda run: run.point.arm).items()))
+
+
+def _grouped(runs: Iterable[Run], key: Callable[[Run], Key]) -> dict[Key, list[Run]]:
+    """The runs by what they have in common."""
+    groups: dict[Key, list[Run]] = defaultdict(list)
+    for run in runs:
+        groups[key(run)].append(run)
+    return groups

@@ -40,25 +40,21 @@ def load_sweep(directory: Path) -> Sweep:
         ConfigurationError: If it has no results, or both.
         DamagedFileError: If its plan cannot be read.
     """
-    runs, problems = _read_archive(directory) if has_archive(directory) else _read_results(directory)
-    failures, failure_problems = _read_all(layout.failure_paths(directory), read_failure)
-    problems += failure_problems
+    problems: list[Problem] = []
+    runs = (_read_archive if has_archive(directory) else _read_results)(directory, problems)
+    failures = _read_all(layout.failure_paths(directory), read_failure, problems)
     known = {run.cell.id for run in runs}
     if os.path.lexists(path := present(directory / layout.PLAN)):
         locked = LockedPlan.read(path)
         plan = locked.plan
         problems += _plan_problems(locked)
-        runs, failures, unplanned = _planned(runs, failures, locked)
-        problems += unplanned
+        runs = _planned(runs, locked, layout.RESULTS, problems)
+        failures = _planned(failures, locked, layout.FAILED, problems)
     else:
         locked, plan = None, _inferred_plan(directory, [run.cell for run in runs])
-        runs, unclear = _without_duplicates(runs, plan)
-        problems += unclear
+        runs = _without_duplicates(runs, problems)
     imported = locked is not None and locked.imported_from is not None
-    runs, unclear = _judged(runs, plan, imported=imported)
-    problems += unclear
-    runs, unmatched = _matched(runs, plan)
-    problems += unmatched
+    runs = _matched(_judged(runs, plan, problems, imported=imported), plan, problems)
     units_unknown = locked is not None and locked.units_unknown
     problems += inconsistencies(runs, plan, imported=imported, units_unknown=units_unknown)
     published = {run.cell.id for run in runs}
@@ -79,23 +75,23 @@ def load_sweep(directory: Path) -> Sweep:
     )
 
 
-def _judged(runs: Sequence[Run], plan: Plan, *, imported: bool) -> tuple[list[Run], list[Problem]]:
+def _judged(runs: Sequence[Run], plan: Plan, problems: list[Problem], *, imported: bool) -> list[Run]:
     """The runs, diverged if they lack an outcome that the plan compares, and a problem for each left out.
 
     In a log of other software a value that is not a number may be a gap: such a run is left out, unless its
     last values are none.
     """
     compared = (schema.KL,) if plan.primary.outcome == schema.KL else (schema.REWARD, schema.KL)
-    kept, problems = [], []
+    kept = []
     for run in runs:
         lacks = run.cell.arm is not None and any(key not in run.final for key in compared)
         if imported and (lacks or run.diverged) and not _ends_in_nan(run, compared):
-            text = f"{layout.RESULTS}/{run.cell.id}.json: {run.cell.title}: the log ends without a number"
+            text = f"{run.file}: {run.cell.title}: the log ends without a number"
             why = f"a run has diverged if its last {_LAST_VALUES} rows have none"
             problems.append(Problem(f"{text}; {why}", serious=True))
         else:
             kept.append(replace(run, diverged=True) if lacks else run)
-    return kept, problems
+    return kept
 
 
 def _ends_in_nan(run: Run, metrics: Sequence[str]) -> bool:
@@ -105,31 +101,29 @@ def _ends_in_nan(run: Run, metrics: Sequence[str]) -> bool:
     return any(len(end) == _LAST_VALUES and not np.isfinite(end).any() for end in ends)
 
 
-def _read_results(directory: Path) -> tuple[list[Run], list[Problem]]:
+def _read_results(directory: Path, problems: list[Problem]) -> list[Run]:
     paths = layout.result_paths(directory)
     if not paths:
         raise ConfigurationError(f"{directory}: no results/*.json; the directory of a sweep is expected")
-    return _read_all(paths, read_run)
+    return _read_all(paths, read_run, problems)
 
 
-def _read_archive(directory: Path) -> tuple[list[Run], list[Problem]]:
+def _read_archive(directory: Path, problems: list[Problem]) -> list[Run]:
     """The runs of an archive; a second line with the same cell, which no sweep writes, is a problem."""
     lines = archive_lines(directory)
     if not lines:
         raise ConfigurationError(f"{archive_path(directory)}: has no results")
-    runs, problems = _read_all(list(lines), lambda line: decode_run(line, lines[line]))
     found: dict[str, Run] = {}
-    for run in runs:
+    for run in _read_all(list(lines), lambda line: decode_run(line, lines[line]), problems):
         if run.cell.id in found:
             text = f"{layout.ARCHIVE}: has two results of the cell {run.cell.id}"
             problems.append(Problem(text, serious=True))
         found.setdefault(run.cell.id, run)
-    return list(found.values()), problems
+    return list(found.values())
 
 
-def _read_all(paths: Sequence[Path], read: Callable[[Path], Record]) -> tuple[list[Record], list[Problem]]:
+def _read_all(paths: Sequence[Path], read: Callable[[Path], Record], problems: list[Problem]) -> list[Record]:
     found: list[Record] = []
-    problems: list[Problem] = []
     for path in paths:
         try:
             found.append(read(path))
@@ -138,7 +132,7 @@ def _read_all(paths: Sequence[Path], read: Callable[[Path], Record]) -> tuple[li
             problems.append(Problem(str(error).replace(str(path), _name(path), 1), unread=True))
         except OSError as error:
             problems.append(Problem(f"{_name(path)}: {error.strerror}", unread=True))
-    return found, problems
+    return found
 
 
 def _name(path: Path) -> str:
@@ -192,24 +186,18 @@ def _of_other_blocks(locked: LockedPlan) -> Iterator[Cell]:
 
 
 def _planned(
-    runs: list[Run], failures: list[Failure], locked: LockedPlan
-) -> tuple[list[Run], list[Failure], list[Problem]]:
-    """The runs and failures that match the plan, and a problem for each other one."""
-    kept, problems = [], []
-    for run in runs:
-        reason = _difference(run.cell, locked)
+    records: Sequence[Record], locked: LockedPlan, folder: str, problems: list[Problem]
+) -> list[Record]:
+    """The runs or failures that match the plan, with its cells, and a problem for each other one."""
+    kept = []
+    for record in records:
+        reason = _difference(record.cell, locked)
         if reason is None:
-            kept.append(replace(run, cell=locked.cells[run.cell.id]))
+            kept.append(replace(record, cell=locked.cells[record.cell.id]))
         else:
-            problems.append(Problem(f"{layout.RESULTS}/{run.cell.id}.json: {reason}", serious=True))
-    known = []
-    for failure in failures:
-        reason = _difference(failure.cell, locked)
-        if reason is None:
-            known.append(replace(failure, cell=locked.cells[failure.cell.id]))
-        else:
-            problems.append(Problem(f"{layout.FAILED}/{failure.cell.id}.json: {reason}"))
-    return kept, known, problems
+            text = f"{folder}/{record.cell.id}.json: {reason}"
+            problems.append(Problem(text, serious=folder == layout.RESULTS))
+    return kept
 
 
 def _difference(cell: Cell, locked: LockedPlan) -> str | None:
@@ -224,28 +212,29 @@ def _difference(cell: Cell, locked: LockedPlan) -> str | None:
     return None
 
 
-def _matched(runs: list[Run], plan: Plan) -> tuple[list[Run], list[Problem]]:
+def _matched(runs: Sequence[Run], plan: Plan, problems: list[Problem]) -> list[Run]:
     """The runs with the plan's beta and the same seed as their pair, and a problem for each other one."""
-    groups: dict[tuple[int, int], list[Run]] = defaultdict(list)
-    out: dict[str, str] = {}
+    seeds: dict[tuple[int, int], set[int]] = defaultdict(set)
     for run in runs:
+        if run.cell.point is not None:
+            seeds[run.point.beta_index, run.point.replicate].add(run.cell.seed)
+
+    def reason(run: Run) -> str | None:
         point = run.cell.point
-        if point is not None:
-            groups[point.beta_index, point.replicate].append(run)
-            beta = plan.grid.beta.get(point.beta_index)
-            if beta != point.beta:
-                out[run.cell.id] = f"its beta is {point.beta:g}, expected {beta}"
-            if not 0 <= point.replicate < plan.grid.replicates:
-                out[run.cell.id] = f"there is no replicate {point.replicate}"
-    for (index, replicate), group in groups.items():
-        seeds = sorted({run.cell.seed for run in group})
-        if len(seeds) > 1:
-            text = f"the runs of beta index {index}, replicate {replicate} have different seeds: {seeds}"
-            out |= {run.cell.id: text for run in group}
-    problems = [
-        Problem(f"{layout.RESULTS}/{name}.json: {reason}", serious=True) for name, reason in out.items()
+        if point is None:
+            return None
+        index, replicate, beta = point.beta_index, point.replicate, plan.grid.beta.get(point.beta_index)
+        if len(own := sorted(seeds[index, replicate])) > 1:
+            return f"the runs of beta index {index}, replicate {replicate} have different seeds: {own}"
+        if not 0 <= replicate < plan.grid.replicates:
+            return f"there is no replicate {replicate}"
+        return None if beta == point.beta else f"its beta is {point.beta:g}, expected {beta}"
+
+    reasons = {run.cell.id: text for run in runs if (text := reason(run))}
+    problems += [
+        Problem(f"{run.file}: {reasons[run.cell.id]}", True) for run in runs if run.cell.id in reasons
     ]
-    return [run for run in runs if run.cell.id not in out], problems
+    return [run for run in runs if run.cell.id not in reasons]
 
 
 def _inferred_plan(directory: Path, cells: Sequence[Cell]) -> Plan:
@@ -269,17 +258,14 @@ def _inferred_plan(directory: Path, cells: Sequence[Cell]) -> Plan:
     )
 
 
-def _without_duplicates(runs: list[Run], plan: Plan) -> tuple[list[Run], list[Problem]]:
+def _without_duplicates(runs: Sequence[Run], problems: list[Problem]) -> list[Run]:
     """The runs that are alone in their place. Choosing among several would be a selection."""
     groups: dict[tuple[str, int, int] | Trial | str, list[Run]] = defaultdict(list)
     for run in runs:
         groups[run.cell.place or run.cell.trial or run.cell.stage].append(run)
-    kept, problems = [], []
     for group in groups.values():
-        if len(group) == 1:
-            kept += group
-        else:
-            names = ", ".join(f"{layout.RESULTS}/{run.cell.id}.json" for run in group)
+        if len(group) > 1:
+            names = ", ".join(run.file for run in group)
             text = f"{names}: {len(group)} results for {group[0].cell}, but no plan to select one"
             problems.append(Problem(text, serious=True))
-    return kept, problems
+    return [run for group in groups.values() if len(group) == 1 for run in group]

@@ -107,12 +107,18 @@ def _rows_of(contents: Iterable[tuple[str, Any]]) -> Iterator[Row]:
     for place, content in contents:
         if not isinstance(content, dict):
             raise ConfigurationError(f"{place}: a mapping of columns to values is expected")
-        yield Row(place, dict(_flat(content)))
+        yield Row(place, {key: value for key, value in flat(content) if value is not None and value != ""})
 
 
-def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested mappings, with their keys joined by dots.
+
+    Example:
+        >>> dict(flat({"model": {"lr": 0.1, "layers": [1, 2]}}))
+        {'model.lr': 0.1, 'model.layers': [1, 2]}
+    """
     for key, value in content.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        elif value is not None and value != "":
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
             yield f"{prefix}{key}", value

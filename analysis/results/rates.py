@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from lit_klrb.errors import ConfigurationError
+from analysis.results.checks import require
 
 # The name of the stage.
 TUNING = "tuning"
@@ -31,14 +31,9 @@ class Tuning:
         Raises:
             ConfigurationError: If a value is not allowed.
         """
-        allowed = all(math.isfinite(rate) and rate > 0 for rate in self.rates)
-        if not allowed or len(set(self.rates)) < max(_FEWEST_RATES, len(self.rates)):
-            raise ConfigurationError(
-                f"{self.rates!r} is not allowed; at least {_FEWEST_RATES} different numbers > 0",
-                key="tuning.rates",
-            )
-        if type(self.replicates) is not int or self.replicates < _FEWEST_REPLICATES:
-            raise ConfigurationError(
-                f"{self.replicates!r} is not allowed; integers >= {_FEWEST_REPLICATES}",
-                key="tuning.replicates",
-            )
+        positive = all(math.isfinite(rate) and rate > 0 for rate in self.rates)
+        enough = len(set(self.rates)) >= max(_FEWEST_RATES, len(self.rates))
+        allowed = f"at least {_FEWEST_RATES} different numbers > 0"
+        require(positive and enough, "tuning.rates", self.rates, allowed)
+        whole = type(self.replicates) is int and self.replicates >= _FEWEST_REPLICATES
+        require(whole, "tuning.replicates", self.replicates, f"integers >= {_FEWEST_REPLICATES}")

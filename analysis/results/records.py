@@ -15,7 +15,7 @@ from analysis.results.artifacts import Study, read_studies, unknown_studies
 from analysis.results.cell import Cell, Point
 from analysis.results.checksum import canonical, digest
 from analysis.results.files import MALFORMED, DamagedFileError, parse_json, read_bytes, read_json
-from analysis.results.layout import RESULT_SCHEMA
+from analysis.results.layout import RESULT_SCHEMA, RESULTS
 from lit_klrb import schema
 
 FloatArray = npt.NDArray[np.float64]
@@ -75,6 +75,11 @@ class Run:
     prompts: Mapping[str, FloatArray] = field(default_factory=dict)
     other_studies: Mapping[str, Any] = field(default_factory=dict)
     weights: str = ""
+
+    @property
+    def file(self) -> str:
+        """The name of its file, for messages."""
+        return f"{RESULTS}/{self.cell.id}.json"
 
     @property
     def point(self) -> Point:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from analysis.results import layout
 from analysis.results.grid import BETA, plain_key
+from analysis.results.logs import flat
 from analysis.results.plan import Plan
 from analysis.results.records import Run
 from analysis.results.sweep import Problem
@@ -37,25 +37,18 @@ def ignored_overrides(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
             found = run.settings.get(key, run.settings.get(f"{key}.class_path"))
             if _recorded(key, value) and not _same(value, found):
                 text = f"its settings have {key} = {_short(found)}, expected {_short(value)}"
-                yield Problem(f"{layout.RESULTS}/{run.cell.id}.json: {text}", serious=True)
+                yield Problem(f"{run.file}: {text}", serious=True)
 
 
 def _planned(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The plain values of overrides by plain key; a value replaces what earlier ones set below its key."""
     found: dict[str, Any] = {}
     for key, value in overrides.items():
-        for place, leaf in _leaves(plain_key(key), value):
+        for whole, leaf in flat({key: value}):
+            place = plain_key(whole).removesuffix(".class_path")
             found = {old: kept for old, kept in found.items() if not old.startswith(f"{place}.")}
             found[place] = leaf
     return found
-
-
-def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, Mapping):
-        yield key.removesuffix(".class_path"), value
-        return
-    for name, each in value.items():
-        yield from _leaves(key if name == "init_args" else f"{key}.{name}", each)
 
 
 def _recorded(key: str, value: Any) -> bool:

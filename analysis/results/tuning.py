@@ -103,4 +103,4 @@ def tuning_problems(plan: Plan, runs: Sequence[Run], choice: Mapping[str, Any] |
         found, chosen = run.settings.get(key), rates.get(run.point.arm)
         if run.settings and (found is None or chosen is None or float(found) != chosen):
             text = f"its settings have {key} = {found}, {chosen} was chosen for {run.point.arm}"
-            yield Problem(f"{layout.RESULTS}/{run.cell.id}.json: {text}", serious=True)
+            yield Problem(f"{run.file}: {text}", serious=True)

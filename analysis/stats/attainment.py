@@ -118,11 +118,6 @@ def _labelled_differences(
 
 def attainment_on(pairs: Pairs, kl_grid: FloatArray, reward_grid: FloatArray) -> FloatArray:
     """P(treatment attains) - P(control attains) over replicates at each point of a grid, shape [K, R]."""
-    return np.asarray(_by_replicate(pairs, kl_grid, reward_grid).mean(axis=0))
-
-
-def _by_replicate(pairs: Pairs, kl_grid: FloatArray, reward_grid: FloatArray) -> FloatArray:
-    """+1 where only the treatment attains a point, -1 where only the control does, shape [S, K, R]."""
     kl, reward = pairs.worst_filled()
     maps = []
     for replicate in np.unique(pairs.replicate):
@@ -133,4 +128,4 @@ def _by_replicate(pairs: Pairs, kl_grid: FloatArray, reward_grid: FloatArray) ->
         )
         ours, theirs = attains.any(axis=0).astype(np.float64)
         maps.append(ours - theirs)
-    return np.array(maps)
+    return np.asarray(np.mean(maps, axis=0))

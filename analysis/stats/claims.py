@@ -1,7 +1,7 @@
 """The claims that are tested, and how verdicts word them."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,11 @@ class Claim:
     unit_of_n: str = "replicate"
 
 
+_NOT_THE_AIM = "What training maximises is J, of which this is a part."
+_SHARE_CAVEAT = (
+    "A larger share also comes from a larger spread between runs; it does not make an estimator better."
+)
+
 OBJECTIVE = Claim(
     "objective", "J = reward − β·KL", "higher J = reward − β·KL", "lower J = reward − β·KL", primary=True
 )
@@ -38,12 +43,8 @@ KL_DECIDES = Claim("kl", "the KL", "a lower KL", "a higher KL", primary=True, hi
 MATCHED_KL = Claim(
     "matched_kl", "reward at matched KL", "more reward at matched KL", "less reward at matched KL"
 )
-_NOT_THE_AIM = "What training maximises is J, of which this is a part."
 KL = Claim("kl", "the KL itself", "a lower KL", "a higher KL", caveat=_NOT_THE_AIM, higher_is_better=False)
 REWARD = Claim("reward", "the reward itself", "more reward", "less reward", caveat=_NOT_THE_AIM)
-_SHARE_CAVEAT = (
-    "A larger share also comes from a larger spread between runs; it does not make an estimator better."
-)
 FRONTIER_SHARE = Claim(
     "frontier_share",
     "the share of the frontier",
@@ -84,44 +85,32 @@ COLLAPSES = Claim(
 
 def share_below(cut: float) -> Claim:
     """The frontier share below a KL cut."""
-    below = f"below KL = {cut:g}"
-    return Claim(
-        f"{FRONTIER_SHARE.key} {below}",
-        f"{FRONTIER_SHARE.subject} {below}",
-        f"{FRONTIER_SHARE.favourable} {below}",
-        f"{FRONTIER_SHARE.unfavourable} {below}",
-        caveat=_SHARE_CAVEAT,
+    words = ("key", "subject", "favourable", "unfavourable")
+    return replace(
+        FRONTIER_SHARE, **{word: f"{getattr(FRONTIER_SHARE, word)} below KL = {cut:g}" for word in words}
     )
 
 
-def spread_of(metric: str, what: str) -> Claim:
-    """The spread between replicates of a metric's curves, averaged over training."""
-    return Claim(
-        f"spread_{metric}",
-        f"the spread of {what} between replicates",
-        f"less spread of {what} between replicates",
-        f"more spread of {what} between replicates",
-        higher_is_better=False,
+def of_curves(metric: str, what: str) -> tuple[Claim, Claim, Claim]:
+    """The claims on a metric's curves: spread between replicates, on average and at any step, and roughness.
+
+    Roughness is within runs, as opposed to spread between runs.
+    """
+    spread = f"spread of {what} between replicates"
+    words = (
+        ("spread_{}", f"the {spread}", f"less {spread}", f"more {spread}"),
+        (
+            "spread_{}_at_any_step",
+            f"the {spread}, at the step where it differs most",
+            f"less {spread} at some step",
+            f"more {spread} at some step",
+        ),
+        (
+            "roughness_{}",
+            f"the roughness of {what} within runs",
+            f"smoother runs in {what}",
+            f"rougher runs in {what}",
+        ),
     )
-
-
-def spread_anywhere(metric: str, what: str) -> Claim:
-    """The largest difference of that spread at a single step."""
-    return Claim(
-        f"spread_{metric}_at_any_step",
-        f"the spread of {what} between replicates, at the step where it differs most",
-        f"less spread of {what} between replicates at some step",
-        f"more spread of {what} between replicates at some step",
-        higher_is_better=False,
-    )
-
-
-def roughness_of(metric: str, what: str) -> Claim:
-    """Roughness within runs, as opposed to spread between runs."""
-    return Claim(
-        f"roughness_{metric}",
-        f"the roughness of {what} within runs",
-        f"smoother runs in {what}",
-        f"rougher runs in {what}",
-        higher_is_better=False,
-    )
+    first, second, third = (Claim(key.format(metric), *rest, higher_is_better=False) for key, *rest in words)
+    return first, second, third

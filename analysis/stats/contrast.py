@@ -75,13 +75,20 @@ def block_means(contrast: Contrast, pairs: Pairs) -> dict[int, Estimate]:
     return found
 
 
-def ranked(pairs: Pairs, values: FloatArray) -> Contrast:
-    """Ranks within each beta, scaled to (0, 1); diverged runs share the lowest rank."""
-    filled = np.where(pairs.diverged, -np.inf, values)
+def difference(pairs: Pairs, values: FloatArray, unit: str, *, lower_is_better: bool = False) -> Contrast:
+    """The difference in an outcome [P, 2]: the unweighted mean over betas; by rank if a run diverged."""
+    if pairs.diverged.any():
+        return ranked(pairs, values, lower_is_better=lower_is_better)
+    return Contrast(values[:, 0] - values[:, 1], equal_betas(pairs), unit, ranked=False)
+
+
+def ranked(pairs: Pairs, values: FloatArray, *, lower_is_better: bool = False) -> Contrast:
+    """Ranks within each beta, scaled to (0, 1); diverged runs share the worst rank."""
+    sign = -1.0 if lower_is_better else 1.0
+    filled = np.where(pairs.diverged, -np.inf, sign * values)
     ranks = np.zeros_like(filled)
     for index in pairs.beta_indices:
         rows = pairs.beta_index == index
         ranks[rows] = (stats.rankdata(filled[rows], axis=None).reshape(-1, 2) - 0.5) / (2 * rows.sum())
-    return Contrast(
-        ranks[:, 0] - ranks[:, 1], equal_betas(pairs), "rank among the runs of its beta (0 to 1)", True
-    )
+    differences = sign * (ranks[:, 0] - ranks[:, 1])
+    return Contrast(differences, equal_betas(pairs), "rank among the runs of its beta (0 to 1)", True)

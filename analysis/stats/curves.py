@@ -1,4 +1,4 @@
-"""Training curves of matched pairs at their common steps."""
+"""Curves of matched pairs at their common steps."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,11 @@ class Curves:
     """One metric of matched pairs over training.
 
     Attributes:
-        metric: "reward" or "kl".
+        metric: "reward", "kl", or "objective".
         pairs: The pairs in which both runs have the curve and neither diverged.
-        steps: The steps that all curves have, shape [T].
-        values: The reward, or the *log* of the KL, of treatment and control, shape [P, 2, T].
+        steps: The steps that all curves have, ascending, shape [T].
+        values: The metric of treatment and control, shape [P, 2, T]; the *log* of the KL where the spread
+            between replicates is compared.
     """
 
     metric: str

@@ -26,7 +26,7 @@ class NoiseShare:
         return f"{self.value:.0%} ({self.interval.low:.0%} to {self.interval.high:.0%})"
 
 
-def noise_share(differences: Sequence[FloatArray], level: float = 0.95) -> NoiseShare | None:
+def noise_share(differences: Sequence[FloatArray]) -> NoiseShare | None:
     """The share of evaluation noise in the variance of a pair's difference.
 
     The difference of pair s on prompt p is d_sp = mean + a_s + b_p + e_sp: a_s is what the pair's runs differ
@@ -44,7 +44,6 @@ def noise_share(differences: Sequence[FloatArray], level: float = 0.95) -> Noise
     Args:
         differences: For each beta, differences of S pairs on P prompts, shape [S, P]. Betas with a single
             pair or prompt are left out.
-        level: The level of the interval.
 
     Returns:
         The share; None if there is nothing to estimate it from.
@@ -64,14 +63,11 @@ def noise_share(differences: Sequence[FloatArray], level: float = 0.95) -> Noise
     if not total.sum() > 0:
         return None
     ratio = float(noise.sum() / total.sum())
-    ends = [0.5 - level / 2, 0.5 + level / 2]
-    if ratio > 0:
-        low, high = ratio * stats.f.ppf(
-            ends, _satterthwaite(total, degrees), _satterthwaite(noise, noise_degrees)
-        )
-    else:
-        low = high = 0.0
-    return NoiseShare(min(1.0, ratio), Interval(min(1.0, low), min(1.0, high), level))
+    freedom = (
+        (_satterthwaite(total, degrees), _satterthwaite(noise, noise_degrees)) if ratio > 0 else (1.0, 1.0)
+    )
+    low, high = np.minimum(1.0, ratio * stats.f.ppf([0.025, 0.975], *freedom))
+    return NoiseShare(min(1.0, ratio), Interval(float(low), float(high), 0.95))
 
 
 def _variances(differences: FloatArray) -> tuple[float, float, int, int]:

@@ -78,7 +78,7 @@ def pooled_frontier(pairs: Pairs, cut: float = np.inf) -> BoolArray:
     return nondominated(pairs.kl, pairs.reward) & (np.nan_to_num(pairs.kl, nan=np.inf) < cut)
 
 
-def pooled_share(pairs: Pairs, cut: float = np.inf, *, resamples: int = 1_000, seed: int = 0) -> Share:
+def pooled_share(pairs: Pairs, cut: float = np.inf, *, resamples: int = 1_000) -> Share:
     """The treatment's share of the pooled frontier.
 
     The share increases with an arm's spread as well as with its quality, and depends on the number of
@@ -88,14 +88,13 @@ def pooled_share(pairs: Pairs, cut: float = np.inf, *, resamples: int = 1_000, s
         pairs: The matched pairs.
         cut: Only frontier points with KL below this count.
         resamples: Bootstrap resamples of the replicates (within each KL weight, or of whole blocks).
-        seed: Seed of the bootstrap.
 
     Returns:
         Counts, and a 95% percentile interval if there are at least two replicates everywhere.
     """
     member = pooled_frontier(pairs, cut)
     interval = None
-    shares = _resampled_shares(pairs, cut, resamples, seed) if resamples and member.any() else None
+    shares = _resampled_shares(pairs, cut, resamples) if resamples and member.any() else None
     if shares is not None:
         low, high = np.quantile(shares, [0.025, 0.975])
         interval = Interval(float(low), float(high), 0.95)
@@ -103,7 +102,7 @@ def pooled_share(pairs: Pairs, cut: float = np.inf, *, resamples: int = 1_000, s
     return Share(int(member[:, 0].sum()), int(member.sum()), int(one_sided.sum()), interval)
 
 
-def _resampled_shares(pairs: Pairs, cut: float, resamples: int, seed: int) -> FloatArray | None:
+def _resampled_shares(pairs: Pairs, cut: float, resamples: int) -> FloatArray | None:
     """The share in each bootstrap resample, shape [resamples]; None if a stratum has only one replicate.
 
     The frontiers of all resamples are computed together. With the distinct runs of a resample ordered by
@@ -111,7 +110,7 @@ def _resampled_shares(pairs: Pairs, cut: float, resamples: int, seed: int) -> Fl
     """
     groups = pairs.replicate if pairs.seeds_shared else np.arange(len(pairs))
     strata = np.zeros_like(pairs.beta_index) if pairs.seeds_shared else pairs.beta_index
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     times = np.zeros((resamples, len(pairs)))  # how often each pair occurs in a resample
     for stratum in np.unique(strata):
         names, place = np.unique(groups[strata == stratum], return_inverse=True)

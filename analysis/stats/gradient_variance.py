@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from analysis.stats.intervals import Estimate, jackknife_error
+from analysis.stats.intervals import Estimate, log_ratio
 from analysis.stats.pairs import FloatArray
 from analysis.stats.swaps import SwapTest, swap_test
 
@@ -64,7 +64,8 @@ def compare_gradient_variance(gram: FloatArray) -> GradientVariance:
     distances = squared_distances(gram)
     traces = distances.sum(axis=1)
     return GradientVariance(
-        _log_ratio(distances),
+        # Without batch b, a trace is S - d_b B / (B - 1)
+        log_ratio(traces, traces[:, None] - distances * side / (side - 2)),
         swap_test(distances[1] - distances[0]),
         swap_test(disjoint_differences(gram)),
         tuple(float(k) for k in stats.kurtosis(distances, axis=1, fisher=False)),  # type: ignore[arg-type]
@@ -90,14 +91,3 @@ def disjoint_differences(gram: FloatArray) -> FloatArray:
         return np.asarray(gram[one, one] + gram[two, two] - 2 * gram[one, two]) / 2
 
     return halves(batches) - halves(0)
-
-
-def _log_ratio(distances: FloatArray) -> Estimate:
-    """Log ratio of the traces, jackknifed: without batch b a trace is S - d_b B / (B - 1)."""
-    batches = distances.shape[1]
-    traces = distances.sum(axis=1)
-    if not (traces > 0).all():
-        return Estimate(float("nan"))
-    left_out = np.log(traces[:, None] - distances * batches / (batches - 1))
-    error = jackknife_error(left_out[0] - left_out[1])
-    return Estimate(float(np.log(traces[0] / traces[1])), error, batches - 1.0)

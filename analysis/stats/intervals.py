@@ -90,8 +90,8 @@ class Estimate:
         distance = (margin - abs(self.value)) / self.standard_error
         return float(stats.t.sf(distance, self.degrees))
 
-    def detectable(self, alpha: float = 0.05, power: float = 0.8) -> float | None:
-        """The effect that a two-sided t test at `alpha` detects with probability `power`; None if unknown.
+    def detectable(self, alpha: float = 0.05) -> float | None:
+        """The effect that a two-sided t test at `alpha` detects with 80% power; None if unknown.
 
         The standard error of the next sweep is not this one, which is itself an estimate: the probability is
         a mean over both errors, each a chi variable of the same degrees of freedom. Otherwise, as this one is
@@ -99,7 +99,7 @@ class Estimate:
         """
         if not self.degrees > 0 or not self.standard_error > 0:
             return None
-        return detectable_effect(self.degrees, alpha, power) * self.standard_error
+        return detectable_effect(self.degrees, alpha, 0.8) * self.standard_error
 
 
 @functools.cache
@@ -141,6 +141,22 @@ def jackknife_error(left_out: FloatArray) -> float:
     """
     deviations = left_out - left_out.mean()
     return math.sqrt((len(left_out) - 1) / len(left_out) * float(deviations @ deviations))
+
+
+def log_ratio(sums: FloatArray, left_out: FloatArray) -> Estimate:
+    """The log of the ratio of two sums, with its jackknife standard error.
+
+    Args:
+        sums: The two sums.
+        left_out: The sums without each of their n terms, shape [2, n].
+
+    Returns:
+        The estimate; `nan` if a sum is 0 without one of its terms.
+    """
+    if not (left_out > 0).all():
+        return Estimate(math.nan)
+    error = jackknife_error(np.log(left_out[0] / left_out[1]))
+    return Estimate(float(np.log(sums[0] / sums[1])), error, left_out.shape[1] - 1.0)
 
 
 def stratified_mean(values: FloatArray, weights: FloatArray, strata: IntArray) -> Estimate:

@@ -7,7 +7,7 @@ import numpy as np
 
 from analysis.stats.bias import BiasVerdict, reference_bias, standard_bias
 from analysis.stats.holm import holm
-from analysis.stats.intervals import Estimate, jackknife_error
+from analysis.stats.intervals import Estimate, log_ratio
 from analysis.stats.pairs import FloatArray
 
 REFERENCE = "k1"
@@ -83,12 +83,19 @@ def estimator_spreads(
         name: EstimatorSpread(
             Estimate.of_mean(groups[largest].mean(axis=1)),
             {size: float(np.sqrt(within[name][size].mean())) for size in sizes},
-            _log_ratio(within[name][largest], within[REFERENCE][largest]),
+            _variance_ratio(within[name][largest], within[REFERENCE][largest]),
             _bias(name, {name: found[largest] for name, found in by_size.items()}, standard, tolerance),
             np.sqrt(within[name][min(sizes)] * min(sizes)),
         )
         for name, groups in by_size.items()
     }
+
+
+def _variance_ratio(variances: FloatArray, reference: FloatArray) -> Estimate:
+    """Log of the ratio of two variances, each summed over prompts."""
+    both = np.stack([variances, reference])
+    sums = both.sum(axis=1)
+    return log_ratio(sums, sums[:, None] - both)
 
 
 def _bias(
@@ -130,13 +137,3 @@ def corrected_biases(
         step: {name: replace(spread, bias=biases.get((step, name))) for name, spread in found.items()}
         for step, found in snapshots.items()
     }
-
-
-def _log_ratio(treatment: FloatArray, control: FloatArray) -> Estimate:
-    """Log of the ratio of two sums over prompts, with its jackknife standard error."""
-    sums = np.stack([treatment.sum() - treatment, control.sum() - control])
-    if not (sums > 0).all():
-        return Estimate(float("nan"))
-    left_out = np.log(sums[0] / sums[1])
-    ratio = float(np.log(treatment.sum() / control.sum()))
-    return Estimate(ratio, jackknife_error(left_out), len(left_out) - 1.0)

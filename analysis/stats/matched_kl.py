@@ -17,7 +17,7 @@ import numpy as np
 
 from analysis.stats.intervals import Estimate
 from analysis.stats.pairs import FloatArray, IntArray, Pairs
-from analysis.stats.swaps import RESAMPLES, Alternative, SwapTest, p_values, sign_flip_test, swap_signs
+from analysis.stats.swaps import Alternative, SwapTest, p_values, sign_flip_test, swap_signs
 
 LEAST_OVERLAP = 0.5
 LEAST_BETAS = 2
@@ -86,7 +86,7 @@ def matched_kl(pairs: Pairs, *, least_overlap: float = LEAST_OVERLAP) -> Matched
     return MatchedKL(estimate, overlap, "", left[:, 0] - left[:, 1], curve)
 
 
-def matched_kl_test(pairs: Pairs, *, resamples: int = RESAMPLES) -> SwapTest:
+def matched_kl_test(pairs: Pairs) -> SwapTest:
     """The swap test of the gap divided by its clustered standard error, both recomputed for every swap.
 
     The gap itself is not a valid statistic: swapped data have more overlap of the KLs than the observed data,
@@ -94,10 +94,9 @@ def matched_kl_test(pairs: Pairs, *, resamples: int = RESAMPLES) -> SwapTest:
 
     Args:
         pairs: Pairs without diverged runs.
-        resamples: Number of random swaps if enumeration would need more.
     """
     model = _Model(pairs)
-    return sign_flip_test(model.units, model.statistic, resamples=resamples)
+    return sign_flip_test(model.units, model.statistic)
 
 
 def matched_kl_p_value(

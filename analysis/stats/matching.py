@@ -6,9 +6,9 @@ import numpy as np
 
 from analysis.results.records import Run
 from analysis.results.sweep import Sweep
+from analysis.stats.claims import OBJECTIVE
 from analysis.stats.curves import Curves
 from analysis.stats.pairs import FloatArray, Pairs
-from analysis.stats.progress import Evaluations
 from lit_klrb import schema
 
 # Smallest number of replicates whose spread is compared.
@@ -105,21 +105,22 @@ def matched_curves(sweep: Sweep, pairs: Pairs, metric: str) -> Curves | None:
     return Curves(metric, pairs, steps, values) if len(steps) >= 2 else None
 
 
-def matched_progress(sweep: Sweep, pairs: Pairs) -> Evaluations | None:
+def matched_progress(sweep: Sweep, pairs: Pairs) -> Curves | None:
     """The evaluations during training of the pairs without a diverged run.
 
     Returns:
-        The evaluations; None if fewer than three are common to all runs, that is none between start and end.
+        J, or the KL where the plan decides by it; None if fewer than three evaluations are common to all
+        runs, that is none between start and end.
     """
     pairs = pairs.subset(np.asarray(~pairs.diverged.any(axis=1)))
     kl, reward = (_at_common_steps(sweep, pairs, f"val/{metric}") for metric in (schema.KL, schema.REWARD))
     if kl is None or len(kl[0]) < 3:
         return None
     if sweep.plan.primary.outcome == schema.KL:
-        return Evaluations(pairs, *kl, "nats", lower_is_better=True)
+        return Curves(schema.KL, pairs, *kl)
     if reward is None or not np.array_equal(kl[0], reward[0]):
         return None
-    return Evaluations(pairs, kl[0], reward[1] - pairs.beta[:, None, None] * kl[1], "reward units")
+    return Curves(OBJECTIVE.key, pairs, kl[0], reward[1] - pairs.beta[:, None, None] * kl[1])
 
 
 def _at_common_steps(sweep: Sweep, pairs: Pairs, key: str) -> tuple[FloatArray, FloatArray] | None:

@@ -1,6 +1,6 @@
 """The objective of training: J = reward - beta * KL."""
 
-from analysis.stats.contrast import Contrast, equal_betas, ranked
+from analysis.stats.contrast import Contrast, difference
 from analysis.stats.pairs import FloatArray, Pairs
 
 
@@ -21,7 +21,4 @@ def objective_contrast(pairs: Pairs) -> Contrast:
         >>> objective_contrast(pairs).values.round(3).tolist()
         [0.1]
     """
-    values = objective(pairs)
-    if pairs.diverged.any():
-        return ranked(pairs, values)
-    return Contrast(values[:, 0] - values[:, 1], equal_betas(pairs), "reward units", ranked=False)
+    return difference(pairs, objective(pairs), "reward units")

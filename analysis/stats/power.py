@@ -1,6 +1,7 @@
 """Size and power of the tests, from simulated sweeps."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -29,6 +30,9 @@ MATCHED_KL = "matched_kl"
 
 # Number of simulated sweeps. The plan and the report use the same number, so that their power agrees.
 SWEEPS = 1_000
+_SWEEPS_OF_SEARCH = 400
+# The power that a design should have.
+POWER = 0.8
 # Numbers of replicates among which the smallest with enough power is looked for.
 REPLICATES = (3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 56, 80, 112)
 
@@ -120,15 +124,12 @@ def _matched_p_values(
     resamples: int,
     seed: int,
 ) -> FloatArray:
-    found = []
+    found = np.ones(len(kl))
     for index, pairs in enumerate(map(scenario.pairs_of, kl, reward)):
-        refused = matched_kl(pairs).refused
-        found.append(
-            1.0
-            if refused
-            else matched_kl_p_value(pairs, alternative=alternative, resamples=resamples, seed=seed + index)
-        )
-    return np.array(found)
+        if not matched_kl(pairs).refused:
+            options = {"resamples": resamples, "seed": seed + index}
+            found[index] = matched_kl_p_value(pairs, alternative=alternative, **options)
+    return found
 
 
 def swap_p_values(
@@ -154,20 +155,16 @@ def replicates_needed(
     scenario: Scenario,
     lift: float,
     *,
-    power: float = 0.8,
     grid: Sequence[int] = REPLICATES,
     alpha: float = 0.05,
-    sweeps: int = 400,
 ) -> int | None:
-    """The smallest number of replicates in `grid` with which the primary test has the required power.
+    """The smallest number of replicates in `grid` with which the primary test has 80% power.
 
     Args:
         scenario: The scenario; its number of replicates is not used.
         lift: True advantage of the treatment in `scenario.sd`.
-        power: The required power.
         grid: Numbers of replicates, increasing; power is taken to increase along it.
         alpha: Level.
-        sweeps: Simulated sweeps.
 
     Returns:
         The number; None if the largest is not enough.
@@ -175,13 +172,10 @@ def replicates_needed(
 
     def enough(replicates: int) -> bool:
         design = replace(scenario, replicates=replicates)
-        return primary_rate(design, lift=lift, alpha=alpha, sweeps=sweeps).value >= power
+        return primary_rate(design, lift=lift, alpha=alpha, sweeps=_SWEEPS_OF_SEARCH).value >= POWER
 
-    low, high = 0, len(grid)  # the answer is in grid[low:high], or after it
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(grid[middle]) else (middle + 1, high)
-    return grid[low] if low < len(grid) else None
+    place = bisect_left(grid, True, key=enough)
+    return grid[place] if place < len(grid) else None
 
 
 def detectable_difference(pairs: Pairs, replicates: int, level: float) -> float | None:
@@ -206,7 +200,7 @@ def expected_detectable(scenario: Scenario, level: float) -> float:
     found = [mean_of(objective_contrast(pairs), pairs) for pairs in map(scenario.pairs_of, kl, reward)]
     degrees = float(np.median([estimate.degrees for estimate in found]))
     squares = float(np.mean([estimate.standard_error**2 for estimate in found]))
-    return math.sqrt(squares) * detectable_effect(degrees, level, 0.8, known=True)
+    return math.sqrt(squares) * detectable_effect(degrees, level, POWER, known=True)
 
 
 def detectable_over_blocks(scenario: Scenario, blocks: int, level: float) -> dict[float, float]:
@@ -226,19 +220,18 @@ def detectable_over_blocks(scenario: Scenario, blocks: int, level: float) -> dic
     drawn = scenario.draw(np.random.default_rng(0), SWEEPS)
     error = float(_sums(scenario, scenario.outcome, *drawn).sum(axis=1).std())
     spreads = [count * error * math.sqrt(scenario.pairs) for count in range(3)]
-    reach = detectable_effect(blocks - 1, level, 0.8, known=True)
+    reach = detectable_effect(blocks - 1, level, POWER, known=True)
     return {spread: reach * math.sqrt(error**2 + spread**2 / blocks) for spread in spreads}
 
 
-def detectable_ratio(scenario: Scenario, level: float, *, power: float = 0.8) -> float | None:
-    """The largest ratio of KLs below 1 that the test of the KL detects, by bisection over simulated sweeps.
+def detectable_ratio(scenario: Scenario, level: float) -> float | None:
+    """The largest ratio of KLs below 1 that the test of the KL detects with 80% power, by bisection.
 
     Its inverse is detected as often: exchanging the labels changes neither the noise nor the test.
 
     Args:
         scenario: A scenario in which the KL decides.
         level: The level of Holm's first step.
-        power: The required power.
 
     Returns:
         The ratio, treatment over control, to a hundredth of `log_kl_sd`; None if no ratio is detected, as
@@ -246,7 +239,7 @@ def detectable_ratio(scenario: Scenario, level: float, *, power: float = 0.8) ->
     """
 
     def enough(lift: float) -> bool:
-        return primary_rate(scenario, lift=lift, alpha=level).value >= power
+        return primary_rate(scenario, lift=lift, alpha=level).value >= POWER
 
     low, high = 0.0, 20.0  # in SDs of log KL
     if not scenario.log_kl_sd > 0 or not enough(high):

@@ -1,55 +1,36 @@
 """Outcomes during training: differences at each evaluation, and how early the control's end is reached."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from analysis.stats.contrast import Contrast, equal_betas, mean_of
+from analysis.stats.curves import Curves
 from analysis.stats.intervals import Estimate, jackknife_error
-from analysis.stats.pairs import FloatArray, Pairs
+from analysis.stats.pairs import FloatArray
+from lit_klrb import schema
 
 
-@dataclass(frozen=True, eq=False)
-class Evaluations:
-    """What decides a plan, J or the KL, evaluated during training.
-
-    Attributes:
-        pairs: The pairs without a diverged run.
-        steps: Optimizer steps of the evaluations that all runs have, ascending, shape [T].
-        values: J = reward - beta * KL, or the KL where the plan decides by it, shape [P, 2, T].
-        unit: "reward units" or "nats".
-        lower_is_better: Whether `values` are KLs.
-    """
-
-    pairs: Pairs
-    steps: FloatArray
-    values: FloatArray
-    unit: str
-    lower_is_better: bool = False
-
-
-def differences(evaluations: Evaluations) -> list[Estimate]:
+def differences(evaluations: Curves) -> list[Estimate]:
     """Mean difference, treatment - control, at each evaluation; each beta counts the same."""
     pairs, weights = evaluations.pairs, equal_betas(evaluations.pairs)
     found = (evaluations.values[:, 0] - evaluations.values[:, 1]).T
-    return [mean_of(Contrast(each, weights, evaluations.unit, ranked=False), pairs) for each in found]
+    return [mean_of(Contrast(each, weights, "", ranked=False), pairs) for each in found]
 
 
-def reached(evaluations: Evaluations, beta_index: int) -> Estimate | None:
+def reached(evaluations: Curves, beta_index: int) -> Estimate | None:
     """The step at which the treatment's mean is as good as the mean with which the control ends, at one beta.
 
     Both means are over replicates; between two evaluations the treatment's is interpolated linearly. The
     standard error is that of the jackknife over replicates.
 
     Args:
-        evaluations: The evaluations.
+        evaluations: J = reward - beta * KL, or the KL where the plan decides by it, in evaluations.
         beta_index: Index of the KL weight.
 
     Returns:
         The step; without a standard error if there are fewer than three replicates, or if it is not reached
         without one of them. None if it is not reached.
     """
-    sign = -1.0 if evaluations.lower_is_better else 1.0
+    sign = -1.0 if evaluations.metric == schema.KL else 1.0
     members = sign * evaluations.values[evaluations.pairs.beta_index == beta_index]
     step = _crossing(evaluations.steps, members)
     if step is None or len(members) < 3:

@@ -48,9 +48,8 @@ def secondary_verdicts(pairs: Pairs, spreads: Sequence[Spread], rules: Rules) ->
 
 def secondary_count(rules: Rules) -> int:
     """Number of secondary tests of one comparison, including those that cannot be run."""
-    if rules.outcome == "kl":
-        return len(_OF_CURVES) + 1
-    return len(_frontier_tests(rules)) + 2 * len(_OF_CURVES) + 1
+    each = len(claims.of_curves("", ""))
+    return each + 1 if rules.outcome == "kl" else len(_frontier_tests(rules)) + 2 * each + 1
 
 
 def _frontier_tests(rules: Rules) -> list[Callable[[Pairs], Verdict | None]]:
@@ -95,19 +94,16 @@ def _hypervolume(corner: Reference | None, pairs: Pairs) -> Verdict | None:
     return Verdict.about(claims.HYPERVOLUME, pairs, mean, "nats of log KL × reward", found.test)
 
 
-_OF_CURVES = (claims.spread_of, claims.spread_anywhere, claims.roughness_of)
-
-
 def _stability(spread: Spread) -> Iterator[Verdict]:
     curves, test = spread.curves, spread.test
-    named = curves.metric, "log KL" if curves.metric == "kl" else "the reward"
     largest = float(test.curve[np.abs(test.curve).argmax()]) if len(test.curve) else 0.0
     roughness, swaps = roughness_test(curves.values, curves.pairs.beta_index, curves.pairs.unit)
     tests = (test.mean, test.integrated), (Estimate(largest), test.pointwise), (roughness, swaps)
-    for claim, (estimate, swap) in zip(_OF_CURVES, tests, strict=True):
+    words = claims.of_curves(curves.metric, "log KL" if curves.metric == "kl" else "the reward")
+    for claim, (estimate, swap) in zip(words, tests, strict=True):
         # The tests are of control / treatment, the estimates of treatment / control
         ratio = replace(estimate, value=-estimate.value)
-        yield Verdict.about(claim(*named), curves.pairs, ratio, LOG_RATIO, swap)
+        yield Verdict.about(claim, curves.pairs, ratio, LOG_RATIO, swap)
 
 
 def _collapses(pairs: Pairs) -> Verdict | None:

@@ -44,7 +44,6 @@ def swap_test(
     *,
     alternative: Alternative = "two-sided",
     resamples: int = RESAMPLES,
-    seed: int = 0,
 ) -> SwapTest:
     """Test whether sum(contributions) is 0, where swapping a pair's labels changes its contribution's sign.
 
@@ -57,7 +56,6 @@ def swap_test(
         units: Pairs with equal entries are swapped together, shape [P]; by default each pair separately.
         alternative: "greater" if large sums are evidence against the null hypothesis.
         resamples: Number of random swaps if enumeration would need more.
-        seed: Seed of the random swaps.
 
     Returns:
         The test, conditional on the units whose contribution is 0.
@@ -84,7 +82,6 @@ def swap_test(
         scale=float(np.abs(contributions).max(initial=0.0)),
         alternative=alternative,
         resamples=resamples,
-        seed=seed,
     )
 
 
@@ -95,7 +92,6 @@ def sign_flip_test(
     scale: float = 1.0,
     alternative: Alternative = "two-sided",
     resamples: int = RESAMPLES,
-    seed: int = 0,
 ) -> SwapTest:
     """Swap test of a statistic that is not a sum of contributions.
 
@@ -108,7 +104,6 @@ def sign_flip_test(
             antisymmetric statistic, "greater" for one that is invariant if all signs change, such as a
             maximum of absolute values.
         resamples: Number of random swaps if enumeration would need more.
-        seed: Seed of the random swaps.
     """
     step = max(scale, np.finfo(float).tiny) * 2.0**-_GRID_BITS
 
@@ -117,7 +112,7 @@ def sign_flip_test(
 
     observed, mirrored = on_grid(np.ones(count)), on_grid(-np.ones(count))
     sides = 2 if alternative == "two-sided" or observed == mirrored else 1
-    signs, exact = swap_signs(count, resamples, seed)
+    signs, exact = swap_signs(count, resamples)
     p_value = float(p_values(observed, on_grid(signs), alternative, exact=exact))
     least = min(1.0, sides * (2.0**-count if exact else 1 / (resamples + 1)))
     return SwapTest(p_value, least, count, len(signs), exact)

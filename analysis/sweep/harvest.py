@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import yaml
 from analysis.results import Cell
 from analysis.results.curves import curves
 from analysis.results.layout import RESULT_SCHEMA
+from analysis.results.logs import flat
 from analysis.results.settings import LOCAL_PATHS, SECTIONS, TRAINER
 from lit_klrb import schema
 
@@ -104,17 +104,9 @@ def settings(config: Path) -> dict[str, Any]:
     kept["trainer"] = {name: (content.get("trainer") or {}).get(name) for name in TRAINER}
     return {
         key.replace("init_args.", ""): value
-        for key, value in _leaves(kept)
-        if value is not None and not str(value).startswith(LOCAL_PATHS)
+        for key, value in flat(kept)
+        if isinstance(value, str | int | float) and not str(value).startswith(LOCAL_PATHS)
     }
-
-
-def _leaves(content: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in content.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{before}{name}.")
-        elif isinstance(value, str | int | float | None):
-            yield f"{before}{name}", value
 
 
 def _finite(value: float | None) -> float | None:

@@ -1,11 +1,10 @@
 """Fig. 3: hypervolume, and a map of differences in attainment."""
 
 import numpy as np
-from matplotlib.ticker import NullFormatter
 
 from analysis.report.assessment import Assessment, corner_of
 from analysis.report.elements import Figure, Section, Table
-from analysis.report.figures import sheet
+from analysis.report.figures import log_scale, sheet
 from analysis.stats import Pairs
 from analysis.stats.attainment import attainment_on, outside
 from analysis.stats.claims import HYPERVOLUME
@@ -86,26 +85,17 @@ def _extremes(kl: FloatArray, reward: FloatArray, difference: FloatArray) -> lis
 
 def _draw(kl: FloatArray, reward: FloatArray, difference: FloatArray, name: str, control: str) -> str:
     levels = np.array([-1.0, -0.75, -0.5, -0.25, -1e-9, 1e-9, 0.25, 0.5, 0.75, 1.0])
-    colours = [
-        "#003F66",
-        "#0072B2",
-        "#66AAD1",
-        "#CCE3F0",
-        "#FFFFFF",
-        "#F7DFCC",
-        "#E69E66",
-        "#D55E00",
-        "#803800",
-    ]
-    hatches = ["//", "//", "//", "//", "", "xx", "xx", "xx", "xx"]
+    blues, oranges = (
+        ["#003F66", "#0072B2", "#66AAD1", "#CCE3F0"],
+        ["#F7DFCC", "#E69E66", "#D55E00", "#803800"],
+    )
+    colours, hatches = [*blues, "#FFFFFF", *oranges], ["//"] * 4 + [""] + ["xx"] * 4
     with sheet(3.2) as drawn:
         axes = drawn.canvas.subplots()
         filled = axes.contourf(kl, reward, difference.T, levels=levels, colors=colours, hatches=hatches)
         # Pixels take a few kilobytes; hundreds of hatched shapes would take far more
         filled.set_rasterized(True)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        log_scale(axes.xaxis)
         axes.set_xlabel("KL to the reference (nats per completion, log scale)")
         axes.set_ylabel("Mean reward")
         bar = drawn.canvas.colorbar(filled, ticks=[-1, -0.5, 0, 0.5, 1], spacing="proportional")

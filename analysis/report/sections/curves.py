@@ -137,9 +137,7 @@ def _draw(assessment: Assessment, runs: Sequence[Run], source: str, metrics: Map
                     _draw_arm(axes, curves, look, rasterized=len(runs) > MANY)
         for axes in panels[-1]:
             axes.set_xlabel("training step", fontsize=8)
-        drawn.canvas.legend(
-            handles=legend_lines(styles, lines=True), loc="outside upper left", ncols=2, fontsize=8
-        )
+        drawn.legend(legend_lines(styles, lines=True), columns=2)
     return drawn.svg
 
 

@@ -43,24 +43,24 @@ def _outcome(plan: Plan) -> str:
 def _table(plan: Plan, found: Sequence[AtEqualTime]) -> Table:
     control, outcome = plan.primary.control, _outcome(plan)
     unit = "nats" if outcome == "KL" else "reward units"
-    return Table(
+    return Table.of(
         f"Time relative to {control}: median, and range over the given number of pairs of runs. {outcome} at "
         f"equal time ({unit}): mean over replicates, and mean matched difference to {control} at equal time "
         "with its 95% interval over replicates and their times, not corrected for multiple comparisons.",
-        ("Arm", "β", "Time", "Pairs", "Step", "Share of steps", outcome, "Difference"),
-        [
-            (
-                each.label,
-                f"{plan.grid.beta[each.beta_index]:g}",
-                *(("1", "–") if each.label == control else (_time(each), str(each.pairs))),
-                number(each.step),
-                percent(round(each.share, 2)),
-                "not evaluated in between" if each.outcome is None else number(each.outcome.value),
-                with_ends(signed(each.difference.value), each.difference) if each.difference else "–",
-            )
-            for each in found
-        ],
+        found,
+        ("Arm", lambda each: each.label),
+        ("β", lambda each: f"{plan.grid.beta[each.beta_index]:g}"),
+        ("Time", lambda each: "1" if each.label == control else _time(each)),
+        ("Pairs", lambda each: "–" if each.label == control else str(each.pairs)),
+        ("Step", lambda each: number(each.step)),
+        ("Share of steps", lambda each: percent(round(each.share, 2))),
+        (outcome, lambda each: number(each.outcome.value) if each.outcome else "not evaluated in between"),
+        ("Difference", lambda each: _difference(each)),
     )
+
+
+def _difference(each: AtEqualTime) -> str:
+    return with_ends(signed(each.difference.value), each.difference) if each.difference else "–"
 
 
 def _time(each: AtEqualTime) -> str:

@@ -98,6 +98,5 @@ def _draw(assessment: Assessment, found: Mapping[str, Evidence], threshold: floa
         axes.yaxis.set_major_formatter("{x:g}")
         axes.set_xlabel(f"number of {unit}s")
         axes.set_ylabel("E (log scale)")
-        shown = {name: styles[name] for name in found}
-        drawn.canvas.legend(handles=legend_lines(shown, lines=True), loc="outside upper left", fontsize=8)
+        drawn.legend(legend_lines({name: styles[name] for name in found}, lines=True))
     return drawn.svg

@@ -4,11 +4,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.ticker import NullFormatter
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
-from analysis.report.figures import INK, legend_lines, looks, sheet
+from analysis.report.figures import INK, legend_lines, log_scale, looks, sheet
 from analysis.results.artifacts import GradientStudy
 from analysis.results.plan import Primary
 from analysis.stats.gradient_noise import (
@@ -163,22 +162,18 @@ def _absolute_numbers(measured: _Measured) -> Iterator[dict[str, Any]]:
 
 
 def _absolute(measured: _Measured) -> Table:
-    return Table(
+    return Table.of(
         f"{measured.prefix}Noise: tr Cov of the gradient of one batch. Variance of the norm: Var‖g‖, in "
         "which noise that only turns the gradient does not count. Signal to noise: an unbiased estimate of "
         "the mean gradient's squared norm, which may be negative, divided by the noise. Below 1, the "
         "gradient of one batch is mostly noise.",
-        ("Step", "Gradient of", "Estimator", "Noise", "Variance of the norm", "Signal to noise"),
-        [
-            (
-                str(row["step"]),
-                row["term"],
-                row["estimator"],
-                *(number(row[name]) for name in ("noise", "norm_variance")),
-                number(row["signal_to_noise"], 2),
-            )
-            for row in _absolute_numbers(measured)
-        ],
+        _absolute_numbers(measured),
+        ("Step", lambda row: str(row["step"])),
+        ("Gradient of", lambda row: str(row["term"])),
+        ("Estimator", lambda row: str(row["estimator"])),
+        ("Noise", lambda row: number(row["noise"])),
+        ("Variance of the norm", lambda row: number(row["norm_variance"])),
+        ("Signal to noise", lambda row: number(row["signal_to_noise"], 2)),
     )
 
 
@@ -190,43 +185,24 @@ def _figure(measured: _Measured) -> Figure:
         f"the whole objective at each snapshot of training, β = {measured.beta:g}.",
         f"{measured.prefix}Left of 1 an estimator has less noise than {control}. Bars are 95% jackknife-t "
         "intervals over batches (n counts batches), for one comparison at a time.",
-        Table(
+        Table.of(
             f"{measured.prefix}Variance relative to {control}. p (pairs): exact sign flips of disjoint pairs "
             "of batches, on which the verdict is based after Holm's correction over this table. p (centred): "
             "sign flips of distances to the mean, more powerful, but too small if tails differ. Kurtosis and "
             "largest share of one batch: estimator / control.",
-            (
-                "Step",
-                "Gradient of",
-                "Estimator",
-                "Ratio",
-                "95% CI",
-                "p (pairs)",
-                "p (Holm)",
-                "p (centred)",
-                "Kurtosis",
-                "Largest share",
-                "Verdict",
-            ),
-            [_row(finding) for finding in findings],
+            findings,
+            ("Step", lambda found: str(found.snapshot.step)),
+            ("Gradient of", lambda found: found.term),
+            ("Estimator", lambda found: found.verdict.treatment),
+            ("Ratio", lambda found: number(float(np.exp(found.verdict.estimate.value)))),
+            ("95% CI", lambda found: ends_text(found.verdict.interval and found.verdict.interval.exp())),
+            ("p (pairs)", lambda found: number(found.verdict.test.p_value, 2)),
+            ("p (Holm)", lambda found: number(found.verdict.adjusted, 2)),
+            ("p (centred)", lambda found: number(found.variance.test.p_value, 2)),
+            ("Kurtosis", lambda found: " / ".join(number(one, 2) for one in found.variance.kurtosis)),
+            ("Largest share", lambda found: " / ".join(f"{one:.0%}" for one in found.variance.top_share)),
+            ("Verdict", lambda found: found.verdict.label),
         ),
-    )
-
-
-def _row(finding: NoiseFinding) -> tuple[str, ...]:
-    verdict, variance = finding.verdict, finding.variance
-    return (
-        str(finding.snapshot.step),
-        finding.term,
-        verdict.treatment,
-        number(float(np.exp(verdict.estimate.value))),
-        ends_text(verdict.interval and verdict.interval.exp()),
-        number(verdict.test.p_value, 2),
-        number(verdict.adjusted, 2),
-        number(variance.test.p_value, 2),
-        " / ".join(number(value, 2) for value in variance.kurtosis),
-        " / ".join(f"{share:.0%}" for share in variance.top_share),
-        verdict.label,
     )
 
 
@@ -245,12 +221,9 @@ def _draw(findings: Sequence[NoiseFinding], names: Sequence[str], control: str) 
                 axes.plot(verdict.interval.exp().ends, [row, row], color=look.colour, linewidth=1.6)
             axes.plot([np.exp(verdict.estimate.value)], [row], look.marker, color=look.colour, markersize=6)
         axes.axvline(1, color=INK, linewidth=0.8)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        log_scale(axes.xaxis)
         axes.set_yticks(range(len(places)), [f"{term}, step {step}" for term, step in places])
         axes.invert_yaxis()
         axes.set_xlabel(f"variance relative to {control} (log scale)")
-        handles = legend_lines({name: styles[name] for name in shown}, lines=False)
-        drawn.canvas.legend(handles=handles, loc="outside upper left", ncols=2, fontsize=8)
+        drawn.legend(legend_lines({name: styles[name] for name in shown}, lines=False), columns=2)
     return drawn.svg

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from matplotlib.ticker import NullFormatter
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
-from analysis.report.figures import INK, looks, sheet
+from analysis.report.figures import INK, log_scale, looks, sheet
 from analysis.results.artifacts import ValueSnapshot, ValueStudy
 from analysis.stats.bias import BiasOutcome, BiasVerdict
 from analysis.stats.kl_values import REFERENCE, EstimatorSpread, corrected_biases, estimator_spreads
@@ -214,13 +213,11 @@ def _spread_figure(snapshots: Snapshots, labels: Mapping[int, str], sizes: list[
                 color=look.colour,
                 label=labels[step],
             )
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        log_scale(axes.xaxis)
         axes.set_yticks(range(len(names)), [NAMES[name] for name in names])
         axes.invert_yaxis()
         axes.set_xlabel(f"spread of the estimate from {min(sizes)} completion (nats, log scale)")
-        drawn.canvas.legend(loc="outside upper left", ncols=len(steps), fontsize=8)
+        drawn.legend(columns=len(steps))
     return Figure(
         drawn.svg,
         "Dot plot of the spread of each estimator of the KL, at each snapshot of training.",
@@ -249,12 +246,10 @@ def _noise_figure(snapshots: Snapshots, labels: Mapping[int, str], size: int) ->
         for name, look in looks(names, REFERENCE).items():
             style: dict[str, Any] = {"color": look.colour, "marker": look.marker, "linestyle": look.dashes}
             axes.plot(kl, spreads[name], label=NAMES[name], markersize=5, **style)
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        log_scale(axes.yaxis)
         axes.set_xlabel(f"KL, {NAMES['rb']} (nats)")
         axes.set_ylabel("spread (nats, log scale)")
-        drawn.canvas.legend(loc="outside upper left", ncols=2, fontsize=8)
+        drawn.legend(columns=2)
     return Figure(
         drawn.svg,
         "Line plot of the spread of each estimator of the KL against the KL, with one point per snapshot.",
@@ -285,7 +280,7 @@ def _prompt_figure(snapshots: Snapshots, labels: Mapping[int, str]) -> Figure:
         axes.set_ylim(limits[0], limits[1])
         axes.set_xlabel(f"{NAMES[REFERENCE]} (nats)")
         axes.set_ylabel(f"{NAMES['rb']} (nats)")
-        drawn.canvas.legend(loc="outside upper left", ncols=len(snapshots), fontsize=8)
+        drawn.legend(columns=len(snapshots))
     rows = [
         (labels[step], str(index), number(one), number(other))
         for step, spreads in snapshots.items()

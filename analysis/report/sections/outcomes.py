@@ -129,7 +129,7 @@ def _tests(assessment: Assessment) -> Table:
     not_fixed = comparisons[0].decision.not_fixed
     primary = comparisons[0].decision.primary
     p_value = "p (t over blocks, or swap)" if primary.over_blocks else "p (swap)"
-    return Table(
+    return Table.of(
         (f"Exploratory, because {not_fixed}. " if not_fixed else "")
         + f"All planned tests, two-sided at {alpha:g}. “{primary.claim.key}” is the primary outcome, with "
         "Holm's correction over the planned comparisons; “matched_kl” is a separate family, tested only "
@@ -137,8 +137,15 @@ def _tests(assessment: Assessment) -> Table:
         "simultaneous, each at the level of the first step of Holm's correction in its family: "
         f"{_levels(comparisons[0])}; those of frontier shares are 95% each. “Least p” is the smallest "
         "attainable corrected p.",
-        ("Test", "Arm", "Estimate", "Interval", p_value, "p (Holm)", "Least p", "Verdict"),
-        [_test_row(verdict) for comparison in comparisons for verdict in comparison.verdicts],
+        [verdict for comparison in comparisons for verdict in comparison.verdicts],
+        ("Test", lambda verdict: f"{verdict.claim.key}: {verdict.claim.subject}"),
+        ("Arm", lambda verdict: verdict.treatment),
+        ("Estimate", _estimate),
+        ("Interval", lambda verdict: ends_text(verdict.interval)),
+        (p_value, lambda verdict: number(verdict.test.p_value, 2)),
+        ("p (Holm)", lambda verdict: number(verdict.adjusted, 2)),
+        ("Least p", lambda verdict: number(verdict.attainable, 2)),
+        ("Verdict", lambda verdict: verdict.label),
     )
 
 
@@ -148,22 +155,11 @@ def _levels(comparison: Comparison) -> str:
     return f"{found}, {percent(1 - others[0].first_step)} for the others" if others else found
 
 
-def _test_row(verdict: Verdict) -> tuple[str, ...]:
+def _estimate(verdict: Verdict) -> str:
     share = verdict.share
-    if share is not None:
-        estimate = f"{share_text(share)}; |F| = {share.total}, D = {share.discordant}"
-    else:
-        estimate = f"{signed(verdict.estimate.value)} {verdict.unit}"
-    return (
-        f"{verdict.claim.key}: {verdict.claim.subject}",
-        verdict.treatment,
-        estimate,
-        ends_text(verdict.interval),
-        number(verdict.test.p_value, 2),
-        number(verdict.adjusted, 2),
-        number(verdict.attainable, 2),
-        verdict.label,
-    )
+    if share is None:
+        return f"{signed(verdict.estimate.value)} {verdict.unit}"
+    return f"{share_text(share)}; |F| = {share.total}, D = {share.discordant}"
 
 
 def _forest(assessment: Assessment, comparisons: Sequence[Comparison]) -> Figure:
@@ -222,9 +218,8 @@ def _draw(assessment: Assessment, comparisons: Sequence[Comparison]) -> str:
             axes.grid(visible=False, axis="y")
         panels[0].set_yticks(range(len(ticks)), ticks)
         panels[0].invert_yaxis()
-        shown = {comparison.pairs.treatment: styles[comparison.pairs.treatment] for comparison in comparisons}
-        handles = legend_lines(shown, lines=False)
-        drawn.canvas.legend(handles=handles, loc="outside upper left", ncols=2, fontsize=8)
+        shown = {one.pairs.treatment: styles[one.pairs.treatment] for one in comparisons}
+        drawn.legend(legend_lines(shown, lines=False), columns=2)
     return drawn.svg
 
 

@@ -8,9 +8,10 @@ from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import legend_lines, looks, sheet
 from analysis.results import Plan
+from analysis.stats.curves import Curves
 from analysis.stats.intervals import Estimate
 from analysis.stats.matching import matched_progress
-from analysis.stats.progress import Evaluations, differences, reached
+from analysis.stats.progress import differences, reached
 from analysis.stats.text import count, ends_text, number, percent, signed
 
 
@@ -53,9 +54,10 @@ def _outcome(plan: Plan) -> str:
 
 
 def _differences(
-    plan: Plan, known: Mapping[str, Evaluations], stages: Mapping[str, Mapping[float, Estimate]]
+    plan: Plan, known: Mapping[str, Curves], stages: Mapping[str, Mapping[float, Estimate]]
 ) -> Figure:
-    control, outcome, unit = plan.primary.control, _outcome(plan), next(iter(known.values())).unit
+    control, outcome = plan.primary.control, _outcome(plan)
+    unit = "nats" if outcome == "KL" else "reward units"
     return Figure(
         _draw(plan, stages, f"{outcome} − {outcome} of {control}\n({unit})"),
         f"Difference in {outcome} to {control} against the training step for {count(len(known), 'arm')}.",
@@ -100,13 +102,12 @@ def _draw(plan: Plan, stages: Mapping[str, Mapping[float, Estimate]], label: str
                 axes.fill_between(steps, *np.transpose(ends), color=look.colour, alpha=0.18, linewidth=0)
         axes.set_xlabel("training step")
         axes.set_ylabel(label)
-        handles = legend_lines(styles, lines=True)
-        drawn.canvas.legend(handles=handles, loc="outside upper left", ncols=3, fontsize=8)
+        drawn.legend(legend_lines(styles, lines=True), columns=3)
     return drawn.svg
 
 
 def _step_table(
-    plan: Plan, known: Mapping[str, Evaluations], steps: Mapping[str, Mapping[int, Estimate | None]]
+    plan: Plan, known: Mapping[str, Curves], steps: Mapping[str, Mapping[int, Estimate | None]]
 ) -> Table:
     return Table(
         f"Step at which the arm's mean {_outcome(plan)} is as good as that with which {plan.primary.control} "
@@ -120,12 +121,12 @@ def _step_table(
     )
 
 
-def _share(step: float, evaluations: Evaluations) -> str:
+def _share(step: float, evaluations: Curves) -> str:
     """Share of the run; the last evaluation is at its end."""
     return percent(round(step / float(evaluations.steps[-1]), 2))
 
 
-def _step(step: Estimate | None, evaluations: Evaluations) -> tuple[str, str]:
+def _step(step: Estimate | None, evaluations: Curves) -> tuple[str, str]:
     if step is None:
         return "not reached", "–"
     error = f" ± {number(step.standard_error, 2)}" if step.degrees > 0 else ""

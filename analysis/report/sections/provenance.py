@@ -32,19 +32,14 @@ def provenance(assessment: Assessment) -> Section:
             ),
         ],
         details=[
-            Table(
+            Table.of(
                 "All results.",
-                ("Cell", "Seed", "State", "Id", "Checksum"),
-                [
-                    (
-                        run.cell.title,
-                        str(run.cell.seed),
-                        "diverged" if run.diverged else "done",
-                        run.cell.id[:12],
-                        run.checksum[:12],
-                    )
-                    for run in sweep.runs
-                ],
+                sweep.runs,
+                ("Cell", lambda run: run.cell.title),
+                ("Seed", lambda run: str(run.cell.seed)),
+                ("State", lambda run: "diverged" if run.diverged else "done"),
+                ("Id", lambda run: run.cell.id[:12]),
+                ("Checksum", lambda run: run.checksum[:12]),
             )
         ],
         numbers={"results": {run.cell.id: run.checksum for run in sweep.runs}},

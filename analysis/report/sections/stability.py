@@ -12,7 +12,8 @@ from analysis.stats.secondary import Spread
 from analysis.stats.text import ends_text, number
 from lit_klrb import schema
 
-Row = tuple[Comparison, Spread]
+# Keys of the verdicts on a metric's curves: its spread, also at any step, and its roughness.
+_CLAIMS = ("spread_{}", "spread_{}_at_any_step", "roughness_{}")
 
 
 def stability(assessment: Assessment) -> Section | None:
@@ -34,7 +35,7 @@ def stability(assessment: Assessment) -> Section | None:
         folded=True,
         numbers={
             f"{spread.curves.pairs.treatment}, {spread.curves.metric}": {
-                "log_ratio": (verdict := _verdict((comparison, spread), "spread")).estimate.value,
+                "log_ratio": (verdict := _verdict(comparison, spread, _CLAIMS[0])).estimate.value,
                 "p": verdict.test.p_value,
                 "p_holm": verdict.adjusted,
                 "p_any_step": spread.test.pointwise.p_value,
@@ -45,53 +46,33 @@ def stability(assessment: Assessment) -> Section | None:
     )
 
 
-def _verdict(row: Row, claim: str) -> Verdict:
+def _verdict(comparison: Comparison, spread: Spread, claim: str) -> Verdict:
     """The secondary verdict on one aspect of a metric's curves."""
-    comparison, spread = row
-    start, _, end = claim.partition(" ")
-    verdict = comparison.of(f"{start}_{spread.curves.metric}{end}")
+    verdict = comparison.of(claim.format(spread.curves.metric))
     assert verdict is not None  # every spread is tested
     return verdict
 
 
-def _table(rows: Sequence[Row]) -> Table:
-    return Table(
+def _table(rows: Sequence[tuple[Comparison, Spread]]) -> Table:
+    return Table.of(
         "Spread between replicates relative to the control, averaged over training steps, with its "
         "simultaneous jackknife interval over swap units. Any step: test of the largest ratio at a single "
         "step, corrected for the number of steps. Roughness: squared increments within runs, relative to the "
         "control. All p-values are after Holm's correction over all descriptive tests.",
-        (
-            "Arm",
-            "Metric",
-            "Ratio",
-            "Interval",
-            "p",
-            "p, any step",
-            "Roughness",
-            "p",
-            "Verdict on the spread",
-        ),
-        [_row(row) for row in rows],
+        [
+            (spread, *(_verdict(comparison, spread, claim) for claim in _CLAIMS))
+            for comparison, spread in rows
+        ],
+        ("Arm", lambda row: row[0].curves.pairs.treatment),
+        ("Metric", lambda row: "reward" if row[0].curves.metric == schema.REWARD else "log KL"),
+        ("Ratio", lambda row: number(float(np.exp(row[1].estimate.value)))),
+        ("Interval", lambda row: ends_text(row[1].interval and row[1].interval.exp())),
+        ("p", lambda row: number(row[1].adjusted, 2)),
+        ("p, any step", lambda row: number(row[2].adjusted, 2)),
+        ("Roughness", lambda row: number(float(np.exp(row[3].estimate.value)))),
+        ("p", lambda row: number(row[3].adjusted, 2)),
+        ("Verdict on the spread", lambda row: row[1].label),
     )
-
-
-def _row(row: Row) -> tuple[str, ...]:
-    verdict, roughness = _verdict(row, "spread"), _verdict(row, "roughness")
-    return (
-        verdict.treatment,
-        _of(row[1]),
-        number(float(np.exp(verdict.estimate.value))),
-        ends_text(verdict.interval and verdict.interval.exp()),
-        number(verdict.adjusted, 2),
-        number(_verdict(row, "spread _at_any_step").adjusted, 2),
-        number(float(np.exp(roughness.estimate.value))),
-        number(roughness.adjusted, 2),
-        verdict.label,
-    )
-
-
-def _of(spread: Spread) -> str:
-    return "reward" if spread.curves.metric == schema.REWARD else "log KL"
 
 
 def _collapses(comparisons: Sequence[Comparison]) -> list[Table]:
@@ -124,20 +105,15 @@ def _figure(assessment: Assessment, spreads: Sequence[Spread]) -> Figure:
         f"Above 0 the estimator's replicates have less spread than {control}'s. With Bonferroni's correction "
         "over panels, the bands contain all curves in 95% of relabelled data: a curve outside its band at "
         "any step is evidence of a difference, a curve that crosses 0 is not.",
-        Table(
+        Table.of(
             f"Log ratio of the spread of {control} to that of the estimator.",
-            ("Arm", "Metric", "Mean over steps", "Lowest", "Highest", "Band"),
-            [
-                (
-                    spread.curves.pairs.treatment,
-                    spread.curves.metric,
-                    number(float(spread.test.curve.mean())),
-                    number(float(spread.test.curve.min())),
-                    number(float(spread.test.curve.max())),
-                    f"± {number(spread.test.band)}",
-                )
-                for spread in spreads
-            ],
+            spreads,
+            ("Arm", lambda spread: spread.curves.pairs.treatment),
+            ("Metric", lambda spread: spread.curves.metric),
+            ("Mean over steps", lambda spread: number(float(spread.test.curve.mean()))),
+            ("Lowest", lambda spread: number(float(spread.test.curve.min()))),
+            ("Highest", lambda spread: number(float(spread.test.curve.max()))),
+            ("Band", lambda spread: f"± {number(spread.test.band)}"),
         ),
     )
 

@@ -64,30 +64,23 @@ def _numbers(run: Run, member: bool) -> dict[str, Any]:
 
 
 def _table(runs: list[Run], on: BoolArray) -> Table:
-    return Table(
+    return Table.of(
         "All runs that did not diverge: final evaluation with its 95% interval over evaluation prompts.",
-        ("Arm", "β", "Replicate", "KL (nats)", "± 95%", "Reward", "± 95%", "On the frontier"),
-        [_row(run, member) for run, member in zip(runs, on, strict=True)],
+        zip(runs, on, strict=True),
+        ("Arm", lambda row: row[0].point.arm),
+        ("β", lambda row: f"{row[0].point.beta:g}"),
+        ("Replicate", lambda row: str(row[0].point.replicate)),
+        ("KL (nats)", lambda row: number(row[0].outcome(schema.KL))),
+        ("± 95%", lambda row: number(NORMAL_95 * row[0].outcome(schema.KL_SE), 2)),
+        ("Reward", lambda row: number(row[0].outcome(schema.REWARD))),
+        ("± 95%", lambda row: number(NORMAL_95 * row[0].outcome(schema.REWARD_SE), 2)),
+        ("On the frontier", lambda row: "yes" if row[1] else "no"),
     )
 
 
 def _frontier(runs: list[Run]) -> BoolArray:
     kl = np.array([run.outcome(schema.KL) for run in runs])
     return nondominated(kl, np.array([run.outcome(schema.REWARD) for run in runs]))
-
-
-def _row(run: Run, member: bool) -> tuple[str, ...]:
-    point = run.point
-    return (
-        point.arm,
-        f"{point.beta:g}",
-        str(point.replicate),
-        number(run.outcome(schema.KL)),
-        number(NORMAL_95 * run.outcome(schema.KL_SE), 2),
-        number(run.outcome(schema.REWARD)),
-        number(NORMAL_95 * run.outcome(schema.REWARD_SE), 2),
-        "yes" if member else "no",
-    )
 
 
 def _draw(assessment: Assessment, runs: list[Run], on: BoolArray) -> str:
@@ -113,8 +106,7 @@ def _draw(assessment: Assessment, runs: list[Run], on: BoolArray) -> str:
         _limit(axes.yaxis, np.array([*reward, *(at for _, _, at in places)]))
         axes.set_xlabel("KL to the reference (nats per completion)")
         axes.set_ylabel("Mean reward")
-        handles = [*legend_lines(styles, lines=False), *marks]
-        drawn.canvas.legend(handles=handles, loc="outside upper left", ncols=2, fontsize=8)
+        drawn.legend([*legend_lines(styles, lines=False), *marks], columns=2)
     return drawn.svg
 
 

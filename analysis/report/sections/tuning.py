@@ -94,11 +94,7 @@ def _figure(sweep: Sweep, outcomes: Mapping[str, FloatArray], name: str) -> Figu
         axes.set_xscale("log")
         axes.set_xlabel("rate (log scale)")
         axes.set_ylabel(name)
-        drawn.canvas.legend(
-            handles=legend_lines({arm: styles[arm] for arm in outcomes}, lines=True),
-            loc="outside upper left",
-            fontsize=8,
-        )
+        drawn.legend(legend_lines({arm: styles[arm] for arm in outcomes}, lines=True))
     return Figure(
         drawn.svg,
         f"{name} against the rate, one line per arm, with the chosen rates.",

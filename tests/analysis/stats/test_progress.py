@@ -7,20 +7,21 @@ from synthetic import write_sweep
 
 from analysis.report.assessment import load_assessment
 from analysis.report.sections.progress import progress
+from analysis.stats.curves import Curves
 from analysis.stats.matching import matched_progress
 from analysis.stats.pairs import Pairs
-from analysis.stats.progress import Evaluations, differences, reached
+from analysis.stats.progress import differences, reached
 
 STEPS = np.array([0.0, 10.0, 20.0, 40.0])
 
 
-def evaluations(ours, theirs, betas=None, **options) -> Evaluations:
+def evaluations(ours, theirs, betas=None, metric="objective") -> Curves:
     values = np.stack([ours, theirs], axis=1)
     size = len(values)
     betas = np.zeros(size, int) if betas is None else np.array(betas)
     last = values[..., -1]
     pairs = Pairs("a", "b", 0.1 * (1.0 + betas), betas, np.arange(size), np.arange(size), 1 - last, last)
-    return Evaluations(pairs, STEPS, values, "reward units", **options)
+    return Curves(metric, pairs, STEPS, values)
 
 
 def test_difference_at_each_evaluation_has_the_t_interval_of_its_pairs():
@@ -53,7 +54,7 @@ def test_step_is_none_if_the_treatment_stays_below_and_zero_if_it_starts_above()
     low, high = np.zeros((3, 4)), np.ones((3, 4))
     assert reached(evaluations(low, high), 0) is None
     assert reached(evaluations(high, low), 0).value == 0.0
-    assert reached(evaluations(low, high, lower_is_better=True), 0).value == 0.0
+    assert reached(evaluations(low, high, metric="kl"), 0).value == 0.0
 
 
 def test_objective_is_that_of_the_evaluations_of_the_runs(tmp_path):
@@ -84,7 +85,7 @@ def test_plan_that_decides_by_the_kl_compares_the_kl(tmp_path):
     assessment = load_assessment(sweep)
     found = matched_progress(assessment.sweep, assessment.comparisons[0].pairs)
     index, replicate = int(found.pairs.beta_index[0]), int(found.pairs.replicate[0])
-    assert found.lower_is_better
+    assert found.metric == "kl"
     assert found.values[0, 0].tolist() == pytest.approx(
         assessment.sweep.grid["RaoBlackwell", index, replicate].curves["val/kl"].value.tolist()
     )
