@@ -117,6 +117,8 @@ def _cell(
         "trainer.default_root_dir": f"{RUNS}/{layout.CELLS}/{cell_id}",
         **{key: f"{RUNS}/{layout.CELLS}/{source}/{schema.CHECKPOINT}" for key, source in inputs.items()},
     }
+    # Arguments are parsed as YAML, of which JSON is a subset
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
     return Cell(
         id=cell_id,
         stage=stage,
@@ -125,15 +127,10 @@ def _cell(
         needs=tuple(dict.fromkeys(inputs.values())),
         argv=(
             plan.stages[name].command,
-            *(part for key, value in arguments.items() for part in (f"--{key}", _argument(value))),
+            *(part for key, text in texts.items() for part in (f"--{key}", text)),
         ),
         overrides=overrides,
         config=config,
         trial=place if isinstance(place, Trial) else None,
         tuned_by=tuned_by,
     )
-
-
-def _argument(value: Any) -> str:
-    """A value as a command-line argument, which is parsed as YAML, of which JSON is a subset."""
-    return value if isinstance(value, str) else json.dumps(value)

@@ -123,8 +123,9 @@ def environment(
             f"module: {module!r} is not installed; a package with a `fit` command is expected"
         )
     code = code_hash(*_entries(module, commands), *sorted(_own_classes(configs)))
+    python = ".".join(platform.python_version_tuple()[:2])
     versions = {name: version(name) for name in NUMERICS}
-    return {"code": code, "python": _python_minor(), "threads": threads, **versions}
+    return {"code": code, "python": python, "threads": threads, **versions}
 
 
 def _entries(module: str, commands: Iterable[str]) -> list[str]:
@@ -142,10 +143,6 @@ def _own_classes(value: Any) -> Iterator[str]:
         root = package_root(named["module"].partition(".")[0])
         if root is not None and root.is_relative_to(Path.cwd()) and "site-packages" not in root.parts:
             yield named["module"]
-
-
-def _python_minor() -> str:
-    return ".".join(platform.python_version_tuple()[:2])
 
 
 def code_hash(*modules: str) -> str:

@@ -145,16 +145,16 @@ def _replicates(runs: Sequence[LoggedRun]) -> dict[tuple[float, str], int]:
     """
     names = {beta: {run.replicate for run in runs if run.beta == beta} for beta in {run.beta for run in runs}}
     everywhere = set().union(*names.values())
+
+    def in_order(name: str) -> tuple[int, int, str]:
+        return (0, int(name), "") if name.isdecimal() else (1, 0, name)
+
     apart = sum(map(len, names.values())) == len(everywhere)
     indices = {
-        beta: {name: index for index, name in enumerate(sorted(own if apart else everywhere, key=_in_order))}
+        beta: {name: index for index, name in enumerate(sorted(own if apart else everywhere, key=in_order))}
         for beta, own in names.items()
     }
     return {(beta, name): indices[beta][name] for beta, own in names.items() for name in own}
-
-
-def _in_order(name: str) -> tuple[int, int, str]:
-    return (0, int(name), "") if name.isdecimal() else (1, 0, name)
 
 
 def _cell(plan: Plan, place: Place, placed: dict[Place, LoggedRun], origin: dict[str, Any]) -> Cell:

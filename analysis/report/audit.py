@@ -71,7 +71,13 @@ def read_points(path: Path, match: Sequence[str] | None = None) -> Points:
         reader = csv.DictReader(io.StringIO(text, newline=""))
         header = [name.strip() for name in reader.fieldnames or []]
         reader.fieldnames = header
-        lines = dict((reader.line_num, _stripped(row)) for row in reader)
+        lines = dict(
+            (
+                reader.line_num,
+                {name: (text or "").strip() for name, text in row.items() if isinstance(name, str)},
+            )
+            for row in reader
+        )
     except DamagedFileError as error:
         raise ConfigurationError(str(error)) from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -100,11 +106,6 @@ def read_points(path: Path, match: Sequence[str] | None = None) -> Points:
                 f"{path}, line {line}: {BETA} is {row[BETA]!r}; a finite number expected"
             )
     return Points([row["method"] for row in rows], kl, reward, columns)
-
-
-def _stripped(row: dict[str, str | None]) -> dict[str, str]:
-    """A row without blanks around values; missing values are empty."""
-    return {name: (text or "").strip() for name, text in row.items() if isinstance(name, str)}
 
 
 def _number(place: str, column: str, text: str) -> float:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from matplotlib import style
-from matplotlib.axis import Axis
+from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
@@ -103,7 +103,7 @@ class Sheet:
         self.canvas.legend(handles=handles, loc="outside upper left", ncols=columns, fontsize=8)
 
 
-def log_scale(axis: Axis) -> None:
+def log_scale(axis: XAxis | YAxis) -> None:
     """Give an axis a logarithmic scale with plain numbers."""
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     axis.set_major_formatter("{x:g}")
@@ -123,13 +123,9 @@ def sheet(height: float, width: float = WIDTH) -> Iterator[Sheet]:
         # Drop the XML prolog, indentation, ids of groups and rotations by nothing
         svg = svg[svg.index("<svg") :]
         svg = re.sub(r"\s*\n\s*|(?<=<g) id=\"[^\"]+\"| transform=\"rotate\(-0 [^\"]+\"", " ", svg)
-        svg = re.sub(r"(?<= (?:d|x|y)=\")[^\"]+", _with_few_digits, svg)
+        # Hundredths of a point cannot be seen, and further digits take two thirds of the bytes
+        svg = re.sub(r"(?<= (?:d|x|y)=\")[^\"]+", lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), svg)
         drawn.svg = re.sub(r"(?<=data:image/png;base64,)[^\"]+", _with_few_colours, svg)
-
-
-def _with_few_digits(coordinates: re.Match[str]) -> str:
-    """Cut coordinates to hundredths of a point, which cannot be seen and takes two thirds of the bytes."""
-    return re.sub(r"(\.\d\d)\d+", r"\1", coordinates[0])
 
 
 def _with_few_colours(picture: re.Match[str]) -> str:

@@ -52,7 +52,9 @@ def power(plan: Plan, pilot: Path | None) -> list[str]:
         source = f"from {pairs.treatment} against {pairs.control} in {found.directory}"
     scenario = replace(scenario, replicates=plan.grid.replicates)
     noise = () if found is None or pairs is None else _evaluation(found, pairs)
-    cautions = (f"  WARNING: {text}" for text in _warnings(plan, found))
+    # Those about J; the KL alone is what its estimators change
+    texts = [] if found is None or plan.primary.outcome == "kl" else warnings(found)
+    cautions = [f"  WARNING: {text}" for text in texts]
     if plan.grid.over_blocks:
         return [*_over_blocks(plan, scenario, source), *noise, *cautions]
     return [
@@ -78,11 +80,6 @@ def _over_blocks(plan: Plan, scenario: Scenario, source: str) -> Iterator[str]:
             f"  difference in {subject} detected with 80% power: {number(reach)} {unit}, if the difference "
             f"varies between blocks by SD {number(spread)} ({count} times that of a pair)"
         )
-
-
-def _warnings(plan: Plan, pilot: Sweep | None) -> list[str]:
-    """Those about J; the KL alone is what its estimators change."""
-    return [] if pilot is None or plan.primary.outcome == "kl" else warnings(pilot)
 
 
 def _spreads(scenario: Scenario) -> str:

@@ -63,7 +63,8 @@ def verify(path: Path, added: Sequence[Builder] = ()) -> Verification:
     if not (folder / NUMBERS).exists():
         raise ConfigurationError(f"{path}: a report with {NUMBERS} beside it is expected; write one first")
     written = _read_numbers(folder / NUMBERS)
-    page = path if path.suffix == ".html" else folder / _page_name(written)
+    name = _at(written, "page", "name")
+    page = path if path.suffix == ".html" else folder / (Path(name).name if isinstance(name, str) else REPORT)
     if page == path and not os.path.lexists(page):
         raise ConfigurationError(f"{page}: there is no such page; write one first")
     runs = folder / written["runs"]
@@ -92,11 +93,6 @@ def _read_numbers(path: Path) -> dict[str, Any]:
     if not isinstance(written.get("runs"), str):
         raise DamagedFileError(f"{path}: does not name the directory of its sweep")
     return written
-
-
-def _page_name(written: dict[str, Any]) -> str:
-    name = _at(written, "page", "name")
-    return Path(name).name if isinstance(name, str) else REPORT
 
 
 def _check_plan(found: Verification) -> None:

@@ -53,9 +53,8 @@ def _read_curves(rows: Iterable[dict[str, str]]) -> dict[str, dict[int, float | 
     for row in rows:
         for name, value in row.items():
             if name.startswith(_CURVES) and value:
-                points.setdefault(name, {})[int(row[schema.STEP])] = _rounded(float(value))
+                rounded = float(f"{float(value):.{_DIGITS}g}")
+                points.setdefault(name, {})[int(row[schema.STEP])] = (
+                    rounded if math.isfinite(rounded) else None
+                )
     return points
-
-
-def _rounded(value: float) -> float | None:
-    return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None

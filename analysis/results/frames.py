@@ -42,15 +42,11 @@ def read_frames(directory: str | Path) -> Frames:
     runs += [{**_where(failure.cell), "state": "failed"} for failure in sweep.failures]
     columns = ["id", "arm", "beta", "replicate", "metric", "step", "value"]
     frames = pd.DataFrame(runs), pd.DataFrame(curves, columns=columns)
-    return Frames(*map(_with_integers, frames))
+    # Nullable integers, as pandas makes counts floats if one is missing
+    counts = ("beta_index", "replicate", "seed", "step")
+    return Frames(*(frame.astype({name: "Int64" for name in counts if name in frame}) for frame in frames))
 
 
 def _where(cell: Cell) -> dict[str, Any]:
     point = cell.point._asdict() if cell.point else dict.fromkeys(("arm", "beta", "beta_index", "replicate"))
     return {"id": cell.id, "stage": cell.stage, **point, "seed": cell.seed}
-
-
-def _with_integers(frame: "pd.DataFrame") -> "pd.DataFrame":
-    """Convert counts to nullable integers: pandas makes them floats if one is missing."""
-    counts = [name for name in ("beta_index", "replicate", "seed", "step") if name in frame]
-    return frame.astype(dict.fromkeys(counts, "Int64"))

@@ -88,7 +88,9 @@ class Grid:
         """Create a grid from its record in a plan."""
         betas = {int(index): float(beta) for index, beta in record["beta"].items()}
         blocks = {label: Block(**block) for label, block in record.get("blocks", {}).items()}
-        return cls(_arms_of(record), betas, record["replicates"], blocks)
+        names = record.get("estimator")  # earlier versions had estimators instead of arms
+        arms = record["arms"] if names is None else arms_of_estimators([str(name) for name in names])
+        return cls({**arms}, betas, record["replicates"], blocks)
 
 
 def by_beta(value: object) -> dict[str, Any] | None:
@@ -120,12 +122,6 @@ def is_plain_data(value: object) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _arms_of(grid: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    if "estimator" in grid:  # earlier versions had estimators instead of arms
-        return arms_of_estimators([str(name) for name in grid["estimator"]])
-    return {label: dict(overrides) for label, overrides in grid["arms"].items()}
 
 
 def _with_text_keys(overrides: Mapping[str, Any]) -> dict[str, Any]:

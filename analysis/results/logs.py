@@ -68,19 +68,15 @@ def _csv_rows(path: Path, text: str) -> Iterator[Row]:
                 continue
             if not header:
                 header = fields
-                _check_header(path, header)
+                repeated = sorted({name for name in header if header.count(name) > 1})
+                if repeated:
+                    raise ConfigurationError(f"{path}: has the column {repeated[0]!r} more than once")
                 continue
             if len(fields) != len(header):
                 raise ConfigurationError(f"{place}: has {len(fields)} fields, the header {len(header)}")
             yield Row(place, {name: field for name, field in zip(header, fields, strict=True) if field})
     except csv.Error as error:
         raise ConfigurationError(f"{path}: line {reader.line_num}: {error}") from None
-
-
-def _check_header(path: Path, header: list[str]) -> None:
-    repeated = sorted({name for name in header if header.count(name) > 1})
-    if repeated:
-        raise ConfigurationError(f"{path}: has the column {repeated[0]!r} more than once")
 
 
 def _json_lines(path: Path, text: str) -> Iterator[Row]:

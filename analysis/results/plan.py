@@ -44,11 +44,6 @@ class Primary:
     sequential: bool = False
     outcome: str = "objective"
 
-    @property
-    def margin_keys(self) -> tuple[str, ...]:
-        """The outcomes that may have a margin."""
-        return ("kl",) if self.outcome == "kl" else REWARD_OUTCOMES
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -116,17 +111,14 @@ class Plan:
     @property
     def starting_points(self) -> list[str]:
         """The stages from which every run of the grid starts, directly or indirectly."""
-        found = set(self.stages)
+        shared = set(self.stages)
         for replicate in range(max(1, len(self.grid.blocks))):
-            found &= self._behind(set(self.inputs(replicate).values()))
-        return [name for name in self.stages if name in found]
-
-    def _behind(self, found: set[str]) -> set[str]:
-        """Stages with those that they start from, directly or indirectly."""
-        for name in reversed(self.stages):
-            if name in found:
-                found |= set(self.stages[name].inputs.values())
-        return found
+            found = set(self.inputs(replicate).values())
+            for name in reversed(self.stages):
+                if name in found:
+                    found |= set(self.stages[name].inputs.values())
+            shared &= found
+        return [name for name in self.stages if name in shared]
 
     def overrides(self, place: Point | Trial) -> dict[str, Any]:
         """Configuration key -> the value that the block and the arm of a run of the last stage give it."""
@@ -229,7 +221,7 @@ class Plan:
         one_of("primary.outcome", primary.outcome, OUTCOMES)
         require(0 < primary.alpha < 0.5, "primary.alpha", primary.alpha, "numbers between 0 and 0.5")
         for outcome, margin in primary.margins.items():
-            one_of("primary.margins", outcome, primary.margin_keys)
+            one_of("primary.margins", outcome, ("kl",) if primary.outcome == "kl" else REWARD_OUTCOMES)
             allowed = "finite numbers > 0"
             require(math.isfinite(margin) and margin > 0, f"primary.margins.{outcome}", margin, allowed)
         for cut in primary.kl_cuts:

@@ -197,7 +197,15 @@ def _run(content: dict[str, Any]) -> Run:
         {str(key): str(value) for key, value in content["versions"].items()},
         content["checksum"],
         read_studies(content.get("studies", {})),
-        tuple(_completion(one) for one in content.get("completions", ())),
+        tuple(
+            Completion(
+                str(one["text_at_start"]),
+                _number(one["reward_at_start"]),
+                str(one["text"]),
+                _number(one["reward"]),
+            )
+            for one in content.get("completions", ())
+        ),
         {str(key): str(value) for key, value in content.get("settings", {}).items()},
         {} if diverged else _prompts(content.get("prompts", {}), final),
         unknown_studies(content.get("studies", {})),
@@ -219,11 +227,6 @@ def _prompts(content: dict[str, list[Any]], final: Mapping[str, float]) -> dict[
         if not abs(float(values.mean()) - final[key]) <= rounding:
             raise ValueError(f"the mean of prompts.{key} is {values.mean():g}, final.{key} is {final[key]:g}")
     return found
-
-
-def _completion(content: dict[str, Any]) -> Completion:
-    start, reward = (_number(content[name]) for name in ("reward_at_start", "reward"))
-    return Completion(str(content["text_at_start"]), start, str(content["text"]), reward)
 
 
 def _number(value: Any) -> float:

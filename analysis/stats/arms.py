@@ -54,7 +54,12 @@ def arm_outcomes(sweep: Sweep, keys: Sequence[str]) -> list[ArmOutcome]:
             }
             runs = {replicate: run for replicate, run in mine.items() if not run.diverged}
             values = {key: _values(list(runs.values()), key, beta) for key in keys}
-            others = {} if label == control else _controls(grid, control, index, runs)
+            # The control's runs, where neither of the pair diverged
+            others = {
+                replicate: run
+                for replicate in (runs if label != control else ())
+                if (run := grid.get((control, index, replicate))) is not None and not run.diverged
+            }
             matched = [runs[replicate] for replicate in others]
             differences = {
                 key: _values(matched, key, beta) - _values(list(others.values()), key, beta)
@@ -85,14 +90,6 @@ def compared(sweep: Sweep) -> tuple[str, ...]:
     outcomes = (schema.KL,) if alone else (schema.REWARD, schema.KL, OBJECTIVE)
     lengths = [run.outcome(schema.LENGTH) for run in sweep.grid.values() if not run.diverged]
     return (*outcomes, schema.LENGTH) if lengths and np.isfinite(lengths).all() else outcomes
-
-
-def _controls(
-    grid: dict[tuple[str, int, int], Run], control: str, index: int, runs: dict[int, Run]
-) -> dict[int, Run]:
-    """The control's runs by replicate, where neither the control's nor the arm's run diverged."""
-    found = {replicate: grid.get((control, index, replicate)) for replicate in runs}
-    return {replicate: run for replicate, run in found.items() if run is not None and not run.diverged}
 
 
 def _values(runs: Sequence[Run], key: str, beta: float) -> FloatArray:

@@ -1,7 +1,7 @@
 """The claims that are tested, and how verdicts word them."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,9 @@ COLLAPSES = Claim(
 
 def share_below(cut: float) -> Claim:
     """The frontier share below a KL cut."""
-    words = ("key", "subject", "favourable", "unfavourable")
-    return replace(
-        FRONTIER_SHARE, **{word: f"{getattr(FRONTIER_SHARE, word)} below KL = {cut:g}" for word in words}
-    )
+    share = FRONTIER_SHARE
+    words = (share.key, share.subject, share.favourable, share.unfavourable)
+    return Claim(*(f"{word} below KL = {cut:g}" for word in words), caveat=share.caveat)
 
 
 def of_curves(metric: str, what: str) -> tuple[Claim, Claim, Claim]:
@@ -112,5 +111,8 @@ def of_curves(metric: str, what: str) -> tuple[Claim, Claim, Claim]:
             f"rougher runs in {what}",
         ),
     )
-    first, second, third = (Claim(key.format(metric), *rest, higher_is_better=False) for key, *rest in words)
+    first, second, third = (
+        Claim(key.format(metric), subject, favourable, unfavourable, higher_is_better=False)
+        for key, subject, favourable, unfavourable in words
+    )
     return first, second, third

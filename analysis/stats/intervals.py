@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -62,10 +62,6 @@ class Estimate:
             return None
         half = float(stats.t.ppf(0.5 + level / 2, self.degrees)) * self.standard_error
         return Interval(self.value - half, self.value + half, level)
-
-    def widened(self, variance: float) -> "Estimate":
-        """The estimate with an independent variance added to that of its error."""
-        return replace(self, standard_error=math.sqrt(self.standard_error**2 + variance))
 
     @property
     def p_value(self) -> float:

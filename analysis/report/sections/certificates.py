@@ -31,7 +31,10 @@ def certificates(assessment: Assessment) -> Section | None:
     }
     if not found:
         return None
-    rates = {name: power_of(scenario, plan.level) for name, scenario in found.items()}
+    rates = {
+        name: {lift: primary_rate(scenario, lift=lift, alpha=plan.level) for lift in LIFTS}
+        for name, scenario in found.items()
+    }
     reach = {
         c.pairs.treatment: _detectable(found[c.pairs.treatment], c.pairs, plan.level)
         for c in assessment.comparisons
@@ -58,11 +61,6 @@ def certificates(assessment: Assessment) -> Section | None:
             for name, measured in rates.items()
         },
     )
-
-
-def power_of(scenario: Scenario, level: float) -> dict[float, Rate]:
-    """The rate at which the primary test rejects at `level`, for each of `LIFTS`."""
-    return {lift: primary_rate(scenario, lift=lift, alpha=level) for lift in LIFTS}
 
 
 def _detectable(scenario: Scenario, pairs: Pairs, level: float) -> float | None:

@@ -13,7 +13,6 @@ from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import MANY, Look, legend_lines, looks, sheet
 from analysis.results.records import Curve, Run
-from analysis.stats.pairs import FloatArray
 from analysis.stats.text import number
 from lit_klrb import schema
 
@@ -91,33 +90,16 @@ def _table(assessment: Assessment, runs: Sequence[Run], source: str, metrics: Ma
             for metric, label in metrics.items():
                 curves = [curve for run in mine if (curve := _curve(run, source, metric)) is not None]
                 if curves:
-                    first = np.array([curve.value[0] for curve in curves])
-                    last = np.array([curve.value[-1] for curve in curves])
-                    rows.append(
-                        (
-                            name,
-                            f"{beta:g}",
-                            label,
-                            number(_mean(first)),
-                            number(_mean(last)),
-                            _sd(last),
-                            str(len(curves)),
-                        )
-                    )
+                    first, last = np.transpose([curve.value[[0, -1]] for curve in curves])
+                    means = number(float(first.mean())), number(float(last.mean()))
+                    sd = number(float(last.std(ddof=1)), 2) if len(curves) > 1 else "–"
+                    rows.append((name, f"{beta:g}", label, *means, sd, str(len(curves))))
     return Table(
         f"{NAMES[source]}: mean over replicates at the first and the last logged step, and the standard "
         "deviation (SD) between replicates at the last.",
         ("Arm", "β", "Metric", "First", "Last", "SD at last", "Runs"),
         rows,
     )
-
-
-def _mean(values: FloatArray) -> float:
-    return float(values.mean())
-
-
-def _sd(values: FloatArray) -> str:
-    return number(float(values.std(ddof=1)), 2) if len(values) > 1 else "–"
 
 
 def _draw(assessment: Assessment, runs: Sequence[Run], source: str, metrics: Mapping[str, str]) -> str:

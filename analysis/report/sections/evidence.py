@@ -62,25 +62,21 @@ def _sentence(name: str, control: str, found: Evidence) -> str:
 
 
 def _figure(assessment: Assessment, found: Mapping[str, Evidence], threshold: float, unit: str) -> Figure:
-    rows = [
-        (name, str(len(one.values)), number(one.values[-1]), number(one.values.max()), _when(one))
-        for name, one in found.items()
-    ]
     return Figure(
         _draw(assessment, found, threshold, unit),
         f"E against the number of {unit}s, one line for each estimator, with the threshold.",
         f"One step is one {unit}, in the order of replicates and β. The dotted line is the threshold "
         f"{number(threshold)}; E = 1 is evidence for neither.",
-        Table(
+        Table.of(
             f"E of each comparison with {assessment.sweep.plan.primary.control}; n counts {unit}s.",
-            ("Arm", "n", "E", "Largest E", f"Reached {number(threshold)} at"),
-            rows,
+            found.items(),
+            ("Arm", lambda row: row[0]),
+            ("n", lambda row: str(len(row[1].values))),
+            ("E", lambda row: number(row[1].values[-1])),
+            ("Largest E", lambda row: number(row[1].values.max())),
+            (f"Reached {number(threshold)} at", lambda row: str(row[1].crossing or "–")),
         ),
     )
-
-
-def _when(found: Evidence) -> str:
-    return "–" if found.crossing is None else str(found.crossing)
 
 
 def _draw(assessment: Assessment, found: Mapping[str, Evidence], threshold: float, unit: str) -> str:

@@ -12,14 +12,12 @@ def execution(assessment: Assessment) -> Section:
     """Counts of planned and finished runs, and all cells without an ordinary result."""
     sweep = assessment.sweep
     counts = _counts(sweep)
-    total = Counter[str]()
-    for row in counts.values():
-        total.update(row)
+    failed = sum(row["failed"] for row in counts.values())
     columns = ("planned", "finished", "diverged", "failed", "not run")
     paragraphs = [_lock_text(sweep)]
-    if total["failed"]:
+    if failed:
         paragraphs.append(
-            f"{count(total['failed'], 'run')} lost to failures other than divergence: matched pairs with "
+            f"{count(failed, 'run')} lost to failures other than divergence: matched pairs with "
             "such a run are left out."
         )
     tables = [
@@ -73,24 +71,13 @@ def _troubled(sweep: Sweep) -> list[tuple[str, str, str]]:
         for run in sweep.runs
         if run.diverged
     ]
-    rows += [
-        (failure.cell.title, "failed", f"{count(failure.attempts, 'attempt')}: {_last_line(failure.error)}")
-        for failure in sweep.failures
-    ]
-    rows += [
-        (
-            f"{estimator}, β = {sweep.plan.grid.beta[index]:g}, replicate {replicate}",
-            "not run",
-            "no result yet",
-        )
-        for estimator, index, replicate in sweep.missing
-    ]
+    for failure in sweep.failures:
+        last = (failure.error.strip().splitlines() or ["no message"])[-1][-200:]
+        rows.append((failure.cell.title, "failed", f"{count(failure.attempts, 'attempt')}: {last}"))
+    for arm, index, replicate in sweep.missing:
+        title = f"{arm}, β = {sweep.plan.grid.beta[index]:g}, replicate {replicate}"
+        rows.append((title, "not run", "no result yet"))
     return rows
-
-
-def _last_line(text: str, width: int = 200) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1][-width:] if lines else "no message"
 
 
 def _lock_text(sweep: Sweep) -> str:

@@ -40,7 +40,12 @@ def gradient_noise(assessment: Assessment) -> Section | None:
             "The gradient of the KL is the whole gradient minus that of the reward. Training uses the whole "
             "gradient; its variance ratio differs from that of the KL alone.",
         ],
-        notes=[note for one in measured for note in _notes(one)],
+        notes=[
+            one.prefix + found.verdict.sentence
+            for one in measured
+            for found in one.findings
+            if found.term == "total"
+        ],
         figures=[_figure(one) for one in measured if one.findings],
         tables=[_absolute(one) for one in measured],
         details=[table for one in measured for table in _by_layer(one)],
@@ -85,11 +90,6 @@ def _description(measured: _Measured) -> str:
         f"completions, over {artifact.batches} batches of different prompts and completions, the same for "
         f"all estimators. {_policies(artifact, measured.title)}."
     )
-
-
-def _notes(measured: _Measured) -> list[str]:
-    totals = (finding for finding in measured.findings if finding.term == "total")
-    return [measured.prefix + finding.verdict.sentence for finding in totals]
 
 
 def _policies(artifact: GradientStudy, title: str) -> str:

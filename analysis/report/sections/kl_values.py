@@ -65,7 +65,12 @@ def estimation(assessment: Assessment) -> Section | None:
             *(_table(labels[step], spreads, artifact) for step, spreads in snapshots.items()),
             *_coverage(artifact),
         ],
-        numbers={str(step): _numbers(spreads) for step, spreads in snapshots.items()} | _diagnosis(artifact),
+        numbers={str(step): _numbers(spreads) for step, spreads in snapshots.items()}
+        | {
+            f"{one.step} reference mass": one.reference_mass.tolist()
+            for one in artifact.snapshots
+            if one.reference_mass is not None
+        },
         exploratory=True,
     )
 
@@ -129,14 +134,6 @@ def _coverage(artifact: ValueStudy) -> list[Table]:
             rows,
         )
     ]
-
-
-def _diagnosis(artifact: ValueStudy) -> dict[str, Any]:
-    return {
-        f"{one.step} reference mass": one.reference_mass.tolist()
-        for one in artifact.snapshots
-        if one.reference_mass is not None
-    }
 
 
 def _numbers(spreads: Mapping[str, EstimatorSpread]) -> dict[str, Any]:

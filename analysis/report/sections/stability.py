@@ -12,9 +12,6 @@ from analysis.stats.secondary import Spread
 from analysis.stats.text import ends_text, number
 from lit_klrb import schema
 
-# Keys of the verdicts on a metric's curves: its spread, also at any step, and its roughness.
-_CLAIMS = ("spread_{}", "spread_{}_at_any_step", "roughness_{}")
-
 
 def stability(assessment: Assessment) -> Section | None:
     """Spread between replicates over training, roughness within runs, and diverged runs."""
@@ -35,7 +32,7 @@ def stability(assessment: Assessment) -> Section | None:
         folded=True,
         numbers={
             f"{spread.curves.pairs.treatment}, {spread.curves.metric}": {
-                "log_ratio": (verdict := _verdict(comparison, spread, _CLAIMS[0])).estimate.value,
+                "log_ratio": (verdict := _verdicts(comparison, spread)[0]).estimate.value,
                 "p": verdict.test.p_value,
                 "p_holm": verdict.adjusted,
                 "p_any_step": spread.test.pointwise.p_value,
@@ -46,11 +43,12 @@ def stability(assessment: Assessment) -> Section | None:
     )
 
 
-def _verdict(comparison: Comparison, spread: Spread, claim: str) -> Verdict:
-    """The secondary verdict on one aspect of a metric's curves."""
-    verdict = comparison.of(claim.format(spread.curves.metric))
-    assert verdict is not None  # every spread is tested
-    return verdict
+def _verdicts(comparison: Comparison, spread: Spread) -> tuple[Verdict, Verdict, Verdict]:
+    """The secondary verdicts on a metric's curves: on the spread, the spread at any step, the roughness."""
+    metric = spread.curves.metric
+    keys = (f"spread_{metric}", f"spread_{metric}_at_any_step", f"roughness_{metric}")
+    mean, largest, roughness = (verdict for key in keys if (verdict := comparison.of(key)) is not None)
+    return mean, largest, roughness
 
 
 def _table(rows: Sequence[tuple[Comparison, Spread]]) -> Table:
@@ -59,10 +57,7 @@ def _table(rows: Sequence[tuple[Comparison, Spread]]) -> Table:
         "simultaneous jackknife interval over swap units. Any step: test of the largest ratio at a single "
         "step, corrected for the number of steps. Roughness: squared increments within runs, relative to the "
         "control. All p-values are after Holm's correction over all descriptive tests.",
-        [
-            (spread, *(_verdict(comparison, spread, claim) for claim in _CLAIMS))
-            for comparison, spread in rows
-        ],
+        [(spread, *_verdicts(comparison, spread)) for comparison, spread in rows],
         ("Arm", lambda row: row[0].curves.pairs.treatment),
         ("Metric", lambda row: "reward" if row[0].curves.metric == schema.REWARD else "log KL"),
         ("Ratio", lambda row: number(float(np.exp(row[1].estimate.value)))),

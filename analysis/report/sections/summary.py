@@ -69,27 +69,18 @@ def _why_not(assessment: Assessment) -> list[str]:
             *sweep.invalid,
         ]
     if waiting:
+        valid = "only the e-process is valid before the sweep is complete."
+        looking = valid if sweep.plan.primary.sequential else "they must not decide when the sweep stops."
         return [
             f"There is no verdict: {waiting} of {len(sweep.plan.places)} planned runs have no result yet. "
-            f"This page shows the others; {_looking(assessment)}"
+            f"This page shows the others; {looking}"
         ]
     return [f"There is no verdict: {assessment.withheld}."]
-
-
-def _looking(assessment: Assessment) -> str:
-    if assessment.sweep.plan.primary.sequential:
-        return "only the e-process is valid before the sweep is complete."
-    return "they must not decide when the sweep stops."
 
 
 def verdict_numbers(verdict: Verdict) -> dict[str, Any]:
     """The numbers of a verdict, for `results.json`."""
     share, test = verdict.share, verdict.test
-    how: dict[str, Any]
-    if isinstance(test, BlockTest):
-        how = {"blocks": test.blocks}
-    else:
-        how = {"swaps": test.resamples, "exact": test.exact}
     return {
         "claim": verdict.claim.key,
         "outcome": verdict.outcome.value,
@@ -101,7 +92,11 @@ def verdict_numbers(verdict: Verdict) -> dict[str, Any]:
         "p": test.p_value,
         "p_holm": verdict.adjusted,
         "p_holm_attainable": verdict.attainable,
-        **how,
+        **(
+            {"blocks": test.blocks}
+            if isinstance(test, BlockTest)
+            else {"swaps": test.resamples, "exact": test.exact}
+        ),
         "replicates": verdict.replicates,
         **({} if share is None else {"k": share.count, "n": share.total, "discordant": share.discordant}),
     }
