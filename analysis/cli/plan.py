@@ -111,7 +111,7 @@ def _attainable(plan: Plan) -> list[str]:
         f"{', '.join(others)} against {primary.control}, by {_DECIDES[primary.outcome]}",
         f"  {len(grid.beta)} betas x {grid.replicates} replicates = {plan.pairs} matched pairs",
         *_blocks(plan),
-        f"  {test}, level {plan.level:.2g} (alpha {primary.alpha:g} over {plan.tests}, Holm): {verdict}",
+        f"  {test}, level {plan.level:.2g} (alpha {primary.alpha:g} over {len(others)}, Holm): {verdict}",
     ]
     if plan.tuning:
         rates = sorted(plan.tuning.rates)

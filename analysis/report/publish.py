@@ -36,8 +36,7 @@ def publish(runs_dir: Path, output: Path) -> Path:
             f"{runs_dir}: {len(sweep.missing)} planned runs have no result; run the sweep to its end first"
         )
     if sweep.invalid:
-        found = next(problem.text for problem in sweep.problems if problem.serious)
-        raise ConfigurationError(f"{runs_dir}: {found}")
+        raise ConfigurationError(f"{runs_dir}: {sweep.invalid[0]}")
     refused = list((runs_dir / layout.REFUSED).glob("*.json"))
     if refused:
         raise ConfigurationError(

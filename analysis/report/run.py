@@ -6,6 +6,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from analysis.report.elements import Figure, Section, Table
@@ -80,7 +81,7 @@ def _curves(run: Path) -> Section:
         for axes, (label, curve) in zip(
             drawn.canvas.subplots(1, len(measured), squeeze=False)[0], measured.items(), strict=True
         ):
-            values = [float("nan") if value is None else value for value in curve["value"]]
+            values = np.array(curve["value"], dtype=np.float64)
             known = dict(zip(errors[label]["step"], errors[label]["value"], strict=True))
             widths = [Z * (known.get(step) or 0) for step in curve["step"]]
             axes.errorbar(curve["step"], values, widths, color=INK, marker="o", markersize=4, capsize=3)
@@ -109,7 +110,7 @@ def _rollouts(run: Path) -> Section | None:
         ):
             styles = looks(panel, next(iter(panel)))
             for name in (name for name in panel if name in measured):
-                values = [float("nan") if value is None else value for value in measured[name]["value"]]
+                values = np.array(measured[name]["value"], dtype=np.float64)
                 look = {"color": styles[name].colour, "linestyle": styles[name].dashes}
                 axes.plot(measured[name]["step"], values, label=panel[name], **look)
             axes.set_ylim(bottom=0)

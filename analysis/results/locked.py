@@ -129,12 +129,12 @@ class LockedPlan:
         choice = document.get(CHOICE)
         if choice is not None and not all(float(rate) > 0 for rate in choice["rates"].values()):
             raise ValueError(f"{CHOICE} is {choice!r}")
-        *earlier, last = document["history"]
+        *earlier, _ = document["history"]
+        plans = [Plan.of_record(each["plan"], directory) if schema > 1 else None for each in earlier]
         history = [
-            _version(version, Plan.of_record(version["plan"], directory) if schema > 1 else None)
-            for version in earlier
+            Version(int(each["published"]), tuple(map(str, each["changes"])), own)
+            for each, own in zip(document["history"], [*plans, plan], strict=True)
         ]
-        history.append(_version(last, plan))
         return cls(
             schema,
             str(document["hash"]),
@@ -161,10 +161,6 @@ def _updated(record: Mapping[str, Any], cells: Sequence[Cell]) -> dict[str, Any]
     margins = {_RENAMED.get(key, key): margin for key, margin in primary["margins"].items()}
     stages = {name: record["stages"][name] for name in dict.fromkeys(cell.stage for cell in cells)}
     return {**record, "stages": stages, "primary": {**primary, "margins": margins}}
-
-
-def _version(version: Mapping[str, Any], plan: Plan | None) -> Version:
-    return Version(int(version["published"]), tuple(map(str, version["changes"])), plan)
 
 
 def _recomputes(document: Mapping[str, Any]) -> bool:

@@ -44,6 +44,11 @@ class Primary:
     sequential: bool = False
     outcome: str = "objective"
 
+    @property
+    def symbol(self) -> str:
+        """What decides, on a page."""
+        return "KL" if self.outcome == "kl" else "J"
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -84,14 +89,9 @@ class Plan:
         return [name for name in self.grid.arms if name != self.primary.control]
 
     @property
-    def tests(self) -> int:
-        """Number of tests in the primary family: one per comparison."""
-        return len(self.comparisons)
-
-    @property
     def level(self) -> float:
         """The level of Holm's first step, which the smallest p of the family must not exceed."""
-        return self.primary.alpha / max(1, self.tests)
+        return self.primary.alpha / max(1, len(self.comparisons))
 
     @property
     def places(self) -> list[tuple[str, int, int]]:

@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from analysis.results.arrays import FloatArray as FloatArray
 from analysis.results.artifacts import Study, read_studies, unknown_studies
 from analysis.results.cell import Cell, Point
 from analysis.results.checksum import canonical, digest
 from analysis.results.files import MALFORMED, DamagedFileError, parse_json, read_bytes, read_json
 from analysis.results.layout import RESULT_SCHEMA, RESULTS
 from lit_klrb import schema
-
-FloatArray = npt.NDArray[np.float64]
 
 # Larger numbers, whose fourth powers overflow, are not results; those of float32 are below this one.
 LARGEST_VALUE = 1e39

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analysis.stats.claims import FRONTIER_SHARE
 from analysis.stats.curves import Curves
 from analysis.stats.decision import Decision
 from analysis.stats.holm import corrected
@@ -34,11 +33,6 @@ class Comparison:
     fit: MatchedKL | None
     secondary: tuple[Verdict, ...]
     spreads: tuple[Spread, ...] = ()
-
-    @property
-    def share(self) -> Verdict | None:
-        """The verdict on the pooled frontier share, which includes the counts."""
-        return self.of(FRONTIER_SHARE.key)
 
     def of(self, key: str) -> Verdict | None:
         """The secondary verdict on a claim; None if there is none."""

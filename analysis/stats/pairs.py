@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from analysis.results.arrays import FloatArray as FloatArray
+
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
@@ -88,12 +89,3 @@ class Pairs:
         """The pairs where `mask` [P] is true."""
         names = ("beta", "beta_index", "replicate", "unit", "kl", "reward")
         return replace(self, **{name: getattr(self, name)[mask] for name in names})
-
-    def swapped(self, mask: BoolArray) -> "Pairs":
-        """The pairs with the two labels exchanged where `mask` [P] is true."""
-        flip = mask[:, None]
-        return replace(
-            self,
-            kl=np.where(flip, self.kl[:, ::-1], self.kl),
-            reward=np.where(flip, self.reward[:, ::-1], self.reward),
-        )

@@ -104,12 +104,8 @@ def share_text(share: Share) -> str:
     """A share as k/n (x%) with its interval."""
     if not share.total:
         return "0/0 (no run on the frontier)"
-    return f"{share.count}/{share.total} ({share.value:.0%}, {share_interval_text(share)})"
-
-
-def share_interval_text(share: Share) -> str:
-    """The interval of a share in percent, or the reason why there is none."""
-    if share.interval is None:
-        return interval_text(None)
-    ends = f"{share.interval.low:.0%} to {share.interval.high:.0%}"
-    return f"{percent(share.interval.level)} CI {ends}, for this share alone"
+    interval = interval_text(None)
+    if share.interval is not None:
+        ends = f"{share.interval.low:.0%} to {share.interval.high:.0%}"
+        interval = f"{percent(share.interval.level)} CI {ends}, for this share alone"
+    return f"{share.count}/{share.total} ({share.value:.0%}, {interval})"

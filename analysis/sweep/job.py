@@ -1,6 +1,5 @@
 """Runs one cell in a separate process: claim, train, publish."""
 
-import functools
 import io
 import json
 import os
@@ -71,10 +70,8 @@ def _run(job: Job, store: Store) -> int:
     cell = job.cell
     workdir = store.workdir(cell.id)
     checkpoint = workdir / schema.CHECKPOINT
-    filled = {RUNS: str(job.directory), RATE: json.dumps(job.rate)}
-    argv = [
-        functools.reduce(lambda text, key: text.replace(key, filled[key]), filled, each) for each in cell.argv
-    ]
+    runs, rate = str(job.directory), json.dumps(job.rate)
+    argv = [argument.replace(RUNS, runs).replace(RATE, rate) for argument in cell.argv]
     # An attempt that was killed or stopped is resumed from its checkpoint, with the same result bit for bit.
     # Without a checkpoint there is nothing to keep. A published cell is repeated from the start, as its
     # directory is read-only otherwise.

@@ -1,7 +1,7 @@
 """Locks the plan of a sweep: once a cell has started, every change is recorded."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,6 @@ from analysis.results.arm import Arm
 from analysis.results.locked import ARMS, CHOICE, LockedPlan, encode_plan, lock_document, trials_of
 from analysis.results.records import read_run
 from analysis.results.tuning import choice_of
-from analysis.sweep.changes import changes
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import write_atomically
 
@@ -86,6 +85,21 @@ def lock(plan: Plan, expansion: Expansion, directory: Path, *, record: bool) -> 
         )
         _write(path, document)
     return Locked(altered, arms)
+
+
+def changes(old: Any, new: Any, key: str = "") -> Iterator[str]:
+    """Yield one line per key in which two documents of mappings and plain values differ.
+
+    Example:
+        >>> list(changes({"a": {"b": 1, "c": 2}}, {"a": {"b": 3, "c": 2}, "d": 4}))
+        ['a.b: 1 -> 3', 'd: nothing -> 4']
+    """
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in dict.fromkeys((*old, *new)):
+            path = f"{key}.{name}" if key else name
+            yield from changes(old.get(name, "nothing"), new.get(name, "nothing"), path)
+    elif old != new:
+        yield f"{key}: {old} -> {new}"
 
 
 def lock_choice(directory: Path) -> Mapping[str, float]:

@@ -33,13 +33,9 @@ def completions(assessment: Assessment) -> Section | None:
 
 def _first_runs(assessment: Assessment, beta_index: int) -> list[Run]:
     """For each arm the run of its first replicate with completions."""
-    found: dict[str, Run] = {}
-    for run in assessment.sweep.grid.values():
-        point = run.point
-        if point.beta_index == beta_index and run.completions:
-            known = found.setdefault(point.arm, run)
-            if point.replicate < known.point.replicate:
-                found[point.arm] = run
+    runs = [run for run in assessment.sweep.grid.values() if run.completions]
+    latest_first = sorted(runs, key=lambda run: -run.point.replicate)
+    found = {run.point.arm: run for run in latest_first if run.point.beta_index == beta_index}
     return [found[arm] for arm in assessment.sweep.plan.grid.arms if arm in found]
 
 

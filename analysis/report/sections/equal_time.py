@@ -7,7 +7,6 @@ from analysis.report.elements import Section, Table
 from analysis.results import Plan
 from analysis.stats.equal_time import AtEqualTime, at_equal_time
 from analysis.stats.text import number, percent, signed, with_ends
-from lit_klrb import schema
 
 
 def equal_time(assessment: Assessment) -> Section | None:
@@ -16,7 +15,7 @@ def equal_time(assessment: Assessment) -> Section | None:
     found = at_equal_time(sweep)
     if not found:
         return None
-    control, outcome = sweep.plan.primary.control, _outcome(sweep.plan)
+    control, outcome = sweep.plan.primary.control, sweep.plan.primary.symbol
     return Section(
         "equal_time",
         "At equal time",
@@ -36,12 +35,8 @@ def equal_time(assessment: Assessment) -> Section | None:
     )
 
 
-def _outcome(plan: Plan) -> str:
-    return "KL" if plan.primary.outcome == schema.KL else "J"
-
-
 def _table(plan: Plan, found: Sequence[AtEqualTime]) -> Table:
-    control, outcome = plan.primary.control, _outcome(plan)
+    control, outcome = plan.primary.control, plan.primary.symbol
     unit = "nats" if outcome == "KL" else "reward units"
     return Table.of(
         f"Time relative to {control}: median, and range over the given number of pairs of runs. {outcome} at "

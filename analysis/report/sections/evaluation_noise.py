@@ -16,8 +16,8 @@ def evaluation_noise(assessment: Assessment) -> Section | None:
     found = {name: shares for name, shares in found.items() if shares}
     if not found:
         return None
-    outcome = "KL" if assessment.sweep.plan.primary.outcome == "kl" else "J"
     told = ", ".join(f"{shares[_ALL]} for {name}" for name, shares in found.items())
+    outcome = assessment.sweep.plan.primary.symbol
     betas = {str(index): f"{beta:g}" for index, beta in assessment.sweep.plan.grid.beta.items()}
     return Section(
         "evaluation_noise",

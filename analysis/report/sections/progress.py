@@ -27,7 +27,7 @@ def progress(assessment: Assessment) -> Section | None:
         name: {int(index): reached(each, int(index)) for index in each.pairs.beta_indices}
         for name, each in known.items()
     }
-    control, outcome = plan.primary.control, _outcome(plan)
+    control, outcome = plan.primary.control, plan.primary.symbol
     return Section(
         "progress",
         "During training",
@@ -49,14 +49,10 @@ def progress(assessment: Assessment) -> Section | None:
     )
 
 
-def _outcome(plan: Plan) -> str:
-    return "KL" if plan.primary.outcome == "kl" else "J"
-
-
 def _differences(
     plan: Plan, known: Mapping[str, Curves], stages: Mapping[str, Mapping[float, Estimate]]
 ) -> Figure:
-    control, outcome = plan.primary.control, _outcome(plan)
+    control, outcome = plan.primary.control, plan.primary.symbol
     unit = "nats" if outcome == "KL" else "reward units"
     return Figure(
         _draw(plan, stages, f"{outcome} − {outcome} of {control}\n({unit})"),
@@ -110,8 +106,8 @@ def _step_table(
     plan: Plan, known: Mapping[str, Curves], steps: Mapping[str, Mapping[int, Estimate | None]]
 ) -> Table:
     return Table(
-        f"Step at which the arm's mean {_outcome(plan)} is as good as that with which {plan.primary.control} "
-        "ends, interpolated between evaluations, ± jackknife standard error over replicates.",
+        f"Step at which the arm's mean {plan.primary.symbol} is as good as that with which "
+        f"{plan.primary.control} ends, interpolated between evaluations, ± jackknife standard error over replicates.",
         ("Arm", "β", "Step", "Share of steps"),
         [
             (name, f"{plan.grid.beta[index]:g}", *_step(step, known[name]))

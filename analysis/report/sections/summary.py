@@ -10,6 +10,7 @@ from analysis.report.sections.arms import biased_arms
 from analysis.report.sections.blocks import block_condition
 from analysis.stats import Comparison, Decision, Verdict
 from analysis.stats.blocks import BlockTest
+from analysis.stats.claims import FRONTIER_SHARE
 from analysis.stats.kl_reward import kl_ratio
 from analysis.stats.text import count, ends_text, interval_text, number, percent, probability, signed
 from analysis.stats.verdict import Outcome
@@ -126,14 +127,26 @@ def _with_difference(comparison: Comparison) -> str:
 
 def _verdict_table(comparisons: Sequence[Comparison]) -> Table:
     primary = comparisons[0].decision.primary
-    matched = () if primary.claim.key == "kl" else ("Reward at matched KL",)
-    return Table(
-        f"Each arm against {comparisons[0].pairs.control}: difference in {primary.claim.subject} "
-        f"({primary.unit}) with its {percent(1 - primary.first_step)} interval, simultaneous over all arms."
+    control, level = comparisons[0].pairs.control, percent(1 - primary.first_step)
+    matched = () if primary.claim.key == "kl" else (("Reward at matched KL", _at_matched_kl),)
+    return Table.of(
+        f"Each arm against {control}: difference in {primary.claim.subject} ({primary.unit}) with its "
+        f"{level} interval, simultaneous over all arms."
         + (_WHY_ZERO if any(map(_rejects_with_zero, comparisons)) else ""),
-        ("Arm", "Verdict", "Difference", "Interval", "p (Holm)", *matched, "KL ratio"),
-        [_verdict_row(comparison) for comparison in comparisons],
+        comparisons,
+        ("Arm", lambda one: one.pairs.treatment),
+        ("Verdict", lambda one: one.decision.outcome.value),
+        ("Difference", lambda one: signed(one.decision.primary.estimate.value)),
+        ("Interval", lambda one: ends_text(one.decision.primary.interval)),
+        ("p (Holm)", lambda one: number(one.decision.primary.adjusted, 2)),
+        *matched,
+        ("KL ratio", lambda one: number(kl_ratio(one.pairs), 2)),
     )
+
+
+def _at_matched_kl(comparison: Comparison) -> str:
+    comparable = comparison.fit is not None and not comparison.fit.refused
+    return signed(comparison.matched.estimate.value) if comparable else "not comparable"
 
 
 def _rejects_with_zero(comparison: Comparison) -> bool:
@@ -143,25 +156,10 @@ def _rejects_with_zero(comparison: Comparison) -> bool:
     return interval is not None and primary.adjusted < primary.alpha and interval.low <= 0 <= interval.high
 
 
-def _verdict_row(comparison: Comparison) -> tuple[str, ...]:
-    primary, matched, fit = comparison.decision.primary, comparison.matched, comparison.fit
-    comparable = fit is not None and not fit.refused
-    at_matched_kl = signed(matched.estimate.value) if comparable else "not comparable"
-    return (
-        comparison.pairs.treatment,
-        comparison.decision.outcome.value,
-        signed(primary.estimate.value),
-        ends_text(primary.interval),
-        number(primary.adjusted, 2),
-        *([] if primary.claim.key == "kl" else [at_matched_kl]),
-        number(kl_ratio(comparison.pairs), 2),
-    )
-
-
 def sentences(comparison: Comparison) -> list[str]:
     """The sentences of the verdicts behind the conclusion."""
     decision = comparison.decision
-    verdicts = (decision.primary, comparison.matched, comparison.share)
+    verdicts = (decision.primary, comparison.matched, comparison.of(FRONTIER_SHARE.key))
     return [*_caveat(decision), *(verdict.sentence for verdict in verdicts if verdict is not None)]
 
 

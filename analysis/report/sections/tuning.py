@@ -22,7 +22,7 @@ def tuning(assessment: Assessment) -> Section | None:
     plan = sweep.plan
     if plan.tuning is None or not sweep.trials:
         return None
-    sign, name = (-1.0, "KL") if plan.primary.outcome == schema.KL else (1.0, "J")
+    sign, name = -1.0 if plan.primary.outcome == schema.KL else 1.0, plan.primary.symbol
     outcomes = {arm: sign * values for arm, values in trial_outcomes(plan, sweep.trials).items()}
     regrets = {arm: float(np.sqrt((values**2).mean())) for arm, values in regrets_of(sweep).items()}
     runs = count(plan.tuning.replicates, "replicate")

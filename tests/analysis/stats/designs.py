@@ -1,5 +1,7 @@
 """Matched pairs drawn from a stated generator, for tests and certificates."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from analysis.stats import Pairs
@@ -51,3 +53,11 @@ def pairs_of(kl, reward, *, beta_index=None, replicate=None, unit=None) -> Pairs
     replicate = np.arange(size) if replicate is None else np.array(replicate)
     unit = np.arange(size) if unit is None else np.array(unit)
     return Pairs("A", "B", 0.1 * (1 + beta_index.astype(float)), beta_index, replicate, unit, kl, reward)
+
+
+def swapped(pairs: Pairs, mask: np.ndarray) -> Pairs:
+    """The pairs with the two labels exchanged where `mask` [P] is true."""
+    columns = {"kl": pairs.kl, "reward": pairs.reward}
+    return replace(
+        pairs, **{name: np.where(mask[:, None], both[:, ::-1], both) for name, both in columns.items()}
+    )

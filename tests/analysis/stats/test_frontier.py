@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from designs import draw_pairs, pairs_of
+from designs import draw_pairs, pairs_of, swapped
 
 from analysis.stats import frontier
 
@@ -64,7 +64,7 @@ def test_each_contribution_changes_its_sign_only_under_its_own_swap(seed):
         frontier.net_dominance_contributions,
         frontier.matched_dominance_contributions,
     ):
-        before, after = contributions(pairs), contributions(pairs.swapped(mask))
+        before, after = contributions(pairs), contributions(swapped(pairs, mask))
         np.testing.assert_allclose(after, np.where(mask, -before, before), atol=1e-12)
 
 

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 import statsmodels.api as sm
-from designs import draw_pairs, pairs_of
+from designs import draw_pairs, pairs_of, swapped
 from scipy import stats
 
 from analysis.stats.matched_kl import curve_design, matched_kl, matched_kl_p_value, matched_kl_test
@@ -59,7 +59,7 @@ def test_p_is_that_of_all_swaps_with_a_new_fit_each(seeds_shared):
     units = np.unique(pairs.unit)
     values = []
     for signs in product([False, True], repeat=len(units)):
-        gap, error, _ = fitted(pairs.swapped(np.array(signs)[pairs.unit]))
+        gap, error, _ = fitted(swapped(pairs, np.array(signs)[pairs.unit]))
         values.append(gap / error)
     values = np.array(values)
     observed = values[0]

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from designs import draw_pairs, pairs_of
+from designs import draw_pairs, pairs_of, swapped
 
 from analysis.stats.contrast import mean_of
 from analysis.stats.intervals import Estimate, clustered_mean, detectable_effect, stratified_mean
@@ -19,7 +19,7 @@ def test_a_swap_changes_one_difference_and_no_weights(contrast_of, diverged):
     if diverged:
         pairs.reward[2, 1] = np.nan
     mask = rng.random(len(pairs)) < 0.5
-    before, after = contrast_of(pairs), contrast_of(pairs.swapped(mask))
+    before, after = contrast_of(pairs), contrast_of(swapped(pairs, mask))
     np.testing.assert_allclose(after.values, np.where(mask, -before.values, before.values), atol=1e-10)
     np.testing.assert_allclose(after.weights, before.weights)
     assert before.ranked is diverged

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from designs import draw_pairs, pairs_of
+from designs import draw_pairs, pairs_of, swapped
 from scipy import stats
 
 from analysis.stats import Claim, Decision, Outcome, Rules, Verdict, compare
@@ -135,8 +135,8 @@ def test_a_share_never_decides():
     wide = np.array([3.0, -3.0] * 5)
     pairs = pairs_of([[1.0, 1.0]] * 10, np.stack([wide + 0.01 * np.arange(10), np.zeros(10)], axis=1))
     made = compare([pairs], Rules())[0]
-    assert made.share.share.value == 1.0
-    assert "better" not in made.share.label
+    assert made.of("frontier_share").share.value == 1.0
+    assert "better" not in made.of("frontier_share").label
     assert made.decision.outcome is Outcome.INCONCLUSIVE
 
 
@@ -229,7 +229,7 @@ def test_a_run_that_diverged_alone_is_tested_by_mcnemar():
 def test_a_clear_lift_is_better_and_its_mirror_worse():
     pairs = draw_pairs(np.random.default_rng(0), lift=2.0, replicates=8)
     assert compare([pairs], Rules())[0].decision.outcome is Outcome.BETTER
-    turned = pairs.swapped(np.ones(len(pairs), dtype=bool))
+    turned = swapped(pairs, np.ones(len(pairs), dtype=bool))
     assert compare([turned], Rules())[0].decision.outcome is Outcome.WORSE
 
 

@@ -10,7 +10,7 @@ from analysis.results import DamagedFileError
 from analysis.results.checksum import digest
 from analysis.results.locked import LockedPlan, hash_of
 from analysis.sweep import lock
-from analysis.sweep.changes import changes
+from analysis.sweep.lock import changes
 from lit_klrb.errors import ConfigurationError
 
 
