@@ -38,7 +38,8 @@ def open_plan(arguments: argparse.Namespace, *, record: bool) -> tuple[Plan, lis
 
 def _unused(cells: Sequence[Cell], store: Store, changes: Sequence[str]) -> str | None:
     """A sentence on results in the directory that are of other cells, and why; None if there are none."""
-    others = {path.stem for path in layout.result_paths(store.directory)} - {cell.id for cell in cells}
+    published = layout.result_paths(store.directory)
+    others = {path.stem for path in published} - {cell.id for cell in cells}
     if not others:
         return None
     keys = [change.partition(": ")[0] for change in changes]
@@ -46,7 +47,7 @@ def _unused(cells: Sequence[Cell], store: Store, changes: Sequence[str]) -> str 
     why = (
         f"what the ids of cells depend on has changed: {', '.join(causes)}" if causes else "the grid differs"
     )
-    return f"  {len(others)} of {store.count()} results in {store.directory} are of other cells: {why}"
+    return f"  {len(others)} of {len(published)} results in {store.directory} are of other cells: {why}"
 
 
 def plan_command(arguments: argparse.Namespace) -> int:

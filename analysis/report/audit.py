@@ -5,8 +5,9 @@ import io
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -19,7 +20,7 @@ from analysis.stats.claims import FRONTIER_SHARE, MATCHED_KL, OBJECTIVE
 from analysis.stats.holm import NO_TEST, corrected
 from analysis.stats.matched_kl import matched_kl, matched_kl_test
 from analysis.stats.objective import objective_contrast
-from analysis.stats.pairs import BoolArray, FloatArray, Pairs
+from analysis.stats.pairs import BoolArray, Pairs
 from analysis.stats.rules import Rules
 from analysis.stats.secondary import secondary_verdicts
 from analysis.stats.swaps import swap_test
@@ -34,29 +35,27 @@ BETA, SEEDS = "beta", ("seed", "replicate")
 Key = tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Points:
-    """Published runs.
+class Point(NamedTuple):
+    """A published run.
 
-    Attributes:
-        method: Name of each run's method, [N].
-        kl: KL in nats, [N]; `nan` for a diverged run.
-        reward: Mean reward, [N].
-        columns: Further columns, by which runs are matched: text of each run, [N], by name.
+    Args:
+        method: The name of its method.
+        kl: KL in nats; `nan` if it diverged.
+        reward: Mean reward.
+        columns: Its further columns, by which runs are matched: name -> text.
     """
 
-    method: list[str]
-    kl: FloatArray
-    reward: FloatArray
-    columns: dict[str, list[str]]
+    method: str
+    kl: float
+    reward: float
+    columns: dict[str, str]
 
-    def keys(self, rows: Sequence[int], without: str | None = None) -> list[Key]:
-        """The key by which each run is matched: its further columns, except one."""
-        used = [values for name, values in self.columns.items() if name != without]
-        return [tuple(values[row] for values in used) for row in rows]
+    def key(self, without: str | None = None) -> Key:
+        """What the run is matched by: its further columns, except one."""
+        return tuple(text for name, text in self.columns.items() if name != without)
 
 
-def read_points(path: Path, match: Sequence[str] | None = None) -> Points:
+def read_points(path: Path, match: Sequence[str] | None = None) -> list[Point]:
     """Read points from a CSV file with the columns method, kl and reward.
 
     Args:
@@ -82,30 +81,27 @@ def read_points(path: Path, match: Sequence[str] | None = None) -> Points:
         raise ConfigurationError(str(error)) from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigurationError(f"{path}: cannot be read ({error})") from None
-    rows = list(lines.values())
     missing = [name for name in COLUMNS if name not in header]
-    if missing or not rows:
+    if missing or not lines:
         raise ConfigurationError(
             f"{path}: {'has no column ' + missing[0] if missing else 'has no rows'}; the columns "
             f"{', '.join(COLUMNS)} are expected, and others that match runs in pairs, such as beta and seed"
         )
-    kl, reward = (
-        np.array([_number(f"{path}, line {line}", name, row[name]) for line, row in lines.items()])
-        for name in COLUMNS[1:]
-    )
     others = [name for name in header if name not in COLUMNS]
     unknown = [name for name in match or () if name not in others]
     if unknown:
         raise ConfigurationError(
             f"--match {unknown[0]}: {path} has the columns {', '.join(others) or 'none'}"
         )
-    columns = {name: [row[name] for row in rows] for name in (others if match is None else match)}
-    for line, row in lines.items() if BETA in columns else ():
-        if not math.isfinite(_number(f"{path}, line {line}", BETA, row[BETA])):
-            raise ConfigurationError(
-                f"{path}, line {line}: {BETA} is {row[BETA]!r}; a finite number expected"
-            )
-    return Points([row["method"] for row in rows], kl, reward, columns)
+    used = others if match is None else match
+    points = []
+    for line, row in lines.items():
+        place = f"{path}, line {line}"
+        kl, reward = (_number(place, name, row[name]) for name in COLUMNS[1:])
+        if BETA in used and not math.isfinite(_number(place, BETA, row[BETA])):
+            raise ConfigurationError(f"{place}: {BETA} is {row[BETA]!r}; a finite number expected")
+        points.append(Point(row["method"], kl, reward, {name: row[name] for name in used}))
+    return points
 
 
 def _number(place: str, column: str, text: str) -> float:
@@ -118,30 +114,31 @@ def _number(place: str, column: str, text: str) -> float:
     return number
 
 
-def audit_points(points: Points, control: str) -> list[str]:
+def audit_points(points: Sequence[Point], control: str) -> list[str]:
     """Lines on the evidence of the points for each other method against the control.
 
     Raises:
         ConfigurationError: If there is no such method, or no other.
     """
-    methods = list(dict.fromkeys(points.method))
+    methods = list(dict.fromkeys(point.method for point in points))
     others = [name for name in methods if name != control]
     if control not in methods or not others:
         raise ConfigurationError(
             f"--control {control}: the file has the methods {', '.join(methods)}; name one of at least two"
         )
-    matched = {name: _matched(points, name, control) for name in others}
-    tests = [test for pairs in matched.values() if pairs is not None for test in _tests(pairs, points)]
+    groups = {name: [point for point in points if point.method in (name, control)] for name in others}
+    matched = {name: _matched(group, name, control) for name, group in groups.items()}
+    tests = [test for pairs in matched.values() if pairs for test in _tests(pairs, BETA in points[0].columns)]
     verdicts = corrected(tests, ALPHA)
     lines = _repeated(points)
     for name, pairs in matched.items():
-        rows = [index for index, method in enumerate(points.method) if method in (name, control)]
-        treated = np.array([points.method[row] == name for row in rows])
-        member = frontier.nondominated(points.kl[rows], points.reward[rows])
+        treated = np.array([point.method == name for point in groups[name]])
+        kl, reward = np.array([(point.kl, point.reward) for point in groups[name]]).T
+        member = frontier.nondominated(kl, reward)
         wins, total = int((member & treated).sum()), int(member.sum())
         lines.append(f"{name} against {control}: {wins} of {count(total, 'frontier point')}.")
         if pairs is None:
-            lines += [*_unmatching(points, rows, name), _unmatched(wins, total, treated)]
+            lines += [*_unmatching(groups[name], name), _unmatched(wins, total, treated)]
             continue
         lines += _frontier(name, pairs)
         lines += [f"  {one.claim.key}: {one.sentence}" for one in verdicts if one.treatment == name]
@@ -153,9 +150,9 @@ def audit_points(points: Points, control: str) -> list[str]:
     return [*lines, FRONTIER_SHARE.caveat]
 
 
-def _repeated(points: Points) -> list[str]:
+def _repeated(points: Sequence[Point]) -> list[str]:
     """A warning of runs with the same numbers, which may be copies of one."""
-    outcomes = Counter(zip(points.method, points.kl.tolist(), points.reward.tolist(), strict=True))
+    outcomes = Counter(point[:3] for point in points)
     copies = sum(number - 1 for (_, *outcome), number in outcomes.items() if np.isfinite(outcome).all())
     if not copies:
         return []
@@ -165,50 +162,45 @@ def _repeated(points: Points) -> list[str]:
     ]
 
 
-def _matched(points: Points, name: str, control: str) -> Pairs | None:
+def _matched(points: Sequence[Point], name: str, control: str) -> Pairs | None:
     """The matched pairs of two methods; None if the runs do not match one to one."""
-    rows = [index for index, method in enumerate(points.method) if method in (name, control)]
-    keys = points.keys(rows)
-    if not points.columns or not _one_to_one([points.method[row] for row in rows], keys, name):
+    if not points[0].columns or not _one_to_one(points, name):
         return None
-    run = {(points.method[row], key): row for row, key in zip(rows, keys, strict=True)}
-    names = list(dict.fromkeys(keys))
-    both = np.array([[run[name, key], run[control, key]] for key in names])
-    betas = np.array(
-        [float(points.columns[BETA][row]) for row in both[:, 0]] if BETA in points.columns else 0.0
-    )
-    betas = np.broadcast_to(betas, len(names)).astype(np.float64)
+    run = {(point.method, point.key()): point for point in points}
+    both = [(run[name, key], run[control, key]) for key in dict.fromkeys(point.key() for point in points)]
+    ours = [one.columns for one, _ in both]
+    betas = np.array([float(columns.get(BETA, 0.0)) for columns in ours])
     index = np.unique(betas, return_inverse=True)[1]
-    seeds = next((points.columns[name] for name in SEEDS if name in points.columns), None)
     # Without seeds, the pairs of a beta are numbered
-    replicate = np.array([int((index[:i] == index[i]).sum()) for i in range(len(names))])
-    unit = np.arange(len(names))
-    if seeds is not None:
-        replicate = np.unique([seeds[row] for row in both[:, 0]], return_inverse=True)[1]
-        if len(np.unique(replicate)) < len(names):
+    replicate = np.array([int((index[:i] == index[i]).sum()) for i in range(len(both))])
+    unit = np.arange(len(both))
+    if (seed := next((column for column in SEEDS if column in ours[0]), None)) is not None:
+        replicate = np.unique([columns[seed] for columns in ours], return_inverse=True)[1]
+        if len(np.unique(replicate)) < len(both):
             unit = replicate
-    return Pairs(name, control, betas, index, replicate, unit, points.kl[both], points.reward[both])
+    kl, reward = (
+        np.array([[one.kl, other.kl] for one, other in both]),
+        np.array([[one.reward, other.reward] for one, other in both]),
+    )
+    return Pairs(name, control, betas, index, replicate, unit, kl, reward)
 
 
-def _one_to_one(methods: Sequence[str], keys: Sequence[Key], name: str) -> bool:
+def _one_to_one(points: Sequence[Point], name: str, without: str | None = None) -> bool:
     """Whether every key has one run of each method."""
     sides = [
-        Counter(key for key, method in zip(keys, methods, strict=True) if (method == name) == side)
+        Counter(point.key(without) for point in points if (point.method == name) == side)
         for side in (True, False)
     ]
     return sides[0] == sides[1] and set(sides[0].values()) == {1}
 
 
-def _tests(pairs: Pairs, points: Points) -> list[Verdict]:
+def _tests(pairs: Pairs, with_beta: bool) -> list[Verdict]:
     """All tests for which there are columns."""
-    found = []
-    if BETA in points.columns:
-        found.append(Verdict.on(OBJECTIVE, pairs, objective_contrast(pairs)))
+    found = [Verdict.on(OBJECTIVE, pairs, objective_contrast(pairs))] if with_beta else []
     fit = matched_kl(pairs)
     test = NO_TEST if fit.refused else matched_kl_test(pairs)
     matched = Verdict.about(MATCHED_KL, pairs, fit.estimate, "reward units", test)
-    found.append(replace(matched, untested=fit.refused))
-    return [*found, *secondary_verdicts(pairs, [], Rules())]
+    return [*found, replace(matched, untested=fit.refused), *secondary_verdicts(pairs, [], Rules())]
 
 
 def _frontier(name: str, pairs: Pairs) -> list[str]:
@@ -228,13 +220,13 @@ def _frontier(name: str, pairs: Pairs) -> list[str]:
     return [*lines, settle(ahead, discordant)]
 
 
-def _unmatching(points: Points, rows: Sequence[int], name: str) -> list[str]:
+def _unmatching(points: Sequence[Point], name: str) -> list[str]:
     """Warnings about columns without which the runs would match one to one."""
-    methods = [points.method[row] for row in rows]
+    columns = points[0].columns
     return [
         f"WARNING: the runs do not match because of the column {column}; without it they match one to one."
-        for column in points.columns
-        if len(points.columns) > 1 and _one_to_one(methods, points.keys(rows, without=column), name)
+        for column in (columns if len(columns) > 1 else ())
+        if _one_to_one(points, name, column)
     ]
 
 
@@ -271,6 +263,6 @@ def audit(
     if control is None:
         raise ConfigurationError("--control is missing; name the method that the others are compared with")
     points = read_points(path, match)
-    lost = sum(not math.isfinite(value) for value in points.kl + points.reward)
+    lost = sum(not math.isfinite(point.kl + point.reward) for point in points)
     note = [f"{count(lost, 'run')} diverged: never on the frontier."] if lost else []
     return [*note, *audit_points(points, control)]

@@ -75,15 +75,14 @@ def _curves(run: Path) -> Section:
     if not measured:
         raise ConfigurationError(f"{run} has no evaluation of completions yet; run fit first")
     steps = next(iter(measured.values()))["step"]
-    errors = {label: found.get(f"val/{name}_se", {"step": [], "value": []}) for name, label in SHOWN.items()}
+    errors = {label: _by_step(found.get(f"val/{name}_se")) for name, label in SHOWN.items()}
     rows = [[str(step), *(_at(measured[label], errors[label], step) for label in measured)] for step in steps]
     with sheet(2.4) as drawn:
         for axes, (label, curve) in zip(
             drawn.canvas.subplots(1, len(measured), squeeze=False)[0], measured.items(), strict=True
         ):
             values = np.array(curve["value"], dtype=np.float64)
-            known = dict(zip(errors[label]["step"], errors[label]["value"], strict=True))
-            widths = [Z * (known.get(step) or 0) for step in curve["step"]]
+            widths = [Z * (errors[label].get(step) or 0) for step in curve["step"]]
             axes.errorbar(curve["step"], values, widths, color=INK, marker="o", markersize=4, capsize=3)
             axes.set_ylim(bottom=0)
             axes.set_xlabel("step")
@@ -137,8 +136,12 @@ def _rollouts(run: Path) -> Section | None:
     )
 
 
-def _at(curve: Curve, errors: Curve, step: int) -> str:
-    value, error = (dict(zip(c["step"], c["value"], strict=True)).get(step) for c in (curve, errors))
+def _by_step(curve: Curve | None) -> dict[int, float | None]:
+    return {} if curve is None else dict(zip(curve["step"], curve["value"], strict=True))
+
+
+def _at(curve: Curve, errors: dict[int, float | None], step: int) -> str:
+    value, error = _by_step(curve).get(step), errors.get(step)
     if value is None:
         return "–"
     return f"{value:.3g}" if error is None else f"{value:.3g} ± {Z * error:.2g}"

@@ -126,9 +126,19 @@ def _recompute(written: dict[str, Any], runs: Path, page: Path, added: Sequence[
 
 
 def _of_page(page: Path, expected: bytes, drawings: bool) -> list[str]:
+    """The lines in which a page differs, with its drawings or without."""
     raw = read_bytes(page)
-    lines = raw.decode(errors="replace").splitlines()
-    changed = _page_differences(page.name, lines, expected.decode().splitlines(), drawings)
+    written, given = (
+        [line if drawings else _DRAWING.sub("", line) for line in text.splitlines()]
+        for text in (raw.decode(errors="replace"), expected.decode())
+    )
+    if len(written) != len(given):
+        return [f"{page.name}: {len(written)} lines are written, the results give {len(given)}"]
+    changed = [
+        f"{page.name}: line {line}: {_short(repr(ours))} is written, the results give {_short(repr(theirs))}"
+        for line, (ours, theirs) in enumerate(zip(written, given, strict=True), start=1)
+        if ours != theirs
+    ]
     if drawings and raw != expected and not changed:
         return [f"{page.name}: its bytes are not those that the results give"]
     return changed
@@ -224,18 +234,6 @@ def _equal(written: Any, expected: Any) -> bool:
     if isinstance(written, float) and isinstance(expected, float):
         return math.isclose(written, expected, rel_tol=1e-9, abs_tol=1e-12)
     return bool(written == expected)
-
-
-def _page_differences(name: str, written: list[str], expected: list[str], drawings: bool) -> list[str]:
-    if not drawings:
-        written, expected = ([_DRAWING.sub("", line) for line in lines] for lines in (written, expected))
-    if len(written) != len(expected):
-        return [f"{name}: {len(written)} lines are written, the results give {len(expected)}"]
-    return [
-        f"{name}: line {number}: {_short(repr(ours))} is written, the results give {_short(repr(theirs))}"
-        for number, (ours, theirs) in enumerate(zip(written, expected, strict=True), start=1)
-        if ours != theirs
-    ]
 
 
 def _short(text: str, width: int = 120) -> str:

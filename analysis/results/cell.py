@@ -65,20 +65,18 @@ class Cell:
     tuned_by: str = ""
 
     def __str__(self) -> str:
-        if self.trial is not None:
-            trial = self.trial
-            return f"{self.stage} {trial.arm} rate={trial.rate:g} beta={trial.beta} #{trial.replicate}"
-        if self.point is None:
-            return self.stage
-        return f"{self.stage} {self.point.arm} beta={self.point.beta} #{self.point.replicate}"
+        where, rate = self.point or self.trial, f" rate={self.trial.rate:g}" if self.trial else ""
+        return (
+            self.stage
+            if where is None
+            else f"{self.stage} {where.arm}{rate} beta={where.beta} #{where.replicate}"
+        )
 
     @property
     def title(self) -> str:
         """Its name on a page."""
-        if self.trial is not None:
-            return str(self)
         if self.point is None:
-            return self.stage
+            return str(self)
         return f"{self.point.arm}, β = {self.point.beta:g}, replicate {self.point.replicate}"
 
     @property
@@ -96,8 +94,7 @@ class Cell:
         """The description of the cell in a published result."""
         return {
             "stage": self.stage,
-            **dict.fromkeys(Point._fields),
-            **(self.point._asdict() if self.point else {}),
+            **(self.point._asdict() if self.point else dict.fromkeys(Point._fields)),
             "overrides": self.overrides,
             "seed": self.seed,
             "needs": list(self.needs),

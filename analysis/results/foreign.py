@@ -126,17 +126,16 @@ class Collector:
             for name in METRICS:
                 if name not in metrics and "step" not in columns:
                     raise ConfigurationError(f"{row.place}: has no {columns[name]}; a number is expected")
-            self._note(row, metrics, self._run(row, {**found, **known}), _step(row, columns, found), columns)
-
-    def _note(
-        self, row: Row, metrics: Mapping[str, float], run: LoggedRun, step: int, columns: Mapping[str, str]
-    ) -> None:
-        run = self.runs.setdefault((run.arm, run.beta, run.replicate), run)
-        for name, value in metrics.items():
-            before = run.curves[name].setdefault(step, value)
-            if before != value and not (math.isnan(before) and math.isnan(value)):
-                hint = "" if "step" in columns else "; name a column `step`, of whose rows the last decides"
-                raise ConfigurationError(f"{row.place}: another {name} of {run} than at {run.place}{hint}")
+            run, step = self._run(row, {**found, **known}), _step(row, columns, found)
+            for name, value in metrics.items():
+                before = run.curves[name].setdefault(step, value)
+                if before != value and not (math.isnan(before) and math.isnan(value)):
+                    hint = (
+                        "" if "step" in columns else "; name a column `step`, of whose rows the last decides"
+                    )
+                    raise ConfigurationError(
+                        f"{row.place}: another {name} of {run} than at {run.place}{hint}"
+                    )
 
     def _run(self, row: Row, found: Mapping[str, Any]) -> LoggedRun:
         if "run" in found:
@@ -154,7 +153,7 @@ class Collector:
             raise ConfigurationError(f"{row.place}: beta is {found['beta']!r}; a number >= 0 is expected")
         arm, replicate = (_label(row, name, found[name]) for name in ("arm", "replicate"))
         seed = _seed(_label(row, "seed", found.get("seed", replicate)))
-        return LoggedRun(arm, beta, replicate, seed, row.place)
+        return self.runs.setdefault((arm, beta, replicate), LoggedRun(arm, beta, replicate, seed, row.place))
 
 
 def matching_files(folder: Path, name: str) -> list[tuple[Path, dict[str, str]]]:

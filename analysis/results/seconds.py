@@ -54,11 +54,7 @@ def read_seconds(
     if unknown := sorted(times.keys() - set(known)):
         example = reprlib.repr(unknown[0])
         texts.append(f"{layout.TIMES}: {len(unknown)} of its ids are of no cell, such as {example}")
-    found = {
-        cell_id: seconds
-        for cell_id in sorted(results)
-        if (seconds := times.get(cell_id, ("", None))[1]) is not None
-    }
+    found = {name: time for name, (_, time) in sorted(times.items()) if time is not None and name in results}
     return found, [Problem(text) for text in texts]
 
 

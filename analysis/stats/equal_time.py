@@ -141,8 +141,7 @@ def _outcomes(curves: Mapping[int, Curve], share: float) -> dict[int, float]:
     """Replicate -> outcome after a share of the steps; empty if one of them is unknown."""
     found = {}
     for replicate, curve in curves.items():
-        value = value_at(curve, share * float(curve.step[-1])) if len(curve.step) else None
-        if value is None:
+        if not len(curve.step) or (value := value_at(curve, share * float(curve.step[-1]))) is None:
             return {}
         found[replicate] = value
     return found

@@ -51,10 +51,6 @@ class Store:
         result = self.result(cell_id)
         return result is not None and result["state"] == schema.DIVERGED
 
-    def count(self) -> int:
-        """Number of published results."""
-        return len(layout.result_paths(self.directory))
-
     def result(self, cell_id: str) -> dict[str, Any] | None:
         """Read and check the published result of a cell; None if it has none.
 

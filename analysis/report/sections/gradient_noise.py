@@ -31,7 +31,11 @@ def gradient_noise(assessment: Assessment) -> Section | None:
     ]
     if not measured:
         return None
-    layers = {key: ratios for one in measured for key, ratios in _layer_numbers(one).items()}
+    layers = {
+        one.prefix + label: {f"{f.layer} {f.term} {f.estimator}": [f.ratio, f.p, f.p_holm] for f in found}
+        for one in measured
+        for label, found in one.layers.items()
+    }
     return Section(
         "gradient_noise",
         "Noise of the gradients",
@@ -67,6 +71,7 @@ class _Measured:
         control: The one with which the others are compared.
         snapshots: The snapshots.
         findings: The comparisons.
+        layers: Label of a snapshot -> the comparisons of each layer, if these were recorded.
     """
 
     def __init__(self, artifact: GradientStudy, title: str, primary: Primary) -> None:
@@ -75,6 +80,11 @@ class _Measured:
         self.control = primary.control if primary.control in self.names else self.names[0]
         self.snapshots = [NoiseSnapshot(one.step, one.gram, self.names) for one in artifact.snapshots]
         self.findings = compare_noise(self.snapshots, self.control, primary.alpha)
+        self.layers = {
+            one.label: compare_layers(one.layers, self.names, self.control)
+            for one in artifact.snapshots
+            if one.layers
+        }
 
     @property
     def prefix(self) -> str:
@@ -100,31 +110,20 @@ def _policies(artifact: GradientStudy, title: str) -> str:
     return f"The policies are those of checkpoints, numbered as steps ({listed})"
 
 
-def _layer_numbers(measured: _Measured) -> dict[str, Any]:
-    return {
-        measured.prefix + one.label: {
-            f"{found.layer} {found.term} {found.estimator}": [found.ratio, found.p, found.p_holm]
-            for found in compare_layers(one.layers, measured.names, measured.control)
-        }
-        for one in measured.artifact.snapshots
-        if one.layers
-    }
-
-
 def _by_layer(measured: _Measured) -> list[Table]:
     return [
-        Table(
-            f"{measured.prefix}{snapshot.label}: variance of each layer's gradient relative to "
+        Table.of(
+            f"{measured.prefix}{label}: variance of each layer's gradient relative to "
             f"{measured.control}, from disjoint pairs of batches. p: exact sign flips, with Holm's "
             "correction over this table.",
-            ("Layer", "Gradient of", "Estimator", "Ratio", "p (Holm)"),
-            [
-                (found.layer, found.term, found.estimator, number(found.ratio), number(found.p_holm, 2))
-                for found in compare_layers(snapshot.layers, measured.names, measured.control)
-            ],
+            found,
+            ("Layer", lambda row: row.layer),
+            ("Gradient of", lambda row: row.term),
+            ("Estimator", lambda row: row.estimator),
+            ("Ratio", lambda row: number(row.ratio)),
+            ("p (Holm)", lambda row: number(row.p_holm, 2)),
         )
-        for snapshot in measured.artifact.snapshots
-        if snapshot.layers
+        for label, found in measured.layers.items()
     ]
 
 

@@ -107,7 +107,8 @@ def _step_table(
 ) -> Table:
     return Table(
         f"Step at which the arm's mean {plan.primary.symbol} is as good as that with which "
-        f"{plan.primary.control} ends, interpolated between evaluations, ± jackknife standard error over replicates.",
+        f"{plan.primary.control} ends, interpolated between evaluations, ± jackknife standard error over "
+        "replicates.",
         ("Arm", "β", "Step", "Share of steps"),
         [
             (name, f"{plan.grid.beta[index]:g}", *_step(step, known[name]))

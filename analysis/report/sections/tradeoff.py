@@ -29,7 +29,8 @@ def tradeoff(assessment: Assessment) -> Section | None:
     runs = [run for run in assessment.sweep.grid.values() if not run.diverged]
     if not runs:
         return None
-    on = _frontier(runs)
+    points = np.array([(run.outcome(schema.KL), run.outcome(schema.REWARD)) for run in runs]).T
+    on = nondominated(*points)
     names = assessment.sweep.plan.grid.arms
     if assessment.sweep.plan.primary.outcome == schema.KL:
         return Section(
@@ -43,7 +44,7 @@ def tradeoff(assessment: Assessment) -> Section | None:
         "Reward against KL",
         figures=[
             Figure(
-                _draw(assessment, runs, on),
+                _draw(assessment, runs, points, on),
                 f"Reward against KL for {', '.join(names)}: means over replicates at each beta, and "
                 f"{len(runs)} single runs, {int(on.sum())} of them on the frontier.",
                 "Up is more reward, left is closer to the reference. A large mark is the mean over the "
@@ -78,16 +79,10 @@ def _table(runs: list[Run], on: BoolArray) -> Table:
     )
 
 
-def _frontier(runs: list[Run]) -> BoolArray:
-    kl = np.array([run.outcome(schema.KL) for run in runs])
-    return nondominated(kl, np.array([run.outcome(schema.REWARD) for run in runs]))
-
-
-def _draw(assessment: Assessment, runs: list[Run], on: BoolArray) -> str:
+def _draw(assessment: Assessment, runs: list[Run], points: FloatArray, on: BoolArray) -> str:
     plan = assessment.sweep.plan
     styles = looks(plan.grid.arms, plan.primary.control)
-    kl = np.array([run.outcome(schema.KL) for run in runs])
-    reward = np.array([run.outcome(schema.REWARD) for run in runs])
+    kl, reward = points
     with sheet(4.2) as drawn:
         axes = drawn.canvas.subplots()
         order = np.lexsort((reward[on], kl[on]))
