@@ -92,7 +92,8 @@ def read_checked(
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}; the path of {called} is expected") from None
     except OmegaConfBaseException as error:
-        raise ConfigurationError(f"{path}: {_one_line(error)}") from None
+        key = f"{error.full_key}: " if error.full_key else ""
+        raise ConfigurationError(f"{path}: {key}{str(error).partition(chr(10))[0]}") from None
     except (YAMLError, TypeError) as error:  # a list where a mapping is expected, or the other way round
         raise ConfigurationError(f"{path}: {' '.join(str(error).split())}") from None
     except ConfigurationError as error:
@@ -127,8 +128,3 @@ def _spell_out_arms(content: DictConfig) -> None:
         require(len(set(names)) == len(names), f"grid.{key}", list(names), "different names")
         del grid[key]
         grid.arms = arms_of_estimators(list(names))
-
-
-def _one_line(error: OmegaConfBaseException) -> str:
-    reason = str(error).partition("\n")[0]
-    return f"{error.full_key}: {reason}" if error.full_key else reason

@@ -103,12 +103,8 @@ def _by_evidence(comparison: Comparison, sweep: Sweep, not_fixed: str) -> Compar
     """The comparison, decided by the e-process of its pairs."""
     versions = [sweep.plan] if sweep.locked is None else sweep.locked.versions
     pairs = comparison.pairs
-    added = np.array(
-        [
-            _added(versions, pairs, int(index), int(replicate))
-            for index, replicate in zip(pairs.beta_index, pairs.replicate, strict=True)
-        ]
-    )
+    places = zip(pairs.beta_index.tolist(), pairs.replicate.tolist(), strict=True)
+    added = np.array([_added(versions, pairs, *place) for place in places])
     values = -pairs.kl if sweep.plan.primary.outcome == schema.KL else objective(pairs)
     evidence = evidence_of(pairs, values, _threshold(versions), added)
     return replace(comparison, decision=replace(comparison.decision, evidence=evidence, not_fixed=not_fixed))

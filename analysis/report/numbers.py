@@ -35,7 +35,7 @@ def _comparison(comparison: Comparison) -> dict[str, Any]:
     return {
         "treatment": pairs.treatment,
         "control": pairs.control,
-        "outcome": decision.outcome.key,
+        "outcome": decision.outcome.name.lower(),
         "decided_by": None if decision.primary.withheld else decision.decided_by,
         "objective": None,
         decision.primary.claim.key: _verdict(decision.primary),
@@ -54,7 +54,7 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
     return {
         "estimate": verdict.estimate.value,
         "interval": verdict.interval and verdict.interval.ends,
-        "level": 1 - verdict.first_step,
+        "level": 1 - verdict.level,
         "p": verdict.test.p_value if decided else None,
         "p_adjusted": verdict.adjusted if decided else None,
     }

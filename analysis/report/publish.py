@@ -44,7 +44,9 @@ def publish(runs_dir: Path, output: Path) -> Path:
         )
     lines = archive_lines(runs_dir) if has_archive(runs_dir) else _lines(runs_dir)
     content = b"".join(line + b"\n" for line in lines.values())
-    _refuse_another(output, content)
+    archive = archive_path(output)
+    if layout.result_paths(output) or (archive.exists() and read_bytes(archive) != content):
+        raise ConfigurationError(f"{output}: contains another sweep; name a new directory", key="--output")
     if os.path.lexists(plan := present(runs_dir / layout.PLAN)):
         _write_packed(output / layout.PLAN, read_bytes(plan))
     for path in layout.failure_paths(runs_dir):
@@ -68,9 +70,3 @@ def _write_packed(path: Path, content: bytes) -> None:
     """Write a file compressed, in place of one that is not."""
     write_atomically(path.with_name(f"{path.name}.xz"), lzma.compress(content))
     path.unlink(missing_ok=True)
-
-
-def _refuse_another(output: Path, content: bytes) -> None:
-    archive = archive_path(output)
-    if layout.result_paths(output) or (archive.exists() and read_bytes(archive) != content):
-        raise ConfigurationError(f"{output}: contains another sweep; name a new directory", key="--output")

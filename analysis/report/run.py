@@ -1,6 +1,5 @@
 """The page of a single run: KL and length over its steps, and completions before and after."""
 
-import csv
 import shlex
 from itertools import takewhile
 from pathlib import Path
@@ -12,7 +11,7 @@ import yaml
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import INK, looks, sheet
 from analysis.report.html import page
-from analysis.results.curves import curves
+from analysis.results.curves import curves, last_completions
 from analysis.results.layout import REPORT
 from lit_klrb import schema
 from lit_klrb.config_files import check_config_file
@@ -149,11 +148,9 @@ def _at(curve: Curve, errors: dict[int, float | None], step: int) -> str:
 
 def _completions(run: Path) -> Section | None:
     """Completions of the first and the last evaluation; None if `CompletionTable` did not run."""
-    tables = sorted((run / schema.COMPLETIONS).glob("step_*.csv"))
-    if not tables:
+    rows = [_parts(row["text_at_start"], row["text"]) for row in last_completions(run)]
+    if not rows:
         return None
-    with tables[-1].open(newline="", encoding="utf-8") as file:
-        rows = [_parts(row["text_at_start"], row["text"]) for row in csv.DictReader(file)]
     prompts = _differing([prompt for prompt, _, _ in rows])
     rows = [(prompt, *texts[1:]) for prompt, texts in zip(prompts, rows, strict=True)]
     return Section(

@@ -41,6 +41,15 @@ def curves(metrics: Path) -> dict[str, dict[str, list[Any]]]:
     }
 
 
+def last_completions(run: Path) -> list[dict[str, str]]:
+    """The rows of the latest table of completions of a run; empty without one."""
+    tables = sorted((run / schema.COMPLETIONS).glob("step_*.csv"))
+    if not tables:
+        return []
+    with tables[-1].open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 def _attempt(path: Path) -> int:
     found = re.findall(r"attempt_(\d+)", str(path))
     if not found:

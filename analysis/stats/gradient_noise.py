@@ -1,7 +1,7 @@
 """Variance of the gradients of KL, reward and objective under several estimators, from one Gram matrix."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -152,17 +152,20 @@ def compare_layers(
         estimators: Names of the E estimators.
         control: The estimator with which the others are compared.
     """
-    place = estimators.index(control)
-    found = []
-    for layer, by_term in layers.items():
-        for term, halves in by_term.items():
-            for name, own in zip(estimators, halves, strict=True):
-                if name != control:
-                    p = swap_test(halves[place] - own).p_value
-                    ratio = float(own.mean() / halves[place].mean())
-                    found.append(LayerFinding(layer, term, name, ratio, p, p))
-    adjusted = holm([one.p for one in found])
-    return [replace(one, p_holm=float(p)) for one, p in zip(found, adjusted, strict=True)]
+    compared = [
+        (layer, term, name, own, halves[estimators.index(control)])
+        for layer, by_term in layers.items()
+        for term, halves in by_term.items()
+        for name, own in zip(estimators, halves, strict=True)
+        if name != control
+    ]
+    p_values = [swap_test(theirs - own).p_value for *_, own, theirs in compared]
+    return [
+        LayerFinding(layer, term, name, float(own.mean() / theirs.mean()), p, adjusted)
+        for (layer, term, name, own, theirs), p, adjusted in zip(
+            compared, p_values, holm(p_values).tolist(), strict=True
+        )
+    ]
 
 
 def _claim(term: str, treatment: str, step: int) -> Claim:

@@ -1,6 +1,7 @@
 """The matched pairs of a sweep, with their evaluations and training curves."""
 
 import functools
+from itertools import product
 
 import numpy as np
 
@@ -21,13 +22,13 @@ def match(sweep: Sweep, treatment: str, control: str) -> Pairs:
     Each pair is a swap unit, unless the pairs of a replicate share a seed across betas: then whole replicates
     are swapped, as their pairs are not independent. If the plan decides by the KL, all rewards are set to 0.
     """
-    grid, rows = sweep.grid, []
-    betas = sweep.plan.grid.beta
-    for index in betas:
-        for replicate in range(sweep.plan.grid.replicates):
-            ours, theirs = grid.get((treatment, index, replicate)), grid.get((control, index, replicate))
-            if ours and theirs:
-                rows.append((index, replicate, ours, theirs))
+    grid, betas = sweep.grid, sweep.plan.grid.beta
+    rows = [
+        (index, replicate, ours, theirs)
+        for index, replicate in product(betas, range(sweep.plan.grid.replicates))
+        if (ours := grid.get((treatment, index, replicate)))
+        and (theirs := grid.get((control, index, replicate)))
+    ]
     seeds = {ours.cell.seed for _, _, ours, _ in rows}
     shared = len(seeds) < len(rows)
     replicates = np.array([row[1] for row in rows], dtype=np.int64)

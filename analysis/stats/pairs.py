@@ -44,13 +44,10 @@ class Pairs:
     blocks: int = 0
 
     def __post_init__(self) -> None:
-        size = len(self.beta)
-        for name in ("beta_index", "replicate", "unit"):
-            if getattr(self, name).shape != (size,):
-                raise ValueError(f"{name} must have shape [{size}], got {getattr(self, name).shape}")
-        for name in ("kl", "reward"):
-            if getattr(self, name).shape != (size, 2):
-                raise ValueError(f"{name} must have shape [{size}, 2], got {getattr(self, name).shape}")
+        for name, rest in {"beta_index": [], "replicate": [], "unit": [], "kl": [2], "reward": [2]}.items():
+            shape, found = [len(self.beta), *rest], getattr(self, name).shape
+            if [*found] != shape:
+                raise ValueError(f"{name} must have shape {shape}, got {found}")
 
     def __len__(self) -> int:
         return len(self.beta)

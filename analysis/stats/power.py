@@ -89,7 +89,11 @@ def rejection_rates(
     found = {}
     for key in tests:
         if key == MATCHED_KL:
-            p_values = _matched_p_values(scenario, kl, reward, alternative, resamples, seed)
+            p_values = np.ones(sweeps)
+            for index, pairs in enumerate(map(scenario.pairs_of, kl, reward)):
+                if not matched_kl(pairs).refused:
+                    own = {"resamples": resamples, "seed": seed + index}
+                    p_values[index] = matched_kl_p_value(pairs, alternative=alternative, **own)
         else:
             sums = _sums(scenario, key, kl, reward)
             p_values = swap_p_values(sums, alternative, resamples, seed)
@@ -114,22 +118,6 @@ def _sums(scenario: Scenario, key: str, kl: FloatArray, reward: FloatArray) -> F
         return np.asarray(differences.reshape(len(kl), -1, scenario.replicates).sum(axis=1))
     drawn = map(scenario.pairs_of, kl, reward)
     return np.array([unit_sums(SUMS[key](pairs), unit) for pairs in drawn])
-
-
-def _matched_p_values(
-    scenario: Scenario,
-    kl: FloatArray,
-    reward: FloatArray,
-    alternative: Alternative,
-    resamples: int,
-    seed: int,
-) -> FloatArray:
-    found = np.ones(len(kl))
-    for index, pairs in enumerate(map(scenario.pairs_of, kl, reward)):
-        if not matched_kl(pairs).refused:
-            options = {"resamples": resamples, "seed": seed + index}
-            found[index] = matched_kl_p_value(pairs, alternative=alternative, **options)
-    return found
 
 
 def swap_p_values(

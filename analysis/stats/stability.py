@@ -4,7 +4,9 @@ Curves are of the reward or of the *log* of the KL: the spread of a KL increases
 closer to the reference would otherwise appear more stable.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -99,11 +101,7 @@ def roughness_contributions(values: FloatArray, beta_index: IntArray) -> FloatAr
     Returns:
         Swap contributions, shape [P]; positive where the treatment's run is smoother.
     """
-    centred = values.copy()
-    for index in np.unique(beta_index):
-        rows = beta_index == index
-        centred[rows] -= values[rows].mean(axis=0)
-    squared = (np.diff(centred, axis=-1) ** 2).mean(axis=-1)
+    squared = (np.diff(_centred(values, beta_index, np.mean), axis=-1) ** 2).mean(axis=-1)
     logs = np.log(np.maximum(squared, np.finfo(float).tiny))
     return np.asarray(logs[:, 1] - logs[:, 0])
 
@@ -115,11 +113,15 @@ def roughness_test(values: FloatArray, beta_index: IntArray, units: IntArray) ->
 
 
 def _absolute_residuals(values: FloatArray, beta_index: IntArray) -> FloatArray:
-    residuals = values.copy()
+    return np.abs(_centred(values, beta_index, np.median))
+
+
+def _centred(values: FloatArray, beta_index: IntArray, centre: Callable[..., Any]) -> FloatArray:
+    """The values minus the mean or median of their arm, beta and step."""
+    found = values.copy()
     for index in np.unique(beta_index):
-        rows = beta_index == index
-        residuals[rows] -= np.median(values[rows], axis=0)
-    return np.abs(residuals)
+        found[beta_index == index] -= centre(values[beta_index == index], axis=0)
+    return found
 
 
 def _log_ratio(leaning: FloatArray, total: FloatArray) -> FloatArray:

@@ -44,11 +44,6 @@ class Outcome(Enum):
     NOT_TESTED = "not tested"
     NO_VERDICT = "no verdict"
 
-    @property
-    def key(self) -> str:
-        """Its name in `results.json`."""
-        return self.name.lower()
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -66,7 +61,7 @@ class Verdict:
         attainable: The smallest attainable corrected p-value.
         alpha: Level of the family.
         level: Level of Holm's first step, alpha divided by the size of the family, which the interval, the
-            equivalence test and the detectable difference have; `alpha` by default.
+            equivalence test and the detectable difference have.
         margin: Equivalence margin fixed in the plan, in `unit`; None if equivalence is never concluded.
         share: The counts of a claim on frontier shares, shown instead of the difference.
         doubt: Why the result is inconclusive whatever the test, or "".
@@ -89,7 +84,7 @@ class Verdict:
     margin: float | None = None
     share: Share | None = None
     doubt: str = ""
-    level: float | None = None
+    level: float = 0.05
     untested: str = ""
     withheld: str = ""
     note: str = ""
@@ -116,11 +111,6 @@ class Verdict:
         return cls.about(claim, pairs, mean, contrast.unit, test)
 
     @property
-    def first_step(self) -> float:
-        """The level of Holm's first step."""
-        return self.alpha if self.level is None else self.level
-
-    @property
     def outcome(self) -> Outcome:
         """The conclusion from the evidence."""
         if self.withheld:
@@ -132,7 +122,7 @@ class Verdict:
         if self.adjusted <= self.alpha and self.estimate.value != 0 and not math.isnan(self.estimate.value):
             favours = (self.estimate.value > 0) == self.claim.higher_is_better
             return Outcome.BETTER if favours else Outcome.WORSE
-        if self.margin is not None and self.estimate.equivalence_p(self.margin) <= self.first_step:
+        if self.margin is not None and self.estimate.equivalence_p(self.margin) <= self.level:
             return Outcome.EQUIVALENT
         return Outcome.CANNOT_REJECT if self.attainable > self.alpha else Outcome.INCONCLUSIVE
 
@@ -141,7 +131,7 @@ class Verdict:
         """The interval of the estimate, simultaneous with those of its family except for a share."""
         if self.share is not None:
             return self.share.interval
-        interval, (low, high) = self.estimate.interval(1 - self.first_step), self.claim.bounds
+        interval, (low, high) = self.estimate.interval(1 - self.level), self.claim.bounds
         return interval and replace(interval, low=max(low, interval.low), high=min(high, interval.high))
 
     @property
@@ -160,7 +150,7 @@ class Verdict:
             return self._not_tested()
         if self.withheld:
             return f"There is no verdict on {self.claim.subject}: {self.withheld}."
-        evidence = f"{self._difference()}; {evidence_text(self.test, self.first_step)}"
+        evidence = f"{self._difference()}; {evidence_text(self.test, self.level)}"
         if self.adjusted != self.test.p_value:
             evidence += f", {probability(self.adjusted)} after Holm's correction"
         evidence += f"; {self._counts()}"
@@ -180,7 +170,7 @@ class Verdict:
                     f"one side, {probability(self.attainable)} would exceed {self.alpha:g} ({evidence})."
                 )
             case _:
-                detectable = self.estimate.detectable(self.first_step)
+                detectable = self.estimate.detectable(self.level)
                 reach = (
                     ""
                     if detectable is None

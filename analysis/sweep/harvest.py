@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from analysis.results import Cell
-from analysis.results.curves import curves
+from analysis.results.curves import curves, last_completions
 from analysis.results.layout import RESULT_SCHEMA
 from analysis.results.logs import flat
 from analysis.results.settings import LOCAL_PATHS, SECTIONS, TRAINER
@@ -37,7 +37,7 @@ def harvest(cell: Cell, run: Path, summary: dict[str, Any]) -> dict[str, Any]:
     if any(final.get(name, 0.0) is None for name in (schema.REWARD, schema.KL)):
         state = schema.DIVERGED
     studies = {path.stem: json.loads(path.read_bytes()) for path in (run / schema.STUDIES).glob("*.json")}
-    shown = completions(run / schema.COMPLETIONS)
+    shown = completions(run)
     prompts = {} if state == schema.DIVERGED else prompt_values(run / schema.EVALUATION)
     return {
         "schema": RESULT_SCHEMA,
@@ -70,19 +70,14 @@ def read_summary(run: Path) -> dict[str, Any] | None:
     return summary
 
 
-def completions(folder: Path) -> list[dict[str, Any]]:
+def completions(run: Path) -> list[dict[str, Any]]:
     """A few completions of the latest and the first evaluation; empty without a table of completions."""
-    tables = sorted(folder.glob("step_*.csv"))
-    if not tables:
-        return []
-    with tables[-1].open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))[:_COMPLETIONS]
     return [
         {
             **{name: row[name][:_LETTERS] for name in ("text_at_start", "text")},
             **{name: _finite(float(row[name])) for name in ("reward_at_start", "reward")},
         }
-        for row in rows
+        for row in last_completions(run)[:_COMPLETIONS]
     ]
 
 

@@ -63,8 +63,9 @@ def lock(plan: Plan, expansion: Expansion, directory: Path, *, record: bool) -> 
     content = json.loads(json.dumps({"plan": plan.record(), **expansion.content}))
     arms = _arms(plan, expansion, content, before)
     content[ARMS] = {label: asdict(arm) for label, arm in arms.items()}
+    published = len(layout.result_paths(directory))
     if before is None or not begun:
-        _write(path, lock_document(plan, content, expansion.cells, published=_published(directory)))
+        _write(path, lock_document(plan, content, expansion.cells, published=published))
         return Locked([], arms)
     # Properties of the arms are derived from the rest
     altered = list(changes({**before.document["content"], ARMS: None}, {**content, ARMS: None}))
@@ -80,7 +81,7 @@ def lock(plan: Plan, expansion: Expansion, directory: Path, *, record: bool) -> 
             content,
             expansion.cells,
             before=before,
-            published=_published(directory),
+            published=published,
             changes=altered,
         )
         _write(path, document)
@@ -149,10 +150,6 @@ def _arms(
     if before and ARMS in locked and {**content, ARMS: None} == {**locked, ARMS: None}:
         return before.arms
     return examine(plan, expansion.cells)
-
-
-def _published(directory: Path) -> int:
-    return len(layout.result_paths(directory))
 
 
 def _write(path: Path, document: bytes) -> None:

@@ -2,7 +2,6 @@
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section, Table
-from analysis.stats.pairs import Pairs
 from analysis.stats.power import SWEEPS, Rate, detectable_difference, detectable_ratio, primary_rate
 from analysis.stats.scenario import Scenario, scenario_of
 from analysis.stats.text import number
@@ -35,10 +34,13 @@ def certificates(assessment: Assessment) -> Section | None:
         name: {lift: primary_rate(scenario, lift=lift, alpha=plan.level) for lift in LIFTS}
         for name, scenario in found.items()
     }
+    # What is detected with 80% power: a difference in J, or a ratio of KLs
     reach = {
-        c.pairs.treatment: _detectable(found[c.pairs.treatment], c.pairs, plan.level)
-        for c in assessment.comparisons
-        if c.pairs.treatment in found
+        pairs.treatment: detectable_ratio(found[pairs.treatment], plan.level)
+        if by_kl
+        else detectable_difference(pairs, pairs.replicates, plan.level)
+        for pairs in (comparison.pairs for comparison in assessment.comparisons)
+        if pairs.treatment in found
     }
     return Section(
         "certificates",
@@ -54,33 +56,21 @@ def certificates(assessment: Assessment) -> Section | None:
         tables=[_table(found, rates, reach, plan.level)],
         folded=True,
         numbers={
-            name: {
-                **{str(lift): rate.value for lift, rate in measured.items()},
-                "detectable": reach[name],
-            }
+            name: {str(lift): rate.value for lift, rate in measured.items()} | {"detectable": reach[name]}
             for name, measured in rates.items()
         },
     )
 
 
-def _detectable(scenario: Scenario, pairs: Pairs, level: float) -> float | None:
-    """What is detected with 80% power: a difference in J, or a ratio of KLs."""
-    if scenario.outcome == "kl":
-        return detectable_ratio(scenario, level)
-    return detectable_difference(pairs, pairs.replicates, level)
-
-
 def _spread(name: str, scenario: Scenario) -> str:
-    if scenario.outcome == "kl":
-        return (
-            f"{name}: the standard deviation of log KL between replicates is {number(scenario.log_kl_sd)}; "
-            f"the two runs of a pair correlate by {number(scenario.correlation, 2)}."
-        )
-    return (
-        f"{name}: the reward's standard deviation between replicates, at given KL, is "
-        f"{number(scenario.reward_sd)} reward units; log KL's is {number(scenario.log_kl_sd)}; the two runs "
-        f"of a pair correlate by {number(scenario.correlation, 2)}."
+    log_kl, correlation = number(scenario.log_kl_sd), number(scenario.correlation, 2)
+    sds = (
+        f"the standard deviation of log KL between replicates is {log_kl}"
+        if scenario.outcome == "kl"
+        else "the reward's standard deviation between replicates, at given KL, is "
+        f"{number(scenario.reward_sd)} reward units; log KL's is {log_kl}"
     )
+    return f"{name}: {sds}; the two runs of a pair correlate by {correlation}."
 
 
 def _table(

@@ -30,11 +30,8 @@ _POINTS = 400
 
 def training_curves(assessment: Assessment) -> Section | None:
     """One figure for training and one for validation, with one row per β."""
-    figures = [
-        figure
-        for source, where in SOURCES.items()
-        if (figure := _figure(assessment, source, where)) is not None
-    ]
+    drawn = (_figure(assessment, source, where) for source, where in SOURCES.items())
+    figures = [figure for figure in drawn if figure is not None]
     if not figures:
         return None
     return Section(

@@ -1,5 +1,8 @@
 """Descriptive results: the start, and each arm at each beta with its difference to the control."""
 
+from collections.abc import Callable
+from functools import partial
+
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section, Table
 from analysis.stats.arms import OBJECTIVE, ArmOutcome, arm_outcomes, compared, start_of
@@ -12,6 +15,12 @@ _NAMES = {
     OBJECTIVE: "J = reward − β·KL",
     schema.LENGTH: "Length (tokens)",
 }
+
+# The first columns of both tables.
+_ARM: tuple[tuple[str, Callable[[ArmOutcome], str]], ...] = (
+    ("Arm", lambda arm: arm.label),
+    ("β", lambda arm: f"{arm.beta:g}"),
+)
 
 
 def happened(assessment: Assessment) -> Section | None:
@@ -27,49 +36,33 @@ def happened(assessment: Assessment) -> Section | None:
     start = start_of(sweep)
     values = ", ".join(f"{_NAMES[key]} {number(start[key])}" for key in keys if start.get(key) is not None)
     others = [outcome for outcome in outcomes if outcome.label != control and outcome.pairs]
-    tables = [_means(outcomes, keys)]
-    if others:
-        tables.append(_differences(others, keys, control))
+    means = Table.of(
+        "Each arm at each β after training: mean with its 95% t interval over replicates, without diverged "
+        "runs.",
+        outcomes,
+        *_ARM,
+        ("Runs", lambda arm: f"{arm.n} ({arm.diverged} diverged)" if arm.diverged else str(arm.n)),
+        *((_NAMES[key], partial(_mean, key)) for key in keys),
+    )
+    differences = Table.of(
+        f"Matched differences to {control}: mean with its 95% t interval over replicates, not corrected for "
+        "multiple comparisons, and the number of matched pairs in which the arm has the higher value.",
+        others,
+        *_ARM,
+        *((_NAMES[key], partial(_difference, key)) for key in keys),
+    )
     return Section(
         "happened",
         "Results of each arm",
         paragraphs=[f"The runs start at {values}."] if values else (),
-        tables=tables,
+        tables=[means, differences] if others else [means],
     )
 
 
-def _means(outcomes: list[ArmOutcome], keys: list[str]) -> Table:
-    return Table(
-        "Each arm at each β after training: mean with its 95% t interval over replicates, without diverged "
-        "runs.",
-        ("Arm", "β", "Runs", *(_NAMES[key] for key in keys)),
-        [
-            (
-                outcome.label,
-                f"{outcome.beta:g}",
-                str(outcome.n) + (f" ({outcome.diverged} diverged)" if outcome.diverged else ""),
-                *(with_ends(number(mean.value), mean) for mean in (outcome.means[key] for key in keys)),
-            )
-            for outcome in outcomes
-        ],
-    )
+def _mean(key: str, arm: ArmOutcome) -> str:
+    return with_ends(number(arm.means[key].value), arm.means[key])
 
 
-def _differences(outcomes: list[ArmOutcome], keys: list[str], control: str) -> Table:
-    return Table(
-        f"Matched differences to {control}: mean with its 95% t interval over replicates, not corrected for "
-        "multiple comparisons, and the number of matched pairs in which the arm has the higher value.",
-        ("Arm", "β", *(_NAMES[key] for key in keys)),
-        [
-            (
-                outcome.label,
-                f"{outcome.beta:g}",
-                *(
-                    f"{with_ends(signed(outcome.differences[key].value), outcome.differences[key])}; "
-                    f"higher in {outcome.higher[key]} of {outcome.pairs}"
-                    for key in keys
-                ),
-            )
-            for outcome in outcomes
-        ],
-    )
+def _difference(key: str, arm: ArmOutcome) -> str:
+    estimate = arm.differences[key]
+    return f"{with_ends(signed(estimate.value), estimate)}; higher in {arm.higher[key]} of {arm.pairs}"

@@ -1,6 +1,6 @@
 """Spread and bias of estimates of the KL."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,8 @@ _WORDS = {
     BiasOutcome.INCONCLUSIVE: "inconclusive",
 }
 
-Snapshots = dict[int, dict[str, EstimatorSpread]]
+# Label of a snapshot, and the spread of each estimator.
+Snapshots = Sequence[tuple[str, Mapping[str, EstimatorSpread]]]
 
 
 def estimation(assessment: Assessment) -> Section | None:
@@ -38,8 +39,8 @@ def estimation(assessment: Assessment) -> Section | None:
     if found is None:
         return None
     run, artifact = found
-    snapshots = corrected_biases({one.step: _spreads(artifact, one) for one in artifact.snapshots})
-    labels = {one.step: one.label for one in artifact.snapshots}
+    by_step = corrected_biases({one.step: _spreads(artifact, one) for one in artifact.snapshots})
+    snapshots = [(one.label, by_step[one.step]) for one in artifact.snapshots]
     sizes = artifact.group_sizes
     counted = f"{artifact.completions} completions of each of {artifact.prompts} prompts"
     return Section(
@@ -57,15 +58,15 @@ def estimation(assessment: Assessment) -> Section | None:
             "inconclusive: values that dominate their mean may be too rare to occur among them.",
         ],
         figures=[
-            _spread_figure(snapshots, labels, sizes),
-            *([_noise_figure(snapshots, labels, min(sizes))] if len(snapshots) > 1 else []),
-            _prompt_figure(snapshots, labels),
+            _spread_figure(snapshots, sizes),
+            *([_noise_figure(snapshots, min(sizes))] if len(snapshots) > 1 else []),
+            _prompt_figure(snapshots),
         ],
         tables=[
-            *(_table(labels[step], spreads, artifact) for step, spreads in snapshots.items()),
+            *(_table(label, spreads, artifact) for label, spreads in snapshots),
             *_coverage(artifact),
         ],
-        numbers={str(step): _numbers(spreads) for step, spreads in snapshots.items()}
+        numbers={str(step): _numbers(spreads) for step, spreads in by_step.items()}
         | {
             f"{one.step} reference mass": one.reference_mass.tolist()
             for one in artifact.snapshots
@@ -108,18 +109,12 @@ def _standard(artifact: ValueStudy) -> str:
 
 def _coverage(artifact: ValueStudy) -> list[Table]:
     """The table of the reference's mass that the completions cover, and of times."""
-    rows = [
-        (
-            one.label,
-            number(float(one.reference_mass.mean())),
-            number(float(one.reference_mass.min())),
-            *(number(one.seconds[name], 2) for name in ("sampling", REFERENCE, "rb")),
-        )
+    timed = {"sampling", REFERENCE, "rb"}
+    known = [
+        (one, one.reference_mass)
         for one in artifact.snapshots
-        if one.reference_mass is not None and {"sampling", REFERENCE, "rb"} <= one.seconds.keys()
+        if one.reference_mass is not None and timed <= one.seconds.keys()
     ]
-    if not rows:
-        return []
     caption = (
         "Mass of the reference that the completions cover: mean of q(y) / p(y), whose expectation is 1, over "
         "all completions and in the worst prompt. An estimate with a control variate is off by α (mass − 1) "
@@ -127,13 +122,17 @@ def _coverage(artifact: ValueStudy) -> list[Table]:
         "log-probabilities under both models (all estimates but Rao-Blackwell), and of the statistics over "
         "the vocabulary (Rao-Blackwell)."
     )
-    return [
-        Table(
-            caption,
-            ("Snapshot", "Mass", "Worst prompt", "Sampling, s", "Sampled tokens, s", "Vocabulary, s"),
-            rows,
-        )
-    ]
+    table = Table.of(
+        caption,
+        known,
+        ("Snapshot", lambda row: row[0].label),
+        ("Mass", lambda row: number(float(row[1].mean()))),
+        ("Worst prompt", lambda row: number(float(row[1].min()))),
+        ("Sampling, s", lambda row: number(row[0].seconds["sampling"], 2)),
+        ("Sampled tokens, s", lambda row: number(row[0].seconds[REFERENCE], 2)),
+        ("Vocabulary, s", lambda row: number(row[0].seconds["rb"], 2)),
+    )
+    return [table] if known else []
 
 
 def _numbers(spreads: Mapping[str, EstimatorSpread]) -> dict[str, Any]:
@@ -196,25 +195,26 @@ def _bias(bias: BiasVerdict | None, tolerance: float) -> tuple[str, str, str]:
     return number(bias.estimate.value, 2), ends_text(bias.interval, 2), verdict
 
 
-def _spread_figure(snapshots: Snapshots, labels: Mapping[int, str], sizes: list[int]) -> Figure:
-    steps, names = list(snapshots), [name for name in NAMES if name in next(iter(snapshots.values()))]
-    styles = looks(list(labels.values()), labels[steps[0]])
+def _names(snapshots: Snapshots) -> list[str]:
+    """The estimators, in the order of the documentation."""
+    return [name for name in NAMES if name in snapshots[0][1]]
+
+
+def _spread_figure(snapshots: Snapshots, sizes: list[int]) -> Figure:
+    names, labels = _names(snapshots), [label for label, _ in snapshots]
+    styles = looks(labels, labels[0])
     with sheet(0.9 + 0.34 * len(names)) as drawn:
         axes = drawn.canvas.subplots()
-        for offset, step in zip(np.linspace(-0.15, 0.15, len(steps)), steps, strict=True):
-            look = styles[labels[step]]
-            axes.plot(
-                [snapshots[step][name].deviations[min(sizes)] for name in names],
-                np.arange(len(names)) + offset,
-                look.marker,
-                color=look.colour,
-                label=labels[step],
-            )
+        offsets = np.linspace(-0.15, 0.15, len(snapshots))
+        for offset, (label, spreads) in zip(offsets, snapshots, strict=True):
+            look, rows = styles[label], np.arange(len(names)) + offset
+            found = [spreads[name].deviations[min(sizes)] for name in names]
+            axes.plot(found, rows, look.marker, color=look.colour, label=label)
         log_scale(axes.xaxis)
         axes.set_yticks(range(len(names)), [NAMES[name] for name in names])
         axes.invert_yaxis()
         axes.set_xlabel(f"spread of the estimate from {min(sizes)} completion (nats, log scale)")
-        drawn.legend(columns=len(steps))
+        drawn.legend(columns=len(snapshots))
     return Figure(
         drawn.svg,
         "Dot plot of the spread of each estimator of the KL, at each snapshot of training.",
@@ -224,25 +224,24 @@ def _spread_figure(snapshots: Snapshots, labels: Mapping[int, str], sizes: list[
             "Spread of the estimate from M completions of a prompt (nats).",
             ("Snapshot", "Estimator", *(f"M = {size}" for size in sizes)),
             [
-                (labels[step], NAMES[name], *(number(spreads[name].deviations[size]) for size in sizes))
-                for step, spreads in snapshots.items()
+                (label, NAMES[name], *(number(spreads[name].deviations[size]) for size in sizes))
+                for label, spreads in snapshots
                 for name in names
             ],
         ),
     )
 
 
-def _noise_figure(snapshots: Snapshots, labels: Mapping[int, str], size: int) -> Figure:
+def _noise_figure(snapshots: Snapshots, size: int) -> Figure:
     """The spread of each estimate against the KL, a point per snapshot."""
-    names = [name for name in NAMES if name in next(iter(snapshots.values()))]
-    steps = sorted(snapshots, key=lambda step: snapshots[step]["rb"].mean.value)
-    kl = [snapshots[step]["rb"].mean.value for step in steps]
-    spreads = {name: [snapshots[step][name].deviations[size] for step in steps] for name in names}
+    names, ordered = _names(snapshots), sorted(snapshots, key=lambda one: one[1]["rb"].mean.value)
+    kl = [spreads["rb"].mean.value for _, spreads in ordered]
     with sheet(3.2) as drawn:
         axes = drawn.canvas.subplots()
         for name, look in looks(names, REFERENCE).items():
             style: dict[str, Any] = {"color": look.colour, "marker": look.marker, "linestyle": look.dashes}
-            axes.plot(kl, spreads[name], label=NAMES[name], markersize=5, **style)
+            found = [spreads[name].deviations[size] for _, spreads in ordered]
+            axes.plot(kl, found, label=NAMES[name], markersize=5, **style)
         log_scale(axes.yaxis)
         axes.set_xlabel(f"KL, {NAMES['rb']} (nats)")
         axes.set_ylabel("spread (nats, log scale)")
@@ -256,35 +255,27 @@ def _noise_figure(snapshots: Snapshots, labels: Mapping[int, str], size: int) ->
             f"Spread of the estimate from {size} completion of a prompt (nats), by KL.",
             ("Snapshot", "KL", *(NAMES[name] for name in names)),
             [
-                (labels[step], number(value), *(number(spreads[name][place]) for name in names))
-                for place, (step, value) in enumerate(zip(steps, kl, strict=True))
+                (label, number(value), *(number(spreads[name].deviations[size]) for name in names))
+                for value, (label, spreads) in zip(kl, ordered, strict=True)
             ],
         ),
     )
 
 
-def _prompt_figure(snapshots: Snapshots, labels: Mapping[int, str]) -> Figure:
-    styles = looks(list(labels.values()), labels[next(iter(snapshots))])
+def _prompt_figure(snapshots: Snapshots) -> Figure:
+    styles = looks([label for label, _ in snapshots], snapshots[0][0])
     with sheet(3.4, 4.2) as drawn:
         axes = drawn.canvas.subplots()
-        for step, spreads in snapshots.items():
-            look = styles[labels[step]]
-            one, other = spreads[REFERENCE].by_prompt, spreads["rb"].by_prompt
-            axes.plot(one, other, look.marker, color=look.colour, markersize=4, label=labels[step])
-        limits = [0.0, max(axes.get_xlim()[1], axes.get_ylim()[1])]
+        for label, spreads in snapshots:
+            look, both = styles[label], [spreads[name].by_prompt for name in (REFERENCE, "rb")]
+            axes.plot(*both, look.marker, color=look.colour, markersize=4, label=label)
+        limits = 0.0, max(axes.get_xlim()[1], axes.get_ylim()[1])
         axes.plot(limits, limits, color=INK, linewidth=0.8)
-        axes.set_xlim(limits[0], limits[1])
-        axes.set_ylim(limits[0], limits[1])
+        axes.set_xlim(limits)
+        axes.set_ylim(limits)
         axes.set_xlabel(f"{NAMES[REFERENCE]} (nats)")
         axes.set_ylabel(f"{NAMES['rb']} (nats)")
         drawn.legend(columns=len(snapshots))
-    rows = [
-        (labels[step], str(index), number(one), number(other))
-        for step, spreads in snapshots.items()
-        for index, (one, other) in enumerate(
-            zip(spreads[REFERENCE].by_prompt, spreads["rb"].by_prompt, strict=True)
-        )
-    ]
     return Figure(
         drawn.svg,
         "Scatter plot of the spread of single Rao-Blackwell estimates within each prompt against that of "
@@ -294,6 +285,12 @@ def _prompt_figure(snapshots: Snapshots, labels: Mapping[int, str]) -> Figure:
         Table(
             "Standard deviation of single estimates within each prompt (nats).",
             ("Snapshot", "Prompt", NAMES[REFERENCE], NAMES["rb"]),
-            rows,
+            [
+                (label, str(index), number(one), number(other))
+                for label, spreads in snapshots
+                for index, (one, other) in enumerate(
+                    zip(spreads[REFERENCE].by_prompt, spreads["rb"].by_prompt, strict=True)
+                )
+            ],
         ),
     )

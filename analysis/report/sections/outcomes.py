@@ -129,13 +129,16 @@ def _tests(assessment: Assessment) -> Table:
     not_fixed = comparisons[0].decision.not_fixed
     primary = comparisons[0].decision.primary
     p_value = "p (t over blocks, or swap)" if primary.over_blocks else "p (swap)"
+    levels = f"{percent(1 - primary.level)} for the first two"
+    if others := comparisons[0].secondary:
+        levels += f", {percent(1 - others[0].level)} for the others"
     return Table.of(
         (f"Exploratory, because {not_fixed}. " if not_fixed else "")
         + f"All planned tests, two-sided at {alpha:g}. “{primary.claim.key}” is the primary outcome, with "
         "Holm's correction over the planned comparisons; “matched_kl” is a separate family, tested only "
         "where the primary test rejects; all others are descriptive and form one family. Intervals are "
         "simultaneous, each at the level of the first step of Holm's correction in its family: "
-        f"{_levels(comparisons[0])}; those of frontier shares are 95% each. “Least p” is the smallest "
+        f"{levels}; those of frontier shares are 95% each. “Least p” is the smallest "
         "attainable corrected p.",
         [verdict for comparison in comparisons for verdict in comparison.verdicts],
         ("Test", lambda verdict: f"{verdict.claim.key}: {verdict.claim.subject}"),
@@ -147,12 +150,6 @@ def _tests(assessment: Assessment) -> Table:
         ("Least p", lambda verdict: number(verdict.attainable, 2)),
         ("Verdict", lambda verdict: verdict.label),
     )
-
-
-def _levels(comparison: Comparison) -> str:
-    primary, others = comparison.decision.primary, comparison.secondary
-    found = f"{percent(1 - primary.first_step)} for the first two"
-    return f"{found}, {percent(1 - others[0].first_step)} for the others" if others else found
 
 
 def _estimate(verdict: Verdict) -> str:

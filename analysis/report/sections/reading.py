@@ -56,7 +56,7 @@ def _inference(assessment: Assessment) -> str:
         f"n counts replicates. The exact tests swap the labels of two arms within {swaps}; their null "
         f"hypothesis is that the outcomes of both arms are exchangeable. The primary outcome is "
         f"{primary.claim.subject}, with Holm's correction over {count(planned, 'planned comparison')}. "
-        f"Intervals are simultaneous, {percent(1 - primary.first_step)} each, the level of the first step of "
+        f"Intervals are simultaneous, {percent(1 - primary.level)} each, the level of the first step of "
         "that correction: an interval may include 0 although the corrected p of a later step is below "
         f"{primary.alpha:g}. All other tests are descriptive."
     )

@@ -8,7 +8,7 @@ from analysis.report.assessment import Assessment
 from analysis.report.elements import Card, Finding, Section, Table
 from analysis.report.sections.arms import biased_arms
 from analysis.report.sections.blocks import block_condition
-from analysis.stats import Comparison, Decision, Verdict
+from analysis.stats import Comparison, Verdict
 from analysis.stats.blocks import BlockTest
 from analysis.stats.claims import FRONTIER_SHARE
 from analysis.stats.kl_reward import kl_ratio
@@ -89,7 +89,7 @@ def verdict_numbers(verdict: Verdict) -> dict[str, Any]:
         "estimate": verdict.estimate.value,
         "unit": verdict.unit,
         "interval": verdict.interval and verdict.interval.ends,
-        "level": 1 - verdict.first_step,
+        "level": 1 - verdict.level,
         "p": test.p_value,
         "p_holm": verdict.adjusted,
         "p_holm_attainable": verdict.attainable,
@@ -127,7 +127,7 @@ def _with_difference(comparison: Comparison) -> str:
 
 def _verdict_table(comparisons: Sequence[Comparison]) -> Table:
     primary = comparisons[0].decision.primary
-    control, level = comparisons[0].pairs.control, percent(1 - primary.first_step)
+    control, level = comparisons[0].pairs.control, percent(1 - primary.level)
     matched = () if primary.claim.key == "kl" else (("Reward at matched KL", _at_matched_kl),)
     return Table.of(
         f"Each arm against {control}: difference in {primary.claim.subject} ({primary.unit}) with its "
@@ -160,7 +160,15 @@ def sentences(comparison: Comparison) -> list[str]:
     """The sentences of the verdicts behind the conclusion."""
     decision = comparison.decision
     verdicts = (decision.primary, comparison.matched, comparison.of(FRONTIER_SHARE.key))
-    return [*_caveat(decision), *(verdict.sentence for verdict in verdicts if verdict is not None)]
+    # The headline is based on the e-process instead
+    caution = (
+        "Exploratory: the following p-values and intervals are those of a design fixed in advance, but "
+        f"{decision.not_fixed}."
+    )
+    return [
+        *([caution] if decision.evidence else []),
+        *(verdict.sentence for verdict in verdicts if verdict is not None),
+    ]
 
 
 def _finding(comparison: Comparison) -> Finding:
@@ -174,16 +182,6 @@ def _finding(comparison: Comparison) -> Finding:
         ],
         sentences(comparison),
     )
-
-
-def _caveat(decision: Decision) -> list[str]:
-    """A caution on p-values if the headline is based on the e-process instead."""
-    if decision.evidence is None:
-        return []
-    return [
-        "Exploratory: the following p-values and intervals are those of a design fixed in advance, but "
-        f"{decision.not_fixed}."
-    ]
 
 
 def _card(name: str, verdict: Verdict) -> Card:

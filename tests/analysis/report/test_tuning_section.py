@@ -74,8 +74,8 @@ def test_the_interval_of_the_comparison_includes_the_choice(tmp_path):
     assert verdict.estimate.value == before.estimate.value
     assert verdict.estimate.standard_error**2 == pytest.approx(before.estimate.standard_error**2 + added)
     assert verdict.test == before.test
-    assert before.outcome.key == "better"
-    assert verdict.outcome.key == "inconclusive"
+    assert before.outcome.name == "BETTER"
+    assert verdict.outcome.name == "INCONCLUSIVE"
     assert "the choice of rates could explain the difference" in verdict.sentence
 
 

@@ -161,7 +161,7 @@ def test_three_families_each_corrected_by_holm():
     p_values = [*(v.test.p_value for v in secondary), *[1.0] * (planned - len(secondary))]
     expected = multipletests(p_values, method="holm")[1][: len(secondary)]
     np.testing.assert_allclose([v.adjusted for v in secondary], expected)
-    assert {v.first_step for v in secondary} == {0.05 / planned}
+    assert {v.level for v in secondary} == {0.05 / planned}
     assert [v.claim.key for v in made[1].secondary] == [
         "kl",
         "reward",
