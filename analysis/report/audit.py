@@ -35,7 +35,7 @@ BETA, SEEDS = "beta", ("seed", "replicate")
 Key = tuple[str, ...]
 
 
-class Point(NamedTuple):
+class PublishedRun(NamedTuple):
     """A published run.
 
     Args:
@@ -55,7 +55,7 @@ class Point(NamedTuple):
         return tuple(text for name, text in self.columns.items() if name != without)
 
 
-def read_points(path: Path, match: Sequence[str] | None = None) -> list[Point]:
+def read_points(path: Path, match: Sequence[str] | None = None) -> list[PublishedRun]:
     """Read points from a CSV file with the columns method, kl and reward.
 
     Args:
@@ -100,7 +100,7 @@ def read_points(path: Path, match: Sequence[str] | None = None) -> list[Point]:
         kl, reward = (_number(place, name, row[name]) for name in COLUMNS[1:])
         if BETA in used and not math.isfinite(_number(place, BETA, row[BETA])):
             raise ConfigurationError(f"{place}: {BETA} is {row[BETA]!r}; a finite number expected")
-        points.append(Point(row["method"], kl, reward, {name: row[name] for name in used}))
+        points.append(PublishedRun(row["method"], kl, reward, {name: row[name] for name in used}))
     return points
 
 
@@ -114,7 +114,7 @@ def _number(place: str, column: str, text: str) -> float:
     return number
 
 
-def audit_points(points: Sequence[Point], control: str) -> list[str]:
+def audit_points(points: Sequence[PublishedRun], control: str) -> list[str]:
     """Lines on the evidence of the points for each other method against the control.
 
     Raises:
@@ -150,7 +150,7 @@ def audit_points(points: Sequence[Point], control: str) -> list[str]:
     return [*lines, FRONTIER_SHARE.caveat]
 
 
-def _repeated(points: Sequence[Point]) -> list[str]:
+def _repeated(points: Sequence[PublishedRun]) -> list[str]:
     """A warning of runs with the same numbers, which may be copies of one."""
     outcomes = Counter(point[:3] for point in points)
     copies = sum(number - 1 for (_, *outcome), number in outcomes.items() if np.isfinite(outcome).all())
@@ -162,7 +162,7 @@ def _repeated(points: Sequence[Point]) -> list[str]:
     ]
 
 
-def _matched(points: Sequence[Point], name: str, control: str) -> Pairs | None:
+def _matched(points: Sequence[PublishedRun], name: str, control: str) -> Pairs | None:
     """The matched pairs of two methods; None if the runs do not match one to one."""
     if not points[0].columns or not _one_to_one(points, name):
         return None
@@ -185,7 +185,7 @@ def _matched(points: Sequence[Point], name: str, control: str) -> Pairs | None:
     return Pairs(name, control, betas, index, replicate, unit, kl, reward)
 
 
-def _one_to_one(points: Sequence[Point], name: str, without: str | None = None) -> bool:
+def _one_to_one(points: Sequence[PublishedRun], name: str, without: str | None = None) -> bool:
     """Whether every key has one run of each method."""
     sides = [
         Counter(point.key(without) for point in points if (point.method == name) == side)
@@ -220,7 +220,7 @@ def _frontier(name: str, pairs: Pairs) -> list[str]:
     return [*lines, settle(ahead, discordant)]
 
 
-def _unmatching(points: Sequence[Point], name: str) -> list[str]:
+def _unmatching(points: Sequence[PublishedRun], name: str) -> list[str]:
     """Warnings about columns without which the runs would match one to one."""
     columns = points[0].columns
     return [

@@ -55,7 +55,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Conclusion:
     """The conclusion of one comparison.
 
     Attributes:
@@ -78,7 +78,7 @@ class Section:
     Attributes:
         name: Its anchor on the page and its key in `results.json`.
         title: Its heading.
-        findings: Conclusions, each from a `Verdict`.
+        conclusions: Conclusions, each from a `Verdict`.
         paragraphs: Text that is always shown.
         notes: How to read the section and its assumptions, initially collapsed.
         figures: Figures.
@@ -92,7 +92,7 @@ class Section:
 
     name: str
     title: str
-    findings: Sequence[Finding] = ()
+    conclusions: Sequence[Conclusion] = ()
     paragraphs: Sequence[str] = ()
     notes: Sequence[str] = ()
     figures: Sequence[Figure] = ()

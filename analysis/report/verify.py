@@ -225,15 +225,13 @@ def _differences(written: Any, expected: Any, place: str = "") -> Iterator[str]:
     elif isinstance(written, list) and isinstance(expected, list) and len(written) == len(expected):
         for index, pair in enumerate(zip(written, expected, strict=True)):
             yield from _differences(*pair, f"{place}[{index}]")
-    elif not _equal(written, expected):
+    elif written != expected and not (
+        isinstance(written, float)
+        and isinstance(expected, float)
+        and math.isclose(written, expected, rel_tol=1e-9, abs_tol=1e-12)
+    ):
         ours, theirs = (_short(json.dumps(value)) for value in (written, expected))
         yield f"{place}: {ours} is written, the results give {theirs}"
-
-
-def _equal(written: Any, expected: Any) -> bool:
-    if isinstance(written, float) and isinstance(expected, float):
-        return math.isclose(written, expected, rel_tol=1e-9, abs_tol=1e-12)
-    return bool(written == expected)
 
 
 def _short(text: str, width: int = 120) -> str:

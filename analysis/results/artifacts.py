@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -99,6 +99,7 @@ class GradientStudy:
 
 
 Study = ValueStudy | GradientStudy
+Snapshot = TypeVar("Snapshot", ValueSnapshot, GradientSnapshot)
 
 
 def read_studies(artifacts: Mapping[str, Any]) -> tuple[Study, ...]:
@@ -107,17 +108,12 @@ def read_studies(artifacts: Mapping[str, Any]) -> tuple[Study, ...]:
     Raises:
         ValueError, KeyError, TypeError, AttributeError: If an artifact does not have its study's format.
     """
-    readers = _readers()
-    return tuple(readers[name](artifact) for name, artifact in artifacts.items() if name in readers)
+    return tuple(_READERS[name](artifact) for name, artifact in artifacts.items() if name in _READERS)
 
 
 def unknown_studies(artifacts: Mapping[str, Any]) -> dict[str, Any]:
     """The artifacts of a result that `read_studies` ignores."""
-    return {name: artifact for name, artifact in artifacts.items() if name not in _readers()}
-
-
-def _readers() -> dict[str, Callable[[Any], Study]]:
-    return {schema.ESTIMATION: _value_study, schema.GRADIENT_NOISE: _gradient_study}
+    return {name: artifact for name, artifact in artifacts.items() if name not in _READERS}
 
 
 def _value_study(artifact: dict[str, Any]) -> ValueStudy:
@@ -143,8 +139,7 @@ def _value_study(artifact: dict[str, Any]) -> ValueStudy:
             {str(name): float(value) for name, value in content.get("seconds", {}).items()},
         )
 
-    snapshots = [snapshot(content) for content in _snapshots(artifact)]
-    _check_steps(snapshots)
+    snapshots = _snapshots(artifact, snapshot)
     if any(one.values.keys() != snapshots[0].values.keys() for one in snapshots):
         raise ValueError("snapshots with different estimators")
     tolerance, stratum = float(artifact.get("tolerance", 0.01)), int(artifact.get("stratum", 1))
@@ -187,15 +182,17 @@ def _gradient_study(artifact: dict[str, Any]) -> GradientStudy:
         label = str(content.get("label", f"step {step}"))
         return GradientSnapshot(step, float(content["beta"]), completions, gram, label, layers)
 
-    snapshots = [snapshot(content) for content in _snapshots(artifact)]
-    _check_steps(snapshots)
+    snapshots = _snapshots(artifact, snapshot)
     return GradientStudy(estimators, batches, _count(artifact, "prompts", 1), snapshots)
 
 
-def _snapshots(artifact: Mapping[str, Any]) -> list[Any]:
+def _snapshots(artifact: Mapping[str, Any], read: Callable[[Any], Snapshot]) -> list[Snapshot]:
     # Schema 1, of results that are still read, called them moments
-    contents: list[Any] = artifact["moments" if artifact["schema"] == 1 else "snapshots"]
-    return contents
+    found = [read(content) for content in artifact["moments" if artifact["schema"] == 1 else "snapshots"]]
+    steps = [one.step for one in found]
+    if not steps or sorted(set(steps)) != steps:
+        raise ValueError(f"snapshots at steps {steps}, expected at least one, increasing")
+    return found
 
 
 def _count(content: Mapping[str, Any], key: str, least: int) -> int:
@@ -205,7 +202,7 @@ def _count(content: Mapping[str, Any], key: str, least: int) -> int:
     return value
 
 
-def _check_steps(snapshots: list[Any]) -> None:
-    steps = [one.step for one in snapshots]
-    if not steps or sorted(set(steps)) != steps:
-        raise ValueError(f"snapshots at steps {steps}, expected at least one, increasing")
+_READERS: dict[str, Callable[[Any], Study]] = {
+    schema.ESTIMATION: _value_study,
+    schema.GRADIENT_NOISE: _gradient_study,
+}

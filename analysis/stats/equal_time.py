@@ -185,10 +185,8 @@ def joint_errors(
     found = {}
     for label in curves.keys() - {control}:
         differences = (sampled[label] - sampled[control])[drawn.T, columns]
-        known = np.isfinite(differences)
-        counts = known.sum(axis=0)
-        means = np.where(known, differences, 0.0).sum(axis=0)[counts > 0] / counts[counts > 0]
-        found[label] = float(means.std() * scale)
+        known = np.isfinite(differences).any(axis=0)
+        found[label] = float(np.nanmean(differences[:, known], axis=0).std() * scale)
     return found
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.report.assessment import Assessment
-from analysis.report.elements import Card, Finding, Section, Table
+from analysis.report.elements import Card, Conclusion, Section, Table
 from analysis.report.sections.arms import biased_arms
 from analysis.report.sections.blocks import block_condition
 from analysis.stats import Comparison, Verdict
@@ -34,7 +34,7 @@ _CAUTIONS = 3
 
 
 def summary(assessment: Assessment) -> Section:
-    """One finding per comparison, or the reason why there is none."""
+    """One conclusion per comparison, or the reason why there is none."""
     if assessment.withheld:
         return Section(
             "verdict",
@@ -46,7 +46,7 @@ def summary(assessment: Assessment) -> Section:
     return Section(
         "verdict",
         "Verdict",
-        findings=[_finding(comparisons[0])] if len(comparisons) == 1 else _by_outcome(comparisons),
+        conclusions=[_conclusion(comparisons[0])] if len(comparisons) == 1 else _by_outcome(comparisons),
         tables=[] if len(comparisons) == 1 else [_verdict_table(comparisons)],
         paragraphs=[
             *biased_arms(assessment.sweep),
@@ -103,14 +103,14 @@ def verdict_numbers(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _by_outcome(comparisons: Sequence[Comparison]) -> list[Finding]:
+def _by_outcome(comparisons: Sequence[Comparison]) -> list[Conclusion]:
     """One line per outcome with its arms; conclusive outcomes come first."""
     control = comparisons[0].pairs.control
     arms: dict[Outcome, list[str]] = {}
     for comparison in sorted(comparisons, key=lambda one: -abs(one.decision.primary.estimate.value)):
         arms.setdefault(comparison.decision.outcome, []).append(_with_difference(comparison))
     return [
-        Finding(outcome.value, f"{_AGAINST[outcome].format(control)}: {', '.join(arms[outcome])}.")
+        Conclusion(outcome.value, f"{_AGAINST[outcome].format(control)}: {', '.join(arms[outcome])}.")
         for outcome in Outcome
         if outcome in arms
     ]
@@ -171,9 +171,9 @@ def sentences(comparison: Comparison) -> list[str]:
     ]
 
 
-def _finding(comparison: Comparison) -> Finding:
+def _conclusion(comparison: Comparison) -> Conclusion:
     decision, void = comparison.decision, comparison.fit is None
-    return Finding(
+    return Conclusion(
         decision.outcome.value,
         decision.headline,
         [

@@ -54,7 +54,7 @@ def text_of(runs) -> str:
     """The findings, text and tables of a report, without drawings, which take seconds."""
     study = load_assessment(runs)
     sections = [summary(study), execution(study)]
-    words = [word for s in sections for f in s.findings for word in (f.headline, *f.sentences)]
+    words = [word for s in sections for f in s.conclusions for word in (f.headline, *f.sentences)]
     words += [word for s in sections for word in s.paragraphs]
     tables = [table for s in sections for table in s.tables]
     words += [cell for table in tables for row in table.rows for cell in row]

@@ -36,10 +36,10 @@ def test_a_plan_grown_after_results_or_sequential_is_decided_by_the_e_process(tm
     evidence = assessment.comparisons[0].decision.evidence
     assert evidence.threshold == 1 / 0.05
     assert (one["outcome"] == "better") == (evidence.crossing is not None)
-    (finding,) = summary(assessment).findings
+    (conclusion,) = summary(assessment).conclusions
     why = "the plan is sequential" if sequential else "the plan was changed after results were published"
-    assert finding.headline.endswith(f"(decided by the e-process of J = reward − β·KL, because {why}).")
-    assert finding.sentences[0].startswith("Exploratory: ")
+    assert conclusion.headline.endswith(f"(decided by the e-process of J = reward − β·KL, because {why}).")
+    assert conclusion.sentences[0].startswith("Exploratory: ")
 
 
 def test_a_small_effect_is_inconclusive_by_the_e_process_even_if_the_swap_test_rejects(tmp_path):
@@ -49,8 +49,8 @@ def test_a_small_effect_is_inconclusive_by_the_e_process_even_if_the_swap_test_r
     (one,) = numbers(runs)["comparisons"]
     assert (one["outcome"], one["decided_by"]) == ("inconclusive", "e_process")
     assert one["objective"]["p_adjusted"] <= 0.05
-    (finding,) = summary(load_assessment(runs)).findings
-    assert finding.headline.startswith("Inconclusive on RaoBlackwell against MonteCarlo: E = ")
+    (conclusion,) = summary(load_assessment(runs)).conclusions
+    assert conclusion.headline.startswith("Inconclusive on RaoBlackwell against MonteCarlo: E = ")
 
 
 def test_a_level_or_control_changed_after_results_has_no_effect_on_the_threshold(tmp_path):

@@ -27,7 +27,7 @@ def assert_no_verdict(runs, *problems):
     assessment = load_assessment(runs)
     section = summary(assessment)
     assert section.title == "No verdict"
-    assert not section.findings
+    assert not section.conclusions
     reported = summary_numbers(assessment)
     assert {one["outcome"] for one in reported["comparisons"]} <= {"no_verdict"}
     assert {one["decided_by"] for one in reported["comparisons"]} <= {None}
