@@ -12,9 +12,9 @@ from analysis.results.load import load_sweep
 from analysis.results.sweep import Sweep
 from analysis.stats import Comparison, Pairs, Rules, compare
 from analysis.stats.attainment import Reference
-from analysis.stats.curves import Curves
 from analysis.stats.matching import match, matched_curves
 from analysis.stats.objective import objective
+from analysis.stats.pairs import Curves
 from analysis.stats.sequential import evidence_of
 from analysis.stats.tuning import regrets_of
 from lit_klrb import schema

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib import style
 from matplotlib.axis import XAxis, YAxis
@@ -70,6 +71,11 @@ class Look:
     colour: str
     marker: str
     dashes: Dashes
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """The options of a line."""
+        return {"color": self.colour, "linestyle": self.dashes}
 
 
 def looks(labels: Iterable[str], control: str) -> dict[str, Look]:

@@ -109,8 +109,7 @@ def _rollouts(run: Path) -> Section | None:
             styles = looks(panel, next(iter(panel)))
             for name in (name for name in panel if name in measured):
                 values = np.array(measured[name]["value"], dtype=np.float64)
-                look = {"color": styles[name].colour, "linestyle": styles[name].dashes}
-                axes.plot(measured[name]["step"], values, label=panel[name], **look)
+                axes.plot(measured[name]["step"], values, label=panel[name], **styles[name].line)
             axes.set_ylim(bottom=0)
             axes.set_xlabel("step")
             axes.set_ylabel(title)

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analysis.stats.curves import Curves
 from analysis.stats.decision import Decision
 from analysis.stats.holm import corrected
 from analysis.stats.matched_kl import MatchedKL
-from analysis.stats.pairs import Pairs
+from analysis.stats.pairs import Curves, Pairs
 from analysis.stats.primary import gated_verdicts, primary_verdicts
 from analysis.stats.rules import Rules
 from analysis.stats.secondary import Spread, secondary_count, secondary_verdicts, spreads_of

@@ -8,8 +8,7 @@ import numpy as np
 from analysis.results.records import Run
 from analysis.results.sweep import Sweep
 from analysis.stats.claims import OBJECTIVE
-from analysis.stats.curves import Curves
-from analysis.stats.pairs import FloatArray, Pairs
+from analysis.stats.pairs import Curves, FloatArray, Pairs
 from lit_klrb import schema
 
 # Smallest number of replicates whose spread is compared.

@@ -1,4 +1,4 @@
-"""Matched pairs, the input of every test on (KL, reward) outcomes. NumPy only."""
+"""Matched pairs, the input of every test on (KL, reward) outcomes, and their curves. NumPy only."""
 
 from dataclasses import dataclass, replace
 
@@ -86,3 +86,21 @@ class Pairs:
         """The pairs where `mask` [P] is true."""
         names = ("beta", "beta_index", "replicate", "unit", "kl", "reward")
         return replace(self, **{name: getattr(self, name)[mask] for name in names})
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """One metric of matched pairs over training.
+
+    Attributes:
+        metric: "reward", "kl", or "objective".
+        pairs: The pairs in which both runs have the curve and neither diverged.
+        steps: The steps that all curves have, ascending, shape [T].
+        values: The metric of treatment and control, shape [P, 2, T]; the *log* of the KL where the spread
+            between replicates is compared.
+    """
+
+    metric: str
+    pairs: Pairs
+    steps: FloatArray
+    values: FloatArray

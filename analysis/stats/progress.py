@@ -3,9 +3,8 @@
 import numpy as np
 
 from analysis.stats.contrast import Contrast, equal_betas, mean_of
-from analysis.stats.curves import Curves
 from analysis.stats.intervals import Estimate, jackknife_error
-from analysis.stats.pairs import FloatArray
+from analysis.stats.pairs import Curves, FloatArray
 from lit_klrb import schema
 
 

@@ -10,10 +10,9 @@ from analysis.stats import claims, frontier
 from analysis.stats.attainment import Reference, hypervolume_test
 from analysis.stats.claims import Claim
 from analysis.stats.contrast import Contrast
-from analysis.stats.curves import Curves
 from analysis.stats.intervals import Estimate
 from analysis.stats.kl_reward import LOG_RATIO, log_kl_contrast, reward_contrast
-from analysis.stats.pairs import FloatArray, Pairs
+from analysis.stats.pairs import Curves, FloatArray, Pairs
 from analysis.stats.rules import Rules
 from analysis.stats.stability import SpreadTest, roughness_test, spread_test
 from analysis.stats.swaps import swap_test

@@ -60,6 +60,7 @@ def _figure(name: str, pairs: Pairs, control: str) -> Figure:
     kl = np.geomspace(pairs.kl[kept].min(), pairs.kl[kept].max(), _CELLS)
     reward = np.linspace(pairs.reward[kept].min(), pairs.reward[kept].max(), _CELLS)
     difference = attainment_on(pairs, kl, reward)
+    ends = {np.unravel_index(place, difference.shape) for place in (difference.argmax(), difference.argmin())}
     return Figure(
         _draw(kl, reward, difference, name, control),
         f"Map over KL and reward of the difference between {name} and {control} in the share of replicates "
@@ -67,28 +68,21 @@ def _figure(name: str, pairs: Pairs, control: str) -> Figure:
         f"A replicate attains a point if one of its runs has at most that KL and at least that reward. "
         f"Orange with crosses: more replicates of {name} attain the point; blue with lines: more of "
         f"{control}. The map is descriptive.",
-        Table(
+        Table.of(
             f"The largest differences between {name} and {control} in the share of replicates that attain a "
             "point.",
-            ("KL (nats)", "Reward", "Difference"),
-            _extremes(kl, reward, difference),
+            sorted(ends),
+            ("KL (nats)", lambda place: number(kl[place[0]])),
+            ("Reward", lambda place: number(reward[place[1]])),
+            ("Difference", lambda place: signed(float(difference[place]))),
         ),
     )
 
 
-def _extremes(kl: FloatArray, reward: FloatArray, difference: FloatArray) -> list[tuple[str, str, str]]:
-    places = {
-        np.unravel_index(index, difference.shape) for index in (difference.argmax(), difference.argmin())
-    }
-    return [(number(kl[i]), number(reward[j]), signed(float(difference[i, j]))) for i, j in sorted(places)]
-
-
 def _draw(kl: FloatArray, reward: FloatArray, difference: FloatArray, name: str, control: str) -> str:
     levels = np.array([-1.0, -0.75, -0.5, -0.25, -1e-9, 1e-9, 0.25, 0.5, 0.75, 1.0])
-    blues, oranges = (
-        ["#003F66", "#0072B2", "#66AAD1", "#CCE3F0"],
-        ["#F7DFCC", "#E69E66", "#D55E00", "#803800"],
-    )
+    blues = ("#003F66", "#0072B2", "#66AAD1", "#CCE3F0")
+    oranges = ("#F7DFCC", "#E69E66", "#D55E00", "#803800")
     colours, hatches = [*blues, "#FFFFFF", *oranges], ["//"] * 4 + [""] + ["xx"] * 4
     with sheet(3.2) as drawn:
         axes = drawn.canvas.subplots()

@@ -132,7 +132,7 @@ def _draw_arm(axes: Axes, curves: Sequence[Curve], look: Look, *, rasterized: bo
     axes.plot(step, value, color=look.colour, **pale)
     mean, half_width = mean_curve(curves)
     mean = _thinned(mean)
-    axes.plot(mean.step, mean.value, color=look.colour, linestyle=look.dashes, linewidth=1.5)
+    axes.plot(mean.step, mean.value, linewidth=1.5, **look.line)
     if len(curves) > 1:
         half_width = _thinned(half_width)
         band = mean.value - half_width.value, mean.value + half_width.value

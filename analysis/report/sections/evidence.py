@@ -62,13 +62,27 @@ def _sentence(name: str, control: str, found: Evidence) -> str:
 
 
 def _figure(assessment: Assessment, found: Mapping[str, Evidence], threshold: float, unit: str) -> Figure:
+    plan = assessment.sweep.plan
+    styles = looks(plan.grid.arms, plan.primary.control)
+    with sheet(2.6) as drawn:
+        axes = drawn.canvas.subplots()
+        for name, one in found.items():
+            steps, values = np.arange(len(one.values) + 1), np.concatenate([[1.0], one.values])
+            axes.plot(steps, values, linewidth=1.4, **styles[name].line)
+        axes.axhline(1, color=INK, linewidth=0.8)
+        axes.axhline(threshold, color=INK, linewidth=1, linestyle=":")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel(f"number of {unit}s")
+        axes.set_ylabel("E (log scale)")
+        drawn.legend(legend_lines({name: styles[name] for name in found}, lines=True))
     return Figure(
-        _draw(assessment, found, threshold, unit),
+        drawn.svg,
         f"E against the number of {unit}s, one line for each estimator, with the threshold.",
         f"One step is one {unit}, in the order of replicates and β. The dotted line is the threshold "
         f"{number(threshold)}; E = 1 is evidence for neither.",
         Table.of(
-            f"E of each comparison with {assessment.sweep.plan.primary.control}; n counts {unit}s.",
+            f"E of each comparison with {plan.primary.control}; n counts {unit}s.",
             found.items(),
             ("Arm", lambda row: row[0]),
             ("n", lambda row: str(len(row[1].values))),
@@ -77,22 +91,3 @@ def _figure(assessment: Assessment, found: Mapping[str, Evidence], threshold: fl
             (f"Reached {number(threshold)} at", lambda row: str(row[1].crossing or "–")),
         ),
     )
-
-
-def _draw(assessment: Assessment, found: Mapping[str, Evidence], threshold: float, unit: str) -> str:
-    plan = assessment.sweep.plan
-    styles = looks(plan.grid.arms, plan.primary.control)
-    with sheet(2.6) as drawn:
-        axes = drawn.canvas.subplots()
-        for name, one in found.items():
-            look = styles[name]
-            steps, values = np.arange(len(one.values) + 1), np.concatenate([[1.0], one.values])
-            axes.plot(steps, values, color=look.colour, linestyle=look.dashes, linewidth=1.4)
-        axes.axhline(1, color=INK, linewidth=0.8)
-        axes.axhline(threshold, color=INK, linewidth=1, linestyle=":")
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.set_xlabel(f"number of {unit}s")
-        axes.set_ylabel("E (log scale)")
-        drawn.legend(legend_lines({name: styles[name] for name in found}, lines=True))
-    return drawn.svg

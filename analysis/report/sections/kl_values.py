@@ -239,9 +239,8 @@ def _noise_figure(snapshots: Snapshots, size: int) -> Figure:
     with sheet(3.2) as drawn:
         axes = drawn.canvas.subplots()
         for name, look in looks(names, REFERENCE).items():
-            style: dict[str, Any] = {"color": look.colour, "marker": look.marker, "linestyle": look.dashes}
             found = [spreads[name].deviations[size] for _, spreads in ordered]
-            axes.plot(kl, found, label=NAMES[name], markersize=5, **style)
+            axes.plot(kl, found, label=NAMES[name], marker=look.marker, markersize=5, **look.line)
         log_scale(axes.yaxis)
         axes.set_xlabel(f"KL, {NAMES['rb']} (nats)")
         axes.set_ylabel("spread (nats, log scale)")

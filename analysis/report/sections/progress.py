@@ -8,9 +8,9 @@ from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import legend_lines, looks, sheet
 from analysis.results import Plan
-from analysis.stats.curves import Curves
 from analysis.stats.intervals import Estimate
 from analysis.stats.matching import matched_progress
+from analysis.stats.pairs import Curves
 from analysis.stats.progress import differences, reached
 from analysis.stats.text import count, ends_text, number, percent, signed
 
@@ -84,14 +84,8 @@ def _draw(plan: Plan, stages: Mapping[str, Mapping[float, Estimate]], label: str
         axes.axhline(0, color=styles[plan.primary.control].colour, linewidth=1.2)
         for name, rows in stages.items():
             look, steps = styles[name], list(rows)
-            axes.plot(
-                steps,
-                [each.value for each in rows.values()],
-                color=look.colour,
-                marker=look.marker,
-                linestyle=look.dashes,
-                markersize=4,
-            )
+            means = [each.value for each in rows.values()]
+            axes.plot(steps, means, marker=look.marker, markersize=4, **look.line)
             intervals = [each.interval() for each in rows.values()]
             if all(intervals):
                 ends = [each.ends for each in intervals if each is not None]

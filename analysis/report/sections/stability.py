@@ -121,13 +121,11 @@ def _draw(assessment: Assessment, spreads: Sequence[Spread]) -> str:
         panels = drawn.canvas.subplots(len(names), len(metrics), sharex=True, squeeze=False)
         for spread in spreads:
             axes = panels[names.index(spread.curves.pairs.treatment)][metrics.index(spread.curves.metric)]
-            look = styles[spread.curves.pairs.treatment]
             axes.axhspan(-spread.test.band, spread.test.band, color="#EEEEEE", zorder=0)
             axes.axhline(0, color=INK, linewidth=0.8)
-            axes.plot(
-                spread.curves.steps, spread.test.curve, color=look.colour, linestyle=look.dashes, linewidth=1
-            )
-            axes.set_title(f"{spread.curves.pairs.treatment}: {spread.curves.metric}", loc="left", fontsize=8)
+            name, metric = spread.curves.pairs.treatment, spread.curves.metric
+            axes.plot(spread.curves.steps, spread.test.curve, linewidth=1, **styles[name].line)
+            axes.set_title(f"{name}: {metric}", loc="left", fontsize=8)
             axes.tick_params(labelsize=7.5)
         for axes in panels[-1]:
             axes.set_xlabel("training step", fontsize=8)

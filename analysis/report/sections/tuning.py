@@ -81,9 +81,7 @@ def _figure(sweep: Sweep, outcomes: Mapping[str, FloatArray], name: str) -> Figu
         for arm, values in outcomes.items():
             look, found = styles[arm], [Estimate.of_mean(column) for column in values.T]
             axes.plot(rates, values.T, color=look.colour, linewidth=0.5, alpha=0.35)
-            axes.plot(
-                rates, [one.value for one in found], color=look.colour, linestyle=look.dashes, linewidth=1.4
-            )
+            axes.plot(rates, [one.value for one in found], linewidth=1.4, **look.line)
             for rate, one in zip(rates, found, strict=True):
                 interval = one.interval()
                 if interval is not None and np.isfinite(one.value):

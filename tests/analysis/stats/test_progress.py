@@ -7,9 +7,8 @@ from synthetic import write_sweep
 
 from analysis.report.assessment import load_assessment
 from analysis.report.sections.progress import progress
-from analysis.stats.curves import Curves
 from analysis.stats.matching import matched_progress
-from analysis.stats.pairs import Pairs
+from analysis.stats.pairs import Curves, Pairs
 from analysis.stats.progress import differences, reached
 
 STEPS = np.array([0.0, 10.0, 20.0, 40.0])
