@@ -103,7 +103,7 @@ def test_a_withheld_verdict_has_no_evidence():
     made = replace(verdict(), withheld="partial sweep")
     assert made.outcome is Outcome.NO_VERDICT
     assert made.sentence == "There is no verdict on J: partial sweep."
-    assert Outcome.NO_VERDICT.key == "no_verdict"
+    assert Outcome.NO_VERDICT.name.lower() == "no_verdict"
 
 
 def test_no_evidence_overrides_a_withheld_verdict():
