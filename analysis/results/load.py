@@ -232,7 +232,7 @@ def _matched(runs: Sequence[Run], plan: Plan, problems: list[Problem]) -> list[R
 
     reasons = {run.cell.id: text for run in runs if (text := reason(run))}
     problems += [
-        Problem(f"{run.file}: {reasons[run.cell.id]}", True) for run in runs if run.cell.id in reasons
+        Problem(f"{run.file}: {reasons[run.cell.id]}", serious=True) for run in runs if run.cell.id in reasons
     ]
     return [run for run in runs if run.cell.id not in reasons]
 

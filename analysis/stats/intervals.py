@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -173,7 +173,8 @@ def stratified_mean(values: FloatArray, weights: FloatArray, strata: IntArray) -
         return Estimate(math.nan)
     weights = weights / weights.sum()
     masks = [strata == stratum for stratum in np.unique(strata)]
-    return weighted_sum([(weights[mask].sum(), Estimate.of_mean(values[mask])) for mask in masks])
+    found = weighted_sum([(weights[mask].sum(), Estimate.of_mean(values[mask])) for mask in masks])
+    return replace(found, value=float(weights @ values))  # in one sum, whose last digits are published
 
 
 def weighted_sum(parts: Sequence[tuple[float, Estimate]]) -> Estimate:
