@@ -108,8 +108,8 @@ def read_checked(
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}; the path of {called} is expected") from None
     except OmegaConfBaseException as error:
-        key = f"{error.full_key}: " if error.full_key else ""
-        raise ConfigurationError(f"{path}: {key}{str(error).partition(chr(10))[0]}") from None
+        reason, key = str(error).partition("\n")[0], f"{error.full_key}: " if error.full_key else ""
+        raise ConfigurationError(f"{path}: {key}{reason}") from None
     except (YAMLError, TypeError) as error:  # a list where a mapping is expected, or the other way round
         raise ConfigurationError(f"{path}: {' '.join(str(error).split())}") from None
     except ConfigurationError as error:
