@@ -1,7 +1,6 @@
 """Sampling of completions."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from lit_klrb.errors import ConfigurationError, check_positive
+from lit_klrb.models.precision import fast_autocast
 from lit_klrb.models.sharding import agreed
 from lit_klrb.models.trials import continues, eval_mode, key_value_cache, position_ids
 
@@ -191,7 +191,7 @@ def generate_completions(
     if sampling.stratified:
         uniforms[:, 0] = stratified_uniforms(uniforms[:, 0].view(-1, count)).flatten()
     # Never compiled: shapes change with each token
-    with eval_mode(policy), _kept_casts(prompts.device), torch.compiler.set_stance("force_eager"):
+    with eval_mode(policy), fast_autocast(policy), torch.compiler.set_stance("force_eager"):
         completions = _decode(policy, prompts, prompt_mask, uniforms, sampling, ends, pad_token_id)
     prompts, prompt_mask = prompts.repeat_interleave(count, 0), prompt_mask.repeat_interleave(count, 0)
     mask = completion_mask(completions, ends)
@@ -231,7 +231,7 @@ def _decode(
             inputs, logits, mask, positions = inputs[rows], logits[rows], mask[rows], positions[rows]
             if cache is not None:
                 cache.reorder_cache(rows)  # type: ignore[arg-type]
-        probabilities = (logits.float() / sampling.temperature).softmax(-1)
+        probabilities = logits.float().div_(sampling.temperature).softmax(-1)
         if sampling.stratified:
             column = torch.where(precision > _EXHAUSTED, rest, column)
         tokens, rest = inverse_transform(probabilities, column)
@@ -301,14 +301,3 @@ def _search(masses: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
     mass = masses.gather(1, index)
     fraction = (place - cumulative.gather(1, index) + mass) / mass
     return index[:, 0], fraction[:, 0]
-
-
-def _kept_casts(device: torch.device) -> AbstractContextManager[object]:
-    """Autocast, if it is enabled, that keeps its copies of weights instead of casting them for each token.
-
-    Lightning's does not. The copies last until the outermost autocast ends, which is a training step; other
-    operations in it do not use them.
-    """
-    if not torch.is_autocast_enabled(device.type):
-        return nullcontext()
-    return torch.autocast(device.type, torch.get_autocast_dtype(device.type), cache_enabled=True)

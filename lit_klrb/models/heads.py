@@ -1,5 +1,6 @@
 """Splitting a causal language model into backbone and head, so that the head can be applied tile by tile."""
 
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from lit_klrb.distributed import whole
 from lit_klrb.models.generation import Rollout
+from lit_klrb.models.precision import fast_autocast
 from lit_klrb.models.sharding import RUN_BACKBONE, is_sharded
 from lit_klrb.models.trials import agree, continues, eval_mode, key_value_cache, position_ids
 
@@ -53,9 +55,11 @@ class SplitModel(NamedTuple):
             masked = torch.stack([rollout.tokens, rollout.attention_mask.long()], 1)[..., :prefix]
             prompts, rows = masked.unique(dim=0, return_inverse=True)
             if len(prompts) < len(rows):
-                return self._continued(rollout, prompts, rows)
+                with fast_autocast(self.backbone):
+                    return self._continued(rollout, prompts, rows)
         run = getattr(self.model, RUN_BACKBONE, self.backbone)
-        hidden: Tensor = run(**model_inputs(rollout)).last_hidden_state
+        with nullcontext() if whole_passes else fast_autocast(self.backbone):
+            hidden: Tensor = run(**model_inputs(rollout)).last_hidden_state
         return hidden[:, -length:]
 
     def head_weights(self) -> tuple[Tensor, Tensor | None]:

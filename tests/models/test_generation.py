@@ -1,7 +1,6 @@
 import pytest
 import torch
 from scipy.stats import chisquare
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 from lit_klrb.errors import ConfigurationError
@@ -214,25 +213,3 @@ def test_completions_that_reach_over_the_models_positions_are_refused(model):
 def test_sampling_settings_are_positive(name):
     with pytest.raises(ConfigurationError, match=f"{name}: must be positive and finite, got 0"):
         Sampling(**{name: 0})
-
-
-class CountCasts(TorchDispatchMode):
-    """Counts the conversions of a tensor to bfloat16."""
-
-    def __init__(self, tensor):
-        super().__init__()
-        self.address, self.count = tensor.data_ptr(), 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        cast = func is torch.ops.aten._to_copy.default and kwargs.get("dtype") == torch.bfloat16
-        self.count += cast and args[0].data_ptr() == self.address
-        return func(*args, **(kwargs or {}))
-
-
-def test_autocast_casts_a_weight_once_per_rollout_and_not_for_each_token(model):
-    """Lightning's autocast keeps no copies."""
-    lightnings = torch.autocast("cpu", torch.bfloat16, cache_enabled=False)
-    with lightnings, CountCasts(model.get_output_embeddings().weight) as counted:
-        sample(model, PROMPTS, MASK, 3, eos=())
-        assert counted.count == 1
-        assert not torch.is_autocast_cache_enabled()
