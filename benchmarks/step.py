@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from . import step_case as case
+from . import floor, step_case as case
 from .measure import in_own_process, machine, matrix_product_rate, peak_megabytes
 from .table import markdown, number, spread
 
@@ -47,7 +47,7 @@ def _rloo(name: str, function: str, inner_epochs: int, **options: object) -> Var
 
 
 class Comparison(NamedTuple):
-    """Variants that take turns, each training some cycles, of which the first is not counted.
+    """Variants that take turns, each training some cycles, of which the last is counted.
 
     The time of each is divided by that of the later ones; bar and goal are for every such ratio.
     """
@@ -82,7 +82,7 @@ def _on_smollm2(precision: str, inner_epochs: int, lora: bool = False) -> Compar
     )
     settings = {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"} if lora else None
     task = functools.partial(_smollm2, precision, settings)
-    return Comparison(title, variants, "0.8", "0.6", 2, task, rounds=3)
+    return Comparison(title, variants, "0.8", "0.6", 3, task, rounds=3)
 
 
 def _smollm2(precision: str, lora: dict[str, object] | None, folder: Path) -> case.Task:
@@ -150,17 +150,25 @@ def tables(
 ) -> str:
     """Tables of seconds, tokens per second, shares and memory, and of the ratios."""
     rows = []
-    fastest = matrix_product_rate(torch.bfloat16 if "bf16" in task.precision else torch.float32)
+    fastest = matrix_product_rate(task.dtype)
+    # Cycles of the products alone; only TRL has the head in the precision of the rest
+    alone = {
+        epochs: [floor.seconds(task, epochs, head) for head in (task.dtype, torch.float32)]
+        for epochs in {variant.options.get("inner_epochs") for variant in comparison.variants}
+        if isinstance(epochs, int)
+    }
     for variant in comparison.variants:
         seconds, parts = statistics.median(times[variant.label]), shares[variant.label]
         stages = [f"{parts[stage]:.0%}" if parts else "–" for stage in ("generate", "statistics", "update")]
         inner_epochs = variant.options.get("inner_epochs")
-        of_peak = "–"
+        of_peak = ["–"] * 3
         if isinstance(inner_epochs, int):
-            of_peak = f"{task.operations(inner_epochs) / seconds / fastest:.0%}"
-        cells = [number(seconds), number(task.tokens / seconds), *stages, of_peak]
+            ideal = task.operations(inner_epochs) / fastest
+            of_peak = [f"{ideal / spent:.0%}" for spent in (seconds, *alone[inner_epochs])]
+        cells = [number(seconds), number(task.tokens / seconds), *stages, *of_peak]
         rows.append([variant.label, *cells, number(peaks.get(variant.label))])
-    header = ["variant", "seconds", "tokens/s", "generate", "statistics", "update", "of peak", "extra MB"]
+    header = ["variant", "seconds", "tokens/s", "generate", "statistics", "update"]
+    header += ["of peak", "floor", "floor, float32 head", "extra MB"]
     ratios = [
         [f"{one} / {other.split(': ')[1]}", comparison.bar, comparison.goal, spread(times, one, other)]
         for one, other in itertools.combinations(times, 2)

@@ -50,6 +50,11 @@ class Task(NamedTuple):
     lora: dict[str, Any] | None = None
 
     @property
+    def dtype(self) -> torch.dtype:
+        """In which products are computed."""
+        return torch.bfloat16 if "bf16" in self.precision else torch.float32
+
+    @property
     def sequences(self) -> int:
         """Number of completions."""
         return len(self.prompts) * self.completions_per_prompt

@@ -1,4 +1,4 @@
-"""Training cycles of this package and of TRL, timed from the end of the first cycle."""
+"""Training cycles of this package and of TRL, of which the last is timed."""
 
 import tempfile
 import time
@@ -32,8 +32,8 @@ class Clock:
         self.ends.append(time.perf_counter())
 
     def seconds(self, steps: int) -> float:
-        """Mean time of a cycle with a number of steps, without the first, which warms up."""
-        return (self.ends[-1] - self.ends[steps - 1]) / (len(self.ends) / steps - 1)
+        """Time of the last cycle with a number of steps; in the second, memory is still first used."""
+        return self.ends[-1] - self.ends[-1 - steps]
 
     def in_trl(self) -> TrainerCallback:
         """A callback for TRL's trainer."""

@@ -4,8 +4,9 @@ import importlib.util
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import op, op_peers, rounds, topk, variance
+from benchmarks import floor, op, op_peers, rounds, step_case, topk, variance
 from benchmarks.op_case import Size
 from benchmarks.table import replace_part
 
@@ -29,6 +30,21 @@ def test_a_variant_agrees_with_float64(variant):
 def test_floors_and_ratios():
     times = {"a": [1.0, 2.0, 9.0], "b": [2.0, 2.0, 3.0]}
     assert op.ratio(times, "a", "b") == 1.0
+
+
+@pytest.mark.parametrize("lora", [None, {"r": 1}])
+def test_the_floor_of_a_training_step_has_its_operations(tmp_path, monkeypatch, lora):
+    def operations(run):
+        with FlopCounterMode(display=False) as counter:
+            run()
+        return counter.get_total_flops()
+
+    monkeypatch.setattr(
+        floor, "interleaved_times", lambda runs, rounds: {name: [operations(runs[name])] for name in runs}
+    )
+    task = step_case.tiny(tmp_path)._replace(lora=lora)
+    for epochs in (1, 4):
+        assert floor.seconds(task, epochs) == pytest.approx(task.operations(epochs), rel=0.03)
 
 
 def test_a_part_of_the_document_is_replaced_and_the_others_are_kept(tmp_path):
