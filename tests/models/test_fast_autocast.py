@@ -10,6 +10,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from lit_klrb.models.generation import Rollout, Sampling, generate_completions
 from lit_klrb.models.heads import split_model
 from lit_klrb.models.loading import freeze
+from lit_klrb.models.precision import attention_in_float32
 
 ATTENTION = (
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
@@ -105,3 +106,14 @@ def test_nothing_changes_without_autocast_or_after_an_error(model, lightnings):
         sample(model)
     assert not any(weight.requires_grad for weight in model.parameters())
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
+
+
+def test_attention_with_an_additive_mask_in_bfloat16(model, lightnings):
+    layer, bias = model.model.layers[0].self_attn, torch.randn(1, 2, 3, 3).bfloat16()
+    parts = [torch.randn(1, heads, 3, 8) for heads in (2, 1, 1)]
+    with lightnings:
+        for mask, options in ((bias, {}), (None, {"position_bias": bias})):
+            attended, _ = attention_in_float32(layer, *parts, mask, is_causal=False, **options)
+            expected, _ = sdpa_attention_forward(layer, *parts, bias, is_causal=False)
+            assert attended.dtype == torch.float32
+            torch.testing.assert_close(attended, expected.float(), rtol=0.02, atol=0.02)
