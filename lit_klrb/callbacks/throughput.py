@@ -5,7 +5,7 @@ from typing import Any, final
 import lightning as L
 
 from lit_klrb.modules.stopwatch import now
-from lit_klrb.studies.rollouts import require_rollouts
+from lit_klrb.studies.base import require_rollouts
 
 UPDATE = "update"
 
