@@ -106,7 +106,8 @@ class ClassifierReward:
 
         Conversations become texts by the classifier's own chat template, if it has one.
         """
-        chats = self.tokenizer.chat_template is not None and has_conversations(columns)
+        first = next(iter(columns.get(PROMPTS, ())), None)
+        chats = self.tokenizer.chat_template is not None and is_messages(first)
         if chats:
             both = zip(columns[PROMPTS], columns[COMPLETIONS], strict=True)
             texts = [
@@ -163,11 +164,6 @@ def label_scores(logits: Tensor, index: int, output: RewardOutput = "log_odds") 
         return chosen
     # log p / (1 - p) = logit - logsumexp of all other logits
     return chosen - torch.cat([logits[:, :index], logits[:, index + 1 :]], 1).logsumexp(1)
-
-
-def has_conversations(columns: Columns) -> bool:
-    """Whether prompts and completions are lists of messages rather than texts."""
-    return is_messages(next(iter(columns.get(PROMPTS, ())), None))
 
 
 def label_index(name: str, labels: Mapping[Any, str], label: str | None) -> int:

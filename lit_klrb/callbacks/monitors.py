@@ -48,15 +48,7 @@ class EvaluationMonitor(L.Callback, ABC):
         if stage == "predict":
             raise ConfigurationError(f"{name} needs an evaluation, but predict has none")
 
-    def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, *_: Any) -> None:
         """Keep the batch."""
         self._evaluations.append(outputs["evaluation"])
 

@@ -25,15 +25,7 @@ class PredictionWriter(L.Callback):
         self.directory = directory
         self._rows: list[dict[str, Any]] = []
 
-    def on_predict_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_predict_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, *_: Any) -> None:
         """Collect the batch's rows."""
         self._rows += outputs
 

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from scipy.stats import t as student
 from torch import Tensor
@@ -181,6 +182,6 @@ class TokenTable:
     def quantiles(self, levels: tuple[float, ...] = (0.5, 0.9, 0.99, 0.999, 1.0)) -> dict[str, float]:
         """Quantiles of the tokens' KL(p‖q), in nats; 1.0 is the maximum."""
         assert self.stats.kl is not None
-        ordered = self.stats.kl[self.mask].double().sort().values
-        places = {level: min(len(ordered) - 1, math.ceil(level * len(ordered)) - 1) for level in levels}
-        return {f"{level:g}": ordered[place].item() for level, place in places.items()}
+        kl = self.stats.kl[self.mask].double().numpy()
+        found = np.quantile(kl, levels, method="inverted_cdf").tolist()
+        return {f"{level:g}": value for level, value in zip(levels, found, strict=True)}
