@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def given_settings(words: Sequence[str]) -> dict[str, Any]:
         {'model': 'RLOOModule', 'kl.estimator': 'MonteCarlo'}
     """
     found: dict[str, Any] = {}
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
         option, equals, value = word.partition("=")
         value = value if equals else following
         if option in ("-c", "--config"):

@@ -314,18 +314,18 @@ class PreferenceDataModule(ReviewBeginnings):
         """Pairs for the train split, prompts for the others."""
         if split != "train":
             return self._shared_prompts(split)
-        if self.preferences is None:
-            return self.pair_maker.preference_pairs(self._shared_prompts(split))
-        preferences = load_preferences(self.preferences)[: self.train_size or None]
         learner = self.learner
-        pairs = as_tokens(
-            "preferences",
-            preferences,
-            learner.tokenizer,
-            end_tokens(learner.tokenizer, learner.trained),
-            self.system_prompt,
-        )
-        return self.pair_maker.given_pairs(pairs)
+        if not isinstance(learner, PairMaker):
+            raise ConfigurationError(
+                "PreferenceDataModule needs a module that makes preference pairs, such as DPOModule, "
+                f"got {type(learner).__name__}"
+            )
+        if self.preferences is None:
+            return learner.preference_pairs(self._shared_prompts(split))
+        preferences = load_preferences(self.preferences)[: self.train_size or None]
+        tokenizer, ends = learner.tokenizer, end_tokens(learner.tokenizer, learner.trained)
+        pairs = as_tokens("preferences", preferences, tokenizer, ends, self.system_prompt)
+        return learner.given_pairs(pairs)
 
     def _shared_prompts(self, split: str) -> list[Prompt]:
         """The prompts, which the reference of preferences reads as the policy does.
@@ -350,18 +350,3 @@ class PreferenceDataModule(ReviewBeginnings):
             if split == "train"
             else prompt_batch(examples, pad_token_id)
         )
-
-    @property
-    def pair_maker(self) -> PairMaker:
-        """The module that is trained.
-
-        Raises:
-            ConfigurationError: If it does not make preference pairs.
-        """
-        module = self.learner
-        if not isinstance(module, PairMaker):
-            raise ConfigurationError(
-                "PreferenceDataModule needs a module that makes preference pairs, such as DPOModule, "
-                f"got {type(module).__name__}"
-            )
-        return module
