@@ -175,14 +175,12 @@ class LitCLI(LightningCLI):
 
     def _prefer_given_model(self, arguments: Namespace) -> None:
         """Drop the new weights of a configuration file where an option names a model."""
+        set_by_option = {".".join(option_key(word).split(".")[:2]) for word in self._words}
         for setting, paths in NEW_WEIGHTS.items():
-            given = any(arguments.get(path) is not None and self._is_option(path) for path in paths)
-            if given and arguments.get(setting) is not None and not self._is_option(setting):
+            given = [path for path in paths if arguments.get(path) is not None]
+            named = set_by_option & {f"model.{path}" for path in given}
+            if named and arguments.get(setting) is not None and f"model.{setting}" not in set_by_option:
                 arguments[setting] = None
-
-    def _is_option(self, name: str) -> bool:
-        """Whether an option of the command line sets an argument of the module, or a part of it."""
-        return any(f"{option_key(word)}.".startswith(f"model.{name}.") for word in self._words)
 
     def instantiate_classes(self) -> None:
         """Tell the module which checkpoint it is restored from, before it builds its model."""

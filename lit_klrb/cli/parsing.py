@@ -84,30 +84,25 @@ class OneLineParser(LightningArgumentParser):
             ConfigurationError: If it is not a configuration file, or a value in it is not allowed.
         """
         check_config_file(Path(path))
-        self._check_sections(path)
+        content = yaml.safe_load(Path(path).read_text("utf-8-sig"))
+        given = content if isinstance(content, dict) else {}
+        self._check_sections(path, given)
         try:
             return super().parse_path(path, **kwargs)
         except ConfigurationError as error:
-            reason, content = str(error), yaml.safe_load(Path(path).read_text("utf-8-sig"))
-            if isinstance(content, dict) and content.keys() >= PLAN_KEYS:
+            reason, prefix = str(error), "Problems parsing config: "
+            if given.keys() >= PLAN_KEYS:
                 reason = f"is the plan of a sweep; run it with: python -m analysis sweep --config {path}"
                 raise ConfigurationError(f"{path} {reason}") from None
             if reason.startswith("Unexpected config"):
-                sections = f"{', '.join(map(str, content))}: " if isinstance(content, dict) else ""
+                sections = f"{', '.join(map(str, given))}: " if isinstance(content, dict) else ""
                 reason = f"{sections}a mapping of keys to values is expected"
-            elif not reason.startswith(("Problems parsing config: ", "Key must be")):
+            elif not reason.startswith((prefix, "Key must be")):
                 raise
-            raise ConfigurationError(f"{path}: {reason.removeprefix('Problems parsing config: ')}") from None
+            raise ConfigurationError(f"{path}: {reason.removeprefix(prefix)}") from None
 
-    def _check_sections(self, path: Any) -> None:
-        """Refuse what jsonargparse passes over: a section that is no mapping, and a file within a file.
-
-        Raises:
-            ConfigurationError: Naming the file and the section.
-        """
-        content = yaml.safe_load(Path(path).read_text("utf-8-sig"))
-        if not isinstance(content, dict):
-            return
+    def _check_sections(self, path: Any, content: dict[str, Any]) -> None:
+        """Refuse what jsonargparse passes over: a section that is no mapping, and a file within a file."""
         if "config" in content:
             raise ConfigurationError(f"{path}: config: no file names another; give each with --config")
         # Names of classes, and paths of files, are text; classes are checked with those that are known

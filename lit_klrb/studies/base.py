@@ -83,15 +83,15 @@ class PolicyStudy(L.Callback, ABC):
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Take a snapshot if one is due."""
-        if self._due and self._due[0] == trainer.global_step:
-            self._take_snapshot(trainer, pl_module)
+        self._take_snapshot(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Take a snapshot of the trained policy if one is due."""
-        if self._due and self._due[0] == trainer.global_step:
-            self._take_snapshot(trainer, pl_module)
+        self._take_snapshot(trainer, pl_module)
 
     def _take_snapshot(self, trainer: L.Trainer, module: OnPolicyModule) -> None:
+        if self._due[:1] != [trainer.global_step]:
+            return
         step = self._due.pop(0)
         module.print(f"step {step}: study of {self.name.replace('_', ' ')}")
         with torch.enable_grad():
