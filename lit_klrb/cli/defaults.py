@@ -38,14 +38,18 @@ def given_settings(words: Sequence[str]) -> dict[str, Any]:
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         option, equals, value = word.partition("=")
         value = value if equals else following
-        if option in ("-c", "--config"):
-            with contextlib.suppress(ValueError, OSError, yaml.YAMLError):
+        is_file = option in ("-c", "--config")
+        if not (is_file or option.startswith("--")):
+            continue
+        content: Any = {} if is_file else value
+        with contextlib.suppress(ValueError, OSError, RecursionError, yaml.YAMLError):
+            if is_file:
                 check_config_file(Path(value))
                 content = yaml.safe_load(Path(value).read_text("utf-8-sig"))
-                keys = flattened(content) if isinstance(content, dict) else {}
-                found |= {option_key(f"--{key}"): setting for key, setting in keys.items()}
-        elif option.startswith("--"):
-            found[option_key(option)] = value
+            elif value.startswith("{"):
+                content = yaml.safe_load(value)
+            settings = flattened(content, "" if is_file else option_key(option))
+            found |= {option_key(f"--{key}"): setting for key, setting in settings.items()}
     return found
 
 
