@@ -1,5 +1,6 @@
 """Rewards by Python functions of texts, or of prompts, completions and other columns of the data."""
 
+import contextlib
 import importlib
 import inspect
 import operator
@@ -21,95 +22,72 @@ SHOWN = 60
 
 
 class FunctionReward:
-    """A reward by any function from a list of texts to numbers, whose results are checked.
+    """A reward by a function that returns one number per text, whose results are checked.
+
+    It is called with the list of texts, unless it has a parameter `completions`. Then it is called as in TRL,
+    with keyword arguments that are lists with one entry per completion: `prompts` and `completions`, decoded
+    without special tokens, and the columns of the prompts' rows. Prompts and completions of conversations are
+    lists of messages. A function without `**kwargs` receives the arguments that it names.
 
     Args:
         name: The function's name in error messages.
-        function: Returns one number per text, as a sequence, an array, a tensor or a generator.
+        function: Returns a sequence, an array, a tensor or a generator.
 
     Raises:
-        ConfigurationError: If it is not a function; when called, if it does not return one finite number per
-            text.
-    """
-
-    def __init__(self, name: str, function: Callable[[Sequence[str]], Iterable[float]]) -> None:
-        if isinstance(function, type) or not callable(function):
-            kind = "a class" if isinstance(function, type) else _described(function)
-            raise ConfigurationError(f"{name} is {kind}; it must be a function of a list of texts", key=KEY)
-        self.name, self.function = name, function
-
-    def __call__(self, texts: Sequence[str], columns: Columns = NO_COLUMNS) -> Tensor:
-        """The function's scores, float32 [B]."""
-        result = _called(self.name, "a list of texts", self.function, texts)
-        return _checked(self.name, texts, result)
-
-
-class CompletionReward:
-    """A reward by a function of prompts, completions and other columns of the data, as in TRL.
-
-    The function is called with keyword arguments, each a list with one entry per completion: `prompts` and
-    `completions`, decoded without special tokens, and the columns of the prompts' rows. Prompts and
-    completions of conversations are lists of messages. A function without `**kwargs` receives the arguments
-    that it names.
-
-    Args:
-        name: The function's name in error messages.
-        function: Returns one number per completion.
-
-    Raises:
-        ConfigurationError: When called, if a column that the function needs is missing, or it does not return
-            one finite number per completion.
+        ConfigurationError: If it is not a function; when called, if a column that the function needs is
+            missing, or it does not return one finite number per text.
 
     Example:
         >>> def exact(completions, answer, **columns):
         ...     return [float(text.strip() == wanted) for text, wanted in zip(completions, answer)]
-        >>> reward = CompletionReward("exact", exact)
+        >>> reward = FunctionReward("exact", exact)
         >>> reward(["2+2= 4", "2+3= 4"], {"completions": [" 4", " 4"], "answer": ["4", "5"]})
         tensor([1., 0.])
     """
 
     def __init__(self, name: str, function: Callable[..., Iterable[float]]) -> None:
+        if isinstance(function, type) or not callable(function):
+            kind = "a class" if isinstance(function, type) else _described(function)
+            raise ConfigurationError(f"{name} is {kind}; it must be a function of a list of texts", key=KEY)
         self.name, self.function = name, function
-        parameters = inspect.signature(function).parameters.values()
-        self.takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-        self.needs = {
-            parameter.name: parameter.default is parameter.empty
-            for parameter in parameters
-            if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-        }
+        self.parameters: Mapping[str, inspect.Parameter] = {}
+        with contextlib.suppress(TypeError, ValueError):  # some functions written in C have no signature
+            self.parameters = inspect.signature(function).parameters
 
     def __call__(self, texts: Sequence[str], columns: Columns = NO_COLUMNS) -> Tensor:
         """The function's scores, float32 [B]."""
-        for name, needed in self.needs.items():
-            if needed and name not in columns:
+        by_name = COMPLETIONS in self.parameters
+        given = self._given(columns) if by_name else {}
+        try:
+            result: Any = self.function(**given) if by_name else self.function(texts)
+        except Exception as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise  # from within the function, where a traceback helps its author
+            called = f"cannot be called with {'keyword arguments' if by_name else 'a list of texts'}"
+            raise ConfigurationError(f"{self.name} {called} ({error})", key=KEY) from error
+        scores = as_numbers(result)
+        if scores is None or scores.shape != (len(texts),):
+            raise ConfigurationError(
+                f"{self.name} must return {len(texts)} numbers for {len(texts)} texts, got "
+                f"{_described(result)}",
+                key=KEY,
+            )
+        return finite(self.name, texts, scores)
+
+    def _given(self, columns: Columns) -> dict[str, Sequence[Any]]:
+        """The arguments of a function of columns."""
+        variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+        named = {name: p for name, p in self.parameters.items() if p.kind not in variable}
+        for name, parameter in named.items():
+            if parameter.default is parameter.empty and name not in columns:
                 others = ", ".join(column for column in columns if column not in (PROMPTS, COMPLETIONS))
                 raise ConfigurationError(
                     f"{self.name} needs the column {name}; besides the texts, the prompts have "
                     f"{others or 'no columns'}",
                     key=KEY,
                 )
-        given = {name: values for name, values in columns.items() if self.takes_all or name in self.needs}
-        result = _called(self.name, "keyword arguments", self.function, **given)
-        return _checked(self.name, texts, result)
-
-
-def function_reward(name: str, function: Any) -> FunctionReward | CompletionReward:
-    """A reward by a function; one with a parameter `completions` is called as in TRL.
-
-    Args:
-        name: The function's name in error messages.
-        function: See `FunctionReward` and `CompletionReward`.
-
-    Raises:
-        ConfigurationError: If it is not a function.
-    """
-    if not isinstance(function, type) and callable(function):
-        try:
-            if COMPLETIONS in inspect.signature(function).parameters:
-                return CompletionReward(name, function)
-        except (TypeError, ValueError):
-            pass  # some functions written in C have no signature
-    return FunctionReward(name, function)
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
+        return {name: column for name, column in columns.items() if takes_all or name in named}
 
 
 def import_member(path: str, module: str, name: str, key: str | None = None) -> Any:
@@ -129,25 +107,6 @@ def import_member(path: str, module: str, name: str, key: str | None = None) -> 
     except Exception as error:  # a user's module may raise anything
         kind = "" if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: "
         raise ConfigurationError(f"cannot import {path}: {kind}{brief(error)}", key=key) from error
-
-
-def _called(name: str, given: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    try:
-        return function(*args, **kwargs)
-    except Exception as error:
-        if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-            raise  # from within the function, where a traceback helps its author
-        raise ConfigurationError(f"{name} cannot be called with {given} ({error})", key=KEY) from error
-
-
-def _checked(name: str, texts: Sequence[str], result: Any) -> Tensor:
-    scores = as_numbers(result)
-    if scores is None or scores.shape != (len(texts),):
-        raise ConfigurationError(
-            f"{name} must return {len(texts)} numbers for {len(texts)} texts, got {_described(result)}",
-            key=KEY,
-        )
-    return finite(name, texts, scores)
 
 
 def as_numbers(values: Any) -> Tensor | None:

@@ -19,8 +19,8 @@ from lit_klrb.reward_functions import (
     NO_COLUMNS,
     PROMPTS,
     Columns,
+    FunctionReward,
     finite,
-    function_reward,
     import_member,
 )
 
@@ -106,7 +106,8 @@ class ClassifierReward:
 
         Conversations become texts by the classifier's own chat template, if it has one.
         """
-        chats = self.tokenizer.chat_template is not None and has_conversations(columns)
+        first = next(iter(columns.get(PROMPTS, ())), None)
+        chats = self.tokenizer.chat_template is not None and is_messages(first)
         if chats:
             both = zip(columns[PROMPTS], columns[COMPLETIONS], strict=True)
             texts = [
@@ -165,11 +166,6 @@ def label_scores(logits: Tensor, index: int, output: RewardOutput = "log_odds") 
     return chosen - torch.cat([logits[:, :index], logits[:, index + 1 :]], 1).logsumexp(1)
 
 
-def has_conversations(columns: Columns) -> bool:
-    """Whether prompts and completions are lists of messages rather than texts."""
-    return is_messages(next(iter(columns.get(PROMPTS, ())), None))
-
-
 def label_index(name: str, labels: Mapping[Any, str], label: str | None) -> int:
     """The index of a label among a classifier's outputs.
 
@@ -213,28 +209,18 @@ def load_reward(
     Raises:
         ConfigurationError: If it cannot be loaded.
     """
-    if not isinstance(path, str):
-        check_weights(path)
     parts = {path: 1.0} if isinstance(path, str) else path
-    labels = labels_of(list(parts), label)
+    if odd := [name for name in parts if not isinstance(name, str)]:
+        raise ConfigurationError(f"{odd[0]!r} is not the name of a reward", key=KEY)
+    if not parts or not all(math.isfinite(weight) for weight in parts.values()):
+        raise ConfigurationError(f"{dict(parts)} must name rewards, each with a finite weight", key=KEY)
+    labels = _labels_of(list(parts), label)
     rewards = [(_load_part(part, labels.get(part), output, device), weight) for part, weight in parts.items()]
     return rewards[0][0] if isinstance(path, str) else WeightedReward(rewards)
 
 
-def labels_of(paths: Sequence[str], label: str | Mapping[str, str] | None) -> dict[str, str]:
-    """The rewarded label of each classifier that has one.
-
-    Args:
-        paths: All parts of a reward.
-        label: One label for all classifiers, or a mapping from classifiers to labels.
-
-    Raises:
-        ConfigurationError: If there is no classifier, or the mapping names something else.
-
-    Example:
-        >>> labels_of(["grammar", "owner/toxicity"], "toxic")
-        {'owner/toxicity': 'toxic'}
-    """
+def _labels_of(paths: Sequence[str], label: str | Mapping[str, str] | None) -> Mapping[str, str]:
+    """The rewarded label of each classifier that has one."""
     classifiers = [path for path in paths if is_classifier(path)]
     if label is not None and not classifiers:
         raise ConfigurationError(f"{label} needs a classifier, got {', '.join(paths)}", key="reward_label")
@@ -245,7 +231,7 @@ def labels_of(paths: Sequence[str], label: str | Mapping[str, str] | None) -> di
             f"{unknown[0]} is not a classifier of reward_path; it has {', '.join(classifiers)}",
             key="reward_label",
         )
-    return dict(label)
+    return label
 
 
 def _load_part(path: str, label: str | None, output: RewardOutput, device: torch.device | str) -> Reward:
@@ -253,7 +239,7 @@ def _load_part(path: str, label: str | None, output: RewardOutput, device: torch
         return GrammarReward()
     if not is_classifier(path):
         module, _, name = path.partition(":")
-        return function_reward(path, import_member(path, module, name, KEY))
+        return FunctionReward(path, import_member(path, module, name, KEY))
     source = KEY, path, loading.CLASSIFIER
     classifier = loading.load_model(*source).to(device)  # type: ignore[arg-type]
     reward = ClassifierReward(path, classifier, loading.load_tokenizer(*source), label, output)
@@ -277,15 +263,3 @@ def _check_padding(reward: ClassifierReward) -> None:
 def is_classifier(path: str) -> bool:
     """Whether the path of a reward names a model rather than the embedded world or a function."""
     return path != loading.GRAMMAR and (":" not in path or loading.is_checkpoint(path))
-
-
-def check_weights(weights: Mapping[str, float]) -> None:
-    """Check that a weighted sum has at least one reward, and finite weights.
-
-    Raises:
-        ConfigurationError: If not.
-    """
-    if odd := [name for name in weights if not isinstance(name, str)]:
-        raise ConfigurationError(f"{odd[0]!r} is not the name of a reward", key=KEY)
-    if not weights or not all(math.isfinite(weight) for weight in weights.values()):
-        raise ConfigurationError(f"{dict(weights)} must name rewards, each with a finite weight", key=KEY)

@@ -10,7 +10,7 @@ from lit_klrb.data.grammar import ReviewGrammar
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
-from lit_klrb.reward_functions import FunctionReward, function_reward
+from lit_klrb.reward_functions import FunctionReward
 from lit_klrb.rewards import ClassifierReward, load_reward
 
 
@@ -75,7 +75,7 @@ def exact(prompts, completions, *, answer, **others):
     ],
 )
 def test_a_function_with_a_parameter_completions_receives_the_columns_that_it_names(function, scores):
-    assert function_reward("mine", function)(JOINED, COLUMNS).tolist() == scores
+    assert FunctionReward("mine", function)(JOINED, COLUMNS).tolist() == scores
 
 
 def no_answer(completions, *, solution, **others):
@@ -116,7 +116,7 @@ def no_answer(completions, *, solution, **others):
 )
 def test_a_wrong_function_of_completions_ends_in_one_line(function, columns, message):
     with pytest.raises(ConfigurationError, match=f"^reward_path: mine {message}$") as caught:
-        function_reward("mine", function)(JOINED, columns)
+        FunctionReward("mine", function)(JOINED, columns)
     assert "\n" not in str(caught.value)
 
 

@@ -19,6 +19,7 @@ from lit_klrb.distributed import stacked, stacked_stats
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import csv_text, write_atomically
 from lit_klrb.functional import TokenStats, clustered_mean, kl_values
+from lit_klrb.functional.statistics import influence_error, ratio_of_means
 from lit_klrb.modules.regularised import Evaluation, RegularisedModule
 from lit_klrb.run.tables import text_table
 
@@ -47,15 +48,7 @@ class EvaluationMonitor(L.Callback, ABC):
         if stage == "predict":
             raise ConfigurationError(f"{name} needs an evaluation, but predict has none")
 
-    def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, *_: Any) -> None:
         """Keep the batch."""
         self._evaluations.append(outputs["evaluation"])
 
@@ -235,8 +228,5 @@ def by_position(values: Tensor, mask: Tensor, group_size: int) -> tuple[Tensor, 
     sums, counts = (
         part.unflatten(0, (-1, group_size)).sum(1) for part in (torch.where(mask, values, 0), mask)
     )
-    means = sums.sum(0) / counts.sum(0)
-    prompts = len(sums)
-    scatter = (sums - means * counts).square().sum(0)
-    errors = (scatter * prompts / (prompts - 1)).sqrt() / counts.sum(0)
-    return means, errors, counts.sum(0)
+    means, influences = ratio_of_means(sums.mT, counts.mT.to(sums))
+    return means, influence_error(influences), counts.sum(0)

@@ -25,15 +25,7 @@ class PredictionWriter(L.Callback):
         self.directory = directory
         self._rows: list[dict[str, Any]] = []
 
-    def on_predict_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_predict_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, *_: Any) -> None:
         """Collect the batch's rows."""
         self._rows += outputs
 
@@ -43,14 +35,9 @@ class PredictionWriter(L.Callback):
             return
         path = self.directory / "predictions.jsonl"
         write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self._rows))
-        console = Console()
         if self._rows:
-            console.print(
-                text_table(
-                    list(self._rows[0]),
-                    [list(map(_short, row.values())) for row in self._rows[:PRINTED_ROWS]],
-                )
-            )
+            shown = [list(map(_short, row.values())) for row in self._rows[:PRINTED_ROWS]]
+            Console().print(text_table(list(self._rows[0]), shown))
         print(printable(f"{len(self._rows)} rows in {path}"))
 
 

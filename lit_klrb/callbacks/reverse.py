@@ -33,16 +33,10 @@ class ReverseKLMonitor(EvaluationMonitor):
 
     @torch.no_grad()
     def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: Any,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *_: Any
     ) -> None:
         """Estimate the KL on the reference's completions of the batch."""
-        super().on_validation_batch_end(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
+        super().on_validation_batch_end(trainer, pl_module, outputs)
         rollout = _sampled(pl_module, batch, batch_idx)
         read = rollout.after(batch["tokens"], batch["attention_mask"])
         stats = pl_module.scorer.reverse_stats(rollout, read)

@@ -5,7 +5,7 @@ from typing import Any, final
 import lightning as L
 
 from lit_klrb.modules.stopwatch import now
-from lit_klrb.studies.rollouts import require_rollouts
+from lit_klrb.studies.base import require_rollouts
 
 UPDATE = "update"
 
@@ -47,17 +47,15 @@ class RolloutThroughput(L.Callback):
         for stage, seconds in stages.items():
             self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
         self._steps += 1
-        if (batch_idx + 1) % pl_module.steps_per_batch == 0:
-            self._log(trainer, pl_module)
-            self._seconds, self._steps = {}, 0
-
-    def _log(self, trainer: L.Trainer, module: Any) -> None:
+        if (batch_idx + 1) % pl_module.steps_per_batch:
+            return
         whole = sum(self._seconds.values())
-        tokens = int(module.experience.rollout.mask.sum())
+        tokens = int(pl_module.experience.rollout.mask.sum())
         metrics = {f"share_{stage}": seconds / whole for stage, seconds in self._seconds.items()}
         if "generate" in self._seconds:  # missing if the run was resumed between the steps on a rollout
             metrics["rollout_tokens_per_s"] = tokens / self._seconds["generate"]
-        passes = self._steps / module.steps_per_batch * module.inner_epochs
+        passes = self._steps / pl_module.steps_per_batch * pl_module.inner_epochs
         metrics["update_tokens_per_s"] = tokens * passes / self._seconds[UPDATE]
         for logger in trainer.loggers:
             logger.log_metrics({f"throughput/{k}": v for k, v in metrics.items()}, trainer.global_step - 1)
+        self._seconds, self._steps = {}, 0

@@ -3,7 +3,6 @@
 import argparse
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import yaml
 
@@ -78,7 +77,10 @@ def main(argv: Sequence[str]) -> int:
             raise ConfigurationError(
                 f"{key}={role}: the role must be one of {', '.join(ROLES)}", key="argument"
             )
-    values = {key: _value(key, text) for key, text in _pairs("option", options.option)}
+    values = {}
+    for key, text in _pairs("option", options.option):
+        with refusing(f"{key} has no plain value: {text}", yaml.YAMLError, ValueError, key="option"):
+            values[key] = yaml.safe_load(text)
     loss = BoundLoss(options.function, import_member(options.function, module, name), arguments, values)
     try:
         found = certify(loss, takes_mask=loss.takes_mask, takes_old=loss.takes_old)
@@ -106,11 +108,6 @@ def _pairs(key: str, texts: Iterable[str]) -> Iterator[tuple[str, str]]:
         if not equals or not name:
             raise ConfigurationError(f"NAME=VALUE is expected, got {text}", key=key)
         yield name, value
-
-
-def _value(key: str, text: str) -> Any:
-    with refusing(f"{key} has no plain value: {text}", yaml.YAMLError, ValueError, key="option"):
-        return yaml.safe_load(text)
 
 
 def _page(loss: BoundLoss, found: Certificate, claim: str | None) -> list[str]:

@@ -97,7 +97,9 @@ class CheckCLI(LitCLI):
         found = {
             key: outline(key, path, ROLES[key])
             for key, path in paths.items()
-            if (hub or looks_local(path)) and not _is_no_model(path)
+            if (hub or looks_local(path)) and ":" not in path and path not in NO_MODELS
+            # A checkpoint without content is one that a plan's stage will write
+            if not (is_checkpoint(path) and local_path(path).stat().st_size == 0)
         }
         policy, reference = found.get("policy_path"), found.get("reference_path")
         if policy is not None and reference is not None:
@@ -176,19 +178,12 @@ def _biased(kl: KLEstimatorCallback, steps: int) -> bool | str:
     passing = kl.memory.passing_bias is not None
     if kl.memory.estimator.bias is not None and not passing:
         return True
-    times = [AT_FIRST] * passing + [LATER] * _is_biased_later(kl, steps)
-    return " and ".join(times) or False
+    return " and ".join([AT_FIRST] * passing + [LATER] * _is_biased_later(kl, steps)) or False
 
 
 def _is_biased_later(kl: KLEstimatorCallback, steps: int) -> bool:
     """Whether the gradient is biased from the second step on a rollout on."""
     return steps > 1 and kl.memory.estimator.off_policy not in ("prefix", "sequence")
-
-
-def _is_no_model(path: str) -> bool:
-    """Whether a path is that of a function or the like, or of a checkpoint that a plan's stage will write."""
-    is_to_come = is_checkpoint(path) and local_path(path).stat().st_size == 0
-    return path in NO_MODELS or ":" in path or is_to_come
 
 
 def check_input(key: str, path: str) -> None:

@@ -1,6 +1,5 @@
 """`python -m lit_klrb explain`: what each KL estimator computes, and what its gradient optimises."""
 
-import difflib
 import inspect
 import json
 import sys
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 from lit_klrb import estimators
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.cli.foreign.report import as_json, explain_config, text
+from lit_klrb.cli.suggestions import suggestion
 from lit_klrb.errors import ConfigurationError, concerning
 from lit_klrb.estimators import (
     KLEstimator,
@@ -58,24 +58,17 @@ def find_estimator(name: str) -> KLEstimator:
         ConfigurationError: If it does not exist, is not an estimator, or cannot be instantiated.
     """
     module, _, member = name.rpartition(".")
-    found = import_member(name, module, member) if module else _of_this_package(name)
+    classes = estimator_classes()
+    if not module and name not in classes:
+        raise ConfigurationError(
+            f"unknown estimator {name!r}{suggestion(name, classes)}; known: {', '.join(classes)}, "
+            "or package.module.Class for one of your own"
+        )
+    found = import_member(name, module, member) if module else classes[name]
     if not isinstance(found, type) or not issubclass(found, KLEstimator):
         raise ConfigurationError(f"{name} is not a subclass of lit_klrb.estimators.KLEstimator")
     with concerning(f"{name} cannot be instantiated without arguments", TypeError):
         return found()
-
-
-def _of_this_package(name: str) -> object:
-    classes = estimator_classes()
-    if name in classes:
-        return classes[name]
-    folded = {known.lower(): known for known in classes}
-    nearest = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
-    hint = f" (did you mean {folded[nearest[0]]}?)" if nearest else ""
-    raise ConfigurationError(
-        f"unknown estimator {name!r}{hint}; known: {', '.join(classes)}, "
-        "or package.module.Class for one of your own"
-    )
 
 
 def _describe(name: str, estimator: KLEstimator) -> dict[str, str | None]:

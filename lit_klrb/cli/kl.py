@@ -12,6 +12,7 @@ from lit_klrb.errors import printable, refusing
 from lit_klrb.files import check_target, local_path, write_output
 
 if TYPE_CHECKING:
+    from lit_klrb.comparison.compare import Track
     from lit_klrb.comparison.measure import Advance
     from lit_klrb.comparison.summary import Candidate
 
@@ -144,7 +145,7 @@ def _measured(options: argparse.Namespace) -> "list[Candidate]":
         device=device,
     )
     if not sys.stderr.isatty():
-        return comparison.run(LineProgress().track)
+        return comparison.run(_line_progress())
     with Progress(console=Console(stderr=True)) as progress:
 
         def track(description: str, total: int) -> "Advance":
@@ -154,26 +155,20 @@ def _measured(options: argparse.Namespace) -> "list[Candidate]":
         return comparison.run(track)
 
 
-class LineProgress:
+def _line_progress() -> "Track":
     """Progress for logs and pipes: lines on standard error, at least `PROGRESS_INTERVAL` seconds apart."""
+    printed_at = time.monotonic()
 
-    def __init__(self) -> None:
-        self._printed_at = time.monotonic()
-
-    def track(self, description: str, total: int) -> "Advance":
-        """Start counting the rows of a task.
-
-        Args:
-            description: What is counted.
-            total: Number of rows.
-        """
+    def track(description: str, total: int) -> "Advance":
         done = 0
 
         def advance(rows: int) -> None:
-            nonlocal done
+            nonlocal done, printed_at
             done += rows
-            if time.monotonic() - self._printed_at >= PROGRESS_INTERVAL:
-                self._printed_at = time.monotonic()
+            if time.monotonic() - printed_at >= PROGRESS_INTERVAL:
+                printed_at = time.monotonic()
                 print(f"{printable(description)}: {done} of {total}", file=sys.stderr, flush=True)
 
         return advance
+
+    return track

@@ -28,7 +28,7 @@ from lit_klrb.callbacks import (
     RunRecorder,
     StopBetweenSteps,
 )
-from lit_klrb.cli.defaults import OPTIONS_WITHOUT_REWARD, WITH_REWARD, names_estimator
+from lit_klrb.cli.defaults import WITH_REWARD, default_options, given_settings, option_key
 from lit_klrb.cli.mistakes import FAILURE, EndedError, ending_of, flattened
 from lit_klrb.cli.parsing import OneLineParser, one_line
 from lit_klrb.cli.upstream import INITIAL, check_upstream, next_command
@@ -65,6 +65,7 @@ class LitCLI(LightningCLI):
         # The id of the run to resume, "" if its checkpoint has none; None for a new run.
         self.resumed: str | None = None
         self._command, *self._words = args or [""]
+        self._given = given_settings(self._words)
         self.config: Any = None
         try:
             super().__init__(
@@ -77,7 +78,7 @@ class LitCLI(LightningCLI):
                 parser_kwargs={"parser_mode": "omegaconf", "prog": "python -m lit_klrb"},
                 seed_everything_default=0,
                 auto_configure_optimizers=False,
-                args=list(args),
+                args=[*args[:1], *default_options(self._given), *self._words],
             )
         except Exception as error:
             ended = ending_of(error, self.settings)
@@ -126,7 +127,7 @@ class LitCLI(LightningCLI):
         """Parse the given arguments instead of sys.argv, and convert errors to one line."""
         try:
             check_not_linked(args)
-            self.config = self._parsed(parser, args)
+            self.config = parser.parse_args(args)
         except ConfigurationError as error:
             command = self._parser(args[0])
             assert isinstance(command, OneLineParser)
@@ -134,26 +135,6 @@ class LitCLI(LightningCLI):
         model = self.config[self.config.subcommand].model if "subcommand" in self.config else None
         if model is not None:
             self._prefer_given_model(model.get("init_args", Namespace()))
-
-    def _parsed(self, parser: LightningArgumentParser, args: list[str]) -> Namespace:
-        """The settings, with the default of modules without a reward if they name no estimator.
-
-        Options and configuration files replace the settings of this default.
-        """
-        name = DistillModule.__name__
-        with_default = [*args[:1], *OPTIONS_WITHOUT_REWARD, *args[1:]]
-        parsed = parsed_silently(parser, args)
-        # Settings of an estimator that is not named fit only one of the defaults
-        tried = parsed_silently(parser, with_default) if parsed is None else parsed
-        if tried is None:
-            without_reward, files = any(re.search(rf"\b{name}$", word) for word in args), []
-        else:
-            command = tried[tried.subcommand]
-            without_reward, files = command.model.class_path.endswith(f".{name}"), contents(command)
-        if without_reward and not names_estimator(args, files):
-            return parser.parse_args(with_default)
-        # A third of the time of a short command: parsed again only for its error or what it prints
-        return parser.parse_args(args) if parsed is None or unprinted(args) != args else parsed
 
     def _parse_ckpt_path(self) -> None:
         """Check that the settings agree with the checkpoint's, which Lightning would silently prefer."""
@@ -194,26 +175,18 @@ class LitCLI(LightningCLI):
 
     def _prefer_given_model(self, arguments: Namespace) -> None:
         """Drop the new weights of a configuration file where an option names a model."""
+        set_by_option = {".".join(option_key(word).split(".")[:2]) for word in self._words}
         for setting, paths in NEW_WEIGHTS.items():
-            given = any(arguments.get(path) is not None and self._is_option(path) for path in paths)
-            if given and arguments.get(setting) is not None and not self._is_option(setting):
+            given = [path for path in paths if arguments.get(path) is not None]
+            named = set_by_option & {f"model.{path}" for path in given}
+            if named and arguments.get(setting) is not None and f"model.{setting}" not in set_by_option:
                 arguments[setting] = None
-
-    def _is_option(self, name: str) -> bool:
-        """Whether an option of the command line sets an argument of the module, or a part of it."""
-        return any(f"{option_key(word)}.".startswith(f"model.{name}.") for word in self._words)
 
     def instantiate_classes(self) -> None:
         """Tell the module which checkpoint it is restored from, before it builds its model."""
         super().instantiate_classes()
-        self._get(self.config_init, "kl").chosen = self._names_section("kl")
+        self._get(self.config_init, "kl").chosen = any(f"{key}.".startswith("kl.") for key in self._given)
         self.model.ckpt_path = self._get(self.config_init, "ckpt_path")
-
-    def _names_section(self, section: str) -> bool:
-        """Whether an option or a configuration file sets a key of a section."""
-        files = contents(self.config[self.config.subcommand])
-        given = any(option_key(word).partition(".")[0] == section for word in self._words)
-        return given or any(isinstance(file, dict) and section in file for file in files)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Add the callbacks, loggers and plugins of every run."""
@@ -294,25 +267,6 @@ class LitCLI(LightningCLI):
             self.model.print(f"wrote {self.directory.path} ({steps} steps); {following}")
 
 
-def parsed_silently(parser: LightningArgumentParser, args: list[str]) -> Namespace | None:
-    """The arguments; None if they are wrong or incomplete, as those only printed may be."""
-    try:
-        return parser.parse_args(unprinted(args))
-    except ConfigurationError:  # raised again later
-        return None
-
-
-def unprinted(args: list[str]) -> list[str]:
-    """The arguments without the option to print them, which would end the program."""
-    return [word for word in args if word.partition("=")[0] != "--print_config"]
-
-
-def contents(command: Namespace) -> list[Any]:
-    """The contents of the configuration files of a command."""
-    files = [file for file in command.get("config") or [] if file is not None]
-    return [yaml.safe_load(Path(str(file)).read_text("utf-8-sig")) for file in files]
-
-
 def check_text(settings: Mapping[str, Any]) -> None:
     """Refuse text that no file name and no log can hold.
 
@@ -344,17 +298,6 @@ def check_not_null(section: Namespace) -> None:
     for key, value in section.get("init_args", Namespace()).as_dict().items():
         if value is None and key in kinds and type(None) not in get_args(kinds[key]):
             raise ConfigurationError("must not be null", key=key)
-
-
-def option_key(word: str) -> str:
-    """The key that a word of the command line sets, without `init_args`; empty if it is no option.
-
-    Example:
-        >>> option_key("--model.init_args.seed=3"), option_key("--trainer.callbacks+=Timer"), option_key("3")
-        ('model.seed', 'trainer.callbacks', '')
-    """
-    key = word.removeprefix("--").partition("=")[0].rstrip("+")
-    return key.replace(".init_args.", ".") if word.startswith("--") else ""
 
 
 def check_not_linked(words: Sequence[str]) -> None:

@@ -62,27 +62,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with Stops():
             return _run(command, rest)
-    except ConfigurationError as error:
-        print(error_line(error), file=sys.stderr)
-        return 2
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in DEPENDENCIES:
-            raise
-        print(
-            error_line(f"{command} needs {missing}, which is not installed: pip install lit-klrb"),
-            file=sys.stderr,
-        )
-        return 2
     except Stopped as stop:
         if os.environ.get("LOCAL_RANK", "0") != "0":
             return 0  # where one of several processes fails, Lightning kills the first
         print("; ".join([str(stop), *getattr(stop, "__notes__", [])]), file=sys.stderr)
         return stop.exit_code
     except BaseException as error:
-        if type(error).__name__ != PANIC:
+        missing = str(getattr(error, "name", None) or "").partition(".")[0]
+        if isinstance(error, ConfigurationError):
+            line = str(error)
+        elif isinstance(error, ModuleNotFoundError) and missing in DEPENDENCIES:
+            line = f"{command} needs {missing}, which is not installed: pip install lit-klrb"
+        elif type(error).__name__ == PANIC:
+            line = f"a tokenizer cannot be used: its library fails ({error})"
+        else:
             raise
-        print(error_line(f"a tokenizer cannot be used: its library fails ({error})"), file=sys.stderr)
+        print(error_line(line), file=sys.stderr)
         return 2
 
 

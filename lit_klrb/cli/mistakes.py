@@ -44,17 +44,21 @@ def ending_of(error: Exception, settings: Mapping[str, Any]) -> EndedError | Non
     """
     if isinstance(error, EndedError):
         return error
-    causes = list(_causes(error))
+    path, causes = settings.get("ckpt_path"), list(_causes(error))
     for cause in causes:
-        line = _of_ours(cause, settings) or _of_requirement(cause, settings)
-        if line is not None:
+        line = None
+        if isinstance(cause, ConfigurationError):
+            about_file = cause.key == "ckpt_path" and path is not None and str(path) not in cause.message
+            line = f"ckpt_path: {path}: {cause.message}" if about_file else located(cause)
+        if (line := line or _of_requirement(cause, settings)) is not None:
             return EndedError(line, USAGE)
-    building = _is_building(error)
+    frames = _frames(error)
+    building = any(frame.name in ("instantiate_classes", "_set_seed") for frame in frames)
     for cause in reversed(causes):  # the innermost exception says most
         if (ended := _of_cause(cause, settings, building)) is not None:
             return ended
-    path = settings.get("ckpt_path")
-    if path is not None and _is_restoring(error):  # damaged entries raise all kinds of exceptions
+    restoring = any(Path(frame.filename).name == "checkpoint_connector.py" for frame in frames)
+    if path is not None and restoring:  # damaged entries raise all kinds of exceptions
         reason = f"{type(error).__name__}: {brief(error)}"
         return EndedError(f"ckpt_path: {path} cannot be restored ({reason})", USAGE)
     return None
@@ -69,12 +73,18 @@ def _of_cause(error: BaseException, settings: Mapping[str, Any], building: bool)
     if isinstance(error, OmegaConfBaseException):
         key = f"{error.full_key}: " if error.full_key else ""
         return EndedError(f"{key}{str(error).strip().splitlines()[0]}", USAGE)
-    refused = _is_refusal(error) and (building or _is_in_named_class(error, settings))
-    if refused or isinstance(error, MisconfigurationException):
+    # Lightning or jsonargparse refuses an argument, or does it in a class that the configuration names
+    place = frames[-1].filename if (frames := _frames(error)) else ""
+    refused = isinstance(error, (ValueError, TypeError, ImportError, RuntimeError)) and bool(
+        {"lightning", "jsonargparse"} & {*Path(place).parts}
+    )
+    named = building or any(_made_in(place, key, value) for key, value in settings.items())
+    if (refused and named) or isinstance(error, MisconfigurationException):
         return EndedError(_of_option(error, settings), USAGE)
     if isinstance(error, DivergedError):
         return EndedError(str(error), FAILURE)
-    if _is_out_of_memory(error):
+    no_memory = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    if no_memory or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return EndedError("out of memory: smaller batches or models need less", FAILURE)
     return None
 
@@ -87,16 +97,6 @@ def _of_requirement(error: BaseException, settings: Mapping[str, Any]) -> str | 
     path, requirement = missing.groups()
     key = next((key for key, value in settings.items() if value == path), "class_path")
     return f"{_without_index(key)}: {path.rpartition('.')[2]} needs a package: pip install '{requirement}'"
-
-
-def _of_ours(error: BaseException, settings: Mapping[str, Any]) -> str | None:
-    """The message of this package's own exception, with the checkpoint that it is about; None for others."""
-    if not isinstance(error, ConfigurationError):
-        return None
-    path = settings.get("ckpt_path")
-    if error.key == "ckpt_path" and path is not None and str(path) not in error.message:
-        return f"ckpt_path: {path}: {error.message}"
-    return located(error)
 
 
 def flattened(config: Any, key: str = "") -> dict[str, Any]:
@@ -117,17 +117,15 @@ def flattened(config: Any, key: str = "") -> dict[str, Any]:
     return {k: v for name, part in items for k, v in flattened(part, f"{key}.{name}".lstrip(".")).items()}
 
 
-def first_sentence(error: BaseException) -> str:
-    """The first sentence of an exception's message, in one line; its class if the message is empty."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return re.split(r"(?<=[.!?])\s", text)[0].rstrip(".!")
-
-
 def _causes(error: BaseException) -> Iterator[BaseException]:
     cause: BaseException | None = error
     while cause is not None:
         yield cause
         cause = cause.__cause__
+
+
+def _frames(error: BaseException) -> traceback.StackSummary:
+    return traceback.extract_tb(error.__traceback__)
 
 
 def _in_users_code(error: BaseException, settings: Mapping[str, Any]) -> str | None:
@@ -138,20 +136,17 @@ def _in_users_code(error: BaseException, settings: Mapping[str, Any]) -> str | N
         and not _is_in(error.filename, (*LIBRARIES, PACKAGE))
     ):
         return f"{error.filename}, line {error.lineno}: {error.msg}"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_in(f.filename, LIBRARIES)]
+    frames = [f for f in _frames(error) if not _is_in(f.filename, LIBRARIES)]
     if not frames or _is_in(frames[-1].filename, (PACKAGE,)):
         return None
-    own = [Path(f.filename) for f in frames if not _is_in(f.filename, (PACKAGE,))]
-    named = [key for path in own for key, value in settings.items() if _mentions(value, path.stem)]
+    own = [Path(f.filename).stem for f in frames if not _is_in(f.filename, (PACKAGE,))]
+    texts = {key: value for key, value in settings.items() if isinstance(value, str)}
+    named = [key for name in own for key in texts if re.search(rf"\b{re.escape(name)}\b[.:]", texts[key])]
     if not named:
         return None
     text = " ".join(str(error).split())
     place = f"{frames[-1].filename}, line {frames[-1].lineno}"
     return f"{_without_index(named[0])}: {type(error).__name__}: {text} ({place})"
-
-
-def _mentions(value: Any, module: str) -> bool:
-    return isinstance(value, str) and re.search(rf"\b{re.escape(module)}\b[.:]", value) is not None
 
 
 def _without_index(key: str) -> str:
@@ -187,26 +182,6 @@ def _related(path: Path, other: Path) -> bool:
     return len(path.parts) > 1 and (other.is_relative_to(path) or path.is_relative_to(other))
 
 
-def _is_restoring(error: BaseException) -> bool:
-    """Whether the trainer was restoring its state from a checkpoint."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return any(Path(frame.filename).name == "checkpoint_connector.py" for frame in frames)
-
-
-def _is_building(error: BaseException) -> bool:
-    """Whether the exception was raised while the run was being built."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return any(frame.name in ("instantiate_classes", "_set_seed") for frame in frames)
-
-
-def _is_refusal(error: BaseException) -> bool:
-    """Whether Lightning or jsonargparse refused an argument."""
-    frames = traceback.extract_tb(error.__traceback__)
-    folders = Path(frames[-1].filename).parts if frames else ()
-    in_library = "lightning" in folders or "jsonargparse" in folders
-    return in_library and isinstance(error, (ValueError, TypeError, ImportError, RuntimeError))
-
-
 def _of_option(error: BaseException, settings: Mapping[str, Any]) -> str:
     """The message with the option that it is about: the first whose name or value it contains."""
     text = " ".join(str(error).split())
@@ -219,12 +194,13 @@ def _of_option(error: BaseException, settings: Mapping[str, Any]) -> str:
         given = re.search(pattern, text) if word else None
         if named or given:
             places[key] = min(found.start() for found in (named, given) if found)
-    for frame in traceback.extract_tb(error.__traceback__):
+    for frame in _frames(error):
         places |= {key: 0 for key, value in settings.items() if _made_in(frame.filename, key, value)}
     if not places:
         return text
     key = min(places, key=lambda key: (places[key], not key.startswith("trainer.")))
-    return f"{_without_index(key)}: {settings[key]!r} is refused: {first_sentence(error)}"
+    first = re.split(r"(?<=[.!?])\s", text or type(error).__name__)[0].rstrip(".!")
+    return f"{_without_index(key)}: {settings[key]!r} is refused: {first}"
 
 
 def _made_in(filename: str, key: str, class_path: Any) -> bool:
@@ -234,14 +210,3 @@ def _made_in(filename: str, key: str, class_path: Any) -> bool:
     module, _, name = class_path.rpartition(".")
     made = getattr(sys.modules.get(module), name, None)
     return getattr(sys.modules.get(getattr(made, "__module__", "")), "__file__", None) == filename
-
-
-def _is_in_named_class(error: BaseException, settings: Mapping[str, Any]) -> bool:
-    """Whether an exception was raised by a class that the configuration names, such as a callback."""
-    filename = traceback.extract_tb(error.__traceback__)[-1].filename
-    return any(_made_in(filename, key, value) for key, value in settings.items())
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    kinds = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-    return kinds or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))

@@ -33,9 +33,12 @@ PLUGINS = {"trainer.callbacks": Callback, "trainer.logger": Logger}
 # The keys of a sweep's plan, which is not a configuration of a run.
 PLAN_KEYS = {"stages", "grid", "primary"}
 # jsonargparse says what is wrong in sentences alone. It nests them from the outside in, each after its key.
+# Where a version has other words, its own sentence is shown.
 _KEY = re.compile(r'Parser key "([^"]+)":?')
 _LINKED = re.compile(r"argument .*\((\S+)\) --> (\S+): ")
 _UNKNOWN = re.compile(r"(?:Option|Key|Group) '([^']+)' is not (?:accepted|expected)")
+_QUOTED = re.compile(r'"([^".]+)')
+_UNRECOGNISED = re.compile(r"unrecognized arguments: (?P<word>\S+)|Subcommand '[^']*'[^']*'(?P<key>[^']+)'")
 _REQUIRED = "the following arguments are required: "
 # A value that is not a class, or not one that the key accepts, and the reason where that helps.
 _NO_CLASS = re.compile(
@@ -81,30 +84,25 @@ class OneLineParser(LightningArgumentParser):
             ConfigurationError: If it is not a configuration file, or a value in it is not allowed.
         """
         check_config_file(Path(path))
-        self._check_sections(path)
+        content = yaml.safe_load(Path(path).read_text("utf-8-sig"))
+        given = content if isinstance(content, dict) else {}
+        self._check_sections(path, given)
         try:
             return super().parse_path(path, **kwargs)
         except ConfigurationError as error:
-            reason, content = str(error), yaml.safe_load(Path(path).read_text("utf-8-sig"))
-            if isinstance(content, dict) and content.keys() >= PLAN_KEYS:
+            reason, prefix = str(error), "Problems parsing config: "
+            if given.keys() >= PLAN_KEYS:
                 reason = f"is the plan of a sweep; run it with: python -m analysis sweep --config {path}"
                 raise ConfigurationError(f"{path} {reason}") from None
             if reason.startswith("Unexpected config"):
-                sections = f"{', '.join(map(str, content))}: " if isinstance(content, dict) else ""
+                sections = f"{', '.join(map(str, given))}: " if isinstance(content, dict) else ""
                 reason = f"{sections}a mapping of keys to values is expected"
-            elif not reason.startswith(("Problems parsing config: ", "Key must be")):
+            elif not reason.startswith((prefix, "Key must be")):
                 raise
-            raise ConfigurationError(f"{path}: {reason.removeprefix('Problems parsing config: ')}") from None
+            raise ConfigurationError(f"{path}: {reason.removeprefix(prefix)}") from None
 
-    def _check_sections(self, path: Any) -> None:
-        """Refuse what jsonargparse passes over: a section that is no mapping, and a file within a file.
-
-        Raises:
-            ConfigurationError: Naming the file and the section.
-        """
-        content = yaml.safe_load(Path(path).read_text("utf-8-sig"))
-        if not isinstance(content, dict):
-            return
+    def _check_sections(self, path: Any, content: dict[str, Any]) -> None:
+        """Refuse what jsonargparse passes over: a section that is no mapping, and a file within a file."""
         if "config" in content:
             raise ConfigurationError(f"{path}: config: no file names another; give each with --config")
         # Names of classes, and paths of files, are text; classes are checked with those that are known
@@ -150,11 +148,14 @@ def one_line(message: str, known_keys: list[str]) -> str:
     if match := _LINKED.match(message):
         return f"{match[2]}: follows from {match[1]}, which is the key to set"
     # A section with a scalar or a path for its value: only its first name is of use, as the rest was not read
-    if " not found in namespace" in message or "Unable to load config" in message:
-        section = message.split('"')[1].partition(".")[0]
-        return f"{section}: a mapping of its options is expected"
-    if message.startswith(("unrecognized arguments: ", "Subcommand ")):
-        return _unrecognised(message, known_keys)
+    unread = " not found in namespace" in message or "Unable to load config" in message
+    if unread and (match := _QUOTED.search(message)):
+        return f"{match[1]}: a mapping of its options is expected"
+    if match := _UNRECOGNISED.match(message):
+        # A positional argument is nearly always a configuration file without --config
+        if match["word"] and not match["word"].startswith("-"):
+            return f"{match['word']}: an option is expected; a configuration is named by --config"
+        return _unknown((match["key"] or match["word"]).lstrip("-").partition("=")[0], known_keys)
     # jsonargparse also tries the value as the path of a file, whose failure hides the real reason
     tried = _after("Expected a path but ", message).partition(" either ")[0]
     message = "\n".join(line for line in message.splitlines() if "Expected a path but" not in line)
@@ -174,16 +175,6 @@ def one_line(message: str, known_keys: list[str]) -> str:
         or (f"{full_key}: {tried}: {' '.join(problem.split()).lstrip('- ')}" if tried else "")
         or " ".join(message.split())
     )
-
-
-def _unrecognised(message: str, known_keys: list[str]) -> str:
-    """The message for a word of the command line, or a key of a file, that no option has."""
-    of_file = message.startswith("Subcommand ")
-    word = message.split("'")[3] if of_file else message.split()[2]
-    # A positional argument is nearly always a configuration file without --config
-    if not (of_file or word.startswith("-")):
-        return f"{word}: an option is expected; a configuration is named by --config"
-    return _unknown(word.lstrip("-").partition("=")[0], known_keys)
 
 
 def _unknown(key: str, known_keys: list[str]) -> str:

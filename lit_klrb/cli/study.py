@@ -68,7 +68,10 @@ def main(argv: Sequence[str]) -> None:
     check_named(config.trainer.default_root_dir)
     with RunDirectory(config.trainer.default_root_dir) as directory:
         root: Path = directory.path
-        directory.begin(_stopped_run(root, text))
+        written = root / schema.CONFIG
+        same = written.is_file() and written.read_bytes() == text.encode()
+        stopped = same and not (root / schema.SUMMARY).exists()
+        directory.begin(run_id(root) if stopped else None)
         parts = _Parts(root / schema.STUDIES / study.name)
         try:
             write_atomically(root / schema.CONFIG, text)
@@ -84,13 +87,6 @@ def main(argv: Sequence[str]) -> None:
         summary = {"state": schema.DONE, "final": {}, "versions": versions()}
         write_atomically(root / schema.SUMMARY, json.dumps(summary, indent=2) + "\n")
     print(f"wrote {root / schema.STUDIES / study.name}.json")
-
-
-def _stopped_run(root: Path, config: str) -> str | None:
-    """The id of the run of this configuration that was stopped in a directory; None if there is none."""
-    written = root / schema.CONFIG
-    same = written.is_file() and written.read_bytes() == config.encode()
-    return run_id(root) if same and not (root / schema.SUMMARY).exists() else None
 
 
 class _Parts:

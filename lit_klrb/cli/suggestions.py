@@ -1,7 +1,7 @@
 """Suggestions for misspelt names."""
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 # Options that must stay unset because training data are infinite, and what to set instead.
 INSTEAD = dict.fromkeys(("trainer.max_epochs", "trainer.min_epochs"), "trainer.max_steps")
@@ -27,31 +27,20 @@ def suggestion(word: str, known: Collection[str]) -> str:
         ' (did you mean trainer.max_steps?)'
     """
     last = word.rpartition(".")[2].lower()
-    for alike in (_same, _initials, _contains):
-        found = [name for name in known if alike(last, name.rpartition(".")[2].lower())]
+    alike: tuple[Callable[[list[str]], bool], ...] = (
+        lambda parts: last == "_".join(parts),
+        lambda parts: len(parts) > 1 and last == "".join(part[:1] for part in parts),
+        lambda parts: len(last) > 3 and last.removesuffix("s") in [part.removesuffix("s") for part in parts],
+    )
+    for is_alike in alike:
+        found = [name for name in known if is_alike(name.rpartition(".")[2].lower().split("_"))]
         if found:
-            return _question(max(found, key=lambda name: _similarity(word, name)))
-    # Of short words, half of the letters agree by chance
-    similar = difflib.get_close_matches(word, known, n=1, cutoff=0.6 if len(last) > 4 else 0.75)
-    return _question(similar[0]) if similar else ""
-
-
-def _same(word: str, name: str) -> bool:
-    return word == name
-
-
-def _initials(word: str, name: str) -> bool:
-    parts = name.split("_")
-    return len(parts) > 1 and word == "".join(part[:1] for part in parts)
-
-
-def _contains(word: str, name: str) -> bool:
-    return len(word) > 3 and word.removesuffix("s") in (part.removesuffix("s") for part in name.split("_"))
-
-
-def _similarity(word: str, name: str) -> float:
-    return difflib.SequenceMatcher(None, name, word).ratio()
-
-
-def _question(name: str) -> str:
-    return f" (did you mean {INSTEAD.get(name, name)}?)"
+            meant = max(found, key=lambda name: difflib.SequenceMatcher(None, name, word).ratio())
+            break
+    else:
+        # Of short words, half of the letters agree by chance
+        similar = difflib.get_close_matches(word, known, n=1, cutoff=0.6 if len(last) > 4 else 0.75)
+        if not similar:
+            return ""
+        meant = similar[0]
+    return f" (did you mean {INSTEAD.get(meant, meant)}?)"

@@ -5,7 +5,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any
 
 from lit_klrb.models.loading import silence
 
@@ -38,17 +38,12 @@ def once_of_a_kind() -> Iterator[None]:
     shown: set[tuple[type[Warning], str, int]] = set()
 
     def show_once(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any, **named: Any
     ) -> None:
         kind = category, filename, lineno
         if kind not in shown:
             shown.add(kind)
-            show(message, category, filename, lineno, file, line)
+            show(message, category, filename, lineno, *rest, **named)
 
     warnings.showwarning = show_once
     try:

@@ -2,16 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from lit_klrb.comparison.estimates import TokenTable
-from lit_klrb.comparison.inputs import encode_prompts, encode_windows, read_column, read_teachers
+from lit_klrb.comparison.inputs import encode_prompts, encode_windows, read_table
 from lit_klrb.comparison.measure import (
     Advance,
     Loaded,
-    after_prompts,
-    check_context,
     check_tokenizers,
     load,
     noise_floor,
@@ -20,6 +19,8 @@ from lit_klrb.comparison.measure import (
     token_table,
 )
 from lit_klrb.comparison.summary import Candidate
+from lit_klrb.data.batches import pad
+from lit_klrb.data.corpora import TEACHER_PROMPT
 from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.models.generation import Rollout, Sampling
 
@@ -85,23 +86,35 @@ class Comparison:
             ConfigurationError: If a model or a file cannot be used.
         """
         key, source = ("prompts", self.prompts) if self.prompts is not None else ("texts", self.texts)
-        entries = read_column(key, str(source), key.removesuffix("s"), self.limit)
+        table = read_table(key, str(source), key.removesuffix("s"), self.limit)
         reference = load("reference", self.reference, self.device)
         shared: list[Rollout] = []  # the reference's completions, the same for all policies
-        return [self._candidate(path, reference, entries, shared, track) for path in self.policies]
+        return [self._candidate(path, reference, table, shared, track) for path in self.policies]
 
     def _candidate(
-        self, path: str, reference: Loaded, entries: list[object], shared: list[Rollout], track: Track
+        self,
+        path: str,
+        reference: Loaded,
+        given: dict[str, list[Any]],
+        shared: list[Rollout],
+        track: Track,
     ) -> Candidate:
         policy = load("policy", path, self.device)
         notes, unfinished = check_tokenizers("reference", policy, reference), None
         if self.prompts is None:
-            rollouts, cluster = self._windows(policy, entries)
+            length = min(self.max_tokens, _positions(policy) or self.max_tokens)
+            windows, numbers = encode_windows("texts", given["text"], policy.tokenizer, length)
+            rollouts = text_rollouts(windows, policy.tokenizer.pad_token_id, self.batch_size)
             by_direction, others = dict.fromkeys(self.directions, rollouts), {}
+            cluster = torch.tensor(numbers)
         else:
-            teachers = read_teachers("prompts", str(self.prompts), self.limit)
             prompts = encode_prompts(
-                "prompts", entries, policy.tokenizer, self.system, teachers, self.teacher_system
+                "prompts",
+                given["prompt"],
+                policy.tokenizer,
+                self.system,
+                given.get(TEACHER_PROMPT, ()),
+                self.teacher_system,
             )
             own = [prompt.tokens for prompt in prompts]
             theirs = [prompt.tokens if prompt.teacher is None else prompt.teacher for prompt in prompts]
@@ -113,21 +126,15 @@ class Comparison:
             unfinished = cut.double().mean().item()
             by_direction = {"forward": rollouts, "reverse": shared}
             cluster = torch.arange(len(prompts)).repeat_interleave(self.sampling.completions_per_prompt)
-        tables = {
-            direction: self._table(
-                policy, reference, direction, by_direction[direction], others.get(direction), cluster, track
+        tables = {}
+        for direction in self.directions:
+            pair = (policy, reference) if direction == "forward" else (reference, policy)
+            advance = track(f"{direction} KL of {path}", len(cluster))
+            tables[direction] = self._table(
+                *pair, by_direction[direction], others.get(direction), cluster, advance
             )
-            for direction in self.directions
-        }
         floor = noise_floor(policy.model, rollouts[0], self.sampling.temperature)
         return Candidate(path, notes, tables, floor, unfinished, bool(others))
-
-    def _windows(self, policy: Loaded, entries: list[object]) -> tuple[list[Rollout], torch.Tensor]:
-        positions = getattr(policy.model.config, "max_position_embeddings", None) or self.max_tokens
-        length = min(self.max_tokens, positions)
-        windows, numbers = encode_windows("texts", entries, policy.tokenizer, length)
-        rollouts = text_rollouts(windows, policy.tokenizer.pad_token_id, self.batch_size)
-        return rollouts, torch.tensor(numbers)
 
     def _completions(self, loaded: Loaded, prompts: list[list[int]], track: Track) -> list[Rollout]:
         advance = track(f"completions of {loaded.path}", len(prompts))
@@ -136,18 +143,28 @@ class Comparison:
 
     def _table(
         self,
-        policy: Loaded,
-        reference: Loaded,
-        direction: str,
+        first: Loaded,
+        second: Loaded,
         rollouts: list[Rollout],
         prompts: list[list[int]] | None,
         cluster: torch.Tensor,
-        track: Track,
+        advance: Advance,
     ) -> TokenTable:
-        first, second = (policy, reference) if direction == "forward" else (reference, policy)
-        count = self.sampling.completions_per_prompt
-        read = rollouts if prompts is None else after_prompts(rollouts, prompts, count, second)
-        check_context("prompts" if self.texts is None else "texts", second, read)
+        """The statistics of KL(first‖second), the second of which reads other prompts if they are given."""
+        count, read, rest = self.sampling.completions_per_prompt, rollouts, prompts
+        if rest is not None:
+            read = []
+            for rollout in rollouts:
+                some, rest = rest[: len(rollout.mask) // count], rest[len(rollout.mask) // count :]
+                batch = pad(some, second.tokenizer.pad_token_id, side="left")
+                read.append(rollout.after(batch["tokens"], batch["attention_mask"]))
+        longest = max(int(rollout.attention_mask.sum(1).max()) for rollout in read)
+        positions = _positions(second)
+        if positions is not None and longest > positions:
+            raise ConfigurationError(
+                f"a sequence of {longest} tokens exceeds the context length of {second.path}, {positions}",
+                key="prompts" if self.texts is None else "texts",
+            )
         return token_table(
             first.model,
             second.model,
@@ -156,5 +173,10 @@ class Comparison:
             read=read,
             cluster=cluster,
             group_size=None if self.prompts is None else count,
-            advance=track(f"{direction} KL of {policy.path}", len(cluster)),
+            advance=advance,
         )
+
+
+def _positions(loaded: Loaded) -> int | None:
+    """The context length of a model; None without a limit."""
+    return getattr(loaded.model.config, "max_position_embeddings", None)

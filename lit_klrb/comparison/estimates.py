@@ -2,8 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from scipy.stats import t as student
 from torch import Tensor
@@ -88,16 +89,6 @@ def difference(first: ClusteredEstimate, second: ClusteredEstimate, level: float
     return ClusteredEstimate.of(value, first.influences - second.influences, level)
 
 
-class Position(NamedTuple):
-    """The KL per token at the positions `first` to `last`, counted from 1, and its share of the whole."""
-
-    first: int
-    last: int
-    tokens: int
-    share: float
-    kl: ClusteredEstimate
-
-
 @dataclass(frozen=True)
 class TokenTable:
     """Token statistics of the sequences of C clusters, under a model p and a model q.
@@ -166,10 +157,12 @@ class TokenTable:
             for name, sums in self.sums().items()
         }
 
-    def positions(self, level: float) -> list[Position]:
+    def positions(self, level: float) -> list[dict[str, Any]]:
         """The Rao-Blackwell estimate per token at the positions 1, 2, 3-4, 5-8, 9-16, ...
 
-        The clusters of an estimate are those with tokens at its positions; a single one has no interval.
+        Each entry has the positions `first` to `last`, the number of their `tokens`, their `share` of the KL,
+        and the numbers of the estimate. Its clusters are those with tokens at its positions; a single one has
+        no interval.
         """
         kl = self.stats.kl
         assert kl is not None
@@ -179,15 +172,16 @@ class TokenTable:
             part, mask = kl[:, first:last], self.mask[:, first:last]
             sums, counts = self.per_cluster(part.sum(1)), self.per_cluster(mask.sum(1))
             share = part.double().sum().item() / total if total else math.nan
+            about = {"first": first + 1, "last": last, "tokens": int(mask.sum()), "share": share}
             reached = counts > 0
             estimate = ClusteredEstimate.of(*ratio_of_means(sums[reached], counts[reached]), level)
-            found.append(Position(first + 1, last, int(mask.sum()), share, estimate))
+            found.append({**about, **estimate.numbers()})
             first = last
         return found
 
     def quantiles(self, levels: tuple[float, ...] = (0.5, 0.9, 0.99, 0.999, 1.0)) -> dict[str, float]:
         """Quantiles of the tokens' KL(p‖q), in nats; 1.0 is the maximum."""
         assert self.stats.kl is not None
-        ordered = self.stats.kl[self.mask].double().sort().values
-        places = {level: min(len(ordered) - 1, math.ceil(level * len(ordered)) - 1) for level in levels}
-        return {f"{level:g}": ordered[place].item() for level, place in places.items()}
+        kl = self.stats.kl[self.mask].double().numpy()
+        found = np.quantile(kl, levels, method="inverted_cdf").tolist()
+        return {f"{level:g}": value for level, value in zip(levels, found, strict=True)}

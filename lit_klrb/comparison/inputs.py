@@ -1,7 +1,6 @@
 """Prompts and texts from files, as token ids."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -11,54 +10,40 @@ from lit_klrb.data.corpora import TEACHER_PROMPT
 from lit_klrb.data.encoding import encode
 from lit_klrb.data.grammar import Review
 from lit_klrb.data.prompts import Prompt, read_prompts
-from lit_klrb.data.tables import READERS, Rows, read_lines, read_rows
+from lit_klrb.data.tables import READERS, read_lines, read_rows
 from lit_klrb.errors import ConfigurationError, concerning
 from lit_klrb.files import local_path
 
 LINES = ".txt"
 
 
-def read_column(key: str, source: str, column: str, limit: int = 0) -> list[Any]:
-    """The entries of one column of a file.
+def read_table(key: str, source: str, column: str, limit: int = 0) -> dict[str, list[Any]]:
+    """The columns of a file of prompts or texts.
 
     Args:
         key: The argument that names the file, for the error message.
-        source: A .jsonl or .parquet file with this column, or a .txt file with one text per line.
+        source: A .jsonl or .parquet file with the column, or a .txt file with one text per line.
         column: Name of the column.
-        limit: Number of entries to read; 0 for all.
+        limit: Number of rows to read; 0 for all.
 
     Raises:
-        ConfigurationError: If the file cannot be read, or has no such column or no entries.
+        ConfigurationError: If the file cannot be read, or has no such column or no rows.
     """
     path = local_path(source, key)
     if path.suffix == LINES and path.is_file():
         with concerning(f"{path} cannot be read", OSError, key=key):
-            entries = [line for line in read_lines(path) if line.strip()]
+            columns = {column: [line for line in read_lines(path) if line.strip()]}
     elif path.exists() and path.suffix not in READERS:
         raise ConfigurationError(f"{source} is not a .txt, .jsonl or .parquet file", key=key)
     else:
-        rows = read_rows(key, path)
-        if column not in rows.column_names:
-            columns = ", ".join(rows.column_names)
-            problem = f"has no column {column}; its columns: {columns}" if columns else "has no rows"
-            raise ConfigurationError(f"{source} {problem}", key=key)
-        entries = rows[column]
-    if not entries:
+        columns = read_rows(key, path).columns
+        if columns and column not in columns:
+            raise ConfigurationError(
+                f"{source} has no column {column}; its columns: {', '.join(columns)}", key=key
+            )
+    if not columns.get(column):
         raise ConfigurationError(f"{source} has no rows", key=key)
-    return entries[: limit or None]
-
-
-def read_teachers(key: str, source: str, limit: int = 0) -> list[Any]:
-    """What the reference reads in place of each prompt, from the column teacher_prompt; none without it.
-
-    Args:
-        key: The argument that names the file, for the error message.
-        source: A file that `read_column` reads.
-        limit: Number of entries to read; 0 for all.
-    """
-    path = Path(source).expanduser()
-    rows = Rows({}) if path.suffix == LINES else read_rows(key, path)
-    return rows[TEACHER_PROMPT][: limit or None] if TEACHER_PROMPT in rows.column_names else []
+    return {name: values[: limit or None] for name, values in columns.items()}
 
 
 def encode_prompts(

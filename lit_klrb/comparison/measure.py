@@ -1,7 +1,7 @@
 """Token statistics of two models: on completions sampled from the first, or on given texts."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,6 @@ from lit_klrb.comparison.estimates import TokenTable
 from lit_klrb.data.batches import pad
 from lit_klrb.data.encoding import end_tokens
 from lit_klrb.distributed import stacked, stacked_stats
-from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
 from lit_klrb.models.adapters import has_adapter, merged
 from lit_klrb.models.generation import Rollout, Sampling, generate_completions
@@ -134,41 +133,6 @@ def text_rollouts(windows: Sequence[list[int]], pad_token_id: int, batch_size: i
     return rollouts
 
 
-def after_prompts(
-    rollouts: Sequence[Rollout], prompts: Sequence[list[int]], count: int, reader: Loaded
-) -> list[Rollout]:
-    """The same completions after the prompts that another model reads.
-
-    Args:
-        rollouts: Batches, each with `count` completions per prompt.
-        prompts: Token ids of the other prompts.
-        count: Completions per prompt.
-        reader: The other model.
-    """
-    first, found = 0, []
-    for rollout in rollouts:
-        last = first + len(rollout.mask) // count
-        batch = pad(prompts[first:last], reader.tokenizer.pad_token_id, side="left")
-        found.append(rollout.after(batch["tokens"], batch["attention_mask"]))
-        first = last
-    return found
-
-
-def check_context(key: str, reader: Loaded, rollouts: Sequence[Rollout]) -> None:
-    """Check that sequences fit into a model's context.
-
-    Raises:
-        ConfigurationError: If one does not; names the argument with the data.
-    """
-    positions = getattr(reader.model.config, "max_position_embeddings", None)
-    longest = max(int(rollout.attention_mask.sum(1).max()) for rollout in rollouts)
-    if positions is not None and longest > positions:
-        raise ConfigurationError(
-            f"a sequence of {longest} tokens exceeds the context length of {reader.path}, {positions}",
-            key=key,
-        )
-
-
 @torch.no_grad()
 def token_table(
     policy: PreTrainedModel,
@@ -194,8 +158,8 @@ def token_table(
         advance: Called after each batch.
     """
     scorer, parts = Scorer(policy, reference, temperature), []
-    batches = (_moved(some, policy.device) for some in (rollouts, read or rollouts))
-    for rollout, as_read in zip(*batches, strict=True):
+    for pair in zip(rollouts, read or rollouts, strict=True):
+        rollout, as_read = (some.map(lambda field: field.to(policy.device)) for some in pair)
         stats = scorer.stats(rollout, scorer.reference_states(as_read)).masked(rollout.mask)
         parts.append(stats.map(Tensor.cpu))
         advance(len(rollout.mask))
@@ -217,7 +181,7 @@ def noise_floor(policy: PreTrainedModel, rollout: Rollout, temperature: float) -
         Statistics of the model against itself, one sequence at a time without left padding ("batch of one"),
         and against its copy in another dtype, named by that dtype, if it can be cast.
     """
-    (rollout,) = _moved([rollout], policy.device)
+    rollout = rollout.map(lambda field: field.to(policy.device))
     # A shallow copy, as the policy itself would stand for a reference with its adapter disabled
     scorer = Scorer(policy, copy.copy(policy), temperature)
     rows = (_without_padding(rollout, row) for row in range(len(rollout.mask)))
@@ -241,8 +205,3 @@ def _without_padding(rollout: Rollout, row: int) -> Rollout:
     one = rollout.rows(slice(row, row + 1))
     first = int(one.attention_mask[0].long().argmax())
     return Rollout(one.tokens[:, first:], one.attention_mask[:, first:], one.mask)
-
-
-def _moved(rollouts: Sequence[Rollout], device: torch.device) -> Iterator[Rollout]:
-    for rollout in rollouts:
-        yield rollout.map(lambda field: field.to(device))

@@ -70,9 +70,35 @@ def sections(summary: dict[str, Any]) -> list[Section]:
         found.append(Section(f"policy: {policy['policy']}", lines))
         for direction in policy["directions"].values():
             found += _of_direction(direction, summary["level"], unit, summary["sampled"])
-        found.append(_floor(policy["noise_floor"], unit))
-    if summary["pairs"]:
-        found.append(_pairs(summary["pairs"], summary["level"], unit))
+        floor = [
+            (name, *(_number(numbers[key]) for key in ("sequence", "token", "maximum")))
+            for name, numbers in policy["noise_floor"].items()
+        ]
+        found.append(
+            Section(
+                "noise floor: KL of the policy to itself, from rounding alone",
+                ["measured on the first batch; a KL of this size is no difference between models"],
+                ("the policy against itself", f"per {unit}", "per token", "largest token"),
+                floor,
+            )
+        )
+    if pairs := summary["pairs"]:
+        rows = [
+            (
+                f"{pair['first']} − {pair['second']}",
+                direction,
+                *_cells(units["sequence"]),
+                *_cells(units["token"]),
+            )
+            for pair in pairs
+            for direction, units in pair["differences"].items()
+        ]
+        same = f"the same {'prompts' if summary['sampled'] else 'texts'}"
+        line = f"{same}: standard errors of paired differences; each interval holds by itself"
+        _, *header = _header("", summary["level"], unit)
+        found.append(
+            Section("differences between policies", [line], ("policies", "direction", *header), rows)
+        )
     return found
 
 
@@ -83,8 +109,7 @@ def _of_direction(about: dict[str, Any], level: float, unit: str, sampled: bool)
         f"{counted}{about['clusters']} {clusters}, {about['tokens']} tokens; standard errors and intervals "
         f"are clustered by {clusters[:-1]}"
     ]
-    interval = f"{level:.0%} interval"
-    header = ("estimate", f"per {unit}", "± se", interval, "per token", "± se", interval)
+    header = _header("estimate", level, unit)
     rows = [
         (name, *_cells(units["sequence"]), *_cells(units["token"]))
         for name, units in about["estimates"].items()
@@ -108,40 +133,16 @@ def _of_direction(about: dict[str, Any], level: float, unit: str, sampled: bool)
         Section(
             f"by position, {EXACT if unit == 'text' else RB}",
             [f"quantiles of the tokens' KL: {quantiles}"],
-            ("position", "tokens", "per token", "± se", interval, "share of the sum"),
+            ("position", "tokens", *header[4:], "share of the sum"),
             positions,
             about["positions"],
         ),
     ]
 
 
-def _floor(floor: dict[str, dict[str, float]], unit: str) -> Section:
-    rows = [
-        (name, *(_number(numbers[key]) for key in ("sequence", "token", "maximum")))
-        for name, numbers in floor.items()
-    ]
-    return Section(
-        "noise floor: KL of the policy to itself, from rounding alone",
-        ["measured on the first batch; a KL of this size is no difference between models"],
-        ("the policy against itself", f"per {unit}", "per token", "largest token"),
-        rows,
-    )
-
-
-def _pairs(pairs: Sequence[dict[str, Any]], level: float, unit: str) -> Section:
-    rows = []
-    for pair in pairs:
-        for direction, units in pair["differences"].items():
-            names = f"{pair['first']} − {pair['second']}"
-            rows.append((names, direction, *_cells(units["sequence"]), *_cells(units["token"])))
+def _header(name: str, level: float, unit: str) -> tuple[str, ...]:
     interval = f"{level:.0%} interval"
-    return Section(
-        "differences between policies",
-        [f"the same {'prompts' if unit == 'sequence' else 'texts'}: standard errors of paired differences; "
-         "each interval holds by itself"],
-        ("policies", "direction", f"per {unit}", "± se", interval, "per token", "± se", interval),
-        rows,
-    )  # fmt: skip
+    return name, f"per {unit}", "± se", interval, "per token", "± se", interval
 
 
 def _cells(numbers: dict[str, Any]) -> tuple[str, str, str]:
@@ -156,14 +157,12 @@ def _number(value: float | None) -> str:
 
 def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns of equal width: the first to the left, the others to the right."""
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    table = [header, *rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = []
-    for row in (header, *rows):
-        first, *rest = (
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        lines.append("  ".join([first, *rest]).rstrip())
+    for first, *rest in table:
+        cells = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
+        lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
     return lines
 
 
@@ -178,13 +177,10 @@ def _figure(positions: Sequence[dict[str, Any]]) -> str:
         marks.append(f'<text x="{x:.1f}" y="{HEIGHT - 15}" text-anchor="middle">{label}</text>')
         if position["estimate"] is None:
             continue
+        given = (position[name] for name in ("low", "estimate", "high"))
+        values = (position["estimate"] if value is None else value for value in given)
         low, middle, high = (
-            HEIGHT - MARGIN + 10 - (HEIGHT - 2 * MARGIN) * max(0.0, value) / largest
-            for value in (
-                *(position["low"] if position["low"] is not None else position["estimate"],),
-                position["estimate"],
-                position["high"] if position["high"] is not None else position["estimate"],
-            )
+            HEIGHT - MARGIN + 10 - (HEIGHT - 2 * MARGIN) * max(0.0, value) / largest for value in values
         )
         marks.append(f'<path d="M{x:.1f} {low:.1f}V{high:.1f}" stroke="#666"/>')
         marks.append(f'<circle cx="{x:.1f}" cy="{middle:.1f}" r="4"/>')

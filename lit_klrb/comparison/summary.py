@@ -48,8 +48,12 @@ def summary(candidates: Sequence[Candidate], reference: str, level: float) -> di
         "level": level,
         "policies": [_of_candidate(candidate, sampled, level) for candidate in candidates],
         "pairs": [
-            _of_pair(first, second, exact[first], exact[second], level)
-            for first, second in combinations(exact, 2)
+            {
+                "first": first,
+                "second": second,
+                "differences": {d: _differences(ours[d], theirs[d], level) for d in ours},
+            }
+            for (first, ours), (second, theirs) in combinations(exact.items(), 2)
         ],
     }
 
@@ -77,10 +81,15 @@ def estimand(direction: str, sampled: bool, own_context: bool = False) -> str:
 
 
 def _of_candidate(candidate: Candidate, sampled: bool, level: float) -> dict[str, Any]:
-    directions = {
+    directions: dict[str, dict[str, Any]] = {
         direction: {
             "estimand": estimand(direction, sampled, candidate.own_context),
-            **_of_table(table, level),
+            "clusters": table.clusters,
+            "sequences": len(table.mask) if table.group_size is not None else table.clusters,
+            "tokens": int(table.mask.sum()),
+            "estimates": {name: _numbers(units) for name, units in table.estimates(level).items()},
+            "positions": table.positions(level),
+            "token_quantiles": table.quantiles(),
         }
         for direction, table in candidate.tables.items()
     }
@@ -100,44 +109,11 @@ def _of_candidate(candidate: Candidate, sampled: bool, level: float) -> dict[str
     }
 
 
-def _of_table(table: TokenTable, level: float) -> dict[str, Any]:
-    return {
-        "clusters": table.clusters,
-        "sequences": len(table.mask) if table.group_size is not None else table.clusters,
-        "tokens": int(table.mask.sum()),
-        "estimates": {
-            name: {unit: estimate.numbers() for unit, estimate in units.items()}
-            for name, units in table.estimates(level).items()
-        },
-        "positions": [
-            {
-                "first": position.first,
-                "last": position.last,
-                "tokens": position.tokens,
-                "share": position.share,
-                **position.kl.numbers(),
-            }
-            for position in table.positions(level)
-        ],
-        "token_quantiles": table.quantiles(),
-    }
+def _numbers(units: dict[str, ClusteredEstimate]) -> dict[str, dict[str, float | None]]:
+    return {unit: estimate.numbers() for unit, estimate in units.items()}
 
 
-def _of_pair(
-    first: str,
-    second: str,
-    ours: dict[str, dict[str, ClusteredEstimate]],
-    theirs: dict[str, dict[str, ClusteredEstimate]],
-    level: float,
-) -> dict[str, Any]:
-    return {
-        "first": first,
-        "second": second,
-        "differences": {
-            direction: {
-                unit: difference(estimate, theirs[direction][unit], level).numbers()
-                for unit, estimate in units.items()
-            }
-            for direction, units in ours.items()
-        },
-    }
+def _differences(
+    ours: dict[str, ClusteredEstimate], theirs: dict[str, ClusteredEstimate], level: float
+) -> dict[str, dict[str, float | None]]:
+    return _numbers({unit: difference(ours[unit], theirs[unit], level) for unit in ours})

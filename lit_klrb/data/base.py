@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from lit_klrb.data.batches import Batch
 from lit_klrb.data.corpora import TEXT, given_prompts
-from lit_klrb.data.interfaces import Learner, RepeatsBatches
+from lit_klrb.data.interfaces import Learner
 from lit_klrb.data.samplers import StepBatchSampler
 from lit_klrb.errors import ConfigurationError, check_at_least
 
@@ -114,14 +114,11 @@ class CorpusDataModule(L.LightningDataModule, ABC):
             announced = split in self.reviews
             self.reviews[split] = self.load(split)
             if len(self.reviews[split]) < self.sizes[split] and not announced:
-                self._announce_fewer(split)
-
-    def _announce_fewer(self, split: str) -> None:
-        log.warning(
-            "%s is %d, but the %s split of %s has %d texts: all are used",
-            "train_size" if split == "train" else "eval_size",
-            *(self.sizes[split], split, self.source, len(self.reviews[split])),
-        )
+                log.warning(
+                    "%s is %d, but the %s split of %s has %d texts: all are used",
+                    "train_size" if split == "train" else "eval_size",
+                    *(self.sizes[split], split, self.source, len(self.reviews[split])),
+                )
 
     def _check_module(self, stage: str) -> None:
         if self.trainer is None:
@@ -142,7 +139,8 @@ class CorpusDataModule(L.LightningDataModule, ABC):
             batch_size=self.batch_size,
             seed=self.seed,
             start=self.trainer.global_step * self.trainer.accumulate_grad_batches,
-            repeat=module.steps_per_batch if isinstance(module, RepeatsBatches) else 1,
+            # A module that takes several steps on a rollout needs its batch for each
+            repeat=getattr(module, "steps_per_batch", 1),
             rank=self.trainer.global_rank,
             world_size=self.trainer.world_size,
         )

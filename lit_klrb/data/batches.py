@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 # Tensors by name; a batch of prompts may also have `rows`, a list of their other columns for rewards.
@@ -25,14 +26,12 @@ def pad(rows: Sequence[Sequence[int]], pad_token_id: int, side: Literal["left", 
         >>> pad([[5, 6], [7]], pad_token_id=0, side="left")["tokens"].tolist()
         [[5, 6], [0, 7]]
     """
-    width = max(len(row) for row in rows)
-    tokens = torch.full((len(rows), width), pad_token_id)
-    mask = torch.zeros(len(rows), width, dtype=torch.bool)
-    for index, row in enumerate(rows):
-        place = slice(width - len(row), width) if side == "left" else slice(len(row))
-        tokens[index, place] = torch.tensor(row, dtype=torch.long)
-        mask[index, place] = True
-    return {"tokens": tokens, "attention_mask": mask}
+    tokens = [torch.tensor(row, dtype=torch.long) for row in rows]
+    masks = [torch.ones(len(row), dtype=torch.bool) for row in rows]
+    return {
+        "tokens": pad_sequence(tokens, batch_first=True, padding_value=pad_token_id, padding_side=side),
+        "attention_mask": pad_sequence(masks, batch_first=True, padding_side=side),
+    }
 
 
 def classifier_batch(

@@ -50,20 +50,14 @@ class Conversation:
             raise ConfigurationError(f"{place} is {shown(value)}; a list of messages is expected", key=key)
         for message in value:
             if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-                raise ConfigurationError(
-                    f"{place} has the message {shown(message)}; messages have role and content", key=key
-                )
-            if message["role"] not in ROLES:
-                allowed = ", ".join(ROLES)
-                raise ConfigurationError(
-                    f"{place} has the role {shown(message['role'])}; allowed: {allowed}", key=key
-                )
-            if not isinstance(message["content"], str) or not is_unicode(message["content"]):
-                raise ConfigurationError(
-                    f"{place} has the content {shown(message['content'])}; allowed: strings of Unicode "
-                    "characters",
-                    key=key,
-                )
+                problem = f"the message {shown(message)}; messages have role and content"
+            elif message["role"] not in ROLES:
+                problem = f"the role {shown(message['role'])}; allowed: {', '.join(ROLES)}"
+            elif not isinstance(message["content"], str) or not is_unicode(message["content"]):
+                problem = f"the content {shown(message['content'])}; allowed: strings of Unicode characters"
+            else:
+                continue
+            raise ConfigurationError(f"{place} has {problem}", key=key)
         # Tables have None where a message lacks an entry of the others
         kept = ({name: entry for name, entry in message.items() if entry is not None} for message in value)
         return cls(tuple(kept), place)

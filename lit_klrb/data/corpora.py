@@ -208,16 +208,13 @@ def _clean_rows(source: str, rows: Any, columns: tuple[str, ...], place: str) ->
             raise _source_error(source, f"has the label {label!r}; allowed: 1, 0, and -1 for unknown")
     # Only prompts are rated, and a hub's columns can be large
     others = _other_columns(rows, column) if PROMPT in columns else [{}] * len(texts)
-    if column == PROMPT:  # used as they are, and never rated by their own label
-        reviews = [
-            Review(text, None, is_prompt=True, columns=other)
-            for text, other in zip(texts, others, strict=True)
-        ]
-    else:
-        reviews = [
-            Review(clean_text(text), LABELS[label], columns=other)
-            for text, label, other in zip(texts, labels, others, strict=True)
-        ]
+    # Prompts are used as they are, and never rated by their own label
+    reviews = [
+        Review(text, None, is_prompt=True, columns=other)
+        if column == PROMPT
+        else Review(clean_text(text), LABELS[label], columns=other)
+        for text, label, other in zip(texts, labels, others, strict=True)
+    ]
     kept = [review for review in reviews if review.text]
     if 0 < len(kept) < len(reviews):
         log.warning("%s: dropped %d empty reviews", source, len(reviews) - len(kept))
@@ -226,20 +223,11 @@ def _clean_rows(source: str, rows: Any, columns: tuple[str, ...], place: str) ->
 
 def _conversations(rows: Any, column: str, place: str) -> list[Review]:
     """The rows of a column of conversations; a text among them is refused."""
-    read = [
-        Conversation.read("source", f"{place} row {number}", value)
-        for number, value in enumerate(rows[column][:], 1)
-    ]
-    return [
-        Review(
-            conversation.identity(),
-            None,
-            is_prompt=column == PROMPT,
-            columns=other,
-            conversation=conversation,
-        )
-        for conversation, other in zip(read, _other_columns(rows, column), strict=True)
-    ]
+    reviews, others = [], _other_columns(rows, column)
+    for number, (value, other) in enumerate(zip(rows[column][:], others, strict=True), 1):
+        chat = Conversation.read("source", f"{place} row {number}", value)
+        reviews.append(Review(chat.identity(), None, column == PROMPT, other, chat))
+    return reviews
 
 
 def _other_columns(rows: Any, column: str) -> Sequence[Mapping[str, Any]]:

@@ -28,24 +28,6 @@ class Learner(Protocol):
 
 
 @runtime_checkable
-class Completer(Protocol):
-    """A module that completes prompts."""
-
-    @property
-    def max_new_tokens(self) -> int:
-        """Maximum number of tokens of a completion."""
-
-
-@runtime_checkable
-class RepeatsBatches(Protocol):
-    """A module that needs the same batch for several training steps in a row."""
-
-    @property
-    def steps_per_batch(self) -> int:
-        """The number of training steps per batch."""
-
-
-@runtime_checkable
 class PairMaker(Protocol):
     """A module that makes preference pairs from prompts or from given completions."""
 

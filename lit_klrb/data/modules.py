@@ -12,7 +12,7 @@ from lit_klrb.data.batches import Batch, classifier_batch, pad
 from lit_klrb.data.corpora import GRAMMAR, HELD_OUT, MESSAGES, TEXT, load_reviews, pick
 from lit_klrb.data.encoding import encode, end_tokens, ended
 from lit_klrb.data.grammar import Review, ReviewGrammar
-from lit_klrb.data.interfaces import Completer, PairMaker
+from lit_klrb.data.interfaces import PairMaker
 from lit_klrb.data.pairs import TokenPair, load_pairs, usable_pairs, whole_texts
 from lit_klrb.data.preferences import (
     ChatPreference,
@@ -264,7 +264,7 @@ class ReviewBeginnings(CorpusDataModule, ABC):
         """Check that the longest prompt and a completion fit into the context of policy or reference."""
         learner, longest = self.learner, max(prompts, key=len, default=[])
         model = learner.trained if name == "policy" else getattr(learner, "reference", learner.trained)
-        new = learner.max_new_tokens if isinstance(learner, Completer) else 1
+        new = getattr(learner, "max_new_tokens", 1)
         positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
         if positions is not None and len(longest) + new > positions:
             kind = "prompt" if name == "policy" else "teacher's prompt"
@@ -274,10 +274,6 @@ class ReviewBeginnings(CorpusDataModule, ABC):
                 f"{learner.tokenizer.decode(longest[:12])!r}...",
                 key="source",
             )
-
-    def pad_prompts(self, prompts: Sequence[Prompt]) -> Batch:
-        """See `prompt_batch`."""
-        return prompt_batch(prompts, self.learner.tokenizer.pad_token_id)
 
 
 @final
@@ -292,8 +288,8 @@ class PromptDataModule(ReviewBeginnings):
         return self.prompts(split)
 
     def collate(self, split: str, examples: Sequence[Prompt]) -> Batch:
-        """See `pad_prompts`."""
-        return self.pad_prompts(examples)
+        """See `prompt_batch`."""
+        return prompt_batch(examples, self.learner.tokenizer.pad_token_id)
 
 
 @final
@@ -318,18 +314,18 @@ class PreferenceDataModule(ReviewBeginnings):
         """Pairs for the train split, prompts for the others."""
         if split != "train":
             return self._shared_prompts(split)
-        if self.preferences is None:
-            return self.pair_maker.preference_pairs(self._shared_prompts(split))
-        preferences = load_preferences(self.preferences)[: self.train_size or None]
         learner = self.learner
-        pairs = as_tokens(
-            "preferences",
-            preferences,
-            learner.tokenizer,
-            end_tokens(learner.tokenizer, learner.trained),
-            self.system_prompt,
-        )
-        return self.pair_maker.given_pairs(pairs)
+        if not isinstance(learner, PairMaker):
+            raise ConfigurationError(
+                "PreferenceDataModule needs a module that makes preference pairs, such as DPOModule, "
+                f"got {type(learner).__name__}"
+            )
+        if self.preferences is None:
+            return learner.preference_pairs(self._shared_prompts(split))
+        preferences = load_preferences(self.preferences)[: self.train_size or None]
+        tokenizer, ends = learner.tokenizer, end_tokens(learner.tokenizer, learner.trained)
+        pairs = as_tokens("preferences", preferences, tokenizer, ends, self.system_prompt)
+        return learner.given_pairs(pairs)
 
     def _shared_prompts(self, split: str) -> list[Prompt]:
         """The prompts, which the reference of preferences reads as the policy does.
@@ -347,22 +343,10 @@ class PreferenceDataModule(ReviewBeginnings):
         return prompts
 
     def collate(self, split: str, examples: Sequence[Any]) -> Batch:
-        """`collate_pairs` for the train split, `pad_prompts` for the others."""
-        if split == "train":
-            return collate_pairs(examples, self.learner.tokenizer.pad_token_id)
-        return self.pad_prompts(examples)
-
-    @property
-    def pair_maker(self) -> PairMaker:
-        """The module that is trained.
-
-        Raises:
-            ConfigurationError: If it does not make preference pairs.
-        """
-        module = self.learner
-        if not isinstance(module, PairMaker):
-            raise ConfigurationError(
-                "PreferenceDataModule needs a module that makes preference pairs, such as DPOModule, "
-                f"got {type(module).__name__}"
-            )
-        return module
+        """`collate_pairs` for the train split, `prompt_batch` for the others."""
+        pad_token_id = self.learner.tokenizer.pad_token_id
+        return (
+            collate_pairs(examples, pad_token_id)
+            if split == "train"
+            else prompt_batch(examples, pad_token_id)
+        )

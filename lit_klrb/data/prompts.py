@@ -68,17 +68,17 @@ def read_prompts(
         ConfigurationError: If there is a system prompt or a teacher's prompt for reviews, or the template
             refuses a conversation.
     """
-    systems = {"system_prompt": system_prompt, "teacher_system_prompt": teacher_system_prompt}
-    named = [name for name, text in systems.items() if text is not None]
+    messages = {"system_prompt": system_prompt, "teacher_system_prompt": teacher_system_prompt}
+    named = [name for name, text in messages.items() if text is not None]
     named += ["teacher_examples"] if teacher_examples else []
     # All are of the same kind
     as_chats = named or any(is_messages(review.columns.get(TEACHER_PROMPT)) for review in reviews)
     asked = [*named, key][0] if as_chats else None
-    chats = [_conversation(key, review, asked) for review in reviews]
-    pairs = list(zip(reviews, chats, strict=True))
+    pairs = [(review, _conversation(key, review, asked)) for review in reviews]
     texts = [_as_text(key, review, chat, tokenizer, system_prompt) for review, chat in pairs]
+    systems = system_prompt, teacher_system_prompt
     read = [
-        _teachers_text(key, review, chat, tokenizer, teacher_examples, **systems) for review, chat in pairs
+        _teachers_text(key, review, chat, tokenizer, teacher_examples, *systems) for review, chat in pairs
     ]
     tokens = cut_prompts(texts, tokenizer, min_tokens, max_tokens)
     teacher: Sequence[list[int] | None] = [None] * len(texts)

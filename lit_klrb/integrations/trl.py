@@ -63,7 +63,7 @@ def with_kl_estimator(trainer: type[Any]) -> type[Any]:
     Raises:
         ConfigurationError: If it is another one, such as `GKDTrainer`, which also trains on given texts.
     """
-    check_class(trainer)
+    _check_class(trainer)
 
     class KLTrainer(trainer):  # type: ignore[misc]
         def __init__(
@@ -128,12 +128,8 @@ def with_kl_estimator(trainer: type[Any]) -> type[Any]:
     return KLTrainer
 
 
-def check_class(trainer: type[Any]) -> None:
-    """Check that a class is one of the trainers that sample.
-
-    Raises:
-        ConfigurationError: If not.
-    """
+def _check_class(trainer: type[Any]) -> None:
+    """Refuse trainers that do not sample."""
     if not hasattr(trainer, "_generate_and_score_completions"):
         raise ConfigurationError(
             f"{trainer.__name__} is not supported; allowed: RLOOTrainer, GRPOTrainer, DistillationTrainer",
@@ -193,8 +189,9 @@ def scorer_of(trainer: Any) -> Scorer:
     """Policy and reference of a trainer of TRL; a policy with an adapter is its own reference without it."""
     unwrap = trainer.accelerator.unwrap_model
     policy, temperature = unwrap(trainer.model), trainer.args.temperature
-    inner = policy.get_base_model() if is_peft(policy) else policy
-    reference = reference_of(trainer)
+    inner = policy.get_base_model() if _is_peft(policy) else policy
+    # None if that is the policy without its adapter
+    reference = trainer.teacher_model if hasattr(trainer, "teacher_model") else trainer.ref_model
     if reference is not None:
         return Scorer(inner, unwrap(reference).eval(), temperature)
 
@@ -209,13 +206,7 @@ def scorer_of(trainer: Any) -> Scorer:
     return Scorer(inner, inner, temperature, reading_reference)
 
 
-def reference_of(trainer: Any) -> Any:
-    """The teacher, or the reference; None if that is the policy without its adapter."""
-    return trainer.teacher_model if hasattr(trainer, "teacher_model") else trainer.ref_model
-
-
-def is_peft(model: Any) -> bool:
-    """Whether a model is wrapped by peft."""
+def _is_peft(model: Any) -> bool:
     return hasattr(model, "get_base_model")
 
 
@@ -230,7 +221,7 @@ def check_trainer(trainer: Any, memory: EstimatorMemory) -> None:
         ConfigurationError: If not, or the estimator's gradient is known to be biased.
     """
     if hasattr(trainer, "teacher_model"):
-        check_distillation(trainer, memory.estimator)
+        _check_distillation(trainer, memory.estimator)
     elif trainer.args.beta == 0:
         raise ConfigurationError("must not be 0: it is the weight of the estimated KL", key="beta")
     for name, allowed in SAMPLING.items():
@@ -244,7 +235,7 @@ def check_trainer(trainer: Any, memory: EstimatorMemory) -> None:
             "DeepSpeed and FSDP are not supported, as the heads of the models are read whole; use DDP",
             key="accelerate",
         )
-    configs = trainer.model.peft_config.values() if is_peft(trainer.model) else ()
+    configs = trainer.model.peft_config.values() if _is_peft(trainer.model) else ()
     if any(config.is_prompt_learning for config in configs):
         raise ConfigurationError(
             "prompt learning is not supported, as only the model behind the prompt is read; use LoRA",
@@ -260,13 +251,8 @@ def check_trainer(trainer: Any, memory: EstimatorMemory) -> None:
     memory.check_trainable(max(1, steps) * getattr(trainer, "num_iterations", 1))
 
 
-def check_distillation(trainer: Any, estimator: KLEstimator) -> None:
-    """Check what only distillation needs.
-
-    Raises:
-        ConfigurationError: If there is no teacher, `beta` is another divergence, or the estimator compares
-            completions of a prompt.
-    """
+def _check_distillation(trainer: Any, estimator: KLEstimator) -> None:
+    """Refuse to distil without a teacher, by another divergence, or by a comparison of completions."""
     if trainer.teacher_model is None:
         raise ConfigurationError("must be a model, got None", key="teacher_model")
     if trainer.args.beta != 1:

@@ -34,13 +34,14 @@ def model_card(checkpoint: dict[str, Any], run: Path, weights_sha256: str) -> st
     module = str(model.get("class_path") or "").rpartition(".")[2]
     if not module.isidentifier():
         module = ""
+    estimator = _mapping(kl.get("estimator")).get("class_path", kl.get("estimator"))
     facts = {
         "trained by": f"{module} of lit_klrb" if module else None,
         "initial policy": arguments.get("policy_path"),
         "reference": arguments.get("reference_path"),
         "the reference's system prompt": data.get("teacher_system_prompt"),
         "the reference's examples": data.get("teacher_examples") or None,
-        "KL estimator": _estimator(kl),
+        "KL estimator": str(estimator).rpartition(".")[2] if estimator else None,
         "beta": kl.get("beta", arguments.get("beta")),
         "reward": arguments.get("reward_path"),
         "data": data.get("source"),
@@ -84,12 +85,6 @@ def initial_policy(checkpoint: dict[str, Any]) -> str | None:
 def is_own_card(path: Path) -> bool:
     """Whether a README.md was written by an export."""
     return path.is_file() and MARK.encode() in path.read_bytes()
-
-
-def _estimator(kl: dict[str, Any]) -> str | None:
-    estimator = kl.get("estimator")
-    name = _mapping(estimator).get("class_path", estimator)
-    return str(name).rpartition(".")[2] if name else None
 
 
 def _evaluation(run: Path, weights_sha256: str) -> dict[str, str]:

@@ -71,7 +71,11 @@ class RunDirectory:
         """
         with refusing(f"{self.path} is a link to itself", OSError, RuntimeError, key=KEY):
             root = self.path.resolve()
-        _check_unpublished(root)
+        # A sweep empties the directory of a published cell before it runs the cell again
+        if published_result(root) is not None and any((root / name).exists() for name in schema.OWN):
+            raise ConfigurationError(
+                f"{root} is a published cell of the sweep in {root.parent.parent}; name another one", key=KEY
+            )
         self._take(root)
         found = run_id(root)
         if found is not None and resumed is None:
@@ -82,7 +86,12 @@ class RunDirectory:
                 self._set_aside(root)
             found = None
         if found is None:
-            _check_free(root)
+            if taken := [name for name in schema.OWN if (root / name).exists()]:
+                raise ConfigurationError(
+                    f"{root} has {', '.join(taken)} but does not belong to a run (no {schema.RUN}); name "
+                    "another one",
+                    key=KEY,
+                )
             self._new = self._new or [root / name for name in (*schema.OWN, LOCK)]
             self.run_id = resumed or secrets.token_hex(8)
             write_output(root / schema.RUN, json.dumps({"run": self.run_id}) + "\n")
@@ -179,21 +188,3 @@ def next_attempt(root: Path) -> int:
     return 1 + max(
         (int(found[1]) for name in names if (found := re.fullmatch(r"attempt_(\d+)", name))), default=-1
     )
-
-
-def _check_unpublished(root: Path) -> None:
-    """Refuse the directory of a published cell, which a sweep empties before it runs the cell again."""
-    if published_result(root) is not None and any((root / name).exists() for name in schema.OWN):
-        raise ConfigurationError(
-            f"{root} is a published cell of the sweep in {root.parent.parent}; name another one", key=KEY
-        )
-
-
-def _check_free(root: Path) -> None:
-    """Refuse a directory that does not belong to a run but has files that a run would overwrite."""
-    taken = [name for name in schema.OWN if (root / name).exists()]
-    if taken:
-        raise ConfigurationError(
-            f"{root} has {', '.join(taken)} but does not belong to a run (no {schema.RUN}); name another one",
-            key=KEY,
-        )

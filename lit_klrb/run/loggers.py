@@ -48,7 +48,14 @@ class MetricsLogger(Logger):
         """Append a row."""
         row = {**metrics, schema.STEP: step}
         if not row.keys() <= set(self._columns):
-            self._widen(sorted({*row, *self._columns}))
+            rows: list[dict[str, str]] = []
+            if self._columns:
+                with self.path.open(newline="") as file:
+                    rows = list(csv.DictReader(file))
+            columns = sorted({*row, *self._columns})
+            cells = ([earlier.get(name) for name in columns] for earlier in rows)
+            write_atomically(self.path, csv_text(columns, cells))
+            self._columns = columns
         with self.path.open("a", newline="") as file:
             csv.DictWriter(file, self._columns, lineterminator="\n").writerow(row)
 
@@ -58,14 +65,6 @@ class MetricsLogger(Logger):
         if self._columns:
             with self.path.open("rb") as file:
                 os.fsync(file.fileno())
-
-    def _widen(self, columns: list[str]) -> None:
-        rows: list[dict[str, str]] = []
-        if self._columns:
-            with self.path.open(newline="") as file:
-                rows = list(csv.DictReader(file))
-        write_atomically(self.path, csv_text(columns, ([row.get(name) for name in columns] for row in rows)))
-        self._columns = columns
 
 
 def run_loggers(root: Path, tensorboard: bool = True) -> list[Logger]:

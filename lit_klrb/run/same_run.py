@@ -64,17 +64,13 @@ def run_of(path: str) -> Settings:
     check_resumable(path, checkpoint)
     if RUN_KEY in checkpoint:
         run: Settings = checkpoint[RUN_KEY]
-        if not _is_run(run):
+        kinds = {"id": str, "settings": dict, "contents": dict}
+        if not isinstance(run, dict) or any(not isinstance(run.get(key), kinds[key]) for key in kinds):
             raise ConfigurationError(f"{path}: its {RUN_KEY} is not what fit writes", key="ckpt_path")
         return run
     arguments = dict(checkpoint.get("hyper_parameters", {}))
     model = {"class_path": arguments.pop("_class_path", None), "init_args": arguments}
     return {"id": "", "settings": {"model": model}, "contents": {}}
-
-
-def _is_run(run: Any) -> bool:
-    kinds = {"id": str, "settings": dict, "contents": dict}
-    return isinstance(run, dict) and all(isinstance(run.get(name), kind) for name, kind in kinds.items())
 
 
 def check_same_run(path: str, saved: Settings, wanted: Settings) -> None:
@@ -150,17 +146,15 @@ def _objection(key: str, old: Settings, new: Settings) -> str | None:
     if key == "trainer.max_steps":
         return _objection_to_steps(old, new)
     if key == "trainer.callbacks":
-        return "" if _acting(old[key]) != _acting(new[key]) else None
+        acting = [
+            [c for c in _listed(run[key]) if not c["class_path"].startswith(OBSERVERS)] for run in (old, new)
+        ]
+        return "" if acting[0] != acting[1] else None
     # A served teacher may have moved
     if key.endswith("reference_path") and all("://" in str(settings[key]) for settings in (old, new)):
         return None
     may = any(key == allowed or key.startswith(allowed + ".") for allowed in MAY_DIFFER)
     return None if may else ""
-
-
-def _acting(callbacks: list[Settings] | Settings | None) -> list[Settings]:
-    """The callbacks that may influence training."""
-    return [c for c in _listed(callbacks) if not c["class_path"].startswith(OBSERVERS)]
 
 
 def _listed(callbacks: list[Settings] | Settings | None) -> list[Settings]:

@@ -12,13 +12,34 @@ from lightning.fabric.utilities import move_data_to_device
 
 from lit_klrb import schema
 from lit_klrb.data.batches import Batch
+from lit_klrb.distributed import sharding_mesh
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import write_atomically
 from lit_klrb.modules.rloo import OnPolicyModule
 from lit_klrb.seeding import derive_seed
-from lit_klrb.studies.rollouts import require_rollouts
 
 SCHEMA = 2  # of the artifacts; in schema 1 the snapshots were called moments
+
+
+def require_rollouts(callback: L.Callback, trainer: L.Trainer, module: L.LightningModule, stage: str) -> None:
+    """Check that the module has rollouts and the command trains.
+
+    Args:
+        callback: The callback, whose `setup` calls this.
+        trainer: The trainer.
+        module: The trained module.
+        stage: "fit", "validate", "test" or "predict".
+
+    Raises:
+        ConfigurationError: If not, or the policy is sharded; names the callback and the module.
+    """
+    name = f"trainer.callbacks: {type(callback).__name__}"
+    if not isinstance(module, OnPolicyModule):
+        raise ConfigurationError(f"{name} measures rollouts, but {type(module).__name__} has none")
+    if stage != "fit" and not trainer.global_step:  # steps were made if this is the evaluation after a fit
+        raise ConfigurationError(f"{name} measures training, but this command does not train; use fit")
+    if sharding_mesh(trainer) is not None:
+        raise ConfigurationError(f"{name} needs whole models, which ModelParallelStrategy divides")
 
 
 class PolicyStudy(L.Callback, ABC):
@@ -62,15 +83,15 @@ class PolicyStudy(L.Callback, ABC):
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Take a snapshot if one is due."""
-        if self._due and self._due[0] == trainer.global_step:
-            self._take_snapshot(trainer, pl_module)
+        self._take_snapshot(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Take a snapshot of the trained policy if one is due."""
-        if self._due and self._due[0] == trainer.global_step:
-            self._take_snapshot(trainer, pl_module)
+        self._take_snapshot(trainer, pl_module)
 
     def _take_snapshot(self, trainer: L.Trainer, module: OnPolicyModule) -> None:
+        if self._due[:1] != [trainer.global_step]:
+            return
         step = self._due.pop(0)
         module.print(f"step {step}: study of {self.name.replace('_', ' ')}")
         with torch.enable_grad():

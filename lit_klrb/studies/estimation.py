@@ -1,27 +1,20 @@
 """All KL estimates on the same completions, for their means and variances."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar, final
 
 import lightning as L
-import torch
 from torch import Tensor
 
 from lit_klrb import schema
-from lit_klrb.distributed import stacked, stacked_stats
 from lit_klrb.errors import ConfigurationError, check_at_least, concerning
 from lit_klrb.functional import TokenStats, horvitz_thompson, kl_values
 from lit_klrb.modules.rloo import OnPolicyModule
 from lit_klrb.seeding import derive_seed
-from lit_klrb.studies.base import SCHEMA, PolicyStudy
+from lit_klrb.studies.base import PolicyStudy
 from lit_klrb.studies.numbers import rounded
-from lit_klrb.studies.pairs import ModelPair
-from lit_klrb.studies.study import Study
-
-# Prompts per forward pass.
-_PROMPTS_PER_PASS = 4
+from lit_klrb.studies.pairs import ModelPair, PairStudy, sample_completions
 
 
 @final
@@ -59,30 +52,19 @@ class EstimationStudy(PolicyStudy):
         prompts, completions = self.sizes
         return {"prompts": prompts, "completions": completions, "group_sizes": self.group_sizes}
 
-    @torch.no_grad()
     def measure(self, trainer: L.Trainer, module: OnPolicyModule) -> dict[str, Any]:
         """Each estimate, shape [P, completions], and the Horvitz-Thompson estimates by group size."""
         prompts, completions = self.sizes
         sampling = replace(module.sampling, completions_per_prompt=completions)
         seed = derive_seed(module.seed, self.name)
         (batch,) = self.prompts(trainer, module, batches=1, size=prompts)
-        rollouts, parts = [], []
-        for first in range(0, prompts, _PROMPTS_PER_PASS):
-            some = {name: value[first : first + _PROMPTS_PER_PASS] for name, value in batch.items()}
-            rollout = module.generate(
-                module.policy, some, sampling, seed=seed, rows_before=first * completions
-            )
-            rollouts.append(rollout)
-            parts.append(module.score(rollout, some)[1])
-        stats = stacked_stats(parts)
-        mask = stacked([rollout.mask for rollout in rollouts])
-        tokens = stacked([rollout.completions for rollout in rollouts])
+        stats, mask, tokens, _ = sample_completions(module, batch, sampling, seed)
         return estimates(stats, mask, tokens, completions, self.group_sizes)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class PairEstimationStudy(Study):
+class PairEstimationStudy(PairStudy[ModelPair]):
     """Compares all KL estimates of given pairs of models on the same completions.
 
     For each pair the artifact has what `EstimationStudy` records of a snapshot, and
@@ -119,9 +101,7 @@ class PairEstimationStudy(Study):
     stratified: bool = False
 
     def __post_init__(self) -> None:
-        labels = [pair.label for pair in self.pairs]
-        if not labels or len(set(labels)) < len(labels):
-            raise ConfigurationError(f"must be different pairs of models, got {labels}", key="pairs")
+        super().__post_init__()
         check_at_least(2, prompts=self.prompts, independent=self.independent)
         check_group_sizes(self.completions, self.group_sizes)
         if not 0 < self.tolerance < 1:
@@ -137,34 +117,29 @@ class PairEstimationStudy(Study):
         """Number of completions that share one random shift; 1 for independent completions."""
         return self.group_sizes[0] if self.stratified else 1
 
-    def parts(self, seed: int) -> Mapping[str, Callable[[], Any]]:
-        """One part per pair of models."""
-        return {pair.label: partial(self._snapshot, pair, seed) for pair in self.pairs}
-
-    def artifact(self, parts: Mapping[str, Any]) -> dict[str, Any]:
-        """The design, and a snapshot for each pair of models."""
+    @property
+    def design(self) -> dict[str, Any]:
+        """Numbers of prompts and completions, and what an analysis needs to know."""
         return {
-            "schema": SCHEMA,
             "prompts": self.prompts,
             "completions": self.completions,
             "group_sizes": list(self.group_sizes),
             "tolerance": self.tolerance,
             "stratum": self.stratum,
-            "snapshots": [
-                {"step": step, "label": label, **content}
-                for step, (label, content) in enumerate(parts.items())
-            ],
         }
 
-    def _snapshot(self, pair: ModelPair, seed: int) -> dict[str, Any]:
+    def snapshot(self, pair: ModelPair, seed: int) -> dict[str, Any]:
+        """The estimates, the mass of the reference, seconds, and the exact KL or an independent estimate."""
         own = derive_seed(seed, self.name, "completions")
         stats, mask, tokens, seconds = pair.sample(self.prompts, self.completions, own, stratum=self.stratum)
         found = estimates(stats, mask, tokens, self.completions, self.group_sizes)
         stats = stats.masked(mask)
         ratio = (stats.ref_logprobs - stats.logprobs).sum(1).exp().view(self.prompts, -1)
         found["reference_mass"] = rounded(ratio.mean(1), 6)
+        # Only the exact KL of every token needs all logits
+        needs = {name: "statistics" if name == "rb" else "logprobs" for name in (*found["values"], "ht")}
         found["seconds"] = {
-            name: float(f"{value:.3g}") for name, value in _seconds(found["values"], seconds).items()
+            name: float(f"{seconds[stage]:.3g}") for name, stage in {"sampling": "sampling", **needs}.items()
         }
         exact = pair.exact_kl(self.prompts)
         if exact is not None:
@@ -178,12 +153,6 @@ class PairEstimationStudy(Study):
             **found,
             "independent": {"mean": rounded(log_ratio.mean(1), 6), "standard_error": rounded(error, 6)},
         }
-
-
-def _seconds(names: Iterable[str], measured: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of sampling, and of what each estimate needs beyond it."""
-    by_name = {name: measured["statistics" if name == "rb" else "logprobs"] for name in (*names, "ht")}
-    return {"sampling": measured["sampling"], **by_name}
 
 
 def check_group_sizes(completions: int, group_sizes: Sequence[int]) -> None:

@@ -89,15 +89,33 @@ class GradientNoiseStudy(PolicyStudy):
         prompts = self.prompts(trainer, module, count, self.prompts_per_batch)
         # The measured batches come first: they do not depend on the number of earlier rollouts
         measured, earlier = prompts[: self.batches], prompts[self.batches :]
-        memories = memories_after(module, self.estimators, earlier, module.seed)
-        seeds = (derive_seed(module.seed, self.name, index) for index in range(self.batches))
-        by_batch = [
-            batch_gradients(module, batch, memories, seed)
-            for batch, seed in zip(measured, seeds, strict=True)
-        ]
-        gradients = torch.stack(by_batch, dim=1).flatten(0, 1)
+        gradients = all_gradients(module, self.estimators, measured, earlier, module.seed).flatten(0, 1)
         completions = module.sampling.completions_per_prompt
         return {"beta": module.beta, "completions": completions, "gram": lower_triangle(gram(gradients))}
+
+
+def all_gradients(
+    module: OnPolicyModule,
+    estimators: Sequence[KLEstimator],
+    batches: Sequence[Batch],
+    earlier: Sequence[Batch],
+    seed: int,
+) -> Tensor:
+    """The gradients of `batch_gradients` on B batches, shape [1 + E, B, parameters].
+
+    Args:
+        module: Provides policy, reference, reward and beta.
+        estimators: E estimators.
+        batches: The prompts of each batch.
+        earlier: Prompts of the rollouts that the estimators remember, see `memories_after`.
+        seed: Seed of the study.
+    """
+    memories = memories_after(module, estimators, earlier, seed)
+    by_batch = [
+        batch_gradients(module, batch, memories, derive_seed(seed, schema.GRADIENT_NOISE, index))
+        for index, batch in enumerate(batches)
+    ]
+    return torch.stack(by_batch, dim=1)
 
 
 def memories_after(

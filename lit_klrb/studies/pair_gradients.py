@@ -1,16 +1,14 @@
 """Noise of gradients at given checkpoints, as a whole and by layer."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, final
 
-import torch
 from torch import Tensor, nn
 
 from lit_klrb import schema
-from lit_klrb.errors import ConfigurationError, check_at_least, check_positive
+from lit_klrb.errors import check_at_least, check_positive
 from lit_klrb.estimators import (
     KLEstimator,
     MonteCarlo,
@@ -23,12 +21,9 @@ from lit_klrb.estimators import (
     ReleasedRaoBlackwell,
 )
 from lit_klrb.estimators.base import check_different
-from lit_klrb.seeding import derive_seed
-from lit_klrb.studies.base import SCHEMA
-from lit_klrb.studies.gradient_noise import batch_gradients, gram, memories_after
+from lit_klrb.studies.gradient_noise import all_gradients, gram
 from lit_klrb.studies.numbers import lower_triangle, rounded
-from lit_klrb.studies.pairs import CheckpointPair
-from lit_klrb.studies.study import Study
+from lit_klrb.studies.pairs import CheckpointPair, PairStudy
 
 
 def _estimators() -> list[KLEstimator]:
@@ -39,7 +34,7 @@ def _estimators() -> list[KLEstimator]:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class PairGradientNoiseStudy(Study):
+class PairGradientNoiseStudy(PairStudy[CheckpointPair]):
     """Compares the noise of gradients under all estimators at given checkpoints.
 
     As `GradientNoiseStudy` does during a training: B batches of different prompts and completions, the same
@@ -72,14 +67,12 @@ class PairGradientNoiseStudy(Study):
     earlier_rollouts: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_at_least(4, batches=self.batches)
         check_at_least(2, completions=self.completions)
         check_at_least(1, prompts_per_batch=self.prompts_per_batch)
         check_at_least(0, earlier_rollouts=self.earlier_rollouts)
         check_positive(beta=self.beta)
-        labels = [pair.label for pair in self.pairs]
-        if not labels or len(set(labels)) < len(labels):
-            raise ConfigurationError(f"must be different checkpoints, got {labels}", key="pairs")
         check_different(self.compared)
 
     @property
@@ -87,34 +80,22 @@ class PairGradientNoiseStudy(Study):
         """The estimators compared."""
         return _estimators() if self.estimators is None else self.estimators
 
-    def parts(self, seed: int) -> Mapping[str, Callable[[], Any]]:
-        """One part per checkpoint."""
-        return {pair.label: partial(self._snapshot, pair, seed) for pair in self.pairs}
-
-    def artifact(self, parts: Mapping[str, Any]) -> dict[str, Any]:
-        """The design, and a snapshot for each checkpoint."""
+    @property
+    def design(self) -> dict[str, Any]:
+        """Estimators and batches."""
         return {
-            "schema": SCHEMA,
             "estimators": [estimator.label for estimator in self.compared],
             "batches": self.batches,
             "prompts": self.prompts_per_batch,
-            "snapshots": [
-                {"step": step, "label": label, **content}
-                for step, (label, content) in enumerate(parts.items())
-            ],
         }
 
-    def _snapshot(self, pair: CheckpointPair, seed: int) -> dict[str, Any]:
+    def snapshot(self, pair: CheckpointPair, seed: int) -> dict[str, Any]:
+        """The Gram matrix of all gradients, and their noise by layer."""
         module = pair.load(self.completions)
         module.beta = self.beta
         everything = pair.batches(module, self.earlier_rollouts + self.batches, self.prompts_per_batch)
         earlier, measured = everything[: self.earlier_rollouts], everything[self.earlier_rollouts :]
-        memories = memories_after(module, self.compared, earlier, seed)
-        by_batch = [
-            batch_gradients(module, batch, memories, derive_seed(seed, self.name, index))
-            for index, batch in enumerate(measured)
-        ]
-        gradients = torch.stack(by_batch, dim=1)
+        gradients = all_gradients(module, self.compared, measured, earlier, seed)
         return {
             "beta": self.beta,
             "completions": self.completions,

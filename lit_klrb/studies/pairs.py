@@ -1,8 +1,10 @@
-"""Pairs of a policy and a reference that the command `study` measures."""
+"""Pairs of a policy and a reference, and what all studies of such pairs have in common."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, final
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar, final
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
@@ -15,13 +17,16 @@ from lit_klrb.data.prompts import COLUMNS, prompt_batch, read_prompts
 from lit_klrb.distributed import stacked, stacked_stats
 from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.functional import TokenStats
+from lit_klrb.models.generation import Sampling
 from lit_klrb.models.limits import check_device
 from lit_klrb.models.scoring import completion_logprobs
-from lit_klrb.modules.rloo import RLOOModule
+from lit_klrb.modules.rloo import OnPolicyModule, RLOOModule
 from lit_klrb.modules.stopwatch import Stopwatch
 from lit_klrb.rewards import RewardOutput
+from lit_klrb.studies.base import SCHEMA
+from lit_klrb.studies.study import Study
 
-# Prompts per forward pass of a checkpoint.
+# Prompts per forward pass.
 _PROMPTS_PER_PASS = 4
 
 
@@ -167,35 +172,97 @@ class CheckpointPair(ModelPair):
         return [move_data_to_device(batch, module.device) for batch in padded]
 
     @override
-    @torch.no_grad()
     def sample(self, prompts: int, completions: int, seed: int, *, stratum: int = 1) -> Sample:
-        module, watch = self.load(completions=2), Stopwatch(running=True)
+        module = self.load(completions=2)
         strata = 1 if stratum == 1 else completions // stratum
-        per_row = completions // strata
-        sampling = replace(module.sampling, completions_per_prompt=per_row, stratified=stratum > 1)
-        (batch,) = self.batches(module, 1, prompts)
-        rollouts, parts = [], []
-        for first in range(0, prompts, _PROMPTS_PER_PASS):
-            some = {
-                name: value[first : first + _PROMPTS_PER_PASS].repeat_interleave(strata, 0)
-                for name, value in batch.items()
-                if isinstance(value, Tensor)
-            }
-            before = first * completions
-            with watch("sampling"):
-                rollout = module.generate(module.policy, some, sampling, seed=seed, rows_before=before)
-            with watch("logprobs"), module.reading_reference() as reference:
-                for model in (module.policy, reference):
-                    completion_logprobs(model, rollout, self.temperature)
-            with watch("statistics"):
-                parts.append(module.score(rollout, some)[1])
-            rollouts.append(rollout)
-        mask, tokens = (
-            stacked([getattr(rollout, name) for rollout in rollouts]).cpu()
-            for name in ("mask", "completions")
+        sampling = replace(
+            module.sampling, completions_per_prompt=completions // strata, stratified=stratum > 1
         )
-        return Sample(stacked_stats(parts).map(lambda field: field.cpu()), mask, tokens, watch.take())
+        (batch,) = self.batches(module, 1, prompts)
+        return sample_completions(module, batch, sampling, seed, strata=strata, timed=True)
 
     @override
     def exact_kl(self, prompts: int) -> None:
         return None
+
+
+@torch.no_grad()
+def sample_completions(
+    module: OnPolicyModule,
+    batch: Batch,
+    sampling: Sampling,
+    seed: int,
+    *,
+    strata: int = 1,
+    timed: bool = False,
+) -> Sample:
+    """Completions of a batch of prompts with their statistics, a few prompts at a time.
+
+    Args:
+        module: Provides policy and reference.
+        batch: P prompts.
+        sampling: Completions per prompt and stratum.
+        seed: Seed of the completions.
+        strata: Number of times that each prompt is sampled for.
+        timed: Whether to measure the time, for which the log-probabilities are computed once more.
+    """
+    watch = Stopwatch(running=timed)
+    rollouts, parts = [], []
+    per_prompt = strata * sampling.completions_per_prompt
+    for first in range(0, len(batch["tokens"]), _PROMPTS_PER_PASS):
+        some = {
+            name: value[first : first + _PROMPTS_PER_PASS].repeat_interleave(strata, 0)
+            for name, value in batch.items()
+            if isinstance(value, Tensor)
+        }
+        with watch("sampling"):
+            rollout = module.generate(
+                module.policy, some, sampling, seed=seed, rows_before=first * per_prompt
+            )
+        if timed:
+            with watch("logprobs"), module.reading_reference() as reference:
+                for model in (module.policy, reference):
+                    completion_logprobs(model, rollout, sampling.temperature)
+        with watch("statistics"):
+            parts.append(module.score(rollout, some)[1])
+        rollouts.append(rollout)
+    mask = stacked([rollout.mask for rollout in rollouts]).cpu()
+    tokens = stacked([rollout.completions for rollout in rollouts]).cpu()
+    return Sample(stacked_stats(parts).map(Tensor.cpu), mask, tokens, watch.take())
+
+
+Pair = TypeVar("Pair", bound=ModelPair)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairStudy(Study, ABC, Generic[Pair]):
+    """A study of pairs of models, each a part of the study and a snapshot in its artifact.
+
+    Args:
+        pairs: Different pairs.
+    """
+
+    pairs: Sequence[Pair]
+
+    def __post_init__(self) -> None:
+        labels = [pair.label for pair in self.pairs]
+        if not labels or len(set(labels)) < len(labels):
+            raise ConfigurationError(f"must be different pairs of models, got {labels}", key="pairs")
+
+    @property
+    @abstractmethod
+    def design(self) -> dict[str, Any]:
+        """Settings that all snapshots share, for the artifact."""
+
+    @abstractmethod
+    def snapshot(self, pair: Pair, seed: int) -> dict[str, Any]:
+        """Measure a pair and return the content of its snapshot."""
+
+    def parts(self, seed: int) -> Mapping[str, Callable[[], Any]]:
+        """One part per pair."""
+        return {pair.label: partial(self.snapshot, pair, seed) for pair in self.pairs}
+
+    def artifact(self, parts: Mapping[str, Any]) -> dict[str, Any]:
+        """The design, and a snapshot for each pair."""
+        snapshots = [{"step": step, "label": name, **parts[name]} for step, name in enumerate(parts)]
+        return {"schema": SCHEMA, **self.design, "snapshots": snapshots}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lit_klrb.cli.main import main
-from lit_klrb.comparison.inputs import encode_prompts, read_column
+from lit_klrb.comparison.inputs import encode_prompts, read_table
 from lit_klrb.comparison.measure import load, noise_floor, text_rollouts, token_table
 from lit_klrb.data.tokenizer import grammar_tokenizer, train_bpe
 from lit_klrb.errors import ConfigurationError
@@ -30,7 +30,7 @@ def test_a_sparse_file_of_terabytes_is_not_read(tmp_path, suffix):
     path.touch()
     os.truncate(path, 2**42)
     with pytest.raises(ConfigurationError, match=f"^texts: {path} .*it has {2**42} bytes; at most"):
-        read_column("texts", str(path), "text")
+        read_table("texts", str(path), "text")
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +215,7 @@ def test_names_are_text_in_the_terminal_and_on_the_page(kl, models, tmp_path):
 def test_lines_of_a_text_file_end_at_newlines_only(tmp_path):
     texts = ["one\x0cand\x1ctwo", "\x00three\u2028four\x85"]
     (tmp_path / "x.txt").write_text("\r\n".join(texts) + "\n \n", "utf-8")
-    assert read_column("texts", str(tmp_path / "x.txt"), "text") == texts
+    assert read_table("texts", str(tmp_path / "x.txt"), "text") == {"text": texts}
 
 
 def test_half_of_a_surrogate_pair_is_no_text(models, kl, tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 from single_steps import attached
 
-from lit_klrb.data.interfaces import Corpus, Learner, PairMaker, RepeatsBatches
+from lit_klrb.data.interfaces import Corpus, Learner, PairMaker
 from lit_klrb.data.modules import PreferenceDataModule, PromptDataModule, ReviewDataModule
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import RaoBlackwell
@@ -13,11 +13,11 @@ from lit_klrb.modules import DPOModule
 def test_what_each_side_offers(chain, tmp_path):
     module, _ = attached(chain, tmp_path, RaoBlackwell())
     assert isinstance(module, Learner)
-    assert isinstance(module, RepeatsBatches)
+    assert module.steps_per_batch
     assert not isinstance(module, PairMaker)
     pair_maker = DPOModule(reference_path="x")
     assert isinstance(pair_maker, PairMaker)
-    assert not isinstance(pair_maker, RepeatsBatches)
+    assert not hasattr(pair_maker, "steps_per_batch")
     assert isinstance(ReviewDataModule(), Corpus)
     assert not isinstance(PromptDataModule(), Corpus)
 

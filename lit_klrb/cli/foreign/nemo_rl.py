@@ -6,19 +6,7 @@ advantage_estimator.py, utils.py (calculate_kl).
 """
 
 from lit_klrb.cli.foreign.reading import Settings
-from lit_klrb.cli.foreign.terms import (
-    ADVANTAGE,
-    DIVIDED,
-    PER_LENGTH,
-    PER_TOKEN,
-    TEACHER,
-    TO_GO,
-    WHITENED,
-    Finding,
-    Gradient,
-    Term,
-    gradient_of,
-)
+from lit_klrb.cli.foreign.terms import ADVANTAGE, TO_GO, Finding, Gradient, Note, Term, gradient_of, known
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import K1Loss, K2Loss
 
@@ -57,11 +45,8 @@ def explain(settings: Settings) -> Finding:
         return _distillation(settings)
     kind = settings.text(KIND, "k3")
     section = "ppo" if settings.has("ppo.") else "grpo"
-    advantage = settings.text(f"{section}.adv_estimator.name", "gae" if section == "ppo" else "grpo")
-    if advantage not in ADVANTAGES:
-        raise ConfigurationError(
-            f"{advantage} is not known here; {', '.join(ADVANTAGES)} are", key=f"{section}.adv_estimator.name"
-        )
+    key = f"{section}.adv_estimator.name"
+    advantage = known(settings.text(key, "gae" if section == "ppo" else "grpo"), ADVANTAGES, key)
     coefficient = settings.number(COEFFICIENT, 0.01)
     notes = [*settings.notes]
     if settings.flag("loss_fn.use_kl_in_reward"):
@@ -78,15 +63,13 @@ def explain(settings: Settings) -> Finding:
         terms = (term._replace(off_policy="token" if corrected else "none"),)
     if advantage == "opd":
         terms = (OPD, *terms)
-        notes.append(TEACHER)
-    if settings.flag("loss_fn.token_level_loss", True):
-        notes.append(PER_TOKEN)
-    else:
-        notes.append(PER_LENGTH)
+        notes.append(Note.TEACHER)
+    per_token = settings.flag("loss_fn.token_level_loss", True)
+    notes.append(Note.PER_TOKEN if per_token else Note.PER_LENGTH)
     if advantage in ("grpo", "gdpo") and _divides(settings):
-        notes.append(DIVIDED)
+        notes.append(Note.DIVIDED)
     if advantage == "reinforce_plus_plus":
-        notes.append(WHITENED)
+        notes.append(Note.WHITENED)
     return Finding(FRAMEWORK, f"{section}, adv_estimator={advantage}", terms, tuple(notes))
 
 
@@ -110,7 +93,7 @@ def _distillation(settings: Settings) -> Finding:
             "ones" + ("" if tail else ", and nothing outside these tokens"),
         ),
     )
-    notes = (*settings.notes, TEACHER, PER_TOKEN)
+    notes = (*settings.notes, Note.TEACHER, Note.PER_TOKEN)
     return Finding(FRAMEWORK, "distillation", (term,), notes)
 
 

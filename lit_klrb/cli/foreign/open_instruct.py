@@ -5,7 +5,7 @@ Options, defaults and formulas as in open-instruct at commit e6c3044aa6201c8bfa4
 """
 
 from lit_klrb.cli.foreign.reading import Settings
-from lit_klrb.cli.foreign.terms import FIRST_STEP, LOSSES, PER_TOKEN, Finding, Gradient, Term, gradient_of
+from lit_klrb.cli.foreign.terms import LOSSES, Finding, Gradient, Note, Term, gradient_of
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import K1Loss, K2Loss
 
@@ -38,9 +38,9 @@ def explain(settings: Settings) -> Finding:
         f"--kl_estimator {kind}",
         settings.number("beta", 0.05),
         "--beta",
-        gradient.or_remark(FIRST_STEP),
+        gradient.or_remark(Note.FIRST_STEP),
         "token" if kind == "3" else "none",
     )
     constant = "the loss is a sum over tokens, divided by --loss_denominator"
-    note = PER_TOKEN if settings.text("loss_denominator", "token") == "token" else constant
+    note = Note.PER_TOKEN if settings.text("loss_denominator", "token") == "token" else constant
     return Finding(FRAMEWORK, "GRPO", (term,), (note,))

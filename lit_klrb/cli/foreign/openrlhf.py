@@ -6,17 +6,7 @@ openrlhf/models/utils.py, openrlhf/trainer/ppo_utils/experience_maker.py, openrl
 """
 
 from lit_klrb.cli.foreign.reading import Settings
-from lit_klrb.cli.foreign.terms import (
-    DIVIDED,
-    FIRST_STEP,
-    LOSSES,
-    TO_GO,
-    WHITENED,
-    Finding,
-    Gradient,
-    Term,
-    gradient_of,
-)
+from lit_klrb.cli.foreign.terms import LOSSES, TO_GO, Finding, Gradient, Note, Term, gradient_of
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import K2Loss
 
@@ -61,7 +51,7 @@ def explain(settings: Settings) -> Finding:
         + (f" --{UNBIASED}" if unbiased else ""),
         settings.number(now["algo.kl.init_coef"], 0.01),
         f"--{now['algo.kl.init_coef']}",
-        gradient.or_remark(FIRST_STEP) if in_loss else gradient,
+        gradient.or_remark(Note.FIRST_STEP) if in_loss else gradient,
         "token" if unbiased else "none",
     )
     advantage = settings.text(now["algo.advantage.estimator"], "gae")
@@ -69,9 +59,9 @@ def explain(settings: Settings) -> Finding:
     if not in_loss:
         notes.append("the baseline is subtracted from the reward before the KL, which has none")
     if advantage in WHITENING and not settings.flag("algo.advantage.no_std_norm"):
-        notes.append(WHITENED)
+        notes.append(Note.WHITENED)
     elif advantage == "group_norm":
-        notes.append(DIVIDED)
+        notes.append(Note.DIVIDED)
     if now["algo.kl.target"] in settings.values:
         notes.append(f"the coefficient adapts to --{now['algo.kl.target']}")
     return Finding(FRAMEWORK, f"advantage estimator {advantage}", (term,), tuple(notes))

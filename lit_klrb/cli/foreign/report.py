@@ -4,7 +4,7 @@ from typing import Any
 
 from lit_klrb.cli.foreign import nemo_rl, open_instruct, openrlhf, trl, verl
 from lit_klrb.cli.foreign.reading import read_settings
-from lit_klrb.cli.foreign.terms import TEACHER, Finding, Term
+from lit_klrb.cli.foreign.terms import Finding, Note, Term
 from lit_klrb.errors import ConfigurationError, printable
 
 NO_KL = "there is no KL term"
@@ -90,4 +90,4 @@ def _lines(term: dict[str, Any]) -> list[str]:
 
 def _both(finding: Finding) -> bool:
     """Whether the KL to the same model has two terms; a teacher's is another one."""
-    return len([term for term in finding.terms if not term.is_off]) > 1 and TEACHER not in finding.notes
+    return len([term for term in finding.terms if not term.is_off]) > 1 and Note.TEACHER not in finding.notes

@@ -1,6 +1,6 @@
 """The KL terms of other software's objectives, and what each one equals here."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple, Self
 
 from lit_klrb.errors import ConfigurationError
@@ -91,14 +91,19 @@ class Finding(NamedTuple):
 
 
 def gradient_of(table: Mapping[str, Gradient], kind: str, key: str) -> Gradient:
-    """The gradient of a kind of estimate.
+    """The gradient of a kind of estimate, which must be one that is known here."""
+    return table[known(kind, table, key)]
+
+
+def known(name: str, names: Collection[str], key: str) -> str:
+    """The name, after checking that it is one of those that are known here.
 
     Raises:
-        ConfigurationError: If it is not known.
+        ConfigurationError: If not; names the key and the names.
     """
-    if kind not in table:
-        raise ConfigurationError(f"{kind} is not known here; {', '.join(table)} are", key=key)
-    return table[kind]
+    if name not in names:
+        raise ConfigurationError(f"{name} is not known here; {', '.join(names)} are", key=key)
+    return name
 
 
 OWN = "optimises nothing that a KL is: {} times the gradient of the token's own log-probability"
@@ -129,17 +134,19 @@ TO_GO = {
 }
 
 
-# Notes on normalisation
-PER_TOKEN = "the loss is a mean over the batch's tokens: reward and KL have the same weight per token"
-PER_LENGTH = (
-    "each completion's loss is divided by its length, reward and KL alike: tokens of long completions "
-    "count less"
-)
-SUMMED = "the loss is a sum over tokens and a mean over completions, as here"
-DIVIDED = (
-    "rewards are divided by their group's standard deviation, the KL is not: its weight in units of reward "
-    "is the coefficient times that standard deviation"
-)
-WHITENED = "advantages are whitened over the batch, which changes the weight of the KL per unit of reward"
-FIRST_STEP = "without importance weights: exact only in the first optimizer step of a rollout"
-TEACHER = "the KL is that of the student and its teacher, which is the reference here"
+class Note:
+    """Reservations, of normalisation and others."""
+
+    PER_TOKEN = "the loss is a mean over the batch's tokens: reward and KL have the same weight per token"
+    PER_LENGTH = (
+        "each completion's loss is divided by its length, reward and KL alike: tokens of long completions "
+        "count less"
+    )
+    SUMMED = "the loss is a sum over tokens and a mean over completions, as here"
+    DIVIDED = (
+        "rewards are divided by their group's standard deviation, the KL is not: its weight in units of "
+        "reward is the coefficient times that standard deviation"
+    )
+    WHITENED = "advantages are whitened over the batch, which changes the weight of the KL per unit of reward"
+    FIRST_STEP = "without importance weights: exact only in the first optimizer step of a rollout"
+    TEACHER = "the KL is that of the student and its teacher, which is the reference here"

@@ -5,19 +5,7 @@ as in 0.16 (trl/trainer/ppo_{config,trainer}.py).
 """
 
 from lit_klrb.cli.foreign.reading import Settings
-from lit_klrb.cli.foreign.terms import (
-    DIVIDED,
-    FIRST_STEP,
-    PER_LENGTH,
-    PER_TOKEN,
-    SUMMED,
-    TEACHER,
-    TO_GO,
-    Finding,
-    Gradient,
-    Term,
-    gradient_of,
-)
+from lit_klrb.cli.foreign.terms import TO_GO, Finding, Gradient, Note, Term, gradient_of
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import K2Loss, K3Loss, MonteCarlo, RaoBlackwellLoss
 
@@ -30,10 +18,10 @@ ONLY = {
 }
 SHARED = {"beta", "num_generations", "max_completion_length", "epsilon", "reward_funcs"}
 NORMALISATION = {
-    **dict.fromkeys(("dapo", "bnpo", "cispo", "vespo"), PER_TOKEN),
-    **dict.fromkeys(("grpo", "sapo"), PER_LENGTH),
+    **dict.fromkeys(("dapo", "bnpo", "cispo", "vespo"), Note.PER_TOKEN),
+    **dict.fromkeys(("grpo", "sapo"), Note.PER_LENGTH),
     "dr_grpo": "the loss is a sum over tokens, divided by max_completion_length",
-    "luspo": SUMMED,
+    "luspo": Note.SUMMED,
 }
 
 # What DistillationConfig.beta other than 1 stands for, and for beta = 0
@@ -89,7 +77,7 @@ def explain(settings: Settings, trainer: str) -> Finding:
 def _grpo(settings: Settings) -> Finding:
     term = Term(
         "loss", "k3", "use_bias_correction_kl=False", settings.number("beta", 0.0), "beta",
-        Gradient(K3Loss, remark=FIRST_STEP),
+        Gradient(K3Loss, remark=Note.FIRST_STEP),
     )  # fmt: skip
     if settings.flag("use_bias_correction_kl", True):
         term = term._replace(setting="use_bias_correction_kl=True", value="ratio times k3")
@@ -104,13 +92,13 @@ def _grpo(settings: Settings) -> Finding:
     notes = [NORMALISATION.get(settings.text("loss_type", "dapo"), "")]
     scale = settings.text("scale_rewards", "group")
     if scale.lower() not in ("false", "none"):
-        notes.append(DIVIDED)
+        notes.append(Note.DIVIDED)
     return Finding(FRAMEWORK, "GRPOTrainer", (term,), tuple(filter(None, notes)))
 
 
 def _rloo(settings: Settings) -> Finding:
     term = Term("reward", "k1", "RLOOTrainer", settings.number("beta", 0.05), "beta", Gradient(MonteCarlo))
-    notes = [SUMMED]
+    notes = [Note.SUMMED]
     if settings.flag("normalize_advantages"):
         notes.append("advantages, KL included, are divided by their standard deviation over the batch")
     return Finding(FRAMEWORK, "RLOOTrainer", (term,), tuple(notes))
@@ -132,4 +120,4 @@ def _distillation(settings: Settings) -> Finding:
     if beta != 1:
         value, optimises = OTHER_BETA[beta == 0]
         term = term._replace(value=value, gradient=Gradient(None, remark=f"optimises {optimises}"))
-    return Finding(FRAMEWORK, "DistillationTrainer", (term,), (TEACHER, PER_TOKEN))
+    return Finding(FRAMEWORK, "DistillationTrainer", (term,), (Note.TEACHER, Note.PER_TOKEN))

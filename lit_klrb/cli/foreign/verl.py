@@ -6,23 +6,7 @@ verl/trainer/distillation/losses.py, verl/trainer/ppo/{core_algos,ray_trainer}.p
 """
 
 from lit_klrb.cli.foreign.reading import Settings
-from lit_klrb.cli.foreign.terms import (
-    ADVANTAGE,
-    DIVIDED,
-    FIRST_STEP,
-    LOSSES,
-    OWN,
-    PER_LENGTH,
-    PER_TOKEN,
-    SUMMED,
-    TEACHER,
-    TO_GO,
-    WHITENED,
-    WHOLE,
-    Finding,
-    Gradient,
-    Term,
-)
+from lit_klrb.cli.foreign.terms import ADVANTAGE, LOSSES, OWN, TO_GO, WHOLE, Finding, Gradient, Note, Term
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import K2Loss
 
@@ -36,9 +20,9 @@ CREDIT_TO_GO = {"gae", "reinforce_plus_plus", "remax"}
 DIVIDE_BY_STD = {"grpo", "grpo_passk"}
 WHITENING = {"gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline"}
 AGGREGATION = {
-    "token-mean": PER_TOKEN,
-    "seq-mean-token-mean": PER_LENGTH,
-    "seq-mean-token-sum": SUMMED,
+    "token-mean": Note.PER_TOKEN,
+    "seq-mean-token-mean": Note.PER_LENGTH,
+    "seq-mean-token-sum": Note.SUMMED,
     "seq-mean-token-sum-norm": "the loss is a sum over tokens, divided by a constant",
 }
 
@@ -64,14 +48,14 @@ def explain(settings: Settings) -> Finding:
         terms.append(_in_reward(settings, advantage))
     notes = [AGGREGATION.get(settings.text(f"{ACTOR}loss_agg_mode", "token-mean"), "")]
     if distils:
-        notes.append(TEACHER)
+        notes.append(Note.TEACHER)
     if not has_rewards:
         return Finding(FRAMEWORK, "distillation", tuple(terms), tuple(filter(None, notes)))
     if advantage in DIVIDE_BY_STD and settings.flag("algorithm.norm_adv_by_std_in_grpo", True):
         divided_alike = "reward less its KL is divided by its group's standard deviation"
-        notes.append(divided_alike if terms and terms[0].place == "reward" else DIVIDED)
+        notes.append(divided_alike if terms and terms[0].place == "reward" else Note.DIVIDED)
     if advantage in WHITENING:
-        notes.append(WHITENED)
+        notes.append(Note.WHITENED)
     if settings.text("algorithm.kl_ctrl.type", "fixed") == "adaptive":
         notes.append("the coefficient in the reward adapts to algorithm.kl_ctrl.target_kl (per token)")
     trainer = f"adv_estimator={advantage}" + (" and distillation" if distils else "")
@@ -104,7 +88,7 @@ def _distillation(settings: Settings) -> Term:
     if kind == "k1" and not as_advantage:
         raise ConfigurationError("verl refuses k1 without use_policy_gradient: it has no gradient", key=key)
     weighted = settings.flag(f"{DISTILLATION}use_task_rewards", True)
-    remark = "within PPO's clipping; values are clamped" if as_advantage else FIRST_STEP
+    remark = "within PPO's clipping; values are clamped" if as_advantage else Note.FIRST_STEP
     return Term(
         "advantage" if as_advantage else "loss",
         kind,
@@ -127,7 +111,7 @@ def _in_loss(settings: Settings) -> Term:
         f"{key}={name}",
         settings.number(f"{ACTOR}kl_loss_coef", 0.001),
         f"{ACTOR}kl_loss_coef",
-        gradient.or_remark(FIRST_STEP),
+        gradient.or_remark(Note.FIRST_STEP),
     )
 
 
