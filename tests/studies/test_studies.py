@@ -17,6 +17,7 @@ from lit_klrb.estimators import (
 )
 from lit_klrb.estimators.cross_fit import EarlierRollouts
 from lit_klrb.estimators.token_values import TokenValues
+from lit_klrb.models.loading import TOKEN_VALUES_KEY
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies import EstimationStudy, GradientNoiseStudy, gradient_noise
 from lit_klrb.studies.gradients import policy_gradient
@@ -147,7 +148,10 @@ def test_estimators_with_token_values_are_measured_with_those_of_earlier_rollout
 
 
 def test_token_values_begin_with_those_of_the_warm_start_as_in_training(chain, tmp_path):
-    module, batch = attached(chain, tmp_path, TiltedRaoBlackwell())
+    checkpoint = torch.load(chain.checkpoint("dpo"), weights_only=True)
+    size = len(attached(chain, tmp_path, MonteCarlo())[0].policy.get_output_embeddings().weight)
+    torch.save(checkpoint | {TOKEN_VALUES_KEY: torch.linspace(-1, 1, size)}, tmp_path / "dpo.ckpt")
+    module, batch = attached(chain, tmp_path, TiltedRaoBlackwell(), policy_path=str(tmp_path / "dpo.ckpt"))
     halves = [{name: value[rows] for name, value in batch.items()} for rows in (slice(2), slice(2, 4))]
     memories = gradient_noise.memories_after(module, [TiltedRaoBlackwell(), MonteCarlo()], halves, seed=5)
     for half, index in zip(halves, range(2), strict=True):
