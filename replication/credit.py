@@ -14,6 +14,7 @@ FIGURE = Path(__file__).parents[1] / "docs" / "credit.svg"
 # Published sweeps and what they are, from the student that can match its teacher to the one that cannot.
 STUDIES = {
     "distillation_full": "toy, can match",
+    "smollm2_heal": "SmolLM2 without two layers,\neach arm at its own rate",
     "smollm2_credit": "SmolLM2, two contexts,\neach arm at its own rate",
     "smollm2_json": "SmolLM2, one context,\none rate",
     "imdb_distill": "reviews, smaller student",
@@ -26,6 +27,7 @@ CREDITS = {
     "discount-annealed": "discount 0 to 1 (default)",
     "future-exact": "all later KLs, exact own",
     "future-sampled": "all later log ratios, sampled",
+    "minillm": "MiniLLM's",
 }
 
 
@@ -41,7 +43,7 @@ def log_ratio(sweep: Sweep, arm: str) -> Estimate:
 def draw_map(results: Path = RESULTS) -> str:
     """The final KL of each credit relative to practice, with 95 % intervals, as SVG."""
     styles = looks(CREDITS.values(), PRACTICE)
-    with sheet(3.3) as drawn:
+    with sheet(3.9) as drawn:
         axes = drawn.canvas.subplots()
         axes.axvline(1.0, color="black", linewidth=0.8)
         for row, name in enumerate(STUDIES):
