@@ -60,7 +60,7 @@ def draw_map(results: Path = RESULTS) -> str:
         axes.set_xscale("log")
         axes.set_xticks([0.1, 0.2, 0.5, 1, 2], ["0.1", "0.2", "0.5", "1", "2"])
         axes.minorticks_off()
-        axes.set_xlabel("final KL relative to practice, sampled own-token credit")
+        axes.set_xlabel("final KL relative to sampled own-token credit")
         axes.set_yticks(range(len(STUDIES)), STUDIES.values())
         axes.invert_yaxis()
         entries = legend_lines({label: styles[label] for label in CREDITS.values()}, lines=False)
