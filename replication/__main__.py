@@ -1,4 +1,4 @@
-"""`python -m replication`: the ledger of claims, reports with studies of enumerated models, and a figure."""
+"""`python -m replication`: the ledger of claims, reports with studies of enumerated models, and figures."""
 
 import argparse
 import sys
@@ -9,8 +9,8 @@ from analysis.cli.reports import print_verification
 from analysis.report.build import build
 from analysis.report.verify import verify
 from lit_klrb.files import write_atomically
+from replication import credit, pays
 from replication.claims.ledger import is_ledger, verify_ledger, write_ledger
-from replication.credit import FIGURE, draw_map
 from replication.sections import SECTIONS
 
 LEDGER = Path(__file__).parent / "ledger"
@@ -44,14 +44,23 @@ def verify_command(arguments: argparse.Namespace) -> int:
 
 def map_command(arguments: argparse.Namespace) -> int:
     """Draw the map of credits in distillation."""
-    write_atomically(FIGURE, draw_map() + "\n")
-    print(FIGURE)
+    write_atomically(credit.FIGURE, credit.draw_map() + "\n")
+    print(credit.FIGURE)
+    return 0
+
+
+def pays_command(arguments: argparse.Namespace) -> int:
+    """Draw the map of when less noise pays, and print its numbers."""
+    toy, tasks = pays.read_toy(), pays.read_tasks()
+    write_atomically(pays.FIGURE, pays.draw_pays(toy, tasks) + "\n")
+    print("\n".join(pays.table(toy, tasks)))
+    print(pays.FIGURE)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m replication", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="claims|report|verify|map")
+    commands = parser.add_subparsers(required=True, metavar="claims|report|verify|map|pays")
     claims = commands.add_parser("claims", help="write the ledger of claims from its artifacts")
     claims.set_defaults(run=claims_command)
     claims.add_argument(
@@ -65,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     verified.add_argument("path", nargs="?", type=Path, default=LEDGER, metavar="DIR")
     drawn = commands.add_parser("map", help="draw docs/credit.svg, the credits in distillation by study")
     drawn.set_defaults(run=map_command)
+    drawn = commands.add_parser("pays", help="draw docs/pays.svg, when less noise pays, and its numbers")
+    drawn.set_defaults(run=pays_command)
     return parser
 
 

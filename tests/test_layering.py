@@ -55,6 +55,7 @@ REPLICATION_ROOMS = [
     "replication.sections",  # of reports
     "replication.claims",  # the ledger of claims
     "replication.credit",  # a figure of its sweeps
+    "replication.pays",  # another one
     "replication.rewards",  # what programs check in answers
     "replication.sentiment",  # a classifier of reviews
     "replication.notes",  # trials that are run once
