@@ -23,10 +23,6 @@ SUMS = "smollm2_sums"
 PAGE = RESULTS / "pays" / "README.md"
 
 
-# The sweeps of the toy are run after this.
-published = pytest.mark.skipif(not PAGE.exists(), reason="the sweeps of the toy have not been published")
-
-
 @pytest.fixture(scope="module")
 def toy():
     return read_toy()
@@ -42,18 +38,15 @@ def sums():
     return load_sweep(RESULTS / SUMS)
 
 
-@published
 def test_the_committed_figure_is_drawn_from_the_published_results(toy, tasks):
     assert FIGURE.read_text("utf-8") == draw_pays(toy, tasks) + "\n"
 
 
-@published
 def test_the_page_has_the_numbers_that_are_printed(toy, tasks):
     lines = PAGE.read_text("utf-8").splitlines()
     assert [line for line in table(toy, tasks) if line not in lines] == []
 
 
-@published
 @pytest.mark.parametrize("name", sorted({name for names in FACTORS.values() for name in names}))
 def test_differences_are_those_of_the_reports(name, toy):
     numbers = json.loads((RESULTS / "pays" / name / "results.json").read_text())
@@ -83,7 +76,6 @@ def test_a_place_is_that_of_the_runs(sums):
     assert np.std(found.shares, ddof=1) / np.sqrt(8) == pytest.approx(jackknife, rel=0.1)
 
 
-@published
 def test_a_contrast_is_that_of_matched_replicates(toy):
     low, high = toy["two"], toy["eight"]
     found = contrasts(toy)["completions"]
