@@ -33,11 +33,12 @@ TREATMENT, CONTROL = "RaoBlackwellControlVariate", "MonteCarlo"
 TASKS = {
     "smollm2_sums": "SmolLM2, sums",
 }
-# The sweeps of the toy, below `results/pays`: one thing changes from the centre, in this order.
+# The sweeps of the toy, below `results/pays`: one thing changes from the centre. The plan contrasts the last
+# with the first.
 FACTORS = {
     "room": ("long", "centre", "reference"),
     "kl": ("strong", "centre", "weak"),
-    "completions": ("two", "centre", "eight"),
+    "completions": ("eight", "centre", "two"),
 }
 # What a factor is called in the figure.
 _LABELS = {
@@ -143,8 +144,10 @@ def table(toy: Mapping[str, Place], tasks: Mapping[str, Place]) -> list[str]:
         rates = " | ".join(f"{rate:g}" for rate in place.rates)
         where = f"{place.room:.2f} | {place.kl:.2f} | {place.completions}"
         lines.append(f"| {name} | {where} | {rates} | {both} |")
-    level = 1 - 0.05 / len(FACTORS)
-    return lines + [f"{factor}: {_number(found, level)}" for factor, found in contrasts(toy).items()]
+    for factor, found in contrasts(toy).items():
+        first, *_, last = FACTORS[factor]
+        lines.append(f"- `{last}` − `{first}`: {_number(found, 1 - 0.05 / len(FACTORS))}")
+    return lines
 
 
 def draw_pays(toy: Mapping[str, Place], tasks: Mapping[str, Place]) -> str:

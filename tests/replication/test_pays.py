@@ -77,7 +77,7 @@ def test_a_place_is_that_of_the_runs(sums):
 
 
 def test_a_contrast_is_that_of_matched_replicates(toy):
-    low, high = toy["two"], toy["eight"]
+    low, high = toy["eight"], toy["two"]
     found = contrasts(toy)["completions"]
     assert found.value == pytest.approx(high.share.value - low.share.value)
     variance = np.var(high.shares - low.shares, ddof=1) / 8 + low.share_variance + high.share_variance
