@@ -136,6 +136,11 @@ class KLEstimator(ABC):
         return None
 
     @property
+    def reads_prefix_rewards(self) -> bool:
+        """Whether it uses `TokenStats.reward_to_come`."""
+        return False
+
+    @property
     def formula(self) -> str | None:
         """Score weight c_t and pathwise term l_t of g = sum_t [c_t grad log p(y_t) + grad l_t], as text."""
         return None

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, final, get_args
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -26,7 +27,7 @@ class RaoBlackwellControlVariate(FittedEstimator):
     With r_t the log ratio, R = r - beta sum_t r_t and ctr(x) = x - LOO(x) the score weights are
 
         c_t = -ctr(R) + g_kl beta ctr(sum_{s>t} KL_s - sum_s r_s) + g_a ctr(sum_s a(y_s) - sum_{s>t} E_s[a])
-              - g_loo LOO(R) - g_1,    l_t = g_kl beta KL_t - g_a E_t[a].
+              - g_loo LOO(R) - g_1 + g_r ctr(r(x, y_<t)),    l_t = g_kl beta KL_t - g_a E_t[a].
 
     The first term is `MonteCarlo`. The directions added to it are
 
@@ -34,7 +35,9 @@ class RaoBlackwellControlVariate(FittedEstimator):
       an affine function of the reward, and MonteCarlo's noise cancels that of the reward; elsewhere not;
     - token_values: replaces sampled token values by their expectations (`TiltedRaoBlackwell`);
     - leave_one_out: shrinks the leave-one-out mean, the noisiest part with few completions;
-    - constant: a baseline common to all prompts.
+    - constant: a baseline common to all prompts;
+    - prefix_rewards: the reward of the completion before the token, as a baseline of that token; with g_r = 1
+      a token is credited with what the reward changes from it on.
 
     g = 0 gives `MonteCarlo`, g_kl = 1 gives `RaoBlackwell`, and g_a = 1 in addition `TiltedRaoBlackwell`. See
     `FittedEstimator` for the fit.
@@ -44,8 +47,8 @@ class RaoBlackwellControlVariate(FittedEstimator):
         ensembles of control variates for variational inference", arXiv:1810.12482.
 
     Args:
-        directions: The directions to use. token_values is ignored without token values in the statistics, and
-            leave_one_out without a baseline.
+        directions: The directions to use. token_values and prefix_rewards are ignored without token values or
+            `reward_to_come` in the statistics, and leave_one_out without a baseline.
     """
 
     token_values_predict: ClassVar[Predicted | None] = "rewards"
@@ -68,9 +71,14 @@ class RaoBlackwellControlVariate(FittedEstimator):
 
     @property
     @override
+    def reads_prefix_rewards(self) -> bool:
+        return "prefix_rewards" in self.directions
+
+    @property
+    @override
     def formula(self) -> str:
         return (
-            "c_t = (1 - g) sum_s r_s + g sum_{s>t} KL_s, l_t = g KL_t, and multiples of a baseline and of"
+            "c_t = (1 - g) sum_s r_s + g sum_{s>t} KL_s, l_t = g KL_t, and multiples of baselines and of"
             " token values, all fitted on other prompts"
         )
 
@@ -103,4 +111,7 @@ class RaoBlackwellControlVariate(FittedEstimator):
             directions["leave_one_out"] = others[:, None] * mask
         if "constant" in self.directions:
             directions["constant"] = -mask.to(stats.logprobs.dtype)
+        if self.reads_prefix_rewards and stats.reward_to_come is not None and rewards is not None:
+            before = rewards[:, None] - stats.reward_to_come
+            directions["prefix_rewards"] = torch.where(mask, self.centred(before, group_size), 0)
         return score((MonteCarlo.recipe, beta), rewards=rewards), directions

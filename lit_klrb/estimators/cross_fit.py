@@ -8,18 +8,18 @@ from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
 
-Direction = Literal["kl", "token_values", "leave_one_out", "constant"]
+Direction = Literal["kl", "token_values", "leave_one_out", "constant", "prefix_rewards"]
 _DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 # Directions whose squared norm is below about this share of that of the score weights are suppressed.
 _NEGLIGIBLE = 1e-3
 
 
 class FitSums(NamedTuple):
-    """What least squares needs of some groups: sums over them, of all four directions, in float64.
+    """What least squares needs of some groups: sums over them, of all D directions, in float64.
 
     Args:
-        products: Inner products of the directions, shape [..., 4, 4]; 0 for directions that are absent.
-        target: Inner products of the directions and the score weights at g = 0, shape [..., 4].
+        products: Inner products of the directions, shape [..., D, D]; 0 for directions that are absent.
+        target: Inner products of the directions and the score weights at g = 0, shape [..., D].
         squares: Squared norm of the score weights at g = 0, shape [...].
         groups: Number of groups, shape [...].
         fourth_powers: Sum of the groups' squared `squares`, shape [...].
@@ -167,12 +167,20 @@ class EarlierRollouts:
         size = len(_DIRECTIONS)
         shapes = dict(zip(FitSums._fields, ((size, size), (size,), (), (), ()), strict=True))
         valid = isinstance(state, dict) and (not state or set(state) == set(shapes))
+        valid = valid and all(isinstance(value, Tensor) for value in state.values())
+        if valid:
+            state = {name: _with_all_directions(value) for name, value in state.items()}
         for name, value in state.items() if valid else ():
-            valid &= isinstance(value, Tensor) and value.shape == shapes[name]
-            valid &= isinstance(value, Tensor) and value.dtype == torch.float64
-            valid &= isinstance(value, Tensor) and bool(value.isfinite().all())
+            valid &= value.shape == shapes[name] and value.dtype == torch.float64
+            valid &= bool(value.isfinite().all())
         if not valid:
             raise ConfigurationError(
                 "holds no sums of earlier rollouts where they are expected", key="ckpt_path"
             )
         self.sums = FitSums(**{name: value.cpu() for name, value in state.items()}) if state else None
+
+
+def _with_all_directions(sums: Tensor) -> Tensor:
+    """Sums of an earlier version, which had the first of the directions, with zeros for the later ones."""
+    missing = len(_DIRECTIONS) - sums.shape[-1] if sums.ndim else 0
+    return torch.nn.functional.pad(sums, (0, missing) * sums.ndim) if missing == 1 else sums

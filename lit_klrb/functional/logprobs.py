@@ -72,6 +72,8 @@ class TokenStats(NamedTuple):
         head_mass: Sum of p over H, shape [B, T].
         ref_head_mass: Sum of q over H, shape [B, T].
         in_head: 1 where the sampled token is in H, 0 elsewhere, shape [B, T].
+        reward_to_come: r(x, y) - r(x, y_<t), the completion's reward less that of the part before token t,
+            shape [B, T]; None if rewards of parts are not computed. The caller sets it.
     """
 
     logprobs: Tensor
@@ -84,6 +86,7 @@ class TokenStats(NamedTuple):
     head_mass: Tensor | None = None
     ref_head_mass: Tensor | None = None
     in_head: Tensor | None = None
+    reward_to_come: Tensor | None = None
 
     def detach(self) -> "TokenStats":
         """The same statistics, detached from the graph."""

@@ -104,6 +104,22 @@ class Rollout(NamedTuple):
         """A slice of the sequences."""
         return self.map(lambda field: field[rows])
 
+    def cut(self, length: int) -> "Rollout":
+        """Prompts with the first tokens of their completions; the shapes stay.
+
+        Args:
+            length: The number of tokens, 0 to T.
+
+        Example:
+            >>> mask = torch.ones(1, 3, dtype=torch.bool)
+            >>> Rollout(torch.tensor([[5, 6, 7]]), mask, mask).cut(2).attention_mask.tolist()
+            [[True, True, False]]
+        """
+        mask, attention = self.mask.clone(), self.attention_mask.clone()
+        mask[:, length:] = False
+        attention[:, attention.shape[1] - mask.shape[1] + length :] = False
+        return self._replace(attention_mask=attention, mask=mask)
+
     def after(self, prompts: Tensor, prompt_mask: Tensor) -> "Rollout":
         """The same completions after other prompts, such as those that a teacher reads.
 

@@ -169,6 +169,8 @@ class OnPolicyModule(RegularisedModule, ABC):
                 reference_states, stats = self.score(rollout, batch, token_values, self.kl_estimator.topk)
             rewards = self.rewards(rollout, batch)  # r(x, y)
             training_rewards = self.training_rewards(rollout, rewards)  # less a penalty if y does not end
+            # r(x, y) - r(x, y_<t), if the setting asks for it
+            stats = stats._replace(reward_to_come=self.reward_to_come(rollout, batch, training_rewards))
             # beta * credited KL - (r - mean of the other K - 1), on the completions of all processes
             weights = self.weigh(rollout, stats.detach(), training_rewards)
             metrics = self.rollout_metrics(rollout, stats.detach(), rewards)
@@ -214,6 +216,10 @@ class OnPolicyModule(RegularisedModule, ABC):
     def training_rewards(self, rollout: Rollout, rewards: Tensor) -> Tensor:
         """Rewards minus the penalty of completions without EOS, shape [B]."""
         return rewards - self.missing_eos_penalty * self.unfinished(rollout)
+
+    def reward_to_come(self, rollout: Rollout, batch: dict[str, Tensor], rewards: Tensor) -> Tensor | None:
+        """`TokenStats.reward_to_come` of a rollout, given its training rewards; None if not computed."""
+        return None
 
     def weigh(self, rollout: Rollout, stats: TokenStats, rewards: Tensor) -> LossWeights:
         """The estimator's weights of a rollout, which it remembers for the next ones.
@@ -308,9 +314,49 @@ class OnPolicyModule(RegularisedModule, ABC):
 class RLOOModule(RewardedModule, OnPolicyModule):
     """Maximises E[reward] − beta · KL(policy‖reference) on completions sampled from the policy.
 
+    Args:
+        prefix_rewards: Compute the reward of the completion so far at every such number of tokens: a baseline
+            of the tokens that follow, without bias, by an estimator with the direction prefix_rewards. The
+            reward is then called with unfinished completions, max_new_tokens / prefix_rewards times as often;
+            null for never.
+
     Reference: Kool et al. (2019), "Buy 4 REINFORCE samples, get a baseline for free!"; Ahmadian et al.
-    (2024), arXiv:2402.14740.
+    (2024), arXiv:2402.14740. Prefix rewards are the potential of Ng, Harada, Russell (1999), "Policy
+    invariance under reward transformations".
     """
+
+    prefix_rewards: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prefix_rewards is not None:
+            check_at_least(1, prefix_rewards=self.prefix_rewards)
+
+    def setup(self, stage: str) -> None:
+        """Check that the estimator uses prefix rewards if they are computed.
+
+        Raises:
+            ConfigurationError: If not, besides the reasons of `OnPolicyModule`.
+        """
+        super().setup(stage)
+        if stage == "fit" and self.prefix_rewards is not None and not self.kl_estimator.reads_prefix_rewards:
+            raise ConfigurationError(
+                f"{self.prefix_rewards} has no effect with {self.kl_estimator.label}; "
+                "RaoBlackwellControlVariate uses them",
+                key="model.init_args.prefix_rewards",
+            )
+
+    def reward_to_come(self, rollout: Rollout, batch: dict[str, Tensor], rewards: Tensor) -> Tensor | None:
+        """`TokenStats.reward_to_come` of a rollout, given its training rewards; None if not computed."""
+        if self.prefix_rewards is None:
+            return None
+        count = self.prefix_rewards
+        # Before the first token all completions of a prompt have the same reward, which cancels: no call
+        before = [torch.zeros_like(rewards)]
+        for length in range(count, rollout.mask.shape[1], count):
+            before.append(self.rewards(rollout.cut(length), batch))
+        steps = torch.stack(before, 1).repeat_interleave(count, 1)[:, : rollout.mask.shape[1]]
+        return torch.where(rollout.mask, rewards[:, None] - steps, 0)
 
     def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The policy of policy_path, or the reference, and the token values that its warm start fitted."""

@@ -204,12 +204,14 @@ def weighted(
         rewards: Their training rewards, shape [B].
     """
     states = module.scorer.reference_states(module.as_read(rollout, batch))
+    to_come = module.reward_to_come(rollout, batch, rewards)
     found: list[tuple[TopK | None, Tensor | None, TokenStats]] = []
     # Those with token values first, as the others can use the same statistics
     for memory in sorted(memories, key=lambda memory: memory.token_values is None):
         if _suitable(found, memory) is None:
             topk, table = memory.estimator.topk, memory.token_values
-            found.append((topk, table, module.scorer.stats(rollout, states, table, topk)))
+            computed = module.scorer.stats(rollout, states, table, topk)
+            found.append((topk, table, computed._replace(reward_to_come=to_come)))
     settings: dict[str, Any] = {"beta": module.beta, "group_size": module.group_size}
     for memory in memories:
         stats = _suitable(found, memory)

@@ -64,6 +64,8 @@ TRAINING = [
     ("rloo", ["--model.reward_path", "{grammar: 1.0, cli_rewards:length: 0.1}"]),
     ("rloo", ["--model.stop_at_eos", "false"]),
     ("rloo", ["--model.missing_eos_penalty", "3"]),
+    ("rloo", ["--model.prefix_rewards", "1"]),
+    ("rloo", ["--model.prefix_rewards", "4"]),
     ("rloo", ["--model.schedule", "constant"]),
     ("rloo", ["--model.temperature", "0.5"]),
     ("rloo", ["--model.max_new_tokens", "3"]),

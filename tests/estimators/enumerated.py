@@ -74,7 +74,12 @@ class Case:
         tokens, _ = self.sequences
         policy = TabularLM(logits, self.policy.max_length)
         logits = [model.token_logits(tokens) for model in (policy, self.reference)]
-        return token_stats(*logits, tokens, token_values=self.token_values, topk=topk)
+        stats = token_stats(*logits, tokens, token_values=self.token_values, topk=topk)
+        # An arbitrary number for each prefix
+        places = (self.policy.logits.shape[1] + 1) ** torch.arange(tokens.shape[1])
+        codes = ((tokens + 1) * places).cumsum(1) - (tokens + 1) * places
+        before = torch.sin(7.0 * codes).double()
+        return stats._replace(reward_to_come=self.rewards[:, None] - before)
 
     @cache  # noqa: B019 (cases live as long as the tests)
     def current(self, topk: TopK | None = None) -> tuple[Tensor, TokenStats]:

@@ -8,7 +8,7 @@ from lit_klrb.estimators.cross_fit import EarlierRollouts, FitSums, cross_fitted
 from lit_klrb.functional import TokenStats
 
 BETA = 0.4
-DIRECTIONS = ("kl", "token_values", "leave_one_out", "constant")
+DIRECTIONS = ("kl", "token_values", "leave_one_out", "constant", "prefix_rewards")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,10 @@ def random_stats(groups, group_size, seed):
 
     mask = torch.arange(4) < torch.randint(1, 5, (groups * group_size, 1), generator=generator)
     rewards = torch.randn(groups * group_size, generator=generator, dtype=torch.float64)
-    return TokenStats(draw(), draw(), draw().square(), draw().square(), draw(), draw()), mask, rewards
+    stats = TokenStats(
+        draw(), draw(), draw().square(), draw().square(), draw(), draw(), reward_to_come=draw()
+    )
+    return stats, mask, rewards
 
 
 def plain_coefficients(origin, directions, group_size):
@@ -184,7 +187,12 @@ def test_scaling_rewards_and_beta_scales_the_score_weights():
     stats, mask, rewards = random_stats(6, 2, seed=1)
     small, large = (
         RaoBlackwellControlVariate().weights(
-            stats._replace(value=unit * stats.value, expected_value=unit * stats.expected_value),
+            stats._replace(
+                **{
+                    name: unit * getattr(stats, name)
+                    for name in ("value", "expected_value", "reward_to_come")
+                }
+            ),
             mask,
             unit * rewards,
             beta=unit * BETA,
@@ -238,19 +246,35 @@ def test_its_loss_includes_rao_blackwell_with_and_without_the_tilt(kind, off_pol
     assert [estimator.is_fusable for estimator in estimators] == [off_policy in ("none", "clip")] * 2
 
 
-def test_without_token_values_the_other_directions_are_used():
+@pytest.mark.parametrize(
+    ("direction", "fields"),
+    [("token_values", ("value", "expected_value")), ("prefix_rewards", ("reward_to_come",))],
+)
+def test_without_what_a_direction_reads_the_others_are_used(direction, fields):
     stats, mask, rewards = random_stats(6, 2, seed=3)
-    plain = stats._replace(value=None, expected_value=None)
+    plain = stats._replace(**dict.fromkeys(fields))
+    others = tuple(name for name in DIRECTIONS if name != direction)
     without, fewer = (
         RaoBlackwellControlVariate(directions=directions).weights(
             plain, mask, rewards, beta=BETA, group_size=2
         )
-        for directions in (DIRECTIONS, ("kl", "leave_one_out", "constant"))
+        for directions in (DIRECTIONS, others)
     )
     assert torch.equal(without.score, fewer.score)
-    assert without.value is None
+    assert (without.value is None) == (direction == "token_values")
     table = RaoBlackwellControlVariate().weights(stats, mask, rewards, beta=BETA, group_size=2)
     assert not torch.allclose(table.score, without.score)
+
+
+def test_with_the_rewards_of_prefixes_a_token_is_credited_with_what_the_reward_changes_from_it_on():
+    """Rewards that are known before the last token: with a coefficient near 1 nothing is left to credit."""
+    stats, mask, rewards = random_stats(40, 2, seed=5)
+    stats = stats._replace(reward_to_come=torch.zeros_like(stats.logprobs))
+    estimator = RaoBlackwellControlVariate(directions=("prefix_rewards",))
+    left, whole = (
+        one.weights(stats, mask, rewards, beta=0.0, group_size=2).score for one in (estimator, MonteCarlo())
+    )
+    assert left.square().sum() < 0.01 * whole.square().sum()
 
 
 @pytest.mark.parametrize("wrong", [(), ("klr",)])
