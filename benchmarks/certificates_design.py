@@ -11,7 +11,7 @@ from analysis.stats.equal_time import joint_errors
 from analysis.stats.intervals import Estimate, stratified_mean
 from analysis.stats.matched_kl import matched_kl
 from analysis.stats.power import swap_p_values
-from analysis.stats.sequential import Evidence
+from analysis.stats.sequential import EProcess
 from analysis.stats.tuning import regrets
 
 from .certificates_primary import LEVEL, rate
@@ -30,7 +30,7 @@ def collapses(repetitions: int) -> str:
             for _ in range(repetitions):
                 fallen = rng.random(count) < share
                 differences = rng.normal(0.1, 0.14, count) - 0.3 / share * fallen
-                found = Evidence(differences, 1 / LEVEL)
+                found = EProcess(differences, 1 / LEVEL)
                 signs.append(found.crossing is not None and found.favours_treatment)
                 means.append(signs[-1] and differences.mean() > 0)
             rows.append([f"{share:.0%}", str(count), rate(signs), rate(means)])

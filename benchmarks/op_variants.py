@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from lit_klrb.functional import tiled_policy_loss, tiled_token_stats
 from lit_klrb.functional.tiled.blocks import Buffers, fused
 from lit_klrb.functional.tiled.head import HeadGradients
-from lit_klrb.functional.tiled.problem import Pair, Problem
+from lit_klrb.functional.tiled.inputs import Pair, TiledInputs
 
 from .op_case import Case, Outcome
 
@@ -100,7 +100,7 @@ def weigh(exponentials: Tensor, factors: Tensor) -> None:
 def monte_carlo(case: Case, with_reference: bool = True, compile_body: bool = False) -> Outcome:
     """`tiled_policy_loss` without the KL: only log-probabilities, built from the same parts."""
     pairs = [Pair(hidden[None], weight, None, None) for hidden, weight in (case[:2], case[2:4])]
-    problem = Problem.of(*pairs, case.tokens[None], None, 1.0, None, None, None)
+    problem = TiledInputs.of(*pairs, case.tokens[None], None, 1.0, None, None, None)
     gradients = HeadGradients(problem.policy, problem.inputs, (True, True, False))
     buffers = problem.buffers(retain_blocks=True)
     with compiling(compile_body):
@@ -114,7 +114,7 @@ def monte_carlo(case: Case, with_reference: bool = True, compile_body: bool = Fa
 
 
 def _monte_carlo_tile(
-    problem: Problem,
+    problem: TiledInputs,
     score_weights: Tensor,
     gradients: HeadGradients,
     rows: slice,

@@ -113,7 +113,7 @@ def build(folder: Path) -> None:
         n_head=4,
         n_positions=128,
         bos_token_id=VOCABULARY - 1,
-        ends=[VOCABULARY - 1],
+        eos_token_id=VOCABULARY - 1,
         pad_token_id=VOCABULARY - 2,
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)

@@ -4,9 +4,8 @@ Differences in J = reward - beta KL are shares of what `MonteCarlo` gains over t
 rewards of their own units.
 """
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +27,10 @@ from lit_klrb import schema
 
 RESULTS = Path(__file__).parent / "results"
 FIGURE = Path(__file__).parents[1] / "docs" / "pays.svg"
-TREATMENT, CONTROL = "RaoBlackwellControlVariate", "MonteCarlo"
-# Published sweeps of real tasks, below `results`, and what the figure calls them.
+CONTROL = "MonteCarlo"
+# What the figure calls real tasks, their published sweeps below `results`, and the arm beside `MonteCarlo`.
 TASKS = {
-    "smollm2_sums": "SmolLM2, sums",
+    "SmolLM2, sums": ("smollm2_sums", "combination"),
 }
 # The sweeps of the toy, below `results/pays`: one thing changes from the centre. The plan contrasts the last
 # with the first.
@@ -54,8 +53,8 @@ class Place:
     """What a sweep found, and where it is on the map.
 
     Attributes:
-        rates: The rates of `MonteCarlo` and of the default.
-        difference: Mean difference in J between the default and `MonteCarlo`, in units of the reward.
+        rates: The rates of `MonteCarlo` and of the other arm.
+        difference: Mean difference in J between the other arm and `MonteCarlo`, in units of the reward.
         shares: The same for each pair, relative to what `MonteCarlo` gains over the reference; linearised, so
             that their spread has that of the gain.
         share: Their mean. Both intervals include what the chosen rates may lose.
@@ -75,13 +74,17 @@ class Place:
     completions: int
 
     @classmethod
-    def of(cls, sweep: Sweep) -> "Place":
-        """The place of a sweep with both arms.
+    def of(cls, sweep: Sweep, treatment: str) -> "Place":
+        """The place of a sweep.
+
+        Args:
+            sweep: The sweep, with an arm of `MonteCarlo`.
+            treatment: The arm that is compared with it.
 
         Raises:
             ValueError: If an arm is missing, a run diverged, or no run starts at the reference.
         """
-        treatment, control = _arm(sweep, TREATMENT), _arm(sweep, CONTROL)
+        control = _control(sweep)
         pairs = match(sweep, treatment, control)
         if pairs.diverged.any():
             raise ValueError(f"{sweep.plan.name}: a run of the grid diverged, so that its J is unknown")
@@ -93,9 +96,9 @@ class Place:
         variance = regret_variance(regrets_of(sweep), treatment, control)
         return cls(
             (sweep.rates[control], sweep.rates[treatment]),
-            _widened(_mean(differences, pairs), variance),
+            _mean(differences, pairs).widened(variance),
             shares,
-            _widened(_mean(shares, pairs), variance / gain**2),
+            _mean(shares, pairs).widened(variance / gain**2),
             variance / gain**2,
             float(weights @ (ends[:, 1] - _starts(sweep, pairs))) / gain,
             float(weights @ pairs.kl[:, 1]),
@@ -118,12 +121,12 @@ def reference_reward(sweep: Sweep) -> float:
 def read_toy(results: Path = RESULTS) -> dict[str, Place]:
     """The places of the toy's sweeps, by name."""
     names = dict.fromkeys(name for names in FACTORS.values() for name in names)
-    return {name: Place.of(load_sweep(results / "pays" / name)) for name in names}
+    return {name: Place.of(load_sweep(results / "pays" / name), "default") for name in names}
 
 
 def read_tasks(results: Path = RESULTS) -> dict[str, Place]:
     """The places of the real tasks, by what the figure calls them."""
-    return {label: Place.of(load_sweep(results / name)) for name, label in TASKS.items()}
+    return {label: Place.of(load_sweep(results / name), arm) for label, (name, arm) in TASKS.items()}
 
 
 def contrasts(toy: Mapping[str, Place]) -> dict[str, Estimate]:
@@ -132,7 +135,7 @@ def contrasts(toy: Mapping[str, Place]) -> dict[str, Estimate]:
     for factor, (first, *_, last) in FACTORS.items():
         low, high = toy[first], toy[last]
         mean = Estimate.of_mean(high.shares - low.shares)
-        found[factor] = _widened(mean, low.share_variance + high.share_variance)
+        found[factor] = mean.widened(low.share_variance + high.share_variance)
     return found
 
 
@@ -196,22 +199,17 @@ def _number(found: Estimate, level: float = 0.95) -> str:
     return f"{found.value:+.3f} ({interval.low:.3f} to {interval.high:.3f})".replace("-", "−")
 
 
-def _arm(sweep: Sweep, estimator: str) -> str:
-    """The label of the arm with an estimator."""
+def _control(sweep: Sweep) -> str:
+    """The label of the arm with `MonteCarlo`."""
     for label, arm in sweep.arms.items():
-        if arm.estimator == estimator:
+        if arm.estimator == CONTROL:
             return label
-    raise ValueError(f"{sweep.plan.name}: no arm has {estimator}")
+    raise ValueError(f"{sweep.plan.name}: no arm has {CONTROL}")
 
 
 def _mean(values: FloatArray, pairs: Pairs) -> Estimate:
     """The mean over pairs, or over blocks, as in a report."""
     return mean_of(Contrast(values, equal_betas(pairs), "", ranked=False), pairs)
-
-
-def _widened(found: Estimate, variance: float) -> Estimate:
-    """An estimate with an independent variance added to that of its error."""
-    return replace(found, standard_error=math.hypot(found.standard_error, math.sqrt(variance)))
 
 
 def _starts(sweep: Sweep, pairs: Pairs) -> FloatArray:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from analysis.stats.sequential import Evidence
+from analysis.stats.sequential import EProcess
 from analysis.stats.text import number, these_blocks
 from analysis.stats.verdict import Outcome, Verdict
 
@@ -22,7 +22,7 @@ class Decision:
     """
 
     primary: Verdict
-    evidence: Evidence | None = None
+    evidence: EProcess | None = None
     not_fixed: str = ""
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class Decision:
         own = "block_test" if self.primary.over_blocks else "swap_test"
         return own if self.evidence is None else "e_process"
 
-    def _by_evidence(self, evidence: Evidence) -> str:
+    def _by_evidence(self, evidence: EProcess) -> str:
         treatment, control = self.primary.treatment, self.primary.control
         how = f"decided by the e-process of {self.primary.claim.subject}, because {self.not_fixed}"
         if self.primary.blocks:  # its null hypothesis is about single pairs

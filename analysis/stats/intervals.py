@@ -63,6 +63,10 @@ class Estimate:
         half = float(stats.t.ppf(0.5 + level / 2, self.degrees)) * self.standard_error
         return Interval(self.value - half, self.value + half, level)
 
+    def widened(self, variance: float) -> Self:
+        """The same with an independent variance added to that of its error."""
+        return replace(self, standard_error=math.hypot(self.standard_error, math.sqrt(variance)))
+
     @property
     def p_value(self) -> float:
         """The two-sided p-value of a t test of no difference; `nan` without a standard error."""

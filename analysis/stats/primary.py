@@ -49,10 +49,9 @@ def _primary(pairs: Pairs, rules: Rules) -> Verdict:
     if pairs.treatment not in rules.regrets:
         return found
     variance = regret_variance(rules.regrets, pairs.treatment, pairs.control)
-    widened = replace(
-        found.estimate, standard_error=math.hypot(found.estimate.standard_error, math.sqrt(variance))
+    return replace(
+        found, estimate=found.estimate.widened(variance), note="the interval includes the choice of rates"
     )
-    return replace(found, estimate=widened, note="the interval includes the choice of rates")
 
 
 def gated_verdicts(

@@ -11,7 +11,7 @@ _BETS = np.linspace(0.1, 0.9, 9)
 
 
 def swap_e_process(differences: FloatArray) -> FloatArray:
-    """Evidence against exchangeable labels after each pair, in the order in which pairs were run.
+    """EProcess against exchangeable labels after each pair, in the order in which pairs were run.
 
     M_n is the mean over bets b in +-(0.1, ..., 0.9) of prod_i (1 + b w_i sign(d_i)). The weight w_i in [0, 1]
     depends only on |d_i| and earlier pairs. Given these, each sign is a fair coin under exchangeability, so M
@@ -43,7 +43,7 @@ def _wealth(differences: FloatArray) -> FloatArray:
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence:
+class EProcess:
     """The e-process of the primary outcome.
 
     Attributes:
@@ -78,7 +78,7 @@ class Evidence:
 
 def evidence_of(
     pairs: Pairs, values: FloatArray, threshold: float, added: IntArray | None = None
-) -> Evidence:
+) -> EProcess:
     """The e-process of the differences in an outcome, in the order in which a sweep runs its pairs.
 
     If one run of a pair diverged, the other one is better by the largest difference of the earlier pairs.
@@ -98,5 +98,5 @@ def evidence_of(
         largest = np.abs(differences[:i]).max(initial=0.0)
         differences[i] = (largest or 1.0) * (1 if gone[i, 1] else -1)
     if pairs.seeds_shared:
-        return Evidence(unit_sums(differences, pairs.unit[ordered]), threshold, "replicate")
-    return Evidence(differences, threshold)
+        return EProcess(unit_sums(differences, pairs.unit[ordered]), threshold, "replicate")
+    return EProcess(differences, threshold)

@@ -9,7 +9,7 @@ import yaml
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.cli.loss_roles import ROLES, BoundLoss
 from lit_klrb.errors import ConfigurationError, error_line, printable, refusing
-from lit_klrb.estimators.certificate import TOLERANCE, ZERO, Certificate, Verdict, certify
+from lit_klrb.estimators.certificate import TOLERANCE, ZERO, Certificate, GradientIdentity, certify
 from lit_klrb.estimators.enumerated_loss import KNOWN, LossError
 from lit_klrb.reward_functions import import_member
 
@@ -129,7 +129,7 @@ def _page(loss: BoundLoss, found: Certificate, claim: str | None) -> list[str]:
     return lines
 
 
-def _gradient(label: str, verdict: Verdict) -> list[str]:
+def _gradient(label: str, verdict: GradientIdentity) -> list[str]:
     if verdict.name is None:
         lines = [f"{label}: other, none of the known ones"]
         if verdict.nearly is not None:
@@ -165,7 +165,7 @@ def _remarks(loss: BoundLoss, found: Certificate) -> Iterator[str]:
         yield f"  {' and '.join(zeros)} are 0: this is the part of the loss that is the KL's"
 
 
-def _table(title: str, verdict: Verdict) -> Iterator[str]:
+def _table(title: str, verdict: GradientIdentity) -> Iterator[str]:
     yield f"{title}; the cosine of its expected gradient with each known one:"
     yield f"{'KL':>6}{'norm / KL gradient':>20}{'bias':>8}" + "".join(f"{name:>19}" for name in KNOWN)
     for level in verdict.levels:

@@ -127,14 +127,14 @@ def _measured(options: argparse.Namespace) -> "list[Candidate]":
     from rich.console import Console
     from rich.progress import Progress
 
-    from lit_klrb.comparison.compare import Comparison
+    from lit_klrb.comparison.compare import ModelComparison
     from lit_klrb.models.generation import Sampling
     from lit_klrb.models.limits import check_device
 
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
     both = ("forward", "reverse")
-    comparison = Comparison(
+    comparison = ModelComparison(
         policies=options.policy,
         reference=options.reference,
         prompts=options.prompts,

@@ -29,7 +29,7 @@ Track = Callable[[str, int], Advance]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class ModelComparison:
     """The models, the prompts or texts, and how they are measured.
 
     Policies are loaded one after the other: two models are in memory, and a third during the noise floor.

@@ -16,7 +16,7 @@ td,th{padding:.2rem .8rem;border-bottom:1px solid #ccc;text-align:right;white-sp
 td:first-child,th:first-child{text-align:left}svg{max-width:100%;height:auto}"""
 
 
-class Section(NamedTuple):
+class Part(NamedTuple):
     """A heading, sentences, and a table, of which each may be missing."""
 
     heading: str
@@ -59,7 +59,7 @@ def html_report(summary: dict[str, Any]) -> str:
     return printable(page, keep="\n")
 
 
-def sections(summary: dict[str, Any]) -> list[Section]:
+def sections(summary: dict[str, Any]) -> list[Part]:
     """What both reports show, in order."""
     found = []
     unit = "sequence" if summary["sampled"] else "text"
@@ -67,7 +67,7 @@ def sections(summary: dict[str, Any]) -> list[Section]:
         lines = [f"reference: {summary['reference']}", f"tokenizers: {policy['tokenizers']}"]
         if policy["unfinished"]:
             lines.append(f"{policy['unfinished']:.0%} of its completions were cut at the maximum length")
-        found.append(Section(f"policy: {policy['policy']}", lines))
+        found.append(Part(f"policy: {policy['policy']}", lines))
         for direction in policy["directions"].values():
             found += _of_direction(direction, summary["level"], unit, summary["sampled"])
         floor = [
@@ -75,7 +75,7 @@ def sections(summary: dict[str, Any]) -> list[Section]:
             for name, numbers in policy["noise_floor"].items()
         ]
         found.append(
-            Section(
+            Part(
                 "noise floor: KL of the policy to itself, from rounding alone",
                 ["measured on the first batch; a KL of this size is no difference between models"],
                 ("the policy against itself", f"per {unit}", "per token", "largest token"),
@@ -96,13 +96,11 @@ def sections(summary: dict[str, Any]) -> list[Section]:
         same = f"the same {'prompts' if summary['sampled'] else 'texts'}"
         line = f"{same}: standard errors of paired differences; each interval holds by itself"
         _, *header = _header("", summary["level"], unit)
-        found.append(
-            Section("differences between policies", [line], ("policies", "direction", *header), rows)
-        )
+        found.append(Part("differences between policies", [line], ("policies", "direction", *header), rows))
     return found
 
 
-def _of_direction(about: dict[str, Any], level: float, unit: str, sampled: bool) -> list[Section]:
+def _of_direction(about: dict[str, Any], level: float, unit: str, sampled: bool) -> list[Part]:
     clusters = "prompts" if sampled else "texts"
     counted = f"{about['sequences']} completions of " if sampled else ""
     lines = [
@@ -129,8 +127,8 @@ def _of_direction(about: dict[str, Any], level: float, unit: str, sampled: bool)
         for p in about["positions"]
     ]
     return [
-        Section(about["estimand"], lines, header, rows),
-        Section(
+        Part(about["estimand"], lines, header, rows),
+        Part(
             f"by position, {EXACT if unit == 'text' else RB}",
             [f"quantiles of the tokens' KL: {quantiles}"],
             ("position", "tokens", *header[4:], "share of the sum"),

@@ -6,10 +6,10 @@ from torch import Tensor
 
 from lit_klrb.estimators.enumerated_loss import (
     LENGTH,
+    EnumeratedModels,
     Expected,
     Loss,
     LossError,
-    World,
     expected_gradient,
     known_gradients,
     worlds,
@@ -44,7 +44,7 @@ class Level(NamedTuple):
     bias: float
 
 
-class Verdict(NamedTuple):
+class GradientIdentity(NamedTuple):
     """What the expected gradient is.
 
     Args:
@@ -80,9 +80,9 @@ class Certificate(NamedTuple):
         depends: Whether the loss has any gradient in the policy.
     """
 
-    on_policy: Verdict
-    off_policy: Verdict | None
-    alone: Verdict | None
+    on_policy: GradientIdentity
+    off_policy: GradientIdentity | None
+    alone: GradientIdentity | None
     alone_error: str | None
     paired: bool
     over_batch: bool
@@ -154,7 +154,7 @@ def _batching(alone: Expected, pair: Expected) -> Batching:
     return "coupled"
 
 
-def _padding(loss: Loss, world: World, first: Expected, size: int) -> tuple[float, bool]:
+def _padding(loss: Loss, world: EnumeratedModels, first: Expected, size: int) -> tuple[float, bool]:
     """Relative change of the gradient with the padding, and whether the number of positions divides it."""
     if first.size == 0:
         return 0.0, False
@@ -178,28 +178,30 @@ VARIANTS: dict[Batching, tuple[tuple[str, bool], ...]] = {
 }
 
 
-def _verdict(models: list[World], expected: list[Expected], batching: Batching) -> Verdict:
+def _verdict(
+    models: list[EnumeratedModels], expected: list[Expected], batching: Batching
+) -> GradientIdentity:
     """The first normalisation with which the gradient is a known one."""
     known = [known_gradients(*world) for world in models]
     plain = [part.plain for part in expected]
     for normalisation, by_tokens in VARIANTS[batching]:
         gradients = [part.by_tokens if by_tokens else part.plain for part in expected]
         if all(g.norm() <= CANCELLED * part.size for g, part in zip(gradients, expected, strict=True)):
-            return Verdict(ZERO, 0.0, normalisation, _levels(models, plain, known, 1.0))
+            return GradientIdentity(ZERO, 0.0, normalisation, _levels(models, plain, known, 1.0))
         for name in known[0]:
             targets = [gradients_of[name] for gradients_of in known]
             scale = _scale(gradients, targets)
             if scale is not None:
                 levels = _levels(models, plain, known, _projection(plain, targets))
-                return Verdict(name, scale, normalisation, levels)
+                return GradientIdentity(name, scale, normalisation, levels)
     levels = _levels(models, plain, known, 1.0)
     normalisation, by_tokens = VARIANTS[batching][0]
     gradients = [part.by_tokens if by_tokens else part.plain for part in expected]
     for name in known[0]:
         for count in range(len(models) - 1, 0, -1):
             if _scale(gradients[:count], [gradients_of[name] for gradients_of in known[:count]]) is not None:
-                return Verdict(None, None, normalisation, levels, KL_LEVELS[:count], name)
-    return Verdict(None, None, normalisation, levels)
+                return GradientIdentity(None, None, normalisation, levels, KL_LEVELS[:count], name)
+    return GradientIdentity(None, None, normalisation, levels)
 
 
 def _scale(gradients: list[Tensor], targets: list[Tensor]) -> float | None:
@@ -219,7 +221,7 @@ def _projection(gradients: list[Tensor], targets: list[Tensor]) -> float:
 
 
 def _levels(
-    models: list[World], gradients: list[Tensor], known: list[dict[str, Tensor]], scale: float
+    models: list[EnumeratedModels], gradients: list[Tensor], known: list[dict[str, Tensor]], scale: float
 ) -> tuple[Level, ...]:
     levels = []
     for world, gradient, targets in zip(models, gradients, known, strict=True):

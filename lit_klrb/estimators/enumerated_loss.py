@@ -38,7 +38,7 @@ class LossInputs(NamedTuple):
 Loss = Callable[[LossInputs], Tensor]
 
 
-class World(NamedTuple):
+class EnumeratedModels(NamedTuple):
     """A policy, its reference, and the policy that completions are from."""
 
     policy: TabularLM
@@ -57,7 +57,7 @@ class Expected(NamedTuple):
     padding: float
 
 
-def worlds(off_policy: bool) -> list[World]:
+def worlds(off_policy: bool) -> list[EnumeratedModels]:
     """Models at each of `KL_LEVELS`; off-policy, completions are from another policy."""
     generator = torch.Generator().manual_seed(1)  # of a direction along which the KL reaches 3 nats
     shape = (3, num_prefixes(VOCABULARY, LENGTH), VOCABULARY)
@@ -65,12 +65,16 @@ def worlds(off_policy: bool) -> list[World]:
     reference = TabularLM(table, LENGTH)
     policies = [policy_at_kl(reference, direction, kl) for kl in KL_LEVELS]
     return [
-        World(policy, reference, TabularLM(policy.logits + step / 2, LENGTH) if off_policy else policy)
+        EnumeratedModels(
+            policy, reference, TabularLM(policy.logits + step / 2, LENGTH) if off_policy else policy
+        )
         for policy in policies
     ]
 
 
-def expected_gradient(loss: Loss, world: World, size: int, takes_mask: bool, padding: int = 1) -> Expected:
+def expected_gradient(
+    loss: Loss, world: EnumeratedModels, size: int, takes_mask: bool, padding: int = 1
+) -> Expected:
     """The expected gradient over all batches of `size` completions."""
     tokens, mask = world.policy.sequences()
     chances = world.behaviour.logprobs(tokens, mask).exp().detach()
@@ -99,7 +103,7 @@ def expected_gradient(loss: Loss, world: World, size: int, takes_mask: bool, pad
     return Expected(tables[0], tables[1], gradients[0][kept].abs().sum().item(), outside)
 
 
-def _padded(world: World, padding: int) -> tuple[LossInputs, Tensor]:
+def _padded(world: EnumeratedModels, padding: int) -> tuple[LossInputs, Tensor]:
     """All completions, with `padding` more positions than the longest; random numbers outside the mask."""
     tokens, mask = world.policy.sequences()
     generator = torch.Generator().manual_seed(padding)

@@ -14,7 +14,7 @@ from lit_klrb.functional.logprobs import TokenStats
 from lit_klrb.functional.topk import TOPK_ESTIMATES
 
 
-class TokenValue(NamedTuple):
+class PerToken(NamedTuple):
     """A per-token value: the sum of two functions of statistics that are 0 outside the mask.
 
     Args:
@@ -60,21 +60,19 @@ def _given(field: Tensor | None, name: str) -> Tensor:
 
 
 # The values that a recipe may name. r_t is the log ratio log p(y_t) - log q(y_t), a(v) a value of each token.
-TOKEN_VALUES = {
-    "k1": TokenValue("r_{0}", through=lambda stats: kl_k1_per_token(stats.logprobs, stats.ref_logprobs)),
-    "k2": TokenValue(
-        "r_{0}^2 / 2", through=lambda stats: kl_k2_per_token(stats.logprobs, stats.ref_logprobs)
-    ),
-    "k3": TokenValue("k3(r_{0})", through=lambda stats: kl_k3_per_token(stats.logprobs, stats.ref_logprobs)),
-    "k3_sequence": TokenValue(
+PER_TOKEN = {
+    "k1": PerToken("r_{0}", through=lambda stats: kl_k1_per_token(stats.logprobs, stats.ref_logprobs)),
+    "k2": PerToken("r_{0}^2 / 2", through=lambda stats: kl_k2_per_token(stats.logprobs, stats.ref_logprobs)),
+    "k3": PerToken("k3(r_{0})", through=lambda stats: kl_k3_per_token(stats.logprobs, stats.ref_logprobs)),
+    "k3_sequence": PerToken(
         "k3(sum_{{s<={0}}} r_s) - k3(sum_{{s<{0}}} r_s)",
         through=lambda stats: kl_k3_increments(stats.logprobs - stats.ref_logprobs),
     ),
-    "kl": TokenValue("KL_{0}", before=_exact_kl),
-    "value": TokenValue("a(y_{0})", through=_token_value),
-    "expected_value": TokenValue("E_{0}[a]", before=_expected_token_value),
+    "kl": PerToken("KL_{0}", before=_exact_kl),
+    "value": PerToken("a(y_{0})", through=_token_value),
+    "expected_value": PerToken("E_{0}[a]", before=_expected_token_value),
     **{
-        name: TokenValue("K_{0}", before=estimate.head, through=estimate.tail and estimate.sampled)
+        name: PerToken("K_{0}", before=estimate.head, through=estimate.tail and estimate.sampled)
         for name, estimate in TOPK_ESTIMATES.items()
     },
 }
@@ -90,7 +88,7 @@ class Term:
     """One summand of the score weight c_t.
 
     Args:
-        value: A name of `TOKEN_VALUES`.
+        value: A name of `PER_TOKEN`.
         credit: The positions s whose values are summed at t: "whole" (all), "from_here" (s >= t), "after"
             (s > t), "own" (s = t).
         factor: Factor of the sum.
@@ -135,7 +133,7 @@ class Term:
         index = "t" if self.credit == "own" else "s"
         factor = {1.0: "", -1.0: "-"}.get(self.factor, f"{self.factor:g} ")
         discount = "" if self.discount == 1 else f"{self.discount:g}^(s-t) "
-        symbol = TOKEN_VALUES[self.value].symbol.format(index)
+        symbol = PER_TOKEN[self.value].symbol.format(index)
         return factor + _SUMS[self.credit].format(discount + symbol)
 
 
@@ -181,7 +179,7 @@ class Recipe:
     def formula(self) -> str:
         """Score weight and pathwise term; see `NOTATION`."""
         score = " + ".join(term.formula for term in self.score).replace("+ -", "- ") or "0"
-        pathwise = "0" if self.pathwise is None else TOKEN_VALUES[self.pathwise].symbol.format("t")
+        pathwise = "0" if self.pathwise is None else PER_TOKEN[self.pathwise].symbol.format("t")
         return f"c_t = {score}, l_t = {pathwise}"
 
     @property
@@ -198,9 +196,9 @@ class Recipe:
 
 
 def _over_vocabulary(value: str | None) -> bool:
-    return value is not None and TOKEN_VALUES[value].before is not None
+    return value is not None and PER_TOKEN[value].before is not None
 
 
 def _check_value(key: str, value: str) -> None:
-    if value not in TOKEN_VALUES:
-        raise ConfigurationError(f"must be one of {', '.join(TOKEN_VALUES)}, got {value!r}", key=key)
+    if value not in PER_TOKEN:
+        raise ConfigurationError(f"must be one of {', '.join(PER_TOKEN)}, got {value!r}", key=key)

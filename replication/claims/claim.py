@@ -7,7 +7,7 @@ from enum import Enum
 from replication.claims.evidence import Evidence
 
 
-class Verdict(Enum):
+class Status(Enum):
     """What the evidence says about a claim."""
 
     HOLDS = "holds"
@@ -42,7 +42,7 @@ class Ruling:
         numbers: The numbers on which the verdict is based.
     """
 
-    verdict: Verdict
+    verdict: Status
     condition: str
     numbers: tuple[Number, ...]
 
@@ -50,11 +50,11 @@ class Ruling:
     def headline(self) -> str:
         """The verdict as a sentence."""
         text = self.verdict.value[0].upper() + self.verdict.value[1:]
-        return f"{text} {self.condition}" if self.verdict is Verdict.ONLY_IF else f"{text}. {self.condition}"
+        return f"{text} {self.condition}" if self.verdict is Status.ONLY_IF else f"{text}. {self.condition}"
 
 
 @dataclass(frozen=True)
-class Source:
+class Citation:
     """Where a claim is from.
 
     Attributes:
@@ -85,7 +85,7 @@ class PublishedClaim:
     key: str
     title: str
     quote: str
-    source: Source
+    source: Citation
     ran: str
     differences: str
     decide: Callable[[Evidence], Ruling]

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from replication.claims.claim import Number, PublishedClaim, Ruling, Source, Verdict
+from replication.claims.claim import Citation, Number, PublishedClaim, Ruling, Status
 from replication.claims.evidence import Evidence
 from replication.claims.measure import difference_text, distilled, p_text, ratio_text
 from replication.claims.trained import Trained, better, compared, designs_of, kl_finding
@@ -96,16 +96,16 @@ def _too_noisy(evidence: Evidence) -> Ruling:
         f"at {texts[sampled, 'limited']} and {texts[exact, 'limited']}"
     )
     if all(won == 0 for won, _ in counts.values()):
-        return Ruling(Verdict.HOLDS, f"Everywhere: {where}.", numbers)
+        return Ruling(Status.HOLDS, f"Everywhere: {where}.", numbers)
     if all(won == total for won, total in counts.values()):
-        return Ruling(Verdict.FAILS, f"Nowhere: {where}.", numbers)
+        return Ruling(Status.FAILS, f"Nowhere: {where}.", numbers)
     if counts[sampled, "full"][0] == 0 < min(counts[exact, "full"][0], counts[sampled, "limited"][0]):
         return Ruling(
-            Verdict.ONLY_IF,
+            Status.ONLY_IF,
             f"the credit is sampled, and the student can match its teacher: {where}.",
             numbers,
         )
-    return Ruling(Verdict.INCONCLUSIVE, f"Credit and student do not decide: {where}.", numbers)
+    return Ruling(Status.INCONCLUSIVE, f"Credit and student do not decide: {where}.", numbers)
 
 
 def _no_gain(evidence: Evidence) -> Ruling:
@@ -118,17 +118,17 @@ def _no_gain(evidence: Evidence) -> Ruling:
         f"teacher, and at {limited} of {of_limited} with one that cannot"
     )
     if full + limited == 0:
-        return Ruling(Verdict.HOLDS, f"Against exact own-token credit, {counts}.", numbers)
+        return Ruling(Status.HOLDS, f"Against exact own-token credit, {counts}.", numbers)
     if full + limited == of_full + of_limited:
-        return Ruling(Verdict.FAILS, f"Against exact own-token credit, {counts}.", numbers)
+        return Ruling(Status.FAILS, f"Against exact own-token credit, {counts}.", numbers)
     if full == 0:
-        return Ruling(Verdict.ONLY_IF, f"the student can match its teacher: {counts}.", numbers)
-    return Ruling(Verdict.INCONCLUSIVE, f"The student does not decide: {counts}.", numbers)
+        return Ruling(Status.ONLY_IF, f"the student can match its teacher: {counts}.", numbers)
+    return Ruling(Status.INCONCLUSIVE, f"The student does not decide: {counts}.", numbers)
 
 
 def _as_sdpo(evidence: Evidence) -> Ruling:
     return Ruling(
-        Verdict.NOT_TESTABLE,
+        Status.NOT_TESTABLE,
         "What it says of the sequence's gradient could not be read. The numbers are those for SDPO.",
         _no_gain(evidence).numbers,
     )
@@ -153,7 +153,7 @@ def distillation_claims() -> tuple[PublishedClaim, ...]:
             "SDFT: token-level updates",
             "The reverse KL to the same model with a demonstration in its context is minimised by "
             "token-level updates.",
-            Source(
+            Citation(
                 "Shenfeld, Damani, Hübotter, Agrawal (2026), Self-Distillation Enables Continual Learning, "
                 "arXiv:2601.19897",
                 "The abstract and a summary were read (hugocisneros.com).",
@@ -167,7 +167,7 @@ def distillation_claims() -> tuple[PublishedClaim, ...]:
             "SDPO: no measurable gain from the sequence's gradient",
             "Of the gradient of the sequence's KL (appendix A.1, equation 8): “did not find measurable gains "
             "relative to its additional complexity”",
-            Source(
+            Citation(
                 "Hübotter et al. (2026), Reinforcement Learning via Self-Distillation, arXiv:2601.20802",
                 "The abstract was read; the passage is quoted second-hand.",
             ),
@@ -181,7 +181,7 @@ def distillation_claims() -> tuple[PublishedClaim, ...]:
             "“token-level OPD is biased relative to sequence-level reverse-KL, but it has a much tighter "
             "worst-case variance bound; our toy study shows the same tradeoff empirically, with stronger "
             "future-reward coupling producing higher gradient variance and less stable learning” (abstract)",
-            Source(
+            Citation(
                 "Fu et al. (2026), Revisiting On-Policy Distillation: Empirical Failure Modes and Simple "
                 "Fixes, arXiv:2603.25562",
                 "The abstract and sections 1 to 3 were read.",

@@ -4,7 +4,7 @@ import numpy as np
 
 from analysis.stats.text import number
 from analysis.stats.verdict import Verdict as Tested
-from replication.claims.claim import Number, PublishedClaim, Ruling, Source, Verdict
+from replication.claims.claim import Citation, Number, PublishedClaim, Ruling, Status
 from replication.claims.evidence import Evidence
 from replication.claims.measure import ROUNDING, below, log_ratio, mean_text, objective_rows
 from replication.claims.trained import better, objectives, worse
@@ -32,7 +32,7 @@ def _k1_in_reward(evidence: Evidence) -> Ruling:
     won = {name for name, tests in found.items() if any(map(better, tests))}
     numbers = tuple(rows)
     if min(theirs, key=means.__getitem__) != "MonteCarlo" or won & set(theirs):
-        return Ruling(Verdict.FAILS, "Another of the paper's four configurations ends better.", numbers)
+        return Ruling(Status.FAILS, "Another of the paper's four configurations ends better.", numbers)
     if won or any(below(log_ratio(ends[name], ends["MonteCarlo"])) for name in shown):
         others = "; ".join(
             f"that of {name} is significantly higher in {sum(map(better, tests))} and lower in "
@@ -41,11 +41,11 @@ def _k1_in_reward(evidence: Evidence) -> Ruling:
             if tests
         )
         return Ruling(
-            Verdict.ONLY_IF,
+            Status.ONLY_IF,
             f"compared with the other three of that paper. Of J in training, {others}.",
             numbers,
         )
-    return Ruling(Verdict.HOLDS, "Nothing that was compared ends significantly better.", numbers)
+    return Ruling(Status.HOLDS, "Nothing that was compared ends significantly better.", numbers)
 
 
 # With what k1 in the reward is compared in training.
@@ -63,11 +63,11 @@ def _k2_is_k1(evidence: Evidence) -> Ruling:
     )
     one, token, sequence = (max(found[key]) for key in ("one_token", "to_token_level", "to_sequence"))
     if max(one, token) > ROUNDING:
-        return Ruling(Verdict.FAILS, "They differ even with one token.", numbers)
+        return Ruling(Status.FAILS, "They differ even with one token.", numbers)
     if sequence < ROUNDING:
-        return Ruling(Verdict.HOLDS, "For sequences too.", numbers)
+        return Ruling(Status.HOLDS, "For sequences too.", numbers)
     return Ruling(
-        Verdict.ONLY_IF,
+        Status.ONLY_IF,
         "a token is credited with its own log ratio alone. k1 in the reward of a sequence also has the "
         "effect of tokens on later KLs, which k2 as a loss omits.",
         numbers,
@@ -90,11 +90,11 @@ def _deepseek(evidence: Evidence) -> Ruling:
         ),
     )
     if same > 1e-9:
-        return Ruling(Verdict.FAILS, "It is not k2 with the token's ratio.", numbers)
+        return Ruling(Status.FAILS, "It is not k2 with the token's ratio.", numbers)
     if max(sequence) < ROUNDING and token.max() < ROUNDING:
-        return Ruling(Verdict.HOLDS, "For the KL of the sequence.", numbers)
+        return Ruling(Status.HOLDS, "For the KL of the sequence.", numbers)
     return Ruling(
-        Verdict.ONLY_IF,
+        Status.ONLY_IF,
         "the KL is that of each token given its prefix, with the distribution of prefixes held fixed. It "
         "is, sample by sample, the gradient of k2 as a loss with the token's ratio.",
         numbers,
@@ -110,7 +110,7 @@ def later_estimators() -> tuple[PublishedClaim, ...]:
             "k2 as a loss is k1 in the reward",
             "“under on-policy conditions, the ‘k2 as loss’ formulation is, in fact, gradient-equivalent to "
             "‘k1 in reward’” (abstract)",
-            Source(
+            Citation(
                 "Liu, Liu, Chen, Liu (2025), Rethinking KL Regularization in RLHF, arXiv:2510.01555",
                 "The abstract was read.",
             ),
@@ -123,7 +123,7 @@ def later_estimators() -> tuple[PublishedClaim, ...]:
             "DeepSeek-V3.2's unbiased KL",
             "Equation 7, π/π_old (π_ref/π − log(π_ref/π) − 1) of each token: “As a direct result of this "
             "adjustment, the gradient of this KL estimator becomes unbiased” (section 3.1)",
-            Source("DeepSeek-AI (2025), DeepSeek-V3.2, arXiv:2512.02556", "Section 3.1 was read."),
+            Citation("DeepSeek-AI (2025), DeepSeek-V3.2, arXiv:2512.02556", "Section 3.1 was read."),
             f"{_IDENTITIES}; {_OFF_POLICY}",
             enumerated,
             _deepseek,
@@ -133,7 +133,7 @@ def later_estimators() -> tuple[PublishedClaim, ...]:
             "k1 in the reward is best",
             "“using estimator configurations resulting in unbiased gradients leads to better performance” "
             "(abstract); of four configurations, k1 in the reward.",
-            Source(_COMEDY, "The abstract and a summary were read (emergentmind.com)."),
+            Citation(_COMEDY, "The abstract and a summary were read (emergentmind.com)."),
             "`python -m lit_klrb study --config replication/configs/studies/pitfalls.yaml`; the sweeps "
             "of replication/results.",
             "The paper: language models of 4 to 8 billion parameters on mathematics. Ours are toys: "

@@ -5,7 +5,7 @@ import numpy as np
 from analysis.stats.intervals import Estimate
 from analysis.stats.kl_values import EstimatorSpread
 from analysis.stats.text import number
-from replication.claims.claim import Number, PublishedClaim, Ruling, Source, Verdict
+from replication.claims.claim import Citation, Number, PublishedClaim, Ruling, Status
 from replication.claims.evidence import STUDIES, Evidence
 from replication.claims.measure import above, below, log_ratio, ratio_text, spreads, trained_cases
 
@@ -14,7 +14,7 @@ _PAPER = (
     "arXiv:2504.10637"
 )
 _CODE = "rycolab/kl-rb at 89cd8e065660"
-_TABLE = Source(
+_TABLE = Citation(
     _PAPER,
     "The abstract, the introduction and the released code were read; these numbers only in a summary of the "
     "paper (papernotes.org).",
@@ -68,10 +68,10 @@ def _less_variance(evidence: Evidence) -> Ruling:
     numbers = _against_k1(evidence, "rb", "0.47 (SD .11 against .16)")
     ratios = _log_ratios(evidence, "rb")
     if all(map(below, ratios)):
-        return Ruling(Verdict.HOLDS, "It has less variance in every case examined.", numbers)
+        return Ruling(Status.HOLDS, "It has less variance in every case examined.", numbers)
     if all(map(above, ratios)):
-        return Ruling(Verdict.FAILS, "It has more variance in every case examined.", numbers)
-    return Ruling(Verdict.ONLY_IF, "the case is one of those below with an interval under 1.", numbers)
+        return Ruling(Status.FAILS, "It has more variance in every case examined.", numbers)
+    return Ruling(Status.ONLY_IF, "the case is one of those below with an interval under 1.", numbers)
 
 
 def _exploding_control_variate(evidence: Evidence) -> Ruling:
@@ -91,9 +91,9 @@ def _exploding_control_variate(evidence: Evidence) -> Ruling:
     numbers = (*_against_k1(evidence, "cv", "252 (SD 2.54 against .16)"), *prompts, *mass)
     ratios = _log_ratios(evidence, "cv")
     if all(map(above, ratios)):
-        return Ruling(Verdict.HOLDS, "Its variance is larger in every case examined.", numbers)
+        return Ruling(Status.HOLDS, "Its variance is larger in every case examined.", numbers)
     if not any(map(above, ratios)):
-        return Ruling(Verdict.FAILS, "Its variance is significantly larger in no case examined.", numbers)
+        return Ruling(Status.FAILS, "Its variance is significantly larger in no case examined.", numbers)
     cases = {case: float(found["k1"].mean.value) for case, found in spreads(evidence).items()}
     larger = [case for case, ratio in zip(cases, ratios, strict=True) if above(ratio)]
     farthest = max(cases, key=cases.__getitem__)
@@ -104,8 +104,8 @@ def _exploding_control_variate(evidence: Evidence) -> Ruling:
         "dominate these variances."
     )
     if farthest in larger:
-        return Ruling(Verdict.ONLY_IF, f"the policy is far from the reference: i{counts}", numbers)
-    return Ruling(Verdict.INCONCLUSIVE, f"I{counts}", numbers)
+        return Ruling(Status.ONLY_IF, f"the policy is far from the reference: i{counts}", numbers)
+    return Ruling(Status.INCONCLUSIVE, f"I{counts}", numbers)
 
 
 def _fitted_control_variate(evidence: Evidence) -> Ruling:
@@ -113,10 +113,10 @@ def _fitted_control_variate(evidence: Evidence) -> Ruling:
     ratios = _log_ratios(evidence, "cv_fitted")
     margin = float(np.log(1.2))
     if all(above(one, -margin) and below(one, margin) for one in ratios):
-        return Ruling(Verdict.HOLDS, "Its variance is within 20 % of Monte Carlo's everywhere.", numbers)
+        return Ruling(Status.HOLDS, "Its variance is within 20 % of Monte Carlo's everywhere.", numbers)
     smaller, larger = (sum(map(side, ratios)) for side in (below, above))
     return Ruling(
-        Verdict.ONLY_IF,
+        Status.ONLY_IF,
         f"the case is neither near the reference, where a fitted α does better (significantly in {smaller} "
         f"of {len(ratios)} cases), nor so far that few completions dominate the fit (worse in {larger}).",
         numbers,
@@ -128,11 +128,11 @@ def _horvitz_thompson(evidence: Evidence) -> Ruling:
     ratios = _log_ratios(evidence, "ht")
     smaller = sum(map(below, ratios))
     if not smaller:
-        return Ruling(Verdict.HOLDS, "Its variance is significantly smaller in no case examined.", numbers)
+        return Ruling(Status.HOLDS, "Its variance is significantly smaller in no case examined.", numbers)
     if smaller == len(ratios):
-        return Ruling(Verdict.FAILS, "Its variance is significantly smaller in every case examined.", numbers)
+        return Ruling(Status.FAILS, "Its variance is significantly smaller in every case examined.", numbers)
     return Ruling(
-        Verdict.ONLY_IF,
+        Status.ONLY_IF,
         f"completions rarely repeat: the interval is below 1 in {smaller} of {len(ratios)} cases.",
         numbers,
     )
@@ -155,9 +155,9 @@ def _provably(evidence: Evidence) -> Ruling:
         noisier = np.array(gradients[case]["RaoBlackwell"]) > np.array(gradients[case]["MonteCarlo"])
         numbers.append(Number(f"random models with a noisier gradient, {case}", "0", _count(noisier)))
     if counter["rb"] <= counter["k1"] + 1e-12:
-        return Ruling(Verdict.HOLDS, "No model was found where it does not.", tuple(numbers))
+        return Ruling(Status.HOLDS, "No model was found where it does not.", tuple(numbers))
     return Ruling(
-        Verdict.FAILS,
+        Status.FAILS,
         "It holds for each token given its prefix. For the sum over a sequence there is a counterexample: a "
         "large first log ratio can cancel later ones, and exact KLs do not cancel.",
         tuple(numbers),
@@ -176,11 +176,11 @@ def _overhead(evidence: Evidence) -> Ruling:
     margin = float(np.log(1.05))
     numbers = tuple(Number(what, "1", ratio_text(one)) for what, one in ratios.items())
     if any(map(above, ratios.values())):
-        return Ruling(Verdict.FAILS, "A run takes significantly longer.", numbers)
+        return Ruling(Status.FAILS, "A run takes significantly longer.", numbers)
     if ratios and all(above(one, -margin) and below(one, margin) for one in ratios.values()):
-        return Ruling(Verdict.HOLDS, "Every interval is within 5 % of 1.", numbers)
+        return Ruling(Status.HOLDS, "Every interval is within 5 % of 1.", numbers)
     return Ruling(
-        Verdict.INCONCLUSIVE,
+        Status.INCONCLUSIVE,
         "No run takes significantly longer, but these times, on machines with other work, cannot exclude 5 % "
         "more. docs/benchmarks.md has ratios of variants that alternate in one process.",
         numbers,
@@ -239,7 +239,7 @@ def first_source() -> tuple[PublishedClaim, ...]:
             "Provably no more variance",
             "“a Rao–Blackwellized estimator that is also unbiased and provably has variance less than or "
             "equal to that of the standard Monte Carlo estimator” (abstract)",
-            Source(_PAPER, "The abstract was read.", _CODE),
+            Citation(_PAPER, "The abstract was read.", _CODE),
             identities,
             "Random models with three tokens and at most three positions, near the reference (distance .3) "
             "and far; single completions for values, two with leave-one-out for gradients; all completions "
@@ -259,7 +259,7 @@ def first_source() -> tuple[PublishedClaim, ...]:
             "zero-overhead",
             "Zero additional computational overhead",
             "“incurs zero additional computational overhead” (a summary of the paper)",
-            Source(_PAPER, "Read only in the summary at papernotes.org.", _CODE),
+            Citation(_PAPER, "Read only in the summary at papernotes.org.", _CODE),
             "The sweeps of replication/results that have both estimators and the times of their runs "
             "(`seconds.json`).",
             "The paper compares no times that were read. Ours: whole runs of small GPT-2s, sampling and "

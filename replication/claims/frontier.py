@@ -7,7 +7,7 @@ import numpy as np
 from analysis.report.audit_share import points_needed, sign_p
 from analysis.stats.text import number, percent
 from analysis.stats.verdict import Verdict as Tested
-from replication.claims.claim import Number, PublishedClaim, Ruling, Source, Verdict
+from replication.claims.claim import Citation, Number, PublishedClaim, Ruling, Status
 from replication.claims.evidence import Evidence
 from replication.claims.measure import difference_text, p_text, ratio_ends, share_text
 from replication.claims.trained import (
@@ -24,7 +24,7 @@ _PAPER = (
     "arXiv:2504.10637"
 )
 _CODE = "rycolab/kl-rb at 89cd8e065660"
-_SUMMARY = Source(
+_SUMMARY = Citation(
     _PAPER,
     "The abstract, the introduction and the released code were read; this number only in a summary of the "
     "paper (papernotes.org).",
@@ -69,24 +69,24 @@ def _shares(designs: list[Design], cut: float) -> list[tuple[Design, Tested]]:
     return list(zip(reached, compared(reached, finding), strict=True))
 
 
-def _conclusion(ours: list[Tested], released: list[Tested]) -> tuple[Verdict, str]:
+def _conclusion(ours: list[Tested], released: list[Tested]) -> tuple[Status, str]:
     baseline = "with a correct leave-one-out baseline"
     above = sum(map(better, ours))
     if above == len(ours):
-        return Verdict.HOLDS, f"In every sweep, {baseline}."
+        return Status.HOLDS, f"In every sweep, {baseline}."
     share = f"{above} of {len(ours)} shares {'is' if above == 1 else 'are'} significantly above a half"
     if above:
-        return Verdict.ONLY_IF, f"the sweep is one of those below with a significant share: {share}."
+        return Status.ONLY_IF, f"the sweep is one of those below with a significant share: {share}."
     if any(map(better, released)):
         shown = f"{sum(map(better, released))} of {len(released)} sweeps with them"
         return (
-            Verdict.ONLY_IF,
+            Status.ONLY_IF,
             f"the released estimators are compared, and only in {shown}: {baseline} {share}.",
         )
     if any(map(worse, ours)):
-        return Verdict.FAILS, f"{baseline.capitalize()} {share}."
+        return Status.FAILS, f"{baseline.capitalize()} {share}."
     return (
-        Verdict.INCONCLUSIVE,
+        Status.INCONCLUSIVE,
         "No share differs significantly from a half at these numbers of runs, which does not make the "
         "estimators equal.",
     )
@@ -118,15 +118,13 @@ def _stable(evidence: Evidence) -> Ruling:
             )
     numbers = tuple(rows)
     if all(outcome == "better" for outcome in outcomes):
-        return Ruling(Verdict.HOLDS, "Replicates differ significantly less in every sweep.", numbers)
+        return Ruling(Status.HOLDS, "Replicates differ significantly less in every sweep.", numbers)
     if any(outcome == "better" for outcome in outcomes):
-        return Ruling(Verdict.ONLY_IF, "the sweep is one of those below with a significant ratio.", numbers)
+        return Ruling(Status.ONLY_IF, "the sweep is one of those below with a significant ratio.", numbers)
     if any(outcome == "worse" for outcome in outcomes):
-        return Ruling(
-            Verdict.FAILS, "Replicates differ significantly more where they differ at all.", numbers
-        )
+        return Ruling(Status.FAILS, "Replicates differ significantly more where they differ at all.", numbers)
     return Ruling(
-        Verdict.INCONCLUSIVE,
+        Status.INCONCLUSIVE,
         "No ratio differs significantly from 1 at these numbers of replicates, which does not make the "
         "estimators equally stable.",
         numbers,
@@ -173,7 +171,7 @@ def frontier_claims() -> tuple[PublishedClaim, ...]:
             "Training with the Rao-Blackwell gradient is more stable",
             "“a Rao–Blackwellized estimator of the gradient of the KL divergence, which leads to more stable "
             "training” (abstract)",
-            Source(_PAPER, "The abstract was read.", _CODE),
+            Citation(_PAPER, "The abstract was read.", _CODE),
             f"{sweeps}.",
             f"{sizes} Ours: the standard deviation between replicates at equal steps, averaged over the run.",
             _stable,

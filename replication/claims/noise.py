@@ -7,7 +7,7 @@ from analysis.stats.gradient_noise import NoiseSnapshot
 from analysis.stats.gradient_variance import compare_gradient_variance
 from analysis.stats.intervals import Estimate
 from analysis.stats.text import number
-from replication.claims.claim import Number, PublishedClaim, Ruling, Source, Verdict
+from replication.claims.claim import Citation, Number, PublishedClaim, Ruling, Status
 from replication.claims.evidence import Evidence
 from replication.claims.measure import below, log_ratio, ratio_ends, ratio_text, run_of
 from replication.claims.trained import Trained
@@ -42,12 +42,12 @@ def _gradient_noise(evidence: Evidence) -> Ruling:
     numbers += _norms(evidence.reviews_noise)
     alone, wholes = (_ends(evidence, term) for term in _TERMS)
     if not all(map(below, kl.values())) or not all(high < 0 for _, high in alone):
-        return Ruling(Verdict.FAILS, "Not even the KL's gradient alone is always less noisy.", tuple(numbers))
+        return Ruling(Status.FAILS, "Not even the KL's gradient alone is always less noisy.", tuple(numbers))
     if all(map(below, whole.values())) and all(high < 0 for _, high in wholes):
-        return Ruling(Verdict.HOLDS, "For the KL alone and for the whole objective.", tuple(numbers))
+        return Ruling(Status.HOLDS, "For the KL alone and for the whole objective.", tuple(numbers))
     smaller, larger = (sum(ends) for ends in zip(*((high < 0, low > 0) for low, high in wholes), strict=True))
     return Ruling(
-        Verdict.ONLY_IF,
+        Status.ONLY_IF,
         "the gradient is that of the KL alone. Of the whole objective, which training follows, the "
         f"variance is smaller at {smaller} and larger at {larger} of {len(wholes)} snapshots of training; "
         "near the optimum of enumerated models it is much larger, as Monte Carlo's noise of the KL cancels "
@@ -138,7 +138,7 @@ def noise_claim() -> PublishedClaim:
         "rb-gradient-noise",
         "The gradient's noise: 59.90 against 45.44",
         "The variance of the gradient's norm is 59.90 with MC and 45.44 with RB.",
-        Source(
+        Citation(
             "Amini, Vieira, Cotterell (2025), Better Estimation of the KL Divergence Between Language "
             "Models, arXiv:2504.10637",
             "The abstract, the introduction and the released code were read; these numbers only in a "

@@ -1,7 +1,7 @@
 """Claims of this package, judged like those of others."""
 
 from replication.artifacts import OffPolicyArtifact
-from replication.claims.claim import Number, PublishedClaim, Ruling, Source, Verdict
+from replication.claims.claim import Citation, Number, PublishedClaim, Ruling, Status
 from replication.claims.evidence import INNER_STEPS, Evidence
 from replication.claims.measure import ROUNDING, difference_text, mean_text, objective_rows
 from replication.claims.trained import better, compared, designs_of, kl_finding, objectives, worse
@@ -23,12 +23,12 @@ def _default_on_reviews(evidence: Evidence) -> Ruling:
     )
     higher, lower = ([title for title, (_, test) in found.items() if side(test)] for side in (better, worse))
     if len(higher) == len(found):
-        return Ruling(Verdict.HOLDS, "In every comparison on reviews.", numbers)
+        return Ruling(Status.HOLDS, "In every comparison on reviews.", numbers)
     if not higher:
-        return Ruling(Verdict.FAILS, "In no comparison on reviews.", numbers)
+        return Ruling(Status.FAILS, "In no comparison on reviews.", numbers)
     elsewhere = f"it ends significantly lower in {len(lower)} of {len(found) - len(higher)}"
     return Ruling(
-        Verdict.ONLY_IF,
+        Status.ONLY_IF,
         f"models, β and rates are those of: {'; '.join(higher)}. Elsewhere {elsewhere}"
         + (f" ({'; '.join(lower)})." if lower else "."),
         numbers,
@@ -53,11 +53,11 @@ def _annealed(evidence: Evidence) -> Ruling:
     }
     best = [title for title, all_of_them in won.items() if all_of_them]
     if len(best) == len(won):
-        return Ruling(Verdict.HOLDS, "It ends significantly nearer than both everywhere.", numbers)
+        return Ruling(Status.HOLDS, "It ends significantly nearer than both everywhere.", numbers)
     if not best:
-        return Ruling(Verdict.FAILS, "Nowhere does it end significantly nearer than both.", numbers)
+        return Ruling(Status.FAILS, "Nowhere does it end significantly nearer than both.", numbers)
     return Ruling(
-        Verdict.ONLY_IF,
+        Status.ONLY_IF,
         f"teacher, student and number of steps are those of: {'; '.join(best)}. In the other "
         f"{len(won) - len(best)} of {len(won)} sweeps it is not found nearer than both.",
         numbers,
@@ -89,13 +89,13 @@ def _off_policy(evidence: Evidence) -> Ruling:
     unbiased = [name for name in ("prefix", "sequence") if _worst_bias(artifact, name) < ROUNDING]
     if len(unbiased) == 2:
         return Ruling(
-            Verdict.HOLDS,
+            Status.HOLDS,
             "Of the KL and of the whole objective, in every model and at every inner step.",
             numbers,
         )
     if unbiased:
-        return Ruling(Verdict.ONLY_IF, f"the weights are those of the {unbiased[0]}.", numbers)
-    return Ruling(Verdict.FAILS, "Both kinds of weights are biased.", numbers)
+        return Ruling(Status.ONLY_IF, f"the weights are those of the {unbiased[0]}.", numbers)
+    return Ruling(Status.FAILS, "Both kinds of weights are biased.", numbers)
 
 
 def own_claims() -> tuple[PublishedClaim, ...]:
@@ -106,7 +106,7 @@ def own_claims() -> tuple[PublishedClaim, ...]:
             "own-default-on-reviews",
             "The default ends above Monte Carlo on real reviews",
             "“RaoBlackwellControlVariate ends 1.14 above MonteCarlo in reward − β·KL”",
-            Source("This package, README and docs/results.md, lit_klrb", read),
+            Citation("This package, README and docs/results.md, lit_klrb", read),
             "The sweeps replication/results/imdb_noise, imdb_night and imdb_night_equal.",
             "One reference, reward model and DPO checkpoint for each sweep, small models, short runs. Rates "
             "come from one or two runs each, which no interval contains. What is removed is mostly the "
@@ -117,7 +117,7 @@ def own_claims() -> tuple[PublishedClaim, ...]:
             "own-annealed-discount",
             "A discount from 0 to 1 over the run distils better than either",
             "“`RaoBlackwell` with a discount from 0 to 1 over the run ends 4.03 lower” than without",
-            Source("This package, docs/results.md and docs/distillation.md, lit_klrb", read),
+            Citation("This package, docs/results.md and docs/distillation.md, lit_klrb", read),
             "The sweeps replication/results/distillation_full, distillation_limited and imdb_distill.",
             "Each arm at the best rate tried for it, of one run each; short runs, none of which has "
             "converged on reviews.",
@@ -128,7 +128,7 @@ def own_claims() -> tuple[PublishedClaim, ...]:
             "Weights of the prefix, or of the sequence, give the off-policy gradient without bias",
             "“`off_policy: prefix`: the exact gradient”. Shah et al. (arXiv:2512.21852) leave “an unbiased "
             "sequence level reverse KL gradient estimate in off-policy settings for future work.”",
-            Source("This package, docs/choosing.md, lit_klrb", read),
+            Citation("This package, docs/choosing.md, lit_klrb", read),
             "`python -m lit_klrb study --config replication/configs/studies/off_policy.yaml`; the sweep "
             "replication/results/off_policy.",
             "Toys: random enumerated models with inner steps along the exact gradient; in training a small "

@@ -3,7 +3,7 @@
 import numpy as np
 
 from analysis.stats.text import number
-from replication.claims.claim import Number, PublishedClaim, Ruling, Source, Verdict
+from replication.claims.claim import Citation, Number, PublishedClaim, Ruling, Status
 from replication.claims.evidence import Evidence
 from replication.claims.measure import (
     ROUNDING,
@@ -20,8 +20,8 @@ from replication.claims.measure import (
 from replication.claims.trained import better, compared, designs_of, kl_finding
 
 _PAPER = "Tang, Munos (2025), On a few pitfalls in KL divergence gradient estimation for RL, arXiv:2506.09477"
-_READ = Source(_PAPER, "The abstract and the beginning of the introduction were read.")
-_BLOG = Source(
+_READ = Citation(_PAPER, "The abstract and the beginning of the introduction were read.")
+_BLOG = Citation(
     "Post-Training (3/8): KL Divergence in RLHF, songjunxi.com/language/post-training-3-kl-divergence",
     "The page was read.",
 )
@@ -44,8 +44,8 @@ def _zero_mean(evidence: Evidence) -> Ruling:
         Number("KL after descent along it, over the KL before", "above 1", mean_text(end / start)),
     )
     if np.abs(k1.bias - 1).max() < ROUNDING and np.isnan(k1.cosine).all():
-        return Ruling(Verdict.HOLDS, "Its expectation is zero in every model.", numbers)
-    return Ruling(Verdict.FAILS, "Its expectation is not zero.", numbers)
+        return Ruling(Status.HOLDS, "Its expectation is zero in every model.", numbers)
+    return Ruling(Status.FAILS, "Its expectation is not zero.", numbers)
 
 
 def _k3_direction(evidence: Evidence) -> Ruling:
@@ -60,11 +60,11 @@ def _k3_direction(evidence: Evidence) -> Ruling:
     )
     exact = np.abs(whole.reverse_cosine - 1).max() < ROUNDING
     if not exact:
-        return Ruling(Verdict.FAILS, "Not even k3 of the whole sequence has that direction.", numbers)
+        return Ruling(Status.FAILS, "Not even k3 of the whole sequence has that direction.", numbers)
     if np.abs(token.reverse_cosine - 1).max() < ROUNDING:
-        return Ruling(Verdict.HOLDS, "For k3 of the sequence and per token.", numbers)
+        return Ruling(Status.HOLDS, "For k3 of the sequence and per token.", numbers)
     return Ruling(
-        Verdict.ONLY_IF,
+        Status.ONLY_IF,
         "k3 is of the whole sequence, or completions have one token. GRPO's sum of k3 per token has the "
         "token-level part of that gradient.",
         numbers,
@@ -93,8 +93,8 @@ def _partial(evidence: Evidence) -> Ruling:
         for name, bias in biases.items()
     )
     if min(bias.min() for bias in biases.values()) > ROUNDING:
-        return Ruling(Verdict.HOLDS, "In every model.", numbers)
-    return Ruling(Verdict.FAILS, "A token-level loss has the exact gradient.", numbers)
+        return Ruling(Status.HOLDS, "In every model.", numbers)
+    return Ruling(Status.FAILS, "A token-level loss has the exact gradient.", numbers)
 
 
 def _mean_squared_error(evidence: Evidence) -> Ruling:
@@ -107,12 +107,12 @@ def _mean_squared_error(evidence: Evidence) -> Ruling:
     unbiased = max(float(found[name].bias.max()) for name in ("MonteCarlo", "RaoBlackwell"))
     if unbiased < ROUNDING < min(float(found[name].bias.min()) for name in ("K1Loss", "K3Loss")):
         return Ruling(
-            Verdict.HOLDS,
+            Status.HOLDS,
             "Only the correct estimators approach the gradient with many samples; with two, a biased one "
             "can have the smaller error.",
             numbers,
         )
-    return Ruling(Verdict.FAILS, "Correct and incorrect estimators do not differ in bias.", numbers)
+    return Ruling(Status.FAILS, "Correct and incorrect estimators do not differ in bias.", numbers)
 
 
 def _descent(evidence: Evidence) -> Ruling:
@@ -126,11 +126,11 @@ def _descent(evidence: Evidence) -> Ruling:
         Number("K1Loss: last KL over first", "not below 1", ratio_text(lowered)),
     )
     if below(lowered):
-        return Ruling(Verdict.FAILS, "k1 as a loss lowers the KL.", numbers)
+        return Ruling(Status.FAILS, "k1 as a loss lowers the KL.", numbers)
     if above(slower):
-        return Ruling(Verdict.HOLDS, "All three of it.", numbers)
+        return Ruling(Status.HOLDS, "All three of it.", numbers)
     return Ruling(
-        Verdict.ONLY_IF,
+        Status.ONLY_IF,
         "it is about k1, which does not lower the KL. k3 as a loss is not slower here, though it descends "
         "along another gradient.",
         numbers,
@@ -169,10 +169,10 @@ def _distillation(evidence: Evidence) -> Ruling:
         outcomes[capacity].add(better(found))
     everywhere = outcomes["full"] | outcomes["limited"]
     if everywhere == {True}:
-        return Ruling(Verdict.HOLDS, "At every point of the map.", tuple(numbers))
+        return Ruling(Status.HOLDS, "At every point of the map.", tuple(numbers))
     if everywhere == {False}:
         return Ruling(
-            Verdict.FAILS, "The token-level gradient ends as low or lower everywhere.", tuple(numbers)
+            Status.FAILS, "The token-level gradient ends as low or lower everywhere.", tuple(numbers)
         )
     if outcomes["full"] == {False}:
         condition = "the student cannot match the teacher"
@@ -180,7 +180,7 @@ def _distillation(evidence: Evidence) -> Ruling:
             condition += ", and not at every distance and batch"
     else:
         condition = "distance and batch are among those below with a ratio under 1"
-    return Ruling(Verdict.ONLY_IF, f"{condition}.", tuple(numbers))
+    return Ruling(Status.ONLY_IF, f"{condition}.", tuple(numbers))
 
 
 def _coins(evidence: Evidence) -> Ruling:
@@ -195,8 +195,8 @@ def _worked(evidence: Evidence, key: str, published: str, what: str) -> Ruling:
     found = float(evidence.identities["worked_examples"][key])
     numbers = (Number(what, published, f"{found:.4f}"),)
     if f"{found:.{len(published.partition('.')[2])}f}" == published:
-        return Ruling(Verdict.HOLDS, "To the digits given.", numbers)
-    return Ruling(Verdict.FAILS, "The number is another.", numbers)
+        return Ruling(Status.HOLDS, "To the digits given.", numbers)
+    return Ruling(Status.FAILS, "The number is another.", numbers)
 
 
 def second_source() -> tuple[PublishedClaim, ...]:
@@ -218,7 +218,7 @@ def second_source() -> tuple[PublishedClaim, ...]:
             "k3-loss-direction",
             "k3 as a loss has the gradient of the reverse KL",
             "k3 as a loss minimises KL(reference‖policy) instead of KL(policy‖reference).",
-            Source(_PAPER, "The abstract and a summary of the paper were read (yaaang.notion.site)."),
+            Citation(_PAPER, "The abstract and a summary of the paper were read (yaaang.notion.site)."),
             _STUDY,
             _MODELS,
             _k3_direction,
@@ -238,7 +238,7 @@ def second_source() -> tuple[PublishedClaim, ...]:
             "Mean squared error over 100 random policies",
             "Experiment 1: gradient estimates against the analytic gradient over 100 random policies; only "
             "the correct ones converge to it.",
-            Source(_PAPER, "The abstract was read; the experiment is quoted second-hand."),
+            Citation(_PAPER, "The abstract was read; the experiment is quoted second-hand."),
             _STUDY,
             f"Ours has sequences, exact expectations, and more estimators. {_MODELS}",
             _mean_squared_error,
@@ -248,7 +248,7 @@ def second_source() -> tuple[PublishedClaim, ...]:
             "Minimising the KL along each estimate",
             "Experiment 2: along the correct estimate, k1 as a score, descent follows the analytic curve; "
             "k1 as a loss does not lower the KL, and k3 as a loss lowers it more slowly.",
-            Source(_PAPER, "The abstract was read; the experiment is quoted second-hand."),
+            Citation(_PAPER, "The abstract was read; the experiment is quoted second-hand."),
             _STUDY,
             "Random enumerated models with three tokens and at most three positions; 200 steps of gradient "
             "descent on each of 20 pairs, with 16 completions per step and one rate.",
@@ -259,7 +259,7 @@ def second_source() -> tuple[PublishedClaim, ...]:
             "Distillation with the sequence-level gradient ends lower: 7.7 → 3.0",
             "Experiment 3: distilling a larger model on the student's samples, the sequence-level gradient "
             "ends at a KL of 3.0, the token-level one at 7.7.",
-            Source(_PAPER, "The abstract was read; the numbers are quoted second-hand."),
+            Citation(_PAPER, "The abstract was read; the numbers are quoted second-hand."),
             "`python -m lit_klrb study --config replication/configs/studies/distillation_tabular.yaml`; the "
             "sweeps replication/results/distillation_full, distillation_limited and imdb_distill.",
             "The paper: one pair of language models, one rate, no replicates. Ours are toys: random "
@@ -282,7 +282,7 @@ def second_source() -> tuple[PublishedClaim, ...]:
             "A token of 0.25 against 0.05: 1.61",
             "A token with probability 0.25 under the policy and 0.05 under the reference has a log ratio "
             "of 1.61.",
-            Source(_BLOG.reference, "The page was read up to the policy's probability of 0.25."),
+            Citation(_BLOG.reference, "The page was read up to the policy's probability of 0.25."),
             worked,
             "None.",
             _token,
@@ -298,7 +298,7 @@ def second_source() -> tuple[PublishedClaim, ...]:
             "The log-probability of the sampled token needs the logits of the whole vocabulary too, for its "
             "normaliser: evaluations of tokens are not what the two differ in.",
             lambda evidence: Ruling(
-                Verdict.NOT_TESTABLE, "The artifacts have times, but no counts of evaluations.", ()
+                Status.NOT_TESTABLE, "The artifacts have times, but no counts of evaluations.", ()
             ),
         ),
     )

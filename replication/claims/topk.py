@@ -1,7 +1,7 @@
 """Claims about the KL over a part of the vocabulary, in later papers."""
 
 from analysis.stats.text import number
-from replication.claims.claim import Number, PublishedClaim, Ruling, Source, Verdict
+from replication.claims.claim import Citation, Number, PublishedClaim, Ruling, Status
 from replication.claims.evidence import Evidence
 from replication.claims.measure import ROUNDING, difference_text
 from replication.claims.trained import compared, designs_of, kl_finding
@@ -62,16 +62,16 @@ def _ema(evidence: Evidence) -> Ruling:
         for key in _BIAS
     }
     if worst["gradient_bias"] < ROUNDING and worst["value_bias"] < ROUNDING:
-        return Ruling(Verdict.HOLDS, "Value and gradient, at every k.", numbers)
+        return Ruling(Status.HOLDS, "Value and gradient, at every k.", numbers)
     if worst["value_bias"] < ROUNDING:
         return Ruling(
-            Verdict.FAILS,
+            Status.FAILS,
             "The value is unbiased. The gradient of the released code is not: the head Σ_H p log(p/q) is "
             "differentiated whole, whose gradient has that of the head's mass in it, and the detached tail "
             "has nothing to cancel it. With Σ_H (p log(p/q) − p + q) as the head it is (`RaoBlackwellTopK`).",
             numbers,
         )
-    return Ruling(Verdict.FAILS, "Value and gradient are biased.", numbers)
+    return Ruling(Status.FAILS, "Value and gradient are biased.", numbers)
 
 
 def _mopd(evidence: Evidence) -> Ruling:
@@ -85,11 +85,11 @@ def _mopd(evidence: Evidence) -> Ruling:
         _rows(evidence, name, "gradient_bias", "32").values() for name in ("head only", "truncated")
     )
     if max(values) > 1e-9 or not all(a < b for a, b in zip(own, truncated, strict=True)):
-        return Ruling(Verdict.FAILS, "It is no lower bound, or no better than plain truncation.", numbers)
+        return Ruling(Status.FAILS, "It is no lower bound, or no better than plain truncation.", numbers)
     if min(values) > -1e-9:
-        return Ruling(Verdict.HOLDS, "Without any bias.", numbers)
+        return Ruling(Status.HOLDS, "Without any bias.", numbers)
     return Ruling(
-        Verdict.ONLY_IF,
+        Status.ONLY_IF,
         "a lower bound is what is wanted: it is never negative, and its gradient is less biased than that "
         "of plain truncation (its value here is not), but not unbiased. A sampled tail, ratio × k3 outside "
         "the head, removes the rest (`RaoBlackwellTopK`).",
@@ -106,18 +106,18 @@ def _vopd(evidence: Evidence) -> Ruling:
     bias = max(x for head in heads for x in _rows(evidence, "baseline", "gradient_bias", head).values())
     whole = list(_rows(evidence, "baseline", "variance", "200").values())
     if bias > ROUNDING:
-        return Ruling(Verdict.FAILS, "The gradient is biased.", numbers)
+        return Ruling(Status.FAILS, "The gradient is biased.", numbers)
     if max(whole) < 1:
         some = max(x for head in heads for x in _rows(evidence, "baseline", "variance", head).values())
         return Ruling(
-            Verdict.HOLDS,
+            Status.HOLDS,
             f"But by little: the baseline removes at most {1 - min(whole):.0%} of the variance here, where "
             "the exact sum over the vocabulary, for which it needs the same numbers, removes all. With the "
             f"k most likely tokens in place of the vocabulary the variance is up to {number(some)} times "
             "that without a baseline.",
             numbers,
         )
-    return Ruling(Verdict.ONLY_IF, "the student is far from the teacher.", numbers)
+    return Ruling(Status.ONLY_IF, "the student is far from the teacher.", numbers)
 
 
 def topk_claims() -> tuple[PublishedClaim, ...]:
@@ -128,7 +128,7 @@ def topk_claims() -> tuple[PublishedClaim, ...]:
             "EMA-PG's top-k KL is unbiased at any k",
             "“our Top-k KL estimator yields both unbiased KL values and unbiased gradients at any k” "
             "(abstract and README)",
-            Source(
+            Citation(
                 "Zhang, Ba (2026), EMA Policy Gradient, arXiv:2602.04417",
                 "The abstract, the README and compute_memory_efficient_kl were read.",
                 "LunjunZhang/ema-pg at f9b977632ad9, search/verl/trainer/ppo/core_algos.py, line 460",
@@ -143,7 +143,7 @@ def topk_claims() -> tuple[PublishedClaim, ...]:
             "MOPD's head",
             "Equation 5: per position, Σ_H (p log(p/q) − p + q) over the 64 tokens that the teacher gives "
             "most.",
-            Source(
+            Citation(
                 "Ma et al. (2026), MOPD: Multi-Teacher On-Policy Distillation, arXiv:2606.30406",
                 "Only the abstract could be read; the equation is quoted second-hand, from implementations "
                 "of it.",
@@ -157,7 +157,7 @@ def topk_claims() -> tuple[PublishedClaim, ...]:
             "vOPD's baseline reduces variance without bias",
             "“subtracting the value function as a detached baseline to keep the gradient unbiased while "
             "reducing variance” (abstract)",
-            Source(
+            Citation(
                 "Oh, Song, Choi, Choi, Jo (2026), KL for a KL: On-Policy Distillation with Control Variate "
                 "Baseline, arXiv:2605.07865",
                 "The abstract was read.",

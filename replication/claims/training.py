@@ -4,7 +4,7 @@ import numpy as np
 
 from analysis.results.arrays import FloatArray
 from analysis.stats.text import number
-from replication.claims.claim import Number, PublishedClaim, Ruling, Source, Verdict
+from replication.claims.claim import Citation, Number, PublishedClaim, Ruling, Status
 from replication.claims.evidence import INNER_STEPS, Evidence
 from replication.claims.measure import ROUNDING, difference_text, mean_text
 from replication.claims.trained import compared, designs_of, objective_finding
@@ -28,16 +28,16 @@ def _token_baseline(evidence: Evidence) -> Ruling:
     own = np.array(found["row_per_prefix"]["own"])
     if all((values <= 1 + 1e-9).all() for values in ratios.values()):
         if (ratios["row_per_prefix"] <= own + 1e-9).all():
-            return Ruling(Verdict.HOLDS, "It has less variance, and nothing examined has less.", numbers)
+            return Ruling(Status.HOLDS, "It has less variance, and nothing examined has less.", numbers)
         return Ruling(
-            Verdict.ONLY_IF,
+            Status.ONLY_IF,
             "“optimal” means better than the mean reward: it is, in every model, but without shared "
             "parameters the norm of the token alone is better than the cumulative one.",
             numbers,
         )
     worse, total = (sum(int(f(values)) for values in ratios.values()) for f in (_count_above_1, len))
     return Ruling(
-        Verdict.ONLY_IF,
+        Status.ONLY_IF,
         f"the mean over models is meant: in {worse} of {total} it has more variance than the mean reward. "
         "Without shared parameters, the norm of the token alone is better than the cumulative one.",
         numbers,
@@ -71,11 +71,11 @@ def _prefix_ratios(evidence: Evidence) -> Ruling:
         ]
     numbers += _trained_ratios(evidence)
     if worst > ROUNDING:
-        return Ruling(Verdict.FAILS, "Prefix weights are biased.", tuple(numbers))
+        return Ruling(Status.FAILS, "Prefix weights are biased.", tuple(numbers))
     if strictly:
-        return Ruling(Verdict.HOLDS, "In every model and at every inner step.", tuple(numbers))
+        return Ruling(Status.HOLDS, "In every model and at every inner step.", tuple(numbers))
     return Ruling(
-        Verdict.ONLY_IF,
+        Status.ONLY_IF,
         "the variance is that of the ratio or of one token's term, for which it follows from the "
         "conditional expectation. Gradients with it are unbiased, but their variance, summed over the "
         "sequence, is not smaller than with sequence weights in every model.",
@@ -110,8 +110,8 @@ def _shrinkage(evidence: Evidence) -> Ruling:
     counts = f"the baseline is significantly nearer to the prompt's mean in {lower} of {len(found)} cases"
     if higher and lower:
         condition = f"prompts' means are not far apart: {counts} and significantly farther in {higher}."
-        return Ruling(Verdict.ONLY_IF, condition, numbers)
-    return Ruling(Verdict.HOLDS if lower else Verdict.FAILS, f"T{counts[1:]}.", numbers)
+        return Ruling(Status.ONLY_IF, condition, numbers)
+    return Ruling(Status.HOLDS if lower else Status.FAILS, f"T{counts[1:]}.", numbers)
 
 
 def later_training() -> tuple[PublishedClaim, ...]:
@@ -122,7 +122,7 @@ def later_training() -> tuple[PublishedClaim, ...]:
             "Shrinkage baselines provably lower the variance",
             "“we construct a shrinkage-based baseline that provably yields lower-variance policy-gradient "
             "estimators across algorithms” (abstract)",
-            Source(
+            Citation(
                 "Zeng, Zhou, Arora, Zanette (2025), Shrinking the Variance, arXiv:2511.03710",
                 "The abstract and the authors' code (guanning03/JSPO-Official, commit 3f8539d) were read.",
             ),
@@ -136,7 +136,7 @@ def later_training() -> tuple[PublishedClaim, ...]:
             "The optimal token baseline",
             "“we derive the Optimal Token Baseline (OTB) from first principles, proving that gradient "
             "updates should be weighted inversely to their cumulative gradient norm” (abstract)",
-            Source(
+            Citation(
                 "Li et al. (2026), The Optimal Token Baseline, arXiv:2602.07078",
                 "The abstract was read. Not examined: the proxy by logits, and training.",
             ),
@@ -150,7 +150,7 @@ def later_training() -> tuple[PublishedClaim, ...]:
             "CTPO: prefix ratios are unbiased and vary strictly less",
             "“this ratio provides an unbiased prefix correction for each token-level gradient term and has "
             "strictly lower variance than the full sequence ratio” (abstract)",
-            Source(
+            Citation(
                 "Zhang et al. (2026), Rethinking Importance Sampling in LLM Policy Optimization: A "
                 "Cumulative Token Perspective, arXiv:2605.07331",
                 "The abstract was read, and a summary of its propositions.",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lit_klrb.functional import leave_one_out_baseline, reward_to_go, token_stats
-from replication.studies.distillation import _GROUP, Cell, DistillationStudy, _Adam
+from replication.studies.distillation import _GROUP, DistillationStudy, MapPoint, _Adam
 from replication.studies.tabular import TabularPairs
 
 # What an estimate of signal and noise keeps per step
@@ -118,7 +118,7 @@ ARMS: dict[str, Callable[[], Schedule]] = {
 }
 
 
-def final_kl(cell: Cell, arm: Schedule, seed: int) -> Tensor:
+def final_kl(cell: MapPoint, arm: Schedule, seed: int) -> Tensor:
     """The exact KL after training, shape [rates, runs]; see `DistillationStudy._run`."""
     once = STUDY._pairs(seed, cell)
     runs, rates = len(once.policies), torch.tensor(STUDY.learning_rates, dtype=torch.float64)
@@ -156,7 +156,7 @@ def final_kl(cell: Cell, arm: Schedule, seed: int) -> Tensor:
     return pairs.exact_kl().nan_to_num(nan=1e6).clamp(max=1e6).view(len(rates), runs)
 
 
-def compared(cell: Cell, seed: int) -> dict[str, tuple[float, float, float]]:
+def compared(cell: MapPoint, seed: int) -> dict[str, tuple[float, float, float]]:
     """Mean final KL of each arm at its own rate, and paired log ratio to the discount with its error."""
     finals: dict[str, Any] = {}
     for name, arm in ARMS.items():

@@ -42,7 +42,7 @@ _EOS_BIAS = -1.5
 DIVERGED = 1e6
 
 
-class Cell(NamedTuple):
+class MapPoint(NamedTuple):
     """A point of the map.
 
     Args:
@@ -142,9 +142,9 @@ class DistillationStudy(Study):
         return _arms(self.vocabulary) if self.arms is None else self.arms
 
     @property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[MapPoint]:
         """The points of the map."""
-        return [Cell(*place) for place in product(self.capacities, self.distances, self.batches)]
+        return [MapPoint(*place) for place in product(self.capacities, self.distances, self.batches)]
 
     def parts(self, seed: int) -> Mapping[str, Callable[[], Any]]:
         """One part per arm and point of the map."""
@@ -175,7 +175,7 @@ class DistillationStudy(Study):
             "finals": finals,
         }
 
-    def _pairs(self, seed: int, cell: Cell) -> TabularPairs:
+    def _pairs(self, seed: int, cell: MapPoint) -> TabularPairs:
         """A student and a teacher of each run; the same for all batches."""
         generator = torch.Generator().manual_seed(derive_seed(seed, self.name, "models", cell.capacity))
         runs, rows = self.selection + self.evaluation, num_prefixes(self.vocabulary, self.max_length)
@@ -190,13 +190,13 @@ class DistillationStudy(Study):
             noise = noise[:, :contexts]
         return TabularPairs(students + cell.distance * noise, teachers, self.max_length)
 
-    def _start(self, seed: int, cell: Cell) -> list[float]:
+    def _start(self, seed: int, cell: MapPoint) -> list[float]:
         """The KL of each run before the first step."""
         found: list[float] = rounded(self._pairs(seed, cell).exact_kl(), 6)
         return found
 
     def _run(
-        self, seed: int, cell: Cell, estimator_at: Callable[[float], KLEstimator] | None
+        self, seed: int, cell: MapPoint, estimator_at: Callable[[float], KLEstimator] | None
     ) -> list[list[float]]:
         """The final KL at each rate of each run; without an estimator, descent along the exact gradient."""
         once = self._pairs(seed, cell)
@@ -223,7 +223,7 @@ class DistillationStudy(Study):
         found: list[list[float]] = rounded(final.view(len(rates), runs), 6)
         return found
 
-    def _completions(self, pairs: TabularPairs, seed: int, cell: Cell, step: int, runs: int) -> Tensor:
+    def _completions(self, pairs: TabularPairs, seed: int, cell: MapPoint, step: int, runs: int) -> Tensor:
         """Indices of completions, from uniforms that depend on run and step only, shape [rates * runs, K]."""
         generator = torch.Generator().manual_seed(derive_seed(seed, self.name, "completions", step))
         uniforms = torch.rand(runs, cell.batch, dtype=torch.float64, generator=generator)

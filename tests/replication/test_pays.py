@@ -58,7 +58,7 @@ def test_differences_are_those_of_the_reports(name, toy):
 
 
 def test_a_place_is_that_of_the_runs(sums):
-    found, grid = Place.of(sums), sums.grid
+    found, grid = Place.of(sums, "combination"), sums.grid
     reward, kl = (
         np.array([[grid[arm, 0, i].outcome(key) for i in range(8)] for arm in ("combination", "mc")])
         for key in ("reward", "kl")
@@ -88,8 +88,8 @@ def test_what_has_no_place_is_refused(sums):
     (first, *others) = [run for run in sums.runs if run.cell.point is not None]
     lost = replace(sums, runs=(replace(first, diverged=True), *others))
     with pytest.raises(ValueError, match="a run of the grid diverged"):
-        Place.of(lost)
+        Place.of(lost, "combination")
     with pytest.raises(ValueError, match="no run starts from the reference"):
-        Place.of(replace(sums, runs=tuple(replace(run, curves={}) for run in sums.runs)))
-    with pytest.raises(ValueError, match="no arm has RaoBlackwellControlVariate"):
-        Place.of(replace(sums, locked=None))
+        Place.of(replace(sums, runs=tuple(replace(run, curves={}) for run in sums.runs)), "combination")
+    with pytest.raises(ValueError, match="no arm has MonteCarlo"):
+        Place.of(replace(sums, locked=None), "combination")

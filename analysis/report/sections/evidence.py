@@ -7,7 +7,7 @@ import numpy as np
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import INK, legend_lines, looks, sheet
-from analysis.stats.sequential import Evidence
+from analysis.stats.sequential import EProcess
 from analysis.stats.text import number
 
 
@@ -46,7 +46,7 @@ def evidence(assessment: Assessment) -> Section | None:
     )
 
 
-def _sentence(name: str, control: str, found: Evidence) -> str:
+def _sentence(name: str, control: str, found: EProcess) -> str:
     threshold, unit = found.threshold, found.unit
     seen, last = len(found.values), float(found.values[-1])
     crossing = found.crossing
@@ -61,7 +61,7 @@ def _sentence(name: str, control: str, found: Evidence) -> str:
     )
 
 
-def _figure(assessment: Assessment, found: Mapping[str, Evidence], threshold: float, unit: str) -> Figure:
+def _figure(assessment: Assessment, found: Mapping[str, EProcess], threshold: float, unit: str) -> Figure:
     plan = assessment.sweep.plan
     styles = looks(plan.grid.arms, plan.primary.control)
     with sheet(2.6) as drawn:

@@ -6,7 +6,7 @@ advantage_estimator.py, utils.py (calculate_kl).
 """
 
 from lit_klrb.cli.foreign.reading import Settings
-from lit_klrb.cli.foreign.terms import ADVANTAGE, TO_GO, Finding, Gradient, Note, Term, gradient_of, known
+from lit_klrb.cli.foreign.terms import ADVANTAGE, TO_GO, Finding, Gradient, KLTerm, Note, gradient_of, known
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import K1Loss, K2Loss
 
@@ -31,7 +31,7 @@ DIRECTIONS = {
     "mixed": "a mixture of both directions of the KL over the teacher's likeliest tokens",
 }
 CORRECTED = Gradient(K2Loss, remark="up to the corrections that loss_fn.* sets for importance weights")
-OPD = Term("advantage", "k1", "grpo.adv_estimator.name=opd", 1.0, "", CORRECTED, "token")
+OPD = KLTerm("advantage", "k1", "grpo.adv_estimator.name=opd", 1.0, "", CORRECTED, "token")
 
 
 def matches(settings: Settings) -> bool:
@@ -59,7 +59,7 @@ def explain(settings: Settings) -> Finding:
     else:
         corrected = settings.flag("loss_fn.use_on_policy_kl_approximation")
         value, setting = f"ratio times {kind}", f"{KIND}={kind}"
-        term = Term("loss", value, setting, coefficient, COEFFICIENT, gradient_of(LOSSES, kind, KIND))
+        term = KLTerm("loss", value, setting, coefficient, COEFFICIENT, gradient_of(LOSSES, kind, KIND))
         terms = (term._replace(off_policy="token" if corrected else "none"),)
     if advantage == "opd":
         terms = (OPD, *terms)
@@ -81,7 +81,7 @@ def _distillation(settings: Settings) -> Finding:
         raise ConfigurationError(f"of NeMo-RL's distillations, that {known} is known here", key="config")
     tail = settings.flag("loss_fn.zero_outside_topk") and direction != "forward"
     setting = f"loss_fn.kl_type={direction} distillation.topk_logits_k"
-    term = Term(
+    term = KLTerm(
         "loss",
         DIRECTIONS[direction] + (", and what the student puts outside them" if tail else ""),
         f"{setting}={settings.text('distillation.topk_logits_k', '64')}",
@@ -104,9 +104,9 @@ def _divides(settings: Settings) -> bool:
     return settings.flag("grpo.normalize_rewards" if refers else key, True)
 
 
-def _in_reward(kind: str, coefficient: float | str, advantage: str) -> tuple[Term, ...]:
+def _in_reward(kind: str, coefficient: float | str, advantage: str) -> tuple[KLTerm, ...]:
     table = {"reinforce_plus_plus": OWN_TOKEN, "gae": TO_GO}.get(advantage)
     if table is None:
         return ()
     setting = f"{KIND}={kind} loss_fn.use_kl_in_reward=true"
-    return (Term("reward", kind, setting, coefficient, COEFFICIENT, gradient_of(table, kind, KIND)),)
+    return (KLTerm("reward", kind, setting, coefficient, COEFFICIENT, gradient_of(table, kind, KIND)),)

@@ -5,7 +5,7 @@ Options, defaults and formulas as in open-instruct at commit e6c3044aa6201c8bfa4
 """
 
 from lit_klrb.cli.foreign.reading import Settings
-from lit_klrb.cli.foreign.terms import LOSSES, Finding, Gradient, Note, Term, gradient_of
+from lit_klrb.cli.foreign.terms import LOSSES, Finding, Gradient, KLTerm, Note, gradient_of
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import K1Loss, K2Loss
 
@@ -32,7 +32,7 @@ def explain(settings: Settings) -> Finding:
         raise ConfigurationError("of open-instruct, only GRPO is known here", key="config")
     kind = settings.text("kl_estimator", "2")
     gradient = gradient_of(GRADIENTS, kind, "kl_estimator")
-    term = Term(
+    term = KLTerm(
         "loss",
         ESTIMATES[int(kind)],
         f"--kl_estimator {kind}",

@@ -6,7 +6,7 @@ openrlhf/models/utils.py, openrlhf/trainer/ppo_utils/experience_maker.py, openrl
 """
 
 from lit_klrb.cli.foreign.reading import Settings
-from lit_klrb.cli.foreign.terms import LOSSES, TO_GO, Finding, Gradient, Note, Term, gradient_of
+from lit_klrb.cli.foreign.terms import LOSSES, TO_GO, Finding, Gradient, KLTerm, Note, gradient_of
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import K2Loss
 
@@ -43,7 +43,7 @@ def explain(settings: Settings) -> Finding:
     unbiased = in_loss and settings.flag(UNBIASED)
     if unbiased:
         gradient = Gradient(K2Loss, remark="the token's ratio is clamped to 10")
-    term = Term(
+    term = KLTerm(
         "loss" if in_loss else "reward",
         kind,
         f"--{now['algo.kl.estimator']} {kind}"

@@ -4,7 +4,7 @@ from typing import Any
 
 from lit_klrb.cli.foreign import nemo_rl, open_instruct, openrlhf, trl, verl
 from lit_klrb.cli.foreign.reading import read_settings
-from lit_klrb.cli.foreign.terms import Finding, Note, Term
+from lit_klrb.cli.foreign.terms import Finding, KLTerm, Note
 from lit_klrb.errors import ConfigurationError, printable
 
 NO_KL = "there is no KL term"
@@ -43,7 +43,7 @@ def as_json(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _term_as_json(term: Term) -> dict[str, Any]:
+def _term_as_json(term: KLTerm) -> dict[str, Any]:
     estimator, relation, remark = term.gradient
     about = None if estimator is None else estimator().explanation
     return {

@@ -39,7 +39,7 @@ class Gradient(NamedTuple):
         return self if self.remark else self._replace(remark=remark)
 
 
-class Term(NamedTuple):
+class KLTerm(NamedTuple):
     """A KL term of an objective.
 
     Args:
@@ -86,7 +86,7 @@ class Finding(NamedTuple):
 
     framework: str
     trainer: str
-    terms: tuple[Term, ...]
+    terms: tuple[KLTerm, ...]
     notes: tuple[str, ...]
 
 

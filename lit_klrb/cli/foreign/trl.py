@@ -5,7 +5,7 @@ as in 0.16 (trl/trainer/ppo_{config,trainer}.py).
 """
 
 from lit_klrb.cli.foreign.reading import Settings
-from lit_klrb.cli.foreign.terms import TO_GO, Finding, Gradient, Note, Term, gradient_of
+from lit_klrb.cli.foreign.terms import TO_GO, Finding, Gradient, KLTerm, Note, gradient_of
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import K2Loss, K3Loss, MonteCarlo, RaoBlackwellLoss
 
@@ -75,7 +75,7 @@ def explain(settings: Settings, trainer: str) -> Finding:
 
 
 def _grpo(settings: Settings) -> Finding:
-    term = Term(
+    term = KLTerm(
         "loss", "k3", "use_bias_correction_kl=False", settings.number("beta", 0.0), "beta",
         Gradient(K3Loss, remark=Note.FIRST_STEP),
     )  # fmt: skip
@@ -97,7 +97,7 @@ def _grpo(settings: Settings) -> Finding:
 
 
 def _rloo(settings: Settings) -> Finding:
-    term = Term("reward", "k1", "RLOOTrainer", settings.number("beta", 0.05), "beta", Gradient(MonteCarlo))
+    term = KLTerm("reward", "k1", "RLOOTrainer", settings.number("beta", 0.05), "beta", Gradient(MonteCarlo))
     notes = [Note.SUMMED]
     if settings.flag("normalize_advantages"):
         notes.append("advantages, KL included, are divided by their standard deviation over the batch")
@@ -107,7 +107,7 @@ def _rloo(settings: Settings) -> Finding:
 def _ppo(settings: Settings) -> Finding:
     kind = settings.text("kl_estimator", "k1")
     gradient, weight = gradient_of(TO_GO, kind, "kl_estimator"), settings.number("kl_coef", 0.05)
-    term = Term("reward", kind, f"kl_estimator={kind}", weight, "kl_coef", gradient)
+    term = KLTerm("reward", kind, f"kl_estimator={kind}", weight, "kl_coef", gradient)
     notes = ["credit is discounted by lam per token (generalised advantages with a critic)"]
     return Finding("TRL (defaults of 0.16, 2025-03-22)", "PPOTrainer", (term,), tuple(notes))
 
@@ -116,7 +116,7 @@ def _distillation(settings: Settings) -> Finding:
     """The generalised Jensen-Shannon divergence, at whose ends are the two directions of the KL."""
     beta = settings.number("beta", 1.0)
     gradient = Gradient(RaoBlackwellLoss)
-    term = Term("loss", "the KL of each token, exact", f"beta={beta}", 1.0, "", gradient)
+    term = KLTerm("loss", "the KL of each token, exact", f"beta={beta}", 1.0, "", gradient)
     if beta != 1:
         value, optimises = OTHER_BETA[beta == 0]
         term = term._replace(value=value, gradient=Gradient(None, remark=f"optimises {optimises}"))

@@ -6,7 +6,7 @@ verl/trainer/distillation/losses.py, verl/trainer/ppo/{core_algos,ray_trainer}.p
 """
 
 from lit_klrb.cli.foreign.reading import Settings
-from lit_klrb.cli.foreign.terms import ADVANTAGE, LOSSES, OWN, TO_GO, WHOLE, Finding, Gradient, Note, Term
+from lit_klrb.cli.foreign.terms import ADVANTAGE, LOSSES, OWN, TO_GO, WHOLE, Finding, Gradient, KLTerm, Note
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import K2Loss
 
@@ -69,7 +69,7 @@ def _kind(name: str, key: str) -> str:
     return KINDS[name]
 
 
-def _distillation(settings: Settings) -> Term:
+def _distillation(settings: Settings) -> KLTerm:
     key = f"{DISTILLATION}loss_mode"
     mode = settings.text(key, "k3")
     as_advantage = settings.flag(f"{DISTILLATION}use_policy_gradient")
@@ -89,7 +89,7 @@ def _distillation(settings: Settings) -> Term:
         raise ConfigurationError("verl refuses k1 without use_policy_gradient: it has no gradient", key=key)
     weighted = settings.flag(f"{DISTILLATION}use_task_rewards", True)
     remark = "within PPO's clipping; values are clamped" if as_advantage else Note.FIRST_STEP
-    return Term(
+    return KLTerm(
         "advantage" if as_advantage else "loss",
         kind,
         f"{key}={mode} {DISTILLATION}use_policy_gradient={as_advantage}",
@@ -100,12 +100,12 @@ def _distillation(settings: Settings) -> Term:
     )
 
 
-def _in_loss(settings: Settings) -> Term:
+def _in_loss(settings: Settings) -> KLTerm:
     key = f"{ACTOR}kl_loss_type"
     name = settings.text(key, "low_var_kl")
     kind = _kind(name.removesuffix("+"), key)
     gradient = Gradient(K2Loss) if name.endswith("+") else LOSSES[kind]
-    return Term(
+    return KLTerm(
         "loss",
         kind + "+" * name.endswith("+"),
         f"{key}={name}",
@@ -115,11 +115,11 @@ def _in_loss(settings: Settings) -> Term:
     )
 
 
-def _in_reward(settings: Settings, advantage: str) -> Term:
+def _in_reward(settings: Settings, advantage: str) -> KLTerm:
     name = settings.text("algorithm.kl_penalty", "kl")
     kind = _kind(name.removesuffix("+"), "algorithm.kl_penalty")  # + changes the gradient of the value only
     gradient = (TO_GO if advantage in CREDIT_TO_GO else WHOLE)[kind]
-    return Term(
+    return KLTerm(
         "reward",
         kind,
         f"algorithm.kl_penalty={name}",

@@ -285,7 +285,7 @@ class RowStats(NamedTuple):
 
     @staticmethod
     def of(sums: Tensor) -> "RowStats":
-        """Combine the results of `Problem.sums` for all blocks, stacked, shape [blocks, N, 6 or 7]."""
+        """Combine the results of `TiledInputs.sums` for all blocks, stacked, shape [blocks, N, 6 or 7]."""
         # Each block b has its own maxima m_b and n_b: v = l - m_b and w = l' - n_b for logits l and l'
         top, ref_top, mass, ref_mass, cross, spread, *valued = sums.double().unbind(2)
         # log sum_v exp(l_v) = log sum_b exp(m_b) sum_{v in b} exp(v), and the same for the reference

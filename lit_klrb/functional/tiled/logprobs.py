@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 
 from lit_klrb.functional.tiled.blocks import block_masses, block_probabilities, fused, take
 from lit_klrb.functional.tiled.head import Head, HeadGradients
-from lit_klrb.functional.tiled.problem import (
+from lit_klrb.functional.tiled.inputs import (
     check_positive,
     check_shape,
     default_tile_size,

@@ -12,9 +12,9 @@ from lit_klrb.functional.logprobs import TokenStats, TopK
 from lit_klrb.functional.surrogate import clipped_loss, weighted_loss
 from lit_klrb.functional.tiled.blocks import Buffers
 from lit_klrb.functional.tiled.head import HeadGradients
-from lit_klrb.functional.tiled.problem import (
+from lit_klrb.functional.tiled.inputs import (
     Pair,
-    Problem,
+    TiledInputs,
     check_positive,
     check_shape,
     positions_of,
@@ -119,7 +119,7 @@ def tiled_policy_loss(
         raise ConfigurationError("must be given together with token_values", key="value_weights")
     policy = Pair(hidden, weight, bias, logit_softcap)
     reference = Pair(ref_hidden, ref_weight, ref_bias, ref_logit_softcap)
-    problem = Problem.of(policy, reference, tokens, mask, temperature, tile_size, token_values, topk)
+    tiled = TiledInputs.of(policy, reference, tokens, mask, temperature, tile_size, token_values, topk)
     behaviour = None if behaviour_logprobs is None else rows_of(behaviour_logprobs, mask)
     objective = _Objective(
         rows_of(score_weights.detach(), mask) / len(tokens),
@@ -130,7 +130,7 @@ def tiled_policy_loss(
     )
     leaves, names = unless_no_grad(rows_of(hidden, mask), weight, bias), list[str]()
     loss, *fields = _TiledPolicyLoss.apply(  # type: ignore[no-untyped-call]
-        *leaves, problem, objective, names
+        *leaves, tiled, objective, names
     )
     spread = (positions_of(field, tokens, mask) for field in fields)
     return loss, TokenStats(**dict(zip(names, spread, strict=True)))
@@ -167,19 +167,19 @@ class _TiledPolicyLoss(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        problem: Problem,
+        tiled: TiledInputs,
         objective: _Objective,
         names: list[str],
     ) -> tuple[Tensor, ...]:
         """The loss and the fields of the statistics, whose names are appended to `names`."""
-        gradients = HeadGradients(problem.policy, problem.inputs, ctx.needs_input_grad[:3])
+        gradients = HeadGradients(tiled.policy, tiled.inputs, ctx.needs_input_grad[:3])
         with torch.autocast(hidden.device.type, enabled=False):
-            buffers = problem.buffers(retain_blocks=True)  # shared by all tiles
-            parts = [_tile(problem, objective, rows, gradients, buffers) for rows in problem.tiles()]
+            buffers = tiled.buffers(retain_blocks=True)  # shared by all tiles
+            parts = [_tile(tiled, objective, rows, gradients, buffers) for rows in tiled.tiles()]
         losses, tiles = zip(*parts, strict=True)
         names.extend(tiles[0])
         statistics = tuple(torch.cat([fields[name] for fields in tiles]) for name in names)
-        problem.warn_infinite(statistics[names.index("kl")])
+        tiled.warn_infinite(statistics[names.index("kl")])
         ctx.gradients = gradients.finish(hidden.dtype)
         ctx.mark_non_differentiable(*statistics)
         return torch.stack(losses).sum(), *statistics
@@ -198,14 +198,14 @@ class _TiledPolicyLoss(torch.autograd.Function):
 
 
 def _tile(
-    problem: Problem, objective: _Objective, rows: slice, gradients: HeadGradients, buffers: Buffers
+    tiled: TiledInputs, objective: _Objective, rows: slice, gradients: HeadGradients, buffers: Buffers
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and statistics of a tile; its logits are computed once, for both values and gradients."""
-    tile = Tile.of(problem, rows, buffers)
+    tile = Tile.of(tiled, rows, buffers)
     fields = tile.fields()
     loss, score = objective.score(fields["logprobs"], rows)
     kl_weights = objective.kl_weights[rows].to(score.dtype)
-    if problem.topk is None:
+    if tiled.topk is None:
         loss = loss + weighted(kl_weights, fields["kl"]).sum()
     else:
         # The sampled tail acts on the score of the sampled token, the exact head on all logits

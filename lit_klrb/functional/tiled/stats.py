@@ -9,16 +9,16 @@ from torch.autograd.function import once_differentiable
 from lit_klrb.functional.logprobs import TokenStats, TopK
 from lit_klrb.functional.tiled.blocks import RowStats, block_recomputed_gradient, fused
 from lit_klrb.functional.tiled.head import HeadGradients
-from lit_klrb.functional.tiled.problem import (
+from lit_klrb.functional.tiled.inputs import (
     Pair,
-    Problem,
+    TiledInputs,
     positions_of,
     rows_of,
     unless_no_grad,
     weighted,
 )
 from lit_klrb.functional.tiled.tile import Tile
-from lit_klrb.functional.tiled.topk import Heads
+from lit_klrb.functional.tiled.topk import TopKRows
 
 
 def tiled_token_stats(
@@ -82,9 +82,9 @@ def tiled_token_stats(
     """
     policy = Pair(hidden, weight, bias, logit_softcap)
     reference = Pair(ref_hidden, ref_weight, ref_bias, ref_logit_softcap)
-    problem = Problem.of(policy, reference, tokens, mask, temperature, tile_size, token_values, topk)
+    tiled = TiledInputs.of(policy, reference, tokens, mask, temperature, tile_size, token_values, topk)
     leaves, names = unless_no_grad(rows_of(hidden, mask), weight, bias), list[str]()
-    fields = _TiledTokenStats.apply(*leaves, problem, names)  # type: ignore[no-untyped-call]
+    fields = _TiledTokenStats.apply(*leaves, tiled, names)  # type: ignore[no-untyped-call]
     spread = (positions_of(field, tokens, mask) for field in fields)
     return TokenStats(**dict(zip(names, spread, strict=True)))
 
@@ -96,18 +96,18 @@ _CONSTANT = {"ref_logprobs", "value", "ref_head_mass", "in_head"}
 class _TiledTokenStats(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem, names: list[str]
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, tiled: TiledInputs, names: list[str]
     ) -> tuple[Tensor, ...]:
         """The fields; their names are appended to `names`."""
         with torch.autocast(hidden.device.type, enabled=False):
-            tiles = _tiles(problem) if problem.is_small and any(ctx.needs_input_grad) else None
-            stats, heads = _row_stats(problem) if tiles is None else _joined(tiles)
-            fields = problem.fields(stats, heads, slice(None))
-        problem.warn_infinite(stats.kl)
+            tiles = _tiles(tiled) if tiled.is_small and any(ctx.needs_input_grad) else None
+            stats, heads = _row_stats(tiled) if tiles is None else _joined(tiles)
+            fields = tiled.fields(stats, heads, slice(None))
+        tiled.warn_infinite(stats.kl)
         names.extend(fields)
-        # `problem` has what backward needs; saving them makes autograd detect changes made in between
+        # `tiled` has what backward needs; saving them makes autograd detect changes made in between
         ctx.save_for_backward(hidden, weight, bias)
-        ctx.problem, ctx.stats, ctx.heads, ctx.tiles, ctx.names = problem, stats, heads, tiles, names
+        ctx.tiled, ctx.stats, ctx.heads, ctx.tiles, ctx.names = tiled, stats, heads, tiles, names
         ctx.mark_non_differentiable(*(field for name, field in fields.items() if name in _CONSTANT))
         ctx.set_materialize_grads(False)
         return tuple(fields.values())
@@ -116,39 +116,39 @@ class _TiledTokenStats(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, *_ = ctx.saved_tensors
-        problem: Problem = ctx.problem
+        tiled: TiledInputs = ctx.tiled
         slopes = {name: slope for name, slope in zip(ctx.names, upstream, strict=True) if slope is not None}
         # The retained blocks do not have the gradient of the entropy, nor with a head that of the exact KL,
         # and are overwritten when they are used
-        missing = {"entropy"} if problem.topk is None else {"entropy", "kl"}
+        missing = {"entropy"} if tiled.topk is None else {"entropy", "kl"}
         tiles, ctx.tiles = None if missing & set(slopes) else ctx.tiles, None
-        gradients = HeadGradients(problem.policy, problem.inputs, ctx.needs_input_grad[:3])
+        gradients = HeadGradients(tiled.policy, tiled.inputs, ctx.needs_input_grad[:3])
         with torch.autocast(hidden.device.type, enabled=False):
             if tiles is None:
-                _recompute(problem, ctx.stats, ctx.heads, slopes, gradients)
+                _recompute(tiled, ctx.stats, ctx.heads, slopes, gradients)
             else:
                 for tile in tiles:
                     _backpropagate(tile, slopes, gradients)
         return *gradients.finish(hidden.dtype), None, None
 
 
-def _tiles(problem: Problem) -> list[Tile]:
+def _tiles(tiled: TiledInputs) -> list[Tile]:
     """All tiles, each in memory of its own."""
-    return [Tile.of(problem, rows, problem.buffers(True, shared=False)) for rows in problem.tiles()]
+    return [Tile.of(tiled, rows, tiled.buffers(True, shared=False)) for rows in tiled.tiles()]
 
 
-def _joined(tiles: list[Tile]) -> tuple[RowStats, Heads | None]:
+def _joined(tiles: list[Tile]) -> tuple[RowStats, TopKRows | None]:
     """Statistics and heads of the rows of all tiles."""
     stats = RowStats.of(torch.cat([tile.sums for tile in tiles], 1))
     heads = [tile.heads for tile in tiles if tile.heads is not None]
-    return stats, Heads.joined(heads) if heads else None
+    return stats, TopKRows.joined(heads) if heads else None
 
 
-def _row_stats(problem: Problem) -> tuple[RowStats, Heads | None]:
+def _row_stats(tiled: TiledInputs) -> tuple[RowStats, TopKRows | None]:
     """The same in one pass over the heads: each block is applied to all tiles of rows."""
-    buffers, sums, candidacy = problem.buffers(retain_blocks=False), [], problem.candidacy()
-    for block in problem.policy.blocks():
-        sums.append(torch.cat([problem.sums(rows, block, buffers, candidacy) for rows in problem.tiles()]))
+    buffers, sums, candidacy = tiled.buffers(retain_blocks=False), [], tiled.candidacy()
+    for block in tiled.policy.blocks():
+        sums.append(torch.cat([tiled.sums(rows, block, buffers, candidacy) for rows in tiled.tiles()]))
     stats = RowStats.of(torch.stack(sums))
     return stats, None if candidacy is None else candidacy.heads(stats)
 
@@ -156,17 +156,17 @@ def _row_stats(problem: Problem) -> tuple[RowStats, Heads | None]:
 def _backpropagate(tile: Tile, slopes: dict[str, Tensor], gradients: HeadGradients) -> None:
     """Backpropagate from the retained blocks of a tile."""
     rows = {name: slope[tile.rows] for name, slope in slopes.items()}
-    nothing = tile.problem.inputs.new_zeros(len(tile.sums[0]))
+    nothing = tile.tiled.inputs.new_zeros(len(tile.sums[0]))
     kl = rows.get("kl" if tile.heads is None else "head_kl", nothing)
-    value = None if tile.problem.token_values is None else rows.get("expected_value", nothing)
+    value = None if tile.tiled.token_values is None else rows.get("expected_value", nothing)
     score = rows.get("logprobs", nothing)
     tile.backpropagate(score, kl, value, gradients, rows.get("head_mass"))
 
 
 def _recompute(
-    problem: Problem,
+    tiled: TiledInputs,
     stats: RowStats,
-    heads: Heads | None,
+    heads: TopKRows | None,
     slopes: dict[str, Tensor],
     gradients: HeadGradients,
 ) -> None:
@@ -175,11 +175,11 @@ def _recompute(
     With p and q the softmaxes, H the entropy and a the token values, the upstream gradients of a row's
     log-probability, KL, entropy and expected value contribute to the gradient of its logits
     score (onehot - p),   kl p (log p - log q - KL),   -entropy p (log p + H),   value p (a - sum p a).
-    For those of the sums over the head see `Heads.gradient`.
+    For those of the sums over the head see `TopKRows.gradient`.
     """
-    gradient_of = fused(block_recomputed_gradient, problem.inputs.device)
-    policy, dtype = problem.policy, problem.inputs.dtype
-    nothing = problem.inputs.new_zeros(len(problem.tokens))
+    gradient_of = fused(block_recomputed_gradient, tiled.inputs.device)
+    policy, dtype = tiled.policy, tiled.inputs.dtype
+    nothing = tiled.inputs.new_zeros(len(tiled.tokens))
     score, kl, entropy = (slopes.get(name, nothing) for name in ("logprobs", "kl", "entropy"))
     value = [] if stats.expected_value is None else [slopes.get("expected_value", nothing)]
     # What multiplies p alone; `weighted`, as a weight of 0 must remove an infinite KL
@@ -192,17 +192,17 @@ def _recompute(
         constant = constant + at_all
     coefficients = torch.stack([constant.to(dtype), -kl, -entropy, *value], 1)
     normalisers = torch.stack([stats.normaliser, stats.ref_normaliser], 1).to(dtype)
-    buffers = problem.buffers(retain_blocks=False)
+    buffers = tiled.buffers(retain_blocks=False)
     # Blocks outside, tiles inside: each block of the head is read once
     for block in policy.blocks():
-        for rows in problem.tiles():
-            logits, gradient, masses = problem.logits(rows, block, buffers)
+        for rows in tiled.tiles():
+            logits, gradient, masses = tiled.logits(rows, block, buffers)
             capped = None if policy.cap is None else logits.clone()
-            values = problem.values_of(rows, block)
+            values = tiled.values_of(rows, block)
             gradient_of(logits, gradient, masses, normalisers[rows], coefficients[rows], *values)
             if heads is not None and at_head is not None:
                 heads.rows(rows).scatter(at_head[rows], gradient, block)
             if capped is not None:
                 gradient = policy.through_cap(gradient, capped)
             gradients.add(gradient, buffers.precise(policy.weight[block]), rows, block)
-    gradients.add_tokens(score, problem.tokens, slice(None))
+    gradients.add_tokens(score, tiled.tokens, slice(None))

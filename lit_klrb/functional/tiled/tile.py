@@ -7,33 +7,33 @@ from torch import Tensor
 
 from lit_klrb.functional.tiled.blocks import Buffers, RowStats, block_gradient, finite_, fused
 from lit_klrb.functional.tiled.head import HeadGradients
-from lit_klrb.functional.tiled.problem import Problem, weighted
-from lit_klrb.functional.tiled.topk import Heads
+from lit_klrb.functional.tiled.inputs import TiledInputs, weighted
+from lit_klrb.functional.tiled.topk import TopKRows
 
 
 class Tile(NamedTuple):
-    """Rows of a problem, with the results of `Problem.sums` for all blocks, shape [blocks, N, 6 or 7]."""
+    """Rows of a tile, with the results of `TiledInputs.sums` for all blocks, shape [blocks, N, 6 or 7]."""
 
-    problem: Problem
+    tiled: TiledInputs
     rows: slice
     buffers: Buffers
     sums: Tensor
     stats: RowStats
-    heads: Heads | None
+    heads: TopKRows | None
 
     @staticmethod
-    def of(problem: Problem, rows: slice, buffers: Buffers) -> "Tile":
+    def of(tiled: TiledInputs, rows: slice, buffers: Buffers) -> "Tile":
         """Compute the logits of some rows, and retain what the gradient needs in the buffers."""
-        candidacy = problem.candidacy()
-        blocks = problem.policy.blocks()
-        sums = torch.stack([problem.sums(rows, block, buffers, candidacy) for block in blocks])
+        candidacy = tiled.candidacy()
+        blocks = tiled.policy.blocks()
+        sums = torch.stack([tiled.sums(rows, block, buffers, candidacy) for block in blocks])
         stats = RowStats.of(sums)
         heads = None if candidacy is None else candidacy.heads(stats)
-        return Tile(problem, rows, buffers, sums, stats, heads)
+        return Tile(tiled, rows, buffers, sums, stats, heads)
 
     def fields(self) -> dict[str, Tensor]:
         """The fields of `TokenStats`, shape [N]."""
-        return self.problem.fields(self.stats, self.heads, self.rows)
+        return self.tiled.fields(self.stats, self.heads, self.rows)
 
     def backpropagate(
         self,
@@ -52,7 +52,7 @@ class Tile(NamedTuple):
             gradients: Receives the gradients.
             mass_weights: With respect to `head_mass`, shape [N]; None for 0.
         """
-        problem, policy = self.problem, self.problem.policy
+        tiled, policy = self.tiled, self.tiled.policy
         gradient_of = fused(block_gradient, score.device)
         at_all, at_head = None, None
         if self.heads is not None:
@@ -67,7 +67,7 @@ class Tile(NamedTuple):
                 gradient.zero_()
             elif infinite:  # a KL weight of 0 must give 0, not 0 * inf = NaN
                 finite_(gradient)
-            gradient_of(gradient, masses, coefficients[index], *problem.values_of(self.rows, block))
+            gradient_of(gradient, masses, coefficients[index], *tiled.values_of(self.rows, block))
             if self.heads is not None and at_head is not None:
                 self.heads.scatter(at_head, gradient, block)
             if policy.cap is not None:
@@ -77,7 +77,7 @@ class Tile(NamedTuple):
                 gradient = policy.through_cap(gradient, logits)
             gradients.add(gradient, self.buffers.precise(policy.weight[block]), self.rows, block)
         # The onehot part of score (onehot - p), one column per row
-        gradients.add_tokens(score, problem.tokens[self.rows], self.rows)
+        gradients.add_tokens(score, tiled.tokens[self.rows], self.rows)
 
     def _coefficients(
         self, score: Tensor, kl_weights: Tensor, value_weights: Tensor | None, at_all: Tensor | None
@@ -87,7 +87,7 @@ class Tile(NamedTuple):
         Apart from the term of the sampled token, the gradient with respect to the logits is
         kl_weight p (log p - log q - KL) + value_weight p (a - E) - score p, with E the expected value. In
         terms of the results of `block_sums`, p = factor exp(v) and log p - log q = shift - (w - v). The sums
-        over the head add `at_all` p, see `Heads.gradient`.
+        over the head add `at_all` p, see `TopKRows.gradient`.
         """
         stats = self.stats
         # Each block has its own maxima as reference points of v and w, hence a factor and a shift per block

@@ -42,15 +42,15 @@ class Candidacy:
         # The buffers of the logits are overwritten by the next block
         self._tiles[rows.start] = Candidates(*(field.clone() for field in best))
 
-    def heads(self, stats: RowStats) -> "Heads":
+    def heads(self, stats: RowStats) -> "TopKRows":
         """The heads of all tiles, in the order of their rows; the candidates are dropped."""
         tiles = [self._tiles.pop(start) for start in sorted(self._tiles)]
         tokens, logits, ref_logits = (torch.cat(fields) for fields in zip(*tiles, strict=True))
         normaliser, ref_normaliser = stats.normaliser[:, None], stats.ref_normaliser[:, None]
-        return Heads(tokens, logits - normaliser, ref_logits - ref_normaliser)
+        return TopKRows(tokens, logits - normaliser, ref_logits - ref_normaliser)
 
 
-class Heads(NamedTuple):
+class TopKRows(NamedTuple):
     """The head of each row: tokens and their log-probabilities in float64, shape [N, k]."""
 
     tokens: Tensor
@@ -86,10 +86,10 @@ class Heads(NamedTuple):
         gradient.scatter_add_(1, columns, torch.where(inside, slopes, 0).to(gradient.dtype))
 
     @staticmethod
-    def joined(parts: list["Heads"]) -> "Heads":
+    def joined(parts: list["TopKRows"]) -> "TopKRows":
         """The heads of all rows of the parts."""
-        return Heads(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
+        return TopKRows(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
 
-    def rows(self, rows: slice) -> "Heads":
+    def rows(self, rows: slice) -> "TopKRows":
         """Those of some rows."""
-        return Heads(*(field[rows] for field in self))
+        return TopKRows(*(field[rows] for field in self))

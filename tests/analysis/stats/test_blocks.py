@@ -14,7 +14,7 @@ from analysis.stats.objective import objective_contrast
 from analysis.stats.pairs import Pairs
 from analysis.stats.power import detectable_over_blocks
 from analysis.stats.scenario import STANDARD
-from analysis.stats.sequential import Evidence
+from analysis.stats.sequential import EProcess
 from analysis.stats.verdict import Verdict
 
 
@@ -145,5 +145,5 @@ def test_only_intervals_over_blocks_cover_a_difference_that_varies_between_them(
 
 def test_an_e_process_is_of_pairs_on_these_blocks():
     (found,) = compare([blocked(lift=5.0)], Rules(comparisons=1))
-    decision = Decision(found.decision.primary, Evidence(np.ones(40), 20.0), "the plan is sequential")
+    decision = Decision(found.decision.primary, EProcess(np.ones(40), 20.0), "the plan is sequential")
     assert decision.headline.endswith("because the plan is sequential; on these 4 blocks).")

@@ -9,7 +9,7 @@ from analysis.stats import Claim, Decision, Outcome, Rules, Verdict, compare
 from analysis.stats.holm import corrected
 from analysis.stats.intervals import Estimate
 from analysis.stats.matched_kl import matched_kl
-from analysis.stats.sequential import Evidence
+from analysis.stats.sequential import EProcess
 from analysis.stats.swaps import SwapTest
 from analysis.stats.text import number, signed
 
@@ -107,7 +107,7 @@ def test_a_withheld_verdict_has_no_evidence():
 
 
 def test_no_evidence_overrides_a_withheld_verdict():
-    evidence = Evidence(np.ones(200), 20.0)
+    evidence = EProcess(np.ones(200), 20.0)
     decided = Decision(verdict(), evidence, "the plan is sequential")
     assert decided.outcome is Outcome.BETTER
     withheld = replace(decided, primary=replace(verdict(), withheld="partial sweep"))

@@ -9,7 +9,7 @@ from tiled_cases import assert_close, capped, gradients, make_case, weights_like
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional import tiled_logprobs
-from lit_klrb.functional.tiled import head, logprobs as module, problem
+from lit_klrb.functional.tiled import head, inputs, logprobs as module
 
 SOME = torch.arange(5) < torch.tensor([[2], [0], [5]])
 
@@ -30,7 +30,7 @@ def _tiles(monkeypatch):
 @pytest.mark.parametrize("tile_size", [None, 4])
 def test_values_and_gradients(way, temperature, softcap, biased, tile_size, monkeypatch):
     if way == "recomputed":
-        monkeypatch.setattr(problem, "_RETAINED_LOGITS", 0)
+        monkeypatch.setattr(inputs, "_RETAINED_LOGITS", 0)
     elif way == "at once":
         monkeypatch.setattr(module, "_AT_ONCE", 2**20)
     case = make_case()
@@ -55,7 +55,7 @@ def test_values_and_gradients(way, temperature, softcap, biased, tile_size, monk
 @pytest.mark.parametrize("way", ["retained", "recomputed", "at once"])
 def test_several_tokens_at_each_position(way, monkeypatch):
     if way == "recomputed":
-        monkeypatch.setattr(problem, "_RETAINED_LOGITS", 0)
+        monkeypatch.setattr(inputs, "_RETAINED_LOGITS", 0)
     elif way == "at once":
         monkeypatch.setattr(module, "_AT_ONCE", 2**20)
     case, columns = make_case(), (0, 3, 0)
@@ -75,7 +75,7 @@ def test_several_tokens_at_each_position(way, monkeypatch):
 @pytest.mark.parametrize("retained", [True, False])
 def test_excluded_tokens_and_extreme_logits(retained, monkeypatch):
     if not retained:
-        monkeypatch.setattr(problem, "_RETAINED_LOGITS", 0)
+        monkeypatch.setattr(inputs, "_RETAINED_LOGITS", 0)
     case = make_case()
     case.bias[7:15] = -math.inf  # a block and more
     case.bias[3] = -720.0  # its probability is subnormal
@@ -93,7 +93,7 @@ def test_products_and_memory(monkeypatch):
     whole = case.tokens.numel() * case.weight.numel()
     found = []
     for retained in (64 * 401, 64 * 401 - 1):
-        monkeypatch.setattr(problem, "_RETAINED_LOGITS", retained)
+        monkeypatch.setattr(inputs, "_RETAINED_LOGITS", retained)
         with Recorder() as record:
             tiled_logprobs(*case.leaves()[:2], case.tokens).sum().backward()
         found.append((record.products / whole, record.largest))

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional import tiled_policy_loss, tiled_token_stats
-from lit_klrb.functional.tiled import blocks, head, problem
+from lit_klrb.functional.tiled import blocks, head, inputs
 
 
 class Recorder(TorchDispatchMode):
@@ -43,7 +43,7 @@ class Recorder(TorchDispatchMode):
 @pytest.mark.parametrize("operation", ["stats", "loss"])
 def test_no_tensor_is_as_large_as_the_logits(operation, monkeypatch):
     monkeypatch.setattr(head, "_CPU_BLOCK", 64)
-    monkeypatch.setattr(problem, "_RETAINED_LOGITS", 64 * 401 - 1)
+    monkeypatch.setattr(inputs, "_RETAINED_LOGITS", 64 * 401 - 1)
     case = make_case(batch=8, length=8, size=2, vocabulary=401)
     leaves, mask, weights = case.leaves(), case.tokens >= 0, weights_like(case.tokens)
     largest = {}
@@ -85,7 +85,7 @@ def test_number_of_matrix_products(monkeypatch):
     assert products(loss, (hidden.detach(), weight, bias.detach()), everything) == 3
     assert products(loss, leaves, some) == pytest.approx(4 * 3 / 15)
     assert products(stats, leaves, some) == pytest.approx(4 * 3 / 15)
-    monkeypatch.setattr(problem, "_RETAINED_LOGITS", 14 * len(case.weight))
+    monkeypatch.setattr(inputs, "_RETAINED_LOGITS", 14 * len(case.weight))
     assert products(stats, leaves, None) == 6
     assert products(stats, leaves, some) == pytest.approx(4 * 3 / 15)
     with torch.no_grad():

@@ -19,7 +19,7 @@ from tiled_cases import (
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional import clipped_loss, tiled_policy_loss
-from lit_klrb.functional.tiled import problem
+from lit_klrb.functional.tiled import inputs
 
 READINGS = {
     "plain": {},
@@ -43,7 +43,7 @@ def plain_options(options: dict) -> dict:
 @pytest.mark.parametrize("reading", READINGS)
 def test_statistics_and_gradients_are_those_of_whole_logits(reading, biased, retained, monkeypatch):
     if not retained:
-        monkeypatch.setattr(problem, "_RETAINED_LOGITS", 0)
+        monkeypatch.setattr(inputs, "_RETAINED_LOGITS", 0)
     case, options = make_case(), READINGS[reading]
     leaves = case.leaves()
     if not biased:

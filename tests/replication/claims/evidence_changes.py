@@ -8,7 +8,7 @@ import dataclasses
 
 import numpy as np
 
-from replication.claims.claim import Verdict
+from replication.claims.claim import Status
 from replication.claims.evidence import CAPACITIES
 
 
@@ -235,41 +235,41 @@ def quiet_path(contents, sweeps):
 PITFALLS = "pitfalls", "gradients"
 ORTHOGONAL = put(0.1, *PITFALLS, "K3LossSequence", "reverse_cosine")
 CHANGES = {
-    "rb-value-variance": (spread("rb", 2.0), Verdict.FAILS),
-    "cv-alpha-1": (spread("cv", 2.0), Verdict.HOLDS),
-    "cv-fitted": (spread("cv_fitted", 1.0), Verdict.HOLDS),
-    "ht-no-improvement": (scarce, Verdict.FAILS),
-    "provably-no-more-variance": (put(0.0, "identities", "counterexample", "rb"), Verdict.HOLDS),
-    "rb-gradient-noise": (several(quiet_path, quiet_reviews, reported(quiet_reports)), Verdict.HOLDS),
-    "frontier-78": (ahead, Verdict.HOLDS),
-    "frontier-95": (ahead, Verdict.HOLDS),
-    "rb-more-stable-training": (reported(steady_reports), Verdict.HOLDS),
-    "k1-loss-zero-mean": (put(0.5, *PITFALLS, "K1Loss", "bias"), Verdict.FAILS),
-    "k3-loss-direction": (ORTHOGONAL, Verdict.FAILS),
-    "token-level-partial": (put(0.0, *PITFALLS, "K2Loss", "bias"), Verdict.FAILS),
-    "tabular-mean-squared-error": (put(0.2, *PITFALLS, "MonteCarlo", "bias"), Verdict.FAILS),
-    "descent-by-estimate": (copied(("pitfalls", "kl", "K3Loss"), "pitfalls", "kl", "K1Loss"), Verdict.FAILS),
+    "rb-value-variance": (spread("rb", 2.0), Status.FAILS),
+    "cv-alpha-1": (spread("cv", 2.0), Status.HOLDS),
+    "cv-fitted": (spread("cv_fitted", 1.0), Status.HOLDS),
+    "ht-no-improvement": (scarce, Status.FAILS),
+    "provably-no-more-variance": (put(0.0, "identities", "counterexample", "rb"), Status.HOLDS),
+    "rb-gradient-noise": (several(quiet_path, quiet_reviews, reported(quiet_reports)), Status.HOLDS),
+    "frontier-78": (ahead, Status.HOLDS),
+    "frontier-95": (ahead, Status.HOLDS),
+    "rb-more-stable-training": (reported(steady_reports), Status.HOLDS),
+    "k1-loss-zero-mean": (put(0.5, *PITFALLS, "K1Loss", "bias"), Status.FAILS),
+    "k3-loss-direction": (ORTHOGONAL, Status.FAILS),
+    "token-level-partial": (put(0.0, *PITFALLS, "K2Loss", "bias"), Status.FAILS),
+    "tabular-mean-squared-error": (put(0.2, *PITFALLS, "MonteCarlo", "bias"), Status.FAILS),
+    "descent-by-estimate": (copied(("pitfalls", "kl", "K3Loss"), "pitfalls", "kl", "K1Loss"), Status.FAILS),
     "distillation-sequence-level": (
         several(arm("whole future, sampled", 0.5), neural(["future-sampled"], 0.5)),
-        Verdict.HOLDS,
+        Status.HOLDS,
     ),
-    "worked-coins": (put(0.09, "identities", "worked_examples", "coins"), Verdict.FAILS),
-    "worked-token": (put(1.7, "identities", "worked_examples", "log_ratio"), Verdict.FAILS),
-    "k2-loss-is-k1-reward": (put(0.0, "identities", "token_level", "to_sequence"), Verdict.HOLDS),
+    "worked-coins": (put(0.09, "identities", "worked_examples", "coins"), Status.FAILS),
+    "worked-token": (put(1.7, "identities", "worked_examples", "log_ratio"), Status.FAILS),
+    "k2-loss-is-k1-reward": (put(0.0, "identities", "token_level", "to_sequence"), Status.HOLDS),
     "deepseek-unbiased-kl": (
         put(0.1, "identities", "names", "ratio times k3 (unbiased KL)"),
-        Verdict.FAILS,
+        Status.FAILS,
     ),
     "k1-in-reward-best": (
         copied(("pitfalls", "objective", "K1Loss"), "pitfalls", "objective", "MonteCarlo"),
-        Verdict.FAILS,
+        Status.FAILS,
     ),
-    "ema-pg-unbiased-topk": (topk("detached tail", "gradient_bias", 0.0), Verdict.HOLDS),
+    "ema-pg-unbiased-topk": (topk("detached tail", "gradient_bias", 0.0), Status.HOLDS),
     "mopd-head": (
         several(topk("head only", "gradient_bias", 0.0), topk("head only", "value_bias", 0.0)),
-        Verdict.HOLDS,
+        Status.HOLDS,
     ),
-    "vopd-variance": (topk("baseline", "gradient_bias", 0.1), Verdict.FAILS),
+    "vopd-variance": (topk("baseline", "gradient_bias", 0.1), Status.FAILS),
     "shrinkage-baselines": (
         several(
             *(
@@ -277,7 +277,7 @@ CHANGES = {
                 for count in (4, 8)
             )
         ),
-        Verdict.HOLDS,
+        Status.HOLDS,
     ),
     "optimal-token-baseline": (
         several(
@@ -285,7 +285,7 @@ CHANGES = {
             put(0.5, "identities", "token_baseline", "one_row", "cumulative"),
             put(0.6, "identities", "token_baseline", "row_per_prefix", "own"),
         ),
-        Verdict.HOLDS,
+        Status.HOLDS,
     ),
     "opd-sequence-credit-too-noisy": (
         several(
@@ -293,15 +293,15 @@ CHANGES = {
             arm("whole future, exact", 2.0),
             neural(["future-sampled", "future-exact"], 2.0),
         ),
-        Verdict.HOLDS,
+        Status.HOLDS,
     ),
-    "ctpo-prefix-ratios": (prefix_noise(0.9), Verdict.HOLDS),
+    "ctpo-prefix-ratios": (prefix_noise(0.9), Status.HOLDS),
     "sdpo-no-gain": (
         several(arm("whole future, exact", 2.0), neural(["future-exact"], 2.0)),
-        Verdict.HOLDS,
+        Status.HOLDS,
     ),
-    "zero-overhead": (as_quick, Verdict.HOLDS),
-    "own-default-on-reviews": (default_ahead, Verdict.HOLDS),
-    "own-annealed-discount": (neural(["discount-annealed"], 0.001), Verdict.HOLDS),
-    "own-off-policy": (biased_everywhere, Verdict.ONLY_IF),
+    "zero-overhead": (as_quick, Status.HOLDS),
+    "own-default-on-reviews": (default_ahead, Status.HOLDS),
+    "own-annealed-discount": (neural(["discount-annealed"], 0.001), Status.HOLDS),
+    "own-off-policy": (biased_everywhere, Status.ONLY_IF),
 }

@@ -17,7 +17,7 @@ from analysis.results.files import present, read_json
 from analysis.stats.text import number
 from replication.__main__ import main
 from replication.claims import evidence, ledger
-from replication.claims.claim import Verdict
+from replication.claims.claim import Status
 from replication.claims.evidence import ARTIFACTS, REVIEWS, SMOLLM2, STUDIES, evidence_of
 from replication.claims.ledger import all_claims, compose_ledger
 
@@ -75,7 +75,7 @@ def test_all_claims_have_a_change_but_those_that_cannot_be_tested(verified):
     unread = CLAIMS.keys() - CHANGES.keys()
     assert unread == {"full-kl-cost", "sdft-token-level"}
     assert CHANGES.keys() <= CLAIMS.keys()
-    assert {verified.rulings[key].verdict for key in unread} == {Verdict.NOT_TESTABLE}
+    assert {verified.rulings[key].verdict for key in unread} == {Status.NOT_TESTABLE}
 
 
 @pytest.mark.parametrize("key", CHANGES)
@@ -107,7 +107,7 @@ def test_a_sweep_without_a_run_below_the_cut_is_in_no_family(verified):
     (row,) = [text for what, text in shares.items() if "ReleasedRaoBlackwell" in what]
     assert row.startswith("8 of 8 ")
     assert row.endswith(f"p = {number(len(shares) * 2 / 2**8, 2)} (Holm)")
-    assert found.verdict is Verdict.ONLY_IF
+    assert found.verdict is Status.ONLY_IF
 
 
 def test_the_noise_on_reviews_is_the_ratio_of_traces(committed, verified):

@@ -10,7 +10,7 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional.logprobs import TopK, full_token_values, warn_infinite_kl
 from lit_klrb.functional.tiled.blocks import Buffers, RowStats, block_sums, fused
 from lit_klrb.functional.tiled.head import Head
-from lit_klrb.functional.tiled.topk import Candidacy, Heads
+from lit_klrb.functional.tiled.topk import Candidacy, TopKRows
 
 # Smaller tiles make products with the head (154 MB for GPT-2) slower, larger ones only need more memory.
 _TILE_SIZE = 512
@@ -29,7 +29,7 @@ class Pair(NamedTuple):
     softcap: float | None
 
 
-class Problem(NamedTuple):
+class TiledInputs(NamedTuple):
     """Heads of policy and reference with their scaled hidden states, [N, D] and [N, D'], for N tokens."""
 
     policy: Head
@@ -51,7 +51,7 @@ class Problem(NamedTuple):
         tile_size: int | None,
         token_values: Tensor | None,
         topk: TopK | None,
-    ) -> "Problem":
+    ) -> "TiledInputs":
         """Check the arguments of a tiled operation and select the rows inside the mask.
 
         Raises:
@@ -72,7 +72,7 @@ class Problem(NamedTuple):
         values = full_token_values(token_values, len(policy.weight), like=inputs)
         rows = rows_of(tokens, mask)
         tile_size = tile_size or default_tile_size(len(policy.weight))
-        return Problem(head, ref_head, inputs, ref_inputs, rows, tile_size, values, topk)
+        return TiledInputs(head, ref_head, inputs, ref_inputs, rows, tile_size, values, topk)
 
     def tiles(self) -> Iterator[slice]:
         """Slices of the rows, one per tile."""
@@ -126,7 +126,7 @@ class Problem(NamedTuple):
             return []
         return [self.token_values[block].expand(rows.stop - rows.start, -1)]
 
-    def fields(self, stats: RowStats, heads: Heads | None, rows: slice) -> dict[str, Tensor]:
+    def fields(self, stats: RowStats, heads: TopKRows | None, rows: slice) -> dict[str, Tensor]:
         """The fields of `TokenStats` for a tile, shape [rows], in the precision of the inputs."""
         tokens, dtype = self.tokens[rows], self.inputs.dtype
         fields = {
