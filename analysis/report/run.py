@@ -28,6 +28,7 @@ SHOWN = {
 ROLLOUTS = {
     "length, tokens": {schema.LENGTH: "length"},
     "teacher's probability of the end": {"end_ref_prob": "end"},
+    "share of tokens": {"repeated": "equal the one two before"},
     "share of the KL": {"improbable_kl": "log q < −20"}
     | {f"kl_part_{i}": f"quarter {i}" for i in (1, 2, 3, 4)},
 }

@@ -18,19 +18,22 @@ COLLAPSED, INFLATED = 1 / 3, 2.0
 TRUNCATED = 0.9
 # Mean probability of the end under the teacher, below which it is said.
 END = 1e-5
+# Share of tokens that equal the one two places before, from which it is said.
+REPEATED = 0.5
 # Shares of the KL from which improbable tokens, or a quarter of the completions, are said to dominate it.
 IMPROBABLE_SHARE, PART_SHARE = 0.5, 0.8
 
 
 @final
 class DistillationMonitor(L.Callback):
-    """Warns once when the length, the end, improbable tokens or a part of completions go wrong.
+    """Warns once when the length, the end, repetitions, improbable tokens or a part of completions go wrong.
 
     Runs of `DistillModule` from the command line have it. It reads the metrics that the module logs for each
     rollout: `train/length` and `train/unfinished`; `train/end_ref_prob`, the teacher's mean probability of
     the token that ended a completion; `train/improbable`, the share of tokens with log q below -20, and
     `train/improbable_kl`, their share of the KL; `train/kl_part_1` to `train/kl_part_4`, the shares of the KL
-    of the quarters of completions of eight tokens or more.
+    of the quarters of completions of eight tokens or more; `train/repeated`, the share of tokens that equal
+    the one two places before.
     """
 
     def __init__(self) -> None:
@@ -115,12 +118,19 @@ def _of_length(metrics: dict[str, float], first: dict[str, float]) -> Iterator[t
 
 
 def _of_tokens(metrics: dict[str, float]) -> Iterator[tuple[str, str]]:
-    """Lines on ends, improbable tokens and positions, by name; comparisons with NaN are false."""
+    """Lines on ends, repetitions, improbable tokens and positions, by name; NaN gives none."""
     if metrics.get("end_ref_prob", math.nan) < END:
         yield (
             "end",
             f"the teacher gives the ends of completions a probability of {metrics['end_ref_prob']:.1e}: it "
             "may end with another token, or read another chat template than the student",
+        )
+    if metrics.get("repeated", math.nan) >= REPEATED:
+        yield (
+            "repeated",
+            f"{metrics['repeated']:.0%} of the tokens equal the one two places before: the student repeats "
+            "itself, which the teacher then expects, so that the KL falls; read completions "
+            "(CompletionTable), and begin with SFT on the teacher's texts",
         )
     if metrics.get("improbable_kl", math.nan) >= IMPROBABLE_SHARE:
         yield (

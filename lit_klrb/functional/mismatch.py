@@ -1,4 +1,4 @@
-"""Where a policy and its reference differ most: improbable tokens, the end of completions, and positions."""
+"""Where a policy and its reference differ most: improbable tokens, ends, repetitions, and positions."""
 
 from typing import NamedTuple
 
@@ -26,6 +26,9 @@ class Mismatch(NamedTuple):
         end_prob: Probability of its end token under the reference if it ended, else 0.
         part_kl: KL of the first to the last quarter of the completion, shape [B, 4]; 0 for those with fewer
             than `SHORTEST` tokens.
+        places: Number of tokens with two others before them.
+        repeated: Of these, the number that equal the token two places before, as in repetitions of one token
+            or of two.
     """
 
     tokens: Tensor
@@ -35,6 +38,8 @@ class Mismatch(NamedTuple):
     ended: Tensor
     end_prob: Tensor
     part_kl: Tensor
+    places: Tensor
+    repeated: Tensor
 
     def metrics(self) -> dict[str, float]:
         """Shares over all completions.
@@ -42,7 +47,8 @@ class Mismatch(NamedTuple):
         Returns:
             `improbable`: share of the tokens. `improbable_kl`: their share of the KL. `end_ref_prob`: mean
             probability of the end under the reference, of those that ended. `kl_part_1` to `kl_part_4`:
-            shares of the KL. A share of nothing is NaN.
+            shares of the KL. `repeated`: share of the tokens that equal the one two places before. A share of
+            nothing is NaN.
         """
         parts = self.part_kl.sum(0)
         shares = {
@@ -50,23 +56,26 @@ class Mismatch(NamedTuple):
             "improbable_kl": self.improbable_kl.sum() / self.kl.sum(),
             "end_ref_prob": self.end_prob.sum() / self.ended.sum(),
             **{f"kl_part_{i}": part / parts.sum() for i, part in enumerate(parts, 1)},
+            "repeated": self.repeated.sum() / self.places.sum(),
         }
         return {name: share.item() for name, share in shares.items()}
 
 
-def mismatch(stats: TokenStats, mask: Tensor, ended: Tensor) -> Mismatch:
+def mismatch(stats: TokenStats, mask: Tensor, ended: Tensor, tokens: Tensor) -> Mismatch:
     """The sums of each completion.
 
     Args:
         stats: Statistics with the exact KL or a head, shape [B, T].
         mask: True on completion tokens, at the beginning of each row, shape [B, T].
         ended: Whether a completion ended rather than was truncated, shape [B].
+        tokens: Token ids of the completions, shape [B, T].
 
     Example:
-        >>> logprobs = torch.tensor([[-1.0, -30.0]])
-        >>> found = mismatch(TokenStats(logprobs, logprobs, kl=-logprobs), logprobs < 0, torch.tensor([True]))
-        >>> [round(value, 2) for value in found.metrics().values()]
-        [0.5, 0.97, 0.0, nan, nan, nan, nan]
+        >>> logprobs, mask = torch.tensor([[-1.0, -30.0, -1.0]]), torch.ones(1, 3, dtype=torch.bool)
+        >>> stats, ended = TokenStats(logprobs, logprobs, kl=-logprobs), torch.tensor([True])
+        >>> found = mismatch(stats, mask, ended, torch.tensor([[7, 8, 7]])).metrics()
+        >>> [round(found[name], 2) for name in ("improbable", "improbable_kl", "end_ref_prob", "repeated")]
+        [0.33, 0.94, 0.37, 1.0]
     """
     stats = stats.masked(mask)
     kl = torch.where(mask, kl_known(stats), 0)
@@ -83,4 +92,6 @@ def mismatch(stats: TokenStats, mask: Tensor, ended: Tensor) -> Mismatch:
         ended=ended.float(),
         end_prob=torch.where(ended, last.exp(), 0),
         part_kl=torch.stack([torch.where(part == i, long_kl, 0).sum(1) for i in range(PARTS)], 1),
+        places=mask[:, 2:].sum(1).float(),
+        repeated=(mask[:, 2:] & (tokens[:, 2:] == tokens[:, :-2])).sum(1).float(),
     )

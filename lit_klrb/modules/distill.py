@@ -148,7 +148,7 @@ class DistillModule(OnPolicyModule):
     def rollout_metrics(self, rollout: Rollout, stats: TokenStats, rewards: Tensor) -> dict[str, float]:
         """The means, and where student and teacher differ most, see `Mismatch`."""
         ended = ~self.unfinished(rollout) & self.stop_at_eos
-        sums = Mismatch(*map(gather_rows, mismatch(stats, rollout.mask, ended)))
+        sums = Mismatch(*map(gather_rows, mismatch(stats, rollout.mask, ended, rollout.completions)))
         return super().rollout_metrics(rollout, stats, rewards) | sums.metrics()
 
     def load_reward(self, device: torch.device) -> Reward:

@@ -16,6 +16,7 @@ QUIET = {
     "improbable": 0.0,
     "improbable_kl": 0.1,
     **{f"kl_part_{i}": 0.25 for i in (1, 2, 3, 4)},
+    "repeated": 0.05,
 }
 
 
@@ -41,6 +42,7 @@ def said(monitor, caplog, *rollouts):
             {"improbable": 0.02, "improbable_kl": 0.4},
             "tokens with log q below -20 are 2.0% of all and 60% of the KL",
         ),
+        ({"repeated": 0.6}, {"repeated": 0.4}, "60% of the tokens equal the one two places before"),
         ({"kl_part_4": 0.85}, {"kl_part_4": 0.75}, "quarter 4 of 4 of the completions has 85% of the KL"),
     ],
 )
