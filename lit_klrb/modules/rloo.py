@@ -315,10 +315,10 @@ class RLOOModule(RewardedModule, OnPolicyModule):
     """Maximises E[reward] − beta · KL(policy‖reference) on completions sampled from the policy.
 
     Args:
-        prefix_rewards: Compute the reward of the completion so far at every such number of tokens: a baseline
-            of the tokens that follow, without bias, by an estimator with the direction prefix_rewards. The
-            reward is then called with unfinished completions, max_new_tokens / prefix_rewards times as often;
-            null for never.
+        prefix_rewards: Compute the reward of the completion so far after its first token and after every such
+            number of tokens: a baseline of the tokens that follow, without bias, by an estimator with the
+            direction prefix_rewards. The reward is then called with unfinished completions, max_new_tokens /
+            prefix_rewards times as often; null for never.
 
     Reference: Kool et al. (2019), "Buy 4 REINFORCE samples, get a baseline for free!"; Ahmadian et al.
     (2024), arXiv:2402.14740. Prefix rewards are the potential of Ng, Harada, Russell (1999), "Policy
@@ -350,13 +350,12 @@ class RLOOModule(RewardedModule, OnPolicyModule):
         """`TokenStats.reward_to_come` of a rollout, given its training rewards; None if not computed."""
         if self.prefix_rewards is None:
             return None
-        count = self.prefix_rewards
-        # Before the first token all completions of a prompt have the same reward, which cancels: no call
-        before = [torch.zeros_like(rewards)]
-        for length in range(count, rollout.mask.shape[1], count):
-            before.append(self.rewards(rollout.cut(length), batch))
-        steps = torch.stack(before, 1).repeat_interleave(count, 1)[:, : rollout.mask.shape[1]]
-        return torch.where(rollout.mask, rewards[:, None] - steps, 0)
+        # Before the first token all completions of a prompt have the same reward, which cancels: no call.
+        # From the second on it is needed, to be compared with the reward of completions that have ended
+        before, count = torch.zeros_like(rollout.mask, dtype=rewards.dtype), rollout.mask.shape[1]
+        for length in sorted({1, *range(self.prefix_rewards, count, self.prefix_rewards)} - {count}):
+            before[:, length:] = self.rewards(rollout.cut(length), batch)[:, None]
+        return torch.where(rollout.mask, rewards[:, None] - before, 0)
 
     def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The policy of policy_path, or the reference, and the token values that its warm start fitted."""
