@@ -77,6 +77,7 @@ SWEEPS = {
     "imdb_night_equal": "reviews, better models, β 0.1, one rate, two thirds of the same runs",
     "imdb_small": "reviews, one rate, β 0.03 to 0.3",
     "smollm2_sums": "SmolLM2, sums, β 0.1, rates as chosen",
+    "smollm2_reviews": "reviews, SmolLM2, β 0.2, rates as chosen",
     INNER_STEPS: "embedded world, four inner steps",
     "distillation_full": "embedded world, full",
     "distillation_limited": "embedded world, limited, where students end completions at once",

@@ -107,7 +107,7 @@ def own_claims() -> tuple[PublishedClaim, ...]:
             "The default ends above Monte Carlo on real reviews",
             "“RaoBlackwellControlVariate ends 1.14 above MonteCarlo in reward − β·KL”",
             Citation("This package, README and docs/results.md, lit_klrb", read),
-            "The sweeps replication/results/imdb_noise, imdb_night and imdb_night_equal.",
+            "The sweeps replication/results/imdb_noise, imdb_night, imdb_night_equal and smollm2_reviews.",
             "One reference, reward model and DPO checkpoint for each sweep, small models, short runs. Rates "
             "come from one or two runs each, which no interval contains. What is removed is mostly the "
             "reward's noise, by DPO's token values and a shrunken baseline that MonteCarlo lacks.",
