@@ -8,7 +8,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from lit_klrb.errors import ConfigurationError, refusing
 from lit_klrb.models.sharding import is_sharded
-from lit_klrb.modules.rloo import OnPolicyModule
+from lit_klrb.modules.on_policy import OnPolicyModule
 
 # Key of its weights in checkpoints.
 KEY = "moving_average_teacher"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.modules.rloo import OnPolicyModule
+from lit_klrb.modules.on_policy import OnPolicyModule
 from lit_klrb.studies.base import require_rollouts
 from lit_klrb.studies.gradients import REWARD_ALONE, TERMS, noise_and_signal, policy_gradient
 

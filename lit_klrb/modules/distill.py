@@ -15,7 +15,7 @@ from lit_klrb.functional import TokenStats
 from lit_klrb.functional.mismatch import Mismatch, mismatch
 from lit_klrb.models import loading, served
 from lit_klrb.models.generation import Rollout
-from lit_klrb.modules.rloo import OnPolicyModule
+from lit_klrb.modules.on_policy import OnPolicyModule
 from lit_klrb.rewards import NoReward, Reward, load_reward
 
 

@@ -15,7 +15,7 @@ from lit_klrb.data.batches import Batch
 from lit_klrb.distributed import sharding_mesh
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import write_atomically
-from lit_klrb.modules.rloo import OnPolicyModule
+from lit_klrb.modules.on_policy import OnPolicyModule
 from lit_klrb.seeding import derive_seed
 
 SCHEMA = 2  # of the artifacts; in schema 1 the snapshots were called moments

@@ -10,7 +10,7 @@ from torch import Tensor
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError, check_at_least, concerning
 from lit_klrb.functional import TokenStats, horvitz_thompson, kl_values
-from lit_klrb.modules.rloo import OnPolicyModule
+from lit_klrb.modules.on_policy import OnPolicyModule
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.base import PolicyStudy
 from lit_klrb.studies.numbers import rounded

@@ -21,7 +21,8 @@ from lit_klrb.estimators import (
 from lit_klrb.estimators.base import check_different
 from lit_klrb.functional import TokenStats, TopK
 from lit_klrb.models.generation import Rollout
-from lit_klrb.modules.rloo import OnPolicyModule, start_from_warm_start
+from lit_klrb.modules.on_policy import OnPolicyModule
+from lit_klrb.modules.rloo import start_from_warm_start
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.base import PolicyStudy
 from lit_klrb.studies.gradients import REWARD_ALONE, policy_gradient

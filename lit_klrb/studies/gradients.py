@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_klrb.estimators import KLEstimator, LossWeights, NoKL
 from lit_klrb.functional import TokenStats
-from lit_klrb.modules.rloo import OnPolicyModule
+from lit_klrb.modules.on_policy import OnPolicyModule
 
 TERMS = ("reward", "kl", "total")
 # The estimator whose gradient is that of the reward alone.

@@ -20,7 +20,8 @@ from lit_klrb.functional import TokenStats
 from lit_klrb.models.generation import Sampling
 from lit_klrb.models.limits import check_device
 from lit_klrb.models.scoring import completion_logprobs
-from lit_klrb.modules.rloo import OnPolicyModule, RLOOModule
+from lit_klrb.modules.on_policy import OnPolicyModule
+from lit_klrb.modules.rloo import RLOOModule
 from lit_klrb.modules.stopwatch import Stopwatch
 from lit_klrb.rewards import RewardOutput
 from lit_klrb.studies.base import SCHEMA

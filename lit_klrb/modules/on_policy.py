@@ -1,0 +1,308 @@
+"""Training on completions that the policy samples itself, with a KL whose estimator is plugged in."""
+
+import math
+from abc import ABC
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+
+from lit_klrb.distributed import gather, gather_rollout, gather_rows, own_rows
+from lit_klrb.errors import ConfigurationError, check_at_least
+from lit_klrb.estimators import EstimatorMemory, KLEstimator, LossWeights
+from lit_klrb.estimators.checked import checked_loss
+from lit_klrb.functional import TokenStats
+from lit_klrb.functional.kl import kl_k3_per_token
+from lit_klrb.functional.statistics import clustered_mean
+from lit_klrb.models import loading
+from lit_klrb.models.generation import Rollout, generate_completions
+from lit_klrb.models.vllm import VLLMBackend
+from lit_klrb.modules.experience import Experience
+from lit_klrb.modules.regularised import Evaluation, RegularisedModule
+from lit_klrb.run.lightning_internals import trainer_of
+from lit_klrb.seeding import derive_seed
+
+EXPERIENCE_KEY = "experience"
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class OnPolicyModule(RegularisedModule, ABC):
+    """Trains the policy with RLOO on completions that it samples itself.
+
+    Each rollout is used for inner_epochs · mini_batches optimizer steps. Everything that couples sequences
+    (the leave-one-out baseline, fitted coefficients) is computed once, on the whole rollout, by the estimator
+    that `KLEstimatorCallback` (the keys under kl) plugs in, as an `EstimatorMemory`, together with beta.
+
+    Args:
+        inner_epochs: Passes over each rollout. After the first step the completions are off-policy, see
+            `off_policy` of the estimator.
+        mini_batches: Optimizer steps per pass; must divide the number of prompts per batch.
+        stratified: Sample the completions of a prompt with one random shift, see `Sampling`. Refused with a
+            leave-one-out baseline, which is then biased.
+        missing_eos_penalty: Subtracted in training from the reward of completions truncated at
+            max_new_tokens, but not from the logged reward. `train/unfinished` is their proportion.
+        rollout_backend: Samples the completions in training. vllm (installed separately) is for large models
+            on GPUs; its samples are not reproducible bit for bit, and not from exactly the policy that is
+            trained: `off_policy` of the estimator corrects that from the first step on, and
+            `train/sampler_kl` estimates KL(vLLM‖policy) in nats per sequence.
+        vllm_options: Arguments of `vllm.LLM`, such as {gpu_memory_utilization: 0.4}.
+    """
+
+    uses_kl_estimator = True
+    shards = True
+    reads = ("prompts", "prompts")
+
+    inner_epochs: int = 1
+    mini_batches: int = 1
+    stratified: bool = False
+    missing_eos_penalty: float = 0.0
+    rollout_backend: Literal["transformers", "vllm"] = "transformers"
+    vllm_options: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Both set by the callback
+        self.memory: EstimatorMemory
+        self.beta: float
+        finite = 0 <= self.missing_eos_penalty < math.inf
+        if not finite or (self.missing_eos_penalty and not self.stop_at_eos):
+            raise ConfigurationError(
+                "must be finite and 0 or larger, and 0 unless stop_at_eos, got "
+                f"{self.missing_eos_penalty} with stop_at_eos={self.stop_at_eos}",
+                key="missing_eos_penalty",
+            )
+        check_at_least(1, inner_epochs=self.inner_epochs, mini_batches=self.mini_batches)
+        if self.reference_path == loading.ITSELF and self.optimizer_steps > 1:
+            raise ConfigurationError(
+                f"{self.reference_path} changes with each optimizer step, of which a rollout has "
+                f"inner_epochs={self.inner_epochs} × mini_batches={self.mini_batches}; one is supported",
+                key="reference_path",
+            )
+        if self.group_size < 2:
+            raise ConfigurationError(
+                f"must be at least 2 for the leave-one-out baseline, got {self.group_size}",
+                key="completions_per_prompt",
+            )
+        if self.vllm_options is not None and self.rollout_backend != "vllm":
+            raise ConfigurationError(f"{self.vllm_options} needs rollout_backend: vllm", key="vllm_options")
+        vllm = self.rollout_backend == "vllm"
+        if self.stratified and vllm:
+            raise ConfigurationError("true needs rollout_backend: transformers, got vllm", key="stratified")
+        self.sampling = replace(self.sampling, stratified=self.stratified)
+        self.backend = VLLMBackend(self.vllm_options) if vllm else generate_completions
+        # The current rollout, which checkpoints contain.
+        self.experience: Experience | None = None
+
+    def setup(self, stage: str) -> None:
+        """Check that an estimator is plugged in and its gradient is not known to be biased.
+
+        Raises:
+            ConfigurationError: If not, for example without a correction for later optimizer steps.
+        """
+        super().setup(stage)
+        if stage != "fit":
+            return
+        if not hasattr(self, "memory"):
+            raise ConfigurationError(
+                f"{type(self).__name__} needs a KLEstimatorCallback among the trainer's callbacks"
+            )
+        self.memory.check_trainable(self.optimizer_steps)
+        if self.stratified and self.kl_estimator.baseline is not None:
+            raise ConfigurationError(
+                f"true is not allowed with kl.estimator.baseline={self.kl_estimator.baseline}, which is "
+                "biased if the completions of a prompt depend on each other; set the baseline to null",
+                key="model.init_args.stratified",
+            )
+
+    def configure_model(self) -> None:
+        """Build the models; the estimator's memory has a value for every token of the policy."""
+        super().configure_model()
+        if hasattr(self, "memory"):
+            self.memory.vocabulary_size = self.vocabulary_size
+
+    @property
+    def kl_estimator(self) -> KLEstimator:
+        """The estimator in force."""
+        return self.memory.estimator
+
+    @property
+    def vocabulary_size(self) -> int:
+        """V, the number of rows of the policy's head."""
+        return len(self.policy.get_output_embeddings().weight)
+
+    @property
+    def group_size(self) -> int:
+        """K, the number of completions per prompt."""
+        return self.completions_per_prompt
+
+    @property
+    def parts(self) -> int:
+        """Number of equal parts of a rollout, one per training step of a pass."""
+        return self.mini_batches * self.trainer.accumulate_grad_batches
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Number of optimizer steps per rollout."""
+        return self.inner_epochs * self.mini_batches
+
+    @property
+    def steps_per_batch(self) -> int:
+        """Number of training steps per rollout."""
+        return self.inner_epochs * self.parts
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        """The loss of one step of gradient descent on beta KL(p || q) - E[r(x, y)].
+
+        x is a prompt, y a completion, p the policy, q the reference. New completions are sampled every
+        `steps_per_batch` steps; each of these steps uses one part of them.
+        """
+        number, step = divmod(batch_idx, self.steps_per_batch)
+        stats = None
+        if step == 0:
+            rollout = self.sample(batch, number)  # y ~ p(. | x), K completions per prompt x
+            token_values = self.memory.token_values  # a(v), from the rollouts before this one
+            # log p, log q, KL_t and E_t[a] of every token, with a graph if the first step uses all of them
+            with torch.set_grad_enabled(self.parts == 1):
+                reference_states, stats = self.score(rollout, batch, token_values, self.kl_estimator.topk)
+            rewards = self.rewards(rollout, batch)  # r(x, y)
+            training_rewards = self.training_rewards(rollout, rewards)  # less a penalty if y does not end
+            # r(x, y) - r(x, y_<t), if the setting asks for it
+            stats = stats._replace(reward_to_come=self.reward_to_come(rollout, batch, training_rewards))
+            # beta * credited KL - (r - mean of the other K - 1), on the completions of all processes
+            weights = self.weigh(rollout, stats.detach(), training_rewards)
+            metrics = self.rollout_metrics(rollout, stats.detach(), rewards)
+            # log p of the policy that sampled y, by the engine that did
+            logprobs = stats.logprobs.detach() if rollout.logprobs is None else rollout.logprobs
+            self.experience = Experience(
+                rollout, reference_states, logprobs, training_rewards, weights, token_values, metrics
+            )
+        assert self.experience is not None
+        # sum_t weights_t log p_t + kl_weights_t KL_t
+        part = self.experience.part(step % self.parts, self.parts)
+        loss = self.policy_loss(part, stats if self.parts == 1 else None)
+        metrics = {**self.experience.metrics, "loss": loss.item()}
+        self.log_metrics("train", metrics, batch_size=len(batch["tokens"]))
+        return loss
+
+    def sample(self, batch: dict[str, Tensor], number: int) -> Rollout:
+        """Sample completions of the prompts from the policy.
+
+        Args:
+            batch: P prompts.
+            number: The number of the rollout, on which its seed depends.
+
+        Raises:
+            ConfigurationError: If P is not a multiple of `parts`, as completions of a prompt stay together.
+        """
+        prompts = len(batch["tokens"])
+        if prompts % self.parts:
+            raise ConfigurationError(
+                f"{prompts} prompts cannot be split evenly into mini_batches={self.mini_batches} × "
+                f"trainer.accumulate_grad_batches={self.trainer.accumulate_grad_batches} parts",
+                key="batch_size",
+            )
+        return self.generate(
+            self.policy,
+            batch,
+            self.sampling,
+            seed=derive_seed(self.seed, "completions", number),
+            rows_before=self.global_rank * prompts * self.group_size,
+            backend=self.backend,
+        )
+
+    def training_rewards(self, rollout: Rollout, rewards: Tensor) -> Tensor:
+        """Rewards minus the penalty of completions without EOS, shape [B]."""
+        return rewards - self.missing_eos_penalty * self.unfinished(rollout)
+
+    def reward_to_come(self, rollout: Rollout, batch: dict[str, Tensor], rewards: Tensor) -> Tensor | None:
+        """`TokenStats.reward_to_come` of a rollout, given its training rewards; None if not computed."""
+        return None
+
+    def weigh(self, rollout: Rollout, stats: TokenStats, rewards: Tensor) -> LossWeights:
+        """The estimator's weights of a rollout, which it remembers for the next ones.
+
+        Args:
+            rollout: The completions of this process.
+            stats: Their statistics.
+            rewards: Their training rewards, shape [B].
+        """
+        tokens, gathered = gather_rows(rollout.completions), gather_rollout(stats, rollout.mask, rewards)
+        weights = self.memory.weights(*gathered, beta=self.beta, group_size=self.group_size, tokens=tokens)
+        stats, mask, rewards = gathered
+        with self.stopwatch("statistics"):
+            self.memory.observe(tokens, mask, rewards, stats, group_size=self.group_size)
+        return weights.map(lambda rows: own_rows(rows, like=rollout.mask))
+
+    def unfinished(self, rollout: Rollout) -> Tensor:
+        """Whether a completion was truncated before its EOS, bool, shape [B]."""
+        return rollout.unfinished(self.ends)
+
+    def policy_loss(self, experience: Experience, stats: TokenStats | None = None) -> Tensor:
+        """The estimator's loss on some sequences, averaged over them.
+
+        Its gradients are formed while the logits exist, if the estimator's loss is of that form.
+
+        Args:
+            experience: The sequences.
+            stats: Their token statistics with a graph, which spare another forward pass of the policy.
+        """
+        rollout, states, behaviour_logprobs, _, weights, token_values, _ = experience
+        estimator = self.kl_estimator
+        if stats is None and estimator.is_fusable:
+            clip_range = estimator.clip_range if estimator.off_policy == "clip" else None
+            return self.scorer.loss(
+                rollout, states, weights, behaviour_logprobs, clip_range, token_values, estimator.topk
+            )
+        if stats is None:
+            stats = self.scorer.stats(rollout, states, token_values, estimator.topk)
+        return checked_loss(
+            estimator, stats, rollout.mask, weights, beta=self.beta, behaviour_logprobs=behaviour_logprobs
+        )
+
+    def rollout_metrics(self, rollout: Rollout, stats: TokenStats, rewards: Tensor) -> dict[str, float]:
+        """Means over the completions of all processes, with standard errors for reward and KL."""
+        metrics: dict[str, float] = {}
+        summary = Evaluation(rollout, stats, rewards, self.group_size).summary()
+        for name in ("reward", "kl"):
+            mean, error = clustered_mean(gather_rows(summary[name]))
+            metrics |= {name: mean.item(), f"{name}_se": error.item()}
+        for name, values in (("length", summary["length"]), ("unfinished", self.unfinished(rollout).float())):
+            metrics[name] = gather_rows(values).mean().item()
+        if rollout.logprobs is not None:
+            mismatch = kl_k3_per_token(rollout.logprobs, stats.logprobs).where(rollout.mask, 0).sum(1)
+            metrics["sampler_kl"] = gather_rows(mismatch).mean().item()
+        return metrics | self.memory.metrics
+
+    @property
+    def last_rollout(self) -> tuple[float, int]:
+        """Mean KL (nats) and number of completions of the latest rollout, over all processes."""
+        assert self.experience is not None
+        return self.experience.metrics["kl"], len(self.experience.rewards) * self.trainer.world_size
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the rollouts of all processes, which cannot be sampled again once the policy has changed."""
+        super().on_save_checkpoint(checkpoint)
+        if self.experience is not None:
+            checkpoint[EXPERIENCE_KEY] = gather(self.experience.state())
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore this process's rollout, to resume training on it.
+
+        Raises:
+            ConfigurationError: If the run was started with another number of processes.
+        """
+        super().on_load_checkpoint(checkpoint)
+        trainer, states = trainer_of(self), checkpoint.get(EXPERIENCE_KEY)
+        if trainer is None or trainer.state.fn != TrainerFn.FITTING or states is None:
+            return
+        if not isinstance(states, list):
+            raise ConfigurationError("its rollouts are not a list", key="ckpt_path")
+        if len(states) != trainer.world_size:
+            raise ConfigurationError(
+                f"saved by {len(states)} processes, but trainer.devices gives {trainer.world_size}; "
+                "resume with the same number",
+                key="ckpt_path",
+            )
+        self.experience = Experience.from_state(states[self.global_rank], self.device)
