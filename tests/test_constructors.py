@@ -23,6 +23,8 @@ EXTENDED = {
     "OnPolicyModule.configure_model",
     "OnPolicyModule.on_save_checkpoint",
     "OnPolicyModule.on_load_checkpoint",
+    "RLOOModule.setup",
+    "RLOOModule.reward_to_come",
     "DistillModule.setup",
     "DistillModule.load_reference",
     "DistillModule.as_read",
@@ -32,7 +34,10 @@ EXTENDED = {
     "Discounted.discounted",  # a description with an argument
 }
 # Properties that describe an estimator, which have a default.
-DESCRIPTIONS = {"formula", "cost", "bias", "topk", "is_fusable", "credits_own_kl_in_loss", "applied_recipe"}
+DESCRIPTIONS = {
+    *("formula", "cost", "bias", "topk", "reads_prefix_rewards"),
+    *("is_fusable", "credits_own_kl_in_loss", "applied_recipe"),
+}
 # Replicates code that is not the recipe it belongs to.
 REPLICATED = {"ReleasedEstimator.centred", "ReleasedEstimator.loss"}
 

@@ -60,6 +60,7 @@ def test_the_functional_names():
         "head_mass",
         "ref_head_mass",
         "in_head",
+        "reward_to_come",
     )
     for name in ("token_stats", "tiled_token_stats", "tiled_policy_loss"):
         assert callable(getattr(functional, name))
