@@ -47,10 +47,10 @@ def _annealed(evidence: Evidence) -> Ruling:
         Number(f"KL of {arm} over that of {other}, {one.title}", "below 1", difference_text(test))
         for (one, _, other), test in zip(designs, tests, strict=True)
     )
-    won = {
-        one.title: all(better(test) for (sweep, *_), test in zip(designs, tests, strict=True) if sweep is one)
-        for _, one in evidence.students
-    }
+    by_sweep: dict[str, list[bool]] = {}
+    for (sweep, *_), test in zip(designs, tests, strict=True):
+        by_sweep.setdefault(sweep.title, []).append(better(test))
+    won = {title: all(found) for title, found in by_sweep.items()}
     best = [title for title, all_of_them in won.items() if all_of_them]
     if len(best) == len(won):
         return Ruling(Status.HOLDS, "It ends significantly nearer than both everywhere.", numbers)
