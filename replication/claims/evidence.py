@@ -84,7 +84,6 @@ SWEEPS = {
     "imdb_distill": "reviews, limited",
     "smollm2_json": "SmolLM2 and its own context, one rate",
     "smollm2_credit": "SmolLM2 and its own context, two contexts, rates as chosen",
-    "smollm2_future": "SmolLM2 and its own context, two contexts, one rate",
     "smollm2_heal": "SmolLM2 without two layers, rates as chosen",
 }
 # What the student of a sweep that distils can do: match its teacher, or not.
@@ -94,7 +93,6 @@ CAPACITIES = {
     "imdb_distill": "limited",
     "smollm2_json": "full",
     "smollm2_credit": "full",
-    "smollm2_future": "full",
     "smollm2_heal": "limited",
 }
 
