@@ -101,6 +101,11 @@ def test_sums_of_earlier_rollouts_decay_and_ignore_what_is_not_finite():
     again = EarlierRollouts()
     again.load_state_dict(earlier.state_dict())
     assert all(map(torch.equal, again.sums, earlier.sums))
+    first = {"products": earlier.sums.products[:-1, :-1], "target": earlier.sums.target[:-1]}
+    again.load_state_dict({**earlier.state_dict(), **first})  # of a version with one direction less
+    assert torch.equal(again.sums.products[:-1, :-1], first["products"])
+    assert not again.sums.products[-1].any()
+    assert not again.sums.target[-1].any()
     again.load_state_dict(EarlierRollouts().state_dict())
     assert again.sums is None
     for change in (
