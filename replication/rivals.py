@@ -75,6 +75,55 @@ class JamesSteinMonteCarlo(ComposedEstimator):
         return LossWeights(score, torch.zeros_like(score))
 
 
+def score_norms(logits: Tensor, logprobs: Tensor, mask: Tensor) -> Tensor:
+    """Squared norms of the scores of the tokens up to each, sum over s <= t of 1 - 2 p(y_s) + sum_v p(v)^2.
+
+    The score is the gradient of log p(y_s) for the logits, whose norm stands for that of the parameters'.
+
+    Args:
+        logits: Divided by the sampling temperature, shape [B, T, V].
+        logprobs: log p(y_t), shape [B, T].
+        mask: True on completion tokens, shape [B, T].
+
+    Returns:
+        Shape [B, T]; 0 outside the mask.
+
+    Example:
+        >>> coin = torch.tensor([[0.75, 0.25]]).log().repeat(1, 2, 1)
+        >>> score_norms(coin, torch.tensor([[0.75, 0.25]]).log(), torch.ones(1, 2) > 0)
+        tensor([[0.1250, 1.2500]])
+    """
+    squares = logits.softmax(-1).square().sum(-1)
+    return torch.where(mask, 1 - 2 * logprobs.exp() + squares, 0).cumsum(1) * mask
+
+
+def optimal_token_baseline(losses: Tensor, norms: Tensor, group_size: int, *, leave_in: bool) -> Tensor:
+    """Means over a prompt's completions, weighted by the norms of their scores, for each position.
+
+    Args:
+        losses: What each token is credited with, shape [B, T], prompt-major.
+        norms: `score_norms` of the tokens: a completion that has ended has weight 0.
+        group_size: Completions per prompt, K.
+        leave_in: Include the completion itself, whose weight depends on its own token. As in verl; the
+            gradient is then biased.
+
+    Returns:
+        Shape [B, T]; 0 where no completion has a weight.
+
+    Example:
+        >>> losses, norms = torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([[1.0], [1.0], [2.0]])
+        >>> optimal_token_baseline(losses, norms, 3, leave_in=False).flatten()
+        tensor([3.3333, 3.0000, 1.5000])
+        >>> optimal_token_baseline(losses, norms, 3, leave_in=True).flatten()
+        tensor([2.7500, 2.7500, 2.7500])
+
+    Reference: arXiv:2602.07078, as in `compute_optimal_token_baseline_advantage` of volcengine/verl.
+    """
+    sums = [value.reshape(-1, group_size, value.shape[1]) for value in (norms * losses, norms)]
+    above, below = ((value.sum(1, keepdim=True) - value * (not leave_in)).flatten(0, 1) for value in sums)
+    return torch.where(below > 0, above / below, 0)
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class MiniLLM(DiscountedEstimator):

@@ -1,4 +1,4 @@
-"""Trial: a baseline of each token from the policy's last hidden state, ridge regression on earlier rollouts.
+"""Trial: baselines of each token from the policy's last hidden state, and from the norms of scores.
 
     python -m replication.notes.hidden_baseline CONFIG POLICY ROLLOUTS MEASURED
 
@@ -33,6 +33,7 @@ from lit_klrb.modules import RLOOModule
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.gradient_noise import gram
 from lit_klrb.studies.gradients import policy_gradient
+from replication.rivals import optimal_token_baseline, score_norms
 from replication.studies.tabular import TabularPairs
 
 PER_ROLLOUT = 4  # prompts, as in training
@@ -42,6 +43,8 @@ STRENGTHS = [10.0**power for power in range(-2, 5)]
 KLS = ("sampled", "exact")  # log ratios from the token on; exact KLs after it, and the token's own pathwise
 KINDS = ("state", "state and others", "shrunk")
 CONTROL, EXACT = "MonteCarlo", "exact, leave-one-out"
+# The optimal token baseline of arXiv:2602.07078, and whether the mean includes the completion itself
+OPTIMAL = {"optimal token, as in verl": True, "optimal token, leave-one-out": False}
 
 
 class Fit(NamedTuple):
@@ -56,7 +59,8 @@ class Group(NamedTuple):
     """The K completions of a prompt: losses (beta * credit - reward) under each KL, and states with a 1.
 
     `weight` is the policy's entropy before each token, as rough a measure of the variance of its score; 0
-    outside the mask. `directions` are the gradients of log-probability and KL for the head's input.
+    outside the mask. `norms` are the sums of squared norms of scores up to each token. `directions` are the
+    gradients of log-probability and KL for the head's input.
     """
 
     batch: Batch
@@ -67,6 +71,7 @@ class Group(NamedTuple):
     losses: Tensor
     states: Tensor
     weight: Tensor
+    norms: Tensor
     directions: Tensor
 
 
@@ -153,6 +158,10 @@ def arms(group: Group, fits: Mapping[int, Mapping[str, Fit]]) -> Iterator[tuple[
     """Each estimator's name, score weights [K, T], and whether it has the pathwise term of the exact KL."""
     group_size, nothing = len(group.weight), Fit(*torch.zeros(3, 1).double())
     yield CONTROL, group.whole - leave_one_out_baseline(group.whole, group_size), False
+    for name, leave_in in OPTIMAL.items():
+        losses = group.losses[..., 0]
+        baseline = optimal_token_baseline(losses, group.norms, group_size, leave_in=leave_in)
+        yield f"sampled, {name}", losses - baseline, False
     for index, kl in enumerate(KLS):
         settings = group.losses[..., index], group.states
         first = score_weights("leave-one-out", *settings, nothing, group_size)
@@ -196,6 +205,7 @@ def sampled(module: RLOOModule, batch: Batch, index: int) -> Group:
         torch.stack(losses[1:], -1),
         after_end(states, rollout.mask),
         stats.entropy,
+        score_norms(hidden @ heads[0].mT / module.temperature, stats.logprobs, rollout.mask),
         torch.stack(directions),
     )
 
@@ -282,7 +292,8 @@ def measured(module: RLOOModule, batches: Sequence[Batch], rollouts: int, count:
         yield f"shares of leave-one-out: {shares}; proxies of prompts that are left out:"
         yield from (f"| {name}, {size} | {proxy:.3f} |" for name, proxy in left_out.items())
     largest, kls = max(fits), KLS[1:] if is_reference(module) else KLS
-    chosen = [CONTROL, *(f"{kl}, {kind}, {largest}" for kl in kls for kind in KINDS)]
+    chosen = [CONTROL, *(f"sampled, {kind}" for kind in OPTIMAL)]
+    chosen += [f"{kl}, {kind}, {largest}" for kl in kls for kind in KINDS]
     chosen += [] if is_reference(module) else [EXACT]
     groups: list[Group] = []
     proxies: dict[str, list[float]] = {}
@@ -344,16 +355,22 @@ def check() -> Iterator[str]:
     both = torch.cartesian_prod(torch.arange(len(tokens)), torch.arange(len(tokens)))
     flat, weight = both.flatten(), (probability[both].prod(1) / 2).detach().repeat_interleave(2)
     detached = stats.detach()
+    norms = score_norms(leaf[0, place].detach(), detached.logprobs, mask)[flat]
     for kl, recipe in zip(KLS, (MonteCarloRewardToGo.recipe, RaoBlackwell.recipe), strict=True):
         losses = beta * on_policy_credit(recipe, detached) - rewards[:, None]
-        for name in ("leave-one-out", *KINDS):
-            own = score_weights(name, losses[flat], after_end(states, mask)[flat], fit, 2)
+        for name in ("leave-one-out", *KINDS, *(OPTIMAL if kl == "sampled" else ())):
+            if name in OPTIMAL:
+                baseline = optimal_token_baseline(losses[flat], norms, 2, leave_in=OPTIMAL[name])
+                own = losses[flat] - baseline
+            else:
+                own = score_weights(name, losses[flat], after_end(states, mask)[flat], fit, 2)
             terms = (own * stats.logprobs[flat]).where(mask[flat], 0).sum(1)
             if kl == "exact":
                 terms = terms + beta * stats.kl[flat].sum(1)
             (gradient,) = torch.autograd.grad((weight * terms).sum(), leaf, retain_graph=True)
             error = (gradient - exact).abs().max()
-            yield f"{kl}, {name}: largest error {error:.1e} of {exact.abs().max():.2f}"
+            cosine = torch.nn.functional.cosine_similarity(gradient.flatten(), exact.flatten(), 0)
+            yield f"{kl}, {name}: largest error {error:.1e} of {exact.abs().max():.2f}, cosine {cosine:.3f}"
 
 
 if __name__ == "__main__":
