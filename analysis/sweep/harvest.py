@@ -16,7 +16,7 @@ from analysis.results.settings import LOCAL_PATHS, SECTIONS, TRAINER
 from lit_klrb import schema
 
 # Number of completions published per run, and the maximum number of characters of each.
-_COMPLETIONS, _LETTERS = 3, 1_000
+_COMPLETIONS, _LETTERS = 5, 1_000
 # Columns of the final evaluation that are published, and their significant digits.
 _PROMPT_VALUES, _DIGITS = (schema.REWARD, schema.KL), 4
 

@@ -29,11 +29,14 @@ class KLEstimatorCallback(L.Callback):
         final_discount: Discount of the credit for later KLs at the last step, approached linearly from the
             estimator's own. From 0 to 1, a run begins with the little noise of each token's own KL, and ends
             without bias: this needs no allow_biased, as a final discount below 1 does.
+        final_forward: Share of the forward KL at the last step, approached linearly from the estimator's
+            own. From 1 to 0, a run begins with KL(reference‖policy) of each token, which a policy that is far
+            from the reference learns from faster, and ends without bias.
 
     Raises:
         ConfigurationError: If a number is out of range, if both final_beta and target_kl are given, if
-            final_discount is given to an estimator without a discount, or if the estimator's gradient is
-            known to be biased and allow_biased is false.
+            final_discount or final_forward is given to an estimator without that setting, or if the
+            estimator's gradient is known to be biased and allow_biased is false.
 
     Reference: Ziegler et al. (2019), arXiv:1909.08593, Section 2.2 (the controller).
     """
@@ -46,6 +49,7 @@ class KLEstimatorCallback(L.Callback):
         target_kl: float | None = None,
         horizon: int = 10_000,
         final_discount: float | None = None,
+        final_forward: float | None = None,
     ) -> None:
         for name, value in (("beta", beta), ("final_beta", final_beta)):
             if value is not None and not 0 <= value < math.inf:
@@ -58,7 +62,7 @@ class KLEstimatorCallback(L.Callback):
                 f"kl.target_kl={target_kl} and kl.final_beta={final_beta} both move beta: give one of them"
             )
         # What the estimator remembers, and the estimator in force
-        self.memory = EstimatorMemory(estimator, final_discount=final_discount)
+        self.memory = EstimatorMemory(estimator, final_discount=final_discount, final_forward=final_forward)
         self.beta = beta
         self.final_beta, self.target_kl, self.horizon = final_beta, target_kl, horizon
         self.current = beta
@@ -89,7 +93,7 @@ class KLEstimatorCallback(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], batch_idx: int
     ) -> None:
-        """Set beta and the discount, which change with a new rollout: its score weights depend on them."""
+        """Set what changes with a new rollout: its score weights depend on it."""
         if not pl_module.uses_kl_estimator:
             return
         first_step = trainer.global_step - batch_idx % pl_module.steps_per_batch
@@ -98,9 +102,10 @@ class KLEstimatorCallback(L.Callback):
             self.current = self.beta + progress * (self.final_beta - self.beta)
         pl_module.beta = self.current
         pl_module.log("train/beta", self.current)
-        if self.memory.final_discount is not None:
+        if self.memory.finals:
             self.memory.progress = progress
-            pl_module.log("train/discount", self.memory.discount)
+            for name in self.memory.finals:
+                pl_module.log(f"train/{name}", getattr(self.memory.estimator, name))
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: dict[str, Any], batch_idx: int

@@ -168,8 +168,8 @@ def _objective(kl: KLEstimatorCallback, steps: int) -> str | None:
         )
     if passing is not None:
         found.append(passing)
-    elif kl.memory.final_discount is not None:
-        found.append(f"the discount changes to {kl.memory.final_discount:g} over the run")
+    else:
+        found += [f"the {name} changes to {last:g} over the run" for name, last in kl.memory.finals.items()]
     return "; ".join(found)
 
 

@@ -15,9 +15,15 @@ from lit_klrb.estimators.fitted import FittedEstimator
 from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.functional.logprobs import TokenStats, full_token_values
 
+# Settings that can change over a run: their names, and what is biased before they reach the unbiased value.
+_SETTINGS = {
+    "discount": ("discount", "the gradient omits a token's effect on distant later KLs"),
+    "forward": ("share of the forward KL", "a token's own term is KL(reference || policy)"),
+}
+
 
 class EstimatorMemory:
-    """What an estimator remembers: token values, fitted coefficients, and a discount that changes.
+    """What an estimator remembers: token values, fitted coefficients, and settings that change.
 
     The order of a step is `token_values`, statistics, `weights`, loss, `observe`. No rollout is then weighted
     with anything that was fitted to it, which would bias the gradient. For an estimator that remembers
@@ -34,12 +40,14 @@ class EstimatorMemory:
             token id seen so far, and all others are 0.
         final_discount: Discount at progress 1, approached linearly from the estimator's own; None if it is
             constant.
+        final_forward: Share of the forward KL at progress 1, in the same way.
 
     Attributes:
-        estimator: The estimator with its discount at the current progress.
+        estimator: The estimator with its settings at the current progress.
+        finals: Those settings that change, by name, at progress 1.
 
     Raises:
-        ConfigurationError: If the final discount is out of range, or the estimator has no discount.
+        ConfigurationError: If a final setting is out of range, or the estimator has no such setting.
 
     Example:
         >>> from lit_klrb.estimators import RaoBlackwell
@@ -55,9 +63,12 @@ class EstimatorMemory:
         *,
         vocabulary_size: int | None = None,
         final_discount: float | None = None,
+        final_forward: float | None = None,
     ) -> None:
-        self.estimator, self.vocabulary_size, self.final_discount = estimator, vocabulary_size, final_discount
-        self._annealing = None if final_discount is None else _annealing(estimator, final_discount)
+        self.estimator, self.vocabulary_size = estimator, vocabulary_size
+        finals = {"discount": final_discount, "forward": final_forward}
+        self.finals = {name: value for name, value in finals.items() if value is not None}
+        self._initial, self._last = estimator, _with_finals(estimator, self.finals)
         self._progress = 0.0
         predicted = estimator.token_values_predict
         self._values = None if predicted is None else TokenValues(predicted=predicted)
@@ -75,10 +86,12 @@ class EstimatorMemory:
         if not 0 <= progress <= 1:
             raise ConfigurationError(f"must be between 0 and 1, got {progress}", key="progress")
         self._progress = progress
-        if self._annealing is not None:
-            initial, last = self._annealing
-            discount = initial.discount + progress * (last - initial.discount)
-            self.estimator = replace(initial, discount=discount)
+        if self.finals:
+            settings = {
+                name: getattr(self._initial, name) + progress * (last - getattr(self._initial, name))
+                for name, last in self.finals.items()
+            }
+            self.estimator = replace(self._initial, **settings)
 
     @property
     def remembers(self) -> bool:
@@ -91,26 +104,22 @@ class EstimatorMemory:
         return self.estimator.discount if isinstance(self.estimator, Discounted) else 1.0
 
     def check_trainable(self, optimizer_steps: int = 1) -> None:
-        """`KLEstimator.check_trainable`, at the last discount: the bias of earlier ones is `passing_bias`."""
+        """`KLEstimator.check_trainable` at progress 1: the bias before it is `passing_bias`."""
         self._last.check_trainable(optimizer_steps)
 
     @property
     def passing_bias(self) -> str | None:
-        """What is biased before the discount is 1, as text; None without one that increases to 1."""
-        if self._annealing is None or self._annealing[0].discount == 1 or self._last.bias is not None:
+        """What is biased before progress 1, as text; None if nothing is, or something still is then."""
+        if self._initial.bias is None or self._last.bias is not None:
             return None
-        return (
-            f"the discount increases from {self._annealing[0].discount:g} to 1 over the run: at first the "
-            "gradient omits a token's effect on distant later KLs, a bias that vanishes towards the last step"
-        )
-
-    @property
-    def _last(self) -> KLEstimator:
-        """The estimator at the last step."""
-        if self._annealing is None:
-            return self.estimator
-        initial, last = self._annealing
-        return replace(initial, discount=last)
+        lines = []
+        for name, last in self.finals.items():
+            setting, biased = _SETTINGS[name]
+            if (first := getattr(self._initial, name)) != last:
+                lines.append(
+                    f"the {setting} changes from {first:g} to {last:g} over the run: at first {biased}"
+                )
+        return f"over the run {'; '.join(lines)}; a bias that vanishes towards the last step"
 
     @property
     def token_values(self) -> Tensor | None:
@@ -251,12 +260,13 @@ class EstimatorMemory:
             self._earlier.load_state_dict(state["earlier_rollouts"])
 
 
-def _annealing(estimator: KLEstimator, last: float) -> tuple[Discounted, float]:
-    """The initial estimator and the final discount, checked."""
-    if not isinstance(estimator, Discounted):
-        raise ConfigurationError(
-            f"{type(estimator).__name__} has no discount; leave it out", key="final_discount"
-        )
-    if not 0 <= last <= 1:
-        raise ConfigurationError(f"must be between 0 and 1, got {last}", key="final_discount")
-    return estimator, last
+def _with_finals(estimator: KLEstimator, finals: dict[str, Any]) -> KLEstimator:
+    """The estimator with its last settings, checked."""
+    for name, value in finals.items():
+        if not hasattr(estimator, name):
+            raise ConfigurationError(
+                f"{type(estimator).__name__} has no {name}; leave it out", key=f"final_{name}"
+            )
+        if not 0 <= value <= 1:
+            raise ConfigurationError(f"must be between 0 and 1, got {value}", key=f"final_{name}")
+    return replace(estimator, **finals)

@@ -40,22 +40,24 @@ class PerToken(NamedTuple):
 
 
 def _exact_kl(stats: TokenStats) -> Tensor:
-    if stats.kl is None:
-        raise ConfigurationError("stats.kl is None; this estimator needs the exact KL of every token")
-    return stats.kl
+    return _given(stats.kl, "kl", "the exact KL of every token")
+
+
+def _forward_kl(stats: TokenStats) -> Tensor:
+    return _given(stats.forward_kl, "forward_kl", "the exact KL of every token")
 
 
 def _token_value(stats: TokenStats) -> Tensor:
-    return _given(stats.value, "value")
+    return _given(stats.value, "value", "statistics with token values")
 
 
 def _expected_token_value(stats: TokenStats) -> Tensor:
-    return _given(stats.expected_value, "expected_value")
+    return _given(stats.expected_value, "expected_value", "statistics with token values")
 
 
-def _given(field: Tensor | None, name: str) -> Tensor:
+def _given(field: Tensor | None, name: str, needed: str) -> Tensor:
     if field is None:
-        raise ConfigurationError(f"stats.{name} is None; this estimator needs statistics with token values")
+        raise ConfigurationError(f"stats.{name} is None; this estimator needs {needed}")
     return field
 
 
@@ -69,6 +71,7 @@ PER_TOKEN = {
         through=lambda stats: kl_k3_increments(stats.logprobs - stats.ref_logprobs),
     ),
     "kl": PerToken("KL_{0}", before=_exact_kl),
+    "forward_kl": PerToken("KL(q||p)_{0}", before=_forward_kl),
     "value": PerToken("a(y_{0})", through=_token_value),
     "expected_value": PerToken("E_{0}[a]", before=_expected_token_value),
     **{

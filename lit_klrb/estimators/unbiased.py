@@ -3,12 +3,15 @@
 Notation: r_t = log p(y_t) - log q(y_t) (the log ratio), KL_t = KL(p || q) over the vocabulary at t.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
-from lit_klrb.estimators.base import Explanation
-from lit_klrb.estimators.composed import ComposedEstimator, DiscountedEstimator
-from lit_klrb.estimators.recipe import Recipe, Term
+from typing_extensions import override
+
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.estimators.base import Explanation, LossWeights
+from lit_klrb.estimators.composed import ComposedEstimator, DiscountedEstimator, WeightedRecipes
+from lit_klrb.estimators.recipe import PER_TOKEN, Recipe, Term
 
 _EXACT = "the gradient of KL(policy || reference), exactly"
 
@@ -54,9 +57,18 @@ class MonteCarloRewardToGo(DiscountedEstimator):
 class RaoBlackwell(DiscountedEstimator):
     """The exact per-token KL in place of the log ratio: c_t = sum over s > t of KL_s, l_t = KL_t.
 
+    Args:
+        forward: Share of KL(q || p), the forward KL, in the token's own term, 0 to 1: l_t is
+            (1 - forward) KL_t + forward KL(q || p)_t. Above 0 the gradient is biased. That of KL_t is small
+            where p gives almost no probability to what q prefers; that of the forward KL, p - q for the
+            logits, is not.
+
     Reference: Amini, Vieira, Cotterell (2025), "Better estimation of the KL divergence between language
-    models", arXiv:2504.10637, Theorem 4.
+    models", arXiv:2504.10637, Theorem 4. The forward KL on the student's own samples: Agarwal et al. (2024),
+    "On-policy distillation of language models", arXiv:2306.13649.
     """
+
+    forward: float = 0.0
 
     has_counterexample = True
     recipe = Recipe(value="kl", score=(Term("kl", "after"),), pathwise="kl")
@@ -70,6 +82,51 @@ class RaoBlackwell(DiscountedEstimator):
             " MonteCarlo's variance is 0, RaoBlackwell's is not"
         ),
     )
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.forward <= 1:
+            raise ConfigurationError(f"must be between 0 and 1, got {self.forward}", key="forward")
+
+    @property
+    def _own(self) -> list[tuple[str, float]]:
+        """The differentiated values with their shares."""
+        shares = {"kl": 1 - self.forward, "forward_kl": self.forward}
+        return [(value, share) for value, share in shares.items() if share]
+
+    @property
+    @override
+    def bias(self) -> str | None:
+        if not self.forward:
+            return super().bias
+        forward = (
+            f"with forward {self.forward:g} a token's own term is in part KL(reference || policy), the other "
+            "direction; use forward 0, or final_forward 0, which it decreases to"
+        )
+        return "; ".join(filter(None, (super().bias, forward)))
+
+    @property
+    @override
+    def formula(self) -> str:
+        if not self.forward:
+            return super().formula
+        own = " + ".join(
+            ("" if share == 1 else f"{share:g} ") + PER_TOKEN[value].symbol.format("t")
+            for value, share in self._own
+        )
+        return f"{replace(self.applied_recipe, pathwise=None).formula.removesuffix('0')}{own}"
+
+    @override
+    def loss_recipes(self, weights: LossWeights, beta: float) -> WeightedRecipes:
+        credit = replace(self.applied_recipe, pathwise=None)
+        own = [(Recipe(value=None, pathwise=value), share * weights.kl) for value, share in self._own]
+        return [(credit, weights.kl), *own]
+
+    @property
+    @override
+    def is_fusable(self) -> bool:
+        return super().is_fusable and not self.forward
 
 
 @final

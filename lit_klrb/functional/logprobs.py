@@ -74,6 +74,8 @@ class TokenStats(NamedTuple):
         in_head: 1 where the sampled token is in H, 0 elsewhere, shape [B, T].
         reward_to_come: r(x, y) - r(x, y_<t), the completion's reward less that of the part before token t,
             shape [B, T]; None if rewards of parts are not computed. The caller sets it.
+        forward_kl: KL(q(. | x, y_<t) || p(. | x, y_<t)) in nats, the other direction, shape [B, T]; None if
+            not computed.
     """
 
     logprobs: Tensor
@@ -87,6 +89,7 @@ class TokenStats(NamedTuple):
     ref_head_mass: Tensor | None = None
     in_head: Tensor | None = None
     reward_to_come: Tensor | None = None
+    forward_kl: Tensor | None = None
 
     def detach(self) -> "TokenStats":
         """The same statistics, detached from the graph."""
@@ -167,6 +170,7 @@ def token_stats(
         entropy=-(probabilities * log_probabilities).sum(-1),
         value=None if values is None else values[tokens],
         expected_value=None if values is None else probabilities @ values,
+        forward_kl=kl_sum(reference, policy, reference.exp()),
         **({} if topk is None else _head_sums(policy, reference, tokens, topk)._asdict()),
     )
 

@@ -65,8 +65,8 @@ def block_sums(logits: Tensor, ref_logits: Tensor, masses: Tensor) -> Tensor:
         masses: Output, shape [N, block]; overwritten with exp(v).
 
     Returns:
-        The maxima of policy and reference, and the sums of exp(v), exp(w), exp(v) (w - v) and exp(v) v, shape
-        [N, 6].
+        The maxima of policy and reference, and the sums of exp(v), exp(w), exp(v) (w - v), exp(v) v and
+        exp(w) (w - v), shape [N, 7].
     """
     logits = _scratch(logits)
     # A model may exclude all tokens of a block: a maximum of -inf would give -inf - -inf = NaN
@@ -75,10 +75,14 @@ def block_sums(logits: Tensor, ref_logits: Tensor, masses: Tensor) -> Tensor:
     ref_top = ref_logits.amax(1, keepdim=True).clamp_(min=lowest)
     # `masses` holds exp(w) only until it is summed, and then exp(v): no memory of its own
     ref_mass = torch.exp(ref_logits.sub_(ref_top), out=masses).sum(1)
-    _exponentiate(logits.sub_(top), ref_logits, masses)
-    # From here on ref_logits holds w - v
+    ref_logits.sub_(logits.sub_(top))  # from here on w - v
+    forward = masses.mul_(ref_logits).sum(1)
+    if torch.compiler.is_compiling() or bool(forward.isnan().any()):
+        # A token that the reference excludes contributes 0, not 0 * -inf = NaN
+        forward = masses.nan_to_num(nan=0, posinf=torch.inf, neginf=-torch.inf).sum(1)
+    _exponentiate(logits, ref_logits, masses)
     mass, cross, spread = masses.sum(1), ref_logits.mul_(masses).sum(1), logits.mul_(masses).sum(1)
-    return torch.stack([top[:, 0], ref_top[:, 0], mass, ref_mass, cross, spread], 1)
+    return torch.stack([top[:, 0], ref_top[:, 0], mass, ref_mass, cross, spread, forward], 1)
 
 
 def block_gradient(
@@ -106,7 +110,7 @@ def block_recomputed_gradient(
     coefficients: Tensor,
     values: Tensor | None = None,
 ) -> None:
-    """Overwrite the reference's logits with the gradient p (a + b (log q - log p) + c log p + d x).
+    """Overwrite the reference's logits with the gradient p (a + b (log q - log p) + c log p + e x) + d q.
 
     p and q denote the softmax of policy and reference over the whole vocabulary.
 
@@ -115,18 +119,25 @@ def block_recomputed_gradient(
         ref_logits: Reference logits, shape [N, block]; overwritten with the gradient.
         masses: Output, shape [N, block]; overwritten with p.
         normalisers: Log normalisers of policy and reference, shape [N, 2].
-        coefficients: a, b and c, and d with token values, shape [N, 3] or [N, 4].
+        coefficients: a, b, c and d, and e with token values, shape [N, 4] or [N, 5].
         values: Token values x, shape [N, block]; None without them.
     """
     logits = _scratch(logits)
     normaliser, ref_normaliser = normalisers.unsqueeze(-1).unbind(1)
-    # logits -> log p and ref_logits -> log q - log p; then p (a + b (log q - log p) + c log p + d x)
-    constant, slope, by_logprob, *by_value = coefficients.unsqueeze(-1).unbind(1)
+    constant, slope, by_logprob, by_reference, *by_value = coefficients.unsqueeze(-1).unbind(1)
     if values is not None:
         constant = torch.addcmul(constant, by_value[0], values)
-    _exponentiate(logits.sub_(normaliser), ref_logits.sub_(ref_normaliser), masses)
+    ref_logits.sub_(ref_normaliser)
+    ref_masses = None
+    if torch.compiler.is_compiling() or bool((by_reference != 0).any()):
+        ref_masses = ref_logits.exp()
+        ref_masses.masked_fill_(ref_masses < torch.finfo(ref_masses.dtype).tiny, 0).mul_(by_reference)
+    # logits -> log p and ref_logits -> log q - log p; then p (a + b (log q - log p) + c log p + e x)
+    _exponentiate(logits.sub_(normaliser), ref_logits.sub_(logits), masses)
     finite_(ref_logits).mul_(slope).addcmul_(logits, by_logprob)
     ref_logits.add_(constant).mul_(masses)
+    if ref_masses is not None:
+        ref_logits.add_(ref_masses)
 
 
 def block_masses(logits: Tensor) -> Tensor:
@@ -168,19 +179,18 @@ def _scratch(block: Tensor) -> Tensor:
     return block.clone() if torch.compiler.is_compiling() else block
 
 
-def _exponentiate(centred: Tensor, ref_centred: Tensor, masses: Tensor) -> None:
-    """Set masses = exp(centred) and ref_centred = ref_centred - centred.
+def _exponentiate(centred: Tensor, differences: Tensor, masses: Tensor) -> None:
+    """Set masses = exp(centred).
 
-    Where exp(centred) would be subnormal, all three are set to 0: subnormal numbers make matrix products
-    thirty times slower.
+    Where that would be subnormal, all three are set to 0: subnormal numbers make matrix products thirty times
+    slower.
     """
-    ref_centred.sub_(centred)
     floor = math.log(torch.finfo(centred.dtype).tiny)
     # The masked passes are skipped if no entry needs them, a test that the compiler cannot branch on
     if torch.compiler.is_compiling() or not bool((centred.amin(1) > floor).all()):
         absent = ~(centred > floor)
         torch.exp(centred, out=masses).masked_fill_(absent, 0)
-        ref_centred.masked_fill_(absent, 0)
+        differences.masked_fill_(absent, 0)
         centred.masked_fill_(absent, 0)
     else:
         torch.exp(centred, out=masses)
@@ -281,13 +291,14 @@ class RowStats(NamedTuple):
     ref_normaliser: Tensor
     kl: Tensor
     entropy: Tensor
+    forward_kl: Tensor
     expected_value: Tensor | None
 
     @staticmethod
     def of(sums: Tensor) -> "RowStats":
-        """Combine the results of `TiledInputs.sums` for all blocks, stacked, shape [blocks, N, 6 or 7]."""
+        """Combine the results of `TiledInputs.sums` for all blocks, stacked, shape [blocks, N, 7 or 8]."""
         # Each block b has its own maxima m_b and n_b: v = l - m_b and w = l' - n_b for logits l and l'
-        top, ref_top, mass, ref_mass, cross, spread, *valued = sums.double().unbind(2)
+        top, ref_top, mass, ref_mass, cross, spread, forward, *valued = sums.double().unbind(2)
         # log sum_v exp(l_v) = log sum_b exp(m_b) sum_{v in b} exp(v), and the same for the reference
         normaliser = (top + mass.log()).logsumexp(0)
         ref_normaliser = (ref_top + ref_mass.log()).logsumexp(0)
@@ -296,8 +307,13 @@ class RowStats(NamedTuple):
         # KL = sum_v p_v (l_v - l'_v) - (Z - Z'), where l - l' = (m_b - n_b) - (w - v)
         log_ratio = (share * (mass * (top - ref_top) - cross)).sum(0)
         kl = log_ratio - (normaliser - ref_normaliser)
+        # The same with the roles exchanged, where the sums of exp(w) (w - v) have the other sign
+        ref_share = (ref_top - ref_normaliser).exp()
+        ref_log_ratio = (ref_share * (forward - ref_mass * (top - ref_top))).sum(0)
+        forward_kl = ref_log_ratio + (normaliser - ref_normaliser)
         # H = Z - sum_v p_v l_v, where l = m_b + v
         entropy = normaliser - (share * (mass * top + spread)).sum(0)
         expected_value = (share * valued[0]).sum(0) if valued else None
         # Rounding can make what is 0 slightly negative
-        return RowStats(normaliser, ref_normaliser, kl.clamp_(min=0), entropy.clamp_(min=0), expected_value)
+        kl, entropy, forward_kl = (value.clamp_(min=0) for value in (kl, entropy, forward_kl))
+        return RowStats(normaliser, ref_normaliser, kl, entropy, forward_kl, expected_value)

@@ -108,9 +108,9 @@ class TiledInputs(NamedTuple):
         return None if self.topk is None else Candidacy(self.topk)
 
     def sums(self, rows: slice, block: slice, buffers: Buffers, candidacy: Candidacy | None) -> Tensor:
-        """`block_sums` for a tile and a block, shape [rows, 6]; with token values a, [rows, 7].
+        """`block_sums` for a tile and a block, shape [rows, 7]; with token values a, [rows, 8].
 
-        The seventh column is the sum of exp(v) a. The candidates for the head are added to `candidacy`.
+        The last column is the sum of exp(v) a. The candidates for the head are added to `candidacy`.
         """
         logits, ref_logits, masses = self.logits(rows, block, buffers)
         if candidacy is not None:  # before the logits are overwritten
@@ -134,6 +134,7 @@ class TiledInputs(NamedTuple):
             "ref_logprobs": self.reference.token_logits(self.ref_inputs[rows], tokens) - stats.ref_normaliser,
             "kl": stats.kl,
             "entropy": stats.entropy,
+            "forward_kl": stats.forward_kl,
         }
         if self.token_values is not None and stats.expected_value is not None:
             fields |= {"value": self.token_values[tokens], "expected_value": stats.expected_value}

@@ -118,9 +118,9 @@ class _TiledTokenStats(torch.autograd.Function):
         hidden, *_ = ctx.saved_tensors
         tiled: TiledInputs = ctx.tiled
         slopes = {name: slope for name, slope in zip(ctx.names, upstream, strict=True) if slope is not None}
-        # The retained blocks do not have the gradient of the entropy, nor with a head that of the exact KL,
-        # and are overwritten when they are used
-        missing = {"entropy"} if tiled.topk is None else {"entropy", "kl"}
+        # The retained blocks do not have the gradients of entropy and forward KL, nor with a head that of the
+        # exact KL, and are overwritten when they are used
+        missing = {"entropy", "forward_kl"} | (set() if tiled.topk is None else {"kl"})
         tiles, ctx.tiles = None if missing & set(slopes) else ctx.tiles, None
         gradients = HeadGradients(tiled.policy, tiled.inputs, ctx.needs_input_grad[:3])
         with torch.autocast(hidden.device.type, enabled=False):
@@ -173,24 +173,26 @@ def _recompute(
     """The backward pass from logits that are computed again.
 
     With p and q the softmaxes, H the entropy and a the token values, the upstream gradients of a row's
-    log-probability, KL, entropy and expected value contribute to the gradient of its logits
-    score (onehot - p),   kl p (log p - log q - KL),   -entropy p (log p + H),   value p (a - sum p a).
+    log-probability, KL, entropy, forward KL and expected value contribute to the gradient of its logits
+    score (onehot - p),   kl p (log p - log q - KL),   -entropy p (log p + H),   forward (p - q),
+    value p (a - sum p a).
     For those of the sums over the head see `TopKRows.gradient`.
     """
     gradient_of = fused(block_recomputed_gradient, tiled.inputs.device)
     policy, dtype = tiled.policy, tiled.inputs.dtype
     nothing = tiled.inputs.new_zeros(len(tiled.tokens))
-    score, kl, entropy = (slopes.get(name, nothing) for name in ("logprobs", "kl", "entropy"))
+    names = "logprobs", "kl", "entropy", "forward_kl"
+    score, kl, entropy, forward = (slopes.get(name, nothing) for name in names)
     value = [] if stats.expected_value is None else [slopes.get("expected_value", nothing)]
     # What multiplies p alone; `weighted`, as a weight of 0 must remove an infinite KL
-    constant = -score - weighted(kl, stats.kl) - weighted(entropy, stats.entropy)
+    constant = forward - score - weighted(kl, stats.kl) - weighted(entropy, stats.entropy)
     if stats.expected_value is not None:
         constant = constant - value[0] * stats.expected_value
     at_head = None
     if heads is not None:
         at_all, at_head = heads.gradient(slopes.get("head_kl", nothing), slopes.get("head_mass"))
         constant = constant + at_all
-    coefficients = torch.stack([constant.to(dtype), -kl, -entropy, *value], 1)
+    coefficients = torch.stack([constant.to(dtype), -kl, -entropy, -forward, *value], 1)
     normalisers = torch.stack([stats.normaliser, stats.ref_normaliser], 1).to(dtype)
     buffers = tiled.buffers(retain_blocks=False)
     # Blocks outside, tiles inside: each block of the head is read once

@@ -12,7 +12,7 @@ from lit_klrb.functional.tiled.topk import TopKRows
 
 
 class Tile(NamedTuple):
-    """Rows of a tile, with the results of `TiledInputs.sums` for all blocks, shape [blocks, N, 6 or 7]."""
+    """Rows of a tile, with the results of `TiledInputs.sums` for all blocks, shape [blocks, N, 7 or 8]."""
 
     tiled: TiledInputs
     rows: slice
