@@ -61,6 +61,7 @@ def test_the_functional_names():
         "ref_head_mass",
         "in_head",
         "reward_to_come",
+        "forward_kl",
     )
     for name in ("token_stats", "tiled_token_stats", "tiled_policy_loss"):
         assert callable(getattr(functional, name))

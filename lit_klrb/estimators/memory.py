@@ -115,11 +115,12 @@ class EstimatorMemory:
         lines = []
         for name, last in self.finals.items():
             setting, biased = _SETTINGS[name]
-            if (first := getattr(self._initial, name)) != last:
-                lines.append(
-                    f"the {setting} changes from {first:g} to {last:g} over the run: at first {biased}"
-                )
-        return f"over the run {'; '.join(lines)}; a bias that vanishes towards the last step"
+            first = getattr(self._initial, name)
+            if first != last:
+                change = "increases" if first < last else "decreases"
+                change = f"{change} from {first:g} to {last:g} over the run"
+                lines.append(f"the {setting} {change}: at first {biased}")
+        return f"{'; '.join(lines)}, a bias that vanishes towards the last step"
 
     @property
     def token_values(self) -> Tensor | None:

@@ -41,8 +41,9 @@ SAMPLING = {"top_p": (1.0,), "top_k": (0, None), "min_p": (None, 0.0), "repetiti
 def with_kl_estimator(trainer: type[Any]) -> type[Any]:
     """A subclass of a trainer of TRL whose KL is computed by an estimator of this package.
 
-    Its constructor takes `kl_estimator` beside the trainer's own arguments, and `final_discount`, towards
-    which the estimator's discount changes over the training. Without an estimator they are those of `fit`:
+    Its constructor takes `kl_estimator` beside the trainer's own arguments, and `final_discount` and
+    `final_forward`, towards which the estimator's discount and its share of the forward KL change over the
+    training. Without an estimator they are those of `fit`:
     `RaoBlackwellControlVariate()`, and for distillation `RaoBlackwell(baseline=None, discount=0.0)` with a
     final discount of 1.
 
@@ -71,10 +72,11 @@ def with_kl_estimator(trainer: type[Any]) -> type[Any]:
             *args: Any,
             kl_estimator: KLEstimator | None = None,
             final_discount: float | None = None,
+            final_forward: float | None = None,
             **kwargs: Any,
         ) -> None:
             super().__init__(*args, **kwargs)
-            self.kl_memory = memory_of(self, kl_estimator, final_discount)
+            self.kl_memory = memory_of(self, kl_estimator, final_discount, final_forward)
             self.add_callback(MemoryKeeper(self.kl_memory))
             self.kl_rewards: Tensor | None = None
             # Those with which the current rollouts of training and evaluation were weighted
@@ -137,13 +139,19 @@ def _check_class(trainer: type[Any]) -> None:
         )
 
 
-def memory_of(trainer: Any, estimator: KLEstimator | None, final_discount: float | None) -> EstimatorMemory:
+def memory_of(
+    trainer: Any,
+    estimator: KLEstimator | None,
+    final_discount: float | None,
+    final_forward: float | None,
+) -> EstimatorMemory:
     """The memory of a trainer of TRL, with the estimator of `fit` if none is given.
 
     Args:
         trainer: The trainer after its own constructor.
         estimator: The estimator.
         final_discount: Its discount at the end of the training; None if it is constant.
+        final_forward: Its share of the forward KL then, in the same way.
 
     Raises:
         ConfigurationError: See `check_trainer`.
@@ -155,7 +163,9 @@ def memory_of(trainer: Any, estimator: KLEstimator | None, final_discount: float
         estimator = WITHOUT_REWARD(baseline=None, discount=first)
         final_discount = last if final_discount is None else final_discount
     size = len(trainer.model.get_output_embeddings().weight)
-    memory = EstimatorMemory(estimator, vocabulary_size=size, final_discount=final_discount)
+    memory = EstimatorMemory(
+        estimator, vocabulary_size=size, final_discount=final_discount, final_forward=final_forward
+    )
     check_trainer(trainer, memory)
     if memory.passing_bias is not None:
         trainer.accelerator.print(memory.passing_bias)

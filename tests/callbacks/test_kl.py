@@ -47,31 +47,35 @@ def test_the_controller_raises_beta_above_the_target_lowers_it_below_and_is_cut(
     assert other.current == callback.current
 
 
-def test_a_line_from_the_estimators_discount_to_the_final_one_in_steps_of_a_rollout():
-    estimator = RaoBlackwell(discount=0.0)
-    callback = KLEstimatorCallback(estimator, final_discount=1.0)
-    module = SimpleNamespace(uses_kl_estimator=True, steps_per_batch=2, log=lambda *_: None)
+def test_lines_from_the_estimators_settings_to_the_final_ones_in_steps_of_a_rollout():
+    estimator, finals = RaoBlackwell(discount=0.0, forward=1.0), {"final_discount": 1.0, "final_forward": 0.0}
+    callback, logged = KLEstimatorCallback(estimator, **finals), {}
+    module = SimpleNamespace(uses_kl_estimator=True, steps_per_batch=2, log=logged.__setitem__)
     seen = []
     # The last step is resumed in the middle of a rollout, by a callback that has not seen its start
     for step in (0, 1, 2, 9):
-        callback = callback if step < 9 else KLEstimatorCallback(estimator, final_discount=1.0)
+        callback = callback if step < 9 else KLEstimatorCallback(estimator, **finals)
         callback.on_train_batch_start(SimpleNamespace(global_step=step, max_steps=10), module, {}, step)
         seen.append(callback.memory.estimator.discount)
     assert seen == pytest.approx([0.0, 0.0, 0.2, 0.8])
-    assert replace(callback.memory.estimator, discount=0.0) == estimator
+    assert logged == {"train/beta": 0.07, "train/discount": 0.8, "train/forward": pytest.approx(0.2)}
+    assert replace(callback.memory.estimator, discount=0.0, forward=1.0) == estimator
 
 
 @pytest.mark.parametrize(
     ("estimator", "final", "message"),
     [
-        (MonteCarlo(), 1.0, "final_discount: MonteCarlo has no discount; leave it out"),
-        (RaoBlackwell(), 1.5, "final_discount: must be between 0 and 1, got 1.5"),
-        (RaoBlackwell(), 0.5, "with discount 0.5 a token's effect on later KLs counts 0.5^distance as much"),
+        (MonteCarlo(), {"final_discount": 1.0}, "final_discount: MonteCarlo has no discount; leave it out"),
+        (RaoBlackwell(), {"final_discount": 1.5}, "final_discount: must be between 0 and 1, got 1.5"),
+        (RaoBlackwell(), {"final_discount": 0.5}, "with discount 0.5 a token's effect on later KLs counts"),
+        (MonteCarlo(), {"final_forward": 0.0}, "final_forward: MonteCarlo has no forward; leave it out"),
+        (RaoBlackwell(), {"final_forward": -1.0}, "final_forward: must be between 0 and 1, got -1.0"),
+        (RaoBlackwell(), {"final_forward": 0.5}, "with forward 0.5 a token's own term is in part"),
     ],
 )
-def test_a_final_discount_that_cannot_be(estimator, final, message):
+def test_a_final_setting_that_cannot_be(estimator, final, message):
     with pytest.raises(ConfigurationError, match=re.escape(message)):
-        KLEstimatorCallback(estimator, final_discount=final)
+        KLEstimatorCallback(estimator, **final)
 
 
 def test_a_module_without_a_kl_term_is_left_alone():

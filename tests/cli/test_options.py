@@ -57,6 +57,8 @@ TRAINING = [
     ("rloo", ["--kl.estimator.clip_range", "0.0001"]),
     ("rloo", [*RAO_BLACKWELL, "--kl.estimator.discount", "0.5", "--kl.estimator.allow_biased", "true"]),
     ("rloo", [*RAO_BLACKWELL, "--kl.final_discount", "0.5", "--kl.estimator.allow_biased", "true"]),
+    ("rloo", [*RAO_BLACKWELL, "--kl.estimator.forward", "0.5", "--kl.estimator.allow_biased", "true"]),
+    ("rloo", [*RAO_BLACKWELL, "--kl.final_forward", "0.5", "--kl.estimator.allow_biased", "true"]),
     ("rloo", ["--model.policy_path", "{sft}"]),
     ("rloo", ["--model.reference_path", "{dpo}"]),
     ("rloo", ["--model.reward_path", "cli_rewards:length"]),

@@ -180,7 +180,7 @@ def carried_to_logits(
 ) -> Tensor:
     """The gradient in the logits, from each row's gradient in its statistics times its probability."""
     logits, current = case.current(topk)
-    names = ["logprobs", "kl", "expected_value", *(("head_kl", "head_mass") if topk else ())]
+    names = ["logprobs", "kl", "forward_kl", "expected_value", *(("head_kl", "head_mass") if topk else ())]
     leaves, outputs = ([getattr(stats, name) for name in names] for stats in (leaf, current))
     gradients = torch.autograd.grad(total, leaves, materialize_grads=True)
     per_completion = []

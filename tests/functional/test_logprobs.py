@@ -21,16 +21,18 @@ def plain(logits, ref_logits, tokens, temperature=1.0):
     p, q = (log_softmax(x.double().numpy() / temperature, axis=-1) for x in (logits, ref_logits))
     index = tokens.numpy()[..., None]
     kl = (np.exp(p) * (p - q)).sum(-1)
-    return [np.take_along_axis(x, index, -1)[..., 0] for x in (p, q)] + [kl, -(np.exp(p) * p).sum(-1)]
+    by_token = [np.take_along_axis(x, index, -1)[..., 0] for x in (p, q)]
+    return [*by_token, kl, -(np.exp(p) * p).sum(-1), (np.exp(q) * (q - p)).sum(-1)]
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_all_four_fields(temperature, dtype):
+def test_all_five_fields(temperature, dtype):
     logits, ref_logits = random(3, 5, 11, dtype=dtype), random(3, 5, 11, seed=1, dtype=dtype)
     tokens = torch.randint(11, (3, 5), generator=torch.Generator().manual_seed(2))
     stats = token_stats(logits, ref_logits, tokens, temperature)
-    for field, expected in zip(stats[:4], plain(logits, ref_logits, tokens, temperature), strict=True):
+    fields = (*stats[:4], stats.forward_kl)
+    for field, expected in zip(fields, plain(logits, ref_logits, tokens, temperature), strict=True):
         assert field.dtype == dtype
         assert np.allclose(field.numpy(), expected, atol=1e-12 if dtype == torch.float64 else 1e-5)
 
@@ -38,17 +40,19 @@ def test_all_four_fields(temperature, dtype):
 def test_the_gradients_are_those_of_the_definitions():
     logits, ref_logits = (random(2, 3, 7, seed=s, dtype=torch.float64).requires_grad_() for s in (0, 1))
     tokens = torch.randint(7, (2, 3), generator=torch.Generator().manual_seed(2))
-    weights = random(4, 2, 3, seed=3, dtype=torch.float64)
+    weights = random(5, 2, 3, seed=3, dtype=torch.float64)
     p, q = logits.log_softmax(-1), ref_logits.log_softmax(-1)
     slow = TokenStats(
         p.gather(-1, tokens[..., None])[..., 0],
         q.gather(-1, tokens[..., None])[..., 0],
         (p.exp() * (p - q)).sum(-1),
         -(p.exp() * p).sum(-1),
+        forward_kl=(q.exp() * (q - p)).sum(-1),
     )
     ours, expected = (
         torch.autograd.grad(
-            sum((w * f).sum() for w, f in zip(weights, stats[:4], strict=True)), (logits, ref_logits)
+            sum((w * f).sum() for w, f in zip(weights, (*stats[:4], stats.forward_kl), strict=True)),
+            (logits, ref_logits),
         )
         for stats in (token_stats(logits, ref_logits, tokens), slow)
     )
@@ -124,7 +128,7 @@ def test_log_ratios_of_ninety_stay_finite(gap):
     leaf = logits.requires_grad_()
     stats = token_stats(leaf, torch.zeros(1, 1, 3), torch.tensor([[0]]))
     expected = plain(logits.detach(), torch.zeros(1, 1, 3), torch.tensor([[0]]))
-    assert [field.item() for field in stats[:4]] == pytest.approx(
+    assert [field.item() for field in (*stats[:4], stats.forward_kl)] == pytest.approx(
         [float(e[0, 0]) for e in expected], rel=1e-5, abs=1e-6
     )
     mask = torch.ones(1, 1, dtype=torch.bool)
@@ -137,9 +141,9 @@ def test_log_ratios_of_ninety_stay_finite(gap):
 def test_a_large_vocabulary():
     logits, ref_logits = random(1, 2, 152_064), random(1, 2, 152_064, seed=1)
     tokens = torch.tensor([[0, 152_063]])
-    for field, expected in zip(
-        token_stats(logits, ref_logits, tokens)[:4], plain(logits, ref_logits, tokens), strict=True
-    ):
+    stats = token_stats(logits, ref_logits, tokens)
+    fields = (*stats[:4], stats.forward_kl)
+    for field, expected in zip(fields, plain(logits, ref_logits, tokens), strict=True):
         assert np.allclose(field.numpy(), expected, rtol=1e-5)
 
 

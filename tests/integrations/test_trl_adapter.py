@@ -377,17 +377,27 @@ def test_a_step_of_distillation_with_the_token_level_loss_is_that_of_trl(tmp_pat
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_step_of_distillation_with_the_forward_kl_is_that_of_trl(tmp_path):
+    settings = {"per_device_train_batch_size": 4}
+    theirs = step_of("Distillation", tmp_path, beta=0.0, **settings)
+    forward = RaoBlackwell(baseline=None, discount=0.0, forward=1.0, allow_biased=True)
+    ours = step_of("Distillation", tmp_path, forward, beta=1.0, **settings)
+    assert theirs.norm() > 0.1
+    torch.testing.assert_close(ours, 4 * theirs, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_distillation_without_an_estimator_begins_with_the_own_tokens_credit(tmp_path, capsys):
     settings = {"beta": 1.0, "per_device_train_batch_size": 4}
     step = step_of("Distillation", tmp_path, DEFAULTS, **settings)
     assert "the discount increases from 0 to 1 over the run" in capsys.readouterr().out
     assert KEPT[-1].kl_memory.estimator == RaoBlackwell(baseline=None, discount=0.0)
-    assert KEPT[-1].kl_memory.final_discount == 1
+    assert KEPT[-1].kl_memory.finals == {"discount": 1}
     own = step_of("Distillation", tmp_path, RaoBlackwellLoss(baseline=None, allow_biased=True), **settings)
     torch.testing.assert_close(step, own)
     step_of("RLOO", tmp_path, DEFAULTS, per_device_train_batch_size=8)
     assert KEPT[-1].kl_memory.estimator == RaoBlackwellControlVariate()
-    assert KEPT[-1].kl_memory.final_discount is None
+    assert KEPT[-1].kl_memory.finals == {}
 
 
 @pytest.mark.filterwarnings("ignore")

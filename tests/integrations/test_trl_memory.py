@@ -1,7 +1,9 @@
 """What estimators remember in TRL's trainers: as in `RLOOModule`, and resumed with TRL's checkpoints."""
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from test_trl_adapter import BETA, GROUP, models
@@ -103,7 +105,7 @@ def trainer_in(folder, steps, estimator, **settings):
 
     policy, _ = models()
     policy.save_pretrained(folder / "policy")
-    given = {"final_discount": settings.pop("final_discount")} if "final_discount" in settings else {}
+    given = {name: settings.pop(name) for name in ("final_discount", "final_forward") if name in settings}
     arguments = {
         "output_dir": str(folder / "out"), "beta": BETA, "num_generations": 2, "max_completion_length": 4,
         "max_steps": steps, "learning_rate": 0.1, "lr_scheduler_type": "constant", "report_to": [],
@@ -153,13 +155,15 @@ def test_the_memory_is_resumed_with_the_checkpoint(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_discount_changes_over_the_training(tmp_path):
-    trainer, seen = trainer_in(tmp_path, 4, ANNEALED, final_discount=1.0, save_strategy="no"), []
+    estimator = replace(ANNEALED, forward=1.0)
+    finals = {"final_discount": 1.0, "final_forward": 0.0}
+    trainer, seen = trainer_in(tmp_path, 4, estimator, **finals, save_strategy="no"), []
     observe = trainer.kl_memory.observe
 
     def observed(*arguments, **settings):
-        seen.append(trainer.kl_memory.estimator.discount)
+        seen.append((trainer.kl_memory.estimator.discount, trainer.kl_memory.estimator.forward))
         observe(*arguments, **settings)
 
     trainer.kl_memory.observe = observed
     trainer.train()
-    assert seen == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert np.array(seen) == pytest.approx(np.array([(0.2, 1.0), (0.4, 0.75), (0.6, 0.5), (0.8, 0.25)]))

@@ -127,7 +127,7 @@ def test_completions_of_the_newest_evaluation_are_published(tmp_path, cells):
     (folder / "step_000010.csv").write_text(header + "".join(rows))
     (folder / "test.csv").write_text(header)
     found = harvest(cells[0], tmp_path, {"state": "done", "final": {}, "versions": {}})["completions"]
-    assert len(found) == 3
+    assert len(found) == 5
     assert found[1] == {"text_at_start": 'a, "1"', "reward_at_start": 1.5, "text": "b" * 1000, "reward": None}
 
 

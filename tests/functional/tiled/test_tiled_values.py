@@ -18,7 +18,7 @@ from tiled_cases import (
 )
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.functional import clipped_loss, tiled_policy_loss
+from lit_klrb.functional import TokenStats, clipped_loss, tiled_policy_loss
 from lit_klrb.functional.tiled import inputs
 
 READINGS = {
@@ -31,6 +31,7 @@ READINGS = {
     "token_values": {"token_values": token_values(make_case()), "tile_size": 4},
     "token_values_capped": {"token_values": token_values(make_case()), "logit_softcap": 1.5},
 }
+FORWARD = TokenStats._fields.index("forward_kl")
 
 
 def plain_options(options: dict) -> dict:
@@ -50,7 +51,10 @@ def test_statistics_and_gradients_are_those_of_whole_logits(reading, biased, ret
         case, leaves = case._replace(ref_bias=None), (*leaves[:2], None)
     expected = plain_stats(case, leaves, **plain_options(options))
     valued = expected.value is not None
-    for fields in ([0], [2], [3], [0, 2], [0, 2, 3], *([[5], [0, 2, 5], [0, 2, 3, 5]] if valued else [])):
+    for fields in (
+        *([0], [2], [3], [0, 2], [0, 2, 3], [FORWARD], [0, 2, FORWARD]),
+        *([[5], [0, 2, 5], [0, 2, 3, 5, FORWARD]] if valued else []),
+    ):
         got = tiled_stats(case, leaves, **options)
         assert_close(got, expected)
         weights = [weights_like(case.tokens, seed) for seed in fields]
@@ -103,7 +107,7 @@ def test_gradients_pass_gradcheck():
     def statistics(hidden, weight, bias):
         options = {"temperature": 0.8, "logit_softcap": 4.0, "tile_size": 3}
         stats = tiled_stats(case, (hidden, weight, bias), **options, token_values=token_values(case))
-        return stats.logprobs, stats.kl, stats.entropy, stats.expected_value
+        return stats.logprobs, stats.kl, stats.entropy, stats.expected_value, stats.forward_kl
 
     # A second backward pass differs in rounding: it recomputes logits that were retained for the first
     assert torch.autograd.gradcheck(statistics, case.leaves(), nondet_tol=1e-12)
