@@ -79,10 +79,13 @@ def test_the_same_for_smollm2():
     assert [row for row in expected if row not in text] == []
 
 
-@pytest.mark.parametrize("task", ["sums", "words", "reviews"])
-def test_the_noise_of_smollm2(task):
+@pytest.mark.parametrize(
+    ("task", "few"), [("sums", ""), ("words", ""), ("reviews", ""), ("reviews", "_2"), ("reviews", "_4")]
+)
+def test_the_noise_of_smollm2(task, few):
     text = (RESULTS / "smollm2_noise" / "README.md").read_text("utf-8")
-    (study,) = studies(f"smollm2_noise/{task}", ("gradient_noise",))
-    expected = list(gradient_rows(study, [f"{task}, after {step} steps" for step in (2, 8)]))
-    assert len(expected) == 16
+    (study,) = studies(f"smollm2_noise/{task}{few}", ("gradient_noise",))
+    name = task + few.replace("_", ", K = ")
+    expected = list(gradient_rows(study, [f"{name}, after {step} steps" for step in (2, 8)]))
+    assert len(expected) == (8 if few else 16)
     assert [row for row in expected if row not in text] == []
