@@ -63,8 +63,8 @@ ROLES = {
 }
 # How an unbiased estimator can be biased: by what corrects the later steps on a rollout.
 LATER = "after the first step on a rollout"
-# Or by its discount, if that increases to 1.
-AT_FIRST = "until the discount is 1"
+# Or by settings that change over the run, and are unbiased at its end.
+AT_FIRST = "before the last step"
 # Their values that name none.
 NO_MODELS = (GRAMMAR, ITSELF)
 # Arguments of data modules that name data.

@@ -115,7 +115,8 @@ class RaoBlackwell(DiscountedEstimator):
             ("" if share == 1 else f"{share:g} ") + PER_TOKEN[value].symbol.format("t")
             for value, share in self._own
         )
-        return f"{replace(self.applied_recipe, pathwise=None).formula.removesuffix('0')}{own}"
+        credit, pathwise, _ = super().formula.partition("l_t = ")
+        return f"{credit}{pathwise}{own}"
 
     @override
     def loss_recipes(self, weights: LossWeights, beta: float) -> WeightedRecipes:
