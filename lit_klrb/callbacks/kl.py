@@ -30,8 +30,8 @@ class KLEstimatorCallback(L.Callback):
             estimator's own. From 0 to 1, a run begins with the little noise of each token's own KL, and ends
             without bias: this needs no allow_biased, as a final discount below 1 does.
         final_forward: Share of the forward KL at the last step, approached linearly from the estimator's
-            own. From 1 to 0, a run begins with KL(reference‖policy) of each token, which a policy that is far
-            from the reference learns from faster, and ends without bias.
+            own. From 1 to 0, a run begins with KL(reference‖policy) of each token, whose gradient reaches
+            tokens that the policy almost never samples, and ends without bias.
 
     Raises:
         ConfigurationError: If a number is out of range, if both final_beta and target_kl are given, if
