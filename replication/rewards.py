@@ -43,6 +43,29 @@ def begins_as_pirate(completions: Sequence[Any]) -> list[float]:
     return [float(text.startswith("Arrr")) for text in _texts(completions)]
 
 
+def answered(completions: Sequence[Any]) -> list[float]:
+    """Whether an answer holds anything but blanks, 1 or 0.
+
+    Example:
+        >>> answered(["A hill.", " "])
+        [1.0, 0.0]
+    """
+    return [float(bool(text.strip())) for text in _texts(completions)]
+
+
+def few_words(completions: Sequence[Any]) -> list[float]:
+    """Whether an answer has fewer than ten words and is complete, that is, ends as a sentence does, 1 or 0.
+
+    Example:
+        >>> few_words(["A hill that spits fire.", "A hill that"])
+        [1.0, 0.0]
+    """
+    return [
+        float(len(text.split()) < 10 and text.strip().endswith((".", "!", "?")))
+        for text in _texts(completions)
+    ]
+
+
 def sentiment(completions: Sequence[Any]) -> list[float]:
     """Positive words of an answer less negative ones: a reward that is a sum over words.
 
