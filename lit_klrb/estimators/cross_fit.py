@@ -98,7 +98,9 @@ def cross_fitted_coefficients(
     other groups of the rollout and the groups of earlier ones. The penalty corresponds to one additional
     effective group (`FitSums.effective_groups`) in which every direction is uncorrelated with the rest, so
     coefficients from few groups are shrunk more, and most if few of them have large score weights, as with
-    rare rewards. Negligible directions get coefficients near 0.
+    rare rewards. Negligible directions get coefficients near 0. That of "kl" is the best in [0, 1], between
+    `MonteCarlo` and `RaoBlackwell`: beyond them the score weights, which ignore the noise of the exact terms
+    and correlations of tokens, promise too much, and gradients were up to 2.5 times as noisy.
 
     Args:
         origin: Score weights at g = 0, shape [B, T].
@@ -123,13 +125,29 @@ def cross_fitted_coefficients(
     compared = torch.tensor([name != "constant" for name in names], device=origin.device)
     enough = sums.groups[:, None] >= 2
     penalty = (diagonal + _NEGLIGIBLE * sums.squares[:, None] * compared) / sums.effective_groups[:, None]
-    # Scale to a unit diagonal; 1 on the diagonal keeps the system solvable if a direction is zero everywhere
-    scale = torch.where(diagonal + penalty > 0, diagonal + penalty, 1).rsqrt()
-    matrix = scale[:, :, None] * products * scale[:, None, :]
-    matrix.diagonal(dim1=1, dim2=2).fill_(1.0)
-    coefficients = torch.where(enough, -scale * torch.linalg.solve(matrix, scale * target), 0)
+    coefficients = _least_squares(products, target, penalty)
+    if "kl" in names:
+        # Minimised over the others, a convex quadratic is a parabola of this one: its best in an interval is
+        # the nearest to its best
+        index = names.index("kl")
+        bounded = coefficients[:, index].clamp(0, 1)
+        others = torch.tensor([name != "kl" for name in names], device=origin.device)
+        moved = target + bounded[:, None] * products[:, :, index]
+        coefficients = _least_squares(products * others * others[:, None], moved * others, penalty)
+        coefficients[:, index] = bounded
+    coefficients = torch.where(enough, coefficients, 0)
     spread = coefficients.to(origin.dtype).repeat_interleave(group_size, 0)
     return {name: spread[:, index, None] for index, name in enumerate(names)}
+
+
+def _least_squares(products: Tensor, target: Tensor, penalty: Tensor) -> Tensor:
+    """The minimum of g' products g + 2 target' g + sum_d penalty_d g_d^2, shape [G, D]; 0 for absent g_d."""
+    # Scale to a unit diagonal; 1 on the diagonal keeps the system solvable if a direction is zero everywhere
+    diagonal = products.diagonal(dim1=1, dim2=2) + penalty
+    scale = torch.where(diagonal > 0, diagonal, 1).rsqrt()
+    matrix = scale[:, :, None] * products * scale[:, None, :]
+    matrix.diagonal(dim1=1, dim2=2).fill_(1.0)
+    return -scale * torch.linalg.solve(matrix, scale * target)
 
 
 class EarlierRollouts:

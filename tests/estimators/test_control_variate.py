@@ -1,6 +1,8 @@
+import numpy as np
 import pytest
 import torch
 from enumerated import Case, exact_gradient, expected_batch_gradient, rows_of
+from scipy.optimize import lsq_linear
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate, TiltedRaoBlackwell
@@ -63,7 +65,7 @@ def test_unbiased_with_coefficients_of_earlier_rollouts(groups, off_policy):
     rows = torch.randint(len(case.rewards), (16,), generator=torch.Generator().manual_seed(0))
     stats, mask = rows_of(case.stats(case.behaviour.logits), rows), case.sequences[1][rows]
     earlier = estimator.fitted_weights(None, stats, mask, case.rewards[rows], beta=BETA, group_size=2)[1]
-    earlier = earlier._replace(target=20 * earlier.target)  # any coefficients will do
+    earlier = earlier._replace(target=-20 * earlier.target)  # any coefficients will do
     gradient, weights = expected_batch_gradient(
         case, estimator, groups, 2, beta=BETA, off_policy=off_policy != "none", earlier=earlier
     )
@@ -132,7 +134,8 @@ def random_stats(groups, group_size, seed):
 
 
 def plain_coefficients(origin, directions, group_size):
-    """The definition for each group: least squares with an additional row per direction, its penalty."""
+    """The definition for each group: bounded least squares with an additional row per direction."""
+    low, high = zip(*((0, 1) if name == "kl" else (-np.inf, np.inf) for name in directions), strict=True)
     groups = len(origin) // group_size
     result = []
     for own in range(groups if groups > 2 else 0):
@@ -148,13 +151,14 @@ def plain_coefficients(origin, directions, group_size):
         )
         penalty = ((columns.square().sum(0) + floor) / effective).sqrt().diag()
         augmented = torch.cat([columns, penalty]), torch.cat([target, torch.zeros(len(directions))])
-        result.append(torch.linalg.lstsq(augmented[0], augmented[1][:, None], driver="gelsd").solution[:, 0])
+        solved = lsq_linear(*(one.numpy() for one in augmented), bounds=(low, high), method="bvls")
+        result.append(torch.from_numpy(solved.x))
     found = torch.stack(result) if result else torch.zeros(groups, len(directions))
     return dict(zip(directions, found.to(origin.dtype).repeat_interleave(group_size, 0).T, strict=True))
 
 
 @pytest.mark.parametrize(("groups", "group_size"), [(1, 2), (2, 3), (3, 2), (7, 1), (9, 4)])
-@pytest.mark.parametrize("related", [0.0, 1.0])
+@pytest.mark.parametrize("related", [-1.0, 0.0, 1.0, 4.0])
 def test_coefficients_equal_their_definition(groups, group_size, related):
     *slopes, noise = torch.randn(
         4, groups * group_size, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(groups)
@@ -166,7 +170,9 @@ def test_coefficients_equal_their_definition(groups, group_size, related):
     coefficients = cross_fitted_coefficients(origin, directions, group_size)
     for name, plain in plain_coefficients(origin, directions, group_size).items():
         torch.testing.assert_close(coefficients[name][:, 0], plain)
-        assert plain.any() == (groups > 2)
+        assert name == "kl" or plain.any() == (groups > 2)
+    bound = {-1.0: 0.0, 4.0: 1.0}.get(related)
+    assert bound is None or groups < 3 or (coefficients["kl"] == bound).all()
 
 
 def test_a_dominant_group_causes_no_rounding_errors_in_others():
