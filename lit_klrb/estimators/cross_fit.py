@@ -147,7 +147,8 @@ def _least_squares(products: Tensor, target: Tensor, penalty: Tensor) -> Tensor:
     scale = torch.where(diagonal > 0, diagonal, 1).rsqrt()
     matrix = scale[:, :, None] * products * scale[:, None, :]
     matrix.diagonal(dim1=1, dim2=2).fill_(1.0)
-    return -scale * torch.linalg.solve(matrix, scale * target)
+    solved: Tensor = torch.linalg.solve(matrix, scale * target)
+    return -scale * solved
 
 
 class EarlierRollouts:
