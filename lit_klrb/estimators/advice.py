@@ -32,9 +32,9 @@ ADVICE = (
     Advice(
         "training with a reward (the default)",
         RaoBlackwellControlVariate,
-        "on reviews with a small beta it ended nearly as far above MonteCarlo as four times the samples, "
-        "with better models and a larger beta that is unresolved; its coefficients shrink towards MonteCarlo "
-        "where nothing helps (docs/results.md)",
+        "with model.prefix_rewards: 1, where beginnings of completions can be scored, it ended above "
+        "MonteCarlo on a model that people use; without, on small models trained from nothing, with a small "
+        "beta; its coefficients shrink towards MonteCarlo where nothing helps (docs/choosing.md)",
     ),
     Advice(
         "a reward that is nearly a sum over tokens",
