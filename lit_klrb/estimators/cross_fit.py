@@ -12,6 +12,8 @@ Direction = Literal["kl", "token_values", "leave_one_out", "constant", "prefix_r
 _DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 # Directions whose squared norm is below about this share of that of the score weights are suppressed.
 _NEGLIGIBLE = 1e-3
+# Penalty, in effective groups, of what the coefficient of "kl" has beyond [0, 1].
+_BEYOND = 32
 
 
 class FitSums(NamedTuple):
@@ -98,9 +100,8 @@ def cross_fitted_coefficients(
     other groups of the rollout and the groups of earlier ones. The penalty corresponds to one additional
     effective group (`FitSums.effective_groups`) in which every direction is uncorrelated with the rest, so
     coefficients from few groups are shrunk more, and most if few of them have large score weights, as with
-    rare rewards. Negligible directions get coefficients near 0. That of "kl" is the best in [0, 1], between
-    `MonteCarlo` and `RaoBlackwell`: beyond them the score weights, which ignore the noise of the exact terms
-    and correlations of tokens, promise too much, and gradients were up to 2.5 times as noisy.
+    rare rewards. Negligible directions get coefficients near 0. What that of "kl" has beyond [0, 1], outside
+    `MonteCarlo` and `RaoBlackwell`, has a penalty of 32 groups: from few groups it is mostly noise.
 
     Args:
         origin: Score weights at g = 0, shape [B, T].
@@ -127,14 +128,15 @@ def cross_fitted_coefficients(
     penalty = (diagonal + _NEGLIGIBLE * sums.squares[:, None] * compared) / sums.effective_groups[:, None]
     coefficients = _least_squares(products, target, penalty)
     if "kl" in names:
-        # Minimised over the others, a convex quadratic is a parabola of this one: its best in an interval is
-        # the nearest to its best
-        index = names.index("kl")
-        bounded = coefficients[:, index].clamp(0, 1)
+        # Minimised over the others, a quadratic is a parabola of this one; beyond [0, 1] another is added
+        index, groups = names.index("kl"), sums.effective_groups
+        best = coefficients[:, index]
+        inside = best.clamp(0, 1)
+        chosen = inside + (best - inside) * groups / (groups + _BEYOND)
         others = torch.tensor([name != "kl" for name in names], device=origin.device)
-        moved = target + bounded[:, None] * products[:, :, index]
+        moved = target + chosen[:, None] * products[:, :, index]
         coefficients = _least_squares(products * others * others[:, None], moved * others, penalty)
-        coefficients[:, index] = bounded
+        coefficients[:, index] = chosen
     coefficients = torch.where(enough, coefficients, 0)
     spread = coefficients.to(origin.dtype).repeat_interleave(group_size, 0)
     return {name: spread[:, index, None] for index, name in enumerate(names)}
