@@ -53,19 +53,6 @@ def answered(completions: Sequence[Any]) -> list[float]:
     return [float(bool(text.strip())) for text in _texts(completions)]
 
 
-def few_words(completions: Sequence[Any]) -> list[float]:
-    """Whether an answer has fewer than ten words and is complete, that is, ends as a sentence does, 1 or 0.
-
-    Example:
-        >>> few_words(["A hill that spits fire.", "A hill that"])
-        [1.0, 0.0]
-    """
-    return [
-        float(len(text.split()) < 10 and text.strip().endswith((".", "!", "?")))
-        for text in _texts(completions)
-    ]
-
-
 def sentiment(completions: Sequence[Any]) -> list[float]:
     """Positive words of an answer less negative ones: a reward that is a sum over words.
 
