@@ -31,6 +31,7 @@ CONTROL = "MonteCarlo"
 # What the figure calls real tasks, their published sweeps below `results`, and the arm beside `MonteCarlo`.
 TASKS = {
     "SmolLM2, sums": ("smollm2_sums", "combination"),
+    "SmolLM2, reviews, prefix rewards": ("smollm2_starts", "prefix"),
 }
 # The sweeps of the toy, below `results/pays`: one thing changes from the centre. The plan contrasts the last
 # with the first.
@@ -95,7 +96,7 @@ class Place:
         shares = share + (differences - share * gains) / gain
         variance = regret_variance(regrets_of(sweep), treatment, control)
         return cls(
-            (sweep.rates[control], sweep.rates[treatment]),
+            (_rate(sweep, control), _rate(sweep, treatment)),
             _mean(differences, pairs).widened(variance),
             shares,
             _mean(shares, pairs).widened(variance / gain**2),
@@ -197,6 +198,12 @@ def _number(found: Estimate, level: float = 0.95) -> str:
     interval = found.interval(level)
     assert interval is not None
     return f"{found.value:+.3f} ({interval.low:.3f} to {interval.high:.3f})".replace("-", "−")
+
+
+def _rate(sweep: Sweep, arm: str) -> float:
+    """The learning rate of an arm, which is the same in all of its runs."""
+    (rate,) = {run.settings["model.learning_rate"] for (label, *_), run in sweep.grid.items() if label == arm}
+    return float(rate)
 
 
 def _control(sweep: Sweep) -> str:
