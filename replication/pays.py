@@ -173,9 +173,9 @@ def draw_pays(toy: Mapping[str, Place], tasks: Mapping[str, Place]) -> str:
         rooms, kls, completions = panels
         rooms.set_xlim(0, 1.1)
         rooms.set_ylabel("difference in J to MonteCarlo,\nshare of its gain")
-        kls.set_xlim(0, None)
+        kls.set_xlim(0, 1.15 * max(place.kl for place in (*toy.values(), *tasks.values())))
         completions.set_xscale("log", base=2)
-        completions.set_xlim(1.7, 9.4)
+        completions.set_xlim(1.7, 10)
         completions.set_xticks([2, 4, 8], ["2", "4", "8"])
         drawn.legend(legend_lines(styles, lines=False), columns=2)
     return drawn.svg
