@@ -128,15 +128,11 @@ def cross_fitted_coefficients(
     penalty = (diagonal + _NEGLIGIBLE * sums.squares[:, None] * compared) / sums.effective_groups[:, None]
     coefficients = _least_squares(products, target, penalty)
     if "kl" in names:
-        # Minimised over the others, a quadratic is a parabola of this one; beyond [0, 1] another is added
-        index, groups = names.index("kl"), sums.effective_groups
+        index = names.index("kl")
         best = coefficients[:, index]
         inside = best.clamp(0, 1)
-        chosen = inside + (best - inside) * groups / (groups + _BEYOND)
-        others = torch.tensor([name != "kl" for name in names], device=origin.device)
-        moved = target + chosen[:, None] * products[:, :, index]
-        coefficients = _least_squares(products * others * others[:, None], moved * others, penalty)
-        coefficients[:, index] = chosen
+        chosen = inside + (best - inside) * sums.effective_groups / (sums.effective_groups + _BEYOND)
+        coefficients = _with_one_fixed(index, chosen, products, target, penalty)
     coefficients = torch.where(enough, coefficients, 0)
     spread = coefficients.to(origin.dtype).repeat_interleave(group_size, 0)
     return {name: spread[:, index, None] for index, name in enumerate(names)}
@@ -151,6 +147,16 @@ def _least_squares(products: Tensor, target: Tensor, penalty: Tensor) -> Tensor:
     matrix.diagonal(dim1=1, dim2=2).fill_(1.0)
     solved: Tensor = torch.linalg.solve(matrix, scale * target)
     return -scale * solved
+
+
+def _with_one_fixed(index: int, fixed: Tensor, products: Tensor, target: Tensor, penalty: Tensor) -> Tensor:
+    """The same with g_index = fixed, shape [G], and the others at their best for it."""
+    target = target + fixed[:, None] * products[:, :, index]
+    products = products.clone()
+    products[:, index] = target[:, index] = 0  # whose solution is g_index = 0
+    coefficients = _least_squares(products, target, penalty)
+    coefficients[:, index] = fixed
+    return coefficients
 
 
 class EarlierRollouts:
