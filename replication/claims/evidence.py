@@ -78,6 +78,9 @@ SWEEPS = {
     "imdb_small": "reviews, one rate, β 0.03 to 0.3",
     "smollm2_sums": "SmolLM2, sums, β 0.1, rates as chosen",
     "smollm2_reviews": "reviews, SmolLM2, β 0.2, rates as chosen",
+    "smollm2_samples": "reviews, SmolLM2, β 0.1, one rate, four warm starts",
+    "smollm2_starts": "reviews, SmolLM2, β 0.1, one rate, eight warm starts",
+    "smollm2_rates": "reviews, SmolLM2, β 0.1, rates as chosen, eight warm starts",
     INNER_STEPS: "embedded world, four inner steps",
     "distillation_full": "embedded world, full",
     "distillation_limited": "embedded world, limited, where students end completions at once",
@@ -85,6 +88,9 @@ SWEEPS = {
     "smollm2_json": "SmolLM2 and its own context, one rate",
     "smollm2_credit": "SmolLM2 and its own context, two contexts, rates as chosen",
     "smollm2_heal": "SmolLM2 without two layers, rates as chosen",
+    "smollm2_future": "SmolLM2 and its own context, two contexts, a rate from one run each",
+    "smollm2_forward": "SmolLM2 and its own context, two contexts, one rate",
+    "smollm2_heal_forward": "SmolLM2 without two layers, one rate",
 }
 # What the student of a sweep that distils can do: match its teacher, or not.
 CAPACITIES = {
@@ -94,6 +100,9 @@ CAPACITIES = {
     "smollm2_json": "full",
     "smollm2_credit": "full",
     "smollm2_heal": "limited",
+    "smollm2_future": "full",
+    "smollm2_forward": "full",
+    "smollm2_heal_forward": "limited",
 }
 
 

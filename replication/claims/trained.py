@@ -23,6 +23,7 @@ from lit_klrb.errors import ConfigurationError
 
 NUMBERS = "results.json"
 _ALPHA = 0.05
+_PREFIX = "model.init_args.prefix_rewards"
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +41,12 @@ class Trained:
     numbers: dict[str, Any]
 
     def arm(self, estimator: str) -> str | None:
-        """The first arm of the plan with an estimator; None if there is none."""
-        arms = self.sweep.plan.grid.arms
-        return next((label for label, made in arms.items() if made.get("kl.estimator") == estimator), None)
+        """The first arm of the plan with an estimator and without prefix rewards; None if there is none."""
+        arms = self.sweep.plan.grid.arms.items()
+        found = (
+            label for label, made in arms if made.get("kl.estimator") == estimator and _PREFIX not in made
+        )
+        return next(found, None)
 
     def noise(self, estimator: str) -> list[dict[str, Any]]:
         """The report's comparisons of an estimator's gradient variance with Monte Carlo's; [] without any."""

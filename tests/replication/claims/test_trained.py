@@ -23,13 +23,14 @@ def test_differences_in_j_are_those_of_the_report(name):
     reported = {one["treatment"]: one["objective"] for one in TRAINED[name].numbers["comparisons"]}
     assert found.keys() == reported.keys()
     for arm, verdict in found.items():
-        assert verdict.estimate.value == pytest.approx(reported[arm]["estimate"], rel=1e-12)
-        assert verdict.adjusted == pytest.approx(reported[arm]["p_adjusted"], rel=1e-12)
+        assert verdict.estimate.value == pytest.approx(reported[arm]["estimate"], rel=1e-11)
+        assert verdict.adjusted == pytest.approx(reported[arm]["p_adjusted"], rel=1e-11)
 
 
 @pytest.mark.parametrize("name", sorted(TRAINED.keys() & CAPACITIES.keys()))
 def test_ratios_of_kls_are_means_of_paired_logarithms(name):
-    one, arms = TRAINED[name], ("own-exact", "own-sampled")
+    one = TRAINED[name]
+    arms = next(arm for arm in one.sweep.plan.grid.arms if arm != "own-exact"), "own-exact"
     kls = [
         [run.final["kl"] for (arm, _, _), run in sorted(one.sweep.grid.items()) if arm == label]
         for label in arms
@@ -92,3 +93,8 @@ def test_a_p_of_random_swaps_is_near_that_of_all():
 def test_an_arm_is_found_by_its_estimator():
     assert TRAINED["noise"].arm("MonteCarlo") == "mc"
     assert TRAINED["noise"].arm("K3Loss") is None
+
+
+def test_an_arm_with_prefix_rewards_is_not_that_of_its_estimator():
+    assert TRAINED["smollm2_samples"].arm("RaoBlackwellControlVariate") is None
+    assert TRAINED["smollm2_reviews"].arm("RaoBlackwellControlVariate") == "combination"
