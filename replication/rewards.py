@@ -19,6 +19,9 @@ _POSITIVE = {
 }
 _NEGATIVE = {"awful", "bad", "boring", "dull", "hate", "horrible", "poor", "stupid", "terrible", "worst"}
 
+# Common words of French that are not English ones.
+_FRENCH = {"dans", "de", "des", "du", "elle", "est", "et", "il", "la", "le", "les", "pas", "qui", "un", "une"}
+
 
 def begins_as_json(completions: Sequence[Any]) -> list[float]:
     """Whether an answer begins with the key "answer" of a JSON object, 1 or 0; it may be cut before its end.
@@ -41,6 +44,28 @@ def begins_as_pirate(completions: Sequence[Any]) -> list[float]:
         [1.0, 0.0]
     """
     return [float(text.startswith("Arrr")) for text in _texts(completions)]
+
+
+def is_short(completions: Sequence[Any]) -> list[float]:
+    """Whether an answer is a sentence of under ten words, 1 or 0.
+
+    Example:
+        >>> is_short(["Water that falls from clouds.", "Water that", "A hill. " * 10])
+        [1.0, 0.0, 0.0]
+    """
+    ended = re.compile(r"\s*(\S+\s+){,8}\S*[.!?]\s*")
+    return [float(bool(ended.fullmatch(text))) for text in _texts(completions)]
+
+
+def in_french(completions: Sequence[Any]) -> list[float]:
+    """Whether at least a fifth of an answer's words are common ones of French, 1 or 0.
+
+    Example:
+        >>> in_french(["C'est l'eau qui tombe des nuages.", "The water that falls from clouds."])
+        [1.0, 0.0]
+    """
+    words = [re.findall("[^\\W\\d_]+", text.lower()) for text in _texts(completions)]
+    return [float(sum(word in _FRENCH for word in text) >= max(len(text), 1) / 5) for text in words]
 
 
 def answered(completions: Sequence[Any]) -> list[float]:
