@@ -31,7 +31,7 @@ CONTROL = "MonteCarlo"
 # What the figure calls real tasks, their published sweeps below `results`, and the arm beside `MonteCarlo`.
 TASKS = {
     "SmolLM2, sums": ("smollm2_sums", "combination"),
-    "SmolLM2, reviews, prefix rewards": ("smollm2_starts", "prefix"),
+    "SmolLM2, reviews, prefix rewards": ("smollm2_rates", "prefix"),
 }
 # The sweeps of the toy, below `results/pays`: one thing changes from the centre. The plan contrasts the last
 # with the first.

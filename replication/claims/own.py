@@ -151,12 +151,12 @@ def own_claims() -> tuple[PublishedClaim, ...]:
         PublishedClaim(
             "own-prefix-rewards",
             "Prefix rewards end above Monte Carlo on SmolLM2's reviews",
-            "“prefix_rewards, the reward of the completion so far as a baseline, ends 1.06 above MonteCarlo "
+            "“prefix_rewards, the reward of the completion so far as a baseline, ends 1.81 above MonteCarlo "
             "in reward − β·KL with the same samples and seconds”",
             Citation("This package, README and docs/results.md, lit_klrb", read),
-            "The sweeps replication/results/smollm2_reviews, smollm2_samples and smollm2_starts.",
+            "The sweeps smollm2_reviews, _samples, _starts and _rates in replication/results.",
             "One model, and one reward, a function of words that says much of unfinished completions and has "
-            "no limit; eight steps. Intervals leave out the choice of rates.",
+            "no limit; eight steps. Intervals of this page leave out the choice of rates.",
             _prefix_rewards,
         ),
         PublishedClaim(
