@@ -18,6 +18,7 @@ STUDIES = {
     "smollm2_heal": "SmolLM2 without two layers,\neach arm at its own rate",
     "smollm2_heal_forward": "the same, one rate",
     "smollm2_credit": "SmolLM2, two contexts,\neach arm at its own rate",
+    "smollm2_directions": "the same, other arms",
     "smollm2_forward": "the same, one rate",
     "smollm2_future": "the same, another rate",
     "smollm2_json": "SmolLM2, one context,\none rate",

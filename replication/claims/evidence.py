@@ -90,6 +90,7 @@ SWEEPS = {
     "smollm2_heal": "SmolLM2 without two layers, rates as chosen",
     "smollm2_future": "SmolLM2 and its own context, two contexts, a rate from one run each",
     "smollm2_forward": "SmolLM2 and its own context, two contexts, one rate",
+    "smollm2_directions": "SmolLM2 and its own context, two contexts, new rates as chosen",
     "smollm2_heal_forward": "SmolLM2 without two layers, one rate",
 }
 # What the student of a sweep that distils can do: match its teacher, or not.
@@ -102,6 +103,7 @@ CAPACITIES = {
     "smollm2_heal": "limited",
     "smollm2_future": "full",
     "smollm2_forward": "full",
+    "smollm2_directions": "full",
     "smollm2_heal_forward": "limited",
 }
 
