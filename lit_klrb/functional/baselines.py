@@ -1,5 +1,8 @@
 """Baselines: what is subtracted from a completion's values, a function of the prompt's other completions."""
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
@@ -68,6 +71,33 @@ def other_prompts_baseline(values: Tensor, group_size: int) -> Tensor:
     grid = values.reshape(group_size, -1, group_size, *values.shape[1:])
     baseline = leave_one_out_baseline(grid.transpose(0, 2).reshape(values.shape), group_size)
     return baseline.reshape(grid.transpose(0, 2).shape).transpose(0, 2).reshape(values.shape)
+
+
+def values_before(mask: Tensor, every: int, value_of: Callable[[int], Tensor]) -> Tensor:
+    """The values of what precedes each token of some completions, as far as they are computed.
+
+    Before the first token all completions of a prompt have the same value, which cancels in a comparison of
+    them and is 0 here. From the second token on it is computed for one token, and for every multiple of
+    `every`; between, the last one computed counts.
+
+    Args:
+        mask: True on completion tokens, shape [B, T].
+        every: The number of tokens between two computations.
+        value_of: The values of the first so many tokens of each completion, or of the whole of a shorter one,
+            shape [B].
+
+    Returns:
+        Shape [B, T], 0 outside the mask.
+
+    Example:
+        >>> mask = torch.ones(1, 6, dtype=torch.bool)
+        >>> values_before(mask, 2, lambda length: torch.tensor([10.0 * length])).tolist()
+        [[0.0, 10.0, 20.0, 20.0, 40.0, 40.0]]
+    """
+    before, count = torch.zeros(mask.shape, device=mask.device), mask.shape[1]
+    for length in sorted({1, *range(every, count, every)} - {count}):
+        before[:, length:] = value_of(length)[:, None]
+    return torch.where(mask, before, 0)
 
 
 def check_group_size(batch_size: int, group_size: int) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lit_klrb.distributed import gather_rollout, gather_rows, own_rows
 from lit_klrb.errors import ConfigurationError
@@ -24,6 +25,7 @@ def add_weights(
     beta: float,
     group_size: int,
     rewards: Tensor | None = None,
+    prefix_rewards: Tensor | None = None,
     *,
     observe: bool = True,
 ) -> tuple[dict[str, Any], float]:
@@ -39,6 +41,7 @@ def add_weights(
         beta: Weight of the KL.
         group_size: Completions per prompt (K).
         rewards: The rewards of the completions of all processes; None if only their advantages are known.
+        prefix_rewards: Those of what precedes each token, of all processes, shape [B, T]; None if unknown.
         observe: Remember the batch.
 
     Raises:
@@ -53,6 +56,13 @@ def add_weights(
     everyones, mask, advantages = gather_rollout(stats, rollout.mask, advantages)
     tokens = gather_rows(rollout.completions)
     given = rewards_of(advantages, rewards, estimator, group_size) if "advantages" in batch else None
+    if prefix_rewards is not None:
+        assert given is not None
+        assert rewards is not None
+        # TRL may pad its batch further
+        before = pad(prefix_rewards, (0, mask.shape[1] - prefix_rewards.shape[1]))
+        before = scales_of(advantages, rewards, group_size).repeat_interleave(group_size, 0) * before
+        everyones = everyones._replace(reward_to_come=torch.where(mask, given[:, None] - before, 0))
     weights = memory.weights(everyones, mask, given, beta=beta, group_size=group_size, tokens=tokens)
     if observe:
         memory.observe(tokens, mask, given, everyones, group_size=group_size)
@@ -62,15 +72,15 @@ def add_weights(
     return {**batch, **added, STATES: states, BEHAVIOUR: stats.logprobs}, kl
 
 
-def total_rewards(by_function: Tensor, weights: Tensor, clip_range: tuple[float, float] | None) -> Tensor:
+def total_rewards(by_function: Tensor, trainer: Any) -> Tensor:
     """The rewards from which TRL computes advantages, shape [B].
 
     Args:
         by_function: The rewards of each function, NaN where it gives none, shape [B, functions].
-        weights: Weights of the functions.
-        clip_range: TRL's `reward_clip_range`; None for no limits.
+        trainer: The trainer, with the functions' `reward_weights`, and perhaps a `reward_clip_range`.
     """
-    rewards = (by_function * weights.to(by_function)).nansum(1)
+    rewards: Tensor = (by_function * trainer.reward_weights.to(by_function)).nansum(1)
+    clip_range = getattr(trainer, "reward_clip_range", None)
     return rewards if clip_range is None else rewards.clamp(*clip_range)
 
 
@@ -95,18 +105,29 @@ def rewards_of(advantages: Tensor, rewards: Tensor | None, estimator: KLEstimato
     """
     if estimator.baseline is None:
         return advantages
-    # Leave-one-out multiplies centred values by K / (K - 1)
-    centred = (group_size - 1) / group_size * advantages.view(-1, group_size)
+    centred = _centred(advantages, group_size)
     if rewards is None:
         return centred.flatten()
+    means = rewards.to(centred).view(-1, group_size).mean(1, keepdim=True)
+    return (centred + scales_of(advantages, rewards, group_size) * means).flatten()
+
+
+def scales_of(advantages: Tensor, rewards: Tensor, group_size: int) -> Tensor:
+    """By what TRL multiplied the rewards of each group for its advantages, shape [G, 1]; see `rewards_of`."""
+    centred = _centred(advantages, group_size)
     groups = rewards.to(centred).view(-1, group_size)
-    mean = groups.mean(1, keepdim=True)
-    square = (groups - mean).square().sum(1, keepdim=True)
-    scale = (centred * (groups - mean)).sum(1, keepdim=True) / square
+    groups = groups - groups.mean(1, keepdim=True)
+    square = groups.square().sum(1, keepdim=True)
+    scale = (centred * groups).sum(1, keepdim=True) / square
     # Groups of equal rewards do not show the scale
     known = scale[square > 0]
-    scale = torch.where(square > 0, scale, known.min() if len(known) else 1.0)
-    return (centred + scale * mean).flatten()
+    return torch.where(square > 0, scale, known.min() if len(known) else 1.0)
+
+
+def _centred(advantages: Tensor, group_size: int) -> Tensor:
+    """The scaled rewards less their group's mean, shape [G, K]."""
+    # Leave-one-out multiplies them by K / (K - 1)
+    return (group_size - 1) / group_size * advantages.view(-1, group_size)
 
 
 def weighted_loss(

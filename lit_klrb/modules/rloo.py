@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.estimators import EstimatorMemory
+from lit_klrb.functional.baselines import values_before
 from lit_klrb.models import loading
 from lit_klrb.models.generation import Rollout
 from lit_klrb.modules.on_policy import OnPolicyModule
@@ -56,11 +57,9 @@ class RLOOModule(RewardedModule, OnPolicyModule):
         """`TokenStats.reward_to_come` of a rollout, given its training rewards; None if not computed."""
         if self.prefix_rewards is None:
             return None
-        # Before the first token all completions of a prompt have the same reward, which cancels: no call.
-        # From the second on it is needed, to be compared with the reward of completions that have ended
-        before, count = torch.zeros_like(rollout.mask, dtype=rewards.dtype), rollout.mask.shape[1]
-        for length in sorted({1, *range(self.prefix_rewards, count, self.prefix_rewards)} - {count}):
-            before[:, length:] = self.rewards(rollout.cut(length), batch)[:, None]
+        before = values_before(
+            rollout.mask, self.prefix_rewards, lambda length: self.rewards(rollout.cut(length), batch)
+        )
         return torch.where(rollout.mask, rewards[:, None] - before, 0)
 
     def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

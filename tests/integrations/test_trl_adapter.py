@@ -164,7 +164,9 @@ def in_two_processes(function, tmp_path, *arguments, **environment):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"} | environment
+    # One thread: a forked process has no others
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    group |= environment
     logs = [tmp_path / f"{rank}.log" for rank in range(2)]
     first, second = (
         Child(function, (rank, port, *arguments), log, group | {"RANK": str(rank), "LOCAL_RANK": str(rank)})

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -95,8 +96,10 @@ def test_the_mean_of_the_others_does_not_depend_on_the_own_reward():
 
 def test_rewards_of_several_functions_are_weighted_and_clipped():
     by_function = torch.tensor([[1.0, 2.0], [math.nan, 3.0]])
-    assert total_rewards(by_function, torch.tensor([1.0, 10.0]), None).tolist() == [21.0, 30.0]
-    assert total_rewards(by_function, torch.tensor([1.0, 10.0]), (0.0, 25.0)).tolist() == [21.0, 25.0]
+    trainer = SimpleNamespace(reward_weights=torch.tensor([1.0, 10.0]))
+    assert total_rewards(by_function, trainer).tolist() == [21.0, 30.0]
+    trainer.reward_clip_range = (0.0, 25.0)
+    assert total_rewards(by_function, trainer).tolist() == [21.0, 25.0]
 
 
 def trainer_in(folder, steps, estimator, **settings):
@@ -105,7 +108,9 @@ def trainer_in(folder, steps, estimator, **settings):
 
     policy, _ = models()
     policy.save_pretrained(folder / "policy")
-    given = {name: settings.pop(name) for name in ("final_discount", "final_forward") if name in settings}
+    given = {"reward_funcs": lambda completion_ids, **_: [float(sum(ids) % 7) for ids in completion_ids]}
+    ours = ("final_discount", "final_forward", "prefix_rewards", "reward_funcs")
+    given |= {name: settings.pop(name) for name in ours if name in settings}
     arguments = {
         "output_dir": str(folder / "out"), "beta": BETA, "num_generations": 2, "max_completion_length": 4,
         "max_steps": steps, "learning_rate": 0.1, "lr_scheduler_type": "constant", "report_to": [],
@@ -117,7 +122,6 @@ def trainer_in(folder, steps, estimator, **settings):
         args=trl.RLOOConfig(**arguments),
         processing_class=grammar_tokenizer(),
         train_dataset=datasets.Dataset.from_dict({"prompt": ["I saw", "Do not", "What a", "It was"]}),
-        reward_funcs=lambda completion_ids, **_: [float(sum(ids) % 7) for ids in completion_ids],
         kl_estimator=estimator,
         **given,
     )
