@@ -21,6 +21,7 @@ STUDIES = {
     "smollm2_directions": "the same, other arms",
     "smollm2_forward": "the same, one rate",
     "smollm2_future": "the same, another rate",
+    "smollm2_contexts": "SmolLM2, two other contexts,\neach arm at its own rate",
     "smollm2_json": "SmolLM2, one context,\none rate",
     "imdb_distill": "reviews, smaller student",
     "distillation_limited": "toy, cannot match:\nanswers end at once",

@@ -91,6 +91,7 @@ SWEEPS = {
     "smollm2_future": "SmolLM2 and its own context, two contexts, a rate from one run each",
     "smollm2_forward": "SmolLM2 and its own context, two contexts, one rate",
     "smollm2_directions": "SmolLM2 and its own context, two contexts, new rates as chosen",
+    "smollm2_contexts": "SmolLM2 and its own context, two other contexts, rates as chosen",
     "smollm2_heal_forward": "SmolLM2 without two layers, one rate",
 }
 # What the student of a sweep that distils can do: match its teacher, or not.
@@ -104,6 +105,7 @@ CAPACITIES = {
     "smollm2_future": "full",
     "smollm2_forward": "full",
     "smollm2_directions": "full",
+    "smollm2_contexts": "full",
     "smollm2_heal_forward": "limited",
 }
 
