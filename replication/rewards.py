@@ -50,8 +50,8 @@ def is_short(completions: Sequence[Any]) -> list[float]:
     """Whether an answer is a sentence of under ten words, 1 or 0.
 
     Example:
-        >>> is_short(["Water that falls from clouds.", "Water that", "A hill. " * 10])
-        [1.0, 0.0, 0.0]
+        >>> is_short(["Water that falls from clouds.", "Water that", "a " * 8 + "b.", "a " * 9 + "b."])
+        [1.0, 0.0, 1.0, 0.0]
     """
     ended = re.compile(r"\s*(\S+\s+){,8}\S*[.!?]\s*")
     return [float(bool(ended.fullmatch(text))) for text in _texts(completions)]
