@@ -12,7 +12,8 @@ Direction = Literal["kl", "token_values", "leave_one_out", "constant", "prefix_r
 _DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 # Directions whose squared norm is below about this share of that of the score weights are suppressed.
 _NEGLIGIBLE = 1e-3
-# Penalty, in effective groups, of what the coefficient of "kl" has beyond [0, 1].
+# Directions from one estimator to another; the penalty, in effective groups, of coefficients beyond [0, 1].
+_BOUNDED: tuple[Direction, ...] = ("kl", "token_values")
 _BEYOND = 32
 
 
@@ -100,8 +101,9 @@ def cross_fitted_coefficients(
     other groups of the rollout and the groups of earlier ones. The penalty corresponds to one additional
     effective group (`FitSums.effective_groups`) in which every direction is uncorrelated with the rest, so
     coefficients from few groups are shrunk more, and most if few of them have large score weights, as with
-    rare rewards. Negligible directions get coefficients near 0. What that of "kl" has beyond [0, 1], outside
-    `MonteCarlo` and `RaoBlackwell`, has a penalty of 32 groups: from few groups it is mostly noise.
+    rare rewards. Negligible directions get coefficients near 0. What those of "kl" and "token_values" have
+    beyond [0, 1], where they leave the range between two estimators, has a penalty of 32 groups: from few
+    groups it is mostly noise.
 
     Args:
         origin: Score weights at g = 0, shape [B, T].
@@ -125,14 +127,13 @@ def cross_fitted_coefficients(
     # The constant direction is dimensionless and cannot be compared with score weights
     compared = torch.tensor([name != "constant" for name in names], device=origin.device)
     enough = sums.groups[:, None] >= 2
-    penalty = (diagonal + _NEGLIGIBLE * sums.squares[:, None] * compared) / sums.effective_groups[:, None]
-    coefficients = _least_squares(products, target, penalty)
-    if "kl" in names:
-        index = names.index("kl")
-        best = coefficients[:, index]
-        inside = best.clamp(0, 1)
-        chosen = inside + (best - inside) * sums.effective_groups / (sums.effective_groups + _BEYOND)
-        coefficients = _with_one_fixed(index, chosen, products, target, penalty)
+    groups = sums.effective_groups[:, None]
+    penalty = (diagonal + _NEGLIGIBLE * sums.squares[:, None] * compared) / groups
+    best = _least_squares(products, target, penalty)
+    inside = best.clamp(0, 1)
+    bounded = torch.tensor([name in _BOUNDED for name in names], device=origin.device)
+    fixed = torch.where(bounded, inside + (best - inside) * groups / (groups + _BEYOND), 0)
+    coefficients = fixed + _others(bounded, fixed, products, target, penalty)
     coefficients = torch.where(enough, coefficients, 0)
     spread = coefficients.to(origin.dtype).repeat_interleave(group_size, 0)
     return {name: spread[:, index, None] for index, name in enumerate(names)}
@@ -149,14 +150,10 @@ def _least_squares(products: Tensor, target: Tensor, penalty: Tensor) -> Tensor:
     return -scale * solved
 
 
-def _with_one_fixed(index: int, fixed: Tensor, products: Tensor, target: Tensor, penalty: Tensor) -> Tensor:
-    """The same with g_index = fixed, shape [G], and the others at their best for it."""
-    target = target + fixed[:, None] * products[:, :, index]
-    products = products.clone()
-    products[:, index] = target[:, index] = 0  # whose solution is g_index = 0
-    coefficients = _least_squares(products, target, penalty)
-    coefficients[:, index] = fixed
-    return coefficients
+def _others(bounded: Tensor, fixed: Tensor, products: Tensor, target: Tensor, penalty: Tensor) -> Tensor:
+    """The best coefficients of the directions that are not bounded; 0 for the bounded, which are fixed."""
+    target = torch.where(bounded, 0, target + torch.einsum("gde,ge->gd", products, fixed))
+    return _least_squares(torch.where(bounded[:, None], 0, products), target, penalty)
 
 
 class EarlierRollouts:

@@ -132,7 +132,7 @@ def random_stats(groups, group_size, seed):
 
 
 def plain_coefficients(origin, directions, group_size):
-    """For each group: least squares with a row per direction as its penalty, and kl nearer to [0, 1]."""
+    """For each group: least squares with a row per direction as its penalty, and some nearer to [0, 1]."""
     groups = len(origin) // group_size
     result = []
     for own in range(groups if groups > 2 else 0):
@@ -149,7 +149,7 @@ def plain_coefficients(origin, directions, group_size):
         penalty = ((columns.square().sum(0) + floor) / effective).sqrt().diag()
         matrix, goal = torch.cat([columns, penalty]), torch.cat([target, torch.zeros(len(directions))])
         free = torch.linalg.lstsq(matrix, goal[:, None], driver="gelsd").solution[:, 0]
-        fixed = torch.tensor([name == "kl" for name in directions])
+        fixed = torch.tensor([name in ("kl", "token_values") for name in directions])
         if fixed.any():
             best = free[fixed]
             near = (32 * best.clamp(0, 1) + effective * best) / (32 + effective)

@@ -202,7 +202,7 @@ def test_earlier_rollouts_change_the_fitted_combination_alone(chain, tmp_path):
         parts = torch.autograd.grad(loss, list(module.policy.parameters()))
         norm = sum(part.double().square().sum().item() for part in parts)
         assert diagonals[2][12 + index] == pytest.approx(norm, rel=1e-4)
-        assert norm != pytest.approx(diagonals[0][12 + index], rel=1e-2)
+        assert norm != pytest.approx(diagonals[0][12 + index], rel=1e-3)
 
 
 def scored(module, batch, values, *address):
