@@ -1,6 +1,6 @@
 """Trial: weights of the credit for later KLs that are estimated in training, on enumerated models.
 
-`python replication/notes/distillation_credit.py SEED` prints the numbers of distillation_credit.md.
+`python -m replication.notes.distillation_credit SEED` prints the numbers of distillation_credit.md.
 """
 
 import sys
@@ -45,6 +45,14 @@ class Schedule:
 
     def observe(self, gradients: Tensor, credit: Tensor, tokens: Tensor, mask: Tensor) -> None:
         """Nothing is learned."""
+
+
+class Normalised(Schedule):
+    """The mean later KL instead of their sum."""
+
+    def credit(self, kl: Tensor, progress: float) -> tuple[Tensor, Tensor | float]:
+        """With as many later tokens as the completion has; the KL is 0 after its end."""
+        return to_come(kl) / to_come((kl > 0).to(kl)).clamp(min=1), self.at(progress)
 
 
 class Shrunk(Schedule):
@@ -111,6 +119,8 @@ ARMS: dict[str, Callable[[], Schedule]] = {
     "discount 0 to 1": lambda: Schedule(lambda progress: progress, discounts=True),
     "weight 0 to 1": lambda: Schedule(lambda progress: progress),
     "horizon 0 to T": lambda: Schedule(lambda progress: progress, horizon=True),
+    "normalised": lambda: Normalised(lambda progress: 1.0),
+    "normalised 0 to 1": lambda: Normalised(lambda progress: progress),
     "signal share": lambda: Shrunk(by_position=False),
     "signal share by position": lambda: Shrunk(by_position=True),
     "signal share as discount": lambda: Shrunk(by_position=False, discounts=True),
