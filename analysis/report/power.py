@@ -56,7 +56,7 @@ def power(plan: Plan, pilot: Path | None) -> list[str]:
     texts = [] if found is None or plan.primary.outcome == "kl" else warnings(found)
     cautions = [f"  WARNING: {text}" for text in texts]
     if plan.grid.over_blocks:
-        return [*_over_blocks(plan, scenario, source), *noise, *cautions]
+        return [*_over_blocks(plan, scenario, source, pairs), *noise, *cautions]
     return [
         f"power ({source}: {_spreads(scenario)}, "
         f"correlation within a pair {number(scenario.correlation, 2)}; "
@@ -70,11 +70,13 @@ def power(plan: Plan, pilot: Path | None) -> list[str]:
     ]
 
 
-def _over_blocks(plan: Plan, scenario: Scenario, source: str) -> Iterator[str]:
+def _over_blocks(plan: Plan, scenario: Scenario, source: str, pairs: Pairs | None) -> Iterator[str]:
     """What is detected, depending on how much differences vary between blocks, which no pilot shows."""
     blocks, subject = len(plan.grid.blocks), _SUBJECTS[scenario.outcome]
-    yield f"power ({source}: {_spreads(scenario)}; t test over {blocks} blocks, level {plan.level:.2g})"
-    for count, (spread, reach) in enumerate(detectable_over_blocks(scenario, blocks, plan.level).items()):
+    spreads = f": {_spreads(scenario)}" if pairs is None else ""
+    yield f"power ({source}{spreads}; t test over {blocks} blocks, level {plan.level:.2g})"
+    found = detectable_over_blocks(scenario, blocks, plan.level, pairs)
+    for count, (spread, reach) in enumerate(found.items()):
         unit = "nats" if scenario.outcome == "kl" else "reward units"
         yield (
             f"  difference in {subject} detected with 80% power: {number(reach)} {unit}, if the difference "

@@ -191,7 +191,9 @@ def expected_detectable(scenario: Scenario, level: float) -> float:
     return math.sqrt(squares) * detectable_effect(degrees, level, POWER, known=True)
 
 
-def detectable_over_blocks(scenario: Scenario, blocks: int, level: float) -> dict[float, float]:
+def detectable_over_blocks(
+    scenario: Scenario, blocks: int, level: float, pairs: Pairs | None = None
+) -> dict[float, float]:
     """The differences in what decides that a t test over blocks detects with 80 % power.
 
     The variance of a block's mean is that between blocks plus that of the mean of the block's own pairs.
@@ -200,13 +202,20 @@ def detectable_over_blocks(scenario: Scenario, blocks: int, level: float) -> dic
         scenario: The pairs of the planned sweep, within blocks.
         blocks: Number of blocks, with equally many replicates.
         level: The level of Holm's first step.
+        pairs: Pairs of a pilot. The spread of their differences is then used instead of the simulated one,
+            which is far too large where a larger KL is paid for by the reward of the same run.
 
     Returns:
         SD of the difference between blocks, 0 to 2 SDs of a pair's difference -> difference, both in reward
         units, or in nats if the KL decides.
     """
-    drawn = scenario.draw(np.random.default_rng(0), SWEEPS)
-    error = float(_sums(scenario, scenario.outcome, *drawn).sum(axis=1).std())
+    if pairs is None:
+        drawn = scenario.draw(np.random.default_rng(0), SWEEPS)
+        error = float(_sums(scenario, scenario.outcome, *drawn).sum(axis=1).std())
+    else:
+        pairs = pairs.subset(np.asarray(~pairs.diverged.any(axis=1)))
+        contrast = (kl_contrast if scenario.outcome == "kl" else objective_contrast)(pairs)
+        error = mean_of(contrast, pairs).standard_error * math.sqrt(pairs.replicates / scenario.replicates)
     spreads = [count * error * math.sqrt(scenario.pairs) for count in range(3)]
     reach = detectable_effect(blocks - 1, level, POWER, known=True)
     return {spread: reach * math.sqrt(error**2 + spread**2 / blocks) for spread in spreads}

@@ -122,6 +122,23 @@ def test_what_is_detected_over_blocks_is_so_in_four_of_five_sweeps(count):
     assert rejected.mean() == pytest.approx(0.8, abs=0.04)
 
 
+@pytest.mark.parametrize("outcome", ["objective", "kl"])
+def test_a_pilot_gives_the_spread_of_its_own_differences(outcome):
+    """A curve of reward against KL would give more: here each KL is paid for by the reward of its run."""
+    pairs = draw_pairs(np.random.default_rng(0), replicates=40)
+    reward = pairs.beta[:, None] * pairs.kl + 0.1 * np.random.default_rng(1).normal(size=pairs.kl.shape)
+    reward[3, 0], diverged = np.nan, 3  # its difference is no part of the spread
+    pairs = replace(pairs, reward=reward)
+    contrast = pairs.kl if outcome == "kl" else reward - pairs.beta[:, None] * pairs.kl
+    differences = np.delete(contrast[:, 0] - contrast[:, 1], diverged)
+    planned = replace(STANDARD, replicates=10, outcome=outcome)
+    spreads = [*detectable_over_blocks(planned, 5, 0.05, pairs)]
+    strata = np.delete(pairs.beta_index, diverged)
+    variances = [differences[strata == index].var(ddof=1) / (strata == index).sum() for index in range(3)]
+    error = np.sqrt(np.sum(variances)) / 3 * np.sqrt(40 / 10)
+    assert spreads == pytest.approx([count * error * np.sqrt(planned.pairs) for count in range(3)])
+
+
 def test_each_block_has_the_interval_of_its_own_pairs():
     pairs = blocked(tau=0.1, betas=(0.1,))
     for block, mean in block_means(objective_contrast(pairs), pairs).items():
