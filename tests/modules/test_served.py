@@ -8,7 +8,7 @@ import pytest
 import torch
 from runs import assert_same_run, resume_command
 from served_teacher import TeacherServer
-from test_teacher_context import (
+from test_teacher_gradient import (
     PAIRS,
     PROMPTS,
     VOCABULARY,
