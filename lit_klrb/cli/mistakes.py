@@ -146,7 +146,8 @@ def _in_users_code(error: BaseException, settings: Mapping[str, Any]) -> str | N
         return None
     text = " ".join(str(error).split())
     place = f"{frames[-1].filename}, line {frames[-1].lineno}"
-    return f"{_without_index(named[0])}: {type(error).__name__}: {text} ({place})"
+    line = f"{_without_index(named[0])}: {type(error).__name__}: {text} ({place})"
+    return "; ".join([line, *getattr(error, "__notes__", [])])
 
 
 def _without_index(key: str) -> str:

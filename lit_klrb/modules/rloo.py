@@ -57,9 +57,13 @@ class RLOOModule(RewardedModule, OnPolicyModule):
         """`TokenStats.reward_to_come` of a rollout, given its training rewards; None if not computed."""
         if self.prefix_rewards is None:
             return None
-        before = values_before(
-            rollout.mask, self.prefix_rewards, lambda length: self.rewards(rollout.cut(length), batch)
-        )
+        try:
+            before = values_before(
+                rollout.mask, self.prefix_rewards, lambda length: self.rewards(rollout.cut(length), batch)
+            )
+        except Exception as error:
+            error.add_note("model.init_args.prefix_rewards asked for the reward of an unfinished completion")
+            raise
         return torch.where(rollout.mask, rewards[:, None] - before, 0)
 
     def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -82,3 +82,23 @@ def test_an_estimator_that_ignores_them_is_refused(chain, tmp_path):
             module.setup("fit")
     module, _ = attached(chain, tmp_path, RaoBlackwellControlVariate(), prefix_rewards=1)
     module.setup("fit")
+
+
+def test_a_reward_that_cannot_score_an_unfinished_completion_is_one_line(
+    chain, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "whole_only.py").write_text(
+        "def score(completions, **columns):\n"
+        "    if max(len(completion.split()) for completion in completions) == 1:\n"
+        "        raise ValueError('no verdict')\n"
+        "    return [0.0 for _ in completions]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    options = ["--model.reward_path", "whole_only:score", "--kl.estimator", "RaoBlackwellControlVariate"]
+    wrong = [*options, "--model.prefix_rewards", "1"]
+    assert chain.run("fit", "rloo", *wrong, run=tmp_path / "run") == 2
+    *_, line = capsys.readouterr().err.strip().splitlines()
+    said = (
+        f"error: model.init_args.reward_path: ValueError: no verdict ({tmp_path / 'whole_only.py'}, line 3); "
+    )
+    assert line == f"{said}model.init_args.prefix_rewards asked for the reward of an unfinished completion"
