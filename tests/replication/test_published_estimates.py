@@ -101,11 +101,18 @@ def test_the_noise_of_smollm2(task):
     assert [row for row in expected if row not in text] == []
 
 
-@pytest.mark.parametrize("completions", [2, 4, 8])
-@pytest.mark.parametrize("task", ["sums", "words", "reviews"])
-def test_the_noise_of_smollm2_by_completions(task, completions):
+BY_COMPLETIONS = {
+    f"{task}_{completions}": f"{task}, {completions}"
+    for task in ("sums", "words", "reviews")
+    for completions in (2, 4, 8)
+}
+BY_STRIDE = {f"reviews_4_every_{stride}": f"every {stride} tokens" for stride in (4, 8)}
+
+
+@pytest.mark.parametrize(("name", "label"), (BY_COMPLETIONS | BY_STRIDE).items())
+def test_the_noise_of_smollm2_at_three_points(name, label):
     text = (RESULTS / "smollm2_noise" / "README.md").read_text("utf-8")
-    (study,) = studies(f"smollm2_noise/{task}_{completions}", ("gradient_noise",))
-    expected = list(whole_rows(study, f"{task}, {completions}"))
+    (study,) = studies(f"smollm2_noise/{name}", ("gradient_noise",))
+    expected = list(whole_rows(study, label))
     assert len(expected) == 3
     assert [row for row in expected if row not in text] == []
