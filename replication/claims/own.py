@@ -1,5 +1,7 @@
 """Claims of this package, judged like those of others."""
 
+from itertools import product
+
 from replication.artifacts import OffPolicyArtifact
 from replication.claims.claim import Citation, Number, PublishedClaim, Ruling, Status
 from replication.claims.evidence import INNER_STEPS, Evidence
@@ -44,12 +46,8 @@ def _default_on_reviews(evidence: Evidence) -> Ruling:
 
 
 def _prefix_rewards(evidence: Evidence) -> Ruling:
-    controls = ("mc", "mc-half")
-    designs = [
-        design
-        for one in evidence.policies
-        for design in designs_of(one, *(("prefix", control) for control in controls))
-    ]
+    pairs = [*product(("prefix", "prefix-8"), ("mc", "mc-half"))]
+    designs = [design for one in evidence.policies for design in designs_of(one, *pairs)]
     tests = compared(designs, objective_finding)
     numbers = tuple(
         Number(f"J of {arm} minus that of {control}, {one.title}", "above 0", difference_text(test))
@@ -154,7 +152,7 @@ def own_claims() -> tuple[PublishedClaim, ...]:
             "“prefix_rewards, the reward of the completion so far as a baseline, ends 1.81 above MonteCarlo "
             "in reward − β·KL with the same samples and seconds”",
             Citation("This package, README and docs/results.md, lit_klrb", read),
-            "The sweeps smollm2_reviews, _samples, _starts and _rates in replication/results.",
+            "The sweeps smollm2_reviews, _samples, _starts, _rates, _parts and _places in replication/results.",
             "One model, and one reward, a function of words that says much of unfinished completions and has "
             "no limit; eight steps. Intervals of this page leave out the choice of rates.",
             _prefix_rewards,
