@@ -162,8 +162,8 @@ def default_ahead(contents, sweeps):
 def prefix_ahead(contents, sweeps):
     """Every run with prefix rewards ends far above the others."""
     for name, one in sweeps.items():
-        if "prefix" in one.sweep.plan.grid.arms:
-            sweeps[name] = ends(one, "prefix", lambda b, r: {"kl": 1.0, "reward": 50.0 + r})
+        for arm in {"prefix", "prefix-8"} & {*one.sweep.plan.grid.arms}:
+            sweeps[name] = ends(one, arm, lambda b, r: {"kl": 1.0, "reward": 50.0 + r})
 
 
 def as_quick(contents, sweeps):
