@@ -144,10 +144,9 @@ def _in_users_code(error: BaseException, settings: Mapping[str, Any]) -> str | N
     named = [key for name in own for key in texts if re.search(rf"\b{re.escape(name)}\b[.:]", texts[key])]
     if not named:
         return None
-    text = " ".join(str(error).split())
+    text, *notes = (" ".join(str(part).split()) for part in (error, *getattr(error, "__notes__", ())))
     place = f"{frames[-1].filename}, line {frames[-1].lineno}"
-    line = f"{_without_index(named[0])}: {type(error).__name__}: {text} ({place})"
-    return "; ".join([line, *getattr(error, "__notes__", [])])
+    return "; ".join([f"{_without_index(named[0])}: {type(error).__name__}: {text} ({place})", *notes])
 
 
 def _without_index(key: str) -> str:

@@ -152,7 +152,8 @@ def own_claims() -> tuple[PublishedClaim, ...]:
             "“prefix_rewards, the reward of the completion so far as a baseline, ends 1.81 above MonteCarlo "
             "in reward − β·KL with the same samples and seconds”",
             Citation("This package, README and docs/results.md, lit_klrb", read),
-            "The sweeps smollm2_reviews, _samples, _starts, _rates, _parts and _places in results.",
+            "The sweeps smollm2_reviews, _samples, _starts, _rates, _parts and _places in "
+            "replication/results.",
             "One model, and one reward, a function of words that says much of unfinished completions and has "
             "no limit; eight steps. Intervals of this page leave out the choice of rates.",
             _prefix_rewards,

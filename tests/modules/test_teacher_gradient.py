@@ -91,6 +91,33 @@ def flat_gradient(loss, parameters):
     return torch.nn.utils.parameters_to_vector(gradients)
 
 
+def expected_gradients(estimator, module, tiled):
+    """The gradient over all batches of both prompts, by both ways of computing it, and what it is made of.
+
+    Returns:
+        The two gradients, the statistics of all batches, and the probability of each batch, [rows, 1].
+    """
+    if not tiled:
+        module.scorer._parts = (None, None)
+    rollout, batch = every_batch()
+    states, stats = module.score(rollout, batch, topk=estimator.topk)
+    with torch.no_grad():
+        logprobs = (stats.logprobs * rollout.mask).sum(1).view(-1, 2).sum(1)
+        probability = logprobs.exp().repeat_interleave(2)[:, None]  # of each batch of two completions
+    assert probability[::2].sum().item() == pytest.approx(len(PROMPTS), abs=1e-10)
+    rewards = torch.zeros(len(rollout.mask), dtype=torch.float64)
+    weights = estimator.weights(stats.detach(), rollout.mask, rewards, beta=1.0, group_size=2)
+    weighted = LossWeights(*weights).map(lambda rows: rows * probability)
+    losses = [
+        module.scorer.loss(rollout, states, weighted, topk=estimator.topk),
+        estimator.loss(stats, rollout.mask, weighted),
+    ]
+    parameters = [parameter for parameter in module.policy.parameters() if parameter.requires_grad]
+    # Means over all rows, which count as sums over batches
+    gradients = [flat_gradient(loss * len(PAIRS), parameters) for loss in losses]
+    return gradients, stats, probability
+
+
 @pytest.mark.parametrize(("kind", "tiled"), [("gpt2", True), ("gpt_neox", True), ("gpt2", False)])
 @pytest.mark.parametrize("reference_path", ["teacher", "policy", None])
 @pytest.mark.parametrize(
@@ -119,26 +146,13 @@ def test_the_gradient_of_all_batches_is_that_of_the_exact_kl(
     module.policy = policy
     module.scorer = Scorer(policy, getattr(module, "reference", policy), 1.0, module.reading_reference)
     assert module.scorer.tiled
-    if not tiled:
-        module.scorer._parts = (None, None)
-    rollout, batch = every_batch()
-    states, stats = module.score(rollout, batch, topk=estimator.topk)
-    with torch.no_grad():
-        logprobs = (stats.logprobs * rollout.mask).sum(1).view(-1, 2).sum(1)
-        probability = logprobs.exp().repeat_interleave(2)[:, None]  # of each batch of two completions
-    assert probability[::2].sum().item() == pytest.approx(len(PROMPTS), abs=1e-10)
-    rewards = torch.zeros(len(rollout.mask), dtype=torch.float64)
-    weights = estimator.weights(stats.detach(), rollout.mask, rewards, beta=1.0, group_size=2)
-    weighted = LossWeights(*weights).map(lambda rows: rows * probability)
-    losses = [
-        module.scorer.loss(rollout, states, weighted, topk=estimator.topk),
-        estimator.loss(stats, rollout.mask, weighted),
-    ]
+    gradients, stats, probability = expected_gradients(estimator, module, tiled)
     parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     expected = flat_gradient(objective(policy, teacher), parameters)
     assert expected.abs().max() > 1e-2
-    for loss in losses:  # means over all rows, which count as sums over batches
-        assert (flat_gradient(loss * len(PAIRS), parameters) - expected).abs().max().item() < 1e-10
+    for gradient in gradients:
+        assert (gradient - expected).abs().max().item() < 1e-10
+    rollout, batch = every_batch()
     value = (probability[:, 0] * stats.kl.double().masked_fill(~rollout.mask, 0).sum(1)).sum() / 2
     if estimator.topk is None:
         assert value.item() / len(PROMPTS) == pytest.approx(exact_kl(policy, teacher).item(), abs=1e-10)
