@@ -15,9 +15,12 @@ from analysis.report.power import power
 from analysis.report.sections import certificates, evaluation_noise
 from analysis.results.arm import Arm
 from analysis.results.artifacts import GradientStudy
+from analysis.results.grid import Block
 from analysis.results.load import load_sweep
-from analysis.stats.power import rejection_rates
-from analysis.stats.scenario import STANDARD
+from analysis.stats.matching import match
+from analysis.stats.power import detectable_over_blocks, rejection_rates
+from analysis.stats.scenario import STANDARD, scenario_of
+from analysis.stats.text import number
 from analysis.sweep import lock
 from lit_klrb.errors import ConfigurationError
 
@@ -71,6 +74,23 @@ def test_plan_and_page_have_the_same_power(plan, tmp_path):
     assert f"80% power: {reach} reward units" in lines[5]
     verdict = assessment.comparisons[0].decision.primary
     assert found["detectable"] == pytest.approx(verdict.estimate.detectable(plan.level))
+
+
+def test_with_blocks_the_spread_is_that_of_the_pilots_pairs(plan, tmp_path):
+    planned = replace(plan, grid=replace(plan.grid, blocks={name: Block() for name in "abcd"}))
+    pilot = write_sweep(tmp_path / "pilot", replicates=8)
+    first, *lines = power(planned, pilot)
+    pairs = match(load_sweep(pilot), "RaoBlackwell", "MonteCarlo")
+    own, simulated = (
+        detectable_over_blocks(scenario_of(pairs), 4, planned.level, given) for given in (pairs, None)
+    )
+    assert own != simulated
+    assert (
+        first == f"power (from RaoBlackwell against MonteCarlo in {pilot}; t test over 4 blocks, level 0.05)"
+    )
+    for line, (spread, reach) in zip(lines, own.items(), strict=False):
+        assert f"80% power: {number(reach)} reward units" in line
+        assert f"between blocks by SD {number(spread)} (" in line
 
 
 def test_a_plan_that_the_kl_decides_has_the_power_of_its_page(plan, tmp_path):
