@@ -12,7 +12,7 @@ PLAIN_TAGS = {"!", "str", "int", "float", "bool", "null", "seq", "map", "timesta
 MAX_BYTES, MAX_DEPTH, MAX_NODES = 1_000_000, 50, 100_000
 
 
-def check_config_file(path: Path, own_types: bool = False) -> None:
+def check_config_file(path: Path) -> None:
     """Check that a file has the size, structure and encoding of a configuration.
 
     Deep nesting could overflow the stack of libraries written in C, and nested aliases could exhaust
@@ -20,22 +20,20 @@ def check_config_file(path: Path, own_types: bool = False) -> None:
 
     Args:
         path: The file.
-        own_types: Whether it may have values of types of its own, such as !path, as those of other software.
 
     Raises:
         ConfigurationError: If not; names the file and the problem.
     """
-    text = config_text(path)
+    text = _text(path)
     with concerning(path):
         try:
-            _check_shape(text, own_types)
-            if not own_types:  # other software takes the last value
-                _check_keys(text)
+            _check_shape(text)
+            _check_keys(text)
         except yaml.YAMLError as error:
             raise ConfigurationError(f"is not YAML: {_yaml_reason(error)}") from None
 
 
-def config_text(path: Path) -> str:
+def _text(path: Path) -> str:
     """The text of a configuration file. Reading a pipe or a device might never end, so neither is read.
 
     Raises:
@@ -55,7 +53,7 @@ def config_text(path: Path) -> str:
         return content.decode("utf-8")
 
 
-def _check_shape(text: str, own_types: bool) -> None:
+def _check_shape(text: str) -> None:
     """Check the depth and the number of values.
 
     Raises:
@@ -63,7 +61,7 @@ def _check_shape(text: str, own_types: bool) -> None:
     """
     sizes: dict[str, int] = {}  # number of values under each anchor, with aliases expanded
     open_nodes: list[tuple[str | None, int]] = [(None, 0)]
-    for event in _events(text, own_types):
+    for event in _events(text):
         anchor, size = getattr(event, "anchor", None), 1
         if isinstance(event, yaml.CollectionStartEvent):
             open_nodes.append((anchor, 1))
@@ -113,7 +111,7 @@ def _check_keys(text: str) -> None:
             is_key.pop()
 
 
-def _events(text: str, own_types: bool) -> Iterator[yaml.Event]:
+def _events(text: str) -> Iterator[yaml.Event]:
     """The events of one document.
 
     Raises:
@@ -125,7 +123,7 @@ def _events(text: str, own_types: bool) -> Iterator[yaml.Event]:
         if documents > 1:
             raise ConfigurationError("has more than one document: a line of --- begins another")
         tag = getattr(event, "tag", None)
-        if not own_types and tag is not None and tag.removeprefix("tag:yaml.org,2002:") not in PLAIN_TAGS:
+        if tag is not None and tag.removeprefix("tag:yaml.org,2002:") not in PLAIN_TAGS:
             raise ConfigurationError(f"has a value of the type {tag}; plain values only are read")
         yield event
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from lit_klrb import estimators
 from lit_klrb.cli.arguments import Arguments
-from lit_klrb.cli.foreign.report import as_json, explain_config, text
 from lit_klrb.cli.suggestions import suggestion
 from lit_klrb.errors import ConfigurationError, concerning
 from lit_klrb.estimators import (
@@ -208,13 +207,13 @@ def _print_counterexample() -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `explain [ESTIMATOR | --config FILE] [--json]` and return the exit code.
+    """Run `explain [ESTIMATOR] [--json]` and return the exit code.
 
     Args:
         argv: The command line after `explain`.
 
     Raises:
-        ConfigurationError: If there is no such estimator, or the file is not a known configuration.
+        ConfigurationError: If there is no such estimator.
     """
     parser = Arguments("python -m lit_klrb explain", description=__doc__)
     parser.add_argument(
@@ -223,19 +222,8 @@ def main(argv: Sequence[str]) -> int:
         metavar="ESTIMATOR",
         help="a class name, or package.module.Class for your own; without it, a table of all is printed",
     )
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        help="a configuration of TRL, verl, OpenRLHF, NeMo-RL or open-instruct (YAML, shell, Python): its KL",
-    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args(argv)
-    if arguments.config is not None:
-        if arguments.estimator is not None:
-            raise ConfigurationError("give either an estimator or --config, got both")
-        finding = explain_config(arguments.config)
-        print(json.dumps(as_json(finding), indent=2) if arguments.json else text(finding))
-        return 0
     if arguments.estimator is None:
         if arguments.json:
             print(json.dumps(_overview(), indent=2))

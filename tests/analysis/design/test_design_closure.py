@@ -26,7 +26,6 @@ CHANGED = {
     "lit_klrb/cli/kl.py": "",
     "lit_klrb/cli/init.py": "",
     "lit_klrb/cli/main.py": "",
-    "lit_klrb/cli/foreign/verl.py": "",
     "lit_klrb/comparison/measure.py": "",
     "analysis/report/audit.py": "",
     "analysis/sweep/store.py": "",
