@@ -2,13 +2,11 @@
 
 import contextlib
 import csv
-import errno
 import fcntl
 import glob
 import io
 import json
 import os
-import re
 import secrets
 import shutil
 import stat
@@ -20,6 +18,8 @@ from lit_klrb.errors import ConfigurationError
 
 # Suffix of unfinished files, whose names begin with a dot and the name of the final file.
 PARTIAL = ".partial"
+# In the hidden folder of an unfinished folder: the file with the lock and its content, and what is replaced.
+_MARK, _MARKED, _EARLIER = "unfinished", b"an unfinished folder of lit_klrb\n", "earlier"
 # The maximum size of a file that is read as a whole; gradients of several hundred batches take about 100 MB.
 LARGEST = 2**28
 
@@ -177,40 +177,63 @@ def remove_unfinished(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
-    """An unfinished folder beside `target`, to be filled and moved to its place; removed after the block.
+def new_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
+    """An empty folder beside `target`, to be filled; after the block it is moved to its place.
 
-    The unfinished folders of killed processes with the same target are removed first.
+    It lies in a hidden folder with a random name, a mark of this package and a lock that the kernel releases
+    with the process. Those of killed processes with the same target are removed first: only folders with the
+    mark whose lock is free.
+
+    Args:
+        target: Where the folder is moved to: a new name or an empty folder.
+        replace: Whether to replace a folder there, which is removed only after that. Otherwise, a folder that
+            another process has made meanwhile stays.
+
+    Yields:
+        The folder to fill. It is removed if the block raises.
     """
-    for left in target.parent.glob(f".{glob.escape(target.name)}.*"):
-        found = re.fullmatch(r"\.(\d+)(\.earlier)?", left.name.removeprefix(f".{target.name}"))
-        if found and not left.is_symlink() and not _is_running(int(found[1])):
-            shutil.rmtree(left, ignore_errors=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(target)
+    outer = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    outer.mkdir()
     try:
-        partial.mkdir(parents=True)
-        yield partial
+        with (outer / _MARK).open("xb", buffering=0) as mark:
+            with contextlib.suppress(OSError):  # without locks, nobody may know it as abandoned
+                if try_lock(mark.fileno()):
+                    mark.write(_MARKED)
+            (outer / "new").mkdir()
+            yield outer / "new"
+            if replace and target.exists():
+                target.rename(outer / _EARLIER)
+            try:
+                (outer / "new").rename(target)  # replaces an empty folder
+            except OSError:
+                if replace or not target.is_dir():
+                    raise
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove_unfinished_folder(outer, target)
 
 
-def move_into_place(partial: Path, target: Path) -> None:
-    """Rename a complete folder to its final name; what is there is removed only after that."""
-    if not target.exists() or not any(target.iterdir()):
-        partial.rename(target)  # replaces an empty folder
-        return
-    earlier = partial.with_name(f"{partial.name}.earlier")
-    target.rename(earlier)
-    partial.rename(target)
-    shutil.rmtree(earlier)
+def remove_abandoned(target: Path) -> list[Path]:
+    """Remove what killed processes left of `new_folder(target)`, and return it."""
+    removed = []
+    for outer in target.parent.glob(f".{glob.escape(target.name)}.*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(outer / _MARK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with open(descriptor, "rb", buffering=0) as mark:
+                # The mark is written under the lock
+                if outer.is_symlink() or mark.read(99) != _MARKED or not try_lock(descriptor):
+                    continue
+            _remove_unfinished_folder(outer, target)
+            removed.append(outer)
+    return removed
 
 
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)  # only asks whether it exists
-    except OSError as error:
-        return error.errno == errno.EPERM  # somebody else's
-    return True
+def _remove_unfinished_folder(outer: Path, target: Path) -> None:
+    """Remove it, after moving back an earlier folder whose place is still free."""
+    if (outer / _EARLIER).exists() and not target.exists():
+        (outer / _EARLIER).rename(target)
+    shutil.rmtree(outer, ignore_errors=True)
 
 
 def csv_text(

@@ -8,7 +8,7 @@ have to be handled. A `flock` is visible to the processes of one machine only; i
 directory, a single coordinator must distribute the cells.
 """
 
-import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -142,7 +142,7 @@ class Store:
         place = self.directory / name
         if place.exists() and not place.is_symlink():
             return
-        partial = self.directory / f".{name}.{os.getpid()}"
+        partial = self.directory / f".{name}.{secrets.token_hex(8)}"
         partial.symlink_to(self.workdir(cell_id).relative_to(self.directory), target_is_directory=True)
         partial.replace(place)
 

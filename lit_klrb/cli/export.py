@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.errors import ConfigurationError, refusing
-from lit_klrb.files import local_path, move_into_place, new_folder
+from lit_klrb.files import local_path, new_folder
 
 CARD = "README.md"
 # The other files of an export. A folder with any other file is never replaced.
@@ -62,7 +62,7 @@ def export_checkpoint(ckpt_path: str, output_dir: str, adapter: bool = False) ->
     checked = refusing(f"{ckpt_path} cannot be exported", ValueError, StrictDataclassError, key="ckpt_path")
     with (
         refusing(f"cannot write {output_dir}", OSError, key="output_dir"),
-        new_folder(target) as partial,
+        new_folder(target, replace=True) as partial,
         checked,
     ):
         with warnings.catch_warnings():
@@ -72,7 +72,6 @@ def export_checkpoint(ckpt_path: str, output_dir: str, adapter: bool = False) ->
         tokenizer.save_pretrained(partial)
         (partial / CARD).write_text(card, "utf-8")
         write_checksums(partial)
-        move_into_place(partial, target)
 
 
 def push(folder: str, repo_id: str, private: bool = False) -> str:

@@ -123,11 +123,6 @@ def import_gguf(file: Path, folder: Path) -> None:
         card = imported_card(_facts(file, header, model), header.settings.get("general.license"))
         (partial / "README.md").write_text(card, "utf-8")
         write_checksums(partial)
-        try:
-            partial.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # another process was faster
-                raise
 
 
 def _checked_header(file: Path) -> GGUFHeader:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import PARTIAL, local_path, write_atomically
+from lit_klrb.files import PARTIAL, local_path, remove_abandoned, write_atomically
 from lit_klrb.run.checkpoints import digest, read
 
 if TYPE_CHECKING:
@@ -70,11 +70,15 @@ def clear() -> tuple[int, int]:
         Number of removed files and their size in bytes.
     """
     files, size = trim(0)
-    pattern = re.compile(r"\.?[a-z_]+-[0-9a-f]{32}(\.[0-9]+)?")
+    pattern = re.compile(r"\.?([a-z_]+-[0-9a-f]{32})(\.[0-9a-f]+)?")
     for folder in default_folder().glob("*"):
-        if pattern.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink():
-            sizes = [file.stat().st_size for file in folder.iterdir() if file.is_file()]
-            shutil.rmtree(folder)
+        found = pattern.fullmatch(folder.name)
+        if found and folder.is_dir() and not folder.is_symlink():
+            sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
+            if folder.name == found[1]:
+                shutil.rmtree(folder)
+            elif folder not in remove_abandoned(folder.with_name(found[1])):
+                continue  # it is being written
             files, size = files + len(sizes), size + sum(sizes)
     return files, size
 

@@ -1,7 +1,6 @@
 """GGUF files as models: the weights are those of the file, and crafted files end in one line."""
 
 import json
-import os
 import random
 import shutil
 import struct
@@ -155,19 +154,6 @@ def test_an_interrupted_import_leaves_nothing(place, tiny, tmp_path, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         gguf.import_gguf(tiny.file, tmp_path / "new" / "folder")
     assert not list((tmp_path / "new").iterdir())
-
-
-def test_a_killed_import_is_cleared_away_by_the_next(tiny, tmp_path):
-    process = os.fork()
-    if process == 0:
-        os._exit(0)
-    os.waitpid(process, 0)
-    dead, alive = tmp_path / f".folder.{process}", tmp_path / f".folder.{os.getppid()}"
-    for partial in (dead, alive):
-        partial.mkdir()
-    gguf.import_gguf(tiny.file, tmp_path / "folder")
-    assert not dead.exists()
-    assert alive.exists()
 
 
 def test_a_folder_with_one_file(tiny, tmp_path):

@@ -8,7 +8,8 @@ import pytest
 
 from lit_klrb.cli.main import main
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import check_target, local_path, read_regular, write_atomically
+from lit_klrb.files import check_target, local_path, new_folder, read_regular, write_atomically
+from lit_klrb.run.cache import clear
 
 ODD = ["pipe", "socket", "folder", "link", "broken_link", "circle"]
 
@@ -66,3 +67,71 @@ def test_devices_pipes_and_large_files_are_not_read(odd):
 def test_a_path_is_of_this_machine(text, reason):
     with pytest.raises(ConfigurationError, match=f"output: .*{reason}"):
         local_path(text, "output")
+
+
+def killed_in_new_folder(target, earlier):
+    """The hidden folder of a process that died with its lock, before or after it moved an earlier folder."""
+    process = os.fork()
+    if process == 0:
+        with new_folder(target, replace=True) as partial:
+            if earlier:
+                target.rename(partial.parent / "earlier")
+            (partial / "config.json").write_text("{}")
+            os._exit(0)
+    os.waitpid(process, 0)
+    (left,) = target.parent.glob(f".{target.name}.*/unfinished")
+    return left.parent
+
+
+def test_nothing_is_removed_that_this_package_did_not_mark(tmp_path):
+    """A folder of the user with digits in its name, one without the mark, and a link to a marked one."""
+    left = killed_in_new_folder(tmp_path / "models", earlier=False)
+    moved = left.rename(tmp_path / "elsewhere")
+    (tmp_path / ".models.link").symlink_to(moved)
+    for name in (".models.2023", ".models.99999999", ".models.partial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "unfinished").write_text("notes\n")
+    before = sorted(tmp_path.rglob("*"))
+    with new_folder(tmp_path / "models"):
+        pass
+    assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "models"])
+
+
+def test_only_a_folder_whose_lock_is_free_is_removed(tmp_path):
+    left = killed_in_new_folder(tmp_path / "model", earlier=False)
+    with new_folder(tmp_path / "model") as first, new_folder(tmp_path / "model") as second:
+        assert first != second
+        assert first.is_dir()
+        assert not left.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_kill_between_two_moves_loses_nothing(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").write_text("old")
+    killed_in_new_folder(tmp_path / "model", earlier=True)
+    assert not (tmp_path / "model").exists()
+    with pytest.raises(OSError, match="full"), new_folder(tmp_path / "model", replace=True):
+        raise OSError("full")
+    assert (tmp_path / "model" / "weights").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_the_process_id_of_a_container_is_no_obstacle(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    killed_in_new_folder(tmp_path / "model", earlier=False)
+    with new_folder(tmp_path / "model") as partial:
+        (partial / "weights").write_text("new")
+    assert (tmp_path / "model" / "weights").read_text() == "new"
+
+
+def test_clearing_the_cache_leaves_a_folder_that_is_being_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("LIT_KLRB_CACHE", str(tmp_path))
+    target = tmp_path / f"gguf-{'a' * 32}"
+    with new_folder(target) as partial:
+        (partial / "weights").write_text("new")
+        assert clear() == (0, 0)
+    killed_in_new_folder(tmp_path / f"gguf-{'b' * 32}", earlier=False)
+    files, _ = clear()
+    assert files == 3  # the weights; the mark and the file of the killed one
+    assert not list(tmp_path.iterdir())
