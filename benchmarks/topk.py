@@ -10,28 +10,23 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lit_klrb import estimators
 from lit_klrb.data.batches import pad
 from lit_klrb.data.corpora import load_reviews
 from lit_klrb.data.prompts import cut_prompts
-from lit_klrb.estimators import MonteCarloRewardToGo, RaoBlackwell
-from lit_klrb.estimators.topk import TopKEstimator
+from lit_klrb.estimators import KLEstimator, MonteCarloRewardToGo, RaoBlackwell, RaoBlackwellTopK
+from lit_klrb.estimators.recipe import per_token
 from lit_klrb.functional import TopK, tiled_policy_loss, token_stats
 from lit_klrb.functional.tiled import blocks
-from lit_klrb.functional.topk import TOPK_ESTIMATES
 from lit_klrb.models import loading
 from lit_klrb.models.generation import Rollout, Sampling, generate_completions
 from lit_klrb.models.scoring import Scorer
 from lit_klrb.seeding import derive_seed
+from replication.topk_rivals import RIVALS
 
 from .table import markdown, number
 from .variance import ratio_with_error, traces, trained
 
-KINDS = {
-    kind.__name__: kind
-    for kind in vars(estimators).values()
-    if isinstance(kind, type) and issubclass(kind, TopKEstimator)
-}
+KINDS = {kind.__name__: kind for kind in (RaoBlackwellTopK, *RIVALS)}
 VOCABULARY, DISTANCES = 200, (0.1, 0.5, 1.0)
 SIZES = (1, 8, 32, 128, VOCABULARY)
 DEMO_SIZES = (1, 8, 64)
@@ -137,8 +132,8 @@ def positions(logits: Tensor, ref_logits: Tensor, k: int) -> tuple[float, dict[s
     log_ratio = (stats.logprobs - stats.ref_logprobs).detach()
     sampled = variance(gradients(log_ratio * stats.logprobs))
     found = {}
-    for name, estimate in TOPK_ESTIMATES.items():
-        values = estimate(stats)
+    for name, kind in KINDS.items():
+        values = per_token(kind.recipe.value).of(stats)
         samples = gradients(values)
         bias = ((p @ samples - true).norm() / true.norm()).item()
         found[name] = Position(bias, variance(samples) / sampled, values.min().item() / kl)
@@ -152,11 +147,11 @@ def position_table(sizes: tuple[int, ...]) -> str:
     for column in by_distance:
         header += [f"KL {column[0][0]:.3f}: bias", "variance", "smallest"]
     rows = []
-    for kind in KINDS.values():
+    for name in KINDS:
         for index, k in enumerate(sizes):
-            row = [f"`{kind.__name__}`", str(k)]
+            row = [f"`{name}`", str(k)]
             for column in by_distance:
-                found = column[index][1][kind.recipe.pathwise]
+                found = column[index][1][name]
                 smallest = f"{found.smallest:.2g}" if found.smallest < -1e-9 else "–"
                 row += [*(f"{value:.2g}" if value > 1e-9 else "0" for value in found[:2]), smallest]
             rows.append(row)
@@ -193,7 +188,7 @@ def completion_table(runs: Path, batches: int, sizes: tuple[int, ...]) -> tuple[
     return table, sum(kls) / len(kls), len(policy.get_output_embeddings().weight)
 
 
-def _label(estimator: estimators.KLEstimator) -> str:
+def _label(estimator: KLEstimator) -> str:
     name = type(estimator).__name__
     return name if estimator.topk is None else f"{name} {estimator.topk.k}"
 

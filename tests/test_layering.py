@@ -49,6 +49,7 @@ REPLICATION_ROOMS = [
     "replication",
     "replication.schema",  # names of studies
     "replication.rivals",  # estimators of other papers
+    "replication.topk_rivals",
     "replication.studies",  # of enumerated models
     "replication.artifacts",  # what they measured
     "replication.distilled",  # statistics of one of them

@@ -23,6 +23,7 @@ def quiet() -> None:
         ".*dirpath has changed.*",  # a run directory may be moved, or its checkpoint evaluated elsewhere
         ".*exists and is not empty.*",  # a resumed run writes to the same directory
         ".*callbacks used to create the checkpoint.*",  # check_same_run checks which may differ
+        ".*`srun` command is available.*",  # a machine with SLURM, on which a run need not be a job
         ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",  # Lightning's own use of torch
     ):
         warnings.filterwarnings("ignore", hint)

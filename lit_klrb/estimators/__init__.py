@@ -17,16 +17,7 @@ from .recipe import Recipe as Recipe, Term as Term
 from .released import ReleasedMonteCarlo as ReleasedMonteCarlo, ReleasedRaoBlackwell as ReleasedRaoBlackwell
 from .tilted import TiltedRaoBlackwell as TiltedRaoBlackwell
 from .to_come import RaoBlackwellTokenValues as RaoBlackwellTokenValues
-from .topk import (
-    RaoBlackwellTopK as RaoBlackwellTopK,
-    TopKBaseline as TopKBaseline,
-    TopKDetachedTail as TopKDetachedTail,
-    TopKHeadOnly as TopKHeadOnly,
-    TopKRenormalised as TopKRenormalised,
-    TopKTailBucket as TopKTailBucket,
-    TopKTruncated as TopKTruncated,
-    TopKWeightedTail as TopKWeightedTail,
-)
+from .topk import RaoBlackwellTopK as RaoBlackwellTopK
 from .unbiased import (
     MonteCarlo as MonteCarlo,
     MonteCarloRewardToGo as MonteCarloRewardToGo,

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators.base import KLEstimator, LossWeights
-from lit_klrb.estimators.recipe import PER_TOKEN, Recipe
+from lit_klrb.estimators.recipe import Recipe, per_token
 from lit_klrb.functional.baselines import check_group_size
 from lit_klrb.functional.credit import ImportanceWeights, assign_credit, importance_weights
 from lit_klrb.functional.logprobs import TokenStats
@@ -88,7 +88,7 @@ class RecipesEstimator(KLEstimator):
             loss = weighted_loss(stats.logprobs, score_weights)
         for recipe, weight in recipes:
             if recipe.pathwise is not None:
-                for values, own in PER_TOKEN[recipe.pathwise].parts(stats, importance):
+                for values, own in per_token(recipe.pathwise).parts(stats, importance):
                     loss = loss + weighted_loss(values, weight * own)
         return loss
 
@@ -141,7 +141,7 @@ class ComposedEstimator(RecipesEstimator):
         stats = stats.masked(mask)
         if self.recipe.value is None:
             return torch.zeros_like(stats.logprobs[:, 0])
-        return PER_TOKEN[self.recipe.value].of(stats).sum(-1)
+        return per_token(self.recipe.value).of(stats).sum(-1)
 
     @override
     @torch.no_grad()
@@ -235,7 +235,7 @@ def _credit(
         return importance.through * on_policy_credit(recipe, stats)
     total = torch.zeros_like(stats.logprobs)
     for term in recipe.score:
-        for values, own in PER_TOKEN[term.value].parts(stats, importance):
+        for values, own in per_token(term.value).parts(stats, importance):
             credit = assign_credit(values, term.credit, importance.through, own, term.discount)
             total = total + term.factor * credit
     return total

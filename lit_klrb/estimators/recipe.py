@@ -11,7 +11,7 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional.credit import Credit, ImportanceWeights
 from lit_klrb.functional.kl import kl_k1_per_token, kl_k2_per_token, kl_k3_increments, kl_k3_per_token
 from lit_klrb.functional.logprobs import TokenStats
-from lit_klrb.functional.topk import TOPK_ESTIMATES
+from lit_klrb.functional.topk import TOPK, TopKEstimate
 
 
 class PerToken(NamedTuple):
@@ -27,6 +27,11 @@ class PerToken(NamedTuple):
     symbol: str
     before: Callable[[TokenStats], Tensor] | None = None
     through: Callable[[TokenStats], Tensor] | None = None
+
+    @staticmethod
+    def of_head(estimate: TopKEstimate) -> "PerToken":
+        """An estimate of the KL from the k most likely tokens."""
+        return PerToken("K_{0}", before=estimate.head, through=estimate.tail and estimate.sampled)
 
     def of(self, stats: TokenStats) -> Tensor:
         """The value, shape [B, T]."""
@@ -74,10 +79,7 @@ PER_TOKEN = {
     "forward_kl": PerToken("KL(q||p)_{0}", before=_forward_kl),
     "value": PerToken("a(y_{0})", through=_token_value),
     "expected_value": PerToken("E_{0}[a]", before=_expected_token_value),
-    **{
-        name: PerToken("K_{0}", before=estimate.head, through=estimate.tail and estimate.sampled)
-        for name, estimate in TOPK_ESTIMATES.items()
-    },
+    "topk": PerToken.of_head(TOPK),
 }
 NOTATION = (
     "r_t = log p(y_t) - log q(y_t), KL_t = KL(p || q) at t over the vocabulary, k3(r) = r + exp(-r) - 1"
@@ -91,7 +93,7 @@ class Term:
     """One summand of the score weight c_t.
 
     Args:
-        value: A name of `PER_TOKEN`.
+        value: A name of `PER_TOKEN`, or a `PerToken` of one's own.
         credit: The positions s whose values are summed at t: "whole" (all), "from_here" (s >= t), "after"
             (s > t), "own" (s = t).
         factor: Factor of the sum.
@@ -102,7 +104,7 @@ class Term:
         ConfigurationError: If the value or the credit is unknown, or the discount out of range.
     """
 
-    value: str
+    value: str | PerToken
     credit: Credit
     factor: float = 1.0
     discount: float = 1.0
@@ -136,7 +138,7 @@ class Term:
         index = "t" if self.credit == "own" else "s"
         factor = {1.0: "", -1.0: "-"}.get(self.factor, f"{self.factor:g} ")
         discount = "" if self.discount == 1 else f"{self.discount:g}^(s-t) "
-        symbol = PER_TOKEN[self.value].symbol.format(index)
+        symbol = per_token(self.value).symbol.format(index)
         return factor + _SUMS[self.credit].format(discount + symbol)
 
 
@@ -145,7 +147,7 @@ class Recipe:
     """Definition of an estimator of the gradient, g = sum_t [c_t grad log p(y_t) + grad l_t].
 
     Args:
-        value: The per-token KL value that is reported; None reports 0.
+        value: The per-token KL value that is reported, as in `Term`; None reports 0.
         score: The summands of the score weight c_t; empty for a weight of 0.
         pathwise: The differentiated value l_t; None for 0.
 
@@ -157,9 +159,9 @@ class Recipe:
         'c_t = sum_{s>t} KL_s, l_t = KL_t'
     """
 
-    value: str | None
+    value: str | PerToken | None
     score: tuple[Term, ...] = ()
-    pathwise: str | None = None
+    pathwise: str | PerToken | None = None
 
     def __post_init__(self) -> None:
         for name in ("value", "pathwise"):
@@ -182,7 +184,7 @@ class Recipe:
     def formula(self) -> str:
         """Score weight and pathwise term; see `NOTATION`."""
         score = " + ".join(term.formula for term in self.score).replace("+ -", "- ") or "0"
-        pathwise = "0" if self.pathwise is None else PER_TOKEN[self.pathwise].symbol.format("t")
+        pathwise = "0" if self.pathwise is None else per_token(self.pathwise).symbol.format("t")
         return f"c_t = {score}, l_t = {pathwise}"
 
     @property
@@ -198,10 +200,15 @@ class Recipe:
         return "none"
 
 
-def _over_vocabulary(value: str | None) -> bool:
-    return value is not None and PER_TOKEN[value].before is not None
+def per_token(value: str | PerToken) -> PerToken:
+    """The value that a recipe names."""
+    return value if isinstance(value, PerToken) else PER_TOKEN[value]
 
 
-def _check_value(key: str, value: str) -> None:
-    if value not in PER_TOKEN:
+def _over_vocabulary(value: str | PerToken | None) -> bool:
+    return value is not None and per_token(value).before is not None
+
+
+def _check_value(key: str, value: str | PerToken) -> None:
+    if not isinstance(value, PerToken) and value not in PER_TOKEN:
         raise ConfigurationError(f"must be one of {', '.join(PER_TOKEN)}, got {value!r}", key=key)

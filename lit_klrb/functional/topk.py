@@ -2,7 +2,7 @@
 
 The full vocabulary needs memory, so implementations often keep only the k most likely tokens of one model.
 Whether value and gradient remain unbiased depends on how the other tokens are treated. `kl_topk` is unbiased
-in both and never negative; the other estimates are used elsewhere and are included for study.
+in both and never negative; the estimates of other software are in `replication.topk_rivals`.
 
 An estimate has two parts, a sum over H and a term of the sampled token. Its value estimates the token's KL in
 nats; its gradient, for tokens sampled from the policy, estimates that KL's gradient given the prefix. r(v) is
@@ -58,7 +58,7 @@ class TopKEstimate(NamedTuple):
         return value + coefficient.clamp(-limit, limit) * (stats.logprobs - stats.logprobs.detach())
 
 
-def _sums(stats: TokenStats) -> tuple[Tensor, Tensor, Tensor]:
+def head_sums(stats: TokenStats) -> tuple[Tensor, Tensor, Tensor]:
     """Sums over H: p r - p + q, p, and q."""
     kl, mass, ref_mass = stats.head_kl, stats.head_mass, stats.ref_head_mass
     if kl is None or mass is None or ref_mass is None:
@@ -67,13 +67,8 @@ def _sums(stats: TokenStats) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _excess(stats: TokenStats) -> Tensor:
-    """Sum over H of p r - p + q."""
-    return _sums(stats)[0]
-
-
-def _excess_or_kl(stats: TokenStats) -> Tensor:
-    """The same; without a head, that over the whole vocabulary, which is the exact KL."""
-    return stats.kl if stats.head_kl is None and stats.kl is not None else _excess(stats)
+    """Sum over H of p r - p + q; without a head, that over the whole vocabulary, which is the exact KL."""
+    return stats.kl if stats.head_kl is None and stats.kl is not None else head_sums(stats)[0]
 
 
 def kl_known(stats: TokenStats) -> Tensor:
@@ -81,71 +76,19 @@ def kl_known(stats: TokenStats) -> Tensor:
     return kl_topk(stats) if stats.kl is None else stats.kl
 
 
-def _truncated(stats: TokenStats) -> Tensor:
-    """Sum over H of p r."""
-    kl, mass, ref_mass = _sums(stats)
-    return kl + mass - ref_mass
-
-
-def _renormalised(stats: TokenStats) -> Tensor:
-    """The KL of both heads, each scaled to sum to 1."""
-    _, mass, ref_mass = _sums(stats)
-    present = mass > 0  # padding has no head
-    mass, ref_mass = (torch.where(present, field, 1) for field in (mass, ref_mass))
-    return torch.where(present, _truncated(stats) / mass - mass.log() + ref_mass.log(), 0)
-
-
-def _bucket(stats: TokenStats) -> Tensor:
-    """The KL of both models with all tokens outside H merged into one."""
-    _, mass, ref_mass = _sums(stats)
-    tail, ref_tail = (1 - mass).clamp(min=0), (1 - ref_mass).clamp(min=0)
-    inside = (tail > 0) & (ref_tail > 0)
-    tail, ref_tail = (torch.where(inside, field, 1) for field in (tail, ref_tail))
-    return _truncated(stats) + torch.where(inside, tail * (tail.log() - ref_tail.log()), 0)
-
-
-def _nothing(stats: TokenStats) -> Tensor:
-    return torch.zeros_like(stats.logprobs)
-
-
-def _outside(stats: TokenStats, values: Tensor) -> Tensor:
+def outside_head(stats: TokenStats, values: Tensor) -> Tensor:
     """The values where the sampled token is outside H, 0 elsewhere."""
-    return _nothing(stats) if stats.in_head is None else torch.where(stats.in_head > 0, 0, values)
+    return torch.zeros_like(values) if stats.in_head is None else torch.where(stats.in_head > 0, 0, values)
 
 
 def kl_topk_tail(stats: TokenStats) -> SampledTerm:
     """The term of the sampled token of `kl_topk`: value k3(r) and gradient r grad log p(y_t) outside H."""
     log_ratio = stats.logprobs - stats.ref_logprobs
     k3 = kl_k3_per_token(stats.logprobs, stats.ref_logprobs)
-    return SampledTerm(_outside(stats, k3), _outside(stats, log_ratio))
+    return SampledTerm(outside_head(stats, k3), outside_head(stats, log_ratio))
 
 
-def _detached_tail(stats: TokenStats) -> SampledTerm:
-    log_ratio = _outside(stats, stats.logprobs - stats.ref_logprobs)
-    return SampledTerm(log_ratio, log_ratio)
-
-
-def _weighted_tail(stats: TokenStats) -> SampledTerm:
-    log_ratio = stats.logprobs - stats.ref_logprobs
-    return SampledTerm(_outside(stats, log_ratio), _outside(stats, 1 + log_ratio))
-
-
-def _baseline(stats: TokenStats) -> SampledTerm:
-    log_ratio = stats.logprobs - stats.ref_logprobs
-    return SampledTerm(log_ratio, log_ratio - _truncated(stats))
-
-
-# Reference of each: see the estimators of `lit_klrb.estimators.topk`
-TOPK_ESTIMATES = {
-    "topk": TopKEstimate(_excess_or_kl, kl_topk_tail),
-    "topk_truncated": TopKEstimate(_truncated),
-    "topk_renormalised": TopKEstimate(_renormalised),
-    "topk_tail_bucket": TopKEstimate(_bucket),
-    "topk_head_only": TopKEstimate(_excess),
-    "topk_detached_tail": TopKEstimate(_truncated, _detached_tail),
-    "topk_weighted_tail": TopKEstimate(_truncated, _weighted_tail),
-    "topk_baseline": TopKEstimate(_nothing, _baseline),
-}
+TOPK = TopKEstimate(_excess, kl_topk_tail)
 
 
 def kl_topk(stats: TokenStats) -> Tensor:
@@ -169,4 +112,4 @@ def kl_topk(stats: TokenStats) -> Tensor:
         >>> round(0.7 * kl_topk(stats[0]).item() + 0.3 * kl_topk(stats[1]).item(), 4)
         0.0823
     """
-    return TOPK_ESTIMATES["topk"](stats)
+    return TOPK(stats)

@@ -21,8 +21,6 @@ from lit_klrb.estimators import (
     RaoBlackwellLite,
     RaoBlackwellLoss,
     RaoBlackwellTopK,
-    TopKBaseline,
-    TopKTruncated,
 )
 from lit_klrb.functional.enumeration import num_prefixes
 from lit_klrb.seeding import derive_seed
@@ -30,6 +28,10 @@ from lit_klrb.studies.numbers import rounded
 from lit_klrb.studies.study import Study
 from replication import schema
 from replication.studies.tabular import TabularPairs, check_enumerable
+from replication.topk_rivals import (
+    TopKBaseline,
+    TopKTruncated,
+)
 
 Capacity = Literal["full", "limited"]
 # Completions of a group, whose mean without the own one is the baseline.

@@ -16,13 +16,6 @@ from lit_klrb.estimators import (
     RaoBlackwell,
     RaoBlackwellLoss,
     RaoBlackwellTopK,
-    TopKBaseline,
-    TopKDetachedTail,
-    TopKHeadOnly,
-    TopKRenormalised,
-    TopKTailBucket,
-    TopKTruncated,
-    TopKWeightedTail,
 )
 from lit_klrb.estimators.names import NAMES_IN_USE
 from lit_klrb.functional import TokenStats, token_stats
@@ -34,6 +27,15 @@ from replication import schema
 from replication.studies.baselines import shrinkage_variances, token_baseline_variances
 from replication.studies.stratified import stratified_moments
 from replication.studies.tabular import TabularPairs
+from replication.topk_rivals import (
+    TopKBaseline,
+    TopKDetachedTail,
+    TopKHeadOnly,
+    TopKRenormalised,
+    TopKTailBucket,
+    TopKTruncated,
+    TopKWeightedTail,
+)
 
 # One position with a large vocabulary: its size, the head, and the policy's distance from the reference.
 _WIDE, _HEADS, _DISTANCES = 200, (1, 8, 32, 128, 200), (0.1, 0.5, 1.0)

@@ -83,7 +83,7 @@ def test_positions_of_the_top_k_table_are_exact():
     _, some = topk.positions(*topk.zipf(0.5), 32)
     for name, position in whole.items():
         assert position.bias < 1e-9
-        assert (position.variance < 1e-9) == (name != "topk_baseline")
-        assert (some[name].bias < 1e-9) == (name in ("topk", "topk_weighted_tail", "topk_baseline"))
-    assert some["topk"].smallest > 0 > some["topk_weighted_tail"].smallest
-    assert some["topk"].variance < 0.5
+        assert (position.variance < 1e-9) == (name != "TopKBaseline")
+        assert (some[name].bias < 1e-9) == (name in ("RaoBlackwellTopK", "TopKWeightedTail", "TopKBaseline"))
+    assert some["RaoBlackwellTopK"].smallest > 0 > some["TopKWeightedTail"].smallest
+    assert some["RaoBlackwellTopK"].variance < 0.5

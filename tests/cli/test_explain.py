@@ -79,9 +79,7 @@ def test_right_estimators_have_the_true_gradient_at_every_level(name):
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_estimators_miss_the_true_gradient(name):
-    near, _, far = measure(CLASSES[name]())
-    # Tokens outside the head matter most where the models are similar
-    measured = near if name.startswith("TopK") else far
+    measured = measure(CLASSES[name]())[-1]
     assert measured.cosine is None or measured.cosine < 0.99 or abs(measured.norm_ratio - 1) > 0.05
 
 

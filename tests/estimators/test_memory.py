@@ -9,6 +9,7 @@ from lit_klrb.estimators import EstimatorMemory
 from lit_klrb.estimators.cross_fit import EarlierRollouts
 from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.functional import token_stats
+from replication.topk_rivals import TopKTruncated
 
 V, T, K, GROUPS, BETA = 13, 5, 3, 4, 0.3
 STATEFUL = ("TiltedRaoBlackwell", "RaoBlackwellTokenValues", "RaoBlackwellControlVariate")
@@ -166,7 +167,7 @@ def test_a_discount_that_increases_to_1_needs_no_allow_biased_and_says_what_is_b
         assert line(first, last, allow_biased=True).passing_bias is None
     with pytest.raises(ConfigurationError, match="off_policy: must not be none with 2 optimizer steps"):
         passing.check_trainable(optimizer_steps=2)
-    refused = EstimatorMemory(estimators.TopKTruncated(k=1, discount=0.0), final_discount=1.0)
+    refused = EstimatorMemory(TopKTruncated(k=1, discount=0.0), final_discount=1.0)
     assert refused.passing_bias is None
     with pytest.raises(ConfigurationError, match="TopKTruncated is refused"):
         refused.check_trainable()

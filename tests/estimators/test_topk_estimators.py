@@ -8,15 +8,13 @@ from test_certificate import BETA, CASES, CELLS, TOLERANCE, TRUTHS
 
 from lit_klrb import estimators
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators.topk import TopKEstimator
 from lit_klrb.functional import TopK, token_stats
 from lit_klrb.functional.enumeration import TabularLM, exact_kl_gradient
+from replication.topk_rivals import RIVALS, TopKTruncated
 
 SUPPORTS = ("policy", "reference")
 UNBIASED = {"RaoBlackwellTopK", "TopKWeightedTail", "TopKBaseline"}
-KINDS = [
-    kind for kind in vars(estimators).values() if isinstance(kind, type) and issubclass(kind, TopKEstimator)
-]
+KINDS = [estimators.RaoBlackwellTopK, *RIVALS]
 HEADS = [
     (case, k, support)
     for case, entry in CASES.items()
@@ -121,7 +119,7 @@ def test_statistics_without_a_head_are_those_of_the_whole_vocabulary():
     )
     assert torch.equal(whole, topk)
     with pytest.raises(ConfigurationError, match=r"stats.head_kl is None"):
-        estimators.TopKTruncated().weights(stats, mask, rewards, group_size=2)
+        TopKTruncated().weights(stats, mask, rewards, group_size=2)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -5,13 +5,16 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.estimators import RaoBlackwellTopK
+from lit_klrb.estimators.recipe import per_token
 from lit_klrb.functional import TopK, kl_topk, token_stats
-from lit_klrb.functional.topk import TOPK_ESTIMATES
+from replication.topk_rivals import RIVALS
 
-UNBIASED = {"topk", "topk_weighted_tail", "topk_baseline"}
-UNBIASED_VALUE = UNBIASED | {"topk_detached_tail"}
-LOWER_BOUND = {"topk_tail_bucket", "topk_head_only"}
-NEVER_NEGATIVE = {"topk", "topk_renormalised", *LOWER_BOUND}
+ESTIMATES = {kind.__name__: per_token(kind.recipe.value).of for kind in (RaoBlackwellTopK, *RIVALS)}
+UNBIASED = {"RaoBlackwellTopK", "TopKWeightedTail", "TopKBaseline"}
+UNBIASED_VALUE = UNBIASED | {"TopKDetachedTail"}
+LOWER_BOUND = {"TopKTailBucket", "TopKHeadOnly"}
+NEVER_NEGATIVE = {"RaoBlackwellTopK", "TopKRenormalised", *LOWER_BOUND}
 VOCABULARY = 40
 
 
@@ -44,29 +47,29 @@ def exact(logits, ref_logits):
 
 @pytest.mark.parametrize("support", ["policy", "reference"])
 @pytest.mark.parametrize("k", [1, 7, VOCABULARY])
-@pytest.mark.parametrize("name", TOPK_ESTIMATES)
+@pytest.mark.parametrize("name", ESTIMATES)
 def test_bias_is_what_is_said_of_each(name, k, support):
     logits, ref_logits = models()
     kl, gradient = exact(logits, ref_logits)
-    value, mean, _, _ = enumerated(TOPK_ESTIMATES[name], logits, ref_logits, k, support)
+    value, mean, _, _ = enumerated(ESTIMATES[name], logits, ref_logits, k, support)
     error, value_error = (mean - gradient).norm() / gradient.norm(), abs(value - kl)
     whole = k == VOCABULARY
-    assert (error < 1e-12) == (name in UNBIASED or (whole and name != "topk_baseline")), error
+    assert (error < 1e-12) == (name in UNBIASED or (whole and name != "TopKBaseline")), error
     assert (value_error < 1e-12) == (name in UNBIASED_VALUE or whole), value_error
     if name in LOWER_BOUND:
         assert value <= kl + 1e-12
 
 
-@pytest.mark.parametrize("name", TOPK_ESTIMATES)
+@pytest.mark.parametrize("name", ESTIMATES)
 def test_which_values_can_be_negative(name):
-    found = (enumerated(TOPK_ESTIMATES[name], *models(seed, 2.0, 12), 4, "reference") for seed in range(20))
+    found = (enumerated(ESTIMATES[name], *models(seed, 2.0, 12), 4, "reference") for seed in range(20))
     assert (min(least for _, _, least, _ in found) > -1e-12) == (name in NEVER_NEGATIVE)
 
 
 def test_the_detached_tail_adds_the_gradient_of_the_heads_mass():
     logits, ref_logits = models()
     _, gradient = exact(logits, ref_logits)
-    _, mean, _, _ = enumerated(TOPK_ESTIMATES["topk_detached_tail"], logits, ref_logits, 7, "policy")
+    _, mean, _, _ = enumerated(ESTIMATES["TopKDetachedTail"], logits, ref_logits, 7, "policy")
     mass = logits.softmax(0).topk(7).values.sum()
     (of_mass,) = torch.autograd.grad(mass, logits)
     torch.testing.assert_close(mean - gradient, of_mass, rtol=1e-10, atol=1e-14)
@@ -75,10 +78,8 @@ def test_the_detached_tail_adds_the_gradient_of_the_heads_mass():
 @pytest.mark.parametrize("distance", [0.1, 0.5, 1.0])
 def test_it_has_less_variance_than_the_sampled_log_ratio_and_its_unbiased_rivals(distance):
     logits, ref_logits = models(distance=distance, vocabulary=200)
-    variances = {
-        name: enumerated(TOPK_ESTIMATES[name], logits, ref_logits, 32, "policy")[3] for name in UNBIASED
-    }
-    ours = variances.pop("topk")
+    variances = {name: enumerated(ESTIMATES[name], logits, ref_logits, 32, "policy")[3] for name in UNBIASED}
+    ours = variances.pop("RaoBlackwellTopK")
 
     def sampled(stats):
         log_ratio = (stats.logprobs - stats.ref_logprobs).detach()
@@ -138,10 +139,10 @@ def test_what_is_out_of_range_is_refused():
         token_stats(logits, logits, tokens, topk=TopK(1, "teacher"))
 
 
-@pytest.mark.parametrize("name", sorted({*TOPK_ESTIMATES} - {"topk"}))
+@pytest.mark.parametrize("name", sorted({*ESTIMATES} - {"RaoBlackwellTopK"}))
 def test_without_a_head_only_the_exact_kl_is_left(name):
     logits = torch.randn(1, 2, 3, generator=torch.Generator().manual_seed(0))
     stats = token_stats(logits, -logits, torch.zeros(1, 2, dtype=torch.long))
     torch.testing.assert_close(kl_topk(stats), stats.kl)
     with pytest.raises(ConfigurationError, match=r"stats.head_kl is None; .* needs statistics with topk"):
-        TOPK_ESTIMATES[name](stats)
+        ESTIMATES[name](stats)

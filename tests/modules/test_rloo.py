@@ -25,7 +25,6 @@ RIGHT = [
     ("ReleasedRaoBlackwell", "clip"),
     ("RaoBlackwellTopK", "clip"),
     ("RaoBlackwellTopK", "prefix"),
-    ("TopKTruncated", "none"),
     ("NoKL", "none"),
 ]
 
