@@ -14,7 +14,7 @@ from analysis.stats.power import Rate, rejection_rates, swap_p_values
 from analysis.stats.scenario import STANDARD, Scenario
 from analysis.stats.stability import spread_test
 
-from .certificates_design import collapses, frontiers, power, rates, times
+from .certificates_design import frontiers, power, rates
 from .certificates_primary import growth, matched, objective
 from .table import markdown
 
@@ -47,7 +47,7 @@ def report(quick: bool) -> str:
         f"errors are {errors}."
     )
     primary = [objective(repetitions), matched(repetitions), growth(4 * repetitions)]
-    design = [make(repetitions) for make in (collapses, frontiers, power, times, rates)]
+    design = [make(repetitions) for make in (frontiers, power, rates)]
     tests = [_sweeps(repetitions, few), _gradients(repetitions), _stability(few)]
     return "\n\n".join([intro, *primary, *design, *tests])
 

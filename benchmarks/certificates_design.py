@@ -1,41 +1,20 @@
-"""Size and coverage off the null: collapses, curved frontiers, unequal times, and rates that were chosen."""
+"""Size and coverage off the null: curved frontiers, and rates that were chosen."""
 
 from collections.abc import Callable
 
 import numpy as np
 from scipy import stats
 
-from analysis.results.records import Curve
 from analysis.stats import Pairs
-from analysis.stats.equal_time import joint_errors
 from analysis.stats.intervals import Estimate, stratified_mean
 from analysis.stats.matched_kl import matched_kl
 from analysis.stats.power import swap_p_values
-from analysis.stats.sequential import EProcess
 from analysis.stats.tuning import regrets
 
 from .certificates_primary import LEVEL, rate
 from .table import markdown
 
 Curved = Callable[[np.ndarray], np.ndarray]
-
-
-def collapses(repetitions: int) -> str:
-    """An arm that is ahead in most pairs and collapses in a few: its mean is 0.2 lower."""
-    rows = []
-    for share in (0.1, 0.15):
-        for count in (12, 36, 60):
-            rng = np.random.default_rng([7, count])
-            signs, means = [], []
-            for _ in range(repetitions):
-                fallen = rng.random(count) < share
-                differences = rng.normal(0.1, 0.14, count) - 0.3 / share * fallen
-                found = EProcess(differences, 1 / LEVEL)
-                signs.append(found.crossing is not None and found.favours_treatment)
-                means.append(signs[-1] and differences.mean() > 0)
-            rows.append([f"{share:.0%}", str(count), rate(signs), rate(means)])
-    header = ["collapses", "pairs", "former: signs alone", "and the mean agrees"]
-    return "### E-process: “better” although the mean is 0.2 lower\n\n" + markdown(header, rows)
 
 
 # --- reward at matched KL -----------------------------------------------------------------------------------
@@ -115,38 +94,6 @@ def power(repetitions: int) -> str:
             )
     header = ["betas", "replicates", "level", "power of the swap test"]
     return "### The difference said to be detected with 80 % power\n\n" + markdown(header, rows)
-
-
-def times(repetitions: int) -> str:
-    """Coverage of the difference in J at equal time, where times are noisy."""
-    rows = []
-    steps = np.linspace(0, 1, 11)
-    rise = 1 - np.exp(-3 * steps)
-    truth = float(np.interp(1 / 1.5, steps, rise) - rise[-1])
-    for noise in (0.0, 0.1, 0.3):
-        rng = np.random.default_rng(10)
-        hits = {"joint": [], "alone": []}
-        for _ in range(repetitions):
-            count = 10
-            logs = noise * rng.normal(size=count)
-            ratios = {"b": dict.fromkeys(range(count), 1.0), "a": dict(enumerate(1.5 * np.exp(logs)))}
-            lift = 0.05 * rng.normal(size=(2, count))
-            curves = {
-                arm: {s: Curve(steps, rise + own[s]) for s in range(count)}
-                for arm, own in zip("ab", lift, strict=True)
-            }
-            share = min(1.0, 1 / float(np.median(list(ratios["a"].values()))))
-            reached = np.array([np.interp(share, steps, curves["a"][s].value) for s in range(count)])
-            differences = reached - np.array([curves["b"][s].value[-1] for s in range(count)])
-            errors = {
-                "joint": joint_errors(ratios, curves, "b")["a"],
-                "alone": float(differences.std(ddof=1)) / np.sqrt(count),
-            }
-            for key, error in errors.items():
-                hits[key].append(abs(differences.mean() - truth) <= stats.t.ppf(0.975, count - 1) * error)
-        rows.append([f"{noise:g}", rate(hits["alone"]), rate(hits["joint"])])
-    header = ["SD of log time ratio", "former: outcomes alone", "jointly with times"]
-    return "### J at equal time, an arm that takes 1.5 times as long, S = 10\n\n" + markdown(header, rows)
 
 
 RATES = np.log([1.0, 2.0, 4.0, 8.0, 16.0])

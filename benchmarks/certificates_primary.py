@@ -11,7 +11,6 @@ from analysis.stats.intervals import Estimate, stratified_mean
 from analysis.stats.matched_kl import curve_design, matched_kl, matched_kl_p_value
 from analysis.stats.objective import objective_contrast
 from analysis.stats.power import Rate, swap_p_values
-from analysis.stats.sequential import swap_e_process
 
 from .table import markdown
 
@@ -182,10 +181,8 @@ def growth(repetitions: int) -> str:
     for replicates in range(3, 13):
         seen = differences[:, :replicates].reshape(repetitions, -1)
         stopped |= swap_p_values(seen, seed=replicates) <= LEVEL
-    evidence = [swap_e_process(one.ravel()).max() >= 1 / LEVEL for one in differences]
     rows = [
         ["swap test at each look (what a fixed design would say)", rate(stopped)],
-        ["e-process, which decides as soon as a plan grows", rate(evidence)],
     ]
     return (
         "### Growing a sweep from 3 to 12 replicates, no difference\n\nThree betas; stopped at the first "

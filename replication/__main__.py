@@ -10,6 +10,7 @@ from analysis.report.build import build
 from analysis.report.verify import verify
 from lit_klrb.files import write_atomically
 from replication import credit, pays
+from replication.audit import audit
 from replication.claims.ledger import is_ledger, verify_ledger, write_ledger
 from replication.sections import SECTIONS
 
@@ -42,6 +43,12 @@ def verify_command(arguments: argparse.Namespace) -> int:
     return int(bool(differences))
 
 
+def audit_command(arguments: argparse.Namespace) -> int:
+    """Print what published points or a share support."""
+    print("\n".join(audit(arguments.points, arguments.share, arguments.control, arguments.match)))
+    return 0
+
+
 def map_command(arguments: argparse.Namespace) -> int:
     """Draw the map of credits in distillation."""
     write_atomically(credit.FIGURE, credit.draw_map() + "\n")
@@ -60,7 +67,7 @@ def pays_command(arguments: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m replication", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="claims|report|verify|map|pays")
+    commands = parser.add_subparsers(required=True, metavar="claims|report|verify|audit|map|pays")
     claims = commands.add_parser("claims", help="write the ledger of claims from its artifacts")
     claims.set_defaults(run=claims_command)
     claims.add_argument(
@@ -72,6 +79,23 @@ def _parser() -> argparse.ArgumentParser:
     verified = commands.add_parser("verify", help="recompute the ledger, or a report of this command")
     verified.set_defaults(run=verify_command)
     verified.add_argument("path", nargs="?", type=Path, default=LEDGER, metavar="DIR")
+    audited = commands.add_parser("audit", help="check what published points or a frontier share support")
+    audited.set_defaults(run=audit_command)
+    audited.add_argument(
+        "points",
+        nargs="?",
+        type=Path,
+        metavar="CSV",
+        help="columns method, kl, reward, and columns that match runs in pairs",
+    )
+    audited.add_argument("--share", metavar="K/N", help="K of N frontier points, if no points are published")
+    audited.add_argument("--control", metavar="METHOD", help="the method that the others are compared with")
+    audited.add_argument(
+        "--match",
+        metavar="COLUMN,...",
+        type=lambda text: [name.strip() for name in text.split(",") if name.strip()],
+        help="the columns that match runs in pairs (default: all but method, kl and reward)",
+    )
     drawn = commands.add_parser("map", help="draw docs/credit.svg, the credits in distillation by study")
     drawn.set_defaults(run=map_command)
     drawn = commands.add_parser("pays", help="draw docs/pays.svg, when less noise pays, and its numbers")

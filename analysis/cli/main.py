@@ -12,7 +12,6 @@ from typing import NoReturn
 
 from analysis.cli.plan import plan_command
 from analysis.cli.reports import (
-    audit_command,
     compare_command,
     import_command,
     publish_command,
@@ -34,7 +33,6 @@ Plans, runs and analyses sweeps over {arm x beta x replicate}.
   python -m analysis verify runs/demo                          recompute every number of the report
   python -m analysis publish runs/demo --output DIR            copy plan, results and report, to share
   python -m analysis compare runs/one runs/other               compare two sweeps, unpaired
-  python -m analysis audit  --share 7/9                        check what a published frontier share supports
 
 Exit codes: 0 done; 2 wrong usage or configuration; 3 a report agrees as far as it could be compared;
 130 and 143 stopped by Ctrl-C or SIGTERM; 1 anything else.
@@ -101,9 +99,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"lit_klrb {version('lit-klrb')}")
-    commands = parser.add_subparsers(
-        required=True, metavar="plan|sweep|report|verify|publish|import|compare|audit"
-    )
+    commands = parser.add_subparsers(required=True, metavar="plan|sweep|report|verify|publish|import|compare")
 
     plan = commands.add_parser("plan", help="list the cells of a sweep, their time and the power")
     plan.set_defaults(run=plan_command)
@@ -159,24 +155,6 @@ def _parser() -> argparse.ArgumentParser:
         "runs", type=Path, metavar="RUNS_DIR", help="a sweep's directory, such as runs/demo"
     )
     published.add_argument("--output", required=True, type=Path, metavar="DIR", help="the directory to write")
-
-    audit = commands.add_parser("audit", help="check what published points or a frontier share support")
-    audit.set_defaults(run=audit_command)
-    audit.add_argument(
-        "points",
-        nargs="?",
-        type=Path,
-        metavar="CSV",
-        help="columns method, kl, reward, and columns that match runs in pairs",
-    )
-    audit.add_argument("--share", metavar="K/N", help="K of N frontier points, if no points are published")
-    audit.add_argument("--control", metavar="METHOD", help="the method that the others are compared with")
-    audit.add_argument(
-        "--match",
-        metavar="COLUMN,...",
-        type=lambda text: [name.strip() for name in text.split(",") if name.strip()],
-        help="the columns that match runs in pairs (default: all but method, kl and reward)",
-    )
 
     imported = commands.add_parser("import", help="import runs of other software as a sweep")
     imported.set_defaults(run=import_command)

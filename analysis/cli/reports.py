@@ -1,4 +1,4 @@
-"""The commands that read results: report, publish, verify, import, compare and audit."""
+"""The commands that read results: report, publish, verify, import and compare."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -28,14 +28,6 @@ def publish_command(arguments: argparse.Namespace) -> int:
     from analysis.report.publish import publish
 
     print(publish(arguments.runs, arguments.output))
-    return 0
-
-
-def audit_command(arguments: argparse.Namespace) -> int:
-    """Print what published points or a share support."""
-    from analysis.report.audit import audit
-
-    print("\n".join(audit(arguments.points, arguments.share, arguments.control, arguments.match)))
     return 0
 
 

@@ -30,9 +30,6 @@ def read_plan(path: Path) -> Plan:
 
     def spell_out(content: DictConfig) -> None:
         _check_indices(content)
-        sequential = OmegaConf.select(content, "primary.sequential", default=False)
-        # OmegaConf takes any number for a boolean
-        require(isinstance(sequential, bool), "primary.sequential", sequential, "true or false")
         _spell_out_arms(content)
 
     return read_checked(path, Plan, Plan.check, "a plan", spell_out)

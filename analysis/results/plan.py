@@ -16,6 +16,8 @@ from analysis.results.stage import FIT, STUDY, Stage
 REWARD_OUTCOMES = ("objective", "matched_kl")
 # The outcomes that can decide.
 OUTCOMES = ("objective", "kl")
+# Keys of earlier versions, which every plan that was locked by them has.
+_GONE = ("kl_cuts", "corner", "sequential")
 
 
 @dataclass(frozen=True)
@@ -27,27 +29,24 @@ class Primary:
         alpha: Two-sided level of the family of these tests.
         margins: "objective" or "matched_kl" -> difference in reward within which arms count as equivalent;
             where the KL decides, "kl" -> difference in nats.
-        kl_cuts: Bounds on the KL below which the frontier share is also counted.
-        corner: KL and reward that hypervolume is measured from, worse than any run to be expected; by default
-            the worst of the sweep's own runs, with which its size does not carry over to other sweeps.
         outcome: "objective" decides by J. "kl" decides by the KL alone, lower being better: for distillation,
             where the reference is the teacher and there is no reward.
-        sequential: Whether evidence is weighed pair by pair, so that replicates may be added until it
-            suffices; costs power.
     """
 
     control: str
     alpha: float = 0.05
     margins: dict[str, float] = field(default_factory=dict)
-    kl_cuts: list[float] = field(default_factory=list)
-    corner: list[float] = field(default_factory=list)
-    sequential: bool = False
     outcome: str = "objective"
 
     @property
     def symbol(self) -> str:
         """What decides, on a page."""
         return "KL" if self.outcome == "kl" else "J"
+
+
+def _known(primary: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of what decides, without keys of earlier versions that were not used."""
+    return {key: value for key, value in primary.items() if value or key not in _GONE}
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ class Plan:
                 "directory": directory,
                 "stages": {name: Stage(**stage) for name, stage in record["stages"].items()},
                 "grid": Grid.of_record(record["grid"]),
-                "primary": Primary(**record["primary"]),
+                "primary": Primary(**_known(record["primary"])),
                 "tuning": Tuning(**record["tuning"]) if "tuning" in record else None,
             }
         )
@@ -224,8 +223,3 @@ class Plan:
             one_of("primary.margins", outcome, ("kl",) if primary.outcome == "kl" else REWARD_OUTCOMES)
             allowed = "finite numbers > 0"
             require(math.isfinite(margin) and margin > 0, f"primary.margins.{outcome}", margin, allowed)
-        for cut in primary.kl_cuts:
-            require(math.isfinite(cut) and cut > 0, "primary.kl_cuts", cut, "finite numbers > 0")
-        corner = primary.corner
-        possible = len(corner) == 2 and all(map(math.isfinite, corner)) and corner[0] > 0
-        require(not corner or possible, "primary.corner", corner, "a positive KL and a reward, or nothing")

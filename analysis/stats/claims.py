@@ -83,16 +83,6 @@ COLLAPSES = Claim(
 )
 
 
-def share_below(cut: float) -> Claim:
-    """The frontier share below a KL cut."""
-    share = FRONTIER_SHARE
-    key, subject, favourable, unfavourable = (
-        f"{word} below KL = {cut:g}"
-        for word in (share.key, share.subject, share.favourable, share.unfavourable)
-    )
-    return Claim(key, subject, favourable, unfavourable, caveat=share.caveat)
-
-
 def of_curves(metric: str, what: str) -> tuple[Claim, Claim, Claim]:
     """The claims on a metric's curves: spread between replicates, on average and at any step, and roughness.
 

@@ -7,7 +7,6 @@ import numpy as np
 
 from analysis.results.records import Run
 from analysis.results.sweep import Sweep
-from analysis.stats.claims import OBJECTIVE
 from analysis.stats.pairs import Curves, FloatArray, Pairs
 from lit_klrb import schema
 
@@ -103,24 +102,6 @@ def matched_curves(sweep: Sweep, pairs: Pairs, metric: str) -> Curves | None:
     allowed &= np.any(ranges, axis=(0, 1))
     values, steps = values[..., allowed], steps[allowed]
     return Curves(metric, pairs, steps, values) if len(steps) >= 2 else None
-
-
-def matched_progress(sweep: Sweep, pairs: Pairs) -> Curves | None:
-    """The evaluations during training of the pairs without a diverged run.
-
-    Returns:
-        J, or the KL where the plan decides by it; None if fewer than three evaluations are common to all
-        runs, that is none between start and end.
-    """
-    pairs = pairs.subset(np.asarray(~pairs.diverged.any(axis=1)))
-    kl, reward = (_at_common_steps(sweep, pairs, f"val/{metric}") for metric in (schema.KL, schema.REWARD))
-    if kl is None or len(kl[0]) < 3:
-        return None
-    if sweep.plan.primary.outcome == schema.KL:
-        return Curves(schema.KL, pairs, *kl)
-    if reward is None or not np.array_equal(kl[0], reward[0]):
-        return None
-    return Curves(OBJECTIVE.key, pairs, kl[0], reward[1] - pairs.beta[:, None, None] * kl[1])
 
 
 def _at_common_steps(sweep: Sweep, pairs: Pairs, key: str) -> tuple[FloatArray, FloatArray] | None:

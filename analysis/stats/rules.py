@@ -14,7 +14,6 @@ class Rules:
         alpha: Two-sided level of each family of tests.
         margins: Equivalence margin by key of the claim, in its unit; without a margin equivalence is never
             concluded.
-        cuts: KL cuts of the pooled frontier share; each is a separate test.
         outcome: The primary outcome, "objective" or "kl".
         comparisons: Number of comparisons in the plan, including those that lost all their pairs.
         corner: KL and reward of the corner of the hypervolume; None if there is no hypervolume.
@@ -24,7 +23,6 @@ class Rules:
 
     alpha: float = 0.05
     margins: dict[str, float] = field(default_factory=dict)
-    cuts: tuple[float, ...] = ()
     outcome: str = "objective"
     comparisons: int = 0
     corner: tuple[float, float] | None = None

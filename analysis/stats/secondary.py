@@ -57,7 +57,6 @@ def _frontier_tests(rules: Rules) -> list[Callable[[Pairs], Verdict | None]]:
         lambda pairs: Verdict.on(claims.KL, pairs, log_kl_contrast(pairs)),
         lambda pairs: Verdict.on(claims.REWARD, pairs, reward_contrast(pairs)),
         partial(share_verdict, claims.FRONTIER_SHARE),
-        *(partial(share_verdict, claims.share_below(cut), cut=cut) for cut in rules.cuts),
         _replicate_share,
         partial(_dominance, claims.NET_DOMINANCE, frontier.net_dominance_contributions),
         partial(_dominance, claims.MATCHED_DOMINANCE, frontier.matched_dominance_contributions),

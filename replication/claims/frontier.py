@@ -4,9 +4,9 @@ from functools import partial
 
 import numpy as np
 
-from analysis.report.audit_share import points_needed, sign_p
 from analysis.stats.text import number, percent
 from analysis.stats.verdict import Verdict as Tested
+from replication.audit_share import points_needed, sign_p
 from replication.claims.claim import Citation, Number, PublishedClaim, Ruling, Status
 from replication.claims.evidence import Evidence
 from replication.claims.measure import difference_text, p_text, ratio_ends, share_text
@@ -153,7 +153,7 @@ def frontier_claims() -> tuple[PublishedClaim, ...]:
             "Of the points on the frontier of reward and KL, 78 % are models trained with RB and 22 % with "
             "MC.",
             _SUMMARY,
-            f"{sweeps}; `python -m analysis audit --share 7/9`.",
+            f"{sweeps}; `python -m replication audit --share 7/9`.",
             share,
             _frontier_78,
         ),
@@ -162,7 +162,7 @@ def frontier_claims() -> tuple[PublishedClaim, ...]:
             "95 % of the frontier below a KL of 5",
             "In the region KL < 5, models trained with RB are 95 % of the frontier.",
             _SUMMARY,
-            f"{sweeps}; `python -m analysis audit --share 19/20`.",
+            f"{sweeps}; `python -m replication audit --share 19/20`.",
             share,
             _frontier_95,
         ),

@@ -54,10 +54,7 @@ SETTINGS = {
     "primary.control": ("null", "Nobody", "5", "''"),
     "primary.alpha": ("0", "1", "-1", ".nan", "small"),
     "primary.margins": ("5", "{objective: -1}", "{objective: .nan}", "{nothing: 1}", "{kl: 1}"),
-    "primary.kl_cuts": ("5", "[-1]", "[.nan]", "[much]"),
-    "primary.corner": ("5", "[1]", "[-1, 0]", "[.nan, 1]", "[1, 2, 3]"),
     "primary.outcome": ("reward", "null", "5"),
-    "primary.sequential": ("maybe", "5"),
     "unknown": ("5",),
     "grid.unknown": ("5",),
     "primary.unknown": ("5",),
@@ -112,8 +109,6 @@ MAPPINGS = {
     "runs": ("5", "[1]", "{one: 5}", "{one: {nothing: 1}}"),
     "unknown": ("5",),
 }
-POINTS = ("empty", "header", "no_kl", "words", "short", "latin1", "utf16", "nul", "binary", "quote", "field")
-SHARES = ("", "7", "7/", "/9", "a/b", "9/7", "-1/9", "0/0", "7/9/2", "1.5/3")
 
 
 def make_plans(root: Path) -> None:
@@ -185,7 +180,7 @@ def wrong_plans() -> Iterator[Mistake]:
 
 
 def wrong_logs() -> Iterator[Mistake]:
-    """`import` of invalid logs and mappings, and `audit` of invalid points."""
+    """`import` of invalid logs and mappings."""
     out = ["--output", "RUN"]
     for name in LOGS:
         argv = ["import", f"FILES/sweeps/{name}", "--config", "FILES/sweeps/mapping.yaml", *out]
@@ -209,20 +204,5 @@ def wrong_logs() -> Iterator[Mistake]:
         (["import", "FILES/sweeps/log.csv", *whole, "--output", "FILES/sweeps/whole"], r"FILES/sweeps/whole"),
         (["import", "FILES/sweeps/log.csv", *whole, "--output", "/proc/nowhere"], "/proc/nowhere"),
         (["import"], "FILE"),
-        (["audit"], "--share"),
-        (["audit", "--share", "7/9"], None),
-        (["audit", "FILES/sweeps/log.csv"], "--control"),
-        (["audit", "FILES/sweeps/log.csv", "--control", "mc"], "method"),
-        (["audit", "FILES/fifo.csv", "--control", "mc"], r"FILES/fifo\.csv"),
-        (["audit", "FILES/folder.csv", "--control", "mc"], r"FILES/folder\.csv"),
-        (["audit", "FILES/circle.csv", "--control", "mc"], r"FILES/circle\.csv"),
-        (["audit", "/dev/zero", "--control", "mc"], "/dev/zero"),
     ):
         yield analysis_mistake(argv, line)
-    for name in POINTS:
-        argv = ["audit", f"FILES/sweeps/{name}.csv", "--control", "mc"]
-        yield analysis_mistake(argv, rf"{name}\.csv")
-    for share in SHARES:
-        yield analysis_mistake(["audit", f"--share={share}"], escape(share) if share else "share")
-    for share in ("1/1000000000000", "\u0663/9"):
-        yield analysis_mistake(["audit", f"--share={share}"], None)

@@ -10,16 +10,13 @@ from analysis.report.sections.blocks import blocks
 from analysis.report.sections.certificates import certificates
 from analysis.report.sections.completions import completions
 from analysis.report.sections.curves import training_curves
-from analysis.report.sections.equal_time import equal_time
 from analysis.report.sections.evaluation_noise import evaluation_noise
-from analysis.report.sections.evidence import evidence
 from analysis.report.sections.execution import execution
 from analysis.report.sections.gradient_noise import gradient_noise
 from analysis.report.sections.happened import happened
 from analysis.report.sections.hyperparameters import hyperparameters
 from analysis.report.sections.kl_values import estimation
 from analysis.report.sections.outcomes import outcomes
-from analysis.report.sections.progress import progress
 from analysis.report.sections.provenance import provenance
 from analysis.report.sections.reading import reading
 from analysis.report.sections.stability import stability
@@ -42,10 +39,7 @@ SECTIONS: tuple[Builder, ...] = (
     outcomes,
     blocks,
     evaluation_noise,
-    evidence,
-    progress,
     training_curves,
-    equal_time,
     attainment,
     stability,
     gradient_noise,

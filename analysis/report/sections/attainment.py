@@ -27,8 +27,9 @@ def attainment(assessment: Assessment) -> Section | None:
         "Hypervolume and attainment",
         paragraphs=[
             "Hypervolume is the area, on log KL and reward, that the runs of one replicate "
-            f"dominate up to a corner: KL {number(corner[0])}, reward {number(corner[1])}, "
-            f"{_origin(assessment)} Its tests are listed under “Differences to {control}”.",
+            f"dominate up to the worst of any run: KL {number(corner[0])}, reward {number(corner[1])}. "
+            "The exact test is valid, but a difference cannot be compared with that of another sweep. Its "
+            f"tests are listed under “Differences to {control}”.",
         ],
         figures=[_figure(pairs.treatment, pairs, control) for pairs, _ in found],
         folded=True,
@@ -42,16 +43,6 @@ def attainment(assessment: Assessment) -> Section | None:
             }
             for pairs, verdict in found
         },
-    )
-
-
-def _origin(assessment: Assessment) -> str:
-    """The origin of the corner, and its consequences."""
-    if assessment.sweep.plan.primary.corner:
-        return "as planned; runs outside it contribute nothing."
-    return (
-        "the worst values of any run in this sweep. The corner was not fixed in advance: the exact test is "
-        "valid, but a difference cannot be compared with that of another sweep."
     )
 
 

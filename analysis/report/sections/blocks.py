@@ -48,9 +48,7 @@ def block_condition(assessment: Assessment) -> str:
         return ""
     found = f"The replicates are of {len(labels)} blocks ({', '.join(labels)})."
     over = [
-        comparison.pairs.treatment
-        for comparison in comparisons
-        if comparison.decision.primary.over_blocks and comparison.decision.evidence is None
+        comparison.pairs.treatment for comparison in comparisons if comparison.decision.primary.over_blocks
     ]
     if not over:
         return f"{found} All statements hold {these_blocks(comparisons[0].decision.primary.blocks)} only."

@@ -126,15 +126,13 @@ def _rows(comparison: Comparison, blocks: Sequence[str]) -> Iterator[tuple[str, 
 
 def _tests(assessment: Assessment) -> Table:
     alpha, comparisons = assessment.sweep.plan.primary.alpha, assessment.comparisons
-    not_fixed = comparisons[0].decision.not_fixed
     primary = comparisons[0].decision.primary
     p_value = "p (t over blocks, or swap)" if primary.over_blocks else "p (swap)"
     levels = f"{percent(1 - primary.level)} for the first two"
     if others := comparisons[0].secondary:
         levels += f", {percent(1 - others[0].level)} for the others"
     return Table.of(
-        (f"Exploratory, because {not_fixed}. " if not_fixed else "")
-        + f"All planned tests, two-sided at {alpha:g}. “{primary.claim.key}” is the primary outcome, with "
+        f"All planned tests, two-sided at {alpha:g}. “{primary.claim.key}” is the primary outcome, with "
         "Holm's correction over the planned comparisons; “matched_kl” is a separate family, tested only "
         "where the primary test rejects; all others are descriptive and form one family. Intervals are "
         "simultaneous, each at the level of the first step of Holm's correction in its family: "

@@ -4,10 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from analysis.report.assessment import Assessment
+from analysis.report.assessment import GREW, Assessment
 from analysis.report.elements import Card, Conclusion, Section, Table
 from analysis.report.sections.arms import biased_arms
 from analysis.report.sections.blocks import block_condition
+from analysis.results.sweep import Sweep
 from analysis.stats import Comparison, Verdict
 from analysis.stats.blocks import BlockTest
 from analysis.stats.claims import FRONTIER_SHARE
@@ -70,13 +71,24 @@ def _why_not(assessment: Assessment) -> list[str]:
             *sweep.invalid,
         ]
     if waiting:
-        valid = "only the e-process is valid before the sweep is complete."
-        looking = valid if sweep.plan.primary.sequential else "they must not decide when the sweep stops."
         return [
             f"There is no verdict: {waiting} of {len(sweep.plan.places)} planned runs have no result yet. "
-            f"This page shows the others; {looking}"
+            "This page shows the others; they must not decide when the sweep stops."
         ]
+    if assessment.withheld == GREW:
+        return [f"There is no verdict: {GREW}, so that no p-value of it holds. {_what_would_decide(sweep)}"]
     return [f"There is no verdict: {assessment.withheld}."]
+
+
+def _what_would_decide(sweep: Sweep) -> str:
+    """What a new plan of the same cells would need."""
+    runs = count(len(sweep.plan.places), "run")
+    known = [sweep.seconds[run.cell.id] for run in sweep.grid.values() if run.cell.id in sweep.seconds]
+    hours = f", {number(sum(known) / 3600, 2)} hours here one after another" if known else ""
+    return (
+        "A new plan with the same arms, β and replicates can decide. It needs another root_seed and "
+        f"directory, so that none of these runs is in it, and is locked before its first of {runs}{hours}."
+    )
 
 
 def verdict_numbers(verdict: Verdict) -> dict[str, Any]:
@@ -158,17 +170,8 @@ def _rejects_with_zero(comparison: Comparison) -> bool:
 
 def sentences(comparison: Comparison) -> list[str]:
     """The sentences of the verdicts behind the conclusion."""
-    decision = comparison.decision
-    verdicts = (decision.primary, comparison.matched, comparison.of(FRONTIER_SHARE.key))
-    # The headline is based on the e-process instead
-    caution = (
-        "Exploratory: the following p-values and intervals are those of a design fixed in advance, but "
-        f"{decision.not_fixed}."
-    )
-    return [
-        *([caution] if decision.evidence else []),
-        *(verdict.sentence for verdict in verdicts if verdict is not None),
-    ]
+    verdicts = (comparison.decision.primary, comparison.matched, comparison.of(FRONTIER_SHARE.key))
+    return [verdict.sentence for verdict in verdicts if verdict is not None]
 
 
 def _conclusion(comparison: Comparison) -> Conclusion:

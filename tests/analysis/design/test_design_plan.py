@@ -107,9 +107,6 @@ def test_a_plan_is_read_with_its_defaults(plan):
             "control: MonteCarlo, margins: {objective: 0}",
             "primary.margins.objective: 0.0 is not allowed",
         ),
-        ("control: MonteCarlo", "control: MonteCarlo, kl_cuts: [-5]", "primary.kl_cuts: -5.0 is not allowed"),
-        ("control: MonteCarlo", "control: MonteCarlo, corner: [5]", r"primary.corner: \[5.0\] is not"),
-        ("control: MonteCarlo", "control: MonteCarlo, corner: [0, 1]", r"primary.corner: \[0.0, 1.0\] is"),
         (
             "policy_path: dpo",
             "policy_path: rloo",

@@ -77,8 +77,8 @@ def test_without_blocks_there_is_no_section(better):
     assert "blocks" not in json.loads((better / "results.json").read_text())["sections"]
 
 
-def test_diverged_runs_and_sequential_plans_have_blocks_too(tmp_path, undrawn):
-    design = {"replicates": 6, "blocks": 3, "primary": {"sequential": True}}
+def test_diverged_runs_have_blocks_too(tmp_path, undrawn):
+    design = {"replicates": 6, "blocks": 3}
     edit = diverge(("RaoBlackwell", 1, 4))
     text = Page(build(write_sweep(tmp_path, edit=edit, **design)).read_text("utf-8")).text
     assert "All statements hold on these 3 blocks only." in text

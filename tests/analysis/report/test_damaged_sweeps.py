@@ -91,8 +91,6 @@ MALFORMED = [
     set_grid(beta={"x": 0.1}),
     set_primary(alpha="x"),
     set_primary(margins=[1]),
-    set_primary(kl_cuts=[10**400]),
-    set_primary(corner="ab"),
 ]
 
 

@@ -7,14 +7,13 @@ import pytest
 from designs import draw_pairs
 from scipy import stats
 
-from analysis.stats import Decision, Outcome, Rules, compare
+from analysis.stats import Outcome, Rules, compare
 from analysis.stats.claims import OBJECTIVE
 from analysis.stats.contrast import block_means, mean_of
 from analysis.stats.objective import objective_contrast
 from analysis.stats.pairs import Pairs
 from analysis.stats.power import detectable_over_blocks
 from analysis.stats.scenario import STANDARD
-from analysis.stats.sequential import EProcess
 from analysis.stats.verdict import Verdict
 
 
@@ -158,9 +157,3 @@ def test_only_intervals_over_blocks_cover_a_difference_that_varies_between_them(
         ignoring += plain.low <= 0 <= plain.high
     assert over / sweeps == pytest.approx(0.95, abs=0.03)
     assert ignoring / sweeps == pytest.approx(0.52, abs=0.03)
-
-
-def test_an_e_process_is_of_pairs_on_these_blocks():
-    (found,) = compare([blocked(lift=5.0)], Rules(comparisons=1))
-    decision = Decision(found.decision.primary, EProcess(np.ones(40), 20.0), "the plan is sequential")
-    assert decision.headline.endswith("because the plan is sequential; on these 4 blocks).")

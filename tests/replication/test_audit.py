@@ -7,10 +7,10 @@ import re
 import numpy as np
 import pytest
 
-from analysis.cli import main
-from analysis.report.audit import read_points
-from analysis.report.audit_share import points_needed, sign_p
 from analysis.stats.frontier import nondominated
+from replication.__main__ import main
+from replication.audit import read_points
+from replication.audit_share import points_needed, sign_p
 
 
 def write(path, rows, header="method,kl,reward,beta,seed"):

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from analysis.report.audit_share import ALPHA, audit_share, read_share, settle
 from analysis.results.files import DamagedFileError, read_bytes
 from analysis.results.records import LARGEST_VALUE
 from analysis.stats import frontier
@@ -27,6 +26,7 @@ from analysis.stats.swaps import swap_test
 from analysis.stats.text import count, number, probability
 from analysis.stats.verdict import Verdict
 from lit_klrb.errors import ConfigurationError
+from replication.audit_share import ALPHA, audit_share, read_share, settle
 
 COLUMNS = ("method", "kl", "reward")
 # Columns with a meaning beyond matching runs.
@@ -242,7 +242,7 @@ def _unmatched(wins: int, total: int, treated: BoolArray) -> str:
 def audit(
     path: Path | None, share: str | None, control: str | None, match: Sequence[str] | None = None
 ) -> list[str]:
-    """The lines of `python -m analysis audit`.
+    """The lines of `python -m replication audit`.
 
     Args:
         path: The CSV file of the points, or None.
