@@ -53,6 +53,8 @@ REPLICATION_ROOMS = [
     "replication.studies",  # of enumerated models
     "replication.artifacts",  # what they measured
     "replication.distilled",  # statistics of one of them
+    "replication.audit_share",  # of a published share of a frontier
+    "replication.audit",  # of published points
     "replication.sections",  # of reports
     "replication.claims",  # the ledger of claims
     "replication.credit",  # a figure of its sweeps
