@@ -57,7 +57,7 @@ claims: $(VENV)/.runtime  ## write the ledger of claims, replication/ledger, fro
 	$(BIN)/python -m replication verify
 
 docs: $(VENV)/.dev  ## the documentation site, site/index.html
-	$(BIN)/python -m sphinx -q -b html docs site
+	$(BIN)/python -m sphinx -q -W -b html -c docs . site
 	@echo "site/index.html"
 
 check: $(VENV)/.dev  ## lint, format and types only

@@ -1,1 +1,1 @@
-"""Benchmarks, run by `make bench`: ratios of variants measured in one run, written to docs."""
+"""Benchmarks, run by `make bench`: ratios of variants measured in one run, written to replication/evidence."""

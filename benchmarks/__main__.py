@@ -9,20 +9,20 @@ from pathlib import Path
 from . import certificates, distillation, families, logprobs, op, rounds, step, topk, variance
 from .table import replace_part
 
-DOCS = Path(__file__).parents[1] / "docs"
-BENCHMARKS, CONTROL_VARIATE, CERTIFICATES, TOPK, MODELS = (
-    DOCS / f"{name}.md" for name in ("benchmarks", "control_variate", "certificates", "topk", "models")
+EVIDENCE = Path(__file__).parents[1] / "replication" / "evidence"
+BENCHMARKS, VARIANCE, CERTIFICATES, TOPK, FAMILIES = (
+    EVIDENCE / f"{name}.md" for name in ("benchmarks", "variance", "certificates", "topk", "families")
 )
 PARTS: dict[str, tuple[Callable[..., str], Path]] = {
     **{key: (partial(op.report, key), BENCHMARKS) for key in op.SIZES},
     **{f"{key}-rounds": (partial(rounds.report, key), BENCHMARKS) for key in rounds.ROUNDS},
     "logprobs": (logprobs.report, BENCHMARKS),
     **{key: (partial(step.report, key), BENCHMARKS) for key in step.COMPARISONS},
-    **{key: (partial(variance.report, key), CONTROL_VARIATE) for key in variance.SETTINGS},
-    "variance-distillation": (distillation.report, CONTROL_VARIATE),
+    **{key: (partial(variance.report, key), VARIANCE) for key in variance.SETTINGS},
+    "variance-distillation": (distillation.report, VARIANCE),
     "topk": (topk.report, TOPK),
     "certificates": (certificates.report, CERTIFICATES),
-    "families": (families.report, MODELS),
+    "families": (families.report, FAMILIES),
 }
 # These train models first.
 TRAINING = {*variance.SETTINGS, "variance-distillation", "topk"}

@@ -1,4 +1,4 @@
-"""Settings of the documentation site; `make docs` builds it."""
+"""Settings of the documentation site; `make docs` builds it from the whole repository, so that evidence is part of it."""
 
 import inspect
 import re
@@ -21,12 +21,15 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
 ]
+root_doc = "docs/index"
+# Pages link to the ledger, the evidence and the reports beside this folder as they do in the repository
+include_patterns = ["docs/**", "replication/**/*.md", "tests/security.md", "*.md"]
 html_theme = "furo"
 html_title = f"lit_klrb {release}"
 html_theme_options = {"source_directory": "docs/"}
 html_copy_source = True
 html_show_sphinx = False
-html_extra_path = ["llms.txt"]
+html_extra_path = ["_root"]
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 # Prompts are not copied
@@ -44,8 +47,8 @@ autodoc_default_options = {"show-inheritance": False}
 napoleon_use_rtype = False
 napoleon_custom_sections = ["Reference", ("Attributes", "params_style")]
 nitpicky = False
-# Links to files outside of this folder are downloads, which need no title
-suppress_warnings = ["myst.xref_missing", "myst.header", "toc.empty_glob", "toc.not_included"]
+# Pages of results are reached by links
+suppress_warnings = ["toc.not_included", "myst.header"]
 
 # Values of classes that are documentation: what an estimator is, and why training with it is refused
 SHOWN = {"recipe", "refusal"}

@@ -18,7 +18,7 @@ PACKAGES = ("functional", "functional.enumeration", "estimators", "modules", "ca
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     target = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "sphinx", "-q", "-b", "html", DOCS, target]
+    command = [sys.executable, "-m", "sphinx", "-q", "-b", "html", "-W", "-c", DOCS, ROOT, target]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return target
@@ -66,8 +66,8 @@ def test_the_index_of_estimators_has_each_once():
 
 
 def test_every_page_is_in_the_list_for_programs_or_on_the_front_page():
-    listed = (DOCS / "llms.txt").read_text("utf-8") + (DOCS / "index.md").read_text("utf-8")
+    listed = (DOCS / "_root" / "llms.txt").read_text("utf-8") + (DOCS / "index.md").read_text("utf-8")
     for page in DOCS.glob("*.md"):
         assert page.stem in listed, page.name
-    for name in re.findall(r"\]\((\w+\.md)\)", (DOCS / "llms.txt").read_text("utf-8")):
+    for name in re.findall(r"\]\((\w+\.md)\)", (DOCS / "_root" / "llms.txt").read_text("utf-8")):
         assert (DOCS / name).exists()

@@ -1,11 +1,11 @@
-"""docs/security.md: each line has a test, and code is imported by name in known places only."""
+"""tests/security.md: each line has a test, and code is imported by name in known places only."""
 
 import ast
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "security.md"
+PAGE = ROOT / "tests" / "security.md"
 FILES = sorted(path for package in ("lit_klrb", "analysis") for path in (ROOT / package).rglob("*.py"))
 
 # Functions and modules that import, unpickle or run what a text names.

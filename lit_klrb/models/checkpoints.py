@@ -2,7 +2,7 @@
 
 A checkpoint is self-contained: it has the weights, the model's configuration and the tokenizer's files, so it
 can be loaded, exported or trained further anywhere. Reading one runs no code and writes no file; see
-`docs/security.md`.
+docs/security.md.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Loading models and tokenizers from a hub id, a folder, a GGUF file or a Lightning checkpoint.
 
-Only weights, settings and text are loaded, never code; see `docs/security.md`.
+Only weights, settings and text are loaded, never code; see docs/security.md.
 """
 
 import json

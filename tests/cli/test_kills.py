@@ -50,7 +50,7 @@ def test_a_run_that_is_killed_three_times_ends_like_an_undisturbed_one(chain, tm
     assert not temporary.exists()
 
 
-@pytest.mark.slow  # dozens of runs and a few sweeps; docs/usage.md has the table of hundreds
+@pytest.mark.slow  # dozens of runs and a few sweeps; replication/evidence/kills.md has the table of hundreds
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system of its own")
 def test_kills_of_every_kind(tmp_path):

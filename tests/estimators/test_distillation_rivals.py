@@ -1,4 +1,4 @@
-"""The on-policy distillation of other software against the configurations that docs/distillation.md names."""
+"""The on-policy distillation of other software against the configurations that replication/evidence/distillation_rivals.md names."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ from lit_klrb.estimators import (
 from lit_klrb.functional.enumeration import exact_kl_gradient
 from replication.rivals import MiniLLM
 
-PAGE = Path(__file__).parents[2] / "docs" / "distillation.md"
+PAGE = Path(__file__).parents[2] / "replication" / "evidence" / "distillation_rivals.md"
 NAMES: dict = {"__name__": "my_minillm"}
 exec(re.search("```python\n(# my_minillm.*?)```", PAGE.read_text("utf-8"), re.DOTALL)[1], NAMES)
 SampledFuture = NAMES["SampledFuture"]

@@ -14,7 +14,7 @@ USED = [
     *("phi", "phi3", "qwen2", "qwen3", "qwen3_moe", "recurrent_gemma", "rwkv", "smollm3"),
 ]
 REFUSED = {"bart", "bert", "deepseek_v4", "recurrent_gemma", "rwkv"}
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+DOCUMENT = (Path(__file__).parents[2] / "replication" / "evidence" / "families.md").read_text()
 
 
 def supported():
