@@ -4,16 +4,17 @@ The protocol is that of vLLM's OpenAI-compatible server: POST /completions with 
 `prompt_logprobs`, whose answer has, at each position of a prompt, the k most likely tokens and the prompt's.
 """
 
+import io
 import json
 import logging
 import math
 import re
 import time
 from contextlib import AbstractContextManager
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from socket import socket
 from typing import Any
-from urllib import request
-from urllib.error import HTTPError
+from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
@@ -41,18 +42,58 @@ def is_address(path: str | None) -> bool:
     return path is not None and path.startswith(("http://", "https://"))
 
 
+def check_address(address: str) -> None:
+    """Check the address of a served model.
+
+    Raises:
+        ConfigurationError: If it has other parts than a host, a port and a path; user names, passwords and
+            keys are not printed.
+    """
+    if not _ADDRESS.fullmatch(address):
+        shown = re.sub(r"(?<=//).*@|[?#].*", "***", address, flags=re.DOTALL)
+        raise ConfigurationError(
+            f"{shown} is not an address such as http://127.0.0.1:8000/v1", key="reference_path"
+        )
+
+
+class _InTime(io.RawIOBase):
+    """A connection on which everything that is sent and read is in time, however slowly it comes."""
+
+    def __init__(self, connection: socket, deadline: float) -> None:
+        self.connection, self.deadline = connection, deadline
+
+    def sendall(self, data: bytes) -> None:
+        self._until_deadline().sendall(data)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._until_deadline().recv_into(buffer)
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_InTime(self.connection, self.deadline))
+
+    def _until_deadline(self) -> socket:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        self.connection.settimeout(left)
+        return self.connection
+
+
 class ServedTeacher:
     """Log-probabilities of a served teacher, for `served_stats`.
 
     A request that fails, is late or meets an error of the server is tried four times. Redirects are not
-    followed, and only http and https are spoken.
+    followed, proxies not used, and only http and https are spoken.
 
     Args:
         address: Where the API begins, such as http://127.0.0.1:8000/v1.
         k: Number of most likely tokens at each position.
         vocabulary: V, the size of the policy's vocabulary.
         model: The name of the teacher on its server; None for the only one.
-        timeout: Seconds after which an answer is late.
+        timeout: Seconds after which an answer is late, from the connection to the last byte.
 
     Raises:
         ConfigurationError: If the server does not answer, or has several models and none is named.
@@ -60,13 +101,7 @@ class ServedTeacher:
 
     def __init__(self, address: str, k: int, vocabulary: int, model: str | None, timeout: float) -> None:
         self.address, self.k, self.vocabulary, self.timeout = address, k, vocabulary, timeout
-        if not _ADDRESS.fullmatch(address):
-            raise self._error("is not an address such as http://127.0.0.1:8000/v1")
-        # Not `build_opener`, which would follow redirects, read files, and use proxies of the environment
-        self._opener = request.OpenerDirector()
-        kinds: list[type[request.BaseHandler]] = [request.HTTPHandler, request.HTTPSHandler]
-        for kind in (*kinds, request.HTTPErrorProcessor, request.HTTPDefaultErrorHandler):
-            self._opener.add_handler(kind())
+        check_address(address)
         self.model = model or self._only_model()
 
     @torch.no_grad()
@@ -145,6 +180,8 @@ class ServedTeacher:
         """Tokens and log-probabilities, the sampled token first."""
         with self._reading():
             found = {int(name): float(entry["logprob"]) for name, entry in position.items()}
+            if [*map(str, found)] != [*position]:  # such as 1 and 01
+                raise ValueError(f"tokens {', '.join(position)}")
         # The server adds the sampled token to the k most likely. The head must not depend on it
         head = {t: value for t, value in found.items() if t != token or len(found) == self.k}
         if token not in found or len(head) != self.k:
@@ -158,8 +195,10 @@ class ServedTeacher:
                 "them needs the same"
             )
         valid = all(math.isfinite(value) and value <= _ROUNDING for value in found.values())
-        if not valid or sum(map(math.exp, head.values())) > 1 + _ROUNDING:
+        if not valid or sum(map(math.exp, found.values())) > 1 + _ROUNDING:
             raise self._error(f"sends {list(found.values())[:3]} as log-probabilities")
+        if token not in head and found[token] > min(head.values()) + _ROUNDING:
+            raise self._error(f"sends a head without token {token}, which is more likely than others in it")
         return [[token, *head], [found[token], *head.values()]]
 
     def _ask(self, path: str, question: dict[str, Any] | None = None, entries: int = 0) -> Any:
@@ -180,26 +219,28 @@ class ServedTeacher:
         )
 
     def _read(self, path: str, question: dict[str, Any] | None, limit: int) -> bytes:
-        """The bytes of an answer, at most `limit`."""
-        data = None if question is None else json.dumps(question).encode()
-        message = request.Request(
-            f"{self.address.rstrip('/')}/{path}", data, {"Content-Type": "application/json"}
-        )
-        deadline, content = time.monotonic() + self.timeout, bytearray()
-        try:
-            with self._opener.open(message, timeout=self.timeout) as response:
-                while part := response.read1(2**16):
-                    content += part
-                    if len(content) > limit:
-                        raise self._error(f"sends more than {limit} bytes")
-                    if time.monotonic() > deadline:
-                        raise TimeoutError(f"no whole answer in {self.timeout:g} s")
-        except HTTPError as error:
-            with error:
-                reason = f"{error.code}: {error.read(2000).decode(errors='replace')}"
-            if error.code >= 500:
-                raise OSError(reason) from error
-            raise self._error(f"refuses a request, {brief(ValueError(reason))}") from error
+        """The bytes of an answer, at most `limit`; the deadline is that of the whole exchange."""
+        deadline, parts = time.monotonic() + self.timeout, urlsplit(self.address)
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        http = kind(parts.hostname or "", parts.port, timeout=self.timeout)
+        http.connect()
+        with http.sock as connection:
+            http.sock = _InTime(connection, deadline)
+            data = None if question is None else json.dumps(question)
+            headers = {"Content-Type": "application/json", "Connection": "close"}
+            target = f"{parts.path.rstrip('/')}/{path}"
+            http.request("GET" if data is None else "POST", target, data, headers)
+            response = http.getresponse()
+            if response.status != 200:
+                reason = f"{response.status}: {response.read(2000).decode(errors='replace')}"
+                if response.status >= 500:
+                    raise OSError(reason)
+                raise self._error(f"refuses a request, {brief(ValueError(reason))}")
+            content = bytearray()
+            while part := response.read1(2**16):
+                content += part
+                if len(content) > limit:
+                    raise self._error(f"sends more than {limit} bytes")
         return bytes(content)
 
     def _reading(self) -> AbstractContextManager[None]:

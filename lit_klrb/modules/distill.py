@@ -63,7 +63,8 @@ class DistillModule(OnPolicyModule):
                 key="reference_path",
             )
         check_positive(served_timeout=self.served_timeout)
-        if self.is_served:
+        if self.reference_path is not None and self.is_served:
+            served.check_address(self.reference_path)
             self._check_served()
         elif self.served_model is not None:
             raise ConfigurationError(

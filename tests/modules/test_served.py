@@ -1,7 +1,11 @@
 """A teacher in an engine of its own, which a server on the loopback stands for."""
 
+import contextlib
 import functools
 import json
+import math
+import socket
+import threading
 import time
 
 import pytest
@@ -20,7 +24,7 @@ from test_teacher_gradient import (
 
 from lit_klrb.cli.check import check
 from lit_klrb.cli.main import main
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, NoAnswerError
 from lit_klrb.estimators import MonteCarloRewardToGo, RaoBlackwell, RaoBlackwellTopK
 from lit_klrb.models import served
 from lit_klrb.models.loading import load_model, load_tokenizer
@@ -111,6 +115,7 @@ SPOILED = {
     ),
     "NaN": (changed(lambda a: first(a, "0").update(logprob=float("nan"))), "sends [nan"),
     "minus infinity": (changed(lambda a: first(a, "0").update(logprob=float("-inf"))), "sends [-inf"),
+    "another spelling": (changed(lambda a: first(a).__setitem__("01", {"logprob": -9.0})), NOT_THAT),
     "positive": (changed(lambda a: first(a, "0").update(logprob=0.5)), "sends [0.5"),
 }
 
@@ -136,6 +141,64 @@ def test_sums_above_one_are_refused():
         server.spoil = changed(lambda a: [entry.update(logprob=-0.1) for entry in first(a).values()])
         with pytest.raises(ConfigurationError, match=r"sends \[-0.1, -0.1.* as log-probabilities"):
             teacher(every_batch()[0])
+
+
+@pytest.mark.parametrize(("head", "token"), [(0.9, 0.99), (0.01, 0.5)])
+def test_a_sampled_token_belongs_to_the_head_s_distribution(head, token):
+    """Beside the head, it is no more than the rest, and no more likely than what is in the head."""
+    position = {"0": {"logprob": math.log(head)}, "2": {"logprob": math.log(token)}}
+    with TeacherServer(tiny("gpt2", seed=1)) as server:
+        teacher = ServedTeacher(server.address, 1, VOCABULARY, None, 5.0)
+        with pytest.raises(ConfigurationError, match=r"as log-probabilities|a head without token 2"):
+            teacher._head(position, 2)
+
+
+DRIPPING = {
+    "status line": (b"HTTP/1.1 ", b"2" * 60),
+    "headers": (b"HTTP/1.1 200 OK\r\n", b"A: b\r\n" * 15),
+    "continue": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 3),
+    **{
+        f"body of {code}": (b"HTTP/1.1 %d X\r\nContent-Length: 99\r\n\r\n" % code, b" " * 60)
+        for code in (200, 400, 500)
+    },
+}
+
+
+@pytest.mark.parametrize("name", DRIPPING)
+def test_one_deadline_for_the_whole_exchange(name, monkeypatch):
+    """A server that sends a byte now and then, each in time, is cut off long before its last one."""
+    monkeypatch.setattr(served, "PAUSES", ())
+    at_once, slowly = DRIPPING[name]
+    sent = []
+
+    def drip(listener):
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(at_once)
+            for byte in slowly:
+                time.sleep(0.05)
+                connection.sendall(bytes([byte]))
+                sent.append(byte)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip, args=(listener,))
+        thread.start()
+        with pytest.raises(NoAnswerError, match=r"does not answer as a teacher \(timed out\)"):
+            ServedTeacher(f"http://127.0.0.1:{listener.getsockname()[1]}/v1", 1, VOCABULARY, None, 0.3)
+        thread.join()
+    assert len(sent) < len(slowly)
+
+
+@pytest.mark.parametrize(
+    "address", ["http://me:s3cret@127.0.0.1/v1", "https://host/v1?key=s3cret", "http://a/b:s3cret@host/v1"]
+)
+def test_a_key_in_an_address_is_not_printed(address, chain, capsys, tmp_path, arguments):
+    assert chain.run("fit", "distill", *arguments(address), run=tmp_path / "run") == 2
+    printed = capsys.readouterr()
+    assert "reference_path: http" in printed.err
+    assert "is not an address such as" in printed.err
+    assert "s3cret" not in printed.err + printed.out
+    assert "s3cret" not in "".join(p.read_text() for p in (tmp_path / "run").rglob("*") if p.is_file())
 
 
 def test_a_request_is_tried_again():
