@@ -3,8 +3,11 @@
 import inspect
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import docstring_parser
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -72,6 +75,38 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
+def all_arguments(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """List every argument of a class, also those of its base classes, with type and default, as `--help` does."""
+    if what != "class" or not obj.__module__.startswith("lit_klrb."):
+        return
+    parts = [docstring_parser.parse(inspect.getdoc(base) or "") for base in reversed(obj.__mro__[:-1])]
+    texts = {argument.arg_name: argument.description for part in parts for argument in part.params}
+    listed = [*_argument_lines(obj, texts)]
+    if not listed:
+        return
+    start = next((place for place, line in enumerate(lines) if line.startswith("Args:")), None)
+    if start is not None:
+        rest = lines[start + 1 :]
+        length = next((n for n, line in enumerate(rest) if line and not line.startswith(" ")), len(rest))
+        del lines[start : start + 1 + length]
+    lines[len(lines) if start is None else start : len(lines) if start is None else start] = [
+        "",
+        "Args:",
+        *listed,
+        "",
+    ]
+
+
+def _argument_lines(obj: type, texts: dict[str, str | None]) -> Iterator[str]:
+    for parameter in inspect.signature(obj).parameters.values():
+        text = texts.get(parameter.name)
+        if text:
+            kind = inspect.formatannotation(parameter.annotation).replace("typing.", "")
+            kind = re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", kind)
+            default = "" if parameter.default is parameter.empty else f", default {parameter.default!r}"
+            yield f"    {parameter.name} (`{kind}`{default}): {' '.join(text.split())}"
+
+
 def without_values(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
     """Skip fields and other values of classes, which the list of parameters describes."""
     has_text = isinstance(obj, property) or inspect.isroutine(obj) or inspect.isclass(obj)
@@ -80,5 +115,6 @@ def without_values(app: Any, what: str, name: str, obj: Any, skip: bool, options
 
 def setup(app: Any) -> None:
     """Register the treatment of docstrings, before that of their sections, and of members."""
+    app.connect("autodoc-process-docstring", all_arguments, priority=50)
     app.connect("autodoc-process-docstring", plain, priority=100)
     app.connect("autodoc-skip-member", without_values)
