@@ -1,4 +1,4 @@
-"""Settings of the documentation site; `make docs` builds it from the whole repository, so that evidence is part of it."""
+"""Settings of the documentation site; `make docs` builds it from the whole repository, evidence included."""
 
 import inspect
 import re
@@ -76,7 +76,7 @@ def _indent(line: str) -> int:
 
 
 def all_arguments(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """List every argument of a class, also those of its base classes, with type and default, as `--help` does."""
+    """List all arguments of a class, inherited ones too, with type and default, as `--help` does."""
     if what != "class" or not obj.__module__.startswith("lit_klrb."):
         return
     parts = [docstring_parser.parse(inspect.getdoc(base) or "") for base in reversed(obj.__mro__[:-1])]
