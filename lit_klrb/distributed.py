@@ -4,11 +4,18 @@ Every process has its own prompts, and score weights are computed on the rollout
 is repeated in every process on all prompts, so its metrics need no reduction.
 """
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import lightning as L
 import torch
+from lightning.fabric.plugins.environments import (
+    ClusterEnvironment,
+    LightningEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 from torch import Tensor, distributed
 from torch.nn.functional import pad
@@ -121,6 +128,22 @@ def sharding_mesh(trainer: L.Trainer) -> "DeviceMesh | None":
     """The processes among which models are divided, one dimension; None if each process holds them whole."""
     strategy = trainer.strategy
     return strategy.device_mesh["data_parallel"] if isinstance(strategy, ModelParallelStrategy) else None
+
+
+def cluster_plugins() -> list[ClusterEnvironment]:
+    """How processes of a SLURM job find each other; empty elsewhere, where Lightning decides.
+
+    A job step that `srun` started has one process for each task. A batch script without it is one process,
+    however many tasks the job has, and starts those of its devices itself. Requeueing is left to `Stops`.
+    """
+    if "SLURM_NTASKS" not in os.environ or TorchElasticEnvironment.detect():
+        return []
+    if "SLURM_STEP_ID" not in os.environ or SLURMEnvironment.job_name() in ("bash", "interactive"):
+        return [LightningEnvironment()]
+    tasks, nodes = (int(os.environ.get(f"SLURM_{name}", 1)) for name in ("NTASKS", "NNODES"))
+    if tasks % nodes == 0:  # what --ntasks alone does not say
+        os.environ.setdefault("SLURM_NTASKS_PER_NODE", str(tasks // nodes))
+    return [SLURMEnvironment(auto_requeue=False)]
 
 
 def check_strategy(trainer: L.Trainer) -> None:

@@ -42,9 +42,15 @@ def torch_alone(tmp_path_factory):
     environment = tmp_path_factory.mktemp("torch_alone")
     venv.create(environment, with_pip=False)
     (site_packages,) = environment.glob("lib/python*/site-packages")
-    for found in with_dependencies("torch", {}):
-        for name in {path.parts[0] for path in found.files if path.parts[0] not in ("..", "__pycache__")}:
-            (site_packages / name).symlink_to(found.locate_file(name))
+    # Several distributions of CUDA have parts of one folder
+    places = {
+        path.parts[0]: found.locate_file(path.parts[0])
+        for found in with_dependencies("torch", {})
+        for path in found.files
+        if path.parts[0] not in ("..", "__pycache__")
+    }
+    for name, place in places.items():
+        (site_packages / name).symlink_to(place)
     (site_packages / "lit_klrb").symlink_to(ROOT / "lit_klrb")
     return environment / "bin" / "python"
 

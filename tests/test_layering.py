@@ -16,6 +16,7 @@ ROOMS = [
     "lit_klrb.config_files",  # untrusted YAML
     "lit_klrb.schema",
     "lit_klrb.files",
+    "lit_klrb.notes",
     "lit_klrb.stops",
     "lit_klrb.sweep_files",
     "lit_klrb.seeding",

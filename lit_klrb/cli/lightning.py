@@ -33,7 +33,7 @@ from lit_klrb.cli.mistakes import FAILURE, EndedError, ending_of, flattened
 from lit_klrb.cli.parsing import OneLineParser, one_line
 from lit_klrb.cli.upstream import INITIAL, check_upstream, next_command
 from lit_klrb.cli.warned import once_of_a_kind, quiet
-from lit_klrb.distributed import check_strategy
+from lit_klrb.distributed import check_strategy, cluster_plugins
 from lit_klrb.errors import ConfigurationError, NoAnswerError, error_line
 from lit_klrb.models.roles import CLASSIFIER
 from lit_klrb.modules import DistillModule
@@ -211,7 +211,7 @@ class LitCLI(LightningCLI):
         if isinstance(self.model, DistillModule) and is_run and not is_monitored:
             own.append(DistillationMonitor())
         config.callbacks = [*given, *own]
-        config.plugins = [*as_list(config.plugins), CheckpointFiles()]
+        config.plugins = [*as_list(config.plugins), CheckpointFiles(), *cluster_plugins()]
         # The loggers of a run are added later, so that no choice of loggers removes metrics.csv
         self.tensorboard = config.logger is not False
         config.logger = [] if config.logger is True else as_list(config.logger)

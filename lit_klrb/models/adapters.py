@@ -46,14 +46,16 @@ def add_adapter(model: PreTrainedModel, settings: dict[str, Any], seed: int) -> 
         raise ConfigurationError(f"{modules[0]} makes peft import a module; leave it out", key="lora")
     if find_spec("peft") is None:
         raise ConfigurationError("needs peft: pip install 'lit-klrb[peft]'", key="lora")
-    from peft import LoraConfig
+    from peft import LoraConfig, inject_adapter_in_model
     from peft.utils.other import AuxiliaryTrainingWrapper
 
     with refusing(str(settings), TypeError, ValueError, key="lora"):
         config = LoraConfig(**{"target_modules": "all-linear", "task_type": "CAUSAL_LM", **settings})
         with forked_rng(seed), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "fan_in_fan_out is set to")  # GPT-2's transposed layers
-            model.add_adapter(config, ADAPTER)
+            # Not the model's own add_adapter, which refuses releases of peft that work
+            inject_adapter_in_model(config, model, ADAPTER)
+    model._hf_peft_config_loaded = True
     if any(isinstance(module, AuxiliaryTrainingWrapper) for module in model.modules()):
         raise ConfigurationError(
             f"{settings}: layers that are trained in whole, or tokens, are not supported beside an adapter; "
@@ -111,11 +113,14 @@ def adapter_settings(model: PreTrainedModel) -> dict[str, Any] | None:
 @contextmanager
 def adapter_off(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
     """Disable the adapter inside the block."""
-    model.disable_adapters()
+    layers = _adapted(model).values()
+    for layer in layers:
+        layer.enable_adapters(enabled=False)
     try:
         yield model
     finally:
-        model.enable_adapters()
+        for layer in layers:
+            layer.enable_adapters(enabled=True)
 
 
 def merged(model: PreTrainedModel) -> PreTrainedModel:

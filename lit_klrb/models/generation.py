@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from lit_klrb.errors import ConfigurationError, check_positive
 from lit_klrb.models.precision import fast_autocast
 from lit_klrb.models.sharding import agreed
-from lit_klrb.models.trials import continues, eval_mode, key_value_cache, position_ids
+from lit_klrb.models.trials import continues, continuing, eval_mode, key_value_cache, position_ids
 
 # Tokens per block of the vocabulary in sampling.
 _BLOCK = 64
@@ -225,9 +225,7 @@ def _decode(
 ) -> Tensor:
     """The tokens at uniform numbers, shape [B, T]; shorter than T if all completions have ended."""
     cache = key_value_cache(policy) if continues(policy) else None
-    states: dict[str, Any] = (
-        {"use_cache": False} if cache is None else {"past_key_values": cache, "use_cache": True}
-    )
+    states = continuing(policy, cache)
     rows = torch.arange(len(prompts), device=prompts.device)
     rows = rows.repeat_interleave(len(uniforms) // len(prompts))
     inputs, mask, positions = prompts, prompt_mask.long(), position_ids(prompt_mask)

@@ -12,7 +12,7 @@ from lit_klrb.distributed import whole
 from lit_klrb.models.generation import Rollout
 from lit_klrb.models.precision import fast_autocast
 from lit_klrb.models.sharding import RUN_BACKBONE, is_sharded
-from lit_klrb.models.trials import agree, continues, eval_mode, key_value_cache, position_ids
+from lit_klrb.models.trials import agree, continues, continuing, eval_mode, key_value_cache, position_ids
 
 # Two sequences with the same prompt.
 TRIAL = [[0, 1, 2, 3, 4], [0, 1, 2, 4, 3]]
@@ -50,7 +50,7 @@ class SplitModel(NamedTuple):
         prefix = rollout.tokens.shape[1] - length - 1
         # Gradient checkpointing computes blocks again, without the cache; FSDP does not gather weights for
         # gradients through a cache
-        whole_passes = self.backbone.is_activation_checkpointing or is_sharded(self.model)
+        whole_passes = _checkpoints_gradients(self.backbone) or is_sharded(self.model)
         if self.caches and prefix > 0 and not whole_passes:
             masked = torch.stack([rollout.tokens, rollout.attention_mask.long()], 1)[..., :prefix]
             prompts, rows = masked.unique(dim=0, return_inverse=True)
@@ -83,14 +83,13 @@ class SplitModel(NamedTuple):
             input_ids=tokens,
             attention_mask=mask,
             position_ids=position_ids(mask),
-            past_key_values=cache,
-            use_cache=True,
+            **continuing(self.model, cache),
         )
         cache.reorder_cache(rows)  # type: ignore[arg-type]
         inputs = model_inputs(rollout)
         for name in ("input_ids", "position_ids"):
             inputs[name] = inputs[name][:, tokens.shape[1] :]
-        inputs |= {"past_key_values": cache, "use_cache": True}
+        inputs |= continuing(self.model, cache)
         hidden: Tensor = self.backbone(**inputs).last_hidden_state
         return hidden
 
@@ -122,6 +121,11 @@ def model_inputs(rollout: Rollout) -> dict[str, Any]:
         "position_ids": rollout.position_ids[:, :-1],
         "use_cache": False,
     }
+
+
+def _checkpoints_gradients(model: PreTrainedModel) -> bool:
+    """Whether blocks are computed again in the backward pass; the property that says so was renamed."""
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
 def _caches_attention(model: PreTrainedModel) -> bool:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from lit_klrb.notes import say_once
+
 # Largest difference of equal logits, relative to the largest logit, in float32 and better. Rounding makes it
 # 5e-5 in SmolLM2 after some training; families of transformers that differ do so by 7e-3 at least. With a
 # limit well between, a model's class and settings decide: a resumed run starts from other weights.
@@ -26,8 +28,10 @@ STEPS, ROWS = 4, [1, 0, 1]
 # The least number of tokens of such a trial.
 SHORTEST = max(PADDING + 2, STEPS + 1)
 
-# Whether a model continues from its cache, which its class and settings decide.
-_continues: "WeakKeyDictionary[PreTrainedModel, bool]" = WeakKeyDictionary()
+# Names of the argument for cached keys and values: transformers 5.24 has renamed it.
+CACHE_NAMES = ("cache", "past_key_values")
+# The name with which a model continues from its cache, which its class and settings decide; None if none.
+_cache_names: "WeakKeyDictionary[PreTrainedModel, str | None]" = WeakKeyDictionary()
 
 
 @contextmanager
@@ -87,31 +91,60 @@ def reads_padding(model: PreTrainedModel) -> bool:
     return not agree(padded, _logits(model, alone, torch.ones_like(alone)))
 
 
-@torch.no_grad()
 def continues(model: PreTrainedModel) -> bool:
     """Whether a model gives the same logits after cached keys and values as after whole sequences.
 
     Args:
         model: A language model in evaluation mode.
     """
-    if model not in _continues:
-        _continues[model] = False
-        # Caches of their own raise all kinds of exceptions
-        with torch.autocast(model.device.type, enabled=False), suppress(Exception):
-            _continues[model] = _continues_in_trial(model)
-    return _continues[model]
+    return cache_name(model) is not None
 
 
-def _continues_in_trial(model: PreTrainedModel) -> bool:
-    if "past_key_values" not in inspect.signature(model.forward).parameters:
-        return False
+@torch.no_grad()
+def cache_name(model: PreTrainedModel) -> str | None:
+    """The name of the argument with which a model continues from cached keys and values; None if it cannot.
+
+    Args:
+        model: A language model in evaluation mode.
+    """
+    if model not in _cache_names:
+        _cache_names[model] = None
+        # The signature says only which name to try first: a model may pass either on to its parts
+        known = inspect.signature(model.forward).parameters
+        for name in sorted(CACHE_NAMES, key=lambda name: name not in known):
+            # Caches of their own raise all kinds of exceptions
+            with torch.autocast(model.device.type, enabled=False), suppress(Exception):
+                if _continues_in_trial(model, name):
+                    _cache_names[model] = name
+                    break
+        else:
+            say_once(
+                f"a {model.config.model_type} model does not continue from cached keys and values: it reads "
+                "the whole sequence again for each sampled token, and equal prompts one by one"
+            )
+    return _cache_names[model]
+
+
+def continuing(model: PreTrainedModel, cache: DynamicCache | None) -> dict[str, Any]:
+    """Arguments of a forward pass with a cache, or of one without.
+
+    Args:
+        model: A model that `continues`, where there is a cache.
+        cache: The cache, which the pass extends.
+    """
+    name = None if cache is None else cache_name(model)
+    return {"use_cache": False} if name is None else {name: cache, "use_cache": True}
+
+
+def _continues_in_trial(model: PreTrainedModel, name: str) -> bool:
     tokens, mask = _trial(model)
     rows = torch.tensor(ROWS, device=model.device)
     prompt = tokens.shape[1] - STEPS
     expected = _logits(model, tokens, mask)[rows, prompt:]
     cache, start, steps = key_value_cache(model), 0, []
+    states = {name: cache, "use_cache": True}
     for stop in range(prompt, tokens.shape[1] + 1):
-        logits = _logits(model, tokens, mask, start, stop, cache)
+        logits = _logits(model, tokens, mask, start, stop, states)
         if start:
             steps.append(logits[:, -1])
         else:
@@ -140,15 +173,12 @@ def _logits(
     mask: Tensor,
     start: int = 0,
     stop: int | None = None,
-    cache: DynamicCache | None = None,
+    states: dict[str, Any] | None = None,
 ) -> Tensor:
-    states: dict[str, Any] = (
-        {"use_cache": False} if cache is None else {"past_key_values": cache, "use_cache": True}
-    )
     logits: Tensor = model(
         input_ids=tokens[:, start:stop],
         attention_mask=mask[:, :stop],
         position_ids=position_ids(mask)[:, start:stop],
-        **states,
+        **(states or {"use_cache": False}),
     ).logits
     return logits

@@ -12,7 +12,7 @@ import lightning as L
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lit_klrb import schema
@@ -23,6 +23,7 @@ from lit_klrb.models import loading
 from lit_klrb.models.adapters import adapter_settings, add_adapter
 from lit_klrb.models.layers import check_layers, with_layers
 from lit_klrb.models.sharding import shard
+from lit_klrb.modules.schedules import scheduled
 from lit_klrb.run.checkpoints import check_intact
 from lit_klrb.run.lightning_internals import trainer_of
 from lit_klrb.run.options import RULES, check_training_options
@@ -260,12 +261,7 @@ class TrainedModule(L.LightningModule, ABC):
         )
         # Lightning refuses to clip gradients that an optimizer unscales itself; without this it does not
         optimizer._step_supports_amp_scaling = False
-        scheduler = get_scheduler(
-            self.schedule if self.schedule != "constant" else "constant_with_warmup",
-            optimizer,
-            num_warmup_steps=self.warmup_steps,
-            num_training_steps=self.trainer.max_steps,
-        )
+        scheduler = scheduled(optimizer, self.schedule, self.warmup_steps, self.trainer.max_steps)
         if self._restored is not None and sharding_mesh(self.trainer) is None:  # shards are of other shapes
             path, loop = str(self.trainer.ckpt_path), self.trainer.fit_loop.state_dict()
             check_states(path, self._restored, optimizer, scheduler, loop, self.trainer.max_steps)
@@ -286,7 +282,9 @@ class TrainedModule(L.LightningModule, ABC):
                 raise ConfigurationError(
                     f"{type(self.trained).__name__} does not support it", key="gradient_checkpointing"
                 )
-            self.trained.activation_checkpointing_enable({"use_reentrant": False})
+            enable = getattr(self.trained, "activation_checkpointing_enable", None)
+            # The name before transformers 5.21
+            (enable or self.trained.gradient_checkpointing_enable)({"use_reentrant": False})
             for block in blocks:
                 # Blocks checkpoint in training mode only; this does not change the mode of dropout layers
                 block.training = True

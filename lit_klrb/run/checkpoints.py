@@ -4,6 +4,7 @@ import hashlib
 import io
 import os
 import pickle
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -60,7 +61,12 @@ def read(path: Path, mmap: bool = False) -> dict[str, Any]:
         ConfigurationError: If it is damaged or not a checkpoint; without the path, which the caller adds.
     """
     check_intact(path)
-    with refusing("not a checkpoint"):  # damaged files raise all kinds of exceptions
+    with (
+        refusing("not a checkpoint"),
+        warnings.catch_warnings(),
+    ):  # damaged files raise all kinds of exceptions
+        # A note on the time that a check of sparse tensors takes, which would be shown as the reason
+        warnings.filterwarnings("ignore", "Validating sparse tensor invariants")
         try:
             content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
         except pickle.UnpicklingError as error:

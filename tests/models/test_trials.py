@@ -1,15 +1,19 @@
 """What a model computes with padding and from cached states is tried, not looked up."""
 
+import inspect
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.families import tiny
+from lit_klrb import notes
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.heads import split_model
 from lit_klrb.models.roles import POLICY, check_predicts
-from lit_klrb.models.trials import agree, continues, reads_padding
+from lit_klrb.models.trials import CACHE_NAMES, agree, cache_name, continues, reads_padding
 
+READ = {"input_ids", "attention_mask", "position_ids"}
 SMALL = {
     **{"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8},
     **{
@@ -44,6 +48,28 @@ def test_positions_that_count_padding_are_refused():
 )
 def test_states_outside_the_cache_are_noticed(kind, expected):
     assert continues(tiny(kind, dtype=torch.float32)) == expected
+
+
+@pytest.mark.parametrize("name", CACHE_NAMES)
+def test_a_cache_is_found_under_either_name(name):
+    """transformers 5.24 has renamed the argument, which a signature need not show."""
+    model = tiny("llama", dtype=torch.float32)
+    (known,) = set(CACHE_NAMES) & {*inspect.signature(model.forward).parameters}
+    forward = model.forward
+
+    def renamed(*, use_cache, **arguments):
+        cache = {known: arguments[name]} if name in arguments else {}
+        return forward(use_cache=use_cache, **{key: arguments[key] for key in READ}, **cache)
+
+    model.forward = renamed
+    assert cache_name(model) == name
+
+
+def test_a_model_without_a_cache_says_so_once(capsys, monkeypatch):
+    monkeypatch.setattr(notes, "_said", set())
+    for _ in range(2):
+        assert not continues(tiny("recurrent_gemma", dtype=torch.float32))
+    assert capsys.readouterr().err.count("does not continue from cached keys and values") == 1
 
 
 def test_rounding_decides_nothing():

@@ -1,0 +1,39 @@
+"""The learning rate as a function of the step.
+
+Those of transformers are the same, but importing them imports peft, which need not be there or fit.
+"""
+
+import math
+from functools import partial
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+
+def scheduled(optimizer: Optimizer, schedule: str, warmup_steps: int, max_steps: int) -> LambdaLR:
+    """A schedule per optimizer step: a linear warm-up, then constant, or a decay to 0.
+
+    Args:
+        optimizer: Its rate is the highest.
+        schedule: constant, linear or cosine.
+        warmup_steps: Steps of the warm-up.
+        max_steps: Steps of the run.
+    """
+    return LambdaLR(
+        optimizer, partial(share, schedule=schedule, warmup_steps=warmup_steps, max_steps=max_steps)
+    )
+
+
+def share(step: int, schedule: str, warmup_steps: int, max_steps: int) -> float:
+    """The share of the highest rate at a step.
+
+    Example:
+        >>> [share(step, "linear", warmup_steps=2, max_steps=6) for step in range(7)]
+        [0.0, 0.5, 1.0, 0.75, 0.5, 0.25, 0.0]
+    """
+    if step < warmup_steps:
+        return step / max(1, warmup_steps)
+    if schedule == "constant":
+        return 1.0
+    done = (step - warmup_steps) / max(1, max_steps - warmup_steps)
+    return max(0.0, 1 - done if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done)))

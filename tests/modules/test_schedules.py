@@ -1,0 +1,34 @@
+"""The schedules are those of transformers, without its import of peft."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import get_scheduler
+
+from lit_klrb.modules.schedules import scheduled
+
+
+@pytest.mark.parametrize("warmup", [0, 3])
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_rates_and_states_are_those_of_transformers(schedule, warmup):
+    def rates(make):
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
+        scheduler, found = make(optimizer), []
+        for _ in range(12):
+            found.append(scheduler.get_last_lr()[0])
+            optimizer.step()
+            scheduler.step()
+        return found, scheduler.state_dict()
+
+    theirs = "constant_with_warmup" if schedule == "constant" else schedule
+    ours = rates(lambda optimizer: scheduled(optimizer, schedule, warmup, 10))
+    expected = rates(lambda optimizer: get_scheduler(theirs, optimizer, warmup, 10))
+    assert ours[0] == pytest.approx(expected[0], abs=1e-15)
+    assert ours[1].keys() == expected[1].keys()
+
+
+def test_peft_is_imported_only_for_an_adapter():
+    program = "import sys, lit_klrb.modules; sys.exit('peft' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
