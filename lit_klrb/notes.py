@@ -2,7 +2,7 @@
 
 import sys
 
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only
 
 _said: set[str] = set()
 

@@ -1,4 +1,4 @@
-"""The on-policy distillation of other software against the configurations that replication/evidence/distillation_rivals.md names."""
+"""The on-policy distillation of other software against replication/evidence/distillation_rivals.md."""
 
 import re
 from pathlib import Path
