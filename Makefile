@@ -52,9 +52,10 @@ reproduce-paper: $(VENV)/.runtime  ## the paper's study at its size, ten minutes
 bench: $(VENV)/.bench  ## benchmarks: ratios measured side by side in one run
 	$(BIN)/python -m benchmarks
 
-claims: $(VENV)/.runtime  ## write the ledger of claims, replication/ledger, from its artifacts, and verify it
+claims: $(VENV)/.runtime  ## write the ledger of claims, replication/ledger, and verify it and all published reports
 	$(BIN)/python -m replication claims
 	$(BIN)/python -m replication verify
+	$(BIN)/python -m replication verify replication/results
 
 docs: $(VENV)/.dev  ## the documentation site, site/index.html
 	$(BIN)/python -m sphinx -q -W -b html -c docs . site

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from analysis.stats.attainment import hypervolume_test
 from analysis.stats.gradient_variance import disjoint_differences, squared_distances
+from analysis.stats.hypervolume import hypervolume_test
 from analysis.stats.power import Rate, rejection_rates, swap_p_values
 from analysis.stats.scenario import STANDARD, Scenario
 from analysis.stats.stability import spread_test

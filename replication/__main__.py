@@ -8,6 +8,8 @@ from analysis.cli.main import Parser, run
 from analysis.cli.reports import print_verification
 from analysis.report.build import build
 from analysis.report.verify import verify
+from analysis.results.layout import NUMBERS
+from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import write_atomically
 from replication import credit, pays
 from replication.audit import audit
@@ -15,6 +17,7 @@ from replication.claims.ledger import is_ledger, verify_ledger, write_ledger
 from replication.sections import SECTIONS
 
 LEDGER = Path(__file__).parent / "ledger"
+RESULTS = Path(__file__).parent / "results"
 
 
 def claims_command(arguments: argparse.Namespace) -> int:
@@ -31,16 +34,38 @@ def report_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def rebuild_command(arguments: argparse.Namespace) -> int:
+    """Write the reports of published sweeps again, as after a change of the statistics."""
+    for numbers in _published(arguments.path):
+        print(build(numbers.parent, added=SECTIONS), flush=True)
+    return 0
+
+
 def verify_command(arguments: argparse.Namespace) -> int:
-    """Recompute the ledger or a report, and print where it differs."""
-    if not is_ledger(arguments.path):
+    """Recompute the ledger, a report, or all reports below a directory, and print where they differ."""
+    if is_ledger(arguments.path):
+        differences = verify_ledger(arguments.path)
+        for line in differences:
+            print(f"differs: {line}")
+        if not differences:
+            print("every page agrees with the artifacts")
+        return int(bool(differences))
+    if (arguments.path / NUMBERS).exists() or not arguments.path.is_dir():
         return print_verification(verify(arguments.path, SECTIONS))
-    differences = verify_ledger(arguments.path)
-    for line in differences:
-        print(f"differs: {line}")
-    if not differences:
-        print("every page agrees with the artifacts")
-    return int(bool(differences))
+    codes = {}
+    for numbers in _published(arguments.path):
+        codes[numbers.parent] = print_verification(verify(numbers, SECTIONS))
+    for folder, code in codes.items():
+        print(f"{code} {folder}")
+    return 1 if 1 in codes.values() else max(codes.values())
+
+
+def _published(folder: Path) -> list[Path]:
+    """The numbers of all reports below a directory."""
+    found = sorted(folder.rglob(NUMBERS))
+    if not found:
+        raise ConfigurationError(f"{folder}: there is no {NUMBERS} in or below it")
+    return found
 
 
 def audit_command(arguments: argparse.Namespace) -> int:
@@ -67,7 +92,7 @@ def pays_command(arguments: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m replication", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="claims|report|verify|audit|map|pays")
+    commands = parser.add_subparsers(required=True, metavar="claims|report|rebuild|verify|audit|map|pays")
     claims = commands.add_parser("claims", help="write the ledger of claims from its artifacts")
     claims.set_defaults(run=claims_command)
     claims.add_argument(
@@ -76,7 +101,12 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="write the report of a sweep, with its enumerated models")
     report.set_defaults(run=report_command)
     report.add_argument("runs", type=Path, metavar="RUNS_DIR", help="a sweep's directory")
-    verified = commands.add_parser("verify", help="recompute the ledger, or a report of this command")
+    rebuilt = commands.add_parser("rebuild", help="write the reports of published sweeps again")
+    rebuilt.set_defaults(run=rebuild_command)
+    rebuilt.add_argument(
+        "path", nargs="?", type=Path, default=RESULTS, metavar="DIR", help="a directory of such reports"
+    )
+    verified = commands.add_parser("verify", help="recompute the ledger, or reports")
     verified.set_defaults(run=verify_command)
     verified.add_argument("path", nargs="?", type=Path, default=LEDGER, metavar="DIR")
     audited = commands.add_parser("audit", help="check what published points or a frontier share support")

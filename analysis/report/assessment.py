@@ -7,7 +7,7 @@ from pathlib import Path
 from analysis.results.load import load_sweep
 from analysis.results.sweep import Sweep
 from analysis.stats import Comparison, Pairs, Rules, compare
-from analysis.stats.attainment import Reference
+from analysis.stats.hypervolume import Reference
 from analysis.stats.matching import match, matched_curves
 from analysis.stats.pairs import Curves
 from analysis.stats.tuning import regrets_of

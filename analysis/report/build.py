@@ -16,11 +16,14 @@ from analysis.report.assessment import Assessment, load_assessment
 from analysis.report.html import render
 from analysis.report.numbers import summary_numbers
 from analysis.report.sections import SECTIONS, Builder
+from analysis.results.checksum import digest
 from analysis.results.layout import NUMBERS, NUMBERS_SCHEMA, REPORT
 from lit_klrb.files import check_target, write_output
 
-# Libraries that can change the last digits of numbers or coordinates of drawings.
-_ENGINES = ("numpy", "scipy", "statsmodels", "moocore", "matplotlib")
+# Libraries of which another version can change drawings or, by more than rounding, numbers.
+_ENGINES = ("numpy", "scipy", "moocore", "matplotlib")
+# Key of `results.json` with the checksum of the rest of it.
+CHECKSUM = "checksum"
 # Significant digits of the numbers.
 _DIGITS = 12
 
@@ -68,20 +71,23 @@ def compose(assessment: Assessment, output: Path, added: Sequence[Builder] = ())
     """Compose the report of a sweep, for a page at `output`."""
     sections = [section for builder in (*SECTIONS, *added) if (section := builder(assessment)) is not None]
     page = render(assessment, sections).encode()
-    return Report(
-        page,
-        _plain(
-            {
-                "schema": NUMBERS_SCHEMA,
-                "runs": os.path.relpath(assessment.sweep.directory, output.parent),
-                "page": {"name": output.name, "sha256": hashlib.sha256(page).hexdigest()},
-                "code": code_version(tuple(added)),
-                "engines": engines(),
-                **summary_numbers(assessment),
-                "sections": {section.name: section.numbers for section in sections},
-            }
-        ),
+    numbers: dict[str, Any] = _plain(
+        {
+            "schema": NUMBERS_SCHEMA,
+            "runs": os.path.relpath(assessment.sweep.directory, output.parent),
+            "page": {"name": output.name, "sha256": hashlib.sha256(page).hexdigest()},
+            "code": code_version(tuple(added)),
+            "engines": engines(),
+            **summary_numbers(assessment),
+            "sections": {section.name: section.numbers for section in sections},
+        }
     )
+    return Report(page, {**numbers, CHECKSUM: checksum_of(numbers)})
+
+
+def checksum_of(numbers: dict[str, Any]) -> str:
+    """The checksum of the content of `results.json`, which shows that it was edited by hand."""
+    return digest({key: value for key, value in numbers.items() if key != CHECKSUM})
 
 
 @functools.cache  # the sources do not change under a running process

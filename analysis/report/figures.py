@@ -131,7 +131,18 @@ def sheet(height: float, width: float = WIDTH) -> Iterator[Sheet]:
         svg = re.sub(r"\s*\n\s*|(?<=<g) id=\"[^\"]+\"| transform=\"rotate\(-0 [^\"]+\"", " ", svg)
         # Hundredths of a point cannot be seen, and further digits take two thirds of the bytes
         svg = re.sub(r"(?<= (?:d|x|y)=\")[^\"]+", lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), svg)
+        svg = _with_short_ids(svg)
         drawn.svg = re.sub(r"(?<=data:image/png;base64,)[^\"]+", _with_few_colours, svg)
+
+
+def _with_short_ids(svg: str) -> str:
+    """Number the ids of a drawing, which are hashes of coordinates with all of their digits."""
+    names = {
+        name: f"i{place}" for place, name in enumerate(dict.fromkeys(re.findall(r" id=\"([^\"]+)\"", svg)))
+    }
+    return re.sub(
+        r"( id=\"|url\(#|href=\"#)([^\")]+)", lambda found: found[1] + names.get(found[2], found[2]), svg
+    )
 
 
 def _with_few_colours(picture: re.Match[str]) -> str:

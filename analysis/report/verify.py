@@ -1,33 +1,37 @@
 """Recomputes a report and lists the differences.
 
-The comparison depends on the code that wrote the report. The same code with the same libraries gives the same
-bytes. With other versions of the libraries, drawings may differ; with other code, statistics and text may
-differ too. Then only the plan, the results and each run's outcome are compared, and the rest is listed.
+Numbers are compared within a tolerance, the page as text, and drawings up to what can be seen (`agreement`).
+No byte of a page decides whether a result is honest: a hash says only that a file is as it was written.
+What depends on the code (statistics, words, drawings) is compared always. If the report was written by other
+code, differences in these are listed as not compared, as the code may have changed them.
 """
 
 import hashlib
 import json
-import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from analysis.report.agreement import Printed, differences, line_differences, same_drawing
 from analysis.report.assessment import load_assessment
-from analysis.report.build import code_version, compose, engines
+from analysis.report.build import CHECKSUM, Report, checksum_of, code_version, compose, engines
 from analysis.report.sections import Builder
 from analysis.results.files import DamagedFileError, read_bytes, read_json
 from analysis.results.layout import NUMBERS, NUMBERS_SCHEMA, PLAN, PLAN_SCHEMA, REPORT
-from analysis.results.load import load_sweep
 from analysis.results.sweep import Sweep
-from lit_klrb import schema
+from analysis.stats.text import printed
 from lit_klrb.errors import ConfigurationError
 
-_DRAWING = re.compile(r'src="data:image/svg\+xml,[^"]*"')
+_DRAWING = re.compile(r'src="(data:image/svg\+xml,[^"]*)"')
 # Keys of the document that are compared separately.
-_APART = ("engines", "code", "page")
+_APART = ("engines", "code", "page", CHECKSUM)
+# Keys whose values come from plan and results without a computation.
+_COPIED = (("plan", "hash"), ("runs",), ("sections", "provenance"), ("sections", "tradeoff", "runs"))
+# Number of differences that are listed of a report by other code.
+_LISTED = 20
 
 
 @dataclass
@@ -48,8 +52,8 @@ class Verification:
 def verify(path: Path, added: Sequence[Builder] = ()) -> Verification:
     """Recompute a report from the results of its sweep.
 
-    A page that is not there, as those of published sweeps in this repository, is composed again: it should be
-    the page whose hash `results.json` records.
+    A page that is not there, as those of published sweeps in this repository, is not compared: `results.json`
+    has all of its numbers.
 
     Args:
         path: The page, its `results.json`, or the directory they are in.
@@ -67,32 +71,99 @@ def verify(path: Path, added: Sequence[Builder] = ()) -> Verification:
     page = path if path.suffix == ".html" else folder / (Path(name).name if isinstance(name, str) else REPORT)
     if page == path and not os.path.lexists(page):
         raise ConfigurationError(f"{page}: there is no such page; write one first")
-    runs = folder / written["runs"]
-    code = code_version(tuple(added))
-    if written.get("code") == code:
-        found = _recompute(written, runs, page, added)
-    else:
-        found = _compare_facts(written, runs, code)
+    assessment = load_assessment(folder / written["runs"])
+    with printed() as values:
+        report = compose(assessment, page, added)
+    found = Verification(assessment.sweep)
+    _check_files(written, page, found)
+    _compare(written, report, page, Printed(values), found, tuple(added))
     _check_plan(found)
     # A page can agree with files that are not those of its plan
     found.differences += found.sweep.invalid
     unread = [problem.text for problem in found.sweep.problems if problem.unread]
     found.not_compared += [text.partition(": ")[0] + ": it cannot be read" for text in unread]
-    recorded = _at(written, "page", "sha256")
-    if recorded is None:
-        found.not_compared.append(f"{page.name}: {NUMBERS} does not record the page it was written with")
-    elif os.path.lexists(page) and hashlib.sha256(read_bytes(page)).hexdigest() != recorded:
-        found.differences.append(f"{page.name}: is not the page that {NUMBERS} was written with")
     return found
 
 
 def _read_numbers(path: Path) -> dict[str, Any]:
     written = read_json(path)
-    if not isinstance(written, dict) or written.get("schema") not in (1, NUMBERS_SCHEMA):
+    if not isinstance(written, dict) or written.get("schema") != NUMBERS_SCHEMA:
         raise DamagedFileError(f"{path}: not the numbers of a report that this version reads")
     if not isinstance(written.get("runs"), str):
         raise DamagedFileError(f"{path}: does not name the directory of its sweep")
     return written
+
+
+def _check_files(written: dict[str, Any], page: Path, found: Verification) -> None:
+    """Whether `results.json` and the page are the files that were written."""
+    if CHECKSUM not in written:
+        found.not_compared.append(f"{NUMBERS}: has no checksum, as it was written by an earlier version")
+    elif written[CHECKSUM] != checksum_of(written):
+        found.differences.append(f"{NUMBERS}: was changed after it was written: it has another checksum")
+    if not os.path.lexists(page):
+        return
+    recorded = _at(written, "page", "sha256")
+    if recorded is None:
+        found.not_compared.append(f"{page.name}: {NUMBERS} does not record the page it was written with")
+    elif hashlib.sha256(read_bytes(page)).hexdigest() != recorded:
+        found.differences.append(f"{page.name}: is not the page that {NUMBERS} was written with")
+
+
+def _compare(
+    written: dict[str, Any],
+    report: Report,
+    page: Path,
+    values: Printed,
+    found: Verification,
+    added: tuple[Builder, ...],
+) -> None:
+    """Compare numbers, text and drawings."""
+    expected = json.loads(json.dumps(report.numbers))
+    ours, theirs = ({k: v for k, v in one.items() if k not in _APART} for one in (written, expected))
+    of_code = []
+    for keys, line in differences(ours, theirs, values):
+        if not any(keys[: len(copied)] == copied for copied in _COPIED):
+            of_code.append(f"{NUMBERS}: {line}")
+    for copied in _COPIED:
+        one, other = (_at(document, *copied) for document in (ours, theirs))
+        lines = differences(one, other, values, copied, copied=True)
+        found.differences += [f"{NUMBERS}: {line}" for _, line in lines]
+    if os.path.lexists(page):
+        of_code += _of_page(written, page, report.page, values, found)
+    code = code_version(added)
+    if written.get("code") == code or not of_code:
+        found.differences += of_code
+        return
+    more = f" (and {len(of_code) - _LISTED} more)" if len(of_code) > _LISTED else ""
+    found.not_compared.append(
+        f"{len(of_code)} numbers or lines{more}, which differ: the report was written by "
+        f"{_code(written.get('code'))}, this is {_code(code)}"
+    )
+    found.not_compared += of_code[:_LISTED]
+
+
+def _of_page(
+    written: dict[str, Any], page: Path, expected: bytes, values: Printed, found: Verification
+) -> list[str]:
+    """The lines and drawings in which a page differs."""
+    texts = read_bytes(page).decode(errors="replace"), expected.decode()
+    drawings = [_DRAWING.findall(text) for text in texts]
+    ours, theirs = (_DRAWING.sub("", text) for text in texts)
+    lines = [f"{page.name}: {line}" for line in line_differences(ours, theirs, values)]
+    if len(drawings[0]) != len(drawings[1]):
+        return [*lines, f"{page.name}: has {len(drawings[0])} drawings, the results give {len(drawings[1])}"]
+    changed = [
+        f"{page.name}: drawing {number} is not the one that the results give"
+        for number, pair in enumerate(zip(*drawings, strict=True), start=1)
+        if not same_drawing(*pair)
+    ]
+    if changed and written.get("engines") != engines():
+        found.not_compared.append(
+            f"{page.name}: {len(changed)} of its drawings, which were made under "
+            f"{_versions(written.get('engines'))}"
+        )
+        return lines
+    return [*lines, *changed]
 
 
 def _check_plan(found: Verification) -> None:
@@ -106,44 +177,6 @@ def _check_plan(found: Verification) -> None:
         )
 
 
-def _recompute(written: dict[str, Any], runs: Path, page: Path, added: Sequence[Builder]) -> Verification:
-    """Compare everything: the code that wrote the report is this code."""
-    assessment = load_assessment(runs)
-    report = compose(assessment, page, added)
-    expected = json.loads(json.dumps(report.numbers))
-    found = Verification(assessment.sweep)
-    found.differences += [f"{NUMBERS}: {line}" for line in _differences(written, expected)]
-    drawings = written.get("engines") == engines()
-    if not drawings:
-        found.not_compared.append(
-            f"{page.name}: its drawings, which were made under {_versions(written.get('engines'))}"
-        )
-    if os.path.lexists(page):
-        found.differences += _of_page(page, report.page, drawings)
-    elif drawings and hashlib.sha256(report.page).hexdigest() != _at(written, "page", "sha256"):
-        found.differences.append(f"{page.name}: the results do not give the page of {NUMBERS}'s hash")
-    return found
-
-
-def _of_page(page: Path, expected: bytes, drawings: bool) -> list[str]:
-    """The lines in which a page differs, with its drawings or without."""
-    raw = read_bytes(page)
-    written, given = (
-        [line if drawings else _DRAWING.sub("", line) for line in text.splitlines()]
-        for text in (raw.decode(errors="replace"), expected.decode())
-    )
-    if len(written) != len(given):
-        return [f"{page.name}: {len(written)} lines are written, the results give {len(given)}"]
-    changed = [
-        f"{page.name}: line {line}: {_short(repr(ours))} is written, the results give {_short(repr(theirs))}"
-        for line, (ours, theirs) in enumerate(zip(written, given, strict=True), start=1)
-        if ours != theirs
-    ]
-    if drawings and raw != expected and not changed:
-        return [f"{page.name}: its bytes are not those that the results give"]
-    return changed
-
-
 def _versions(written: Any) -> str:
     """Names and versions of the libraries whose version differs."""
     if not isinstance(written, dict):
@@ -153,58 +186,10 @@ def _versions(written: Any) -> str:
     return ", ".join(f"{name} {written.get(name)} (here {now[name]})" for name in other)
 
 
-def _compare_facts(written: dict[str, Any], runs: Path, code: dict[str, str]) -> Verification:
-    """Compare what does not depend on the code: the plan, the results and each run's outcome."""
-    sweep = load_sweep(runs)
-    found = Verification(sweep)
-    found.not_compared.append(
-        f"statistics, words and drawings: the report was written by {_code(written.get('code'))}, this is "
-        f"{_code(code)}; the plan, the results and each run's outcome were compared"
-    )
-    said, facts = _said(written), _facts(sweep)
-    times = _at(written, "sections", "equal_time", "seconds")
-    if isinstance(times, dict):
-        said["sections.equal_time.seconds"], facts["sections.equal_time.seconds"] = times, {**sweep.seconds}
-    found.differences += [f"{NUMBERS}: {line}" for line in _differences(said, facts)]
-    return found
-
-
 def _code(code: Any) -> str:
     if not isinstance(code, dict):
         return "a version that did not record itself"
     return f"version {code.get('version')} ({str(code.get('sources'))[:12]})"
-
-
-def _facts(sweep: Sweep) -> dict[str, Any]:
-    return {
-        "plan.hash": sweep.locked and sweep.locked.hash,
-        "provenance.results": {run.cell.id: run.checksum for run in sweep.runs},
-        "tradeoff.runs": {
-            run.cell.id: {key: _number(run.outcome(key)) for key in (schema.REWARD, schema.KL)}
-            for run in sweep.grid.values()
-            if not run.diverged
-        },
-    }
-
-
-def _number(value: float) -> float | None:
-    """A number as in JSON, where NaN (a void reward) is null."""
-    return value if math.isfinite(value) else None
-
-
-def _said(written: dict[str, Any]) -> dict[str, Any]:
-    """The content of `_facts`, taken from the numbers of a report."""
-    plan = written.get("plan")
-    runs = _at(written, "sections", "tradeoff", "runs")
-    outcomes = {
-        name: {key: _at(run, key) for key in (schema.REWARD, schema.KL)}
-        for name, run in (runs if isinstance(runs, dict) else {}).items()
-    }
-    return {
-        "plan.hash": plan if isinstance(plan, str) else _at(plan, "hash"),
-        "provenance.results": _at(written, "sections", "provenance", "results"),
-        "tradeoff.runs": outcomes,
-    }
 
 
 def _at(value: Any, *keys: str) -> Any:
@@ -212,27 +197,3 @@ def _at(value: Any, *keys: str) -> Any:
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
-
-
-def _differences(written: Any, expected: Any, place: str = "") -> Iterator[str]:
-    """Yield the leaves in which two JSON documents differ by more than rounding."""
-    if isinstance(written, dict) and isinstance(expected, dict):
-        for key in dict.fromkeys((*written, *expected)):
-            if place or key not in _APART:
-                yield from _differences(
-                    written.get(key), expected.get(key), f"{place}.{key}" if place else key
-                )
-    elif isinstance(written, list) and isinstance(expected, list) and len(written) == len(expected):
-        for index, pair in enumerate(zip(written, expected, strict=True)):
-            yield from _differences(*pair, f"{place}[{index}]")
-    elif written != expected and not (
-        isinstance(written, float)
-        and isinstance(expected, float)
-        and math.isclose(written, expected, rel_tol=1e-9, abs_tol=1e-12)
-    ):
-        ours, theirs = (_short(json.dumps(value)) for value in (written, expected))
-        yield f"{place}: {ours} is written, the results give {theirs}"
-
-
-def _short(text: str, width: int = 120) -> str:
-    return text if len(text) <= width else f"{text[:width]}…"

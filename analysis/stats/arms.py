@@ -73,11 +73,16 @@ def arm_outcomes(sweep: Sweep, keys: Sequence[str]) -> list[ArmOutcome]:
                     len(mine) - len(runs),
                     {key: Estimate.of_mean(value) for key, value in values.items()},
                     {key: Estimate.of_mean(value) for key, value in differences.items()},
-                    {key: int((value > 0).sum()) for key, value in differences.items()},
+                    {key: _higher(value, values[key]) for key, value in differences.items()},
                     len(others),
                 )
             )
     return found
+
+
+def _higher(differences: FloatArray, values: FloatArray) -> int:
+    """Number of positive differences; a rounding error, relative to the values, is none."""
+    return int((differences > 2.0**-32 * np.abs(values).max(initial=0.0)).sum())
 
 
 def compared(sweep: Sweep) -> tuple[str, ...]:

@@ -34,4 +34,4 @@ class BlockTest:
             >>> round(BlockTest.of(Estimate.of_mean(np.array([1.0, 2.0, 3.0]))).p_value, 4)
             0.0742
         """
-        return cls(estimate.p_value, int(estimate.degrees) + 1)
+        return cls(estimate.p_value, round(estimate.degrees) + 1)

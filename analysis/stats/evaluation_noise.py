@@ -8,6 +8,7 @@ from scipy import stats
 
 from analysis.stats.intervals import Interval
 from analysis.stats.pairs import FloatArray
+from analysis.stats.text import whole_percent
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class NoiseShare:
     interval: Interval
 
     def __str__(self) -> str:
-        return f"{self.value:.0%} ({self.interval.low:.0%} to {self.interval.high:.0%})"
+        low, high = map(whole_percent, self.interval.ends)
+        return f"{whole_percent(self.value)} ({low} to {high})"
 
 
 def noise_share(differences: Sequence[FloatArray]) -> NoiseShare | None:

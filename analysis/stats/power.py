@@ -16,6 +16,7 @@ from analysis.stats.objective import objective_contrast
 from analysis.stats.pairs import FloatArray, Pairs
 from analysis.stats.scenario import Scenario
 from analysis.stats.swaps import Alternative, p_values, swap_signs, unit_sums
+from analysis.stats.text import fixed
 
 SUMS: dict[str, Callable[[Pairs], FloatArray]] = {
     "objective": lambda pairs: objective_contrast(pairs).contributions,
@@ -56,7 +57,7 @@ class Rate:
             >>> str(Rate(0.048, 1000))
             '0.048 ± 0.007'
         """
-        return f"{self.value:.3f} ± {self.error:.3f}"
+        return f"{fixed(self.value, 3)} ± {fixed(self.error, 3)}"
 
 
 def rejection_rates(

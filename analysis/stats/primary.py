@@ -13,6 +13,7 @@ from analysis.stats.matched_kl import MatchedKL, matched_kl, matched_kl_test
 from analysis.stats.objective import objective_contrast
 from analysis.stats.pairs import Pairs
 from analysis.stats.rules import Rules
+from analysis.stats.text import fixed
 from analysis.stats.tuning import regret_variance
 from analysis.stats.verdict import Outcome, Verdict
 
@@ -81,5 +82,5 @@ def _gated(pairs: Pairs, primary: Verdict, fit: MatchedKL | None, rules: Rules) 
         Verdict.about(MATCHED_KL, pairs, fit.estimate, unit, test),
         margin=rules.margins.get(MATCHED_KL.key),
         untested=closed,
-        note=f"overlap of the KLs {fit.overlap:.2f}",
+        note=f"overlap of the KLs {fixed(fit.overlap, 2)}",
     )

@@ -7,9 +7,9 @@ from functools import partial
 import numpy as np
 
 from analysis.stats import claims, frontier
-from analysis.stats.attainment import Reference, hypervolume_test
 from analysis.stats.claims import Claim
 from analysis.stats.contrast import Contrast
+from analysis.stats.hypervolume import Reference, hypervolume_test
 from analysis.stats.intervals import Estimate
 from analysis.stats.kl_reward import LOG_RATIO, log_kl_contrast, reward_contrast
 from analysis.stats.pairs import Curves, FloatArray, Pairs

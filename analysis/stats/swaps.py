@@ -1,5 +1,6 @@
 """Exact permutation tests that swap the labels of matched pairs."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -14,9 +15,10 @@ Alternative = Literal["two-sided", "greater", "less"]
 RESAMPLES = 9_999
 """Number of random swaps; designs with up to 2**13 swaps are enumerated instead."""
 
-# Statistics are rounded to 2**-32 of the size of their terms, so that ties survive rounding errors. A
-# tolerance relative to the observed value would be 0 if that value is 0.
-_GRID_BITS = 32
+# Statistics that differ by less than this share of the size of their terms are tied, so that ties survive
+# rounding errors. A tolerance relative to the observed value would be 0 if that value is 0, and rounding to a
+# grid would tear apart ties at the middle between two of its points.
+_TIE = 2.0**-32
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,9 @@ def swap_test(
     if not np.isfinite(contributions).all():
         raise ValueError("contributions must be finite: rank diverged runs last before testing")
     sums = unit_sums(contributions, units)
-    sums = sums[np.abs(sums) > np.abs(contributions).max(initial=0.0) * 2.0**-_GRID_BITS]
+    sums = sums[np.abs(sums) > np.abs(contributions).max(initial=0.0) * _TIE]
     count = len(sums)
-    if count and np.ptp(np.abs(sums)) <= np.abs(sums[0]) * 2.0**-_GRID_BITS:  # equal sizes: a sign test
+    if count and np.ptp(np.abs(sums)) <= np.abs(sums[0]) * _TIE:  # equal sizes: a sign test
         p_value = stats.binomtest(int((sums > 0).sum()), count, alternative=alternative).pvalue
         sides = 2 if alternative == "two-sided" else 1
         return SwapTest(float(p_value), min(1.0, sides * 2.0**-count), count, 2**count, True)
@@ -105,15 +107,10 @@ def sign_flip_test(
             maximum of absolute values.
         resamples: Number of random swaps if enumeration would need more.
     """
-    step = max(scale, np.finfo(float).tiny) * 2.0**-_GRID_BITS
-
-    def on_grid(signs: FloatArray) -> FloatArray:
-        return np.asarray(np.rint(statistic(signs) / step))
-
-    observed, mirrored = on_grid(np.ones(count)), on_grid(-np.ones(count))
-    sides = 2 if alternative == "two-sided" or observed == mirrored else 1
+    observed, mirrored = statistic(np.ones(count)), statistic(-np.ones(count))
+    sides = 2 if alternative == "two-sided" or abs(observed - mirrored) <= scale * _TIE else 1
     signs, exact = swap_signs(count, resamples)
-    p_value = float(p_values(observed, on_grid(signs), alternative, exact=exact))
+    p_value = float(p_values(observed, statistic(signs), alternative, exact=exact, tolerance=scale * _TIE))
     least = min(1.0, sides * (2.0**-count if exact else 1 / (resamples + 1)))
     return SwapTest(p_value, least, count, len(signs), exact)
 
@@ -147,7 +144,7 @@ def swap_signs(units: int, resamples: int, seed: int = 0) -> tuple[FloatArray, b
         resamples: Number of random swaps if enumeration would need more.
         seed: Seed of the random swaps.
     """
-    if 2.0**units <= resamples:
+    if units <= math.log2(resamples):  # not 2**units, which can be too large for a float
         patterns = (np.arange(2**units)[:, None] >> np.arange(units)) & 1
         return np.asarray(1.0 - 2.0 * patterns, dtype=np.float64), True
     return np.random.default_rng(seed).choice((-1.0, 1.0), size=(resamples, units)), False

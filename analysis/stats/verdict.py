@@ -32,6 +32,9 @@ from analysis.stats.text import (
     these_blocks,
 )
 
+# Relative rounding error of p-values, which could otherwise decide between processors.
+_ROUNDING = 1e-9
+
 
 class Outcome(Enum):
     """The possible conclusions of a comparison."""
@@ -43,6 +46,11 @@ class Outcome(Enum):
     CANNOT_REJECT = "cannot reject at this design"
     NOT_TESTED = "not tested"
     NO_VERDICT = "no verdict"
+
+
+def _at_most(p_value: float, level: float) -> bool:
+    """Whether a p-value is at most a level, or equal to it apart from rounding."""
+    return p_value <= level * (1 + _ROUNDING)
 
 
 @dataclass(frozen=True)
@@ -119,12 +127,17 @@ class Verdict:
             return Outcome.NOT_TESTED
         if self.doubt:
             return Outcome.INCONCLUSIVE
-        if self.adjusted <= self.alpha and self.estimate.value != 0 and not math.isnan(self.estimate.value):
+        if (
+            _at_most(self.adjusted, self.alpha)
+            and self.estimate.value != 0
+            and not math.isnan(self.estimate.value)
+        ):
             favours = (self.estimate.value > 0) == self.claim.higher_is_better
             return Outcome.BETTER if favours else Outcome.WORSE
-        if self.margin is not None and self.estimate.equivalence_p(self.margin) <= self.level:
+        if self.margin is not None and _at_most(self.estimate.equivalence_p(self.margin), self.level):
             return Outcome.EQUIVALENT
-        return Outcome.CANNOT_REJECT if self.attainable > self.alpha else Outcome.INCONCLUSIVE
+        possible = math.isnan(self.attainable) or _at_most(self.attainable, self.alpha)
+        return Outcome.INCONCLUSIVE if possible else Outcome.CANNOT_REJECT
 
     @property
     def interval(self) -> Interval | None:
@@ -151,7 +164,7 @@ class Verdict:
         if self.withheld:
             return f"There is no verdict on {self.claim.subject}: {self.withheld}."
         evidence = f"{self._difference()}; {evidence_text(self.test, self.level)}"
-        if self.adjusted != self.test.p_value:
+        if not math.isclose(self.adjusted, self.test.p_value, rel_tol=_ROUNDING):
             evidence += f", {probability(self.adjusted)} after Holm's correction"
         evidence += f"; {self._counts()}"
         subject, arms = self.claim.subject, f"{self.treatment} against {self.control}"

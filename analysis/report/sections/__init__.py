@@ -5,7 +5,6 @@ from collections.abc import Callable
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section
 from analysis.report.sections.arms import arms
-from analysis.report.sections.attainment import attainment
 from analysis.report.sections.blocks import blocks
 from analysis.report.sections.certificates import certificates
 from analysis.report.sections.completions import completions
@@ -40,7 +39,6 @@ SECTIONS: tuple[Builder, ...] = (
     blocks,
     evaluation_noise,
     training_curves,
-    attainment,
     stability,
     gradient_noise,
     estimation,

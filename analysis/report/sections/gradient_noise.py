@@ -17,7 +17,7 @@ from analysis.stats.gradient_noise import (
     compare_layers,
     compare_noise,
 )
-from analysis.stats.text import ends_text, number
+from analysis.stats.text import ends_text, number, whole_percent
 
 
 def gradient_noise(assessment: Assessment) -> Section | None:
@@ -199,7 +199,10 @@ def _figure(measured: _Measured) -> Figure:
             ("p (Holm)", lambda found: number(found.verdict.adjusted, 2)),
             ("p (centred)", lambda found: number(found.variance.test.p_value, 2)),
             ("Kurtosis", lambda found: " / ".join(number(one, 2) for one in found.variance.kurtosis)),
-            ("Largest share", lambda found: " / ".join(f"{one:.0%}" for one in found.variance.top_share)),
+            (
+                "Largest share",
+                lambda found: " / ".join(map(whole_percent, found.variance.top_share)),
+            ),
             ("Verdict", lambda found: found.verdict.label),
         ),
     )

@@ -136,8 +136,8 @@ def _tests(assessment: Assessment) -> Table:
         "Holm's correction over the planned comparisons; “matched_kl” is a separate family, tested only "
         "where the primary test rejects; all others are descriptive and form one family. Intervals are "
         "simultaneous, each at the level of the first step of Holm's correction in its family: "
-        f"{levels}; those of frontier shares are 95% each. “Least p” is the smallest "
-        "attainable corrected p.",
+        f"{levels}; those of frontier shares are 95% each. The hypervolume is that of each replicate's runs, "
+        "on log KL and reward, up to the worst of any run. “Least p” is the smallest attainable corrected p.",
         [verdict for comparison in comparisons for verdict in comparison.verdicts],
         ("Test", lambda verdict: f"{verdict.claim.key}: {verdict.claim.subject}"),
         ("Arm", lambda verdict: verdict.treatment),

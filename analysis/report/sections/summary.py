@@ -30,6 +30,8 @@ _WHY_ZERO = (
     " An interval that includes 0 beside a small p is no contradiction: it has the level of the first step "
     "of Holm's correction, the p-value that of a later one."
 )
+# The largest integer that JSON holds exactly.
+_LARGEST = 2**53
 # Number of problems that are shown beside a verdict.
 _CAUTIONS = 3
 
@@ -108,7 +110,7 @@ def verdict_numbers(verdict: Verdict) -> dict[str, Any]:
         **(
             {"blocks": test.blocks}
             if isinstance(test, BlockTest)
-            else {"swaps": test.resamples, "exact": test.exact}
+            else {"swaps": None if test.resamples > _LARGEST else test.resamples, "exact": test.exact}
         ),
         "replicates": verdict.replicates,
         **({} if share is None else {"k": share.count, "n": share.total, "discordant": share.discordant}),

@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+import re
 
 import pytest
+from perturbed import moved_statistics
 from synthetic import edit_plan, publish, write_sweep
 
 from analysis.cli import main
-from analysis.report.build import build
+from analysis.report.build import build, checksum_of
 
 SMALL = {"replicates": 2, "betas": {0: 0.1}}
 
@@ -30,9 +32,11 @@ def verified(capsys):
 
 
 def edit_numbers(folder, edit):
+    """Edit `results.json`, with a new checksum."""
     path = folder / "results.json"
     numbers = json.loads(path.read_text("utf-8"))
     edit(numbers)
+    numbers["checksum"] = checksum_of(numbers)
     path.write_text(json.dumps(numbers), "utf-8")
 
 
@@ -60,40 +64,80 @@ def test_a_forged_word_is_found_even_with_a_new_hash_of_the_page(page, verified)
     code, lines = verified(page)
     assert code == 1
     assert "differs: report.html: is not the page that results.json was written with" in lines
-    sha256 = hashlib.sha256(page.read_bytes()).hexdigest()
-    edit_numbers(page.parent, lambda numbers: numbers["page"].update(sha256=sha256))
+    with_new_hash(page)
     code, lines = verified(page)
     assert code == 1
     (line,) = (line for line in lines if line.startswith("differs"))
     assert line.startswith("differs: report.html: line ")
 
 
-@pytest.mark.parametrize("forge", [b"%3Csvg%20", b"\r\n"])
-def test_a_forged_figure_is_found_whatever_version_drew_it(page, verified, forge):
-    old = b"%3Csvg" if forge.startswith(b"%") else b"\n"
-    page.write_bytes(page.read_bytes().replace(old, forge, 1))
-    assert verified(page)[0] == 1
-    # Under another version of the library drawings are not compared, but it is not the page that was written.
-    edit_numbers(page.parent, lambda numbers: numbers["engines"].update(matplotlib="0.1"))
+def with_new_hash(page):
+    edit_numbers(page.parent, lambda numbers: numbers["page"].update(sha256=_sha256(page)))
+
+
+def _sha256(page):
+    return hashlib.sha256(page.read_bytes()).hexdigest()
+
+
+def test_a_number_of_a_page_is_compared_up_to_its_last_digit(page, verified):
+    text = page.read_text("utf-8")
+    number = re.search(r"<strong>[+−]0\.(\d+)</strong>", text)
+    forged = f"{int(number[1]) + 1:0{len(number[1])}d}"
+    page.write_text(text.replace(number[0], number[0].replace(number[1], forged)), "utf-8")
+    with_new_hash(page)
     code, lines = verified(page)
     assert code == 1
-    assert "differs: report.html: is not the page that results.json was written with" in lines
+    assert sum(line.startswith("differs: report.html: line ") for line in lines) == 1
 
 
-def test_drawings_of_other_versions_are_listed_as_not_compared(page, verified):
+def test_any_digit_of_the_numbers_changed_by_hand_is_found(page, verified):
+    path = page.parent / "results.json"
+    text = path.read_text("utf-8")
+    longest = max(re.findall(r"\d\.\d+", text), key=len)  # its last digit is within any tolerance
+    path.write_text(text.replace(longest, longest[:-1] + str(9 - int(longest[-1])), 1), "utf-8")
+    code, lines = verified(page)
+    assert code == 1
+    assert "differs: results.json: was changed after it was written: it has another checksum" in lines
+
+
+@pytest.mark.parametrize("forge", ["width", "line"])
+def test_a_forged_figure_or_line_break_is_found_even_with_a_new_hash(tmp_path, verified, forge):
+    page = build(write_sweep(tmp_path, **SMALL))
+    assert verified(page)[0] == 0
+    content = page.read_bytes()
+    if forge == "line":
+        page.write_bytes(content.replace(b"\n", b"\r\n", 1))
+    else:
+        place = re.search(rb"d=%22M (\d)", content).start(1)
+        page.write_bytes(
+            content[:place] + b"%d" % (9 - int(content[place : place + 1])) + content[place + 1 :]
+        )
+    with_new_hash(page)
+    code, lines = verified(page)
+    assert code == 1
+    (line,) = (line for line in lines if line.startswith("differs"))
+    assert ("drawing" in line) is (forge == "width")
+
+
+def test_a_drawing_of_another_version_that_differs_is_not_compared(page, verified):
     edit_numbers(page.parent, lambda numbers: numbers["engines"].update(matplotlib="0.1"))
+    assert verified(page)[0] == 0, "it is the same drawing"
+    page.write_text(page.read_text("utf-8").replace("%3Csvg", "%3Csvg width=%229%22", 1), "utf-8")
+    with_new_hash(page)
     code, lines = verified(page)
     assert code == 3
-    assert any("its drawings, which were made under matplotlib 0.1 (here " in line for line in lines)
+    assert any("of its drawings, which were made under matplotlib 0.1 (here " in line for line in lines)
     assert lines[-1] == "everything that was compared agrees with the results"
 
 
-def test_a_report_of_other_code_is_compared_in_what_does_not_depend_on_code(page, verified):
+def test_a_report_of_other_code_is_compared_and_its_differences_are_listed(page, verified):
     edit_numbers(page.parent, lambda numbers: numbers["code"].update(sources="0" * 64))
+    assert verified(page)[0] == 0
     edit_numbers(page.parent, lambda numbers: numbers["arms"][0].update(n=6))
     code, lines = verified(page)
     assert code == 3
     assert any("written by version 0.1.0 (000000000000), this is version 0.1.0" in line for line in lines)
+    assert "not compared: results.json: arms[0].n: 6 is written, the results give 2" in lines
     for edit in (
         lambda numbers: next(iter(numbers["sections"]["tradeoff"]["runs"].values())).update(reward=9.0),
         lambda numbers: numbers["sections"]["provenance"]["results"].popitem(),
@@ -103,6 +147,21 @@ def test_a_report_of_other_code_is_compared_in_what_does_not_depend_on_code(page
         edit_numbers(page.parent, edit)
         assert verified(page)[0] == 1
         (page.parent / "results.json").write_text(before)
+
+
+@pytest.mark.parametrize("size", [6e-16, 1e-12])
+@pytest.mark.parametrize("design", [{"blocks": 3, "replicates": 6}, {"replicates": 3}])
+def test_other_last_digits_of_all_statistics_change_nothing(tmp_path, verified, monkeypatch, size, design):
+    page = build(write_sweep(tmp_path, lift={"RaoBlackwell": 0.3}, **design))
+    before = json.loads((tmp_path / "results.json").read_text())
+    with moved_statistics(size, monkeypatch) as moved:
+        assert moved > 50
+        code, lines = verified(page)
+        assert (code, lines[-1]) == (0, "every number agrees with the results")
+        page = build(tmp_path)
+    after = json.loads((tmp_path / "results.json").read_text())
+    assert after["checksum"] != before["checksum"] or size < 1e-12, "numbers were moved"
+    assert after["sections"]["verdict"]["decisions"] == before["sections"]["verdict"]["decisions"]
 
 
 def test_a_changed_result_is_named(page, verified):

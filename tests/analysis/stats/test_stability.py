@@ -1,13 +1,13 @@
-"""Stability, attainment and sequential seeds against brute force."""
+"""Stability and hypervolume against brute force."""
 
 import itertools
 
 import numpy as np
 import pytest
-from designs import draw_pairs, pairs_of
+from designs import draw_pairs
 from generators import draw_curves
 
-from analysis.stats.attainment import attainment_on, hypervolume, hypervolume_test, outside
+from analysis.stats.hypervolume import hypervolume, hypervolume_test
 from analysis.stats.stability import roughness_test, spread_test
 
 SIGNS = np.array(list(itertools.product((1, -1), repeat=6)))
@@ -121,28 +121,3 @@ def test_blocked_hypervolumes_swap_whole_replicates():
     assert found.differences == pytest.approx(expected)
     flips = np.array(list(itertools.product((1, -1), repeat=4))) @ expected
     assert found.test.p_value == pytest.approx((np.abs(flips) >= abs(sum(expected)) - 1e-9).mean())
-
-
-def test_runs_outside_the_corner_are_counted():
-    pairs = pairs_of([[1.0, 9.0], [np.nan, 1.0]], [[1.0, 1.0], [np.nan, -5.0]])
-    assert outside(pairs, (5.0, 0.0)) == 3
-
-
-def test_the_attainment_difference_equals_its_definition():
-    pairs = draw_pairs(np.random.default_rng(6), replicates=4, betas=(0.1, 0.3))
-    kl_grid, reward_grid = np.unique(pairs.kl), np.unique(pairs.reward)
-    found = attainment_on(pairs, kl_grid, reward_grid)
-
-    def chance(side, kl, reward):
-        runs = [
-            any(
-                pairs.kl[row, side] <= kl and pairs.reward[row, side] >= reward
-                for row in np.flatnonzero(pairs.replicate == replicate)
-            )
-            for replicate in range(4)
-        ]
-        return np.mean(runs)
-
-    for i, kl in enumerate(kl_grid):
-        for j, reward in enumerate(reward_grid):
-            assert found[i, j] == pytest.approx(chance(0, kl, reward) - chance(1, kl, reward))

@@ -1,4 +1,4 @@
-"""Hypervolume and empirical attainment function of a set of runs.
+"""Hypervolume of a set of runs.
 
 The geometry is computed by moocore, after a check of its input: a nan may make moocore drop finite runs, and
 points outside the reference corner are ignored without a warning.
@@ -45,12 +45,6 @@ def hypervolume(kl: FloatArray, reward: FloatArray, reference: Reference) -> flo
         return 0.0
     corner = [np.log(reference[0]), reference[1]]
     return float(moocore.hypervolume(np.column_stack([np.log(kl), reward]), corner, maximise=[False, True]))
-
-
-def outside(pairs: Pairs, reference: Reference) -> int:
-    """Number of runs that do not dominate the corner, including diverged ones: they add no hypervolume."""
-    kl, reward = pairs.worst_filled()
-    return int((~((kl < reference[0]) & (reward > reference[1]))).sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,18 +108,3 @@ def _labelled_differences(
         finite = kept[runs]
         volumes.append(hypervolume(kl[runs][finite], reward[runs][finite], reference))
     return np.asarray(np.subtract(volumes, volumes[::-1]))
-
-
-def attainment_on(pairs: Pairs, kl_grid: FloatArray, reward_grid: FloatArray) -> FloatArray:
-    """P(treatment attains) - P(control attains) over replicates at each point of a grid, shape [K, R]."""
-    kl, reward = pairs.worst_filled()
-    maps = []
-    for replicate in np.unique(pairs.replicate):
-        rows = pairs.replicate == replicate
-        # [members, 2, K, R]: which grid points each run attains
-        attains = (kl[rows][..., None, None] <= kl_grid[:, None]) & (
-            reward[rows][..., None, None] >= reward_grid
-        )
-        ours, theirs = attains.any(axis=0).astype(np.float64)
-        maps.append(ours - theirs)
-    return np.asarray(np.mean(maps, axis=0))
