@@ -39,7 +39,9 @@ def _text(path: Path) -> str:
     Raises:
         ConfigurationError: If it is not a file of bounded size in UTF-8; names the file and the problem.
     """
-    if not path.exists():
+    with refusing(f"{path} cannot be read", OSError):  # such as a name that is too long
+        exists = path.exists()
+    if not exists:
         raise ConfigurationError(f"{path} does not exist; the path of a configuration is expected")
     if not path.is_file():
         raise ConfigurationError(f"{path} is not a file; the path of a configuration is expected")

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = [
     "lit_klrb",  # the version, nothing else
     "lit_klrb.errors",
+    "lit_klrb.extensions",  # entry points of other packages
     "lit_klrb.config_files",  # untrusted YAML
     "lit_klrb.schema",
     "lit_klrb.files",
@@ -71,7 +72,12 @@ SHARED = {
 }
 MAY_IMPORT = {
     "lit_klrb.functional": {"lit_klrb.functional", "lit_klrb.errors"},
-    "lit_klrb.estimators": {"lit_klrb.estimators", "lit_klrb.functional", "lit_klrb.errors"},
+    "lit_klrb.estimators": {
+        "lit_klrb.estimators",
+        "lit_klrb.functional",
+        "lit_klrb.errors",
+        "lit_klrb.extensions",
+    },
     "lit_klrb.run": {"lit_klrb.run", *SHARED},
     "analysis": {"analysis", *SHARED},
     # running and analysing a sweep share only its files

@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import lightning as L
 import yaml
@@ -28,13 +28,16 @@ from lit_klrb.callbacks import (
     RunRecorder,
     StopBetweenSteps,
 )
-from lit_klrb.cli.defaults import WITH_REWARD, default_options, given_settings, option_key
-from lit_klrb.cli.mistakes import FAILURE, EndedError, ending_of, flattened
-from lit_klrb.cli.parsing import OneLineParser, one_line
+from lit_klrb.cli.defaults import WITH_REWARD, default_options
+from lit_klrb.cli.door import Door
+from lit_klrb.cli.given import flattened, given_settings, option_key
+from lit_klrb.cli.mistakes import FAILURE, EndedError, ending_of
+from lit_klrb.cli.parsing import OneLineParser
 from lit_klrb.cli.upstream import INITIAL, check_upstream, next_command
 from lit_klrb.cli.warned import once_of_a_kind, quiet
 from lit_klrb.distributed import check_strategy, cluster_plugins
 from lit_klrb.errors import ConfigurationError, NoAnswerError, error_line
+from lit_klrb.estimators.advice import DEFAULT
 from lit_klrb.models.roles import CLASSIFIER
 from lit_klrb.modules import DistillModule
 from lit_klrb.run.checkpoints import CheckpointFiles
@@ -125,13 +128,11 @@ class LitCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the given arguments instead of sys.argv, and convert errors to one line."""
-        try:
-            check_not_linked(args)
-            self.config = parser.parse_args(args)
-        except ConfigurationError as error:
-            command = self._parser(args[0])
-            assert isinstance(command, OneLineParser)
-            raise ConfigurationError(one_line(str(error), command.known_keys())) from None
+        command = self._parser(args[0])
+        assert isinstance(command, OneLineParser)
+        if not {"-h", "--help"} & {*args}:
+            Door(command, {"kl.estimator": DEFAULT}).check(args[1:], required=("model", "data"))
+        self.config = parser.parse_args(args)
         model = self.config[self.config.subcommand].model if "subcommand" in self.config else None
         if model is not None:
             self._prefer_given_model(model.get("init_args", Namespace()))
@@ -167,8 +168,6 @@ class LitCLI(LightningCLI):
         check_named(config.trainer.default_root_dir)
         if self.config.subcommand == "fit" and not config.trainer.fast_dev_run:
             check_training_options(config.trainer.as_dict())
-        for section in ("model", "data"):
-            check_not_null(config[section])
         settings = config.model.get("init_args", Namespace()).as_dict()
         unused = () if config.get("ckpt_path") is None else INITIAL
         check_upstream({key: value for key, value in settings.items() if key not in unused})
@@ -282,34 +281,6 @@ def check_text(settings: Mapping[str, Any]) -> None:
             raise ConfigurationError(
                 f"{value!r} is not text: it has a null character or a lone surrogate", key=key
             )
-
-
-def check_not_null(section: Namespace) -> None:
-    """Refuse null for an argument that has no such value, which the parser lets pass.
-
-    Args:
-        section: `class_path` and `init_args` of a module or a data module.
-
-    Raises:
-        ConfigurationError: Naming the argument.
-    """
-    module, _, name = section.class_path.rpartition(".")
-    kinds = get_type_hints(getattr(sys.modules.get(module), name, None) or object)
-    for key, value in section.get("init_args", Namespace()).as_dict().items():
-        if value is None and key in kinds and type(None) not in get_args(kinds[key]):
-            raise ConfigurationError("must not be null", key=key)
-
-
-def check_not_linked(words: Sequence[str]) -> None:
-    """Refuse a seed of one part: the parser would silently prefer that of the run.
-
-    Raises:
-        ConfigurationError: Naming the key to set.
-    """
-    for word in words:
-        if option_key(word) in ("model.seed", "data.seed"):
-            key = word.partition("=")[0].lstrip("-")
-            raise ConfigurationError(f"{key}: follows from seed_everything, which is the key to set")
 
 
 def check_accelerator(name: Any) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from lit_klrb import __version__
 from lit_klrb.cli.help import short_help
 from lit_klrb.errors import ConfigurationError, error_line
+from lit_klrb.extensions import COMMANDS as ADDED, extensions, load
 from lit_klrb.stops import Stopped, Stops
 
 COMMANDS = {
@@ -32,12 +33,12 @@ RUNS = ("fit", "validate", "test", "predict")
 DEPENDENCIES = {"lightning", "transformers", "datasets", "omegaconf", "jsonargparse", "yaml", "numpy", "rich"}
 # What the libraries in Rust raise, which is no Exception: a pattern of a tokenizer can take too many steps.
 PANIC = "PanicException"
-HELP = f"""usage: python -m lit_klrb COMMAND [--help] ...
+HELP = """usage: python -m lit_klrb COMMAND [--help] ...
 
 Fine-tune language models with a KL penalty whose estimates and gradients are correct.
 
 commands:
-{chr(10).join(f"  {name:<12}{does}" for name, does in COMMANDS.items())}
+{commands}
 
 The stages of training, on an embedded world of film reviews:
   python -m lit_klrb fit --config configs/demo/sft.yaml   the reference
@@ -92,12 +93,17 @@ def console() -> int:
 
 def _run(command: str, rest: list[str]) -> int:
     if command in ("-h", "--help"):
-        return printing(lambda: print(HELP, end=""))
+        return printing(lambda: print(_help(), end=""))
     if command == "--version":
         return printing(lambda: print(f"lit_klrb {__version__}"))
+    added = extensions(ADDED)
+    if command in added and command not in COMMANDS:
+        return printing(lambda: load(added[command])(rest))
     if command not in COMMANDS:
         given = f"unknown command {command}" if command else "a command is missing"
-        raise ConfigurationError(f"{given}; one of {', '.join(COMMANDS)} expected, --help explains them")
+        raise ConfigurationError(
+            f"{given}; one of {', '.join([*COMMANDS, *added])} expected, --help explains them"
+        )
     if command not in RUNS:
         own = import_module(f"lit_klrb.cli.{command.replace('-', '_')}")
         return printing(lambda: own.main(rest))
@@ -107,6 +113,13 @@ def _run(command: str, rest: list[str]) -> int:
 
     every = ["--help" if word == "--help-all" else word for word in rest]
     return run([command, *every]) if every == rest else printing(lambda: run([command, *every]))
+
+
+def _help() -> str:
+    """The help of the program, with the commands that other packages add."""
+    added = {name: f"added by {entry.value}" for name, entry in extensions(ADDED).items()}
+    every = [f"  {name:<12}{does}" for name, does in (added | COMMANDS).items()]
+    return HELP.format(commands="\n".join(sorted(every, key=lambda line: line.split()[0] in added)))
 
 
 def printing(command: Callable[[], int | None]) -> int:

@@ -8,16 +8,26 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from omegaconf.errors import OmegaConfBaseException
 
 import lit_klrb
 from lit_klrb.callbacks import DivergedError
-from lit_klrb.cli.parsing import located
+from lit_klrb.cli.setting_types import parameters, subclasses
 from lit_klrb.errors import EXHAUSTED, ConfigurationError, brief
+from lit_klrb.estimators import KLEstimator
+from lit_klrb.studies.study import Study
 
 USAGE, FAILURE = 2, 1
+# Keys whose value is a class, and the base classes that they accept.
+CLASSES: dict[str, type] = {
+    "model": L.LightningModule,
+    "data": L.LightningDataModule,
+    "kl.estimator": KLEstimator,
+    "study": Study,
+}
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
 PACKAGE = str(Path(lit_klrb.__file__).parent)
 
@@ -46,11 +56,9 @@ def ending_of(error: Exception, settings: Mapping[str, Any]) -> EndedError | Non
         return error
     path, causes = settings.get("ckpt_path"), list(_causes(error))
     for cause in causes:
-        line = None
         if isinstance(cause, ConfigurationError):
             about_file = cause.key == "ckpt_path" and path is not None and str(path) not in cause.message
             line = f"ckpt_path: {path}: {cause.message}" if about_file else located(cause)
-        if (line := line or _of_requirement(cause, settings)) is not None:
             return EndedError(line, USAGE)
     frames = _frames(error)
     building = any(frame.name in ("instantiate_classes", "_set_seed") for frame in frames)
@@ -89,32 +97,23 @@ def _of_cause(error: BaseException, settings: Mapping[str, Any], building: bool)
     return None
 
 
-def _of_requirement(error: BaseException, settings: Mapping[str, Any]) -> str | None:
-    """The message for a class of Lightning that needs another package; None for other errors."""
-    missing = re.search(r"given class_path '([\w.]+)':\s+Requirement '([^']+)' not met", str(error))
-    if missing is None:
-        return None
-    path, requirement = missing.groups()
-    key = next((key for key, value in settings.items() if value == path), "class_path")
-    return f"{_without_index(key)}: {path.rpartition('.')[2]} needs a package: pip install '{requirement}'"
-
-
-def flattened(config: Any, key: str = "") -> dict[str, Any]:
-    """Flatten a nested configuration to plain values by dotted key.
+def located(error: ConfigurationError) -> str:
+    """The message of an error, with the section of the configuration added to its key.
 
     Example:
-        >>> flattened({"a": {"b": [1, {"c": 2}]}})
-        {'a.b.0': 1, 'a.b.1.c': 2}
+        >>> located(ConfigurationError("must be positive, got 0", key="beta_of_nothing"))
+        'beta_of_nothing: must be positive, got 0'
+        >>> located(ConfigurationError("must be at least 1, got 0", key="max_steps"))
+        'trainer.max_steps: must be at least 1, got 0'
     """
-    if isinstance(config, Mapping):
-        items = list(config.items())
-    elif isinstance(config, list):
-        items = list(enumerate(config))
-    else:
-        items = []
-    if not items:
-        return {key: config}
-    return {k: v for name, part in items for k, v in flattened(part, f"{key}.{name}".lstrip(".")).items()}
+    for section, base in CLASSES.items():
+        if any(error.key in parameters(kind).hints for kind in subclasses(base) if _is_ours(kind)):
+            return f"{section}.init_args.{error}"
+    return f"trainer.{error}" if error.key in parameters(L.Trainer).hints else str(error)
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.startswith("lit_klrb.")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -11,9 +11,10 @@ from jsonargparse import Namespace
 
 from lit_klrb import schema
 from lit_klrb.callbacks.recorder import versions
-from lit_klrb.cli.parsing import OneLineParser, one_line
+from lit_klrb.cli.door import Door
+from lit_klrb.cli.parsing import OneLineParser
 from lit_klrb.cli.warned import quiet
-from lit_klrb.errors import ConfigurationError, check_at_least
+from lit_klrb.errors import check_at_least
 from lit_klrb.files import write_atomically
 from lit_klrb.run.directory import RunDirectory, check_named, run_id
 from lit_klrb.studies.study import Study
@@ -43,12 +44,11 @@ def parse(argv: Sequence[str]) -> tuple[OneLineParser, Namespace, Study]:
         ConfigurationError: If an option is not allowed; one line.
     """
     options = parser()
-    try:
-        config = options.parse_args(list(argv))
-        check_at_least(0, seed_everything=config.seed_everything)
-        return options, config, options.instantiate(config).study
-    except ConfigurationError as error:
-        raise ConfigurationError(one_line(str(error), options.known_keys())) from None
+    if not {"-h", "--help"} & {*argv}:
+        Door(options, {}).check(argv, required=("study",))
+    config = options.parse_args(list(argv))
+    check_at_least(0, seed_everything=config.seed_everything)
+    return options, config, options.instantiate(config).study
 
 
 def main(argv: Sequence[str]) -> None:

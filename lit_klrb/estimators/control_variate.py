@@ -1,7 +1,7 @@
 """`MonteCarlo` plus control variates with coefficients fitted on other prompts and earlier rollouts."""
 
 from dataclasses import dataclass
-from typing import ClassVar, final, get_args
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -10,11 +10,12 @@ from typing_extensions import override
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators.base import Explanation, LossWeights, Predicted
 from lit_klrb.estimators.composed import WeightedRecipes
-from lit_klrb.estimators.cross_fit import Direction
+from lit_klrb.estimators.cross_fit import DIRECTIONS
 from lit_klrb.estimators.fitted import FittedEstimator
 from lit_klrb.estimators.recipe import Recipe
 from lit_klrb.estimators.tilted import TOKEN_VALUE_DIFFERENCE
 from lit_klrb.estimators.unbiased import MonteCarlo, RaoBlackwell
+from lit_klrb.extensions import DIRECTIONS as ADDED, extensions, load
 from lit_klrb.functional.baselines import leave_one_out_baseline
 from lit_klrb.functional.logprobs import TokenStats
 
@@ -48,7 +49,10 @@ class RaoBlackwellControlVariate(FittedEstimator):
 
     Args:
         directions: The directions to use. token_values and prefix_rewards are ignored without token values or
-            `reward_to_come` in the statistics, and leave_one_out without a baseline.
+            `reward_to_come` in the statistics, and leave_one_out without a baseline. Others can be added by
+            the entry points `lit_klrb.directions` of installed packages: functions
+            `(stats, mask, rewards, *, beta, group_size)` with the increment of the score weights, [B, T],
+            which has mean zero if it is known before its token is drawn.
     """
 
     token_values_predict: ClassVar[Predicted | None] = "rewards"
@@ -60,14 +64,20 @@ class RaoBlackwellControlVariate(FittedEstimator):
         ),
     )
 
-    directions: tuple[Direction, ...] = get_args(Direction)
+    directions: tuple[str, ...] = DIRECTIONS
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.directions or not set(self.directions) <= set(get_args(Direction)):
+        known = (*DIRECTIONS, *extensions(ADDED))
+        if not self.directions or not {*self.directions} <= {*known}:
             raise ConfigurationError(
-                f"must be some of {', '.join(get_args(Direction))}, got {self.directions!r}", key="directions"
+                f"must be some of {', '.join(known)}, got {self.directions!r}", key="directions"
             )
+
+    @property
+    @override
+    def direction_names(self) -> tuple[str, ...]:
+        return (*DIRECTIONS, *(name for name in self.directions if name not in DIRECTIONS))
 
     @property
     @override
@@ -89,18 +99,18 @@ class RaoBlackwellControlVariate(FittedEstimator):
 
     @override
     def pathwise_weights(
-        self, coefficients: dict[Direction, Tensor], mask: Tensor, beta: float
+        self, coefficients: dict[str, Tensor], mask: Tensor, beta: float
     ) -> tuple[Tensor, Tensor]:
         return beta * coefficients.get("kl", 0.0) * mask, -coefficients.get("token_values", 0.0) * mask
 
     @override
     def terms(
         self, stats: TokenStats, mask: Tensor, rewards: Tensor | None, beta: float, group_size: int
-    ) -> tuple[Tensor, dict[Direction, Tensor]]:
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         def score(*recipes: tuple[Recipe, float], rewards: Tensor | None = None) -> Tensor:
             return self.score(stats, mask, recipes, rewards, group_size)
 
-        directions: dict[Direction, Tensor] = {}
+        directions: dict[str, Tensor] = {}
         if "kl" in self.directions:
             directions["kl"] = score((RaoBlackwell.recipe, beta), (MonteCarlo.recipe, -beta))
         if "token_values" in self.directions and stats.value is not None:
@@ -114,4 +124,7 @@ class RaoBlackwellControlVariate(FittedEstimator):
         if self.reads_prefix_rewards and stats.reward_to_come is not None and rewards is not None:
             before = rewards[:, None] - stats.reward_to_come
             directions["prefix_rewards"] = torch.where(mask, self.centred(before, group_size), 0)
+        for name in self.direction_names[len(DIRECTIONS) :]:
+            own = load(extensions(ADDED)[name])(stats, mask, rewards, beta=beta, group_size=group_size)
+            directions[name] = torch.where(mask, own, 0)
         return score((MonteCarlo.recipe, beta), rewards=rewards), directions

@@ -1,19 +1,19 @@
 """Coefficients of directions, fitted for each prompt on the other prompts and on earlier rollouts."""
 
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
 
-Direction = Literal["kl", "token_values", "leave_one_out", "constant", "prefix_rewards"]
-_DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
+# Those of this package; sums are over them and then over an estimator's own
+DIRECTIONS = ("kl", "token_values", "leave_one_out", "constant", "prefix_rewards")
 # Directions whose squared norm is below about this share of that of the score weights are suppressed.
 _NEGLIGIBLE = 1e-3
 # Directions from one estimator to another; the penalty, in effective groups, of coefficients beyond [0, 1].
-_BOUNDED: tuple[Direction, ...] = ("kl", "token_values")
+_BOUNDED = ("kl", "token_values")
 _BEYOND = 32
 
 
@@ -35,18 +35,31 @@ class FitSums(NamedTuple):
     fourth_powers: Tensor
 
     @staticmethod
-    def of(origin: Tensor, directions: Mapping[Direction, Tensor], group_size: int) -> "FitSums":
+    def of(
+        origin: Tensor,
+        directions: Mapping[str, Tensor],
+        group_size: int,
+        names: Sequence[str] = DIRECTIONS,
+    ) -> "FitSums":
         """Those of each group of a rollout, shape [G, ...].
 
         Args:
             origin: Score weights at g = 0, shape [B, T].
             directions: Increment per unit of each direction, shape [B, T].
             group_size: Completions per prompt.
+            names: All directions that there can be, in the order of the sums.
+
+        Raises:
+            ConfigurationError: If there is another direction.
         """
+        if unknown := [name for name in directions if name not in names]:
+            raise ConfigurationError(
+                f"the direction {unknown[0]} is not among direction_names: {', '.join(names)}"
+            )
         absent = torch.zeros_like(origin)
         slopes, start = (
             values.double().reshape(-1, len(origin) // group_size, group_size * origin.shape[1])
-            for values in (torch.stack([directions.get(name, absent) for name in _DIRECTIONS]), origin)
+            for values in (torch.stack([directions.get(name, absent) for name in names]), origin)
         )
         squares = start[0].square().sum(1)
         return FitSums(
@@ -91,10 +104,11 @@ class FitSums(NamedTuple):
 
 def cross_fitted_coefficients(
     origin: Tensor,
-    directions: Mapping[Direction, Tensor],
+    directions: Mapping[str, Tensor],
     group_size: int,
     earlier: FitSums | None = None,
-) -> dict[Direction, Tensor]:
+    names: Sequence[str] = DIRECTIONS,
+) -> dict[str, Tensor]:
     """Coefficients g that minimise `origin + sum_d g_d directions_d`, for each group fitted on others.
 
     Least squares of the score weights, a proxy of the gradient that contains the noise of all terms, over the
@@ -110,6 +124,7 @@ def cross_fitted_coefficients(
         directions: Increment per unit of each direction, shape [B, T].
         group_size: Completions per prompt.
         earlier: Sums over groups of earlier rollouts; None for none.
+        names: See `FitSums.of`.
 
     Returns:
         Coefficients of each direction and sequence, shape [B, 1]; 0 if fewer than two groups are left to fit
@@ -117,11 +132,11 @@ def cross_fitted_coefficients(
     """
     if not directions:
         return {}
-    sums = FitSums.of(origin, directions, group_size).of_others()
+    sums = FitSums.of(origin, directions, group_size, names).of_others()
     if earlier is not None:
         sums = sums.plus(earlier)
-    names = [name for name in _DIRECTIONS if name in directions]
-    kept = [_DIRECTIONS.index(name) for name in names]
+    kept = [index for index, name in enumerate(names) if name in directions]
+    names = [names[index] for index in kept]
     products, target = sums.products[:, kept][:, :, kept], sums.target[:, kept]
     diagonal = products.diagonal(dim1=1, dim2=2)
     # The constant direction is dimensionless and cannot be compared with score weights
@@ -165,10 +180,11 @@ class EarlierRollouts:
 
     Args:
         decay: Factor of the sums of earlier rollouts with each new one.
+        size: Number of directions, D.
     """
 
-    def __init__(self, decay: float = 0.8) -> None:
-        self.decay = decay
+    def __init__(self, decay: float = 0.8, size: int = len(DIRECTIONS)) -> None:
+        self.decay, self.size = decay, size
         self.sums: FitSums | None = None
 
     def observe(self, sums: FitSums) -> None:
@@ -188,12 +204,9 @@ class EarlierRollouts:
         Raises:
             ConfigurationError: If it is not such a state.
         """
-        size = len(_DIRECTIONS)
-        shapes = dict(zip(FitSums._fields, ((size, size), (size,), (), (), ()), strict=True))
+        shapes = dict(zip(FitSums._fields, ((self.size, self.size), (self.size,), (), (), ()), strict=True))
         valid = isinstance(state, dict) and (not state or set(state) == set(shapes))
         valid = valid and all(isinstance(value, Tensor) for value in state.values())
-        if valid:
-            state = {name: _with_all_directions(value) for name, value in state.items()}
         for name, value in state.items() if valid else ():
             valid &= value.shape == shapes[name] and value.dtype == torch.float64
             valid &= bool(value.isfinite().all())
@@ -202,9 +215,3 @@ class EarlierRollouts:
                 "holds no sums of earlier rollouts where they are expected", key="ckpt_path"
             )
         self.sums = FitSums(**{name: value.cpu() for name, value in state.items()}) if state else None
-
-
-def _with_all_directions(sums: Tensor) -> Tensor:
-    """Sums of an earlier version, which had the first of the directions, with zeros for the later ones."""
-    missing = len(_DIRECTIONS) - sums.shape[-1] if sums.ndim else 0
-    return torch.nn.functional.pad(sums, (0, missing) * sums.ndim) if missing == 1 else sums

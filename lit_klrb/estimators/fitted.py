@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from lit_klrb.estimators.base import LossWeights
 from lit_klrb.estimators.composed import RecipesEstimator
-from lit_klrb.estimators.cross_fit import Direction, FitSums, cross_fitted_coefficients
+from lit_klrb.estimators.cross_fit import DIRECTIONS, FitSums, cross_fitted_coefficients
 from lit_klrb.estimators.unbiased import RaoBlackwell
 from lit_klrb.functional.logprobs import TokenStats
 
@@ -22,12 +22,19 @@ class FittedEstimator(RecipesEstimator):
     a prompt is fitted on the other prompts of the rollout and, in training, on those of earlier rollouts
     (`EstimatorMemory`); see `cross_fitted_coefficients`. Coefficients are weights of differentiable terms in
     `LossWeights` and therefore independent of any split of the rollout.
+
+    A subclass with directions of its own overrides `direction_names`.
     """
+
+    @property
+    def direction_names(self) -> tuple[str, ...]:
+        """The names of all directions that `terms` can have, in a fixed order."""
+        return DIRECTIONS
 
     @abstractmethod
     def terms(
         self, stats: TokenStats, mask: Tensor, rewards: Tensor | None, beta: float, group_size: int
-    ) -> tuple[Tensor, dict[Direction, Tensor]]:
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Score weights at g = 0, and the increment per unit of each direction, shape [B, T] each.
 
         Args:
@@ -40,7 +47,7 @@ class FittedEstimator(RecipesEstimator):
 
     @abstractmethod
     def pathwise_weights(
-        self, coefficients: dict[Direction, Tensor], mask: Tensor, beta: float
+        self, coefficients: dict[str, Tensor], mask: Tensor, beta: float
     ) -> tuple[Tensor, Tensor]:
         """`LossWeights.kl` and, if there are token values, `LossWeights.value`, shape [B, T] each.
 
@@ -99,10 +106,10 @@ class FittedEstimator(RecipesEstimator):
         rollout = stats.masked(mask), mask, rewards, beta, group_size
         # Fit to the complete on-policy weights, even if `loss` adds a part of them
         on_policy = replace(self, off_policy="none").terms(*rollout)
-        coefficients = cross_fitted_coefficients(*on_policy, group_size, earlier)
+        coefficients = cross_fitted_coefficients(*on_policy, group_size, earlier, self.direction_names)
         score, directions = self.terms(*rollout)
         for name, direction in directions.items():
             score = score + coefficients[name] * direction
         kl_weight, value_weight = self.pathwise_weights(coefficients, mask.to(score.dtype), beta)
         weights = LossWeights(score, kl_weight, None if stats.value is None else value_weight)
-        return weights, FitSums.of(*on_policy, group_size).total()
+        return weights, FitSums.of(*on_policy, group_size, self.direction_names).total()

@@ -72,7 +72,9 @@ class EstimatorMemory:
         self._progress = 0.0
         predicted = estimator.token_values_predict
         self._values = None if predicted is None else TokenValues(predicted=predicted)
-        self._earlier = EarlierRollouts() if isinstance(estimator, FittedEstimator) else None
+        self._earlier: EarlierRollouts | None = None
+        if isinstance(estimator, FittedEstimator):
+            self._earlier = EarlierRollouts(size=len(estimator.direction_names))
         # Those of the rollout that was weighted last, which `observe` adds
         self._sums: FitSums | None = None
 

@@ -8,7 +8,6 @@ from typing_extensions import override
 
 from lit_klrb.estimators.base import Explanation, LossWeights, Predicted
 from lit_klrb.estimators.composed import Discounted, WeightedRecipes
-from lit_klrb.estimators.cross_fit import Direction
 from lit_klrb.estimators.fitted import FittedEstimator
 from lit_klrb.estimators.recipe import Recipe, Term
 from lit_klrb.estimators.unbiased import RaoBlackwell
@@ -69,14 +68,14 @@ class RaoBlackwellTokenValues(Discounted, FittedEstimator):
 
     @override
     def pathwise_weights(
-        self, coefficients: dict[Direction, Tensor], mask: Tensor, beta: float
+        self, coefficients: dict[str, Tensor], mask: Tensor, beta: float
     ) -> tuple[Tensor, Tensor]:
         return beta * mask, beta * coefficients.get("token_values", 0.0) * mask
 
     @override
     def terms(
         self, stats: TokenStats, mask: Tensor, rewards: Tensor | None, beta: float, group_size: int
-    ) -> tuple[Tensor, dict[Direction, Tensor]]:
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         kl, difference = self._recipes
         origin = self.score(stats, mask, [(kl, beta)], rewards, group_size)
         if stats.value is None:

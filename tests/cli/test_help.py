@@ -22,20 +22,23 @@ def test_the_short_help_fits_a_screen(capsys, command):
 
 
 def test_the_keys_of_the_short_help_exist():
+    from lit_klrb.cli.door import Door
     from lit_klrb.cli.lightning import LitCLI
-    from lit_klrb.cli.parsing import OneLineParser, parameters_of
+    from lit_klrb.cli.mistakes import CLASSES
+    from lit_klrb.cli.setting_types import parameters, subclasses
 
     with pytest.MonkeyPatch.context() as patched:
-        found = {}
+        known = set()
 
         def stop(self, *args, **kwargs):
-            found.update(dict.fromkeys(self._subcommands_action._name_parser_map["fit"].known_keys()))
+            known.update(self.types)
             raise SystemExit
 
-        patched.setattr(OneLineParser, "parse_args", stop)
+        patched.setattr(Door, "check", stop)
         with pytest.raises(SystemExit):
             LitCLI(["fit"])
-    known = {*found, *(f"{place}.{name}" for place in ("model", "data") for name in parameters_of(place))}
+    for place in ("model", "data"):
+        known |= {f"{place}.{name}" for kind in subclasses(CLASSES[place]) for name in parameters(kind).hints}
     assert KEYS.keys() <= known
 
 

@@ -1,0 +1,145 @@
+"""Checks of all settings against their types, before the parser of a library sees them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lit_klrb.cli.given import settings_of
+from lit_klrb.cli.parsing import OneLineParser
+from lit_klrb.cli.setting_types import alternatives, class_of, classes_in, fits, parameters, wrong_type
+from lit_klrb.cli.suggestions import suggestion
+from lit_klrb.errors import ConfigurationError
+
+MISSING = "what to run is missing: name a configuration, for example --config configs/demo/sft.yaml"
+# Parts of a setting that is a class which are not arguments of it
+PARTS = ("class_path", "init_args", "dict_kwargs", "help")
+
+
+class Door:
+    """Checks what a command line sets: unknown keys, values of other types, unknown classes.
+
+    Args:
+        parser: The parser of the command, with the types of its keys.
+        classes: The classes of keys that have one by default.
+    """
+
+    def __init__(self, parser: OneLineParser, classes: dict[str, type]) -> None:
+        self.parser, self.types = parser, parser.types
+        self.classes: dict[str, type | None] = dict(classes)
+        self.given: set[str] = set()
+
+    def check(self, words: Sequence[str], required: Sequence[str]) -> None:
+        """Check a command line.
+
+        Args:
+            words: Its words.
+            required: Keys that must name a class.
+
+        Raises:
+            ConfigurationError: Naming the key, its value and what is allowed.
+        """
+        for key, value in settings_of(words):
+            self._take(key.split("."), value)
+        missing = [key for key in required if key not in self.classes]
+        if len(missing) > 1 or (missing and len(required) == 1):
+            raise ConfigurationError(MISSING)
+        for key in missing:
+            class_of(key, "", classes_in(self.types[key]))
+        for key, kind in self.classes.items():
+            if kind is not None:
+                self._check_complete(key, kind)
+
+    def _check_complete(self, key: str, kind: type) -> None:
+        linked = {target.rpartition(".")[2] for target in self.parser.links if target.startswith(f"{key}.")}
+        names = [n for n in parameters(kind).required if f"{key}.{n}" not in self.given and n not in linked]
+        if names and kind.__module__.startswith("lit_klrb."):
+            options = " ".join(f"--{key}.init_args.{name} VALUE" for name in names)
+            raise ConfigurationError(f"{key}: {kind.__name__} needs {' and '.join(names)}: add {options}")
+
+    def _take(self, parts: list[str], value: Any) -> None:
+        """Check one setting, of which `parts` are the parts of its key."""
+        key = ".".join(parts)
+        if (source := self.parser.links.get(key.replace(".init_args.", "."))) is not None:
+            raise ConfigurationError(f"{key}: follows from {source}, which is the key to set")
+        for count in range(len(parts), 0, -1):
+            if (known := ".".join(parts[:count])) in self.types:
+                self._value(known, parts[count:], self.types[known], value)
+                return
+        sections = {known.partition(".")[0] for known in self.types}
+        if parts[0] in sections and len(parts) == 1:
+            if not isinstance(value, dict):
+                raise ConfigurationError(f"{key}: a mapping of its options is expected")
+            for name, inner in value.items():
+                self._take([key, name], inner)
+            return
+        raise self._unknown(key if parts[0] in sections else parts[0])
+
+    def _unknown(self, key: str) -> ConfigurationError:
+        inner = [
+            f"{place}.init_args.{name}"
+            for place, kind in self.classes.items()
+            if kind is not None
+            for name in parameters(kind).hints
+        ]
+        sections = sorted({known.partition(".")[0] for known in self.types})
+        return ConfigurationError(f"unknown key {key}{suggestion(key, [*sections, *self.types, *inner])}")
+
+    def _value(self, key: str, rest: list[str], hint: Any, value: Any) -> None:
+        """Check a value, or with `rest` a part of it, against the type of its key."""
+        bases = classes_in(hint)
+        if rest:
+            if bases:
+                self._part(key, bases, rest, value)
+            return
+        if isinstance(value, str) and "${" in value:
+            return  # refers to another key
+        if not fits(value, hint):
+            raise wrong_type(key, value, hint)
+        if bases and not (isinstance(value, str) and any(fits(value, kind) for kind in _plain(hint))):
+            self._class(key, bases, value)
+
+    def _class(self, key: str, bases: tuple[type, ...], value: Any) -> None:
+        """Check the class or the classes that are a value."""
+        if isinstance(value, list):
+            for item in value:
+                self._class(key, bases, item)
+        elif isinstance(value, dict):
+            for name in sorted(value, key=lambda name: name != "class_path"):
+                self._part(key, bases, [name], value[name])
+        elif isinstance(value, str):
+            self.classes[key] = class_of(key, value, bases)
+
+    def _part(self, key: str, bases: tuple[type, ...], rest: list[str], value: Any) -> None:
+        """Check the path or an argument of a class."""
+        name, *rest = rest
+        if name == "init_args" and rest:
+            name, *rest = rest
+        elif name == "class_path":
+            self._class(key, bases, value if isinstance(value, str) else str(value))
+            return
+        elif name == "init_args":
+            if not isinstance(value, dict):
+                raise ConfigurationError(f"{key}.init_args: a mapping of its options is expected")
+            for inner in value:
+                self._part(key, bases, ["init_args", inner], value[inner])
+            return
+        kind = self.classes.get(key)
+        if name in PARTS or kind is None:
+            return
+        allowed = parameters(kind)
+        if name in allowed.hints:
+            self.given.add(f"{key}.{name}")
+            self._take_argument(f"{key}.init_args.{name}", rest, allowed.hints[name], value)
+        elif allowed.are_all:
+            raise ConfigurationError(
+                f"unknown key {key}.init_args.{name}{suggestion(name, list(allowed.hints))}"
+            )
+
+    def _take_argument(self, key: str, rest: list[str], hint: Any, value: Any) -> None:
+        if (source := self.parser.links.get(key.replace(".init_args.", "."))) is not None:
+            raise ConfigurationError(f"{key}: follows from {source}, which is the key to set")
+        self._value(key, rest, hint, value)
+
+
+def _plain(hint: Any) -> list[Any]:
+    """The types of a union that are no classes, such as str beside Strategy."""
+    return [part for part in alternatives(hint) if not classes_in(part)]

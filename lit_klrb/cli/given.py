@@ -1,0 +1,120 @@
+"""What a command line sets: options and configuration files as keys and values, in the order given."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_klrb.config_files import check_config_file
+from lit_klrb.errors import ConfigurationError
+
+# The keys of a sweep's plan, which is not a configuration of a run.
+PLAN_KEYS = {"stages", "grid", "primary"}
+# Options that set nothing, and need no value
+FLAGS = ("-h", "--help", "--print_config")
+
+
+def settings_of(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Dotted keys with their values; those of a file are its sections.
+
+    Args:
+        words: The command line. Values of options stay text, unless they are null, a list or a mapping.
+
+    Raises:
+        ConfigurationError: If a word is no option, a value is missing, or a file is not a configuration.
+
+    Example:
+        >>> list(settings_of(["--kl.beta", "0.1", "--trainer.callbacks+=[Timer]"]))
+        [('kl.beta', '0.1'), ('trainer.callbacks', ['Timer'])]
+    """
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        option, equals, text = word.partition("=")
+        if not option.startswith("-"):
+            raise ConfigurationError(f"{word}: an option is expected; a configuration is named by --config")
+        if option in FLAGS:
+            continue
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                raise ConfigurationError(f"{option}: a value is expected")
+            text = rest.pop(0)
+        if option in ("-c", "--config"):
+            yield from _sections(text).items()
+        else:
+            yield option.lstrip("-").rstrip("+"), _value(text)
+
+
+def given_settings(words: Sequence[str]) -> dict[str, Any]:
+    """What a command line sets, by key as of `option_key`; later ones win.
+
+    Example:
+        >>> given_settings(["--model", "RLOOModule", "--kl.estimator.class_path=MonteCarlo"])
+        {'model': 'RLOOModule', 'kl.estimator': 'MonteCarlo'}
+    """
+    flat = (flattened(value, key) for key, value in settings_of(words))
+    return {option_key(f"--{key}"): value for settings in flat for key, value in settings.items()}
+
+
+def _sections(path: str) -> dict[str, Any]:
+    """What a configuration file has; it may be given as a mapping on the command line."""
+    content = _value(path)
+    if not isinstance(content, dict):
+        check_config_file(Path(path))
+        content = yaml.safe_load(Path(path).read_text("utf-8-sig"))
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{path}: a mapping of keys to values is expected")
+    if content.keys() >= PLAN_KEYS:
+        line = f"is the plan of a sweep; run it with: python -m analysis sweep --config {path}"
+        raise ConfigurationError(f"{path} {line}")
+    if "config" in content:
+        raise ConfigurationError(f"{path}: config: no file names another; give each with --config")
+    if odd := [key for key in _keys(content) if not isinstance(key, str)]:
+        raise ConfigurationError(f"{path}: Key must be a string, got: {odd[0]!r}")
+    return content
+
+
+def _keys(content: Any) -> Iterator[Any]:
+    items = content.items() if isinstance(content, dict) else ()
+    for key, value in items:
+        yield key
+        yield from _keys(value)
+
+
+def _value(text: str) -> Any:
+    if text[:1] not in ("[", "{") and text != "null":
+        return text
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):
+        return text
+
+
+def flattened(config: Any, key: str = "") -> dict[str, Any]:
+    """Flatten a nested configuration to plain values by dotted key.
+
+    Example:
+        >>> flattened({"a": {"b": [1, {"c": 2}]}})
+        {'a.b.0': 1, 'a.b.1.c': 2}
+    """
+    if isinstance(config, Mapping):
+        items = list(config.items())
+    elif isinstance(config, list):
+        items = list(enumerate(config))
+    else:
+        items = []
+    if not items:
+        return {key: config}
+    return {k: v for name, part in items for k, v in flattened(part, f"{key}.{name}".lstrip(".")).items()}
+
+
+def option_key(word: str) -> str:
+    """The key that an option sets, without `init_args` and `class_path`; empty for other words.
+
+    Example:
+        >>> option_key("--model.init_args.seed=3"), option_key("--trainer.callbacks+=Timer"), option_key("3")
+        ('model.seed', 'trainer.callbacks', '')
+    """
+    key = word.removeprefix("--").partition("=")[0].rstrip("+").removesuffix(".class_path")
+    return key.replace(".init_args.", ".") if word.startswith("--") else ""

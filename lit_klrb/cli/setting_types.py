@@ -1,0 +1,198 @@
+"""Types of settings: the arguments of classes, and whether a value can be of a type."""
+
+import contextlib
+import importlib
+import inspect
+import types
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from lit_klrb.cli.suggestions import suggestion
+from lit_klrb.errors import ConfigurationError
+
+# Modules with types that are no classes of the user's choice
+OTHERS = ("builtins", "collections.abc", "typing", "os", "torch", "numpy")
+WORDS = {"true", "false", "yes", "no", "on", "off", "null"}
+NAMES: dict[Any, str] = {type(None): "null", dict: "mapping", list: "list"}
+PLAIN = (bool, int, float, str, type(None), timedelta, Path, complex, bytes)
+
+
+class Parameters(NamedTuple):
+    """The arguments of a class.
+
+    Args:
+        hints: Their types by name; Any where there is none.
+        required: Those without a default.
+        are_all: False if it also takes others.
+    """
+
+    hints: dict[str, Any]
+    required: list[str]
+    are_all: bool
+
+
+def parameters(kind: type) -> Parameters:
+    """The arguments of a class, and those that its `**kwargs` hand on to its base classes."""
+    found: dict[str, inspect.Parameter] = {}
+    hints: dict[str, Any] = {}
+    are_all = False
+    for base in kind.__mro__[:-1]:
+        if "__init__" not in vars(base):
+            continue
+        own = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]
+        known: dict[str, Any] = {}
+        with contextlib.suppress(Exception):  # names that only a type checker imports
+            known = get_type_hints(base.__init__)  # type: ignore[misc]
+        hands_on = any(p.kind is p.VAR_KEYWORD for p in own)
+        for p in own:
+            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in found:
+                found[p.name], hints[p.name] = p, known.get(p.name, Any)
+        if not hands_on:
+            are_all = True
+            break
+    required = [name for name, p in found.items() if p.default is p.empty]
+    return Parameters(hints, required, are_all)
+
+
+def alternatives(hint: Any) -> Iterator[Any]:
+    """The types of a union, or the type itself."""
+    if get_origin(hint) in (Union, types.UnionType):
+        for part in get_args(hint):
+            yield from alternatives(part)
+    else:
+        yield hint
+
+
+def classes_in(hint: Any) -> tuple[type, ...]:
+    """The classes of which a value of this type is made, such as those of Lightning's callbacks."""
+    found: list[type] = []
+    for part in alternatives(hint):
+        if get_origin(part) not in (None, Literal, dict, Mapping):
+            found += [kind for inner in get_args(part) for kind in classes_in(inner)]
+        elif isinstance(part, type) and not (part in PLAIN or is_typeddict(part)):
+            found += [part] * (part.__module__ not in OTHERS)
+    return tuple(dict.fromkeys(found))
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value can be of a type; True in doubt. Text can be a number as YAML writes it.
+
+    Example:
+        >>> fits("much", float), fits("1e-3", float), fits("1.5", int | None), fits([1], str)
+        (False, True, False, False)
+    """
+    return any(_fits(value, part) for part in alternatives(hint))
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin = get_origin(hint)
+    if origin is Literal:
+        return value in get_args(hint) or str(value) in map(str, get_args(hint))
+    if hint is type(None):
+        return value is None
+    if hint is bool:
+        return isinstance(value, bool) or (isinstance(value, str) and value.lower() in WORDS)
+    if hint in (int, float):
+        return _is_number(value, hint)
+    if hint is str:
+        return value is not None and not isinstance(value, (list, Mapping))
+    container = origin or hint
+    if container in (dict, Mapping) or is_typeddict(hint):
+        inner = get_args(hint)[1:] or (Any,)
+        return isinstance(value, Mapping) and all(fits(item, inner[0]) for item in value.values())
+    if isinstance(container, type) and container.__module__ in ("builtins", "collections.abc"):
+        inner = get_args(hint)[:1] or (Any,)
+        is_list = isinstance(value, list)
+        return container is object or (is_list and all(fits(item, inner[0]) for item in value))
+    if isinstance(hint, type) and classes_in(hint):
+        return isinstance(value, (str, Mapping))
+    return True
+
+
+def _is_number(value: Any, kind: type) -> bool:
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            kind(value.replace(".nan", "nan").replace(".inf", "inf") if kind is float else value)
+            return True
+        return False
+    return isinstance(value, (int, kind)) and not isinstance(value, bool)
+
+
+def wrong_type(key: str, value: Any, hint: Any) -> ConfigurationError:
+    """The error for a value that is not of the type of its key."""
+    kinds = list(dict.fromkeys(_named(part) for part in alternatives(hint)))
+    shown = "null" if value is None else repr(value) if isinstance(value, str) else str(value)
+    if all(get_origin(part) is Literal or part is type(None) for part in alternatives(hint)):
+        return ConfigurationError(f"{key}: {shown} is not one of {', '.join(kinds)}")
+    *others, last = kinds
+    return ConfigurationError(
+        f"{key}: {shown} is not of type {', '.join(others)}{' or ' if others else ''}{last}"
+    )
+
+
+def _named(hint: Any) -> str:
+    origin = get_origin(hint)
+    if origin is Literal:
+        return ", ".join(repr(value) for value in get_args(hint))
+    if origin is not None or is_typeddict(hint):
+        return "mapping" if origin in (dict, Mapping) or is_typeddict(hint) else "list"
+    return NAMES.get(hint) or str(getattr(hint, "__name__", hint))
+
+
+def class_of(key: str, path: str, bases: tuple[type, ...]) -> type | None:
+    """The class that a setting names, by its import path or as one of those that are known.
+
+    Args:
+        key: The setting.
+        path: package.module.Class, or the name of a subclass that has been imported.
+        bases: The classes of which it must be a subclass.
+
+    Returns:
+        The class; None for a function that makes one.
+
+    Raises:
+        ConfigurationError: If it does not exist, is not a subclass, or is abstract.
+    """
+    module, _, name = path.rpartition(".")
+    known: dict[str, type] = {kind.__name__: kind for base in bases for kind in subclasses(base)}
+    found: Any
+    if not module:
+        found, reason = known.get(name), ""
+    else:
+        found, reason = _imported(module, name)
+    if isinstance(found, types.FunctionType):
+        return None
+    if isinstance(found, type) and issubclass(found, bases):
+        if not inspect.isabstract(found):
+            return found
+        reason = "is abstract"
+    ours = [
+        n
+        for n, k in sorted(known.items())
+        if k.__module__.startswith("lit_klrb.") and not inspect.isabstract(k)
+    ]
+    raise _unknown_class(key, path, reason, list(known), ours)
+
+
+def _unknown_class(key: str, path: str, reason: str, known: list[str], ours: list[str]) -> ConfigurationError:
+    listed = f"; known: {', '.join(ours)}" if ours else ""
+    why = f" ({reason})" if reason else ""
+    return ConfigurationError(f"{key}: unknown class {path}{why}{suggestion(path, ours or known)}{listed}")
+
+
+def _imported(module: str, name: str) -> tuple[Any, str]:
+    """What an import path names, or why nothing."""
+    try:
+        return getattr(importlib.import_module(module), name), ""
+    except (ImportError, AttributeError, ValueError) as error:
+        return None, str(error)
+
+
+def subclasses(base: type) -> Iterator[type]:
+    """A class, and all its direct and indirect subclasses."""
+    yield base
+    derived: list[type] = type.__subclasses__(base)
+    for kind in derived:
+        yield from subclasses(kind)
