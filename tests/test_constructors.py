@@ -37,7 +37,7 @@ EXTENDED = {
 # Properties that describe an estimator, which have a default.
 DESCRIPTIONS = {
     *("formula", "cost", "bias", "topk", "reads_prefix_rewards"),
-    *("is_fusable", "credits_own_kl_in_loss", "applied_recipe"),
+    *("is_fusable", "credits_own_kl_in_loss", "applied_recipe", "direction_names"),
 }
 # Replicates code that is not the recipe it belongs to.
 REPLICATED = {"ReleasedEstimator.centred", "ReleasedEstimator.loss"}
