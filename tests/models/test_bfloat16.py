@@ -1,0 +1,28 @@
+"""A run in bfloat16 on a processor that is slower in it says so."""
+
+import pytest
+import torch
+
+from lit_klrb.models import bfloat16
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "speed", "said"),
+    [
+        ("bf16-mixed", "cpu", 0.2, True),
+        ("bf16-true", "cpu", 0.2, True),
+        ("bf16-mixed", "cpu", 4.0, False),
+        ("32-true", "cpu", 0.2, False),
+        ("bf16-mixed", "meta", 0.2, False),
+    ],
+)
+def test_only_a_slower_precision_is_named(monkeypatch, precision, device, speed, said):
+    monkeypatch.setattr(bfloat16, "bfloat16_speed", lambda: speed)
+    line = bfloat16.slow_precision(precision, torch.device(device))
+    assert (line is not None) == said
+    assert not said or f"{speed:.2f} of the speed" in line
+
+
+def test_the_speed_is_a_ratio_of_measured_times(monkeypatch):
+    monkeypatch.setattr(bfloat16, "_seconds", lambda dtype: {torch.float32: 2.0, torch.bfloat16: 8.0}[dtype])
+    assert bfloat16.bfloat16_speed.__wrapped__() == 0.25
