@@ -1,11 +1,13 @@
 """The interface of KL estimators."""
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
+import torch
 from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
@@ -50,6 +52,58 @@ class LossWeights(NamedTuple):
         return LossWeights(change(self.score), change(self.kl), value)
 
 
+def check_rollout(
+    stats: TokenStats,
+    mask: Tensor,
+    *,
+    rewards: Tensor | None = None,
+    beta: float = 1.0,
+    **tokenwise: Tensor | None,
+) -> None:
+    """Check the shapes of a rollout, which would otherwise be broadcast to another gradient, and beta.
+
+    Raises:
+        ConfigurationError: If the mask is not a boolean matrix, rewards are not one per sequence, anything
+            else is not of the mask's shape, or beta is negative or not finite; names it.
+    """
+    if mask.ndim != 2 or mask.dtype is not torch.bool:
+        got = f"{mask.dtype} of shape {[*mask.shape]}"
+        raise ConfigurationError(f"must be torch.bool of shape [B, T], got {got}", key="mask")
+    tokenwise |= {f"stats.{name}": field for name, field in stats._asdict().items()}
+    for name, field in tokenwise.items():
+        if field is not None and field.shape != mask.shape:
+            raise ConfigurationError(
+                f"must have the mask's shape {[*mask.shape]}, got {[*field.shape]}", key=name
+            )
+    if rewards is not None and rewards.shape != mask.shape[:1]:
+        remedy = "; pass rewards.squeeze(-1)" if rewards.shape == (len(mask), 1) else ""
+        raise ConfigurationError(
+            f"must have the shape [{len(mask)}], one per sequence, got {[*rewards.shape]}{remedy}",
+            key="rewards",
+        )
+    if not 0 <= beta < math.inf:
+        raise ConfigurationError(f"must be at least 0 and finite, got {beta}", key="beta")
+
+
+def _with_checks(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of an estimator that checks its arguments first."""
+
+    @functools.wraps(method)
+    def checked(self: "KLEstimator", stats: TokenStats, mask: Tensor, *args: Any, **settings: Any) -> Any:
+        third = args[0] if args else settings.get({"weights": "rewards", "loss": "weights"}.get(name, ""))
+        given = third._asdict() if isinstance(third, LossWeights) else {"rewards": third}
+        check_rollout(
+            stats,
+            mask,
+            beta=settings.get("beta", 1.0),
+            behaviour_logprobs=settings.get("behaviour_logprobs"),
+            **given,
+        )
+        return method(self, stats, mask, *args, **settings)
+
+    return checked
+
+
 @dataclass(frozen=True, kw_only=True)
 class KLEstimator(ABC):
     """Computes the complete weight of each token's score: KL credit, RLOO's baseline, off-policy correction.
@@ -60,7 +114,8 @@ class KLEstimator(ABC):
 
     Shapes: B sequences, prompt-major (the `group_size` completions of a prompt are adjacent rows), T
     completion positions. `mask` [B, T] is true on completion tokens, EOS included; the values of `stats`
-    outside it have no influence, NaN and infinities included.
+    outside it have no influence, NaN and infinities included. `check_rollout` checks the arguments of all
+    methods, of subclasses too.
 
     Args:
         baseline: "leave_one_out" subtracts from each score weight and reward the mean over the other
@@ -90,6 +145,11 @@ class KLEstimator(ABC):
     off_policy: OffPolicy = "none"
     clip_range: float = 0.2
     allow_biased: bool = False
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        for name in {"value", "weights", "loss"} & {*vars(cls)}:
+            setattr(cls, name, _with_checks(name, getattr(cls, name)))
 
     def __post_init__(self) -> None:
         if self.baseline not in (*get_args(Baseline), None):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators.base import KLEstimator, LossWeights
+from lit_klrb.estimators.base import KLEstimator, LossWeights, check_rollout
 from lit_klrb.estimators.checked import checked_weights
 from lit_klrb.estimators.composed import Discounted
 from lit_klrb.estimators.cross_fit import EarlierRollouts, FitSums
@@ -175,6 +175,7 @@ class EstimatorMemory:
         Raises:
             ConfigurationError: If the statistics have other token values, besides the reasons given there.
         """
+        check_rollout(stats, mask, rewards=rewards, beta=beta, tokens=tokens)
         self._check_values(stats, mask, tokens)
         rollout, settings = (stats, mask, rewards), {"beta": beta, "group_size": group_size}
         if self._earlier is None or not isinstance(self.estimator, FittedEstimator):
@@ -201,6 +202,7 @@ class EstimatorMemory:
         Raises:
             ConfigurationError: If token values cannot be fitted to such a rollout.
         """
+        check_rollout(stats, mask, rewards=rewards, tokens=tokens)
         if self._earlier is not None and self._sums is not None:
             self._earlier.observe(self._sums)
             self._sums = None
