@@ -37,6 +37,8 @@ CELLS = "cells"
 # Studies by name.
 ESTIMATION = "estimation"
 GRADIENT_NOISE = "gradient_noise"
+# Version number of the format of their artifacts.
+STUDY_SCHEMA = 2
 
 # The states of a run that has ended (`summary.json`: "state").
 DONE = "done"

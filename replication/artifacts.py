@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from analysis.results.arrays import FloatArray, array
-from analysis.results.files import MALFORMED, DamagedFileError
+from analysis.results.artifacts import FloatArray, array
+from analysis.results.store import MALFORMED, DamagedFileError
 from analysis.results.sweep import Sweep
 from replication import schema
 

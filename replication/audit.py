@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from analysis.results.files import DamagedFileError, read_bytes
 from analysis.results.records import LARGEST_VALUE
+from analysis.results.store import DamagedFileError, read_bytes
 from analysis.stats import frontier
 from analysis.stats.claims import FRONTIER_SHARE, MATCHED_KL, OBJECTIVE
 from analysis.stats.holm import NO_TEST, corrected

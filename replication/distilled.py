@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from analysis.results.arrays import FloatArray
+from analysis.results.artifacts import FloatArray
 from analysis.stats.holm import holm
 from analysis.stats.intervals import Estimate
 from replication import schema

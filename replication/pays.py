@@ -14,9 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import offset_copy
 
 from analysis.report.figures import Look, legend_lines, looks, sheet
-from analysis.results.load import load_sweep
 from analysis.results.records import Run
-from analysis.results.sweep import Sweep
+from analysis.results.sweep import Sweep, load_sweep
 from analysis.stats.contrast import Contrast, equal_betas, mean_of
 from analysis.stats.intervals import Estimate
 from analysis.stats.matching import match

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from analysis.design import expand, read_plan, smallest_p, with_source
 from analysis.results import Cell, Plan, layout
-from analysis.results.arm import Arm
+from analysis.results.records import Arm
 from analysis.sweep import Clock, Locked, State, Store, duration, lock, survey
 
 # Assumed time of cells of a stage without a finished cell.

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from analysis.cli.plan import open_plan
 from analysis.results import Cell, Plan
-from analysis.results.records import read_result
+from analysis.results.store import read_result
 from analysis.sweep import Coordinator, Ended, Launcher, LocalLauncher, Progress, State, Store
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.stops import Stopped, Stops

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from analysis.design.cells import RATE, RUNS
 from analysis.results import Cell, Plan, layout
-from analysis.results.arm import Arm
+from analysis.results.records import Arm
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
 

@@ -9,9 +9,8 @@ import numpy as np
 
 from analysis.design.fingerprint import environment, read_config, semantic, with_contents
 from analysis.results import Cell, Plan, Point, Trial, layout
-from analysis.results.checksum import digest
-from analysis.results.grid import BETA, SEED
-from analysis.results.rates import TUNING
+from analysis.results.plan import BETA, SEED, TUNING
+from analysis.results.store import digest
 from lit_klrb import schema
 
 # Placeholders in the arguments of a cell: the sweep's directory, on which results do not depend, and the rate

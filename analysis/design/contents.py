@@ -14,7 +14,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from analysis.results.checksum import digest
+from analysis.results.store import digest
 
 # Entries of a checkpoint that say which run wrote it and where; no later run reads them from a model's path.
 _PROVENANCE = ("run", "callbacks")

@@ -21,7 +21,7 @@ from yaml import YAMLError
 
 from analysis.design.closure import import_closure, package_root, parsed
 from analysis.design.contents import content_hash
-from analysis.results.checksum import digest
+from analysis.results.store import digest
 from lit_klrb.errors import ConfigurationError
 
 # Keys of a stage's configuration that cannot change a result. All others are part of the id.

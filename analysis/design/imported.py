@@ -3,30 +3,30 @@
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import ValidationError
+from pydantic.dataclasses import dataclass
 
 from analysis.design.plan import read_checked
-from analysis.results import Cell, Grid, Plan, Point, Primary, Stage, layout
-from analysis.results.checks import one_of, require
-from analysis.results.checksum import digest
-from analysis.results.files import present
+from analysis.results import Cell, Plan, Point, Primary, Stage, layout
 from analysis.results.foreign import COLUMNS, COORDINATES, METRICS, LoggedRun, logged_runs
-from analysis.results.locked import IMPORTED, KL_UNIT, lock_document
-from analysis.results.records import encode_result
+from analysis.results.locked import IMPORTED, lock_document
+from analysis.results.plan import CLOSED
+from analysis.results.rules import check_plan, one_of
+from analysis.results.store import digest, encode_result, error_lines, present
 from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import write_once
 
 # The only stage of an imported sweep.
 STAGE = "imported"
-# The unit of KLs that a mapping can state.
-SEQUENCE = "sequence"
 Place = tuple[str, int, int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CLOSED)
 class Mapping:
     """The meaning of the columns of imported logs.
 
@@ -43,6 +43,8 @@ class Mapping:
         setting: One sentence on the models, the data and the training.
         kl_unit: "sequence" states that all logged KLs are sums over a completion. Without it there is no
             verdict where those of two arms differ so much that one may be the mean over its tokens.
+        incomplete: What is done where a run is missing: "withhold" gives no verdict, "leave_out_replicate"
+            leaves out the runs of its replicate at its beta, in all arms.
     """
 
     name: str
@@ -51,9 +53,10 @@ class Mapping:
     files: str | None = None
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
     setting: str = ""
-    kl_unit: str | None = None
+    kl_unit: Literal["sequence"] | None = None
+    incomplete: Literal["withhold", "leave_out_replicate"] = "withhold"
 
-    def check(self) -> None:
+    def check(self) -> "Mapping":
         """Check the values beyond their types.
 
         Raises:
@@ -67,7 +70,7 @@ class Mapping:
         for name in METRICS:
             if name not in self.columns:
                 raise ConfigurationError(f"{name} is missing", key="columns")
-        require(self.kl_unit in (None, SEQUENCE), "kl_unit", self.kl_unit, SEQUENCE)
+        return self
 
 
 def import_runs(source: Path, mapping_path: Path, output: Path) -> Path:
@@ -94,7 +97,9 @@ def import_runs(source: Path, mapping_path: Path, output: Path) -> Path:
         "files": {_relative(path, source): hashlib.sha256(path.read_bytes()).hexdigest() for path in logs},
         "columns": mapping.columns,
         "runs": mapping.runs,
-        **({} if mapping.kl_unit is None else {KL_UNIT: mapping.kl_unit}),
+        **({} if mapping.kl_unit is None else {"kl_unit": mapping.kl_unit}),
+        **({} if mapping.incomplete == "withhold" else {"incomplete": mapping.incomplete}),
+        **({"repeated_rows": repeated} if (repeated := sum(run.repeated for run in runs)) else {}),
     }
     cells = {place: _cell(plan, place, placed, origin) for place in plan.places}
     content = {"plan": plan.record(), IMPORTED: origin}
@@ -117,21 +122,24 @@ def _planned(
     replicates = _replicates(runs)
     placed = {(run.arm, betas[run.beta], replicates[run.beta, run.replicate]): run for run in runs}
     column = mapping.columns.get("arm", "arm")
-    plan = Plan(
-        mapping.name,
-        str(output),
-        {STAGE: Stage("")},
-        Grid(
-            {label: {column: label} for label in dict.fromkeys(run.arm for run in runs)},
-            {index: beta for beta, index in betas.items()},
-            1 + max(replicates.values()),
-        ),
-        mapping.primary,
-        module=STAGE,
-        setting=mapping.setting,
-    )
+    grid: Any = {
+        "arms": {label: {column: label} for label in dict.fromkeys(run.arm for run in runs)},
+        "beta": {index: beta for beta, index in betas.items()},
+        "replicates": 1 + max(replicates.values()),
+    }
     try:
-        plan.check()
+        plan = Plan(
+            name=mapping.name,
+            directory=str(output),
+            stages={STAGE: Stage("")},
+            grid=grid,
+            primary=mapping.primary,
+            module=STAGE,
+            setting=mapping.setting,
+        )
+        check_plan(plan)
+    except ValidationError as error:
+        raise ConfigurationError(f"{mapping_path}: {error_lines(error)[0]}") from None
     except ConfigurationError as error:
         raise ConfigurationError(f"{mapping_path}: {error}") from None
     return plan, placed

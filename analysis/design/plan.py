@@ -1,38 +1,122 @@
 """Reads and checks a plan file."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
 from yaml import YAMLError
 
+from analysis.design.fingerprint import read_config
 from analysis.results import Plan
-from analysis.results.checks import require
-from analysis.results.grid import arms_of_estimators
-from analysis.results.stage import FIT
+from analysis.results.plan import FIT
+from analysis.results.rules import check_plan, require
+from analysis.results.store import error_lines
 from lit_klrb.config_files import check_config_file
 from lit_klrb.errors import ConfigurationError
 
 # The configuration key of a stage's corpus.
 SOURCE = "data.init_args.source"
+# The part of a key below which a class has its arguments.
+_ARGUMENTS = "init_args"
 Checked = TypeVar("Checked")
 
 
 def read_plan(path: Path) -> Plan:
     """Read and check a plan file.
 
+    Its name is that of the file and its directory runs/NAME unless it says otherwise. Configuration keys are
+    spelled as the stages' configurations are, see `spelled_out`.
+
     Raises:
         ConfigurationError: If the file or a value in it is not allowed; one line with key and value.
     """
 
-    def spell_out(content: DictConfig) -> None:
-        _check_indices(content)
-        _spell_out_arms(content)
+    def complete(content: dict[str, Any]) -> dict[str, Any]:
+        name = content.get("name", path.stem)
+        return {"name": name, "directory": f"runs/{name}", **content}
 
-    return read_checked(path, Plan, Plan.check, "a plan", spell_out)
+    def check(plan: Plan) -> Plan:
+        check_plan(plan)
+        plan = spelled_out(plan)
+        check_plan(plan)
+        return plan
+
+    return read_checked(path, Plan, check, "a plan", complete)
+
+
+def spelled_out(plan: Plan) -> Plan:
+    """The plan with `init_args` in configuration keys where the configurations of its stages have a class.
+
+    On the command line they may be left out, so both spellings of a key are one, and the ids of cells must
+    not depend on it. A stage whose configuration is missing is left as it is.
+
+    Raises:
+        ConfigurationError: If a key is given in both spellings.
+    """
+    stages, config = dict(plan.stages), {}
+    for name, stage in plan.stages.items():
+        config = read_config(stage.config, {}) if Path(stage.config).is_file() else {}
+        if not config:
+            continue
+        where = f"stages.{name}"
+        overrides = _spelled(config, stage.overrides, f"{where}.overrides")
+        stages[name] = replace(
+            stage, overrides=overrides, inputs=_spelled(config, stage.inputs, f"{where}.inputs")
+        )
+        config = read_config(stage.config, overrides)
+    if not config:  # that of the last stage, to which the grid applies
+        return replace(plan, stages=stages)
+    grid = plan.grid
+    arms = {label: _spelled(config, arm, f"grid.arms.{label}") for label, arm in grid.arms.items()}
+    blocks = {
+        label: replace(
+            block,
+            overrides=_spelled(config, block.overrides, f"grid.blocks.{label}.overrides"),
+            inputs=_spelled(config, block.inputs, f"grid.blocks.{label}.inputs"),
+        )
+        for label, block in grid.blocks.items()
+    }
+    tuning = plan.tuning and replace(plan.tuning, key=spelled_key(config, plan.tuning.key))
+    return replace(plan, stages=stages, grid=replace(grid, arms=arms, blocks=blocks), tuning=tuning)
+
+
+def spelled_key(config: Mapping[str, Any], key: str) -> str:
+    """A configuration key with `init_args` behind each class of a configuration.
+
+    Below what the configuration only names, or does not have, they are left out.
+
+    Example:
+        >>> model = {"class_path": "RLOOModule", "init_args": {"learning_rate": 0.1}}
+        >>> spelled_key({"model": model, "kl": {"estimator": "MC"}}, "model.learning_rate")
+        'model.init_args.learning_rate'
+        >>> spelled_key({"kl": {"estimator": "MC"}}, "kl.estimator.init_args.discount")
+        'kl.estimator.discount'
+    """
+    node: Any = config
+    found: list[str] = []
+    for part in key.split("."):
+        is_class = isinstance(node, Mapping) and "class_path" in node
+        if part == _ARGUMENTS and not is_class and not isinstance(node, Mapping):
+            continue
+        if is_class and part not in (_ARGUMENTS, "class_path", "dict_kwargs"):
+            found.append(_ARGUMENTS)
+            node = node.get(_ARGUMENTS)
+        found.append(part)
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return ".".join(found)
+
+
+def _spelled(config: Mapping[str, Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        spelled = spelled_key(config, key)
+        require(spelled not in found, f"{where}.{key}", value, f"another key: {spelled} is given, too")
+        found[spelled] = value
+    return found
 
 
 def with_source(plan: Plan, source: str) -> Plan:
@@ -76,68 +160,40 @@ def smallest_p(swaps: int) -> float:
 
 def read_checked(
     path: Path,
-    kind: type[Checked],
-    check: Callable[[Checked], None],
+    kind: Callable[..., Checked],
+    check: Callable[[Checked], Checked],
     called: str,
-    prepare: Callable[[DictConfig], None] = lambda content: None,
+    complete: Callable[[dict[str, Any]], dict[str, Any]] = lambda content: content,
 ) -> Checked:
-    """Read a YAML file as a data class.
+    """Read a YAML file as a type.
 
     Args:
         path: The file.
-        kind: The class.
+        kind: The type.
         check: Checks the values beyond their types.
         called: The expected content of the file, for messages.
-        prepare: Expands abbreviations before the types are checked.
+        complete: Gives values that the file leaves out.
 
     Raises:
         ConfigurationError: If the file or a value in it is not allowed; one line with key and value.
     """
     try:
         check_config_file(path)
-        content = OmegaConf.load(path)
-        if not isinstance(content, DictConfig):
+        loaded = OmegaConf.load(path)
+        if not isinstance(loaded, DictConfig):
             raise ConfigurationError(f"a mapping with the keys of {called} is expected")
-        prepare(content)
-        found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), content))
-        assert isinstance(found, kind)
-        check(found)
+        content = OmegaConf.to_container(loaded, resolve=True, throw_on_missing=True)
+        assert isinstance(content, dict)
+        return check(kind(**complete({str(key): value for key, value in content.items()})))
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}; the path of {called} is expected") from None
     except OmegaConfBaseException as error:
         reason, key = str(error).partition("\n")[0], f"{error.full_key}: " if error.full_key else ""
         raise ConfigurationError(f"{path}: {key}{reason}") from None
-    except (YAMLError, TypeError) as error:  # a list where a mapping is expected, or the other way round
+    except ValidationError as error:
+        raise ConfigurationError(f"{path}: {error_lines(error, kind)[0]}") from None
+    except YAMLError as error:
         raise ConfigurationError(f"{path}: {' '.join(str(error).split())}") from None
     except ConfigurationError as error:
         named = str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
         raise ConfigurationError(named) from None
-    return found
-
-
-def _check_indices(content: DictConfig) -> None:
-    beta = OmegaConf.select(content, "grid.beta")
-    if isinstance(beta, ListConfig):
-        indexed = ", ".join(f"{index}: {value}" for index, value in enumerate(beta))
-        raise ConfigurationError(
-            f"a list is not allowed, give each weight a lasting index: {{{indexed}}}", key="grid.beta"
-        )
-    if isinstance(OmegaConf.select(content, "grid.blocks"), ListConfig):
-        raise ConfigurationError("a list is not allowed, give each block a label", key="grid.blocks")
-
-
-def _spell_out_arms(content: DictConfig) -> None:
-    """Replace a list of estimators, under grid.arms or grid.estimator, by the corresponding arms."""
-    grid = content.get("grid")
-    if not isinstance(grid, DictConfig):
-        return
-    if "arms" in grid and "estimator" in grid:
-        raise ConfigurationError("arms and estimator are both given; one of them is expected", key="grid")
-    key = "estimator" if "estimator" in grid else "arms"
-    names = grid.get(key)
-    if key == "estimator" or isinstance(names, ListConfig):
-        listed = isinstance(names, ListConfig) and all(isinstance(name, str) for name in names)
-        require(listed, f"grid.{key}", names, "a list of names")
-        require(len(set(names)) == len(names), f"grid.{key}", list(names), "different names")
-        del grid[key]
-        grid.arms = arms_of_estimators(list(names))

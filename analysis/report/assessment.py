@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.results.load import load_sweep
-from analysis.results.sweep import Sweep
+from analysis.results.sweep import Sweep, load_sweep
 from analysis.stats import Comparison, Pairs, Rules, compare
 from analysis.stats.hypervolume import Reference
 from analysis.stats.matching import match, matched_curves

@@ -16,8 +16,8 @@ from analysis.report.assessment import Assessment, load_assessment
 from analysis.report.html import render
 from analysis.report.numbers import summary_numbers
 from analysis.report.sections import SECTIONS, Builder
-from analysis.results.checksum import digest
 from analysis.results.layout import NUMBERS, NUMBERS_SCHEMA, REPORT
+from analysis.results.store import digest
 from lit_klrb.files import check_target, write_output
 
 # Libraries of which another version can change drawings or, by more than rounding, numbers.

@@ -3,6 +3,7 @@
 from typing import Any
 
 from analysis.report.assessment import Assessment
+from analysis.results.layout import PLAN_SCHEMA
 from analysis.stats import Comparison, Verdict
 from analysis.stats.arms import OBJECTIVE, ArmOutcome, arm_outcomes, compared, start_of
 from analysis.stats.intervals import Estimate
@@ -17,7 +18,7 @@ def summary_numbers(assessment: Assessment) -> dict[str, Any]:
     return {
         "plan": {
             "hash": locked and locked.hash,
-            "schema": locked and locked.schema,
+            "schema": locked and PLAN_SCHEMA,
             "recomputed": locked is not None and locked.recomputed,
             "changed_after_results": locked is not None and locked.changed_after_results,
         },

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from analysis.report.pilot import warnings
 from analysis.results import Plan
-from analysis.results.load import load_sweep
-from analysis.results.sweep import Sweep
+from analysis.results.sweep import Sweep, load_sweep
 from analysis.stats.evaluation_noise import noise_share
 from analysis.stats.matching import match, matched_evaluations
 from analysis.stats.pairs import Pairs

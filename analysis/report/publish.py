@@ -6,10 +6,16 @@ from pathlib import Path
 
 from analysis.report.build import build
 from analysis.results import layout
-from analysis.results.archive import archive_lines, archive_path, has_archive
-from analysis.results.files import DamagedFileError, present, read_bytes
-from analysis.results.load import load_sweep
-from analysis.results.seconds import encode_seconds
+from analysis.results.store import (
+    DamagedFileError,
+    archive_lines,
+    archive_path,
+    encode_seconds,
+    has_archive,
+    present,
+    read_bytes,
+)
+from analysis.results.sweep import load_sweep
 from analysis.stats.text import count
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import write_atomically
@@ -42,7 +48,7 @@ def publish(runs_dir: Path, output: Path) -> Path:
         raise ConfigurationError(
             f"{runs_dir}: {count(len(refused), 'cell')} gave a second, different result: {layout.REFUSED}/"
         )
-    lines = archive_lines(runs_dir) if has_archive(runs_dir) else _lines(runs_dir)
+    lines = dict(archive_lines(runs_dir)) if has_archive(runs_dir) else _lines(runs_dir)
     content = b"".join(line + b"\n" for line in lines.values())
     archive = archive_path(output)
     if layout.result_paths(output) or (archive.exists() and read_bytes(archive) != content):

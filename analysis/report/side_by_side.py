@@ -10,8 +10,7 @@ import numpy as np
 
 from analysis.report.elements import Section, Table
 from analysis.report.html import page
-from analysis.results.load import load_sweep
-from analysis.results.sweep import Sweep
+from analysis.results.sweep import Sweep, load_sweep
 from analysis.stats.arms import OBJECTIVE, arm_outcomes
 from analysis.stats.holm import holm
 from analysis.stats.intervals import Estimate, weighted_sum

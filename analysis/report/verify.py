@@ -19,8 +19,8 @@ from analysis.report.agreement import Printed, differences, line_differences, sa
 from analysis.report.assessment import load_assessment
 from analysis.report.build import CHECKSUM, Report, checksum_of, code_version, compose, engines
 from analysis.report.sections import Builder
-from analysis.results.files import DamagedFileError, read_bytes, read_json
-from analysis.results.layout import NUMBERS, NUMBERS_SCHEMA, PLAN, PLAN_SCHEMA, REPORT
+from analysis.results.layout import NUMBERS, NUMBERS_SCHEMA, PLAN, REPORT
+from analysis.results.store import DamagedFileError, read_bytes, read_json
 from analysis.results.sweep import Sweep
 from analysis.stats.text import printed
 from lit_klrb.errors import ConfigurationError
@@ -170,11 +170,6 @@ def _check_plan(found: Verification) -> None:
     locked = found.sweep.locked
     if locked is None:
         found.not_compared.append(f"{PLAN}: there is none; the design was inferred from the results")
-    elif locked.schema != PLAN_SCHEMA:
-        found.not_compared.append(
-            f"{PLAN}: locked by an earlier version (schema {locked.schema}), whose hash covers neither its "
-            "cells nor its history"
-        )
 
 
 def _versions(written: Any) -> str:

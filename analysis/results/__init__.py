@@ -1,11 +1,19 @@
-"""The files of a sweep: their names, schema and checksum, how they are written, read and checked.
+"""The files of a sweep: their types, how they are written, read and checked.
 
-All other code accesses a sweep's directory through this package. `load.load_sweep` reads a complete sweep.
+All other code accesses a sweep's directory through this package. `sweep.load_sweep` reads a complete sweep
+once; `plan` and `records` have the types of what is in its files, `rules` what types cannot say, `store` the
+bytes.
 """
 
-from analysis.results.cell import Cell as Cell, Point as Point, Trial as Trial
-from analysis.results.files import DamagedFileError as DamagedFileError
-from analysis.results.grid import Block as Block, Grid as Grid
-from analysis.results.plan import Plan as Plan, Primary as Primary
-from analysis.results.rates import Tuning as Tuning
-from analysis.results.stage import Stage as Stage
+from analysis.results.plan import (
+    Block as Block,
+    Grid as Grid,
+    Plan as Plan,
+    Point as Point,
+    Primary as Primary,
+    Stage as Stage,
+    Trial as Trial,
+    Tuning as Tuning,
+)
+from analysis.results.records import Cell as Cell
+from analysis.results.store import DamagedFileError as DamagedFileError

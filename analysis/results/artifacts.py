@@ -1,16 +1,58 @@
-"""The artifacts of studies in a run's result, checked and converted to arrays."""
+"""The artifacts of studies in a run's result as types, their numbers as arrays."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from typing import Annotated, Any
 
 import numpy as np
+import numpy.typing as npt
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    StrictFloat,
+    StrictInt,
+    field_validator,
+    model_validator,
+)
+from pydantic.dataclasses import dataclass
 
-from analysis.results.arrays import FloatArray as FloatArray, array
 from lit_klrb import schema
 
+FloatArray = npt.NDArray[np.float64]
+# Numbers of an artifact, nested to any depth.
+Numbers = Annotated[FloatArray, PlainValidator(lambda values: array(values, None, "an array"))]
+# What a study writes beside what is read here is ignored.
+_OPEN = ConfigDict(extra="ignore", allow_inf_nan=False, arbitrary_types_allowed=True)
+# The gradients of which variances are recorded by layer.
+LAYER_TERMS = ("kl", "total")
 
-@dataclass(frozen=True, eq=False)
+
+def array(values: Any, shape: tuple[int, ...] | None, name: str, *, finite: bool = True) -> FloatArray:
+    """Nested lists of numbers as an array.
+
+    Raises:
+        ValueError: If they do not have the shape or, with `finite`, are not finite; names them.
+    """
+    found = np.array(values, dtype=np.float64)
+    if shape not in (None, found.shape) or not (np.isfinite(found) | (not finite)).all():
+        expected = "finite numbers" if shape is None else f"finite numbers of shape {shape}"
+        raise ValueError(f"{name} has shape {found.shape}, expected {expected}")
+    return found
+
+
+def _triangle(rows: Any) -> FloatArray:
+    """A symmetric matrix, of which row i has the first i + 1 numbers; or the whole."""
+    if isinstance(rows, np.ndarray):
+        return rows
+    gram = np.zeros((len(rows), len(rows)))
+    for index, row in enumerate(rows):
+        gram[index, : index + 1] = gram[: index + 1, index] = array(row, (index + 1,), "gram")
+    return gram
+
+
+@dataclass(frozen=True, eq=False, config=_OPEN)
 class ValueSnapshot:
     """The estimates of the KL at one snapshot.
 
@@ -25,13 +67,13 @@ class ValueSnapshot:
         seconds: Seconds of sampling, and of each estimate.
     """
 
-    step: int
-    values: dict[str, FloatArray]
-    horvitz_thompson: dict[int, FloatArray]
+    step: StrictInt
+    values: dict[str, Numbers]
+    horvitz_thompson: dict[int, Numbers]
     label: str
-    standard: FloatArray | None = None
-    standard_error: FloatArray | None = None
-    reference_mass: FloatArray | None = None
+    standard: Numbers | None = None
+    standard_error: Numbers | None = None
+    reference_mass: Numbers | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -39,8 +81,20 @@ class ValueSnapshot:
         """Whether the KL of each prompt is known exactly."""
         return self.standard_error is not None and not self.standard_error.any()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_file(cls, content: Any) -> Any:
+        """In a file the standard is `exact`, or `independent` with its error, and steps may have no label."""
+        if not isinstance(content, Mapping):
+            return content
+        sample = dict(content.get("independent", {}))
+        if "exact" in content:
+            sample = {"mean": content["exact"], "standard_error": np.zeros(len(content["exact"]))}
+        standard = {"standard": sample.get("mean"), "standard_error": sample.get("standard_error")}
+        return {"label": f"step {content.get('step')}", **standard, **content}
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, config=_OPEN)
 class ValueStudy:
     """The artifact of `EstimationStudy` or `PairEstimationStudy`.
 
@@ -53,19 +107,34 @@ class ValueStudy:
         stratum: Number of completions that share one random shift; 1 for independent completions.
     """
 
-    prompts: int
-    completions: int
-    group_sizes: list[int]
-    snapshots: list[ValueSnapshot]
-    tolerance: float = 0.01
-    stratum: int = 1
+    prompts: Annotated[int, Field(strict=True, ge=2)]
+    completions: Annotated[int, Field(strict=True, ge=2)]
+    group_sizes: Annotated[list[Annotated[int, Field(strict=True, ge=1)]], Field(min_length=1)]
+    snapshots: Annotated[list[ValueSnapshot], Field(min_length=1)]
+    tolerance: Annotated[float, Field(strict=True, gt=0, lt=1)] = 0.01
+    stratum: StrictInt = 1
+
+    def __post_init__(self) -> None:
+        _check_steps(self.snapshots)
+        if any(self.completions % size for size in self.group_sizes):
+            raise ValueError(f"group_sizes {self.group_sizes} of {self.completions} completions")
+        if self.stratum not in (1, *self.group_sizes):
+            raise ValueError(f"stratum {self.stratum} of groups of {self.group_sizes}")
+        names = self.snapshots[0].values.keys()
+        if not {"k1", "rb"} <= names or any(one.values.keys() != names for one in self.snapshots):
+            raise ValueError(f"snapshots of {', '.join(names)}, expected all with k1, rb and the same others")
+        for one in self.snapshots:
+            for name, values in one.values.items():
+                array(values, (self.prompts, self.completions), name)
+            for size in self.group_sizes:
+                shape = self.prompts, self.completions // size
+                array(one.horvitz_thompson[size], shape, "horvitz_thompson")
+            for each in (one.standard, one.standard_error, one.reference_mass):
+                if each is not None:
+                    array(each, (self.prompts,), "a value of each prompt")
 
 
-# The gradients of which variances are recorded by layer.
-LAYER_TERMS = ("kl", "total")
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, config=_OPEN)
 class GradientSnapshot:
     """The gradients at one snapshot.
 
@@ -80,26 +149,57 @@ class GradientSnapshot:
             of batches, shape [E, B / 2]; empty if they were not recorded.
     """
 
-    step: int
-    beta: float
-    completions: int
-    gram: FloatArray
+    step: StrictInt
+    beta: StrictFloat
+    completions: Annotated[int, Field(strict=True, ge=1)]
+    gram: Annotated[Numbers, BeforeValidator(_triangle)]
     label: str = ""
-    layers: dict[str, dict[str, FloatArray]] = field(default_factory=dict)
+    layers: dict[str, dict[str, Numbers]] = field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_file(cls, content: Any) -> Any:
+        if not isinstance(content, Mapping):
+            return content
+        return {"label": f"step {content.get('step')}", **content}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, config=_OPEN)
 class GradientStudy:
     """The artifact of `GradientNoiseStudy`."""
 
-    estimators: list[str]
-    batches: int
-    prompts: int
-    snapshots: list[GradientSnapshot]
+    estimators: Annotated[list[str], Field(min_length=1)]
+    batches: Annotated[int, Field(strict=True, ge=4)]
+    prompts: Annotated[int, Field(strict=True, ge=1)]
+    snapshots: Annotated[list[GradientSnapshot], Field(min_length=1)]
+
+    @field_validator("estimators")
+    @classmethod
+    def _different(cls, names: list[str]) -> list[str]:
+        if len(set(names)) < len(names):
+            raise ValueError("different names")
+        return names
+
+    def __post_init__(self) -> None:
+        _check_steps(self.snapshots)
+        side, shape = (1 + len(self.estimators)) * self.batches, (len(self.estimators), self.batches // 2)
+        for one in self.snapshots:
+            array(one.gram, (side, side), "gram")
+            for layer, by_term in one.layers.items():
+                for term in LAYER_TERMS:
+                    array(by_term[term], shape, layer)
 
 
 Study = ValueStudy | GradientStudy
-Snapshot = TypeVar("Snapshot", ValueSnapshot, GradientSnapshot)
+_READERS: dict[str, Callable[..., Study]] = {
+    schema.ESTIMATION: ValueStudy,
+    schema.GRADIENT_NOISE: GradientStudy,
+}
+
+
+def is_read(name: str) -> bool:
+    """Whether the artifacts of a study are read here; those of others are left as they are."""
+    return name in _READERS
 
 
 def read_studies(artifacts: Mapping[str, Any]) -> tuple[Study, ...]:
@@ -108,101 +208,14 @@ def read_studies(artifacts: Mapping[str, Any]) -> tuple[Study, ...]:
     Raises:
         ValueError, KeyError, TypeError, AttributeError: If an artifact does not have its study's format.
     """
-    return tuple(_READERS[name](artifact) for name, artifact in artifacts.items() if name in _READERS)
+    known = {name: artifact for name, artifact in artifacts.items() if is_read(name)}
+    for name, artifact in known.items():
+        if artifact["schema"] != schema.STUDY_SCHEMA:
+            raise ValueError(f"{name} has schema {artifact['schema']!r}, expected {schema.STUDY_SCHEMA}")
+    return tuple(_READERS[name](**artifact) for name, artifact in known.items())
 
 
-def unknown_studies(artifacts: Mapping[str, Any]) -> dict[str, Any]:
-    """The artifacts of a result that `read_studies` ignores."""
-    return {name: artifact for name, artifact in artifacts.items() if name not in _READERS}
-
-
-def _value_study(artifact: dict[str, Any]) -> ValueStudy:
-    prompts, completions = _count(artifact, "prompts", 2), _count(artifact, "completions", 2)
-    sizes = [int(size) for size in artifact["group_sizes"]]
-    if not sizes or any(size < 1 or completions % size for size in sizes):
-        raise ValueError(f"group_sizes {sizes} of {completions} completions")
-
-    def snapshot(content: dict[str, Any]) -> ValueSnapshot:
-        values = {
-            name: array(value, (prompts, completions), name) for name, value in content["values"].items()
-        }
-        by_size = content["horvitz_thompson"]
-        if not {"k1", "rb"} <= values.keys():
-            raise ValueError("values lack k1 or rb")
-        return ValueSnapshot(
-            int(content["step"]),
-            values,
-            {size: array(by_size[str(size)], (prompts, completions // size), "ht") for size in sizes},
-            str(content.get("label", f"step {int(content['step'])}")),
-            *_standard(content, prompts),
-            _optional(content, "reference_mass", prompts),
-            {str(name): float(value) for name, value in content.get("seconds", {}).items()},
-        )
-
-    snapshots = _snapshots(artifact, snapshot)
-    if any(one.values.keys() != snapshots[0].values.keys() for one in snapshots):
-        raise ValueError("snapshots with different estimators")
-    tolerance, stratum = float(artifact.get("tolerance", 0.01)), int(artifact.get("stratum", 1))
-    if not 0 < tolerance < 1 or stratum not in (1, *sizes):
-        raise ValueError(f"tolerance {tolerance} and stratum {stratum}")
-    return ValueStudy(prompts, completions, sizes, snapshots, tolerance, stratum)
-
-
-def _standard(content: Mapping[str, Any], prompts: int) -> tuple[FloatArray | None, FloatArray | None]:
-    """The KL of each prompt, exact or from an independent sample, and its standard errors."""
-    exact = _optional(content, "exact", prompts)
-    if exact is not None:
-        return exact, np.zeros(prompts)
-    sample = content.get("independent", {})
-    return _optional(sample, "mean", prompts), _optional(sample, "standard_error", prompts)
-
-
-def _optional(content: Mapping[str, Any], key: str, prompts: int) -> FloatArray | None:
-    return array(content[key], (prompts,), key) if key in content else None
-
-
-def _gradient_study(artifact: dict[str, Any]) -> GradientStudy:
-    estimators, batches = [str(name) for name in artifact["estimators"]], _count(artifact, "batches", 4)
-    if not estimators or len(set(estimators)) < len(estimators):
-        raise ValueError(f"estimators {estimators}")
-    side = (1 + len(estimators)) * batches
-
-    def snapshot(content: dict[str, Any]) -> GradientSnapshot:
-        gram = np.zeros((side, side))
-        if len(content["gram"]) != side:
-            raise ValueError(f"a Gram matrix of {len(content['gram'])} rows, expected {side}")
-        for index, row in enumerate(content["gram"]):
-            gram[index, : index + 1] = gram[: index + 1, index] = array(row, (index + 1,), "gram")
-        completions, shape = _count(content, "completions", 1), (len(estimators), batches // 2)
-        layers = {
-            str(layer): {term: array(by_term[term], shape, layer) for term in LAYER_TERMS}
-            for layer, by_term in content.get("layers", {}).items()
-        }
-        step = int(content["step"])
-        label = str(content.get("label", f"step {step}"))
-        return GradientSnapshot(step, float(content["beta"]), completions, gram, label, layers)
-
-    snapshots = _snapshots(artifact, snapshot)
-    return GradientStudy(estimators, batches, _count(artifact, "prompts", 1), snapshots)
-
-
-def _snapshots(artifact: Mapping[str, Any], read: Callable[[Any], Snapshot]) -> list[Snapshot]:
-    # Schema 1, of results that are still read, called them moments
-    found = [read(content) for content in artifact["moments" if artifact["schema"] == 1 else "snapshots"]]
-    steps = [one.step for one in found]
-    if not steps or sorted(set(steps)) != steps:
-        raise ValueError(f"snapshots at steps {steps}, expected at least one, increasing")
-    return found
-
-
-def _count(content: Mapping[str, Any], key: str, least: int) -> int:
-    value = content[key]
-    if type(value) is not int or value < least:
-        raise ValueError(f"{key} is {value!r}, expected an integer >= {least}")
-    return value
-
-
-_READERS: dict[str, Callable[[Any], Study]] = {
-    schema.ESTIMATION: _value_study,
-    schema.GRADIENT_NOISE: _gradient_study,
-}
+def _check_steps(snapshots: Sequence[ValueSnapshot | GradientSnapshot]) -> None:
+    steps = [one.step for one in snapshots]
+    if sorted(set(steps)) != steps:
+        raise ValueError(f"snapshots at steps {steps}, expected increasing ones")

@@ -1,29 +1,64 @@
-"""Checks of the runs of a grid against each other: copies, impossible values, unplanned differences."""
+"""Checks of the runs of a grid against each other and their plan: copies, impossible values, differences."""
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from analysis.results.grid import by_beta, plain_key
-from analysis.results.plan import Plan
+from analysis.results.logs import flat
+from analysis.results.plan import BETA, Plan, by_beta, plain_key
 from analysis.results.records import Failure, Run
-from analysis.results.settings import ignored_overrides
-from analysis.results.sweep import Problem
 from lit_klrb import schema
 
 Key = TypeVar("Key")
 # The common evaluator's KL is an average of exact KLs of tokens: what is below 0 is rounding.
 _ROUNDING = 1e-3
-# The key of a run's settings with its weight of the KL.
-_BETA = "kl.beta"
 # Larger ratios of two arms' KLs are those of different units, unless an import states their unit.
 _UNIT_RATIO = 8.0
 # Settings whose product is the number of optimizer steps of a rollout.
 _PER_ROLLOUT = ("model.inner_epochs", "model.mini_batches")
 # The metrics whose curves identify a run.
 _TRACES = ("train/", "val/")
+# Sections of the settings that are recorded completely, apart from nulls, lists and local paths, and keys of
+# the trainer that are recorded.
+SECTIONS = ("model", "data", "kl")
+TRAINER = ("max_steps", "precision", "accumulate_grad_batches", "gradient_clip_val")
+# Beginnings of local paths, which are not recorded.
+LOCAL_PATHS = ("/", "~", ".")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem with the files of a sweep.
+
+    Attributes:
+        text: One line that names the problem and the file.
+        serious: Whether it rules out a verdict, because the design that the tests assume cannot be trusted.
+        unread: Whether it is a file that could not be read, whose content is not known.
+        kind: What it has in common with others that are counted with it; "" if it stands alone.
+        count: Number of such problems, of which the text is about the first.
+    """
+
+    text: str
+    serious: bool = False
+    unread: bool = False
+    kind: str = ""
+    count: int = 1
+
+
+def counted(problems: Iterable[Problem]) -> list[Problem]:
+    """The problems, of each kind the first with their number."""
+    groups: dict[object, list[Problem]] = defaultdict(list)
+    for number, problem in enumerate(problems):
+        groups[(problem.kind, problem.serious, problem.unread) if problem.kind else number].append(problem)
+    return [
+        first
+        if not others
+        else replace(first, text=f"{first.text}; and {len(others)} more", count=1 + len(others))
+        for first, *others in groups.values()
+    ]
 
 
 def inconsistencies(
@@ -87,7 +122,8 @@ def _copies(grid: Sequence[Run]) -> Iterator[Problem]:
             names = ", ".join(run.file for run in group)
             seeds = len({run.cell.seed for run in group})
             told = "different seeds" if seeds > 1 else "one seed: a copy, or arms that do the same"
-            yield Problem(f"{names}: the same curves in every digit at {told}", serious=seeds > 1)
+            text = f"{names}: the same curves in every digit at {told}"
+            yield Problem(text, serious=seeds > 1, kind="the same curves")
 
 
 def _same_weights(grid: Sequence[Run]) -> Iterator[Problem]:
@@ -98,7 +134,7 @@ def _same_weights(grid: Sequence[Run]) -> Iterator[Problem]:
             text = (
                 f"{len(group)} runs of {seeds} seeds have the same weights, {schema.WEIGHTS} {weights[:12]}"
             )
-            yield Problem(text, serious=True)
+            yield Problem(text, serious=True, kind="the same weights")
 
 
 def _negative(grid: Sequence[Run], imported: bool) -> Iterator[Problem]:
@@ -106,7 +142,8 @@ def _negative(grid: Sequence[Run], imported: bool) -> Iterator[Problem]:
     for run in grid:
         kl = run.outcome(schema.KL)
         if kl < -_ROUNDING:
-            yield Problem(f"{run.file}: its KL is {kl:g}; a KL is not negative", serious=not imported)
+            text = f"{run.file}: its KL is {kl:g}; a KL is not negative"
+            yield Problem(text, serious=not imported, kind="a negative KL")
     for (label, index), mean in _mean_kls(grid).items() if imported else ():
         if mean < -_ROUNDING:
             yield Problem(f"the mean KL of {label} at beta index {index} is {mean:g}", serious=True)
@@ -161,7 +198,7 @@ def _settings(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
             if len(values) > 1 and not any(f"{key}.".startswith(f"{change}.") for change in planned):
                 found[key] |= values
     for key, values in sorted(found.items()):
-        if key != _BETA:
+        if key != BETA:
             yield Problem(f"matched runs differ in {key}, which no arm changes: {', '.join(sorted(values))}")
 
 
@@ -215,3 +252,67 @@ def _grouped(runs: Iterable[Run], key: Callable[[Run], Key]) -> dict[Key, list[R
     for run in runs:
         groups[key(run)].append(run)
     return groups
+
+
+def ignored_overrides(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
+    """A problem for each run whose recorded settings are not those of the plan.
+
+    Args:
+        grid: Runs of the grid and of the tuning stage. Those without recorded settings are skipped.
+        plan: Their plan.
+    """
+    last = plan.stages[list(plan.stages)[-1]]
+    shared = {key: value for key, value in last.overrides.items() if key not in last.inputs}
+    for run in grid:
+        if not run.settings:
+            continue
+        where = run.cell.point or run.cell.trial
+        expected = {**shared, **({} if where is None else {BETA: where.beta}), **run.cell.overrides}
+        if plan.tuning and run.cell.trial is None:  # compared with the chosen rate instead
+            expected.pop(plan.tuning.key, None)
+        for key, value in _planned(expected).items():
+            found = run.settings.get(key, run.settings.get(f"{key}.class_path"))
+            if _recorded(key, value) and not _same(value, found):
+                text = f"its settings have {key} = {_short(found)}, expected {_short(value)}"
+                yield Problem(f"{run.file}: {text}", serious=True, kind=f"ignored {key}")
+
+
+def _planned(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The plain values of overrides by plain key; a value replaces what earlier ones set below its key."""
+    found: dict[str, Any] = {}
+    for key, value in overrides.items():
+        for whole, leaf in flat({key: value}):
+            place = plain_key(whole).removesuffix(".class_path")
+            found = {old: kept for old, kept in found.items() if not old.startswith(f"{place}.")}
+            found[place] = leaf
+    return found
+
+
+def _recorded(key: str, value: Any) -> bool:
+    """Whether a run records this value of this key."""
+    section, _, rest = key.partition(".")
+    known = section in SECTIONS or (section == "trainer" and rest in TRAINER)
+    plain = value is not None and not isinstance(value, list)
+    return known and plain and not str(value).startswith(LOCAL_PATHS)
+
+
+def _same(expected: Any, found: str | None) -> bool:
+    """Whether a recorded value is the planned one, whatever the notation of numbers and classes."""
+    if found is None:
+        return False
+    try:
+        return float(expected) == float(found)
+    except ValueError:
+        names = str(expected).casefold(), found.casefold()
+        if all(part.isidentifier() for name in names for part in name.split(".")):
+            # A class may be given with its package
+            names = names[0].rpartition(".")[2], names[1].rpartition(".")[2]
+        return names[0] == names[1]
+
+
+def _short(value: Any) -> str:
+    """A value for a message: a number in its usual notation, a class without its package."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    text = "none" if value is None else str(value)
+    return text.rpartition(".")[2] if text.startswith("lit_klrb.") else text

@@ -26,7 +26,7 @@ _NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 _LARGEST_SEED = 2**53
 
 
-@dataclass(frozen=True)
+@dataclass
 class LoggedRun:
     """One run of other software.
 
@@ -37,6 +37,7 @@ class LoggedRun:
         seed: Its seed; runs with the same seed are not independent.
         place: The place of its first row, for messages.
         curves: Metric -> step -> value; one step, 0, without a step column.
+        repeated: Number of its rows that stood in the log before.
     """
 
     arm: str
@@ -45,6 +46,7 @@ class LoggedRun:
     seed: int
     place: str
     curves: dict[str, dict[int, float]] = field(default_factory=lambda: {name: {} for name in METRICS})
+    repeated: int = 0
 
     def __str__(self) -> str:
         return f"{self.arm}, beta {self.beta:g}, replicate {self.replicate}"
@@ -127,6 +129,7 @@ class Collector:
                 if name not in metrics and "step" not in columns:
                     raise ConfigurationError(f"{row.place}: has no {columns[name]}; a number is expected")
             run, step = self._run(row, {**found, **known}), _step(row, columns, found)
+            run.repeated += all(step in run.curves[name] for name in metrics)
             for name, value in metrics.items():
                 before = run.curves[name].setdefault(step, value)
                 if before != value and not (math.isnan(before) and math.isnan(value)):

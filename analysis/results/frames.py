@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from analysis.results.cell import Cell
-from analysis.results.load import load_sweep
+from analysis.results.records import Cell
+from analysis.results.sweep import load_sweep
 from lit_klrb import schema
 
 if TYPE_CHECKING:

@@ -1,9 +1,8 @@
 """The locked plan: the plan before the results, and every later change.
 
 `hash` covers the rest of the file, apart from the choice of rates, which the results of the tuning stage give
-(see `tuning`): the content (plan, configurations, code and versions), the cells it
-expands to, and the history, which has the hash of each earlier version. In files of schema 1, written by
-earlier versions, it covers only the content.
+(see `rate_choice`): the content (plan, configurations, code and versions), the cells it expands to, and the
+history, which has the hash of each earlier version.
 
 The hash reveals accidental or partial edits, but not edits by someone who recomputes it. To detect those,
 compare it with a hash published elsewhere, such as in a commit.
@@ -11,67 +10,100 @@ compare it with a hash published elsewhere, such as in a commit.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import field
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from analysis.results.arm import Arm
-from analysis.results.cell import ESTIMATOR, Cell
-from analysis.results.checksum import digest
-from analysis.results.files import MALFORMED, DamagedFileError, read_json
+from pydantic import Field, StrictBool
+from pydantic.dataclasses import dataclass
+
 from analysis.results.layout import PLAN_SCHEMA
-from analysis.results.plan import Plan
+from analysis.results.plan import CLOSED, ESTIMATOR, Count, Plan, Positive
+from analysis.results.records import Arm, Cell
+from analysis.results.rules import check_plan
+from analysis.results.store import MALFORMED, DamagedFileError, digest, read_json, reason
+from lit_klrb.errors import ConfigurationError
 
-# The key of the content with the properties of the arms.
-ARMS = "arms"
-# The key of the content with the source of imported runs.
-IMPORTED = "imported"
-# Its key with the unit of their KLs, where that was stated.
-KL_UNIT = "kl_unit"
+# Keys of the content: the properties of the arms, and the source of imported runs.
+ARMS, IMPORTED = "arms", "imported"
 # The key of the document with the choice of rates.
 CHOICE = "choice"
-# The keys of margins in plans of schema 1.
-_RENAMED = {"T4": "objective", "T5": "matched_kl"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CLOSED)
+class Origin:
+    """Where imported runs come from.
+
+    Args:
+        source: The name of the log or the folder.
+        files: Name of each log -> SHA-256 of its bytes.
+        columns: What is read of a row -> its column.
+        runs: Name of a run -> arm, beta and replicate, for logs that have only its name.
+        kl_unit: "sequence" if that was stated of all KLs; None if they may be per token.
+        incomplete: What is done where a run is missing: no verdict, or the replicate is left out at its beta.
+        repeated_rows: Number of rows that stood in the logs before.
+    """
+
+    source: str
+    files: dict[str, str]
+    columns: dict[str, str]
+    runs: dict[str, Any] = field(default_factory=dict)
+    kl_unit: Literal["sequence"] | None = None
+    incomplete: Literal["withhold", "leave_out_replicate"] = "withhold"
+    repeated_rows: Count = 0
+
+
+@dataclass(frozen=True, config=CLOSED)
+class Choice:
+    """The rate chosen for each arm, and the checksums of the runs of the tuning stage it rests on, by id."""
+
+    rates: dict[str, Positive]
+    results: dict[str, str]
+
+
+@dataclass(frozen=True, config=CLOSED)
 class Version:
     """One version of a plan.
 
     Attributes:
         published: Number of results when it was locked, which could have been seen.
         changes: Its changes, one line per key.
-        plan: The plan; None for an earlier version in a file of schema 1, which does not contain it.
+        plan: The plan.
     """
 
-    published: int
+    published: Count
     changes: tuple[str, ...]
-    plan: Plan | None
+    plan: Plan
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CLOSED)
 class LockedPlan:
     """The plan in the directory of its sweep.
 
     Attributes:
-        schema: Number of the file's format.
         hash: The hash it is locked with.
         recomputed: Whether the file has that hash.
-        plan: The plan.
         cells: Id -> cell.
         arms: Label -> properties of the arm.
         history: Its versions, oldest first; the last is the plan.
         document: The whole file.
+        origin: Where the runs were imported from; None for runs of this package.
+        choice: The choice of rates; None without tuning, or before it is complete.
     """
 
-    schema: int
     hash: str
-    recomputed: bool
-    plan: Plan
-    cells: Mapping[str, Cell]
-    arms: Mapping[str, Arm]
-    history: tuple[Version, ...]
+    recomputed: StrictBool
+    cells: dict[str, Cell]
+    arms: dict[str, Arm]
+    history: Annotated[tuple[Version, ...], Field(min_length=1)]
     document: Mapping[str, Any]
+    origin: Origin | None = None
+    choice: Choice | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The plan as it is now."""
+        return self.history[-1].plan
 
     @property
     def changed_after_results(self) -> bool:
@@ -79,31 +111,14 @@ class LockedPlan:
         return any(version.published > 0 for version in self.history)
 
     @property
-    def imported_from(self) -> str | None:
-        """The log from which the runs were imported; None for runs of this package."""
-        origin = self.document["content"].get(IMPORTED)
-        return None if origin is None else str(origin["source"])
-
-    @property
-    def choice(self) -> Mapping[str, Any] | None:
-        """The record of the choice of rates; None without tuning, or before it is complete."""
-        found: Mapping[str, Any] | None = self.document.get(CHOICE)
-        return found
-
-    @property
     def rates(self) -> dict[str, float]:
         """Arm -> its chosen rate; empty without a choice."""
-        return {} if self.choice is None else dict(self.choice["rates"])
-
-    @property
-    def units_unknown(self) -> bool:
-        """Whether the runs were imported without a statement on the unit of their KLs."""
-        return KL_UNIT not in self.document["content"].get(IMPORTED, {KL_UNIT: None})
+        return {} if self.choice is None else self.choice.rates
 
     @property
     def versions(self) -> list[Plan]:
         """All versions of the plan in the file, oldest first."""
-        return [version.plan for version in self.history if version.plan is not None]
+        return [version.plan for version in self.history]
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -114,63 +129,36 @@ class LockedPlan:
         """
         document = read_json(path)
         try:
-            return cls._of(document, path)
-        except MALFORMED as error:
-            raise DamagedFileError(f"{path}: not a locked plan ({type(error).__name__}: {error})") from None
+            return cls._of(document, str(path.parent))
+        except (*MALFORMED, ConfigurationError) as error:
+            raise DamagedFileError(f"{path}: not a locked plan ({reason(error)})") from None
 
     @classmethod
-    def _of(cls, document: dict[str, Any], path: Path) -> Self:
-        schema, directory = document["schema"], str(path.parent)
-        if schema not in (1, PLAN_SCHEMA):
-            raise ValueError(f"schema {schema!r}; this version reads 1 and {PLAN_SCHEMA}")
-        cells = [Cell.of_record(cell["id"], cell) for cell in document["cells"]]
-        record = document["content"]["plan"]
-        plan = Plan.of_record(record if schema > 1 else _updated(record, cells), directory)
-        choice = document.get(CHOICE)
-        if choice is not None and not all(float(rate) > 0 for rate in choice["rates"].values()):
-            raise ValueError(f"{CHOICE} is {choice!r}")
-        *earlier, _ = document["history"]
-        plans = [Plan.of_record(each["plan"], directory) if schema > 1 else None for each in earlier]
-        history = [
-            Version(int(each["published"]), tuple(map(str, each["changes"])), own)
-            for each, own in zip(document["history"], [*plans, plan], strict=True)
-        ]
+    def _of(cls, document: dict[str, Any], directory: str) -> Self:
+        if document["schema"] != PLAN_SCHEMA:
+            raise ValueError(f"schema {document['schema']!r}; this version reads {PLAN_SCHEMA}")
+        content, history = document["content"], document["history"]
+        records = [*(each["plan"] for each in history[:-1]), content["plan"]]
+        plans = [Plan.of_record(record, directory) for record in records]
+        check_plan(plans[-1])
+        known = content.get(ARMS, {})
+        recomputed = history[-1]["plan"] == content["plan"] and hash_of(document) == document["hash"]
         return cls(
-            schema,
-            str(document["hash"]),
-            _recomputes(document),
-            plan,
-            {cell.id: cell for cell in cells},
-            _arms(plan, document["content"].get(ARMS, {})),
-            tuple(history),
+            document["hash"],
+            recomputed,
+            {cell["id"]: Cell.of_record(cell["id"], cell) for cell in document["cells"]},
+            {
+                label: known.get(label, {"estimator": own.get(ESTIMATOR)})
+                for label, own in plans[-1].grid.arms.items()
+            },
+            tuple(
+                Version(each["published"], each["changes"], plan)
+                for each, plan in zip(history, plans, strict=True)
+            ),
             document,
+            content.get(IMPORTED),
+            document.get(CHOICE),
         )
-
-
-def _arms(plan: Plan, found: Mapping[str, Any]) -> dict[str, Arm]:
-    """The properties of each arm; only the estimator for plans of earlier versions."""
-    return {
-        label: Arm.of_record(found[label]) if label in found else Arm(estimator=str(overrides.get(ESTIMATOR)))
-        for label, overrides in plan.grid.arms.items()
-    }
-
-
-def _updated(record: Mapping[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:
-    """Convert the record of a plan of schema 1, whose stages were sorted by name, to the current schema."""
-    primary = record["primary"]
-    margins = {_RENAMED.get(key, key): margin for key, margin in primary["margins"].items()}
-    stages = {name: record["stages"][name] for name in dict.fromkeys(cell.stage for cell in cells)}
-    return {**record, "stages": stages, "primary": {**primary, "margins": margins}}
-
-
-def _recomputes(document: Mapping[str, Any]) -> bool:
-    try:
-        if document["schema"] == 1:
-            return bool(digest(document["content"]) == document["hash"] == document["history"][-1]["hash"])
-        same_plan = document["history"][-1]["plan"] == document["content"]["plan"]
-        return bool(same_plan and hash_of(document) == document["hash"])
-    except ValueError:
-        return False
 
 
 def hash_of(document: Mapping[str, Any]) -> str:
@@ -212,7 +200,7 @@ def lock_document(
     document = json.loads(json.dumps(document))
     document = {"hash": hash_of(document), **document}
     if before and before.choice is not None and trials_of(before.cells.values()) == trials_of(cells):
-        document[CHOICE] = before.choice
+        document[CHOICE] = before.document[CHOICE]
     return encode_plan(document)
 
 

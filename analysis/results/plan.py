@@ -1,26 +1,209 @@
-"""The plan of a sweep: stages, grid, seeds, and the comparison that decides, fixed before any result."""
+"""The plan of a sweep as types: stages, grid, seeds, and what decides, fixed before any result.
 
-import math
+What the types do not say is in `rules`.
+"""
+
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from itertools import product
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple
 
-from analysis.results.cell import Point, Trial
-from analysis.results.checks import RESERVED, check_grid, check_multiple, one_of, require, require_short
-from analysis.results.grid import Grid, plain_key
-from analysis.results.rates import TUNING, Tuning
-from analysis.results.stage import FIT, STUDY, Stage
+from pydantic import BeforeValidator, ConfigDict, Field, StrictFloat, StrictInt
+from pydantic.dataclasses import dataclass
 
-# The outcomes with margins if J = reward - beta * KL decides: J, and the reward at matched KL.
-REWARD_OUTCOMES = ("objective", "matched_kl")
-# The outcomes that can decide.
-OUTCOMES = ("objective", "kl")
-# Keys of earlier versions, which every plan that was locked by them has.
-_GONE = ("kl_cuts", "corner", "sequential")
+# Unknown keys, NaN and infinities are errors.
+CLOSED = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
+# The commands of a stage: the training of a run, and a study, which trains nothing.
+FIT, STUDY = "fit", "study"
+# Configuration keys of a run that the design sets, and that of the KL estimator.
+SEED, BETA, ESTIMATOR = "seed_everything", "kl.beta", "kl.estimator"
+# The key of a value that differs between betas: {by_beta: {index: value}}.
+BY_BETA = "by_beta"
+# The name of the stage of tuning.
+TUNING = "tuning"
+# Fewest blocks that show how much blocks differ.
+FEWEST_BLOCKS = 3
+# Maximum number of characters of a name, which stands beside every number.
+_LONGEST = 200
 
 
-@dataclass(frozen=True)
+class Point(NamedTuple):
+    """The position of a cell of the last stage in the grid."""
+
+    arm: str
+    beta: StrictFloat
+    beta_index: StrictInt
+    replicate: StrictInt
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """(arm, beta index, replicate), which is unique within a sweep."""
+        return self.arm, self.beta_index, self.replicate
+
+
+class Trial(NamedTuple):
+    """The position of a cell of the tuning stage: an arm at one rate."""
+
+    arm: str
+    beta: StrictFloat
+    beta_index: StrictInt
+    replicate: StrictInt
+    rate: StrictFloat
+
+
+def by_beta(value: object) -> dict[str, Any] | None:
+    """Index of beta, as text -> value; None if a value of an arm is the same at every beta."""
+    if not (isinstance(value, Mapping) and list(value) == [BY_BETA] and isinstance(value[BY_BETA], Mapping)):
+        return None
+    return {str(index): each for index, each in value[BY_BETA].items()}
+
+
+def arms_of_estimators(names: list[str]) -> dict[str, dict[str, Any]]:
+    """Convert a list of estimators to arms."""
+    return {name: {ESTIMATOR: name} for name in names}
+
+
+def _arms(content: Any) -> Any:
+    """Arms with the indices of beta as text, as in JSON; a list of estimators is spelled out."""
+    if isinstance(content, list):
+        if not all(isinstance(name, str) for name in content) or len(set(content)) < len(content):
+            raise ValueError("a list of different names of estimators, or label -> what the arm changes")
+        return arms_of_estimators(content)
+    if not isinstance(content, dict) or not all(isinstance(arm, dict) for arm in content.values()):
+        return content
+    return {
+        label: {
+            key: value if (each := by_beta(value)) is None else {BY_BETA: each} for key, value in arm.items()
+        }
+        for label, arm in content.items()
+    }
+
+
+def _betas(content: Any) -> Any:
+    return dict(enumerate(content)) if isinstance(content, list) else content
+
+
+def _name(name: str) -> str:
+    if len(name) > _LONGEST:
+        raise ValueError(f"names have at most {_LONGEST} characters, got {len(name)}")
+    return name
+
+
+def _label(label: str) -> str:
+    if not (label and label.isprintable() and label.strip() == label):
+        raise ValueError("labels are printable and have no blanks around them")
+    return _name(label)
+
+
+# Numbers, not texts or booleans
+Positive = Annotated[float, Field(strict=True, gt=0)]
+Weight = Annotated[float, Field(strict=True, ge=0)]
+Count = Annotated[int, Field(strict=True, ge=0)]
+Name = Annotated[str, BeforeValidator(lambda name: _name(name) if isinstance(name, str) else name)]
+Label = Annotated[str, BeforeValidator(lambda name: _label(name) if isinstance(name, str) else name)]
+# Keys of mappings are text in JSON
+Index = Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True, config=CLOSED)
+class Stage:
+    """A stage of training. All stages except the last are single cells, shared by those that start from them.
+
+    Args:
+        config: The configuration file given to the command.
+        inputs: Dotted configuration key -> the earlier stage whose checkpoint it receives.
+        overrides: Dotted configuration key -> the value it takes instead of the file's.
+        command: "fit", or "study" for a study, which trains nothing.
+    """
+
+    config: str
+    inputs: dict[str, str] = field(default_factory=dict)
+    overrides: dict[str, Any] = field(default_factory=dict)
+    command: Literal["fit", "study"] = "fit"
+
+    @property
+    def trains(self) -> bool:
+        """Whether it leaves a checkpoint, from which others can start."""
+        return self.command == FIT
+
+
+@dataclass(frozen=True, config=CLOSED)
+class Block:
+    """What the runs of a block share, and those of other blocks do not.
+
+    Args:
+        overrides: Configuration key -> value.
+        inputs: Configuration key -> the stage whose checkpoint it receives, beside the inputs of the last
+            stage or in place of them.
+    """
+
+    overrides: dict[str, Any] = field(default_factory=dict)
+    inputs: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, config=CLOSED)
+class Grid:
+    """The design of the last stage: every arm at every beta in every replicate.
+
+    Args:
+        arms: Label -> what the arm changes: configuration key -> value, as on the command line of `fit`, or
+            `{by_beta: {index: value}}` for a value that differs between betas, such as a learning rate. A
+            list of estimators stands for arms that differ in `kl.estimator` alone.
+        beta: Index -> weight of the KL; in a list, the index is the position. Seeds follow the index: a new
+            weight takes a new one, and the others keep their seeds.
+        replicates: Matched runs at each beta.
+        blocks: Label -> block: warm starts, or anything else on which statements should not depend. Replicate
+            r belongs to block r mod B of B blocks.
+    """
+
+    arms: Annotated[dict[Label, dict[str, Any]], BeforeValidator(_arms)]
+    beta: Annotated[dict[Index, Weight], BeforeValidator(_betas)]
+    replicates: StrictInt = 10
+    blocks: dict[Label, Block] = field(default_factory=dict)
+
+    @property
+    def over_blocks(self) -> bool:
+        """Whether statements are about blocks like those of the plan, and not only about these."""
+        return len(self.blocks) >= FEWEST_BLOCKS
+
+    def block_of(self, replicate: int) -> str:
+        """The label of a replicate's block; "" without blocks."""
+        return [*self.blocks][replicate % len(self.blocks)] if self.blocks else ""
+
+    def block(self, replicate: int) -> Block:
+        """The block of a replicate; without blocks an empty one."""
+        return self.blocks.get(self.block_of(replicate), Block())
+
+    def overrides(self, label: str, beta_index: int) -> dict[str, Any]:
+        """What an arm changes at one beta: configuration key -> value.
+
+        Example:
+            >>> Grid({"mc": {"lr": {"by_beta": {0: 0.1, 1: 0.2}}}}, {0: 1.0, 1: 2.0}, 1).overrides("mc", 1)
+            {'lr': 0.2}
+        """
+        several = {key: by_beta(value) for key, value in self.arms[label].items()}
+        return {
+            key: value if (each := several[key]) is None else each[str(beta_index)]
+            for key, value in self.arms[label].items()
+        }
+
+
+@dataclass(frozen=True, config=CLOSED)
+class Tuning:
+    """Runs of every arm at every rate and beta, from which one rate is chosen for each arm.
+
+    Args:
+        rates: The rates, the same for all arms; at least three, so that one can be inside.
+        replicates: Runs at each rate and beta, with seeds of their own; at least two, which have a spread.
+        key: The configuration key of the rate.
+    """
+
+    rates: Annotated[list[Positive], Field(min_length=3)]
+    replicates: Annotated[int, Field(strict=True, ge=2)] = 4
+    key: str = "model.init_args.learning_rate"
+
+
+@dataclass(frozen=True, config=CLOSED)
 class Primary:
     """The comparison that decides: by J = reward - beta * KL, or by the KL alone.
 
@@ -34,9 +217,9 @@ class Primary:
     """
 
     control: str
-    alpha: float = 0.05
-    margins: dict[str, float] = field(default_factory=dict)
-    outcome: str = "objective"
+    alpha: Annotated[float, Field(strict=True, gt=0, lt=0.5)] = 0.05
+    margins: dict[str, Positive] = field(default_factory=dict)
+    outcome: Literal["objective", "kl"] = "objective"
 
     @property
     def symbol(self) -> str:
@@ -44,12 +227,7 @@ class Primary:
         return "KL" if self.outcome == "kl" else "J"
 
 
-def _known(primary: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of what decides, without keys of earlier versions that were not used."""
-    return {key: value for key, value in primary.items() if value or key not in _GONE}
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CLOSED)
 class Plan:
     """A sweep: stages in the order they depend on each other, and the grid of the last.
 
@@ -66,13 +244,13 @@ class Plan:
         tuning: The stage that chooses a rate for each arm before the grid runs; None without one.
     """
 
-    name: str
+    name: Name
     directory: str
-    stages: dict[str, Stage]
+    stages: dict[Name, Stage]
     grid: Grid
     primary: Primary
-    root_seed: int = 0
-    threads: int = 1
+    root_seed: Count = 0
+    threads: Annotated[int, Field(strict=True, ge=1)] = 1
     module: str = "lit_klrb"
     setting: str = ""
     tuning: Tuning | None = None
@@ -95,8 +273,7 @@ class Plan:
     @property
     def places(self) -> list[tuple[str, int, int]]:
         """(arm, beta index, replicate) of every planned run of the grid."""
-        grid = self.grid
-        return [(a, b, r) for a in grid.arms for b in grid.beta for r in range(grid.replicates)]
+        return [*product(self.grid.arms, self.grid.beta, range(self.grid.replicates))]
 
     @property
     def trials(self) -> list[Trial]:
@@ -132,94 +309,34 @@ class Plan:
         return {key: stage for key, stage in last.inputs.items() if plain_key(key) not in replaced} | own
 
     def record(self) -> dict[str, Any]:
-        """The record of the design in the locked plan, without the directory, which may change."""
+        """Its written form in the locked plan: without the directory, which may change, and what is empty."""
         design = asdict(self)
         del design["directory"]
-        if self.tuning is None:  # as in plans of earlier versions
+        if self.tuning is None:
             del design["tuning"]
-        design["stages"] = {name: stage.record() for name, stage in self.stages.items()}
-        design["grid"] = self.grid.record()
+        for stage in design["stages"].values():
+            if stage["command"] == FIT:
+                del stage["command"]
+        design["grid"]["beta"] = {str(index): beta for index, beta in self.grid.beta.items()}
+        if not self.grid.blocks:
+            del design["grid"]["blocks"]
         return design
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any], directory: str) -> "Plan":
-        """Create a plan from its record.
+        """Create a plan from its written form.
 
         Raises:
-            ValueError, TypeError, KeyError, AttributeError: If it is not the record of a plan.
+            ValueError, TypeError, KeyError, AttributeError: If it is not that of a plan.
         """
-        plan = cls(
-            **{
-                **record,
-                "directory": directory,
-                "stages": {name: Stage(**stage) for name, stage in record["stages"].items()},
-                "grid": Grid.of_record(record["grid"]),
-                "primary": Primary(**_known(record["primary"])),
-                "tuning": Tuning(**record["tuning"]) if "tuning" in record else None,
-            }
-        )
-        plan.check()
-        return plan
+        # Settings without effect that plans had when most sweeps were published; their hash is of the file
+        primary = {key: value for key, value in record["primary"].items() if value or key not in _RETIRED}
+        return cls(**{**record, "directory": directory, "primary": primary})
 
-    def check(self) -> None:
-        """Check the conditions that types do not express.
 
-        Raises:
-            ConfigurationError: If a value is not allowed; one line naming key and value.
-        """
-        self._check_stages()
-        check_grid(self.grid, self.stages)
-        self._check_primary()
-        self._check_tuning()
-        require_short("name", self.name)
-        require("\0" not in self.directory, "directory", self.directory, "no path has a null character")
-        require(bool(self.directory.strip()), "directory", self.directory, "the path of a directory")
-        require("://" not in self.directory, "directory", self.directory, "a directory of this machine")
-        require(self.threads >= 1, "threads", self.threads, "integers >= 1")
-        require(self.root_seed >= 0, "root_seed", self.root_seed, "integers >= 0")
+_RETIRED = ("kl_cuts", "corner", "sequential")
 
-    def _check_stages(self) -> None:
-        require(bool(self.stages), "stages", self.stages, "at least one stage is expected")
-        earlier: list[str] = []
-        for name, stage in self.stages.items():
-            require_short("stages", name)
-            for key, source in stage.inputs.items():
-                above = f"a stage above: {', '.join(earlier) or 'there is none'}"
-                require(source in earlier, f"stages.{name}.inputs.{key}", source, above)
-            for key, value in stage.overrides.items():
-                taken = f"stages.{name}.inputs already gives it a stage's checkpoint"
-                require(key not in stage.inputs, f"stages.{name}.overrides.{key}", value, taken)
-            one_of(f"stages.{name}.command", stage.command, (FIT, STUDY))
-            if stage.command == FIT:
-                earlier.append(name)
-            else:
-                require(
-                    not stage.inputs, f"stages.{name}.inputs", stage.inputs, "a study takes no checkpoint"
-                )
-                grid = "a study cannot be the last stage, to which the grid applies"
-                require(name != list(self.stages)[-1], f"stages.{name}.command", STUDY, grid)
 
-    def _check_tuning(self) -> None:
-        if self.tuning is None:
-            return
-        self.tuning.check()
-        check_multiple(self.grid, "tuning.replicates", self.tuning.replicates)
-        require(TUNING not in self.stages, f"stages.{TUNING}", TUNING, "a plan with tuning has this stage")
-        key = plain_key(self.tuning.key)
-        require(key not in RESERVED, "tuning.key", self.tuning.key, RESERVED.get(key, ""))
-        changed = {f"grid.arms.{label}": overrides for label, overrides in self.grid.arms.items()}
-        blocks = self.grid.blocks.items()
-        changed |= {f"grid.blocks.{label}.overrides": block.overrides for label, block in blocks}
-        for place, overrides in changed.items():
-            for name, value in overrides.items():
-                require(plain_key(name) != key, f"{place}.{name}", value, "tuning chooses it")
-
-    def _check_primary(self) -> None:
-        primary = self.primary
-        one_of("primary.control", primary.control, self.grid.arms)
-        one_of("primary.outcome", primary.outcome, OUTCOMES)
-        require(0 < primary.alpha < 0.5, "primary.alpha", primary.alpha, "numbers between 0 and 0.5")
-        for outcome, margin in primary.margins.items():
-            one_of("primary.margins", outcome, ("kl",) if primary.outcome == "kl" else REWARD_OUTCOMES)
-            allowed = "finite numbers > 0"
-            require(math.isfinite(margin) and margin > 0, f"primary.margins.{outcome}", margin, allowed)
+def plain_key(key: str) -> str:
+    """A configuration key without `init_args`, which are optional on the command line."""
+    return ".".join(part for part in key.split(".") if part != "init_args")

@@ -1,47 +1,186 @@
-"""The records of single cells: published results, and failures."""
+"""Single cells as types: a cell, its published result or its failure, and what an arm is known to do."""
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+)
+from pydantic.dataclasses import dataclass
 
-from analysis.results.arrays import FloatArray as FloatArray
-from analysis.results.artifacts import Study, read_studies, unknown_studies
-from analysis.results.cell import Cell, Point
-from analysis.results.checksum import canonical, digest
-from analysis.results.files import MALFORMED, DamagedFileError, parse_json, read_bytes, read_json
-from analysis.results.layout import RESULT_SCHEMA, RESULTS
+from analysis.results.artifacts import Study, is_read, read_studies
+from analysis.results.layout import RESULTS
+from analysis.results.plan import CLOSED, Point, Trial
+from analysis.results.store import MALFORMED, DamagedFileError, decode_result, read_json, read_result, reason
 from lit_klrb import schema
 
 # Larger numbers, whose fourth powers overflow, are not results; those of float32 are below this one.
 LARGEST_VALUE = 1e39
 # Maximum relative error of a value that is published with four significant digits.
 _ROUNDING = 6e-4
+# Null replaces numbers that are not finite.
+_WITH_NAN = ConfigDict(**{**CLOSED, "allow_inf_nan": True})
 
 
-@dataclass(frozen=True, eq=False)
+def _bounded(value: float) -> float:
+    if abs(value) > LARGEST_VALUE:
+        raise ValueError(f"{value:g} is too large")
+    return value
+
+
+def _values(values: Any) -> npt.NDArray[np.float64]:
+    found = np.array(values, dtype=np.float64)
+    if found.ndim != 1:
+        raise ValueError("a list of numbers")
+    _bounded(float(np.nanmax(np.abs(found), initial=0.0)))
+    return found
+
+
+Value = Annotated[
+    StrictFloat, BeforeValidator(lambda value: math.nan if value is None else value), AfterValidator(_bounded)
+]
+Values = Annotated[npt.NDArray[np.float64], PlainValidator(_values)]
+
+
+@dataclass(frozen=True, config=CLOSED)
+class Arm:
+    """The module and the estimator of an arm, determined when the plan is made and locked with it.
+
+    Args:
+        module: Class of the trained module; None if unknown.
+        estimator: Class of its KL estimator; None if unknown, or if it has none.
+        optimises: What the estimator's gradient optimises; None if unknown.
+        biased: Whether that is known to differ from KL(policy || reference).
+        evaluation: Configuration key -> [its value, the control's value], where its evaluation differs.
+    """
+
+    module: str | None = None
+    estimator: str | None = None
+    optimises: str | None = None
+    biased: StrictBool = False
+    evaluation: dict[str, Annotated[list[Any], Field(min_length=2, max_length=2)]] = field(
+        default_factory=dict
+    )
+
+    def __str__(self) -> str:
+        if self.estimator is None:
+            return self.module or "unknown"
+        name = f"{self.estimator}{', biased' if self.biased else ''}"
+        return f"{name}: optimises {self.optimises}" if self.optimises else name
+
+
+@dataclass(frozen=True, config=CLOSED)
+class Cell:
+    """One run.
+
+    Args:
+        id: SHA-256 of everything its result depends on.
+        stage: The stage of the plan.
+        point: Its arm, beta and replicate; None outside the grid.
+        seed: Its seed, shared by all arms at the same beta and replicate.
+        needs: Ids of the cells whose checkpoints it starts from.
+        argv: Arguments of its command, with paths relative to the sweep's directory.
+        overrides: The configuration values that its arm and its block change; empty outside the grid.
+        config: Content of its configuration file; empty for a cell read from a file.
+        trial: Its arm, beta, replicate and rate in the tuning stage; None elsewhere.
+        tuned_by: Hash of the ids of the trials from which its rate is chosen; "" without tuning.
+    """
+
+    id: str
+    stage: str
+    point: Point | None
+    seed: StrictInt
+    needs: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
+    overrides: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    trial: Trial | None = None
+    tuned_by: str = ""
+
+    def __str__(self) -> str:
+        where, rate = self.point or self.trial, f" rate={self.trial.rate:g}" if self.trial else ""
+        if where is None:
+            return self.stage
+        return f"{self.stage} {where.arm}{rate} beta={where.beta} #{where.replicate}"
+
+    @property
+    def title(self) -> str:
+        """Its name on a page."""
+        if self.point is None:
+            return str(self)
+        return f"{self.point.arm}, β = {self.point.beta:g}, replicate {self.point.replicate}"
+
+    @property
+    def place(self) -> tuple[str, int, int] | None:
+        """(arm, beta index, replicate) of a cell of the grid."""
+        return None if self.point is None else self.point.place
+
+    @property
+    def arm(self) -> str | None:
+        """The arm of a cell of the grid or of the tuning stage."""
+        where = self.point or self.trial
+        return where and where.arm
+
+    def record(self) -> dict[str, Any]:
+        """Its written form in a published result."""
+        return {
+            "stage": self.stage,
+            **(self.point._asdict() if self.point else dict.fromkeys(Point._fields)),
+            "overrides": self.overrides,
+            "seed": self.seed,
+            "needs": list(self.needs),
+            "argv": list(self.argv),
+            **({} if self.trial is None else {"trial": self.trial._asdict()}),
+            **({"tuned_by": self.tuned_by} if self.tuned_by else {}),
+        }
+
+    @classmethod
+    def of_record(cls, cell_id: str, record: Mapping[str, Any]) -> Self:
+        """Create a cell from its written form.
+
+        Raises:
+            ValueError, KeyError, TypeError, AttributeError: If it is not that of a cell.
+        """
+        rest = {key: value for key, value in record.items() if key not in (*Point._fields, "id")}
+        place: Any = {name: record[name] for name in Point._fields}
+        in_grid = any(value is not None for value in place.values())
+        return cls(id=cell_id, point=place if in_grid else None, **rest)
+
+
+@dataclass(frozen=True, eq=False, config=_WITH_NAN)
 class Curve:
     """A metric logged during training: values [T] at increasing steps [T], diverged values as `nan`."""
 
-    step: FloatArray
-    value: FloatArray
+    step: Values
+    value: Values
+
+    def __post_init__(self) -> None:
+        if len(self.step) != len(self.value) or not (np.diff(self.step) > 0).all():
+            raise ValueError("a curve has as many values as steps, and its steps increase")
 
 
 class Completion(NamedTuple):
     """The completion of one evaluation prompt at the first and at the last evaluation of a run."""
 
     text_at_start: str
-    reward_at_start: float
+    reward_at_start: Value
     text: str
-    reward: float
+    reward: Value
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, config=_WITH_NAN)
 class Run:
     """A published result. If it diverged, its outcome is `nan`, regardless of the file.
 
@@ -56,21 +195,21 @@ class Run:
         completions: A few of its completions.
         settings: Its hyperparameters: dotted key -> value.
         prompts: Metric -> its value for each prompt of the final evaluation, shape [P], rounded; empty if it
-            diverged or was published by an earlier version.
+            diverged or did not write them.
         other_studies: Artifacts of studies that `analysis` does not read, by name, as published.
         weights: Hash of the trained weights; "" if unknown.
     """
 
     cell: Cell
-    diverged: bool
-    final: dict[str, float]
+    diverged: StrictBool
+    final: dict[str, Value]
     curves: dict[str, Curve]
     versions: dict[str, str]
     checksum: str
     studies: tuple[Study, ...] = ()
     completions: tuple[Completion, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
-    prompts: Mapping[str, FloatArray] = field(default_factory=dict)
+    prompts: dict[str, Values] = field(default_factory=dict)
     other_studies: Mapping[str, Any] = field(default_factory=dict)
     weights: str = ""
 
@@ -101,35 +240,59 @@ class Run:
             return None
         return float(curve.value[0])
 
+    @classmethod
+    def of_record(cls, content: Mapping[str, Any]) -> Self:
+        """Create a run from the content of a published result.
 
-@dataclass(frozen=True)
+        Raises:
+            ValueError, KeyError, TypeError, AttributeError: If it is not a result.
+        """
+        final = content["final"]
+        if content["state"] not in (schema.DONE, schema.DIVERGED):
+            raise ValueError(f"state {content['state']!r}, expected {schema.DONE!r} or {schema.DIVERGED!r}")
+        cell = Cell.of_record(content["id"], content["cell"])
+        # Whether a run without a reward counts as diverged depends on the plan
+        lost = any(final.get(key, 0.0) is None for key in (schema.REWARD, schema.KL))
+        diverged = content["state"] == schema.DIVERGED or (cell.arm is not None and lost)
+        studies: Mapping[str, Any] = content.get("studies", {})
+        run = cls(
+            cell=cell,
+            diverged=diverged,
+            final=final,
+            curves=content["curves"],
+            versions=content["versions"],
+            checksum=content["checksum"],
+            studies=read_studies(studies),
+            completions=content.get("completions", ()),
+            settings={key: str(value) for key, value in content.get("settings", {}).items()},
+            prompts={} if diverged else content.get("prompts", {}),
+            other_studies={name: artifact for name, artifact in studies.items() if not is_read(name)},
+            weights=content.get(schema.WEIGHTS, ""),
+        )
+        run._check_prompts()
+        return run
+
+    def _check_prompts(self) -> None:
+        """Check that the means of the values of the prompts are the final metrics up to rounding."""
+        if not self.prompts:
+            return
+        if len({len(self.prompts[key]) for key in (schema.REWARD, schema.KL)}) > 1:
+            raise ValueError("prompts has different numbers of rewards and KLs")
+        if not len(self.prompts[schema.KL]):
+            raise ValueError("prompts has no values")
+        for key, values in self.prompts.items():
+            mean, rounding = float(values.mean()), _ROUNDING * float(np.abs(values).mean())
+            if not abs(mean - self.final[key]) <= rounding:
+                raise ValueError(f"the mean of prompts.{key} is {mean:g}, final.{key} is {self.final[key]:g}")
+
+
+@dataclass(frozen=True, config=CLOSED)
 class Failure:
     """A cell that ended without a result for technical reasons: its matched pair is dropped."""
 
     cell: Cell
-    attempts: int
+    attempts: StrictInt
     error: str
-
-
-def encode_result(result: dict[str, Any]) -> bytes:
-    """The bytes of a published result: canonical JSON with its checksum inside.
-
-    Args:
-        result: The result without its checksum.
-    """
-    return canonical({**result, "checksum": digest(result)})
-
-
-def read_result(path: Path) -> dict[str, Any]:
-    """Read a published result and check it against its checksum and its name.
-
-    Raises:
-        DamagedFileError: If the file is not what was published.
-    """
-    content = _decode(path, read_bytes(path))
-    if content.get("id") != path.stem:
-        raise DamagedFileError(f"{path}: holds the result of another cell, {content.get('id')!r}")
-    return content
 
 
 def read_run(path: Path) -> Run:
@@ -151,101 +314,14 @@ def decode_run(line: Path, raw: bytes) -> Run:
     Raises:
         DamagedFileError: If the line is not what was published, or not a result.
     """
-    return _run_of(line, _decode(line, raw))
-
-
-def _decode(path: Path, raw: bytes) -> dict[str, Any]:
-    """A result that matches its checksum and has a known schema."""
-    content = parse_json(path, raw)
-    try:
-        # Canonical JSON without this member is canonical too, so it need not be formatted again
-        rest = raw.replace(b'"checksum":"%s",' % content["checksum"].encode(), b"", 1)
-        intact = hashlib.sha256(rest).hexdigest() == content["checksum"]
-    except (KeyError, TypeError, AttributeError):
-        intact = False
-    if not intact:
-        raise DamagedFileError(f"{path}: does not match its checksum; it was changed after it was published")
-    if content.get("schema") != RESULT_SCHEMA:
-        raise DamagedFileError(
-            f"{path}: has schema {content.get('schema')!r}; this version reads {RESULT_SCHEMA}"
-        )
-    return dict(content)
+    return _run_of(line, decode_result(line, raw))
 
 
 def _run_of(path: Path, content: dict[str, Any]) -> Run:
     try:
-        return _run(content)
+        return Run.of_record(content)
     except MALFORMED as error:
-        raise DamagedFileError(f"{path}: not a result ({type(error).__name__}: {error})") from None
-
-
-def _run(content: dict[str, Any]) -> Run:
-    cell = Cell.of_record(content["id"], content["cell"])
-    if content["state"] not in (schema.DONE, schema.DIVERGED):
-        raise ValueError(f"state {content['state']!r}, expected {schema.DONE!r} or {schema.DIVERGED!r}")
-    final = {key: _number(value) for key, value in content["final"].items()}
-    # Whether a run without a reward counts as diverged depends on the plan
-    finite = all(math.isfinite(final.get(key, 0.0)) for key in (schema.REWARD, schema.KL))
-    diverged = content["state"] == schema.DIVERGED or (cell.arm is not None and not finite)
-    return Run(
-        cell,
-        diverged,
-        final,
-        {key: _curve(curve) for key, curve in content["curves"].items()},
-        {str(key): str(value) for key, value in content["versions"].items()},
-        content["checksum"],
-        read_studies(content.get("studies", {})),
-        tuple(
-            Completion(
-                str(one["text_at_start"]),
-                _number(one["reward_at_start"]),
-                str(one["text"]),
-                _number(one["reward"]),
-            )
-            for one in content.get("completions", ())
-        ),
-        {str(key): str(value) for key, value in content.get("settings", {}).items()},
-        {} if diverged else _prompts(content.get("prompts", {}), final),
-        unknown_studies(content.get("studies", {})),
-        str(content.get(schema.WEIGHTS, "")),
-    )
-
-
-def _prompts(content: dict[str, list[Any]], final: Mapping[str, float]) -> dict[str, FloatArray]:
-    """The values of the prompts, whose means are the final metrics up to rounding."""
-    if not content:
-        return {}
-    found = {key: np.array([_number(value) for value in content[key]]) for key in (schema.REWARD, schema.KL)}
-    if len({len(values) for values in found.values()}) > 1:
-        raise ValueError("prompts has different numbers of rewards and KLs")
-    if not len(found[schema.KL]):
-        raise ValueError("prompts has no values")
-    for key, values in found.items():
-        rounding = _ROUNDING * float(np.abs(values).mean())
-        if not abs(float(values.mean()) - final[key]) <= rounding:
-            raise ValueError(f"the mean of prompts.{key} is {values.mean():g}, final.{key} is {final[key]:g}")
-    return found
-
-
-def _number(value: Any) -> float:
-    """A finite number of a result, or `nan` for null, which replaces numbers that are not finite."""
-    number = math.nan if value is None else float(value)
-    if abs(number) > LARGEST_VALUE:
-        raise ValueError(f"{value!r} is too large")
-    return number
-
-
-def _curve(curve: dict[str, list[Any]]) -> Curve:
-    step, value = (np.array([_number(x) for x in curve[name]]) for name in ("step", "value"))
-    if len(step) != len(value) or not (np.diff(step) > 0).all():
-        raise ValueError("a curve has as many values as steps, and its steps increase")
-    return Curve(step, value)
-
-
-def encode_failure(cell_id: str, cell: dict[str, Any], attempts: int, error: str) -> bytes:
-    """The content of the record that a cell ended without a result."""
-    record = {"id": cell_id, "cell": cell, "attempts": attempts, "error": error}
-    return json.dumps(record, indent=1).encode()
+        raise DamagedFileError(f"{path}: not a result ({reason(error)})") from None
 
 
 def read_failure(path: Path) -> Failure:
@@ -259,6 +335,6 @@ def read_failure(path: Path) -> Failure:
         if content["id"] != path.stem:
             raise ValueError(f"holds the cell {content['id']!r}")
         cell = Cell.of_record(content["id"], content["cell"])
-        return Failure(cell, int(content["attempts"]), str(content["error"]))
+        return Failure(cell, content["attempts"], content["error"])
     except MALFORMED as error:
-        raise DamagedFileError(f"{path}: not a record ({type(error).__name__}: {error})") from None
+        raise DamagedFileError(f"{path}: not a record ({reason(error)})") from None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
-from analysis.results.grid import FEWEST_BLOCKS
+from analysis.results.plan import FEWEST_BLOCKS
 from analysis.stats.intervals import Estimate, clustered_mean, stratified_mean
 from analysis.stats.pairs import FloatArray, Pairs
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from analysis.results.rate_choice import trial_outcomes
 from analysis.results.sweep import Sweep
-from analysis.results.tuning import trial_outcomes
 from analysis.stats.pairs import FloatArray, IntArray
 
 # Number of bootstrap samples.

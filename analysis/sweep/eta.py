@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from statistics import mean
 
 from analysis.results import Cell
-from analysis.results.seconds import read_time
+from analysis.results.store import read_time
 from analysis.sweep.store import Store
 
 

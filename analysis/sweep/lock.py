@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 from analysis.design import Expansion
 from analysis.design.arms import examine
 from analysis.results import DamagedFileError, Plan, layout
-from analysis.results.archive import archive_path
-from analysis.results.arm import Arm
 from analysis.results.locked import ARMS, CHOICE, LockedPlan, encode_plan, lock_document, trials_of
-from analysis.results.records import read_run
-from analysis.results.tuning import choice_of
+from analysis.results.rate_choice import choice_of
+from analysis.results.records import Arm, read_run
+from analysis.results.store import archive_path
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import write_atomically
 
@@ -47,8 +46,8 @@ def lock(plan: Plan, expansion: Expansion, directory: Path, *, record: bool) -> 
 
     Raises:
         DamagedFileError: If the locked plan was edited by hand.
-        ConfigurationError: If a stage or an arm is invalid, or the directory has a sweep that cannot be
-            continued: a published one, or one locked by an earlier version.
+        ConfigurationError: If a stage or an arm is invalid, or the directory has a published sweep, which
+            cannot be continued.
     """
     path = directory / layout.PLAN
     archive = archive_path(directory)
@@ -69,12 +68,6 @@ def lock(plan: Plan, expansion: Expansion, directory: Path, *, record: bool) -> 
         return Locked([], arms)
     # Properties of the arms are derived from the rest
     altered = list(changes({**before.document["content"], ARMS: None}, {**content, ARMS: None}))
-    if altered and before.schema != layout.PLAN_SCHEMA:
-        raise ConfigurationError(
-            f"{directory} contains a sweep locked by an earlier version (plan schema {before.schema}), which "
-            "can be reported and verified but not continued; name another directory",
-            key="directory",
-        )
     if altered and record:
         document = lock_document(
             plan,
@@ -119,10 +112,10 @@ def lock_choice(directory: Path) -> Mapping[str, float]:
     ]
     choice = choice_of(locked.plan, runs)
     if locked.choice is None:
-        write_atomically(path, encode_plan({**locked.document, CHOICE: choice}))
+        write_atomically(path, encode_plan({**locked.document, CHOICE: asdict(choice)}))
     elif locked.choice != choice:
         raise DamagedFileError(f"{path}: its choice of rates is not that of the results of the tuning stage")
-    return dict(choice["rates"])
+    return choice.rates
 
 
 def _locked(path: Path, *, begun: bool) -> LockedPlan | None:

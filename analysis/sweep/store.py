@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.results import layout
-from analysis.results.files import read_json
-from analysis.results.records import encode_failure, encode_result, read_result
+from analysis.results.store import encode_failure, encode_result, read_json, read_result
 from lit_klrb import schema
 from lit_klrb.files import PARTIAL, claimed, write_atomically, write_once
 from lit_klrb.sweep_files import LIMIT, trim

@@ -61,7 +61,7 @@ def write_plan(folder: Path, directory: Path) -> Path:
                 "overrides": {"trainer.max_steps": 80, "checkpoint.every_n_train_steps": 2},
             },
         },
-        "grid": {"estimator": ["MonteCarlo", "RaoBlackwell"], "beta": {0: 0.1}, "replicates": 2},
+        "grid": {"arms": ["MonteCarlo", "RaoBlackwell"], "beta": {0: 0.1}, "replicates": 2},
         "primary": {"control": "MonteCarlo"},
     }
     path = folder / f"{directory.name}.yaml"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from analysis.cli import main
 from analysis.results import DamagedFileError, layout
-from analysis.results.records import read_result
+from analysis.results.store import read_result
 
 from .case import write_plan
 from .children import Child, session

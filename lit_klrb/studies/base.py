@@ -18,8 +18,6 @@ from lit_klrb.files import write_atomically
 from lit_klrb.modules.on_policy import OnPolicyModule
 from lit_klrb.seeding import derive_seed
 
-SCHEMA = 2  # of the artifacts; in schema 1 the snapshots were called moments
-
 
 def require_rollouts(callback: L.Callback, trainer: L.Trainer, module: L.LightningModule, stage: str) -> None:
     """Check that the module has rollouts and the command trains.
@@ -101,7 +99,9 @@ class PolicyStudy(L.Callback, ABC):
             return
         before = json.loads(path.read_text())["snapshots"] if path.exists() else []
         snapshots = [*(earlier for earlier in before if earlier["step"] < step), snapshot]
-        write_atomically(path, json.dumps({"schema": SCHEMA, **self.design, "snapshots": snapshots}) + "\n")
+        write_atomically(
+            path, json.dumps({"schema": schema.STUDY_SCHEMA, **self.design, "snapshots": snapshots}) + "\n"
+        )
 
     def prompts(self, trainer: L.Trainer, module: OnPolicyModule, batches: int, size: int) -> list[Batch]:
         """Batches of distinct training prompts, the same at every snapshot.

@@ -11,6 +11,7 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 from typing_extensions import override
 
+from lit_klrb import schema
 from lit_klrb.data.batches import Batch
 from lit_klrb.data.corpora import load_reviews
 from lit_klrb.data.prompts import COLUMNS, prompt_batch, read_prompts
@@ -24,7 +25,6 @@ from lit_klrb.modules.on_policy import OnPolicyModule
 from lit_klrb.modules.rloo import RLOOModule
 from lit_klrb.modules.stopwatch import Stopwatch
 from lit_klrb.rewards import RewardOutput
-from lit_klrb.studies.base import SCHEMA
 from lit_klrb.studies.study import Study
 
 # Prompts per forward pass.
@@ -266,4 +266,4 @@ class PairStudy(Study, ABC, Generic[Pair]):
     def artifact(self, parts: Mapping[str, Any]) -> dict[str, Any]:
         """The design, and a snapshot for each pair."""
         snapshots = [{"step": step, "label": name, **parts[name]} for step, name in enumerate(parts)]
-        return {"schema": SCHEMA, **self.design, "snapshots": snapshots}
+        return {"schema": schema.STUDY_SCHEMA, **self.design, "snapshots": snapshots}

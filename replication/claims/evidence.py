@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from analysis.results.artifacts import GradientStudy, ValueStudy, read_studies
-from analysis.results.files import MALFORMED, DamagedFileError, present, read_json
+from analysis.results.store import MALFORMED, DamagedFileError, present, read_json
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.schema import ESTIMATION, GRADIENT_NOISE
 from replication import schema

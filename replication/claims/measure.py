@@ -6,8 +6,7 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from analysis.results.arrays import FloatArray
-from analysis.results.artifacts import ValueSnapshot, ValueStudy
+from analysis.results.artifacts import FloatArray, ValueSnapshot, ValueStudy
 from analysis.stats.intervals import Estimate
 from analysis.stats.kl_reward import LOG_RATIO
 from analysis.stats.kl_values import EstimatorSpread, estimator_spreads

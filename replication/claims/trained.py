@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis.results.files import DamagedFileError, read_json
-from analysis.results.load import load_sweep
-from analysis.results.sweep import Sweep
+from analysis.results.store import DamagedFileError, read_json
+from analysis.results.sweep import Sweep, load_sweep
 from analysis.stats.claims import FRONTIER_SHARE, KL_DECIDES, OBJECTIVE
 from analysis.stats.holm import corrected
 from analysis.stats.kl_reward import log_kl_contrast

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from analysis.results.arrays import FloatArray
+from analysis.results.artifacts import FloatArray
 from analysis.stats.text import number
 from replication.claims.claim import Citation, Number, PublishedClaim, Ruling, Status
 from replication.claims.evidence import INNER_STEPS, Evidence

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section, Table
-from analysis.results.arrays import FloatArray
+from analysis.results.artifacts import FloatArray
 from analysis.stats.intervals import Estimate
 from analysis.stats.text import number
 from replication import schema

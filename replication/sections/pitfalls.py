@@ -10,7 +10,7 @@ from matplotlib.ticker import NullFormatter
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import Look, legend_lines, looks, sheet
-from analysis.results.arrays import FloatArray
+from analysis.results.artifacts import FloatArray
 from analysis.stats.intervals import Estimate
 from analysis.stats.text import number
 from replication import schema

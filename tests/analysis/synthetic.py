@@ -10,8 +10,8 @@ import numpy as np
 import rfc8785
 
 from analysis.results import Block, Cell, Grid, Plan, Primary, Stage
-from analysis.results.grid import arms_of_estimators
 from analysis.results.locked import lock_document
+from analysis.results.plan import arms_of_estimators
 
 ESTIMATORS = ("MonteCarlo", "RaoBlackwell")
 BETAS = {0: 0.05, 1: 0.1, 2: 0.2}

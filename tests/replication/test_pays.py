@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.results.load import load_sweep
+from analysis.results.sweep import load_sweep
 from replication.pays import (
     FACTORS,
     FIGURE,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from analysis.results.artifacts import GradientStudy, ValueStudy, read_studies
-from analysis.results.files import present, read_json
+from analysis.results.store import present, read_json
 from analysis.stats.gradient_noise import NoiseSnapshot
 from analysis.stats.gradient_variance import compare_gradient_variance
 from analysis.stats.intervals import Estimate

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section, Table
-from analysis.results.grid import by_beta
+from analysis.results.plan import by_beta
 from analysis.results.sweep import Sweep
 
 

@@ -7,8 +7,8 @@ import numpy as np
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import legend_lines, looks, sheet
+from analysis.results.rate_choice import at_the_edge, trial_outcomes
 from analysis.results.sweep import Sweep
-from analysis.results.tuning import at_the_edge, trial_outcomes
 from analysis.stats.intervals import Estimate
 from analysis.stats.pairs import FloatArray
 from analysis.stats.text import count, ends_text, number

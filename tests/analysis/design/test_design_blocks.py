@@ -62,8 +62,7 @@ def test_replicate_r_is_in_block_r_mod_b(write):
         start = warm[min(replicate % 3, 1)]
         assert cell.needs == (sft, start)
         options = dict(zip(cell.argv[1::2], cell.argv[2::2], strict=True))
-        key = "--model.policy_path" if replicate % 3 == 2 else f"--{POLICY}"
-        assert options[key] == f"{{runs}}/cells/{start}/checkpoints/last.ckpt"
+        assert options["--model.policy_path"] == f"{{runs}}/cells/{start}/checkpoints/last.ckpt"
         assert len([option for option in options if option.endswith("policy_path")]) == 1
         assert options.get("--prompts") == ("4" if replicate % 3 == 2 else None)
         assert cell.overrides.get("prompts") == (4 if replicate % 3 == 2 else None)
@@ -167,8 +166,11 @@ def with_third(overrides=None, inputs=None):
             "only the values of an arm can differ between",
         ),
         ({"blocks": with_third({"x": float("nan")})}, "grid.blocks.c.overrides.x: nan is not allowed"),
-        ({"blocks": [1]}, "grid.blocks: a list is not allowed, give each block a label"),
-        ({"blocks": {"a": {"seeds": 1}}}, "Key 'seeds' not in 'Block'"),
+        ({"blocks": [1]}, "grid.blocks: [1] is not allowed; a valid dictionary"),
+        (
+            {"blocks": {"a": {"seeds": 1}}},
+            "blocks.a.seeds: there is no such key; one of: overrides, inputs",
+        ),
         (
             {"tuning": {"rates": [1, 2, 3], "replicates": 3, "key": "prompts"}},
             "grid.blocks.c.overrides.prompts: 4 is not allowed; tuning chooses it",

@@ -21,7 +21,7 @@ CHANGED = {
     "lit_klrb/schema.py": "cell report",
     "analysis/stats/holm.py": "report",
     "analysis/report/templates/report.css": "report",
-    "analysis/results/checksum.py": "report",
+    "analysis/results/rules.py": "report",
     "lit_klrb/cli/explain.py": "",
     "lit_klrb/cli/kl.py": "",
     "lit_klrb/cli/init.py": "",

@@ -9,7 +9,7 @@ from synthetic import edit_plan, publish, write_sweep
 from analysis.cli import main
 from analysis.report.build import build
 from analysis.results import DamagedFileError
-from analysis.results.load import load_sweep
+from analysis.results.sweep import load_sweep
 
 
 def link(path):

@@ -9,7 +9,7 @@ from synthetic import write_sweep
 
 from analysis.report.build import build
 from analysis.report.verify import verify
-from analysis.results.load import load_sweep
+from analysis.results.sweep import load_sweep
 
 
 def distilled(scales):

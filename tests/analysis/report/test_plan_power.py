@@ -13,10 +13,10 @@ from analysis.report.assessment import load_assessment
 from analysis.report.pilot import warnings
 from analysis.report.power import power
 from analysis.report.sections import certificates, evaluation_noise
-from analysis.results.arm import Arm
 from analysis.results.artifacts import GradientStudy
-from analysis.results.grid import Block
-from analysis.results.load import load_sweep
+from analysis.results.plan import Block
+from analysis.results.records import Arm
+from analysis.results.sweep import load_sweep
 from analysis.stats.matching import match
 from analysis.stats.power import detectable_over_blocks, rejection_rates
 from analysis.stats.scenario import STANDARD, scenario_of
@@ -30,7 +30,7 @@ PLAN = {
     "module": "lit_klrb.schema",
     "stages": {"rloo": {"config": "rloo.yaml"}},
     "grid": {
-        "estimator": ["MonteCarlo", "RaoBlackwell"],
+        "arms": ["MonteCarlo", "RaoBlackwell"],
         "beta": {0: 0.05, 1: 0.1, 2: 0.2},
         "replicates": 8,
     },

@@ -11,7 +11,7 @@ from synthetic import diverge, fail, write_sweep
 
 from analysis.cli import main
 from analysis.results import layout
-from analysis.results.load import load_sweep
+from analysis.results.sweep import load_sweep
 
 DESIGN = {"replicates": 2, "betas": {0: 0.1}}
 
@@ -174,7 +174,7 @@ def test_files_packed_by_gzip_are_read(published, capsys):
     ids=["not packed", "cut", "damaged", "large", "in parts", "much memory", "empty"],
 )
 def test_a_damaged_or_exploding_archive_is_one_line(tmp_path, capsys, monkeypatch, content, message):
-    monkeypatch.setattr("analysis.results.files.LARGEST", 5000)
+    monkeypatch.setattr("analysis.results.store.LARGEST", 5000)
     (tmp_path / "results.jsonl.xz").write_bytes(content)
     assert main(["report", str(tmp_path)]) == 2
     error = capsys.readouterr().err

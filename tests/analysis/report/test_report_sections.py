@@ -15,7 +15,7 @@ from analysis.report.sections import outcomes, stability
 from analysis.report.sections.gradient_noise import gradient_noise
 from analysis.report.sections.tradeoff import landmarks
 from analysis.report.verify import verify
-from analysis.results.load import load_sweep
+from analysis.results.sweep import load_sweep
 from analysis.stats.bias import reference_bias
 from analysis.stats.hypervolume import hypervolume
 

@@ -13,7 +13,7 @@ from analysis.report.sections.completions import completions
 from analysis.report.sections.evaluation_noise import evaluation_noise
 from analysis.report.sections.hyperparameters import hyperparameters
 from analysis.report.sections.tradeoff import landmarks
-from analysis.results.load import load_sweep
+from analysis.results.sweep import load_sweep
 
 
 def with_details(point, made):

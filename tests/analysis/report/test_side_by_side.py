@@ -9,7 +9,7 @@ from synthetic import diverge, edit_plan, write_sweep
 
 from analysis.cli import main
 from analysis.report.side_by_side import arm_differences, replicate_means
-from analysis.results.load import load_sweep
+from analysis.results.sweep import load_sweep
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Tuned sweeps: the section on the choice of rates, and intervals that include it."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from analysis.report.assessment import load_assessment
 from analysis.report.build import build
 from analysis.results import Cell
 from analysis.results.locked import LockedPlan, encode_plan, hash_of
+from analysis.results.rate_choice import choice_of
 from analysis.results.records import read_run
-from analysis.results.tuning import choice_of
 from analysis.stats.tuning import regret_variance, regrets_of
 
 BETAS = {0: 0.1, 1: 0.3}
@@ -47,7 +48,7 @@ def tuned(runs, *, noise=0.3, diverged=(), lift=0.3):
     (runs / "plan.json").write_bytes(encode_plan(document))
     locked = LockedPlan.read(runs / "plan.json")
     trials = [read_run(path) for path in sorted((runs / "results").glob("*.json"))]
-    document["choice"] = choice_of(locked.plan, trials)
+    document["choice"] = asdict(choice_of(locked.plan, trials))
     (runs / "plan.json").write_bytes(encode_plan(document))
     return runs
 

@@ -5,8 +5,8 @@ import pytest
 from synthetic import BETAS, cell, digest, fail, publish, result, write_sweep
 
 from analysis.results import DamagedFileError
-from analysis.results.load import load_sweep
 from analysis.results.records import read_run
+from analysis.results.sweep import load_sweep
 from analysis.stats.matching import match
 from lit_klrb.errors import ConfigurationError
 
@@ -50,7 +50,7 @@ VALUES = {"reward": [1.234, 0.7666], "kl": [2.0, 3.0]}
         (VALUES | {"kl": [2.5]}, "prompts has different numbers of rewards and KLs"),
         ({"kl": [2.5]}, "KeyError"),
         ({"reward": [], "kl": []}, "prompts has no values"),
-        ([2.5], "TypeError"),
+        ([2.5], "a valid dictionary"),
     ],
 )
 def test_values_per_prompt_must_have_the_final_means(tmp_path, prompts, reason):

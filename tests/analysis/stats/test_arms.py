@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 from synthetic import BETAS, write_sweep
 
-from analysis.results.load import load_sweep
+from analysis.results.sweep import load_sweep
 from analysis.stats.arms import arm_outcomes, compared, start_of
 
 

@@ -7,7 +7,7 @@ import statsmodels.formula.api as smf
 from statsmodels.stats.anova import anova_lm
 from synthetic import write_sweep
 
-from analysis.results.load import load_sweep
+from analysis.results.sweep import load_sweep
 from analysis.stats.evaluation_noise import noise_share
 from analysis.stats.matching import match, matched_evaluations
 

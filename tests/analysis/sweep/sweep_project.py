@@ -41,7 +41,7 @@ class Project:
                     "inputs": {**inputs, "model.init_args.policy_path": "dpo"},
                 },
             },
-            "grid": {"estimator": ["MonteCarlo", "RaoBlackwell"], "beta": {0: 0.1, 1: 0.2}, "replicates": 2}
+            "grid": {"arms": ["MonteCarlo", "RaoBlackwell"], "beta": {0: 0.1, 1: 0.2}, "replicates": 2}
             | (grid or {}),
             "primary": {"control": "MonteCarlo"},
         } | keys

@@ -3,7 +3,7 @@
 import pytest
 
 from analysis.cli import main
-from analysis.results.load import load_sweep
+from analysis.results.sweep import load_sweep
 
 STAGES = ("dpo-a", "dpo-b", "dpo-c")
 

@@ -15,7 +15,7 @@ from sweep_project import session, wait_until
 
 from analysis.cli import main
 from analysis.cli.plan import _unused
-from analysis.results.records import read_result
+from analysis.results.store import read_result
 from analysis.sweep import Progress, Store
 
 

@@ -14,7 +14,7 @@ def misbehaving(tmp_path_factory):
     project = Project(tmp_path_factory.mktemp("misbehaving"))
     plan = project.write(
         rloo={"behaviour": {name: name for name in MISBEHAVIOURS}},
-        grid={"estimator": ["MonteCarlo", *MISBEHAVIOURS], "beta": {0: 0.1}, "replicates": 1},
+        grid={"arms": ["MonteCarlo", *MISBEHAVIOURS], "beta": {0: 0.1}, "replicates": 1},
     )
     project.code, project.output = project.run("sweep", "--config", plan)
     project.ran_first = project.ran()

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from analysis.results.curves import curves
-from analysis.results.records import encode_result, read_result, read_run
+from analysis.results.records import read_run
+from analysis.results.store import encode_result, read_result
 from analysis.sweep.harvest import harvest, read_summary
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from sweep_project import kill_session, session, wait_until
 
-from analysis.results.records import read_result
+from analysis.results.store import read_result
 
 
 def published(project):

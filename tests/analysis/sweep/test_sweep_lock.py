@@ -7,7 +7,6 @@ import yaml
 
 from analysis.design import expand, read_plan
 from analysis.results import DamagedFileError
-from analysis.results.checksum import digest
 from analysis.results.locked import LockedPlan, hash_of
 from analysis.sweep import lock
 from analysis.sweep.lock import changes
@@ -157,23 +156,6 @@ def test_a_history_that_lost_a_version_does_not_recompute(locked, runs):
     for history in (document["history"][1:], document["history"][:1], [document["history"][1]] * 2):
         (runs / "plan.json").write_text(json.dumps({**document, "history": history}))
         assert not LockedPlan.read(runs / "plan.json").recomputed
-
-
-def test_a_plan_that_an_earlier_version_locked_is_read_but_not_continued(locked, runs):
-    document = locked()[1]
-    begin(runs)
-    content = document["content"]
-    content["plan"]["primary"]["margins"] = {"T4": 0.1, "T5": 0.2}
-    content["plan"]["stages"] = dict(sorted(content["plan"]["stages"].items()))
-    history = [{"hash": digest(content), "published": 0, "changes": []}]
-    old = {**document, "schema": 1, "hash": digest(content), "history": history}
-    (runs / "plan.json").write_text(json.dumps(old))
-    read = LockedPlan.read(runs / "plan.json")
-    assert read.recomputed
-    assert read.plan.primary.margins == {"objective": 0.1, "matched_kl": 0.2}
-    assert [*read.plan.stages] == ["sft", "dpo", "rloo"]
-    with pytest.raises(ConfigurationError, match=r"plan schema 1.* name another directory"):
-        locked()
 
 
 def test_changes_names_every_leaf_that_differs():

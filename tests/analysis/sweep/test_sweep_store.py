@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from analysis.results import DamagedFileError
-from analysis.results.records import read_result
+from analysis.results.store import read_result
 from analysis.sweep import Store
 from lit_klrb import files
 from lit_klrb.files import PARTIAL, write_atomically, write_once

@@ -7,8 +7,8 @@ import yaml
 from sweep_project import kill_session, wait_until
 
 from analysis.design import expand, read_plan
-from analysis.results.load import load_sweep
-from analysis.results.tuning import best_rates
+from analysis.results.rate_choice import best_rates
+from analysis.results.sweep import load_sweep
 from lit_klrb.errors import ConfigurationError
 
 TUNING = {"rates": [0.1, 0.2, 0.4], "replicates": 2, "key": "lr"}
@@ -110,7 +110,10 @@ def test_the_ids_of_the_grid_depend_on_the_rates_tried_and_not_on_their_order(pr
 @pytest.mark.parametrize(
     ("tuning", "message"),
     [
-        ({"rates": [0.1, 0.2]}, "tuning.rates: [0.1, 0.2] is not allowed; at least 3 different numbers > 0"),
+        (
+            {"rates": [0.1, 0.2]},
+            "tuning.rates: [0.1, 0.2] is not allowed; List should have at least 3",
+        ),
         ({"rates": [0.1, 0.1, 0.2]}, "tuning.rates"),
         ({"rates": [0.1, -0.1, 0.2]}, "tuning.rates"),
         ({"replicates": 1}, "tuning.replicates: 1 is not allowed"),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from evidence_changes import CHANGES
 
-from analysis.results.files import present, read_json
+from analysis.results.store import present, read_json
 from analysis.stats.text import number
 from replication.__main__ import main
 from replication.claims import evidence, ledger

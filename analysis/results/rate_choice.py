@@ -7,15 +7,15 @@ the first run of the grid starts, outside the plan's hash, which is that of the 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from analysis.results import layout
-from analysis.results.grid import plain_key
-from analysis.results.plan import Plan
-from analysis.results.records import FloatArray, Run
-from analysis.results.sweep import Problem
+from analysis.results.artifacts import FloatArray
+from analysis.results.consistency import Problem
+from analysis.results.locked import Choice
+from analysis.results.plan import Plan, plain_key
+from analysis.results.records import Run
 from lit_klrb import schema
 
 
@@ -26,8 +26,7 @@ def trial_outcomes(plan: Plan, runs: Iterable[Run]) -> dict[str, FloatArray]:
         Arm -> outcomes [replicates, rates], with rates ascending: means over betas; `nan` where a run is
         missing or diverged.
     """
-    tuning = plan.tuning
-    if tuning is None:
+    if plan.tuning is None:
         return {}
     found: dict[tuple[str, int, float], list[float]] = defaultdict(list)
     for run in runs:
@@ -35,14 +34,14 @@ def trial_outcomes(plan: Plan, runs: Iterable[Run]) -> dict[str, FloatArray]:
             trial, kl = run.cell.trial, run.outcome(schema.KL)
             value = -kl if plan.primary.outcome == schema.KL else run.outcome(schema.REWARD) - trial.beta * kl
             found[trial.arm, trial.replicate, trial.rate].append(value)
-    betas, rates = len(plan.grid.beta), sorted(tuning.rates)
+    betas, rates = len(plan.grid.beta), sorted(plan.tuning.rates)
 
     def mean(place: tuple[str, int, float]) -> float:
         values = found.get(place, [])
         return sum(values) / betas if len(values) == betas else math.nan
 
     return {
-        arm: np.array([[mean((arm, r, rate)) for rate in rates] for r in range(tuning.replicates)])
+        arm: np.array([[mean((arm, r, rate)) for rate in rates] for r in range(plan.tuning.replicates)])
         for arm in plan.grid.arms
     }
 
@@ -50,18 +49,14 @@ def trial_outcomes(plan: Plan, runs: Iterable[Run]) -> dict[str, FloatArray]:
 def best_rates(plan: Plan, runs: Iterable[Run]) -> dict[str, float]:
     """Arm -> the rate with the best mean, of those at which no run diverged; arms without one lack."""
     rates = sorted(plan.tuning.rates) if plan.tuning else []
-    found = {}
-    for arm, outcomes in trial_outcomes(plan, runs).items():
-        means = outcomes.mean(axis=0)
-        if np.isfinite(means).any():
-            found[arm] = rates[int(np.nanargmax(means))]
-    return found
+    means = {arm: outcomes.mean(axis=0) for arm, outcomes in trial_outcomes(plan, runs).items()}
+    return {arm: rates[int(np.nanargmax(mean))] for arm, mean in means.items() if np.isfinite(mean).any()}
 
 
-def choice_of(plan: Plan, runs: Sequence[Run]) -> dict[str, Any]:
-    """The record of the choice in the locked plan: the rates, and the checksums of the runs they rest on."""
+def choice_of(plan: Plan, runs: Sequence[Run]) -> Choice:
+    """The choice as it is locked: the rates, and the checksums of the runs they rest on."""
     trials = {run.cell.id: run.checksum for run in runs if run.cell.trial is not None}
-    return {"rates": best_rates(plan, runs), "results": dict(sorted(trials.items()))}
+    return Choice(best_rates(plan, runs), dict(sorted(trials.items())))
 
 
 def at_the_edge(plan: Plan, chosen: Mapping[str, float]) -> list[str]:
@@ -76,13 +71,13 @@ def at_the_edge(plan: Plan, chosen: Mapping[str, float]) -> list[str]:
     ]
 
 
-def tuning_problems(plan: Plan, runs: Sequence[Run], choice: Mapping[str, Any] | None) -> Iterator[Problem]:
+def choice_problems(plan: Plan, runs: Sequence[Run], choice: Choice | None) -> Iterator[Problem]:
     """Problems of the choice of rates: not that of the runs, not locked, at the edge, or not used.
 
     Args:
         plan: The plan.
         runs: All runs of the sweep.
-        choice: The record of the choice in the locked plan; None if it has none.
+        choice: The choice in the locked plan; None if it has none.
     """
     grid = [run for run in runs if run.cell.point is not None]
     if plan.tuning is None:
@@ -96,11 +91,10 @@ def tuning_problems(plan: Plan, runs: Sequence[Run], choice: Mapping[str, Any] |
     if choice != choice_of(plan, runs):
         text = f"{layout.PLAN}: its choice of rates is not that of the results of the tuning stage"
         yield Problem(text, serious=True)
-    rates = {str(arm): float(rate) for arm, rate in choice["rates"].items()}
-    yield from map(Problem, at_the_edge(plan, rates))
+    yield from map(Problem, at_the_edge(plan, choice.rates))
     key = plain_key(plan.tuning.key)
     for run in grid:
-        found, chosen = run.settings.get(key), rates.get(run.point.arm)
+        found, chosen = run.settings.get(key), choice.rates.get(run.point.arm)
         if run.settings and (found is None or chosen is None or float(found) != chosen):
             text = f"its settings have {key} = {found}, {chosen} was chosen for {run.point.arm}"
-            yield Problem(f"{run.file}: {text}", serious=True)
+            yield Problem(f"{run.file}: {text}", serious=True, kind="not the chosen rate")
