@@ -1,11 +1,13 @@
 """Rewards by Python functions of texts, or of prompts, completions and other columns of the data."""
 
+import asyncio
 import contextlib
 import importlib
 import inspect
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,11 +16,26 @@ from lit_klrb.errors import ConfigurationError, brief
 
 KEY = "reward_path"
 COMPLETIONS, PROMPTS = "completions", "prompts"
-# Values by column name, one per text; among them the text's prompt and its completion.
-Columns = Mapping[str, Sequence[Any]]
+# What a function may ask for by name beside columns: token ids of the completions, the state of the training,
+# and a function of a name and a number to be logged
+IDS, STATE, LOG = "completion_ids", "trainer_state", "log_metric"
+# Values by column name, one per text, among them the text's prompt and its completion; and `STATE` and `LOG`.
+Columns = Mapping[str, Any]
 NO_COLUMNS: Columns = {}
 # Characters of a value in messages.
 SHOWN = 60
+
+
+class TrainerState(NamedTuple):
+    """What a reward may read of the training.
+
+    Args:
+        global_step: Optimizer steps that are done.
+        max_steps: Those of the whole run.
+    """
+
+    global_step: int
+    max_steps: int
 
 
 class FunctionReward:
@@ -27,7 +44,10 @@ class FunctionReward:
     It is called with the list of texts, unless it has a parameter `completions`. Then it is called as in TRL,
     with keyword arguments that are lists with one entry per completion: `prompts` and `completions`, decoded
     without special tokens, and the columns of the prompts' rows. Prompts and completions of conversations are
-    lists of messages. A function without `**kwargs` receives the arguments that it names.
+    lists of messages. A function without `**kwargs` receives the arguments that it names. If it names them,
+    it is also given `completion_ids`, `trainer_state` (a `TrainerState`), and `log_metric`, a function of a
+    name and a number. It may be a coroutine. None for a completion means that the reward has nothing to say
+    about it: the score is then NaN, which `WeightedReward` leaves out.
 
     Args:
         name: The function's name in error messages.
@@ -60,34 +80,54 @@ class FunctionReward:
         given = self._given(columns) if by_name else {}
         try:
             result: Any = self.function(**given) if by_name else self.function(texts)
+            if inspect.isawaitable(result):
+                result = asyncio.run(_awaited(result))
         except Exception as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise  # from within the function, where a traceback helps its author
             called = f"cannot be called with {'keyword arguments' if by_name else 'a list of texts'}"
             raise ConfigurationError(f"{self.name} {called} ({error})", key=KEY) from error
-        scores = as_numbers(result)
+        if isinstance(result, Iterator):
+            result = list(result)
+        nothing = None
+        if isinstance(result, (list, tuple)) and any(score is None for score in result):
+            nothing = torch.tensor([score is None for score in result])
+        known = result if nothing is None else [math.nan if score is None else score for score in result]
+        scores = as_numbers(known)
         if scores is None or scores.shape != (len(texts),):
             raise ConfigurationError(
                 f"{self.name} must return {len(texts)} numbers for {len(texts)} texts, got "
                 f"{_described(result)}",
                 key=KEY,
             )
-        return finite(self.name, texts, scores)
+        given_numbers = scores if nothing is None else torch.where(nothing, 0, scores)
+        finite(self.name, texts, given_numbers)
+        return scores
 
-    def _given(self, columns: Columns) -> dict[str, Sequence[Any]]:
+    def _given(self, columns: Columns) -> dict[str, Any]:
         """The arguments of a function of columns."""
         variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
         named = {name: p for name, p in self.parameters.items() if p.kind not in variable}
         for name, parameter in named.items():
             if parameter.default is parameter.empty and name not in columns:
-                others = ", ".join(column for column in columns if column not in (PROMPTS, COMPLETIONS))
+                own = (PROMPTS, COMPLETIONS, IDS, STATE, LOG)
+                others = ", ".join(column for column in columns if column not in own)
                 raise ConfigurationError(
                     f"{self.name} needs the column {name}; besides the texts, the prompts have "
                     f"{others or 'no columns'}",
                     key=KEY,
                 )
         takes_all = any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
-        return {name: column for name, column in columns.items() if takes_all or name in named}
+        asked = (IDS, STATE, LOG)
+        return {
+            name: column
+            for name, column in columns.items()
+            if name in named or (takes_all and name not in asked)
+        }
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
 
 
 def import_member(path: str, module: str, name: str, key: str | None = None) -> Any:

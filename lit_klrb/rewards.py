@@ -1,7 +1,7 @@
 """Rewards of texts, from the embedded world, a classifier or any Python function."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
@@ -10,16 +10,19 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.data.batches import classifier_batch
 from lit_klrb.data.chat import Conversation, is_messages
-from lit_klrb.data.grammar import ReviewGrammar
+from lit_klrb.data.grammar import ReviewGrammar, split_words
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
 from lit_klrb.reward_functions import (
     COMPLETIONS,
     KEY,
+    LOG,
     NO_COLUMNS,
     PROMPTS,
+    STATE,
     Columns,
     FunctionReward,
+    TrainerState,
     finite,
     import_member,
 )
@@ -57,9 +60,22 @@ class GrammarReward:
 
     def __init__(self, grammar: ReviewGrammar | None = None) -> None:
         self.grammar = grammar or ReviewGrammar()
+        self.known = frozenset(self.grammar.vocabulary)
 
     def __call__(self, texts: Sequence[str], columns: Columns = NO_COLUMNS) -> Tensor:
-        """Clipped log odds, float32 [B]."""
+        """Clipped log odds, float32 [B].
+
+        Raises:
+            ConfigurationError: If more than a third of the words are not the grammar's.
+        """
+        words = [word for text in texts for word in split_words(text)]
+        unknown = [word for word in words if word not in self.known]
+        if len(unknown) > len(words) / 3:
+            raise ConfigurationError(
+                f"grammar scores the embedded reviews only, and {len(unknown)} of {len(words)} words are "
+                f"not theirs, such as {unknown[0]!r}; name a classifier or package.module:function",
+                key=KEY,
+            )
         return torch.tensor([self.grammar.clipped_log_odds(text) for text in texts])
 
 
@@ -133,7 +149,7 @@ class ClassifierReward:
 
 
 class WeightedReward:
-    """A weighted sum of rewards.
+    """A weighted sum of the rewards that have something to say about a completion; see `FunctionReward`.
 
     Args:
         parts: Rewards with their weights.
@@ -143,8 +159,65 @@ class WeightedReward:
         self.parts = parts
 
     def __call__(self, texts: Sequence[str], columns: Columns = NO_COLUMNS) -> Tensor:
-        """The weighted sum, float32, shape [B]."""
-        return torch.stack([weight * reward(texts, columns).cpu() for reward, weight in self.parts]).sum(0)
+        """The weighted sum, float32, shape [B]; NaN where no reward has a score."""
+        scores = torch.stack([weight * reward(texts, columns).cpu() for reward, weight in self.parts])
+        return torch.where(scores.isnan().all(0), torch.nan, scores.nansum(0))
+
+
+class TrainingReward:
+    """A reward that may ask for the state of the training, and log numbers.
+
+    Args:
+        reward: The reward.
+        state: Gives the state, and whether the completions are those of training; evaluations log nothing.
+    """
+
+    def __init__(self, reward: Reward, state: Callable[[], tuple[TrainerState, bool]]) -> None:
+        self.reward, self.state = reward, state
+        self.logged: dict[str, list[float]] = {}
+
+    def __call__(self, texts: Sequence[str], columns: Columns = NO_COLUMNS) -> Tensor:
+        """The reward's scores, float32, shape [B]."""
+        state, training = self.state()
+
+        def log(name: str, value: float) -> None:
+            if training:
+                self.logged.setdefault(name, []).append(float(value))
+
+        return self.reward(texts, {**columns, STATE: state, LOG: log})
+
+    def metrics(self) -> dict[str, float]:
+        """The mean of each number that was logged since the last call."""
+        found = {name: sum(values) / len(values) for name, values in self.logged.items()}
+        self.logged.clear()
+        return found
+
+
+class EveryReward:
+    """A reward that has a score for every completion.
+
+    Args:
+        reward: The reward, which may give NaN for "nothing to say".
+    """
+
+    def __init__(self, reward: Reward) -> None:
+        self.reward = reward
+
+    def __call__(self, texts: Sequence[str], columns: Columns = NO_COLUMNS) -> Tensor:
+        """The reward's scores, float32, shape [B].
+
+        Raises:
+            ConfigurationError: If a completion has none; names the first.
+        """
+        scores = self.reward(texts, columns)
+        missing = scores.isnan().nonzero().flatten().tolist()
+        if missing:
+            raise ConfigurationError(
+                f"every reward gives None for {len(missing)} of {len(texts)} completions, such as "
+                f"{texts[missing[0]]!r}; each needs a number from one of them",
+                key=KEY,
+            )
+        return scores
 
 
 def label_scores(logits: Tensor, index: int, output: RewardOutput = "log_odds") -> Tensor:
@@ -216,7 +289,9 @@ def load_reward(
         raise ConfigurationError(f"{dict(parts)} must name rewards, each with a finite weight", key=KEY)
     labels = _labels_of(list(parts), label)
     rewards = [(_load_part(part, labels.get(part), output, device), weight) for part, weight in parts.items()]
-    return rewards[0][0] if isinstance(path, str) else WeightedReward(rewards)
+    if isinstance(path, str) and not isinstance(rewards[0][0], FunctionReward):
+        return rewards[0][0]
+    return EveryReward(rewards[0][0] if isinstance(path, str) else WeightedReward(rewards))
 
 
 def _labels_of(paths: Sequence[str], label: str | Mapping[str, str] | None) -> Mapping[str, str]:

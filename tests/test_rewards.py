@@ -1,3 +1,4 @@
+import asyncio
 import math
 import sys
 from types import ModuleType
@@ -10,8 +11,8 @@ from lit_klrb.data.grammar import ReviewGrammar
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
-from lit_klrb.reward_functions import FunctionReward
-from lit_klrb.rewards import ClassifierReward, load_reward
+from lit_klrb.reward_functions import FunctionReward, TrainerState
+from lit_klrb.rewards import ClassifierReward, TrainingReward, load_reward
 
 
 def test_the_grammars_reward_is_its_clipped_log_odds():
@@ -24,7 +25,7 @@ def test_the_grammars_reward_is_its_clipped_log_odds():
 
 
 def test_any_function_is_a_reward():
-    assert load_reward("statistics:fmean").function([1, 2]) == 1.5
+    assert load_reward("builtins:sorted")([1, 2]).tolist() == [1, 2]
     reward = FunctionReward("words", lambda texts: [len(text.split()) for text in texts])
     assert reward(["a b", "c"]).tolist() == [2.0, 1.0]
 
@@ -101,11 +102,6 @@ def no_answer(completions, *, solution, **others):
             COLUMNS,
             r"must return 2 numbers for 2 texts, got 2 elements, \['2', '4'\]",
         ),
-        (
-            lambda completions, **others: [None, 1.0],
-            COLUMNS,
-            r"must return 2 numbers for 2 texts, got 2 elements, \[None, 1.0\]",
-        ),
         (lambda completions, **others: [1.0, math.inf], COLUMNS, r"gave inf for the text '1\+2=4'"),
         (
             lambda completions, /, **others: [1.0, 1.0],
@@ -120,13 +116,61 @@ def test_a_wrong_function_of_completions_ends_in_one_line(function, columns, mes
     assert "\n" not in str(caught.value)
 
 
+REVIEWS = [review.text for review in ReviewGrammar().reviews(2, 3)]
+
+
 def test_a_weighted_sum_passes_the_columns_on(monkeypatch):
     module = ModuleType("tests_rewards")
     module.exact = exact
     monkeypatch.setitem(sys.modules, "tests_rewards", module)
     reward = load_reward({"grammar": 1.0, "tests_rewards:exact": 0.5})
-    expected = load_reward("grammar")(JOINED) + torch.tensor([0.5, 0.0])
-    assert torch.equal(reward(JOINED, COLUMNS), expected)
+    expected = load_reward("grammar")(REVIEWS) + torch.tensor([0.5, 0.0])
+    assert torch.equal(reward(REVIEWS, COLUMNS), expected)
+
+
+def own_rewards(monkeypatch, **functions):
+    module = ModuleType("tests_rewards")
+    vars(module).update(functions)
+    monkeypatch.setitem(sys.modules, "tests_rewards", module)
+    return load_reward({f"tests_rewards:{name}": weight for weight, name in enumerate(functions, 1)})
+
+
+def test_none_is_left_out_of_a_sum_and_refused_where_nothing_is_left(monkeypatch):
+    maths = lambda completions: [1.0, None]  # noqa: E731
+    code = lambda completions: [None, 3.0]  # noqa: E731
+    both = lambda completions: [5.0, 7.0]  # noqa: E731
+    assert own_rewards(monkeypatch, maths=maths, code=code)(JOINED, COLUMNS).tolist() == [1.0, 6.0]
+    assert own_rewards(monkeypatch, maths=maths, both=both)(JOINED, COLUMNS).tolist() == [11.0, 14.0]
+    for functions in ({"maths": maths}, {"maths": maths, "again": maths}):
+        with pytest.raises(
+            ConfigurationError, match=r"^reward_path: .* None for 1 of 2 completions, such as '1\+2=4'"
+        ):
+            own_rewards(monkeypatch, **functions)(JOINED, COLUMNS)
+
+
+def test_a_coroutine_reads_ids_and_state_and_logs_numbers_where_it_names_them(monkeypatch):
+    async def asking(completions, completion_ids, trainer_state, log_metric, **columns):
+        assert set(columns) == {"prompts", "answer", "level"}
+        await asyncio.sleep(0)
+        log_metric("longest", max(map(len, completion_ids)))
+        return [len(ids) + trainer_state.global_step for ids in completion_ids]
+
+    training = iter((True, True, False))
+    reward = TrainingReward(
+        own_rewards(monkeypatch, asking=asking), lambda: (TrainerState(5, 9), next(training))
+    )
+    for length in (1, 3, 8):
+        columns = {**COLUMNS, "completion_ids": [[7], [8] * length]}
+        assert reward(JOINED, columns).tolist() == [6, 5 + length]
+    assert reward.metrics() == {"longest": 2.0}  # of training alone
+    assert reward.metrics() == {}
+
+
+def test_the_toys_reward_refuses_texts_of_others():
+    with pytest.raises(
+        ConfigurationError, match=r"^reward_path: grammar .* 3 of 6 words .* such as 'Explain'"
+    ):
+        load_reward("grammar")(["Explain Qwen to me, briefly"])
 
 
 def test_a_label_needs_a_classifier():

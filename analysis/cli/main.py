@@ -101,8 +101,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"lit_klrb {version('lit-klrb')}")
     commands = parser.add_subparsers(required=True, metavar="plan|sweep|report|verify|publish|import|compare")
 
-    plan = commands.add_parser("plan", help="list the cells of a sweep, their time and the power")
+    plan = commands.add_parser("plan", help="say what a sweep compares, its cells, time and power")
     plan.set_defaults(run=plan_command)
+    plan.add_argument("--cells", action="store_true", help="list all cells, with ids, states and seeds")
     plan.add_argument(
         "--pilot",
         type=Path,

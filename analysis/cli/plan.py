@@ -54,15 +54,16 @@ def plan_command(arguments: argparse.Namespace) -> int:
     """Print what would run, how long it takes and what it could show; writes the locked plan."""
     plan, cells, store, workers, locked = open_plan(arguments, record=False)
     states = survey(cells, store)
-    for cell in cells:
-        print(f"{cell.id[:12]}  {states[cell.id].value:8}  seed {cell.seed:<10}  {cell}")
+    if arguments.cells:
+        for cell in cells:
+            print(f"{cell.id[:12]}  {states[cell.id].value:8}  seed {cell.seed:<10}  {cell}")
+    print("\n".join([*_arms(locked.arms), *_attainable(plan)]))
     todo = [cell for cell in cells if states[cell.id] is State.TODO]
-    print(f"\n{plan.name}: {len(cells)} cells, {len(todo)} to run, in {plan.directory}")
+    print(f"{plan.name}: {len(cells)} cells, {len(todo)} to run, in {plan.directory}")
     if unused := _unused(cells, store, locked.changes):
         print(unused)
     if todo:
         print("\n".join(_time(todo, Clock(cells, store), workers)))
-    print("\n".join([*_arms(locked.arms), *_attainable(plan)]))
     if plan.comparisons:
         # Imported here as the statistics are slow to import
         from analysis.report.power import power

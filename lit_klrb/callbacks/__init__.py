@@ -1,13 +1,13 @@
 """Lightning callbacks: the KL plug-in, monitors, and the files of a run."""
 
 from .average import MovingAverageTeacher as MovingAverageTeacher
+from .bar import RunProgressBar as RunProgressBar
 from .checkpoint import RunCheckpoint as RunCheckpoint
 from .distillation import DistillationMonitor as DistillationMonitor
-from .gradient_noise import GradientNoiseMonitor as GradientNoiseMonitor
-from .kl import KLEstimatorCallback as KLEstimatorCallback
 from .monitors import CompletionTable as CompletionTable, KLMonitor as KLMonitor
+from .noise_monitor import GradientNoiseMonitor as GradientNoiseMonitor
+from .plug_in import KLEstimatorCallback as KLEstimatorCallback
 from .predictions import PredictionWriter as PredictionWriter
-from .progress import RunProgressBar as RunProgressBar
 from .recorder import DivergedError as DivergedError, RunRecorder as RunRecorder
 from .reverse import ReverseKLMonitor as ReverseKLMonitor
 from .stop import StopBetweenSteps as StopBetweenSteps

@@ -1,10 +1,10 @@
 """`python -m lit_klrb check`: checks whether runs could start.
 
-With the arguments of `fit` it prints one answer as JSON. Without arguments, standard input is a JSON list of
-command lines of `fit` and standard output a JSON list of answers; a sweep calls this with every stage and
-every arm when its plan is made. Settings are parsed, the module, the data module and the callbacks are
-instantiated, and configurations and tokenizers of models are loaded; but no trainer is created, no weights of
-folders are loaded, and a plan's command lines need no hub.
+With the arguments of `fit` it says what would be trained, with --json for programs. Without arguments,
+standard input is a JSON list of command lines of `fit` and standard output a JSON list of answers; a sweep
+calls this with every stage and every arm when its plan is made. Settings are parsed, the module, the data
+module and the callbacks are instantiated, and configurations and tokenizers of models are loaded; but no
+trainer is created, no weights of folders are loaded, and a plan's command lines need no hub.
 """
 
 import json
@@ -130,7 +130,10 @@ class CheckCLI(LitCLI):
         data = self.arguments("data")
         answer: dict[str, Any] = {
             "module": type(self.model).__name__,
-            "models": {key: found.shown() for key, found in self.models(hub).items()},
+            "models": {
+                key: {**found.shown(), "path": self.arguments("model")[key]}
+                for key, found in self.models(hub).items()
+            },
             "prompts": {key: data[key] for key in ("source", "train_size", "batch_size") if key in data},
             "steps": self.config["fit"].trainer.max_steps,
             "estimator": None,
@@ -235,15 +238,37 @@ def main(argv: Sequence[str]) -> int:
         ConfigurationError: If the run could not start, or standard input is not a JSON list of command lines.
     """
     parser = Arguments(prog="python -m lit_klrb check", description=__doc__, allow_abbrev=False)
-    _, options = parser.parse_known_args(argv)
+    parser.add_argument("--json", action="store_true", help="print the answer for programs")
+    known, options = parser.parse_known_args(argv)
     requests = [["fit", *options]] if options else _requests()
     quiet()
     with redirect_stdout(sys.stderr):  # constructors may print, and standard output is for the answers
         answers = [check(request, hub=bool(options)) for request in requests]
     if options and "error" in answers[0]:
         raise ConfigurationError(answers[0]["error"])
-    json.dump(answers[0] if options else answers, sys.stdout, indent=1 if options else None)
+    if options and not known.json:
+        print("\n".join(_lines(answers[0])))
+    else:
+        json.dump(answers[0] if options else answers, sys.stdout, indent=1 if options else None)
     return 0
+
+
+def _lines(answer: dict[str, Any]) -> list[str]:
+    """What would be trained, for a reader."""
+    models = [f"{key} {found['path']} ({found['type']})" for key, found in answer["models"].items()]
+    estimator = answer["estimator"]
+    steps, size = answer["steps"], answer["prompts"].get("batch_size")
+    lines = [
+        f"model: {answer['module']}{': ' if models else ''}{', '.join(models)}",
+        f"data: {', '.join(f'{key} {value}' for key, value in answer['prompts'].items())}",
+        f"length: {steps} steps" + (f" of {size} rows" if size else ""),
+    ]
+    if estimator is not None:
+        biased = "unbiased" if estimator["biased"] is False else "biased"
+        if isinstance(estimator["biased"], str):
+            biased += f" {estimator['biased']}"
+        lines.append(f"estimator: {estimator['name']}, {biased}; optimises {estimator['optimises']}")
+    return [*lines, "everything that fit checks before the first step is in order; --json for programs"]
 
 
 def _requests() -> list[list[str]]:

@@ -51,8 +51,8 @@ class Door:
     def _check_complete(self, key: str, kind: type) -> None:
         linked = {target.rpartition(".")[2] for target in self.parser.links if target.startswith(f"{key}.")}
         names = [n for n in parameters(kind).required if f"{key}.{n}" not in self.given and n not in linked]
-        if names and kind.__module__.startswith("lit_klrb."):
-            options = " ".join(f"--{key}.init_args.{name} VALUE" for name in names)
+        if names:
+            options = " ".join(f"--{key}.{name} VALUE" for name in names)
             raise ConfigurationError(f"{key}: {kind.__name__} needs {' and '.join(names)}: add {options}")
 
     def _take(self, parts: list[str], value: Any) -> None:

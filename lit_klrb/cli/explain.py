@@ -3,7 +3,6 @@
 import inspect
 import json
 import sys
-import textwrap
 from collections.abc import Sequence
 
 from lit_klrb import estimators
@@ -18,12 +17,10 @@ from lit_klrb.estimators import (
 )
 from lit_klrb.estimators.advice import ADVICE, DEFAULT
 from lit_klrb.estimators.measurement import KL_LEVELS, TOP_K, counterexample, measure
-from lit_klrb.estimators.names import NAMES_IN_USE, NameInUse, names_of
+from lit_klrb.estimators.names import NameInUse, names_of
 from lit_klrb.estimators.recipe import NOTATION
 from lit_klrb.reward_functions import import_member
 
-# Columns of a terminal that a table of six columns needs
-WIDE = 110
 # What is not measured with one completion of one prompt, by estimator
 FITTED = {
     RaoBlackwellControlVariate: "Its coefficients are fitted on other prompts. With one completion they are "
@@ -85,10 +82,7 @@ def _describe(name: str, estimator: KLEstimator) -> dict[str, str | None]:
 
 
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a box table to a terminal, and one tab-separated line per row to a pipe.
-
-    In a terminal too narrow for a wide table, each row is a paragraph with a line per column.
-    """
+    """Print a table as wide as the terminal, and one tab-separated line per row to a pipe."""
     if not sys.stdout.isatty():
         for row in (header, *rows):
             print("\t".join(row))
@@ -97,15 +91,10 @@ def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
     from lit_klrb.run.tables import text_table
 
-    console = Console()
-    if console.width >= WIDE or len(header) < 5:
-        console.print(text_table(header, rows))
-        return
-    for name, *cells in rows:
-        print(f"\n{name}")
-        for label, cell in zip(header[1:], cells, strict=True):
-            text = f"  {label}: {cell}"
-            print(textwrap.fill(text, console.width - 1, subsequent_indent="      "))
+    table = text_table(header, rows)
+    for column, name in zip(table.columns, header, strict=True):
+        column.no_wrap = name in ("estimator", "training")
+    Console().print(table)
 
 
 def _overview() -> list[dict[str, str | None]]:
@@ -113,19 +102,18 @@ def _overview() -> list[dict[str, str | None]]:
 
 
 def _print_overview() -> None:
-    columns = ("name", "formula", "optimises", "cost", "used_by")
-    rows = []
-    for about in _overview():
-        training = "yes" if about["refusal"] is None else f"refused: {about['refusal']}"
-        rows.append([*(about[column] or "" for column in columns), training])
-    _print_table(("estimator", "computes", "its gradient optimises", "cost", "used by", "training"), rows)
-    print(f"\nWhich to use; the default of fit is {DEFAULT.__name__}:")
+    print(f"Which to use; the default of fit is {DEFAULT.__name__}:")
     _print_table(
         ("situation", "estimator", "because"),
         [(advice.situation, advice.estimator.__name__, advice.reason) for advice in ADVICE],
     )
-    print("\nKL losses of other software with the same gradient as one of these, completion by completion:")
-    _print_names(NAMES_IN_USE)
+    print("\nAll, with what the gradient of each optimises:")
+    rows = []
+    for about in _overview():
+        training = "yes" if about["refusal"] is None else "refused"
+        rows.append((about["name"] or "", about["optimises"] or "", training))
+    _print_table(("estimator", "its gradient optimises", "training"), rows)
+    print("\nFormula, cost, bias and where it is used: python -m lit_klrb explain NAME")
 
 
 def _print_names(names: Sequence[NameInUse]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lit_klrb.cli.arguments import Arguments
+from lit_klrb.cli.main import say_loading
 from lit_klrb.errors import printable, refusing
 from lit_klrb.files import check_target, local_path, write_output
 
@@ -110,10 +111,17 @@ def main(argv: Sequence[str]) -> int:
         check_target(page, "output")
     from lit_klrb.comparison.report import html_report, text_report
     from lit_klrb.comparison.summary import summary
+    from lit_klrb.functional.statistics import FEW_PROMPTS
     from lit_klrb.models.loading import silence
 
     silence()
-    found = summary(_measured(options), options.reference, options.level)
+    say_loading(f"{', '.join(options.policy)} and {options.reference}")
+    measured = _measured(options)
+    prompts = min(table.clusters for candidate in measured for table in candidate.tables.values())
+    if prompts < FEW_PROMPTS:
+        few = f"{prompts} {'texts' if options.prompts is None else 'prompts'}, too few for standard errors"
+        print(f"warning: {few}: give at least {FEW_PROMPTS}", file=sys.stderr)
+    found = summary(measured, options.reference, options.level)
     if page is not None:
         with refusing(f"{page} cannot be written", OSError, key="output"):
             write_output(page, html_report(found))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lit_klrb import __version__
 from lit_klrb.cli.help import short_help
-from lit_klrb.errors import ConfigurationError, error_line
+from lit_klrb.errors import ConfigurationError, error_line, printable
 from lit_klrb.extensions import COMMANDS as ADDED, extensions, load
 from lit_klrb.stops import Stopped, Stops
 
@@ -17,7 +17,7 @@ COMMANDS = {
     "validate": "evaluate a checkpoint on the validation prompts",
     "test": "evaluate a checkpoint on the test prompts",
     "predict": "complete prompts with a checkpoint, and write predictions.jsonl with reward and KL",
-    "check": "build what fit would train, without training; print the estimator and the evaluation as JSON",
+    "check": "say what fit would train, without training",
     "study": "measure estimators on checkpoints, without training",
     "explain": "show what a KL estimator computes and what its gradient optimises",
     "certify": "find out which known gradient a KL loss of your own has",
@@ -109,10 +109,17 @@ def _run(command: str, rest: list[str]) -> int:
         return printing(lambda: own.main(rest))
     if {"-h", "--help"} & {*rest}:
         return printing(lambda: print(short_help(command, COMMANDS[command]), end=""))
+    say_loading("Lightning and transformers")
     from lit_klrb.cli.lightning import main as run
 
     every = ["--help" if word == "--help-all" else word for word in rest]
     return run([command, *every]) if every == rest else printing(lambda: run([command, *every]))
+
+
+def say_loading(what: str) -> None:
+    """Say on a terminal what is being loaded, as it can take seconds."""
+    if sys.stderr.isatty():
+        print(f"loading {printable(what)} ...", file=sys.stderr, flush=True)
 
 
 def _help() -> str:

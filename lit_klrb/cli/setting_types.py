@@ -3,11 +3,14 @@
 import contextlib
 import importlib
 import inspect
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from lightning_utilities.core.imports import RequirementCache
 
 from lit_klrb.cli.suggestions import suggestion
 from lit_klrb.errors import ConfigurationError
@@ -166,6 +169,7 @@ def class_of(key: str, path: str, bases: tuple[type, ...]) -> type | None:
         return None
     if isinstance(found, type) and issubclass(found, bases):
         if not inspect.isabstract(found):
+            _check_packages(key, found)
             return found
         reason = "is abstract"
     ours = [
@@ -174,6 +178,16 @@ def class_of(key: str, path: str, bases: tuple[type, ...]) -> type | None:
         if k.__module__.startswith("lit_klrb.") and not inspect.isabstract(k)
     ]
     raise _unknown_class(key, path, reason, list(known), ours)
+
+
+def _check_packages(key: str, kind: type) -> None:
+    """Check that one of the packages is installed that Lightning says a class needs."""
+    module = vars(sys.modules[kind.__module__]) if kind.__module__.startswith("lightning.") else {}
+    needed = [value for value in module.values() if isinstance(value, RequirementCache)]
+    if needed and not any(needed):
+        raise ConfigurationError(
+            f"{key}: {kind.__name__} needs a package: pip install '{needed[0].requirement}'"
+        )
 
 
 def _unknown_class(key: str, path: str, reason: str, known: list[str], ours: list[str]) -> ConfigurationError:

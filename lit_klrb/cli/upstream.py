@@ -15,6 +15,8 @@ INITIAL = ("policy_path", "classifier_path", "backbone_path", "tokenizer_path")
 # All that name models and tokenizers.
 PATHS = (*INITIAL, "reference_path", "reward_path")
 
+# The model of configs/chat
+CHAT = Path("runs/models/smollm2")
 # Where configurations are.
 FOLDERS = ("configs", "replication/configs")
 
@@ -31,7 +33,9 @@ def check_upstream(settings: dict[str, Any]) -> None:
             continue
         maker = next((config for config in configurations() if made_by(config) == Path(path)), None)
         hint = f"make it with: python -m lit_klrb fit --config {maker}" if maker else "name one that does"
-        if not is_file(path):
+        if Path(path) == CHAT:
+            hint = "make it with: make chat"
+        elif not is_file(path):
             folder = shlex.quote(path)
             hint = (
                 f"make it with: python -m lit_klrb export --ckpt_path FILE --output_dir {folder} "
@@ -48,7 +52,9 @@ def next_command(checkpoint: Path, is_reward: bool = False) -> str:
         is_reward: Whether it is of a reward model, which is not exported.
     """
     # Backwards, as a warm start (dpo.yaml) is more usual than distillation (distill.yaml)
-    for config in reversed(configurations()):
+    runs = [config for config in reversed(configurations()) if is_run(config)]
+    own = {config.parent for config in runs if made_by(config) == checkpoint}
+    for config in sorted(runs, key=lambda config: config.parent not in own):
         named = re.findall(r"^\s*\w+_path:\s*(\S+\.ckpt)\s*$", config.read_text("utf-8"), re.MULTILINE)
         made = made_by(config)
         ready = all(Path(path).exists() for path in named) and made is not None and not made.exists()
@@ -69,6 +75,11 @@ def paths_of(value: str | dict[str, float] | None) -> list[str]:
 def configurations() -> list[Path]:
     """The configurations below the working directory, those of published results last."""
     return [path for folder in FOLDERS for path in sorted(Path(folder).rglob("*.yaml"))]
+
+
+def is_run(config: Path) -> bool:
+    """Whether `fit` reads a configuration, rather than `study` or a sweep."""
+    return re.search(r"^model:", config.read_text("utf-8"), re.MULTILINE) is not None
 
 
 def made_by(config: Path) -> Path | None:

@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+# A standard error from fewer prompts is itself too uncertain to be relied on.
+FEW_PROMPTS = 10
+
 
 def clustered_mean(values: Tensor) -> tuple[Tensor, Tensor]:
     """Mean over prompts and completions, with a standard error clustered by prompt.

@@ -105,6 +105,7 @@ class TrainedModule(L.LightningModule, ABC):
         self.ckpt_path: str | None = None
         # Its content, until it is compared with the optimizer
         self._restored: dict[str, Any] | None = None
+        self._checkpoint_step = 0
         self.save_hyperparameters()
         check_positive(learning_rate=self.learning_rate)
         for name in ("weight_decay", "adam_epsilon", "warmup_steps"):
@@ -223,6 +224,13 @@ class TrainedModule(L.LightningModule, ABC):
         if self.role == loading.POLICY:
             checkpoint[loading.END_TOKENS_KEY] = list(end_tokens(self.tokenizer, self.trained))
 
+    @property
+    def evaluated_step(self) -> int:
+        """The step of the policy that an evaluation is of: in a run its own, otherwise the checkpoint's."""
+        trainer = trainer_of(self)
+        running = trainer is None or trainer.state.fn == TrainerFn.FITTING
+        return self.global_step if running else self._checkpoint_step
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Build model and tokenizer from the checkpoint, unless `configure_model` did.
 
@@ -232,6 +240,7 @@ class TrainedModule(L.LightningModule, ABC):
         trainer = trainer_of(self)
         if trainer is not None:
             check_file("ckpt_path", trainer.ckpt_path)
+            self._checkpoint_step = int(checkpoint.get("global_step", 0))
             self._restored = checkpoint if trainer.state.fn == TrainerFn.FITTING else None
         if not hasattr(self, self.role.name):
             setattr(self, self.role.name, loading.model_from_checkpoint(checkpoint, self.role))

@@ -21,6 +21,7 @@ from lit_klrb.models.generation import Rollout, generate_completions
 from lit_klrb.models.vllm import VLLMBackend
 from lit_klrb.modules.experience import Experience
 from lit_klrb.modules.regularised import Evaluation, RegularisedModule
+from lit_klrb.rewards import TrainingReward
 from lit_klrb.run.lightning_internals import trainer_of
 from lit_klrb.seeding import derive_seed
 
@@ -94,6 +95,7 @@ class OnPolicyModule(RegularisedModule, ABC):
         self.backend = VLLMBackend(self.vllm_options) if vllm else generate_completions
         # The current rollout, which checkpoints contain.
         self.experience: Experience | None = None
+        self.has_said_equal = False
 
     def setup(self, stage: str) -> None:
         """Check that an estimator is plugged in and its gradient is not known to be biased.
@@ -270,6 +272,17 @@ class OnPolicyModule(RegularisedModule, ABC):
             metrics |= {name: mean.item(), f"{name}_se": error.item()}
         for name, values in (("length", summary["length"]), ("unfinished", self.unfinished(rollout).float())):
             metrics[name] = gather_rows(values).mean().item()
+        if isinstance(self.reward, TrainingReward):
+            equal = (summary["reward"] == summary["reward"][:, :1]).all(1).float()
+            metrics["equal_rewards"] = gather_rows(equal).mean().item()
+            for name, value in self.reward.metrics().items():
+                metrics[name] = gather_rows(torch.tensor([value], device=equal.device)).mean().item()
+            if metrics["equal_rewards"] == 1 and self.group_size > 1 and not self.has_said_equal:
+                self.has_said_equal = True
+                self.print(
+                    f"step {self.global_step}: all completions of each prompt have the same reward, such as "
+                    f"{summary['reward'][0, 0].item():g}: this rollout teaches nothing about the reward"
+                )
         if rollout.logprobs is not None:
             mismatch = kl_k3_per_token(rollout.logprobs, stats.logprobs).where(rollout.mask, 0).sum(1)
             metrics["sampler_kl"] = gather_rows(mismatch).mean().item()

@@ -19,7 +19,7 @@ from lit_klrb.data.encoding import end_tokens
 from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.estimators import RaoBlackwell, RaoBlackwellTopK
 from lit_klrb.functional import TokenStats, TopK
-from lit_klrb.functional.statistics import clustered_mean
+from lit_klrb.functional.statistics import FEW_PROMPTS, clustered_mean
 from lit_klrb.models import loading
 from lit_klrb.models.adapters import adapter_off, has_adapter
 from lit_klrb.models.generation import Rollout, Sampling, generate_completions
@@ -27,13 +27,12 @@ from lit_klrb.models.scoring import Scorer
 from lit_klrb.models.served import ServedTeacher
 from lit_klrb.modules.base import PolicyModule
 from lit_klrb.modules.stopwatch import Stopwatch
-from lit_klrb.rewards import NoReward, Reward, RewardOutput, load_reward
+from lit_klrb.reward_functions import IDS, TrainerState
+from lit_klrb.rewards import NoReward, Reward, RewardOutput, TrainingReward, load_reward
 from lit_klrb.run.lightning_internals import trainer_of
 from lit_klrb.seeding import derive_seed
 
 log = logging.getLogger(__name__)
-# A standard error from fewer prompts is itself too uncertain to be relied on.
-FEW_PROMPTS = 10
 
 
 class Evaluation(NamedTuple):
@@ -165,9 +164,18 @@ class RegularisedModule(PolicyModule, ABC):
                 "reference, or train an adapter (lora)",
                 key="reference_path",
             )
-        self.reward = self.load_reward(device)
+        reward = self.load_reward(device)
+        self.reward = reward if isinstance(reward, NoReward) else TrainingReward(reward, self._training_state)
         reference = getattr(self, "reference", self.policy)
         self.scorer = Scorer(self.policy, reference, self.temperature, self.reading_reference, self.teacher)
+
+    def _training_state(self) -> tuple[TrainerState, bool]:
+        """What rewards may read, and whether completions are those of training."""
+        trainer = trainer_of(self)
+        last = 0 if trainer is None else trainer.max_steps
+        return TrainerState(
+            self.global_step if trainer else 0, last
+        ), trainer is not None and trainer.training
 
     def load_reference(self, path: str) -> None:
         """Load the reference from a path that names one.
@@ -282,6 +290,8 @@ class RegularisedModule(PolicyModule, ABC):
         """
         with self.stopwatch("reward"):
             columns = self.reward_columns(rollout, batch.get("rows", ()))
+            pairs = zip(rollout.completions, rollout.mask, strict=True)
+            columns[IDS] = [tokens[mask].tolist() for tokens, mask in pairs]
             return self.reward(self.texts(rollout), columns).to(rollout.tokens.device)
 
     def reward_columns(self, rollout: Rollout, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -362,7 +372,7 @@ class RegularisedModule(PolicyModule, ABC):
         context = " with its own context" if self._own_context else ""
         head = "" if self.teacher is None else f", from the teacher's {self.teacher.k} likeliest tokens"
         self.print(
-            f"step {self.global_step}: reward {metrics['reward']:.3f} ± {metrics['reward_se']:.3f}, "
+            f"step {self.evaluated_step}: reward {metrics['reward']:.3f} ± {metrics['reward_se']:.3f}, "
             f"KL(policy‖{other}{context}) {metrics['kl']:.4f} ± {metrics['kl_se']:.4f} nats per sequence "
             f"(± standard error, {prompts} prompts{head})"
         )

@@ -110,7 +110,7 @@ class ClassifierModule(TrainedModule, ABC):
             metrics |= {name: mean.item(), f"{name}_se": error.item()}
         self.log_evaluation(stage, metrics)
         self.print(
-            f"step {self.global_step}: accuracy {metrics['accuracy']:.4f} ± {metrics['accuracy_se']:.4f}"
+            f"step {self.evaluated_step}: accuracy {metrics['accuracy']:.4f} ± {metrics['accuracy_se']:.4f}"
         )
 
 

@@ -40,7 +40,8 @@ def test_what_would_be_optimised_and_evaluated(ask, tmp_path):
     assert right["estimator"]["biased"] == LATER
     assert right["steps"] == 6
     assert right["prompts"]["batch_size"] == 4
-    assert right["models"]["policy_path"] == right["models"]["reference_path"]
+    policy, reference = (right["models"][key] for key in ("policy_path", "reference_path"))
+    assert policy == reference | {"path": policy["path"]}
     assert right["models"]["policy_path"]["type"] == "gpt2"
     assert wrong["estimator"]["biased"] is True
     assert "KL(reference || policy)" in wrong["estimator"]["optimises"]
@@ -152,7 +153,12 @@ def test_a_missing_folder_is_no_hub_id(chain, capsys):
 
 
 def test_the_arguments_of_fit_print_one_answer(chain, capsys):
-    assert main(["check", *chain.commands.argv("fit", "sft")[1:]]) == 0
+    assert main(["check", *chain.commands.argv("fit", "rloo")[1:]]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert lines[0].startswith(f"model: RLOOModule: policy_path {chain.checkpoint('dpo')} (gpt2), reference")
+    assert [line.partition(":")[0] for line in lines[1:4]] == ["data", "length", "estimator"]
+    assert main(["check", *chain.commands.argv("fit", "sft")[1:], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["module"] == "SFTModule"
 
 
@@ -192,5 +198,5 @@ def test_a_study_is_checked_without_being_run(monkeypatch, capsys, tmp_path):
     right, odd, misspelt = json.loads(capsys.readouterr().out)
     assert right == {"module": None, "estimator": None, "evaluation": {}}
     assert "completions: must be even, got 3" in odd["error"]
-    assert misspelt["error"] == "unknown key study.init_args.policy"
+    assert misspelt["error"] == "unknown key study.init_args.policy (did you mean policies?)"
     assert not list(tmp_path.iterdir())

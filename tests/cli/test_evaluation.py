@@ -33,6 +33,7 @@ def test_what_the_policy_started_from_may_be_gone(chain, tmp_path, capsys):
     ckpt = ["--ckpt_path", chain.checkpoint("rloo")]
     assert chain.run("validate", "rloo", *ckpt, run=tmp_path) == 0
     here = capsys.readouterr().out
+    assert here.startswith("step 6: reward")
     gone = ["--model.policy_path", str(tmp_path / "gone.ckpt")]
     assert chain.run("validate", "rloo", *ckpt, *gone, run=tmp_path) == 0
     assert capsys.readouterr().out == here

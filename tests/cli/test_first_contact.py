@@ -190,9 +190,13 @@ def test_the_next_command_is_the_next_stage_that_can_start(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     made = {name: tmp_path / "runs" / name / "checkpoints" / "last.ckpt" for name in ("sft", "dpo", "rloo")}
     inputs = {"sft": [], "dpo": ["sft"], "rloo": ["dpo", "sft"]}
-    (tmp_path / "configs").mkdir()
+    for folder in ("configs", "replication/configs"):
+        (tmp_path / folder).mkdir(parents=True)
+    elsewhere = f"study:\n  policy_path: {made['sft']}\ntrainer:\n  default_root_dir: runs/study\n"
+    (tmp_path / "configs" / "study.yaml").write_text(elsewhere)  # which fit does not read
+    (tmp_path / "replication" / "configs" / "sft.yaml").write_text(elsewhere.replace("study:", "model:"))
     for name, needs in inputs.items():
-        lines = [f"  {need}_path: {made[need]}" for need in needs]
+        lines = ["model:", *(f"  {need}_path: {made[need]}" for need in needs)]
         lines.append(f"  default_root_dir: {made[name].parents[1]}")
         (tmp_path / "configs" / f"{name}.yaml").write_text("\n".join(lines))
     for name, following in (("sft", "configs/dpo.yaml"), ("dpo", "configs/rloo.yaml"), ("rloo", "export")):

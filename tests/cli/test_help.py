@@ -78,12 +78,3 @@ def test_help_of_a_package_lists_what_is_in_it(package, name):
 def test_a_fitted_estimator_says_what_was_measured(capsys, name, is_fitted):
     explain([name])
     assert ("With one completion they are 0" in capsys.readouterr().out) == is_fitted
-
-
-def test_no_name_is_cut_in_a_narrow_terminal(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    explain([])
-    lines = capsys.readouterr().out.partition("\nWhich to use")[0].splitlines()
-    assert "RaoBlackwellControlVariate" in lines
-    assert max(map(len, lines)) <= 80

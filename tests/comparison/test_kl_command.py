@@ -279,6 +279,12 @@ def test_wrong_usage_ends_in_one_line(kl, arguments, message):
     assert message in error
 
 
+def test_few_prompts_are_said(kl):
+    code, _, error = kl(*PROMPTS)
+    assert code == 0
+    assert "warning: 4 prompts, too few for standard errors: give at least 10" in error
+
+
 @pytest.mark.parametrize(
     ("models_given", "message"),
     [

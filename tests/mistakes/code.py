@@ -29,7 +29,7 @@ REWARDS = {
     "overflowing": "gave .* for the text",
     "complex_numbers": "1j",
     "mapping": r"must return \d+ numbers",
-    "nones": "None",
+    "nones": "every reward gives None for",
     "booleans": None,
     "integers": None,
     "tensor": None,

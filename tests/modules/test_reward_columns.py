@@ -1,5 +1,6 @@
 """Rewards of prompts, completions and other columns of the data, wherever a reward is used."""
 
+import csv
 import json
 import sys
 from dataclasses import replace
@@ -169,3 +170,20 @@ def test_the_batches_of_two_processes_are_the_rows_of_one(source):
     assert tokens[:8] == tokens[8:]
     for row, ids in zip(whole["rows"], tokens[:8], strict=True):
         assert PROMPTS[row["number"]] == grammar_tokenizer().decode(ids)
+
+
+def test_equal_rewards_are_counted_and_said_once(chain, tmp_path, capsys, monkeypatch):
+    (tmp_path / "my_constant.py").write_text(
+        "def constant(completions, log_metric, trainer_state):\n"
+        "    log_metric('steps', trainer_state.global_step)\n"
+        "    return [0.5] * len(completions)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    reward = ["--model.reward_path", "my_constant:constant", "--trainer.max_steps", "3"]
+    assert chain.run("fit", "rloo", *reward, run=tmp_path / "run") == 0
+    said = "all completions of each prompt have the same reward, such as 0.5"
+    assert capsys.readouterr().out.count(said) == 1
+    (table,) = (tmp_path / "run" / "metrics").rglob("metrics.csv")
+    rows = [row for row in csv.DictReader(table.read_text().splitlines()) if row["train/equal_rewards"]]
+    assert {float(row["train/equal_rewards"]) for row in rows} == {1.0}
+    assert {float(row["train/steps"]) for row in rows} <= {0.0, 1.0, 2.0}

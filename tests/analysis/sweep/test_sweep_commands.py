@@ -169,6 +169,9 @@ def test_plan_prints_cells_time_and_power(project, capsys):
     assert "smallest two-sided p of a swap test 0.12, level 0.05" in output
     assert "CANNOT reject" in output
     assert [path.name for path in (project.directory / "plan").iterdir()] == ["plan.json"]
+    assert "seed" not in output
+    assert main(["plan", "--config", str(project.write()), "--cells"]) == 0
+    assert capsys.readouterr().out.count("  todo      seed ") == 10
 
 
 def test_plan_uses_finished_cells_and_their_times(swept, capsys):
