@@ -18,8 +18,12 @@ def report_command(arguments: argparse.Namespace) -> int:
     # Imported here as the libraries for figures are slow to import
     from analysis.report.build import build
     from analysis.report.run import build_run, is_run
+    from analysis.report.sections import added_sections
 
-    print((build_run if is_run(arguments.runs) else build)(arguments.runs, arguments.output))
+    if is_run(arguments.runs):
+        print(build_run(arguments.runs, arguments.output))
+    else:
+        print(build(arguments.runs, arguments.output, added_sections()))
     return 0
 
 
@@ -47,9 +51,10 @@ def compare_command(arguments: argparse.Namespace) -> int:
 
 def verify_command(arguments: argparse.Namespace) -> int:
     """Recompute a report, and print where it differs."""
+    from analysis.report.sections import added_sections
     from analysis.report.verify import verify
 
-    return print_verification(verify(arguments.report))
+    return print_verification(verify(arguments.report, added_sections()))
 
 
 def print_verification(found: "Verification") -> int:

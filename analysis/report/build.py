@@ -1,11 +1,13 @@
 """Writes the report: the page and its numbers."""
 
+import datetime
 import functools
 import hashlib
 import json
 import math
 import os
-from collections.abc import Sequence
+import platform
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +17,7 @@ from analysis.design.fingerprint import code_hash
 from analysis.report.assessment import Assessment, load_assessment
 from analysis.report.html import render
 from analysis.report.numbers import summary_numbers
-from analysis.report.sections import SECTIONS, Builder
+from analysis.report.sections import Builder, sections_of
 from analysis.results.layout import NUMBERS, NUMBERS_SCHEMA, REPORT
 from analysis.results.store import digest
 from lit_klrb.files import check_target, write_output
@@ -60,17 +62,36 @@ def build(runs_dir: Path, output: Path | None = None, added: Sequence[Builder] =
     numbers = output.parent / NUMBERS
     for path in (output, numbers):
         check_target(path)
-    report = compose(load_assessment(runs_dir), output, added)
+    report = compose(load_assessment(runs_dir), output, added, made_here())
     write_output(output, report.page)
     content = json.dumps(report.numbers, separators=(",", ":"), ensure_ascii=False)
     write_output(numbers, content.encode() + b"\n")
     return output
 
 
-def compose(assessment: Assessment, output: Path, added: Sequence[Builder] = ()) -> Report:
-    """Compose the report of a sweep, for a page at `output`."""
-    sections = [section for builder in (*SECTIONS, *added) if (section := builder(assessment)) is not None]
-    page = render(assessment, sections).encode()
+def made_here() -> dict[str, str]:
+    """Day and machine, which the page names."""
+    cores = os.cpu_count() or 1
+    return {
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{platform.system()}, {platform.machine()}, {cores} core{'s' * (cores > 1)}",
+    }
+
+
+def compose(
+    assessment: Assessment, output: Path, added: Sequence[Builder] = (), made: Mapping[str, str] | None = None
+) -> Report:
+    """Compose the report of a sweep.
+
+    Args:
+        assessment: The sweep and its comparisons.
+        output: Where the page will be.
+        added: Sections of other packages.
+        made: Day and machine, of `made_here`.
+    """
+    made = dict(made or {})
+    parts = sections_of(assessment, added)
+    page = render(assessment, parts, made).encode()
     numbers: dict[str, Any] = _plain(
         {
             "schema": NUMBERS_SCHEMA,
@@ -78,8 +99,11 @@ def compose(assessment: Assessment, output: Path, added: Sequence[Builder] = ())
             "page": {"name": output.name, "sha256": hashlib.sha256(page).hexdigest()},
             "code": code_version(tuple(added)),
             "engines": engines(),
+            "made": made,
             **summary_numbers(assessment),
-            "sections": {section.name: section.numbers for section in sections},
+            "sections": {
+                section.name: section.numbers for sections in parts.values() for section in sections
+            },
         }
     )
     return Report(page, {**numbers, CHECKSUM: checksum_of(numbers)})

@@ -1,10 +1,13 @@
 """The elements of a section of the report. Text is plain and is escaped by the page."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
+
+_NUMERIC = re.compile(r"[+−]?[\d.,]+(?:e[−+]?\d+)?(?: ?%)?|[–−+∞]+")
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,12 @@ class Table:
     caption: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+    @property
+    def numeric(self) -> frozenset[int]:
+        """The columns that have only numbers, and are right-aligned."""
+        columns = enumerate(zip(*self.rows, strict=True))
+        return frozenset(place for place, cells in columns if all(map(_NUMERIC.fullmatch, cells)))
 
     @classmethod
     def of(cls, caption: str, items: Iterable[Item], *columns: tuple[str, Callable[[Item], str]]) -> "Table":

@@ -110,7 +110,7 @@ class Sheet:
 
 
 def log_scale(axis: XAxis | YAxis) -> None:
-    """Give an axis a logarithmic scale with plain numbers."""
+    """Give an axis a logarithmic scale with plain numbers; matplotlib's own labels are formulas."""
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())

@@ -1,31 +1,59 @@
 """The HTML page of a report, which is deterministic and needs neither scripts nor a network."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from analysis.report.answer import meaning_of, title_of
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section
+from analysis.stats.text import count, number
 
 
-def render(assessment: Assessment, sections: Sequence[Section]) -> str:
-    """Render the report of a sweep as HTML."""
-    plan = assessment.sweep.plan
-    others = [name for name in plan.grid.arms if name != plan.primary.control]
-    title = _title(plan.primary.control, others)
-    return page(title, f"Sweep report: {plan.name}", assessment.withheld, sections)
+def render(assessment: Assessment, parts: Mapping[str, Sequence[Section]], made: Mapping[str, str]) -> str:
+    """Render the report of a sweep as HTML.
+
+    Args:
+        assessment: The sweep and its comparisons.
+        parts: The sections of each part of the page.
+        made: Day and machine.
+    """
+    sweep = assessment.sweep
+    seconds = sum(sweep.seconds.values())
+    facts = [
+        f"Sweep {sweep.plan.name}",
+        count(len(sweep.runs), "run"),
+        f"{number(seconds / 60)} minutes of runs" if seconds else "",
+        made.get("date", ""),
+        made.get("machine", ""),
+        "python -m analysis report RUNS_DIR",
+    ]
+    return page(
+        title_of(assessment),
+        " · ".join(filter(None, facts)),
+        parts,
+        assessment.withheld,
+        meaning_of(assessment),
+    )
 
 
-def page(title: str, kicker: str, withheld: str, sections: Sequence[Section]) -> str:
+def page(
+    title: str,
+    kicker: str,
+    parts: Mapping[str, Sequence[Section]],
+    withheld: str = "",
+    lead: str = "",
+) -> str:
     """Render sections as an HTML page.
 
     Args:
         title: The heading.
         kicker: The line above it.
+        parts: The sections of each part; the appendix is folded.
         withheld: Why there is no verdict; empty if there is one.
-        sections: The content.
+        lead: The line below the heading.
     """
     environment = Environment(
         loader=PackageLoader("analysis.report"),
@@ -40,7 +68,8 @@ def page(title: str, kicker: str, withheld: str, sections: Sequence[Section]) ->
         title=title,
         kicker=kicker,
         withheld=withheld,
-        sections=sections,
+        parts=parts,
+        lead=lead,
         css=Markup(css),  # the package's own file
         footer="A single file without scripts or external resources.",
     )
@@ -49,9 +78,3 @@ def page(title: str, kicker: str, withheld: str, sections: Sequence[Section]) ->
 def data_uri(svg: str) -> str:
     """A drawing as a data URI for an image; the page escapes it for the attribute."""
     return "data:image/svg+xml," + quote(svg, safe=" !$&'()*+,-./:;=?@[]^_`{|}~")
-
-
-def _title(control: str, others: Sequence[str]) -> str:
-    if len(others) > 2:
-        return f"{len(others)} arms against {control}"
-    return f"{' and '.join(others)} against {control}" if others else f"{control} alone"

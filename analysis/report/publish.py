@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from analysis.report.build import build
+from analysis.report.sections import added_sections
 from analysis.results import layout
 from analysis.results.store import (
     DamagedFileError,
@@ -60,7 +61,7 @@ def publish(runs_dir: Path, output: Path) -> Path:
     _write_packed(output / layout.ARCHIVE, content)
     if sweep.seconds:
         write_atomically(output / layout.TIMES, encode_seconds(sweep.seconds))
-    return build(output)
+    return build(output, added=added_sections())
 
 
 def _lines(runs_dir: Path) -> dict[Path, bytes]:

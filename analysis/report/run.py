@@ -1,6 +1,7 @@
-"""The page of a single run: KL and length over its steps, and completions before and after."""
+"""The page of a single run: reward, J, KL and length over its steps, and completions before and after."""
 
 import shlex
+from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,17 @@ from analysis.report.figures import INK, looks, sheet
 from analysis.report.html import page
 from analysis.results.curves import curves, last_completions
 from analysis.results.layout import REPORT
+from analysis.stats.text import number, whole_percent
 from lit_klrb import schema
 from lit_klrb.config_files import check_config_file
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import check_target, write_output
 
 # Evaluated metrics of the figure, with the labels of their axes.
+OBJECTIVE = "J"
 SHOWN = {
+    schema.REWARD: "reward",
+    OBJECTIVE: "J = reward − β·KL",
     schema.KL: "KL, nats per completion",
     schema.REVERSE_KL: "KL(reference‖policy), nats",
     schema.LENGTH: "length, tokens",
@@ -64,34 +69,85 @@ def build_run(run: Path, output: Path | None = None) -> Path:
     """
     output = run / REPORT if output is None else output
     check_target(output)
-    sections = [_curves(run), _rollouts(run), _completions(run), _settings(run)]
-    write_output(output, page(f"Run {run.name}", "Run report", "", [s for s in sections if s is not None]))
+    found = curves(run / schema.METRICS_DIR)
+    beta = _beta(run)
+    if beta is not None and (objective := _objective(found, beta)) is not None:
+        found[f"val/{OBJECTIVE}"] = objective
+    sections: dict[str, list[Section | None]] = {
+        "Answer": [_curves(run, found)],
+        "Runs": [_completions(run), _rollouts(run)],
+        "Settings": [_settings(run)],
+    }
+    parts = {part: [one for one in own if one is not None] for part, own in sections.items()}
+    parts = {part: own for part, own in parts.items() if own}
+    title = _title(found) or f"Run {run.name}"
+    write_output(output, page(title, f"Run {run.name}", parts, lead=" ".join(_counts(found))))
     return output
 
 
-def _curves(run: Path) -> Section:
-    found = curves(run / schema.METRICS_DIR)
+def _beta(run: Path) -> float | None:
+    """The weight of the KL, if the run has one."""
+    given = _configuration(run).get("kl")
+    beta = given.get("beta") if isinstance(given, dict) else None
+    return float(beta) if isinstance(beta, int | float) else None
+
+
+def _objective(found: Mapping[str, Curve], beta: float) -> Curve | None:
+    """J in evaluations; None without reward or KL."""
+    reward, kl = (_by_step(found.get(f"val/{key}")) for key in (schema.REWARD, schema.KL))
+    steps = [step for step, value in reward.items() if value is not None and kl.get(step) is not None]
+    values = [(reward[step] or 0.0) - beta * (kl[step] or 0.0) for step in steps]
+    return {"step": steps, "value": values} if steps else None
+
+
+def _title(found: Mapping[str, Curve]) -> str:
+    """What the run did to its reward, or to the KL where there is none; "" without evaluations."""
+    for key, name in ((schema.REWARD, "Reward"), (schema.KL, "KL")):
+        values = [value for value in _by_step(found.get(f"val/{key}")).values() if value is not None]
+        if len(values) > 1:
+            return f"{name} {number(values[0])} before, {number(values[-1])} after"
+    return ""
+
+
+def _counts(found: Mapping[str, Curve]) -> list[str]:
+    """Shares over the training of what carries no signal, where the run records them."""
+    texts = {
+        "train/equal_rewards": "of the prompts had completions of equal reward, which train nothing",
+        "train/unfinished": "of the completions were cut at their largest length",
+        "train/left_out": "of the rows were left out",
+    }
+    shares = {
+        text: [value for value in _by_step(found.get(key)).values() if value is not None]
+        for key, text in texts.items()
+    }
+    return [f"{whole_percent(sum(own) / len(own))} {text}." for text, own in shares.items() if own]
+
+
+def _curves(run: Path, found: Mapping[str, Curve]) -> Section:
     measured = {label: found[f"val/{name}"] for name, label in SHOWN.items() if f"val/{name}" in found}
     if not measured:
         raise ConfigurationError(f"{run} has no evaluation of completions yet; run fit first")
     steps = next(iter(measured.values()))["step"]
     errors = {label: _by_step(found.get(f"val/{name}_se")) for name, label in SHOWN.items()}
     rows = [[str(step), *(_at(measured[label], errors[label], step) for label in measured)] for step in steps]
-    with sheet(2.4) as drawn:
-        for axes, (label, curve) in zip(
-            drawn.canvas.subplots(1, len(measured), squeeze=False)[0], measured.items(), strict=True
-        ):
+    key_of = {label: name for name, label in SHOWN.items()}
+    across = 2 if len(measured) > 3 else len(measured)
+    down = -(-len(measured) // across)
+    with sheet(0.3 + 2 * down) as drawn:
+        panels = drawn.canvas.subplots(down, across, squeeze=False).flat
+        for axes, (label, curve) in zip(panels, measured.items(), strict=False):
             values = np.array(curve["value"], dtype=np.float64)
             widths = [Z * (errors[label].get(step) or 0) for step in curve["step"]]
             axes.errorbar(curve["step"], values, widths, color=INK, marker="o", markersize=4, capsize=3)
-            axes.set_ylim(bottom=0)
+            if key_of[label] not in (schema.REWARD, OBJECTIVE):
+                axes.set_ylim(bottom=0)
             axes.set_xlabel("step")
-            axes.set_ylabel(label)
+            axes.set_title(label, loc="left", fontsize=8)
     table = Table("Evaluations.", ("step", *measured), rows)
     alt = f"{' and '.join(measured)} at {len(steps)} evaluations, from step {steps[0]} to {steps[-1]}."
     return Section(
         "curves",
-        "KL and length",
+        "Reward, KL and length" if schema.REWARD in map(key_of.get, measured) else "KL and length",
         figures=[Figure(drawn.svg, alt, CAPTION, table)],
     )
 
@@ -186,10 +242,9 @@ def _settings(run: Path) -> Section | None:
     path = run / schema.CONFIG
     if not path.is_file():
         return None
-    check_config_file(path)
     try:
-        given = yaml.load(path.read_text("utf-8"), Loader=yaml.CSafeLoader)["data"]["init_args"]
-    except (yaml.YAMLError, LookupError, TypeError):
+        given = _configuration(run)["data"]["init_args"]
+    except (LookupError, TypeError):
         raise ConfigurationError(f"{path} is not the configuration of a run: it has no data") from None
     rows = [[key.replace("_", " "), _lines(given[key])] for key in CONTEXT if given.get(key)]
     command = shlex.join(["python", "-m", "lit_klrb", "fit", "--config", str(path)])
@@ -198,6 +253,21 @@ def _settings(run: Path) -> Section | None:
         "What made this run",
         tables=[Table("Settings.", ("", ""), [*rows, ["command", command]])],
     )
+
+
+def _configuration(run: Path) -> dict[str, Any]:
+    """The configuration of the run; empty if it has none."""
+    path = run / schema.CONFIG
+    if not path.is_file():
+        return {}
+    check_config_file(path)
+    try:
+        found = yaml.load(path.read_text("utf-8"), Loader=yaml.CSafeLoader)
+    except yaml.YAMLError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"{path} is not the configuration of a run: it has no data")
+    return found
 
 
 def _lines(value: Any) -> str:

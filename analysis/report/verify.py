@@ -73,7 +73,7 @@ def verify(path: Path, added: Sequence[Builder] = ()) -> Verification:
         raise ConfigurationError(f"{page}: there is no such page; write one first")
     assessment = load_assessment(folder / written["runs"])
     with printed() as values:
-        report = compose(assessment, page, added)
+        report = compose(assessment, page, added, _made(written))
     found = Verification(assessment.sweep)
     _check_files(written, page, found)
     _compare(written, report, page, Printed(values), found, tuple(added))
@@ -92,6 +92,12 @@ def _read_numbers(path: Path) -> dict[str, Any]:
     if not isinstance(written.get("runs"), str):
         raise DamagedFileError(f"{path}: does not name the directory of its sweep")
     return written
+
+
+def _made(written: dict[str, Any]) -> dict[str, str]:
+    """Day and machine of the report, as recorded."""
+    made = written.get("made")
+    return {str(key): str(value) for key, value in made.items()} if isinstance(made, dict) else {}
 
 
 def _check_files(written: dict[str, Any], page: Path, found: Verification) -> None:

@@ -237,7 +237,8 @@ def detectable_ratio(scenario: Scenario, level: float) -> float | None:
     """
 
     def enough(lift: float) -> bool:
-        return primary_rate(scenario, lift=lift, alpha=level).value >= POWER
+        # The rate is a ratio of counts, which can be this power exactly
+        return primary_rate(scenario, lift=lift, alpha=level).value >= POWER - 1e-9
 
     low, high = 0.0, 20.0  # in SDs of log KL
     if not scenario.log_kl_sd > 0 or not enough(high):

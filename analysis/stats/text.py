@@ -1,7 +1,7 @@
 """Formatting of numbers, intervals and p-values for sentences and tables."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -83,6 +83,33 @@ def percent(level: float) -> str:
 def fixed(value: float, decimals: int) -> str:
     """A number with a fixed number of decimals."""
     return f"{_note(value):.{decimals}f}"
+
+
+def decimals_of(values: Iterable[float | None]) -> int:
+    """The number of decimals with which a column shows at least three digits of its largest number.
+
+    Example:
+        >>> decimals_of([0.0123, 0.5]), decimals_of([12.3, 0.5]), decimals_of([1234.5])
+        (3, 2, 0)
+    """
+    largest = max((abs(value) for value in values if value is not None and math.isfinite(value)), default=1.0)
+    places = 2 - math.floor(math.log10(largest)) if largest > 0 else 2
+    return min(6, max(places, 2 if largest < 100 else 1 if largest < 1000 else 0))
+
+
+def aligned(value: float | None, decimals: int, *, sign: bool = False) -> str:
+    """A number of a column with fixed decimals; a dash for None and `nan`."""
+    if value is None or math.isnan(value):
+        return "–"
+    text = fixed(value, decimals).replace("-", "−")
+    if float(text.replace("−", "-")) == 0:
+        text = text.replace("−", "")
+    return f"+{text}" if sign and value > 0 else text
+
+
+def aligned_ends(interval: Interval | None, decimals: int) -> str:
+    """The ends of an interval in a column with fixed decimals; a dash if there is none."""
+    return "–" if interval is None else " to ".join(aligned(end, decimals) for end in interval.ends)
 
 
 def whole_percent(share: float) -> str:

@@ -1,6 +1,6 @@
 """The sections of the report, in order. A builder returns None if its section has no content."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section
@@ -22,26 +22,43 @@ from analysis.report.sections.stability import stability
 from analysis.report.sections.summary import summary
 from analysis.report.sections.tradeoff import tradeoff
 from analysis.report.sections.tuning import tuning
+from lit_klrb.extensions import extensions, load
 
 Builder = Callable[[Assessment], Section | None]
 
-SECTIONS: tuple[Builder, ...] = (
-    summary,
-    tradeoff,
-    happened,
-    reading,
-    arms,
-    tuning,
-    execution,
-    completions,
-    hyperparameters,
-    outcomes,
-    blocks,
-    evaluation_noise,
-    training_curves,
-    stability,
-    gradient_noise,
-    estimation,
-    certificates,
-    provenance,
-)
+# The entry points of other packages that add sections.
+ADDED = "lit_klrb.report_sections"
+
+# What each part of the page has, in order; the last part is folded.
+PARTS: dict[str, tuple[Builder, ...]] = {
+    "Answer": (summary, tradeoff, happened),
+    "Runs": (completions, training_curves, arms, tuning, blocks),
+    "Checks": (execution, outcomes, evaluation_noise, stability, gradient_noise, estimation, certificates),
+    "More measurements": (),
+    "Appendix": (reading, hyperparameters, provenance),
+}
+
+
+def added_sections() -> tuple[Builder, ...]:
+    """The sections of installed packages, see docs/extending.md.
+
+    Raises:
+        ConfigurationError: If one cannot be imported.
+    """
+    return tuple(load(entry) for entry in extensions(ADDED).values())
+
+
+def sections_of(assessment: Assessment, added: Sequence[Builder]) -> dict[str, list[Section]]:
+    """The sections with content, by part of the page.
+
+    Args:
+        assessment: The assessed sweep.
+        added: Sections of other packages.
+    """
+    found = {}
+    for part, own in PARTS.items():
+        builders = own or added
+        sections = [section for builder in builders if (section := builder(assessment)) is not None]
+        if sections:
+            found[part] = sections
+    return found

@@ -3,7 +3,7 @@
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section, Table
 from analysis.results.records import Run
-from analysis.stats.text import number
+from analysis.stats.text import fixed
 
 
 def completions(assessment: Assessment) -> Section | None:
@@ -40,15 +40,22 @@ def _first_runs(assessment: Assessment, beta_index: int) -> list[Run]:
 
 
 def _table(beta: float, runs: list[Run]) -> Table:
-    rows = []
-    for place, first in enumerate(runs[0].completions):
-        rows.append(("at the start", number(first.reward_at_start), first.text_at_start))
-        rows += [
-            (run.point.arm, number(run.completions[place].reward), run.completions[place].text)
-            for run in runs
-            if place < len(run.completions)
-        ]
+    """A row for each prompt: its completion before training, beside that of each arm after."""
+    rows = [
+        (
+            f"{first.text_at_start} [{fixed(first.reward_at_start, 2)}]",
+            *(
+                f"{run.completions[place].text} [{fixed(run.completions[place].reward, 2)}]"
+                if place < len(run.completions)
+                else "–"
+                for run in runs
+            ),
+        )
+        for place, first in enumerate(runs[0].completions)
+    ]
     seeds = ", ".join(sorted({str(run.cell.seed) for run in runs}))
     return Table(
-        f"β = {beta:g}, replicate {runs[0].point.replicate}, seed {seeds}.", ("Arm", "Reward", "Text"), rows
+        f"β = {beta:g}, replicate {runs[0].point.replicate}, seed {seeds}. In brackets: the reward.",
+        ("Before", *(f"After, {run.point.arm}" for run in runs)),
+        rows,
     )

@@ -6,7 +6,8 @@ from functools import partial
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section, Table
 from analysis.stats.arms import OBJECTIVE, ArmOutcome, arm_outcomes, compared, start_of
-from analysis.stats.text import number, signed, with_ends
+from analysis.stats.intervals import Estimate
+from analysis.stats.text import aligned, aligned_ends, decimals_of, number
 from lit_klrb import schema
 
 _NAMES = {
@@ -36,20 +37,21 @@ def happened(assessment: Assessment) -> Section | None:
     start = start_of(sweep)
     values = ", ".join(f"{_NAMES[key]} {number(start[key])}" for key in keys if start.get(key) is not None)
     others = [outcome for outcome in outcomes if outcome.label != control and outcome.pairs]
+    decimals = {key: decimals_of(arm.means[key].value for arm in outcomes) for key in keys}
     means = Table.of(
         "Each arm at each β after training: mean with its 95% t interval over replicates, without diverged "
         "runs.",
         outcomes,
         *_ARM,
         ("Runs", lambda arm: f"{arm.n} ({arm.diverged} diverged)" if arm.diverged else str(arm.n)),
-        *((_NAMES[key], partial(_mean, key)) for key in keys),
+        *((_NAMES[key], partial(_mean, key, decimals[key])) for key in keys),
     )
     differences = Table.of(
         f"Matched differences to {control}: mean with its 95% t interval over replicates, not corrected for "
         "multiple comparisons, and the number of matched pairs in which the arm has the higher value.",
         others,
         *_ARM,
-        *((_NAMES[key], partial(_difference, key)) for key in keys),
+        *((_NAMES[key], partial(_difference, key, decimals[key])) for key in keys),
     )
     return Section(
         "happened",
@@ -59,10 +61,15 @@ def happened(assessment: Assessment) -> Section | None:
     )
 
 
-def _mean(key: str, arm: ArmOutcome) -> str:
-    return with_ends(number(arm.means[key].value), arm.means[key])
+def _mean(key: str, decimals: int, arm: ArmOutcome) -> str:
+    return _with_ends(arm.means[key], decimals)
 
 
-def _difference(key: str, arm: ArmOutcome) -> str:
-    estimate = arm.differences[key]
-    return f"{with_ends(signed(estimate.value), estimate)}; higher in {arm.higher[key]} of {arm.pairs}"
+def _difference(key: str, decimals: int, arm: ArmOutcome) -> str:
+    mean = _with_ends(arm.differences[key], decimals, sign=True)
+    return f"{mean}; higher in {arm.higher[key]} of {arm.pairs}"
+
+
+def _with_ends(mean: Estimate, decimals: int, *, sign: bool = False) -> str:
+    text, interval = aligned(mean.value, decimals, sign=sign), mean.interval()
+    return text if interval is None else f"{text} ({aligned_ends(interval, decimals)})"

@@ -15,22 +15,26 @@ from analysis.stats.intervals import Estimate, Interval
 from analysis.stats.kl_reward import kl_contrast
 from analysis.stats.objective import objective_contrast
 from analysis.stats.pairs import FloatArray
-from analysis.stats.text import ends_text, number, percent, share_text, signed
+from analysis.stats.text import (
+    aligned,
+    aligned_ends,
+    decimals_of,
+    ends_text,
+    number,
+    percent,
+    share_text,
+    signed,
+)
 
 
 def outcomes(assessment: Assessment) -> Section | None:
-    """Forest plots per β, and all tests with their counts."""
+    """All tests with their counts."""
     if not assessment.comparisons:
         return None
-    control = assessment.sweep.plan.primary.control
-    units = dict.fromkeys(unit_of(comparison) for comparison in assessment.comparisons)
     return Section(
         "outcomes",
-        f"Differences to {control}",
+        "All tests",
         paragraphs=_what_is_compared(assessment),
-        figures=[
-            _forest(assessment, [c for c in assessment.comparisons if unit_of(c) == unit]) for unit in units
-        ],
         details=[_tests(assessment)] if not assessment.withheld else (),
         numbers={
             comparison.pairs.treatment: {
@@ -42,6 +46,13 @@ def outcomes(assessment: Assessment) -> Section | None:
             for comparison in assessment.comparisons
         },
     )
+
+
+def forests(assessment: Assessment) -> list[Figure]:
+    """Forest plots of differences to the control, one for each unit."""
+    comparisons = assessment.comparisons
+    units = dict.fromkeys(map(unit_of, comparisons))
+    return [_forest(assessment, [c for c in comparisons if unit_of(c) == unit]) for unit in units]
 
 
 def _what_is_compared(assessment: Assessment) -> list[str]:
@@ -110,17 +121,25 @@ def _panels(comparison: Comparison) -> list[_Panel]:
 def _rows(comparison: Comparison, blocks: Sequence[str]) -> Iterator[tuple[str, ...]]:
     pairs = comparison.pairs
     for panel in _panels(comparison):
+        decimals = decimals_of(one.value for one in panel.by_beta(pairs).values())
         named = (pairs.treatment, f"{panel.title} ({panel.verdict.unit})")
         for index, estimate in panel.by_beta(pairs).items():
             rows = pairs.beta_index == index
             beta = f"{pairs.beta[rows][0]:g}"
-            ends = ends_text(estimate.interval())
-            yield (*named, beta, signed(estimate.value), ends, str(int(rows.sum())))
+            ends = aligned_ends(estimate.interval(), decimals)
+            yield (*named, beta, aligned(estimate.value, decimals, sign=True), ends, str(int(rows.sum())))
         for index, estimate in panel.by_block(pairs).items():
             replicates = str(pairs.subset(pairs.block == index).replicates)
-            ends = ends_text(estimate.interval())
-            yield (*named, f"all, block {blocks[index]}", signed(estimate.value), ends, replicates)
-        overall = signed(panel.verdict.estimate.value), ends_text(panel.verdict.interval)
+            ends = aligned_ends(estimate.interval(), decimals)
+            yield (
+                *named,
+                f"all, block {blocks[index]}",
+                aligned(estimate.value, decimals, sign=True),
+                ends,
+                replicates,
+            )
+        value, interval = panel.verdict.estimate.value, panel.verdict.interval
+        overall = aligned(value, decimals, sign=True), aligned_ends(interval, decimals)
         yield (*named, "all", *overall, str(pairs.replicates))
 
 

@@ -2,18 +2,30 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from analysis.report.assessment import GREW, Assessment
 from analysis.report.elements import Card, Conclusion, Section, Table
 from analysis.report.sections.arms import biased_arms
 from analysis.report.sections.blocks import block_condition
+from analysis.report.sections.outcomes import forests
 from analysis.results.sweep import Sweep
 from analysis.stats import Comparison, Verdict
 from analysis.stats.blocks import BlockTest
 from analysis.stats.claims import FRONTIER_SHARE
 from analysis.stats.kl_reward import kl_ratio
-from analysis.stats.text import count, ends_text, interval_text, number, percent, probability, signed
+from analysis.stats.text import (
+    aligned,
+    aligned_ends,
+    count,
+    decimals_of,
+    interval_text,
+    number,
+    percent,
+    probability,
+    signed,
+)
 from analysis.stats.verdict import Outcome
 
 _AGAINST = {
@@ -43,6 +55,7 @@ def summary(assessment: Assessment) -> Section:
             "verdict",
             "No verdict",
             paragraphs=_why_not(assessment),
+            figures=forests(assessment),
             numbers={"complete": assessment.complete, "withheld": assessment.withheld},
         )
     comparisons = assessment.comparisons
@@ -50,6 +63,7 @@ def summary(assessment: Assessment) -> Section:
         "verdict",
         "Verdict",
         conclusions=[_conclusion(comparisons[0])] if len(comparisons) == 1 else _by_outcome(comparisons),
+        figures=forests(assessment),
         tables=[] if len(comparisons) == 1 else [_verdict_table(comparisons)],
         paragraphs=[
             *biased_arms(assessment.sweep),
@@ -142,7 +156,10 @@ def _with_difference(comparison: Comparison) -> str:
 def _verdict_table(comparisons: Sequence[Comparison]) -> Table:
     primary = comparisons[0].decision.primary
     control, level = comparisons[0].pairs.control, percent(1 - primary.level)
-    matched = () if primary.claim.key == "kl" else (("Reward at matched KL", _at_matched_kl),)
+    decimals = decimals_of(one.decision.primary.estimate.value for one in comparisons)
+    matched = (
+        () if primary.claim.key == "kl" else (("Reward at matched KL", partial(_at_matched_kl, decimals)),)
+    )
     return Table.of(
         f"Each arm against {control}: difference in {primary.claim.subject} ({primary.unit}) with its "
         f"{level} interval, simultaneous over all arms."
@@ -150,17 +167,17 @@ def _verdict_table(comparisons: Sequence[Comparison]) -> Table:
         comparisons,
         ("Arm", lambda one: one.pairs.treatment),
         ("Verdict", lambda one: one.decision.outcome.value),
-        ("Difference", lambda one: signed(one.decision.primary.estimate.value)),
-        ("Interval", lambda one: ends_text(one.decision.primary.interval)),
-        ("p (Holm)", lambda one: number(one.decision.primary.adjusted, 2)),
-        *matched,
-        ("KL ratio", lambda one: number(kl_ratio(one.pairs), 2)),
+        ("Difference", lambda one: aligned(one.decision.primary.estimate.value, decimals, sign=True)),
+        ("Interval", lambda one: aligned_ends(one.decision.primary.interval, decimals)),
+        ("p (Holm)", lambda one: aligned(one.decision.primary.adjusted, 3)),
+        *(() if primary.claim.key == "kl" else matched),
+        ("KL ratio", lambda one: aligned(kl_ratio(one.pairs), 2)),
     )
 
 
-def _at_matched_kl(comparison: Comparison) -> str:
+def _at_matched_kl(decimals: int, comparison: Comparison) -> str:
     comparable = comparison.fit is not None and not comparison.fit.refused
-    return signed(comparison.matched.estimate.value) if comparable else "not comparable"
+    return aligned(comparison.matched.estimate.value, decimals, sign=True) if comparable else "–"
 
 
 def _rejects_with_zero(comparison: Comparison) -> bool:
@@ -201,7 +218,7 @@ def _counts(assessment: Assessment) -> str:
     plan, grid = assessment.sweep.plan, assessment.sweep.grid
     diverged = sum(run.diverged for run in grid.values())
     return (
-        f"{count(len(plan.grid.arms), 'arm')} × {len(plan.grid.beta)} values of β × "
+        f"{count(len(plan.grid.arms), 'arm')} × {count(len(plan.grid.beta), 'value')} of β × "
         f"{count(plan.grid.replicates, 'replicate')} = {len(plan.places)} runs, {len(grid)} with a result, "
         f"{diverged} of them diverged."
     )

@@ -1,6 +1,7 @@
 """Fig. 1: reward against KL, means with intervals over single runs."""
 
 import math
+from collections.abc import Mapping
 from itertools import cycle
 from typing import Any
 
@@ -80,29 +81,47 @@ def _table(runs: list[Run], on: BoolArray) -> Table:
 
 
 def _draw(assessment: Assessment, runs: list[Run], points: FloatArray, on: BoolArray) -> str:
+    """All runs in one panel, and one for each β, in which arms that end alike do not hide each other."""
     plan = assessment.sweep.plan
     styles = looks(plan.grid.arms, plan.primary.control)
-    kl, reward = points
-    with sheet(4.2) as drawn:
-        axes = drawn.canvas.subplots()
-        order = np.lexsort((reward[on], kl[on]))
-        steps = (kl[on][order], reward[on][order])
+    betas = _betas(runs) if len(plan.grid.beta) > 1 else []
+    rows = -(-len(betas) // 3)
+    with sheet(4.2 + 1.7 * rows) as drawn:
+        grid = drawn.canvas.add_gridspec(1 + rows, 3, height_ratios=[2.6, *[1.0] * rows])
+        axes = drawn.canvas.add_subplot(grid[0, :])
+        order = np.lexsort((points[1][on], points[0][on]))
+        steps = (points[0][on][order], points[1][on][order])
         axes.step(*steps, where="post", color=FAINT, linestyle=(0, (2, 2)), linewidth=1, zorder=1)
-        for name, look in styles.items():
-            mine = np.array([run.point.arm == name for run in runs])
-            pale: dict[str, Any] = {"color": look.colour, "alpha": 0.3, "markersize": 3.5, "zorder": 2}
-            pale |= {"markeredgewidth": 0, "rasterized": len(runs) > MANY}
-            axes.plot(kl[mine], reward[mine], look.marker, **pale)
-            _draw_means(axes, [run for run in runs if run.point.arm == name], look)
+        _draw_runs(axes, runs, styles)
         marks = _draw_landmarks(axes, assessment.sweep)
         _label_betas(axes, runs, plan.primary.control)
         places = landmarks(assessment.sweep)
-        _limit(axes.xaxis, np.array([*kl, *(at for _, at, _ in places)]))
-        _limit(axes.yaxis, np.array([*reward, *(at for _, _, at in places)]))
+        _limit(axes.xaxis, np.array([*points[0], *(at for _, at, _ in places)]))
+        _limit(axes.yaxis, np.array([*points[1], *(at for _, _, at in places)]))
         axes.set_xlabel("KL to the reference (nats per completion)")
         axes.set_ylabel("Mean reward")
+        for place, beta in enumerate(betas):
+            mine = [run for run in runs if run.point.beta == beta]
+            panel = drawn.canvas.add_subplot(grid[1 + place // 3, place % 3])
+            _draw_runs(panel, mine, styles)
+            for axis, key in ((panel.xaxis, schema.KL), (panel.yaxis, schema.REWARD)):
+                _limit(axis, np.array([run.outcome(key) for run in mine]))
+            panel.set_title(f"β = {beta:g}", loc="left", fontsize=8)
+            panel.tick_params(labelsize=7)
         drawn.legend([*legend_lines(styles, lines=False), *marks], columns=2)
     return drawn.svg
+
+
+def _draw_runs(axes: Axes, runs: list[Run], styles: Mapping[str, Look]) -> None:
+    """Single runs, and the means of each arm at each beta."""
+    for name, look in styles.items():
+        mine = [run for run in runs if run.point.arm == name]
+        if not mine:
+            continue
+        kl, reward = ([run.outcome(key) for run in mine] for key in (schema.KL, schema.REWARD))
+        pale: dict[str, Any] = {"color": look.colour, "alpha": 0.3, "markersize": 3.5, "zorder": 2}
+        axes.plot(kl, reward, look.marker, markeredgewidth=0, rasterized=len(runs) > MANY, **pale)
+        _draw_means(axes, mine, look)
 
 
 def _draw_means(axes: Axes, runs: list[Run], look: Look) -> None:
@@ -167,12 +186,19 @@ def _label_betas(axes: Axes, runs: list[Run], control: str) -> None:
 
 def _draw_landmarks(axes: Axes, sweep: Sweep) -> list[Line2D]:
     """Points outside the sweep; returns their legend entries."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for name, kl, reward in landmarks(sweep):
+        found.setdefault(name, []).append((kl, reward))
     marks = []
-    for (name, kl, reward), marker in zip(landmarks(sweep), cycle("*pHd"), strict=False):
-        axes.plot([kl], [reward], marker, color=INK, markersize=9, markerfacecolor="white", zorder=4)
-        marks.append(
-            Line2D([], [], color=INK, marker=marker, linestyle="none", markerfacecolor="white", label=name)
-        )
+    for (name, places), marker in zip(found.items(), cycle("*pHd"), strict=False):
+        style: dict[str, Any] = {
+            "color": INK,
+            "marker": marker,
+            "linestyle": "none",
+            "markerfacecolor": "white",
+        }
+        axes.plot(*np.transpose(places), markersize=9 if len(places) == 1 else 5, zorder=4, **style)
+        marks.append(Line2D([], [], label=name, **style))
     return marks
 
 
@@ -183,17 +209,17 @@ def landmarks(sweep: Sweep) -> list[tuple[str, float, float]]:
     Without a warm start, the evaluation of the runs of the grid before their first step is the start.
     """
     found: list[tuple[str, float, float]] = []
+    several = len({run.cell.stage for run in sweep.landmarks}) > 3  # such as one for each block
     for run in sweep.landmarks:
         reward, kl = (run.curves.get(f"val/{key}") for key in (schema.REWARD, schema.KL))
         if reward and kl and len(kl.value) and len(reward.value) and abs(kl.value[0]) < 1e-6:
             found.insert(0, ("reference", 0.0, float(reward.value[0])))
         if math.isfinite(run.outcome(schema.KL)) and math.isfinite(run.outcome(schema.REWARD)):
-            found.append(
-                (f"after {run.cell.stage.upper()}", run.outcome(schema.KL), run.outcome(schema.REWARD))
-            )
+            name = "warm starts" if several else f"after {run.cell.stage.upper()}"
+            found.append((name, run.outcome(schema.KL), run.outcome(schema.REWARD)))
     start = start_of(sweep)
     at_reward, at_kl = start[schema.REWARD], start[schema.KL]
-    warm = any(name.startswith("after") for name, *_ in found)
+    warm = any(name != "reference" for name, *_ in found)
     if at_reward is not None and at_kl is not None and not warm:
         found.append(("start", at_kl, at_reward))
     return found

@@ -6,12 +6,12 @@ import numpy as np
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
-from analysis.report.figures import legend_lines, looks, sheet
+from analysis.report.figures import legend_lines, log_scale, looks, sheet
 from analysis.results.rate_choice import at_the_edge, trial_outcomes
 from analysis.results.sweep import Sweep
 from analysis.stats.intervals import Estimate
 from analysis.stats.pairs import FloatArray
-from analysis.stats.text import count, ends_text, number
+from analysis.stats.text import aligned, count, decimals_of, ends_text, number
 from analysis.stats.tuning import regrets_of
 from lit_klrb import schema
 
@@ -55,6 +55,7 @@ def _table(
     sweep: Sweep, outcomes: Mapping[str, FloatArray], regrets: Mapping[str, float], name: str
 ) -> Table:
     rates = sorted(sweep.plan.tuning.rates) if sweep.plan.tuning else []
+    decimals = decimals_of(float(mean) for values in outcomes.values() for mean in values.mean(axis=0))
     return Table(
         f"Mean {name} over β and replicates at each rate, and the root mean square of what the chosen rate "
         "may lose; “–” where a run is missing or diverged.",
@@ -62,9 +63,9 @@ def _table(
         [
             (
                 arm,
-                *(number(mean) if np.isfinite(mean) else "–" for mean in values.mean(axis=0)),
+                *(aligned(float(mean), decimals) for mean in values.mean(axis=0)),
                 f"{sweep.rates[arm]:g}" if arm in sweep.rates else "–",
-                number(regrets.get(arm)),
+                aligned(regrets.get(arm), decimals),
             )
             for arm, values in outcomes.items()
         ],
@@ -89,7 +90,8 @@ def _figure(sweep: Sweep, outcomes: Mapping[str, FloatArray], name: str) -> Figu
                     rows.append((arm, f"{rate:g}", number(one.value), ends_text(interval)))
             if arm in sweep.rates:
                 axes.axvline(sweep.rates[arm], color=look.colour, linestyle=":", linewidth=1)
-        axes.set_xscale("log")
+        log_scale(axes.xaxis)
+        axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
         axes.set_xlabel("rate (log scale)")
         axes.set_ylabel(name)
         drawn.legend(legend_lines({arm: styles[arm] for arm in outcomes}, lines=True))

@@ -13,6 +13,7 @@ from analysis.report.assessment import load_assessment
 from analysis.report.build import build
 from analysis.report.sections import outcomes, stability
 from analysis.report.sections.gradient_noise import gradient_noise
+from analysis.report.sections.outcomes import forests
 from analysis.report.sections.tradeoff import landmarks
 from analysis.report.verify import verify
 from analysis.results.sweep import load_sweep
@@ -26,9 +27,9 @@ estimation = import_module("analysis.report.sections.kl_values")
 
 def test_units_are_never_mixed_in_one_figure(tmp_path):
     runs = write_sweep(tmp_path, estimators=FIVE[:3], edit=diverge(("RaoBlackwell", 0, 0)), **SMALL)
-    section = outcomes(load_assessment(runs))
-    assert len(section.figures) == 2
-    units = [{row[1].partition(" (")[2] for row in figure.table.rows} for figure in section.figures]
+    figures = forests(load_assessment(runs))
+    assert len(figures) == 2
+    units = [{row[1].partition(" (")[2] for row in figure.table.rows} for figure in figures]
     assert units == [{"rank among the runs of its beta (0 to 1))"}, {"reward units)"}]
 
 

@@ -29,11 +29,14 @@ def with_details(point, made):
 
 def test_every_arm_has_the_same_prompts(tmp_path):
     section = completions(load_assessment(write_sweep(tmp_path, replicates=3, edit=with_details)))
-    assert [list(map(len, table.rows)) for table in section.tables] == [[3, 3, 3]]
-    assert section.tables[0].rows == [
-        ("at the start", "0.500", "The film"),
-        ("MonteCarlo", "0.250", "The film by MonteCarlo 1 0"),
-        ("RaoBlackwell", "0.250", "The film by RaoBlackwell 1 0"),
+    (table,) = section.tables
+    assert table.header == ("Before", "After, MonteCarlo", "After, RaoBlackwell")
+    assert table.rows == [
+        (
+            "The film [0.50]",
+            "The film by MonteCarlo 1 0 [0.25]",
+            "The film by RaoBlackwell 1 0 [0.25]",
+        )
     ]
     assert len(section.details) == 2
     assert "replicate 0, seed 1000" in section.tables[0].caption

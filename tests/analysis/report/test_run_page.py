@@ -35,6 +35,24 @@ def test_the_page_shows_the_evaluations_and_the_texts(tmp_path, capsys):
         assert any(cells[place : place + len(row)] == row for place in range(len(cells))), row
 
 
+def test_reward_and_j_come_before_the_kl_and_what_trains_nothing_is_counted(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "metrics/attempt_0").mkdir(parents=True)
+    rows = (
+        "step,val/kl,val/reward,train/equal_rewards,train/unfinished\n0,0,1.5,,\n1,,,0.25,1\n2,4,3.5,0.75,\n"
+    )
+    (tmp_path / "metrics/attempt_0/metrics.csv").write_text(rows)
+    (tmp_path / "config.yaml").write_text("kl: {beta: 0.25}\ndata: {init_args: {}}")
+    assert main(["report", str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "<h1>Reward 1.50 before, 3.50 after</h1>" in page
+    cells = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", page)
+    assert cells[:4] == ["step", "reward", "J = reward − β·KL", "KL, nats per completion"]
+    assert cells[4:12] == ["0", "1.5", "1.5", "0", "2", "3.5", "2.5", "4"]
+    assert "50% of the prompts had completions of equal reward" in page
+    assert "100% of the completions were cut" in page
+
+
 def test_the_page_of_a_distillation_shows_where_the_models_differ(tmp_path):
     (tmp_path / "run.json").write_text("{}")
     (tmp_path / "metrics/attempt_0").mkdir(parents=True)

@@ -56,6 +56,7 @@ def tuned(runs, *, noise=0.3, diverged=(), lift=0.3):
 def test_the_page_shows_the_choice_and_can_be_verified(tmp_path, capsys):
     page = build(tuned(tmp_path, noise=0.01)).read_text("utf-8")
     assert "Choice of rates" in page
+    assert "mathdefault" not in page, "labels of axes are plain text"
     assert "The best rate of RaoBlackwell, 0.0004, is the largest of those tried" in page
     numbers = json.loads((tmp_path / "results.json").read_text())["sections"]["tuning"]
     assert {arm: numbers[arm]["chosen"] for arm in ESTIMATORS} == BEST
