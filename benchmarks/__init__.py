@@ -1,1 +1,1 @@
-"""Benchmarks, run by `make bench`: ratios of variants measured in one run, written to replication/evidence."""
+"""Benchmarks, run by `make bench`: ratios measured in one run, written to replication/evidence."""

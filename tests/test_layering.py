@@ -68,7 +68,8 @@ REPLICATION_ROOMS = [
 ]
 # What both packages use: the standard library, and PyYAML.
 SHARED = {
-    f"lit_klrb.{name}" for name in ("config_files", "errors", "files", "schema", "stops", "sweep_files")
+    f"lit_klrb.{name}"
+    for name in ("config_files", "errors", "extensions", "files", "schema", "stops", "sweep_files")
 }
 MAY_IMPORT = {
     "lit_klrb.functional": {"lit_klrb.functional", "lit_klrb.errors"},

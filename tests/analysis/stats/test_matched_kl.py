@@ -130,7 +130,8 @@ def test_identical_runs_have_no_gap_and_cannot_reject():
 def test_intervals_and_test_keep_their_level_if_kls_differ(ratio):
     """320 sweeps of 4 betas and 6 replicates, within three binomial errors of the nominal rates.
 
-    replication/evidence/certificates.md has more of them, and the curve without the label, whose coverage at 0.3 is 0.6.
+    replication/evidence/certificates.md has more of them, and the curve without the label, whose coverage at
+    0.3 is 0.6.
     """
     covered, rejected, sweeps = 0, 0, 320
     for seed in range(sweeps):
