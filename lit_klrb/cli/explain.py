@@ -24,11 +24,11 @@ from lit_klrb.reward_functions import import_member
 # What is not measured with one completion of one prompt, by estimator
 FITTED = {
     RaoBlackwellControlVariate: "Its coefficients are fitted on other prompts. With one completion they are "
-    "0, and the gradients are MonteCarlo's; docs/control_variate.md measures it with many prompts.",
+    "0, and the gradients are MonteCarlo's; docs/variance.md measures it with many prompts.",
     RaoBlackwellTokenValues: "Its token values are fitted to earlier rollouts. Without them, the gradients "
-    "are RaoBlackwell's; docs/control_variate.md measures it with many prompts.",
+    "are RaoBlackwell's; docs/variance.md measures it with many prompts.",
     TiltedRaoBlackwell: "Its token values are fitted to earlier rollouts. Without them, the gradients are "
-    "RaoBlackwell's; docs/control_variate.md measures it with many prompts.",
+    "RaoBlackwell's; docs/variance.md measures it with many prompts.",
 }
 # Discounts of the credit for the future that are measured beside the default of 1
 DISCOUNTS = (0.9, 0.5, 0.0)

@@ -45,17 +45,17 @@ ADVICE = (
     Advice(
         "distillation, or a KL without a reward",
         RaoBlackwell,
-        "the exact KL has a small fraction of MonteCarlo's noise (docs/topk.md); distillation's default is a "
+        "the exact KL has a small fraction of MonteCarlo's noise; distillation's default is a "
         "discount from 0 to 1 over the run, which ended lowest on reviews (docs/distillation.md)",
     ),
     Advice(
         "a teacher that sends only its most probable tokens",
         RaoBlackwellTopK,
-        "unbiased for every k, with little more noise than RaoBlackwell (docs/topk.md)",
+        "unbiased for every k, with little more noise than RaoBlackwell (replication/evidence/topk.md)",
     ),
     Advice(
         "log-probabilities of the sampled tokens only",
         MonteCarlo,
-        "needs no row of the vocabulary; never put k1, k2 or k3 in the loss instead (docs/certificates.md)",
+        "needs no row of the vocabulary; never put k1, k2 or k3 in the loss instead (docs/faq.md)",
     ),
 )

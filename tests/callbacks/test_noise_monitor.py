@@ -8,7 +8,7 @@ import torch
 from single_steps import attached
 
 from lit_klrb import estimators
-from lit_klrb.callbacks import GradientNoiseMonitor, gradient_noise
+from lit_klrb.callbacks import GradientNoiseMonitor, noise_monitor
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.scoring import completion_logprobs
 from lit_klrb.studies.gradients import noise_and_signal
@@ -41,7 +41,7 @@ def test_it_looks_at_every_second_rollout_and_touches_nothing(chain, tmp_path):
 
 def test_moments_are_those_of_the_prompts_gradients(chain, tmp_path, monkeypatch):
     seen = []
-    original = gradient_noise.prompt_gradients
+    original = noise_monitor.prompt_gradients
 
     def looked(module):
         found = original(module)
@@ -55,7 +55,7 @@ def test_moments_are_those_of_the_prompts_gradients(chain, tmp_path, monkeypatch
         seen.append((found, torch.stack(gradients), whole))
         return found
 
-    monkeypatch.setattr(gradient_noise, "prompt_gradients", looked)
+    monkeypatch.setattr(noise_monitor, "prompt_gradients", looked)
     off_clip = ["--trainer.gradient_clip_val", "0"]
     assert chain.run("fit", "rloo", *MONITOR, *off_clip, run=tmp_path) == 0
     for (sums, squares, count), gradients, whole in seen:
@@ -72,7 +72,7 @@ def test_moments_are_those_of_the_prompts_gradients(chain, tmp_path, monkeypatch
 def test_the_rewards_noise_is_the_same_whichever_estimator_is_plugged_in(chain, tmp_path, name):
     module, batch = attached(chain, tmp_path, getattr(estimators, name)(), missing_eos_penalty=0.5)
     module.training_step(batch, 0)
-    sums, squares, count = gradient_noise.prompt_gradients(module)
+    sums, squares, count = noise_monitor.prompt_gradients(module)
     expected = plain_reward_gradients(module)
     assert torch.allclose(sums[0], expected.sum(0), atol=1e-4 * expected.abs().max())
     assert squares[0].item() == pytest.approx(expected.square().sum().item(), rel=1e-4)
