@@ -57,7 +57,7 @@ def read_regular(path: Path, largest: int = LARGEST) -> bytes:
         if status.st_size > largest:
             raise ConfigurationError(f"has {status.st_size} bytes; at most {largest} are read")
         with open(descriptor, "rb", closefd=False) as file:
-            return file.read(largest)
+            return file.read(min(largest, status.st_size))  # memory for all of it is taken first
     finally:
         os.close(descriptor)
 

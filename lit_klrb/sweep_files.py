@@ -80,8 +80,7 @@ def _removable(cell: Path) -> Iterator[tuple[Path, int]]:
 def _is_shared(cell: Path) -> bool:
     """Whether the cell belongs to a stage before the grid; assumed if its result cannot be read."""
     record = read_object(cell.parents[1] / schema.RESULTS / f"{cell.name}.json").get("cell")
-    # Earlier versions had an estimator instead of an arm
-    return not isinstance(record, dict) or record.get("arm", record.get("estimator")) is None
+    return not isinstance(record, dict) or record.get("arm") is None
 
 
 def _remove_empty_folders(cell: Path) -> None:

@@ -320,3 +320,58 @@ def test_a_plan_on_another_corpus_has_a_name_and_a_directory_of_its_own():
     assert other.grid == plan.grid
     cells = {cell.id for cell in expand(plan).cells} & {cell.id for cell in expand(other).cells}
     assert not cells
+
+
+SHORT = """
+stages: {rloo: {config: rloo.yaml}}
+grid: {arms: [MonteCarlo, RaoBlackwell], beta: [0.4, 0.1]}
+primary: {control: MonteCarlo}
+"""
+
+
+def test_a_plan_with_one_stage_a_grid_and_a_control_is_complete(plan, tmp_path):
+    plan()
+    (tmp_path / "short.yaml").write_text(SHORT)
+    short = read_plan(tmp_path / "short.yaml")
+    assert (short.name, short.directory, short.grid.replicates) == ("short", "runs/short", 10)
+    assert short.grid.beta == {0: 0.4, 1: 0.1}
+    assert short.grid.arms == {name: {"kl.estimator": name} for name in ("MonteCarlo", "RaoBlackwell")}
+    long = SHORT.replace("[0.4, 0.1]", "{0: 0.4, 1: 0.1}") + "name: short\ndirectory: runs/short\n"
+    (tmp_path / "long.yaml").write_text(long)
+    assert expand(read_plan(tmp_path / "long.yaml")).cells == expand(short).cells
+
+
+def test_both_spellings_of_a_configuration_key_give_the_same_cells(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = {"class_path": "RLOOModule", "init_args": {"learning_rate": 0.1, "opt": {"class_path": "Adam"}}}
+    (tmp_path / "rloo.yaml").write_text(yaml.safe_dump({"model": model}))
+
+    def cells(arguments):
+        keys = "learning_rate", f"opt.{arguments}decay", "k"
+        rate, decay, steps = (f"model.{arguments}{key}" for key in keys)
+        design = {
+            "stages": {
+                "sft": {"config": "rloo.yaml"},
+                "rloo": {
+                    "config": "rloo.yaml",
+                    "overrides": {steps: 2},
+                    "inputs": {f"model.{arguments}policy_path": "sft"},
+                },
+            },
+            "grid": {"arms": {"a": {rate: 0.5}, "b": {decay: 0.1}}, "beta": [0.1], "replicates": 2},
+            "primary": {"control": "a"},
+            "name": "x",
+            "module": "lit_klrb.schema",
+        }
+        (tmp_path / "x.yaml").write_text(yaml.safe_dump(design, sort_keys=False))
+        return expand(read_plan(tmp_path / "x.yaml")).cells
+
+    assert cells("") == cells("init_args.")
+    cell = cells("")[-1]
+    assert cell.overrides == {"model.init_args.opt.init_args.decay": 0.1}
+    assert cell.config["model"]["init_args"]["k"] == 2
+    design = yaml.safe_load((tmp_path / "x.yaml").read_text())
+    design["grid"]["arms"]["a"] = {"model.init_args.lr": 2, "model.lr": 1}
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump(design, sort_keys=False))
+    with pytest.raises(ConfigurationError, match=r"arms.a.model.lr: 1 .* model.init_args.lr is given, too"):
+        read_plan(tmp_path / "x.yaml")

@@ -1,4 +1,6 @@
 import json
+import lzma
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -156,3 +158,15 @@ def test_a_directory_without_results_is_a_usage_error(tmp_path):
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(DamagedFileError, match="not a locked plan"):
         load_sweep(tmp_path)
+
+
+def test_a_small_archive_that_unpacks_to_gigabytes_is_refused_while_it_is_unpacked(tmp_path):
+    packing = lzma.LZMACompressor()
+    packed = b"".join(packing.compress(b"\n" * 2**24) for _ in range(32)) + packing.flush()
+    (tmp_path / "results.jsonl.xz").write_bytes(packed)
+    assert len(packed) < 100_000
+    tracemalloc.start()
+    with pytest.raises(DamagedFileError, match="has more than 1000 empty lines"):
+        load_sweep(tmp_path)
+    assert tracemalloc.get_traced_memory()[1] < 50_000_000
+    tracemalloc.stop()
