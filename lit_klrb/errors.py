@@ -37,7 +37,7 @@ def error_line(message: object) -> str:
     return f"error: {printable(' '.join(str(message).splitlines()))}"
 
 
-def brief(error: Exception) -> str:
+def brief(error: BaseException) -> str:
     r"""The message of an exception as one line of at most 200 characters; of a system error its description.
 
     Example:

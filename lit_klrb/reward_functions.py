@@ -144,7 +144,7 @@ def import_member(path: str, module: str, name: str, key: str | None = None) -> 
     """
     try:
         return operator.attrgetter(name)(importlib.import_module(module))
-    except Exception as error:  # a user's module may raise anything
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         kind = "" if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: "
         raise ConfigurationError(f"cannot import {path}: {kind}{brief(error)}", key=key) from error
 

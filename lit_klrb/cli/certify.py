@@ -9,7 +9,7 @@ import yaml
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.cli.loss_roles import ROLES, BoundLoss
 from lit_klrb.errors import ConfigurationError, error_line, printable, refusing
-from lit_klrb.estimators.certificate import TOLERANCE, ZERO, Certificate, GradientIdentity, certify
+from lit_klrb.estimators.certificate import TOLERANCE, ZERO, Certificate, GradientIdentity, Level, certify
 from lit_klrb.estimators.enumerated_loss import KNOWN, LossError
 from lit_klrb.reward_functions import import_member
 
@@ -30,9 +30,10 @@ NORMALISATIONS = {
     "length": "each completion's loss is divided by its own length: tokens of long completions count less, "
     "and this is not the gradient above",
 }
-EPILOG = f"""The function is imported, which runs its module, and called on all completions of three pairs of
-small models, alone and in pairs. Parameters are recognised by name, such as per_token_logps, ref_log_prob,
-student_logits, response_mask; --argument names the role of others: {", ".join(ROLES)}.
+EPILOG = f"""The function is imported, which runs its module, and called on all completions of six pairs of
+small models, alone and in pairs; the answer has a table of their sizes. Parameters are recognised by name,
+such as per_token_logps, ref_log_prob, student_logits, response_mask; --argument names the role of others:
+{", ".join(ROLES)}.
 It returns a scalar, a loss per completion or per token, or a tuple that starts with one of them.
 
 exit codes: 0, with --claims only if it has the claimed gradient; 1 if not, or if the function raises;
@@ -133,8 +134,8 @@ def _gradient(label: str, verdict: GradientIdentity) -> list[str]:
     if verdict.name is None:
         lines = [f"{label}: other, none of the known ones"]
         if verdict.nearly is not None:
-            levels = " and ".join(f"{kl:g}" for kl in verdict.agrees_at)
-            lines.append(f"  {verdict.nearly} at KL {levels}, not beyond: are values clamped?")
+            ways = [shown for i, shown in enumerate(map(_size, verdict.levels)) if i in verdict.agrees_at]
+            lines.append(f"  {verdict.nearly} only with {'; '.join(ways)}: is a part clamped or left out?")
         return lines
     name, _, given = verdict.name.partition(" (")
     meaning = MEANING[name] + (", on prefixes of the policy that generated" if given else "")
@@ -165,10 +166,16 @@ def _remarks(loss: BoundLoss, found: Certificate) -> Iterator[str]:
         yield f"  {' and '.join(zeros)} are 0: this is the part of the loss that is the KL's"
 
 
+def _size(level: Level) -> str:
+    return f"{level.tokens} tokens, {level.positions} positions, KL {level.kl:.3g}"
+
+
 def _table(title: str, verdict: GradientIdentity) -> Iterator[str]:
     yield f"{title}; the cosine of its expected gradient with each known one:"
-    yield f"{'KL':>6}{'norm / KL gradient':>20}{'bias':>8}" + "".join(f"{name:>19}" for name in KNOWN)
+    sizes = f"{'tokens':>6}{'positions':>11}{'KL':>6}"
+    yield f"{sizes}{'norm / KL gradient':>20}{'bias':>8}" + "".join(f"{name:>19}" for name in KNOWN)
     for level in verdict.levels:
         cosines = (level.cosines[name] for name in KNOWN)
         cells = "".join(f"{'-' if cosine is None else f'{cosine:.3f}':>19}" for cosine in cosines)
-        yield f"{level.kl:>6.3g}{level.norm_ratio:>20.3f}{level.bias:>8.3f}{cells}"
+        sizes = f"{level.tokens:>6}{level.positions:>11}{level.kl:>6.3g}"
+        yield f"{sizes}{level.norm_ratio:>20.3f}{level.bias:>8.3f}{cells}"

@@ -126,10 +126,14 @@ class BoundLoss:
             for key, p in self.parameters.items()
             if p.kind is p.POSITIONAL_ONLY and key in given
         ]
+        tensors = [value for value in (*first, *given.values()) if isinstance(value, Tensor)]
+        before = [value.detach().clone() for value in tensors]
         try:
             result = self.function(*first, **given)
-        except Exception as error:  # a user's function may raise anything
+        except (Exception, SystemExit) as error:  # a user's function may raise anything
             raise LossError(f"{type(error).__name__}: {brief(error)}") from error
+        if not all(map(torch.equal, before, tensors)):
+            raise LossError("it changes its inputs in place, which a training step uses again")
         if isinstance(result, (tuple, list)) and result:
             result = result[0]
         return self._scalar(result, inputs)

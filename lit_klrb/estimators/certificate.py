@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from lit_klrb.estimators.enumerated_loss import (
-    LENGTH,
+    EXAMINED,
     EnumeratedModels,
     Expected,
     Loss,
@@ -14,7 +14,6 @@ from lit_klrb.estimators.enumerated_loss import (
     known_gradients,
     worlds,
 )
-from lit_klrb.estimators.measurement import KL_LEVELS
 from lit_klrb.functional.enumeration import exact_kl
 
 # Relative: a loss that computes in float32 passes, one that computes in bfloat16 does not
@@ -26,9 +25,11 @@ Batching = Literal["averaged", "summed", "tokens", "coupled", "none"]
 
 
 class Level(NamedTuple):
-    """The expected gradient at one KL.
+    """The expected gradient of one pair of models.
 
     Args:
+        tokens: The number of its tokens, EOS included.
+        positions: The largest number of tokens of a completion.
         kl: KL(policy || reference), in nats per sequence.
         gradient: The expected gradient, shape [contexts, V].
         cosines: Its cosine with each known gradient; None where the expected gradient is zero.
@@ -37,6 +38,8 @@ class Level(NamedTuple):
             gradient of the KL.
     """
 
+    tokens: int
+    positions: int
     kl: float
     gradient: Tensor
     cosines: dict[str, float | None]
@@ -52,16 +55,16 @@ class GradientIdentity(NamedTuple):
         scale: The factor before it, which may be negative; None without a name.
         normalisation: "sum": over tokens, and a mean or sum over completions; "batch": divided by the tokens
             of the batch; "length": each completion divided by its own tokens.
-        levels: One per KL.
-        agrees_at: The KLs at which it has the gradient of `nearly`, where that is not at all of them.
-        nearly: The known gradient that it has at some of the KLs only.
+        levels: One per pair of models.
+        agrees_at: The pairs, as indices of `levels`, with which it has the gradient of `nearly`.
+        nearly: The known gradient that it has with some of the pairs only.
     """
 
     name: str | None
     scale: float | None
     normalisation: str
     levels: tuple[Level, ...]
-    agrees_at: tuple[float, ...] = ()
+    agrees_at: tuple[int, ...] = ()
     nearly: str | None = None
 
 
@@ -94,9 +97,9 @@ class Certificate(NamedTuple):
 def certify(loss: Loss, *, takes_mask: bool = True, takes_old: bool = False) -> Certificate:
     """The certificate of a loss.
 
-    The models give 15 completions of one to three tokens over two tokens and EOS; every prefix has parameters
-    of its own. The expectation is over each completion alone. Pairs in batches of two show how completions
-    are averaged; a loss that couples them, or has none for one completion, is judged on all pairs.
+    All completions of pairs of small models are enumerated (`SIZES`); every prefix has parameters of its own.
+    The expectation is over each completion alone. Pairs in batches of two show how completions are averaged;
+    a loss that couples them, or has none for one completion, is judged on all pairs.
 
     Args:
         loss: A scalar of a batch.
@@ -114,8 +117,8 @@ def certify(loss: Loss, *, takes_mask: bool = True, takes_old: bool = False) -> 
         if not takes_mask:
             raise
         alone_error = str(error)
-    pair = expected_gradient(loss, models[1], 2, takes_mask) if takes_mask else None
-    batching = "none" if pair is None else _batching(alone[1], pair) if alone else "coupled"
+    pair = expected_gradient(loss, models[EXAMINED], 2, takes_mask) if takes_mask else None
+    batching = "none" if pair is None else _batching(alone[EXAMINED], pair) if alone else "coupled"
     size = 2 if batching == "coupled" else 1
     if alone and size == 1:
         judged = alone
@@ -127,7 +130,9 @@ def certify(loss: Loss, *, takes_mask: bool = True, takes_old: bool = False) -> 
         others = worlds(off_policy=True)
         parts = [expected_gradient(loss, world, size, takes_mask) for world in others]
         off_policy = _verdict(others, parts, batching)
-    padding, over_width = _padding(loss, models[1], judged[1], size) if takes_mask else (0.0, False)
+    padding, over_width = (
+        _padding(loss, models[EXAMINED], judged[EXAMINED], size) if takes_mask else (0.0, False)
+    )
     return Certificate(
         _verdict(models, judged, batching),
         off_policy,
@@ -159,7 +164,8 @@ def _padding(loss: Loss, world: EnumeratedModels, first: Expected, size: int) ->
     if first.size == 0:
         return 0.0, False
     wider = expected_gradient(loss, world, size, takes_mask=True, padding=2)
-    over_width = wider.plain * (LENGTH + 2) / (LENGTH + 1)
+    length = world.policy.max_length
+    over_width = wider.plain * (length + 2) / (length + 1)
     scale = max(first.plain.norm().item(), CANCELLED * first.size)
     changes = [(other - first.plain).norm().item() / scale for other in (wider.plain, over_width)]
     outside = first.padding / first.size
@@ -197,11 +203,15 @@ def _verdict(
     levels = _levels(models, plain, known, 1.0)
     normalisation, by_tokens = VARIANTS[batching][0]
     gradients = [part.by_tokens if by_tokens else part.plain for part in expected]
-    for name in known[0]:
-        for count in range(len(models) - 1, 0, -1):
-            if _scale(gradients[:count], [gradients_of[name] for gradients_of in known[:count]]) is not None:
-                return GradientIdentity(None, None, normalisation, levels, KL_LEVELS[:count], name)
-    return GradientIdentity(None, None, normalisation, levels)
+    agreeing: dict[str, list[int]] = {name: [] for name in known[0]}
+    for name, indices in agreeing.items():
+        for index in range(len(models)):
+            tried = [*indices, index]  # with one common scale
+            if _scale([gradients[i] for i in tried], [known[i][name] for i in tried]) is not None:
+                indices.append(index)
+    nearly = max(agreeing, key=lambda name: len(agreeing[name]))
+    found = tuple(agreeing[nearly])
+    return GradientIdentity(None, None, normalisation, levels, found, nearly if found else None)
 
 
 def _scale(gradients: list[Tensor], targets: list[Tensor]) -> float | None:
@@ -232,6 +242,8 @@ def _levels(
         }
         levels.append(
             Level(
+                world.policy.logits.shape[1],
+                world.policy.max_length,
                 exact_kl(world.policy, world.reference).item(),
                 gradient,
                 cosines,

@@ -9,7 +9,13 @@ from torch import Tensor
 from lit_klrb.estimators.measurement import KL_LEVELS, policy_at_kl
 from lit_klrb.functional.enumeration import TabularLM, exact_kl, exact_kl_gradient, num_prefixes
 
-VOCABULARY, LENGTH = 3, 3
+# Tokens (EOS included), positions and KL of each pair of models. Heads of the vocabulary show with more
+# tokens, credit for part of the later tokens with more positions, and clamps where log ratios reach 50.
+SIZES = (*((3, 3, kl) for kl in KL_LEVELS), (6, 2, 0.3), (3, 4, 0.3), (3, 3, 60.0))
+# The pair with which batches and padding are examined.
+EXAMINED = 1
+# How far the reference of the last pair is from the other side of the policy, in logits.
+_APART = 15.0
 KNOWN = ("kl", "kl_own_token", "reverse", "reverse_own_token")
 
 
@@ -58,18 +64,18 @@ class Expected(NamedTuple):
 
 
 def worlds(off_policy: bool) -> list[EnumeratedModels]:
-    """Models at each of `KL_LEVELS`; off-policy, completions are from another policy."""
-    generator = torch.Generator().manual_seed(1)  # of a direction along which the KL reaches 3 nats
-    shape = (3, num_prefixes(VOCABULARY, LENGTH), VOCABULARY)
-    table, direction, step = torch.randn(shape, dtype=torch.float64, generator=generator)
-    reference = TabularLM(table, LENGTH)
-    policies = [policy_at_kl(reference, direction, kl) for kl in KL_LEVELS]
-    return [
-        EnumeratedModels(
-            policy, reference, TabularLM(policy.logits + step / 2, LENGTH) if off_policy else policy
-        )
-        for policy in policies
-    ]
+    """Models of each of `SIZES`; off-policy, completions are from another policy."""
+    models = []
+    for vocabulary, length, kl in SIZES:
+        generator = torch.Generator().manual_seed(1)  # of a direction along which the KL reaches 3 nats
+        shape = (3, num_prefixes(vocabulary, length), vocabulary)
+        table, direction, step = torch.randn(shape, dtype=torch.float64, generator=generator)
+        apart = _APART if kl > max(KL_LEVELS) else 0.0
+        reference = TabularLM(table - apart * direction, length)
+        policy = policy_at_kl(reference, direction, kl)
+        behaviour = TabularLM(policy.logits + step / 2, length) if off_policy else policy
+        models.append(EnumeratedModels(policy, reference, behaviour))
+    return models
 
 
 def expected_gradient(
@@ -107,14 +113,15 @@ def _padded(world: EnumeratedModels, padding: int) -> tuple[LossInputs, Tensor]:
     """All completions, with `padding` more positions than the longest; random numbers outside the mask."""
     tokens, mask = world.policy.sequences()
     generator = torch.Generator().manual_seed(padding)
-    count, width = len(tokens), LENGTH + padding
+    count, width = len(tokens), world.policy.max_length + padding
+    vocabulary = world.policy.logits.shape[1]
     kept = torch.zeros(count, width, dtype=torch.bool)
-    kept[:, :LENGTH] = mask
-    padded_tokens = torch.randint(VOCABULARY, (count, width), generator=generator)
+    kept[:, : world.policy.max_length] = mask
+    padded_tokens = torch.randint(vocabulary, (count, width), generator=generator)
     padded_tokens[kept] = tokens[mask]
 
     def logits(model: TabularLM) -> Tensor:
-        junk = 5 * torch.randn(count, width, VOCABULARY, dtype=torch.float64, generator=generator)
+        junk = 5 * torch.randn(count, width, vocabulary, dtype=torch.float64, generator=generator)
         junk[kept] = model.token_logits(tokens)[mask]
         return junk
 

@@ -107,7 +107,24 @@ def test_the_claim_reverse_is_fulfilled_by_either_form():
 def test_a_clamp_shows_at_the_larger_kl():
     verdict = certificate("clamped").on_policy
     assert verdict.name is None
-    assert (verdict.nearly, verdict.agrees_at) == ("reverse_own_token", (0.01,))
+    assert (verdict.nearly, verdict.agrees_at) == ("reverse_own_token", (0,))
+
+
+@pytest.mark.parametrize(
+    ("name", "claim", "fails_with"),
+    [
+        ("top3", "kl_own_token", "6 tokens, 2 positions"),
+        ("short_credit", "kl", "3 tokens, 4 positions"),
+        ("clamped_at_20", "kl_own_token", "KL 60"),
+    ],
+)
+def test_a_part_that_is_left_out_shows_where_it_is_large(capsys, name, claim, fails_with):
+    code, page, _ = run(capsys, f"certify_losses:{name}", "--claims", claim)
+    (line,) = [line for line in page.splitlines() if "only with" in line]
+    assert code == 1
+    assert line.startswith(f"  {claim} only with 3 tokens, 3 positions, KL 0.01; ")
+    assert line.count("positions") == 5
+    assert fails_with not in line
 
 
 def test_the_table_holds_bias_and_cosine():
@@ -118,7 +135,10 @@ def test_the_table_holds_bias_and_cosine():
         assert level.bias > 0.01
         assert level.cosines["kl_own_token"] == pytest.approx(1)
     assert all(level.bias < 1e-9 for level in certificate("reinforce").on_policy.levels)
-    assert [round(level.kl, 6) for level in certificate("k2").on_policy.levels] == [0.01, 0.3, 3.0]
+    sizes = [
+        (level.tokens, level.positions, round(level.kl, 6)) for level in certificate("k2").on_policy.levels
+    ]
+    assert sizes == [(3, 3, 0.01), (3, 3, 0.3), (3, 3, 3.0), (6, 2, 0.3), (3, 4, 0.3), (3, 3, 60.0)]
 
 
 def test_off_policy():
@@ -178,6 +198,10 @@ def test_parameters_by_name_role_and_value(capsys):
         (["certify_losses:of_positions"], 2, "got shape [4]"),
         (["torch:exp"], 2, "torch:exp has no signature: write a function that calls it"),
         (["certify_losses:fails"], 1, "certify_losses:fails failed: KeyError: 'kl'"),
+        (["certify_losses:in_place"], 1, "certify_losses:in_place failed: it changes its inputs in place"),
+        (["certify_losses:on_arrays"], 1, "certify_losses:on_arrays failed: it changes its inputs in place"),
+        (["certify_losses:exits"], 1, "certify_losses:exits failed: SystemExit: 0"),
+        (["certify_exits:f"], 2, "cannot import certify_exits:f: SystemExit: 0"),
         (["certify_losses:infinite"], 1, "failed: the loss is -inf for completions of"),
     ],
 )
