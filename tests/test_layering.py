@@ -27,9 +27,10 @@ ROOMS = [
     "lit_klrb.distributed",
     "lit_klrb.data",
     "lit_klrb.models",  # code that handles transformers models
+    "lit_klrb.reward_functions",
+    "lit_klrb.rollouts",  # a pair of models, and the way from a rollout to a loss
     "lit_klrb.comparison",  # the KL of two given models
     "lit_klrb.integrations",  # our estimators in the trainers of other software
-    "lit_klrb.reward_functions",
     "lit_klrb.rewards",
     "lit_klrb.modules",
     "lit_klrb.studies",  # measurements of policies, as artifacts
@@ -94,6 +95,7 @@ MAY_IMPORT = {
 NEVER_IMPORTS = {
     "lit_klrb.functional": {"lightning", "transformers", "datasets"},
     "lit_klrb.estimators": {"lightning", "transformers", "datasets"},
+    "lit_klrb.rollouts": {"lightning"},
     "lit_klrb.cli.explain": {"lightning", "transformers", "datasets"},
     "analysis": {"torch", "lightning", "transformers", "datasets", "replication"},
     "lit_klrb": {"replication"},

@@ -53,7 +53,8 @@ class DistillationMonitor(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Compare the tokens that end completions."""
-        own, theirs = pl_module.ends, pl_module.reference_ends
+        pair = pl_module.pair
+        own, theirs = pair.ends, () if pair.second is None else pair.second.ends
         if pl_module.stop_at_eos and theirs and theirs[0] not in own:
             name = pl_module.tokenizer.convert_ids_to_tokens(theirs[0])
             self._say(

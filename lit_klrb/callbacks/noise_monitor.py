@@ -1,5 +1,6 @@
 """Noise and signal of the gradients of reward, KL and objective, estimated from the prompts of a rollout."""
 
+from functools import partial
 from typing import Any, final
 
 import lightning as L
@@ -73,12 +74,13 @@ def prompt_gradients(module: OnPolicyModule) -> tuple[Tensor, Tensor, int]:
     experience, group_size = module.experience, module.sampling.completions_per_prompt
     assert experience is not None
     with torch.no_grad():
-        stats = module.scorer.stats(experience.rollout, experience.reference_states)
+        stats = module.pair.scorer.stats(experience.rollout, experience.reference_states)
     reward_alone = experience._replace(
         weights=REWARD_ALONE.weights(
             stats, experience.rollout.mask, experience.rewards, beta=module.beta, group_size=group_size
         )
     )
+    gradient_of = partial(policy_gradient, module.policy, module.beta)
     parameters = module.policy.num_parameters(only_trainable=True)
     sums = torch.zeros(len(TERMS), parameters, device=module.device)
     squares = torch.zeros(len(TERMS), device=module.device)
@@ -88,9 +90,9 @@ def prompt_gradients(module: OnPolicyModule) -> tuple[Tensor, Tensor, int]:
         prompt, prompt_reward = (e.rows(slice(start, start + group_size)) for e in (experience, reward_alone))
         mask = prompt.rollout.mask
         rollout, states = prompt.rollout, prompt.reference_states
-        stats = module.scorer.stats(rollout, states, experience.token_values, module.kl_estimator.topk)
-        reward = policy_gradient(module, REWARD_ALONE, stats, mask, prompt_reward.weights)
-        total = policy_gradient(module, module.kl_estimator, stats, mask, prompt.weights)
+        stats = module.pair.scorer.stats(rollout, states, experience.token_values, module.kl_estimator.topk)
+        reward = gradient_of(REWARD_ALONE, stats, mask, prompt_reward.weights)
+        total = gradient_of(module.kl_estimator, stats, mask, prompt.weights)
         terms = torch.stack([reward, total - reward, total])
         sums += terms
         squares += terms.square().sum(1)

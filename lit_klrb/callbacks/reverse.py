@@ -10,7 +10,6 @@ from lit_klrb import schema
 from lit_klrb.callbacks.monitors import EvaluationMonitor
 from lit_klrb.estimators import RaoBlackwell
 from lit_klrb.functional import clustered_mean
-from lit_klrb.models.generation import Rollout
 from lit_klrb.modules.regularised import Evaluation, RegularisedModule
 from lit_klrb.seeding import derive_seed
 
@@ -37,11 +36,14 @@ class ReverseKLMonitor(EvaluationMonitor):
     ) -> None:
         """Estimate the KL on the reference's completions of the batch."""
         super().on_validation_batch_end(trainer, pl_module, outputs)
-        rollout = _sampled(pl_module, batch, batch_idx)
+        # Completions of the reference, after the prompts that it reads
+        seed = derive_seed(pl_module.evaluation_seed, "evaluation of the reference", batch_idx)
+        sampling = pl_module.evaluation_sampling
+        rollout = pl_module.pair.sample(batch, sampling, seed=seed, of_reference=True)
         read = rollout.after(batch["tokens"], batch["attention_mask"])
-        stats = pl_module.scorer.reverse_stats(rollout, read)
+        stats = pl_module.pair.scorer.reverse_stats(rollout, read)
         values = RaoBlackwell().value(stats, rollout.mask)
-        self._values.append(values.view(-1, pl_module.evaluation_sampling.completions_per_prompt))
+        self._values.append(values.view(-1, sampling.completions_per_prompt))
 
     def report(
         self, trainer: L.Trainer, pl_module: RegularisedModule, evaluations: list[Evaluation], stage: str
@@ -52,11 +54,3 @@ class ReverseKLMonitor(EvaluationMonitor):
         pl_module.log_evaluation(
             stage, {schema.REVERSE_KL: mean.item(), f"{schema.REVERSE_KL}_se": error.item()}
         )
-
-
-def _sampled(module: RegularisedModule, batch: dict[str, Tensor], batch_idx: int) -> Rollout:
-    """Completions of the reference, after the prompts that it reads."""
-    own = {name: batch.get(f"teacher_{name}", batch[name]) for name in ("tokens", "attention_mask")}
-    seed = derive_seed(module.evaluation_seed, "evaluation of the reference", batch_idx)
-    with module.reading_reference() as reference:
-        return module.generate(reference, own, module.evaluation_sampling, seed=seed)

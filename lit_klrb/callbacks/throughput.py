@@ -4,7 +4,7 @@ from typing import Any, final
 
 import lightning as L
 
-from lit_klrb.modules.stopwatch import now
+from lit_klrb.rollouts.stopwatch import now
 from lit_klrb.studies.base import require_rollouts
 
 UPDATE = "update"

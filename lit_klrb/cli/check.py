@@ -34,13 +34,12 @@ from lit_klrb.models.loading import (
     ITSELF,
     POLICY,
     check_exists,
-    check_same_size,
-    check_same_vocabulary,
     is_checkpoint,
     looks_local,
 )
 from lit_klrb.models.outlines import Outline, outline
 from lit_klrb.models.served import is_address
+from lit_klrb.models.tokenizers import common_vocabulary
 from lit_klrb.reward_functions import KEY
 
 # Arguments on which the common evaluation depends: runs that differ in one of them cannot be compared.
@@ -103,9 +102,9 @@ class CheckCLI(LitCLI):
         }
         policy, reference = found.get("policy_path"), found.get("reference_path")
         if policy is not None and reference is not None:
-            about = "reference_path", paths["reference_path"]
-            check_same_vocabulary(*about, policy.words, reference.words)
-            check_same_size(*about, policy.vocabulary, reference.vocabulary)
+            known = policy.vocabulary or reference.vocabulary or 0
+            sides = ((each.words, each.vocabulary or known) for each in (policy, reference))
+            common_vocabulary("reference_path", paths["reference_path"], *sides)
         return found
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:

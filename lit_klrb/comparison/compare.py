@@ -6,23 +6,23 @@ from typing import Any
 
 import torch
 
-from lit_klrb.comparison.estimates import TokenTable
 from lit_klrb.comparison.inputs import encode_prompts, encode_windows, read_table
 from lit_klrb.comparison.measure import (
     Advance,
-    Loaded,
-    check_tokenizers,
     load,
     noise_floor,
+    notes_of,
+    prompt_batches,
     sampled_rollouts,
     text_rollouts,
     token_table,
 )
 from lit_klrb.comparison.summary import Candidate
-from lit_klrb.data.batches import pad
 from lit_klrb.data.corpora import TEACHER_PROMPT
 from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.models.generation import Rollout, Sampling
+from lit_klrb.models.limits import context_length
+from lit_klrb.rollouts.pair import Loaded, Pair
 
 # Starts a progress bar with a description and a number of rows.
 Track = Callable[[str, int], Advance]
@@ -88,7 +88,8 @@ class ModelComparison:
         key, source = ("prompts", self.prompts) if self.prompts is not None else ("texts", self.texts)
         table = read_table(key, str(source), key.removesuffix("s"), self.limit)
         reference = load("reference", self.reference, self.device)
-        shared: list[Rollout] = []  # the reference's completions, the same for all policies
+        # The reference's completions, the same for all policies that have the same rows
+        shared: dict[int, list[Rollout]] = {}
         return [self._candidate(path, reference, table, shared, track) for path in self.policies]
 
     def _candidate(
@@ -96,16 +97,20 @@ class ModelComparison:
         path: str,
         reference: Loaded,
         given: dict[str, list[Any]],
-        shared: list[Rollout],
+        shared: dict[int, list[Rollout]],
         track: Track,
     ) -> Candidate:
-        policy = load("policy", path, self.device)
-        notes, unfinished = check_tokenizers("reference", policy, reference), None
+        policy, temperature = load("policy", path, self.device), self.sampling.temperature
+        pairs = {
+            "forward": Pair(policy, reference, temperature=temperature),
+            "reverse": Pair(reference, policy, temperature=temperature),
+        }
+        unfinished, others, key = None, {}, "prompts" if self.texts is None else "texts"
         if self.prompts is None:
-            length = min(self.max_tokens, _positions(policy) or self.max_tokens)
+            length = min(self.max_tokens, context_length(policy.model) or self.max_tokens)
             windows, numbers = encode_windows("texts", given["text"], policy.tokenizer, length)
             rollouts = text_rollouts(windows, policy.tokenizer.pad_token_id, self.batch_size)
-            by_direction, others = dict.fromkeys(self.directions, rollouts), {}
+            by_direction = dict.fromkeys(self.directions, rollouts)
             cluster = torch.tensor(numbers)
         else:
             prompts = encode_prompts(
@@ -118,65 +123,38 @@ class ModelComparison:
             )
             own = [prompt.tokens for prompt in prompts]
             theirs = [prompt.tokens if prompt.teacher is None else prompt.teacher for prompt in prompts]
-            others = {} if own == theirs else {"forward": theirs, "reverse": own}
-            rollouts = self._completions(policy, own, track)
-            if "reverse" in self.directions and not shared:
-                shared += self._completions(reference, theirs, track)
+            batches = {
+                direction: prompt_batches(some, pairs[direction], self.batch_size)
+                for direction, some in (("forward", own), ("reverse", theirs))
+            }
+            if own != theirs:
+                others = {"forward": batches["reverse"], "reverse": batches["forward"]}
+
+            def completed(direction: str) -> list[Rollout]:
+                advance = track(f"completions of {pairs[direction].first.path}", len(prompts))
+                some = batches[direction]
+                return sampled_rollouts(
+                    pairs[direction], some, self.sampling, seed=self.seed, advance=advance
+                )
+
+            rollouts, rows = completed("forward"), pairs["reverse"].vocabulary_size
+            if "reverse" in self.directions and rows not in shared:
+                shared[rows] = completed("reverse")
             cut = torch.cat([rollout.unfinished(policy.ends) for rollout in rollouts])
             unfinished = cut.double().mean().item()
-            by_direction = {"forward": rollouts, "reverse": shared}
+            by_direction = {"forward": rollouts, "reverse": shared.get(rows, [])}
             cluster = torch.arange(len(prompts)).repeat_interleave(self.sampling.completions_per_prompt)
-        tables = {}
-        for direction in self.directions:
-            pair = (policy, reference) if direction == "forward" else (reference, policy)
-            advance = track(f"{direction} KL of {path}", len(cluster))
-            tables[direction] = self._table(
-                *pair, by_direction[direction], others.get(direction), cluster, advance
+        tables = {
+            direction: token_table(
+                pairs[direction],
+                by_direction[direction],
+                key=key,
+                others=others.get(direction, ()),
+                cluster=cluster,
+                group_size=None if self.prompts is None else self.sampling.completions_per_prompt,
+                advance=track(f"{direction} KL of {path}", len(cluster)),
             )
-        floor = noise_floor(policy.model, rollouts[0], self.sampling.temperature)
-        return Candidate(path, notes, tables, floor, unfinished, bool(others))
-
-    def _completions(self, loaded: Loaded, prompts: list[list[int]], track: Track) -> list[Rollout]:
-        advance = track(f"completions of {loaded.path}", len(prompts))
-        settings = {"seed": self.seed, "batch_size": self.batch_size}
-        return sampled_rollouts(loaded, prompts, self.sampling, **settings, advance=advance)
-
-    def _table(
-        self,
-        first: Loaded,
-        second: Loaded,
-        rollouts: list[Rollout],
-        prompts: list[list[int]] | None,
-        cluster: torch.Tensor,
-        advance: Advance,
-    ) -> TokenTable:
-        """The statistics of KL(first‖second), the second of which reads other prompts if they are given."""
-        count, read, rest = self.sampling.completions_per_prompt, rollouts, prompts
-        if rest is not None:
-            read = []
-            for rollout in rollouts:
-                some, rest = rest[: len(rollout.mask) // count], rest[len(rollout.mask) // count :]
-                batch = pad(some, second.tokenizer.pad_token_id, side="left")
-                read.append(rollout.after(batch["tokens"], batch["attention_mask"]))
-        longest = max(int(rollout.attention_mask.sum(1).max()) for rollout in read)
-        positions = _positions(second)
-        if positions is not None and longest > positions:
-            raise ConfigurationError(
-                f"a sequence of {longest} tokens exceeds the context length of {second.path}, {positions}",
-                key="prompts" if self.texts is None else "texts",
-            )
-        return token_table(
-            first.model,
-            second.model,
-            rollouts,
-            self.sampling.temperature,
-            read=read,
-            cluster=cluster,
-            group_size=None if self.prompts is None else count,
-            advance=advance,
-        )
-
-
-def _positions(loaded: Loaded) -> int | None:
-    """The context length of a model; None without a limit."""
-    return getattr(loaded.model.config, "max_position_embeddings", None)
+            for direction in self.directions
+        }
+        floor = noise_floor(policy.model, rollouts[0], temperature)
+        return Candidate(path, notes_of(pairs["forward"]), tables, floor, unfinished, bool(others))

@@ -2,41 +2,27 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from lit_klrb.comparison.estimates import TokenTable
-from lit_klrb.data.batches import pad
-from lit_klrb.data.encoding import end_tokens
+from lit_klrb.data.batches import Batch, pad
 from lit_klrb.distributed import stacked, stacked_stats
 from lit_klrb.models import loading
 from lit_klrb.models.adapters import has_adapter, merged
-from lit_klrb.models.generation import Rollout, Sampling, generate_completions
+from lit_klrb.models.generation import Rollout, Sampling
 from lit_klrb.models.scoring import Scorer
+from lit_klrb.rollouts.pair import Loaded, Pair
 from lit_klrb.seeding import derive_seed
 
 # Called with the number of rows that a batch had.
 Advance = Callable[[int], None]
 
 
-class Loaded(NamedTuple):
-    """A model, frozen and without an adapter, and its tokenizer."""
-
-    path: str
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-
-    @property
-    def ends(self) -> tuple[int, ...]:
-        """The tokens that end a completion."""
-        return end_tokens(self.tokenizer, self.model)
-
-
 def load(key: str, path: str, device: torch.device | str) -> Loaded:
-    """Load a model; a checkpoint's adapter is merged into its weights.
+    """Load a model, frozen; a checkpoint's adapter is merged into its weights.
 
     Args:
         key: The argument that names it, for the error message.
@@ -46,74 +32,60 @@ def load(key: str, path: str, device: torch.device | str) -> Loaded:
     Raises:
         ConfigurationError: If it cannot be loaded.
     """
-    model = loading.load_model(key, path)
-    tokenizer = loading.load_tokenizer(key, path)
-    model = loading.freeze(merged(model) if has_adapter(model) else model)
-    return Loaded(path, model.to(device), tokenizer)  # type: ignore[arg-type]
+    loaded = Loaded.of(key, path)
+    model = loading.freeze(merged(loaded.model) if has_adapter(loaded.model) else loaded.model)
+    return loaded._replace(model=model.to(device))  # type: ignore[arg-type]
 
 
-def check_tokenizers(key: str, first: Loaded, second: Loaded) -> str:
-    """Check that token ids have the same meaning for two models, and say what differs.
-
-    Args:
-        key: The argument that names the second model, for the error message.
-        first: The policy.
-        second: The model that it is compared with.
-
-    Raises:
-        ConfigurationError: If an id has two meanings, or the heads have different sizes.
-    """
-    ids, others = first.tokenizer.get_vocab(), second.tokenizer.get_vocab()
-    loading.check_same_vocabulary(key, second.path, ids, others)
-    heads: list[Any] = [model.get_output_embeddings() for model in (first.model, second.model)]  # type: ignore[no-untyped-call]
-    loading.check_same_size(key, second.path, *(head.weight.shape[0] for head in heads))
-    notes = [f"{len(set(ids.values()) & set(others.values()))} ids have the same meaning for both"]
-    if alone := len(set(ids.values()) ^ set(others.values())):
+def notes_of(pair: Pair) -> str:
+    """What differs between the vocabularies and ends of two models, whose token ids have the same meaning."""
+    assert pair.second is not None
+    models = pair.first, pair.second
+    ids, others = (set(model.tokenizer.get_vocab().values()) for model in models)
+    notes = [f"{len(ids & others)} ids have the same meaning for both"]
+    if alone := len(ids ^ others):
         notes.append(f"{alone} are in only one of the vocabularies")
+    if pair.note is not None:
+        notes.append(pair.note)
     ends = [
-        " or ".join(map(repr, model.tokenizer.convert_ids_to_tokens(list(model.ends))))
-        for model in (first, second)
+        " or ".join(map(repr, model.tokenizer.convert_ids_to_tokens(list(model.ends)))) for model in models
     ]
     if ends[0] != ends[1]:
         notes.append(f"completions end with the policy's {ends[0]}, the other's end is {ends[1]}")
     return "; ".join(notes)
 
 
-def sampled_rollouts(
-    loaded: Loaded,
-    prompts: Sequence[list[int]],
-    sampling: Sampling,
-    *,
-    seed: int,
-    batch_size: int,
-    advance: Advance,
-) -> list[Rollout]:
-    """Completions of all prompts, on the CPU.
+def prompt_batches(prompts: Sequence[list[int]], pair: Pair, batch_size: int) -> list[Batch]:
+    """Padded prompts, on the device of the models.
 
     Args:
-        loaded: The model that is sampled from.
         prompts: Token ids of each prompt.
+        pair: Provides tokenizer and device.
+        batch_size: Prompts per batch.
+    """
+    parts = (prompts[first : first + batch_size] for first in range(0, len(prompts), batch_size))
+    padded = (pad(part, pair.tokenizer.pad_token_id, side="left") for part in parts)
+    return [{name: value.to(pair.policy.device) for name, value in batch.items()} for batch in padded]
+
+
+def sampled_rollouts(
+    pair: Pair, batches: Sequence[Batch], sampling: Sampling, *, seed: int, advance: Advance
+) -> list[Rollout]:
+    """Completions of all prompts by the policy of a pair, on the CPU.
+
+    Args:
+        pair: The pair.
+        batches: Batches of prompts.
         sampling: Completions per prompt, maximum length, temperature.
         seed: The same seed gives the same uniform numbers for every model.
-        batch_size: Prompts per batch.
         advance: Called after each batch.
     """
-    rollouts = []
-    for first in range(0, len(prompts), batch_size):
-        some = prompts[first : first + batch_size]
-        batch = pad(some, loaded.tokenizer.pad_token_id, side="left")
-        device = loaded.model.device
-        rollout = generate_completions(
-            loaded.model,
-            batch["tokens"].to(device),
-            batch["attention_mask"].to(device),
-            sampling,
-            seed=derive_seed(seed, "completions", first),
-            ends=loaded.ends,
-            pad_token_id=loaded.tokenizer.pad_token_id,
-        )
+    rollouts, first = [], 0
+    for batch in batches:
+        rollout = pair.sample(batch, sampling, seed=derive_seed(seed, "completions", first))
         rollouts.append(rollout.map(Tensor.cpu))
-        advance(len(some))
+        first += len(batch["tokens"])
+        advance(len(batch["tokens"]))
     return rollouts
 
 
@@ -135,12 +107,11 @@ def text_rollouts(windows: Sequence[list[int]], pad_token_id: int, batch_size: i
 
 @torch.no_grad()
 def token_table(
-    policy: PreTrainedModel,
-    reference: PreTrainedModel,
+    pair: Pair,
     rollouts: Sequence[Rollout],
-    temperature: float,
     *,
-    read: Sequence[Rollout] | None = None,
+    key: str,
+    others: Sequence[Batch] = (),
     cluster: Tensor,
     group_size: int | None,
     advance: Advance,
@@ -148,19 +119,23 @@ def token_table(
     """The statistics of all tokens under two models, without [B, T, V] logits if both models can be split.
 
     Args:
-        policy: The model p of KL(p‖q).
-        reference: The model q.
+        pair: The models p and q of KL(p‖q).
         rollouts: The batches.
-        temperature: Divides the logits of both models.
-        read: The same completions after the prompts that the reference reads, if they are others.
+        key: The argument that names the prompts or texts, for the error message.
+        others: The prompts that q reads, if they are others.
         cluster: Number of each row's cluster, shape [S].
         group_size: Completions per prompt if the completions are samples from p, else None.
         advance: Called after each batch.
+
+    Raises:
+        ConfigurationError: If a sequence exceeds the context length of q.
     """
-    scorer, parts = Scorer(policy, reference, temperature), []
-    for pair in zip(rollouts, read or rollouts, strict=True):
-        rollout, as_read = (some.map(lambda field: field.to(policy.device)) for some in pair)
-        stats = scorer.stats(rollout, scorer.reference_states(as_read)).masked(rollout.mask)
+    parts = []
+    for number, rollout in enumerate(rollouts):
+        rollout = rollout.map(lambda field: field.to(pair.policy.device))
+        prompts = {f"teacher_{name}": value for name, value in others[number].items()} if others else {}
+        states = pair.scorer.reference_states(pair.read(rollout, prompts, key))
+        stats = pair.scorer.stats(rollout, states).masked(rollout.mask)
         parts.append(stats.map(Tensor.cpu))
         advance(len(rollout.mask))
     tokens = stacked([rollout.completions for rollout in rollouts])

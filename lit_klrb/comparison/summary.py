@@ -14,7 +14,7 @@ class Candidate(NamedTuple):
 
     Args:
         path: The policy.
-        tokenizers: What `check_tokenizers` said.
+        tokenizers: What `notes_of` said.
         tables: Statistics by direction, "forward" and "reverse".
         floor: Statistics of the policy against itself, see `noise_floor`.
         unfinished: Fraction of the policy's completions that did not end; None for given texts.

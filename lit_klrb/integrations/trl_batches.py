@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lit_klrb.distributed import gather_rollout, gather_rows, own_rows
+from lit_klrb.distributed import own_rows
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import EstimatorMemory, KLEstimator, LossWeights
-from lit_klrb.estimators.checked import checked_loss
 from lit_klrb.models.generation import Rollout
 from lit_klrb.models.scoring import Scorer
+from lit_klrb.rollouts.step import Scored, policy_loss, weigh
 
 # Entries that are added to TRL's batches, which split and shuffle them by rows.
 STATES, BEHAVIOUR, WEIGHT = "kl_reference_states", "kl_behaviour_logprobs", "kl_weights_"
@@ -52,9 +52,9 @@ def add_weights(
     rollout, estimator = rollout_of(batch), memory.estimator
     states = scorer.reference_states(rollout)
     stats = scorer.stats(rollout, states, memory.token_values, estimator.topk)
-    advantages = batch.get("advantages", states.new_zeros(len(states))).float()
-    everyones, mask, advantages = gather_rollout(stats, rollout.mask, advantages)
-    tokens = gather_rows(rollout.completions)
+    scored = Scored.everyones(rollout, stats, batch.get("advantages", states.new_zeros(len(states))).float())
+    _, mask, everyones, advantages = scored
+    assert advantages is not None
     given = rewards_of(advantages, rewards, estimator, group_size) if "advantages" in batch else None
     if prefix_rewards is not None:
         assert given is not None
@@ -63,9 +63,8 @@ def add_weights(
         before = pad(prefix_rewards, (0, mask.shape[1] - prefix_rewards.shape[1]))
         before = scales_of(advantages, rewards, group_size).repeat_interleave(group_size, 0) * before
         everyones = everyones._replace(reward_to_come=torch.where(mask, given[:, None] - before, 0))
-    weights = memory.weights(everyones, mask, given, beta=beta, group_size=group_size, tokens=tokens)
-    if observe:
-        memory.observe(tokens, mask, given, everyones, group_size=group_size)
+    scored = scored._replace(stats=everyones, rewards=given)
+    weights = weigh(memory, scored, beta=beta, group_size=group_size, observe=observe)
     weights = weights.map(lambda rows: own_rows(rows, like=rollout.mask))
     added = {WEIGHT + name: field for name, field in weights._asdict().items() if field is not None}
     kl = estimator.value(everyones, mask).mean().item()
@@ -148,13 +147,15 @@ def weighted_loss(
     """
     rollout, fields = rollout_of(batch), LossWeights._fields
     weights = LossWeights(**{name: batch[WEIGHT + name] for name in fields if WEIGHT + name in batch})
-    if estimator.is_fusable:
-        clip_range = estimator.clip_range if estimator.off_policy == "clip" else None
-        states, behaviour = batch[STATES], batch[BEHAVIOUR]
-        return scorer.loss(rollout, states, weights, behaviour, clip_range, token_values, estimator.topk)
-    stats = scorer.stats(rollout, batch[STATES], token_values, estimator.topk)
-    return checked_loss(
-        estimator, stats, rollout.mask, weights, beta=beta, behaviour_logprobs=batch[BEHAVIOUR]
+    return policy_loss(
+        scorer,
+        estimator,
+        rollout,
+        batch[STATES],
+        weights,
+        beta=beta,
+        behaviour_logprobs=batch[BEHAVIOUR],
+        token_values=token_values,
     )
 
 

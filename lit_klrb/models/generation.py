@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from lit_klrb.errors import ConfigurationError, check_positive
+from lit_klrb.models.limits import check_context_length
 from lit_klrb.models.precision import fast_autocast
 from lit_klrb.models.sharding import agreed
 from lit_klrb.models.trials import continues, continuing, eval_mode, key_value_cache, position_ids
@@ -170,6 +171,7 @@ def generate_completions(
     ends: Sequence[int],
     pad_token_id: int,
     rows_before: int = 0,
+    rows: int | None = None,
 ) -> Rollout:
     """Sample completions from the policy, without dropout and reproducibly.
 
@@ -189,18 +191,14 @@ def generate_completions(
         ends: The ids that end a completion; if empty, all completions have `max_new_tokens` tokens.
         pad_token_id: Fills the positions after the end.
         rows_before: Number of sequences of the same batch that precede these and are sampled by other calls.
+        rows: Draw from the first rows of the head only; None for all.
 
     Raises:
         ConfigurationError: If prompt and completion exceed the policy's context length.
     """
-    positions = getattr(policy.config, "max_position_embeddings", None)
-    if positions is not None and prompts.shape[1] + sampling.max_new_tokens > positions:
-        raise ConfigurationError(
-            f"{sampling.max_new_tokens} after a prompt of {prompts.shape[1]} tokens exceeds the "
-            f"policy's context length, {positions}",
-            key="max_new_tokens",
-        )
-    count = sampling.completions_per_prompt
+    new, count = sampling.max_new_tokens, sampling.completions_per_prompt
+    given = f"{new} after a prompt of {prompts.shape[1]} tokens"
+    check_context_length(policy, prompts.shape[1] + new, "the policy", key="max_new_tokens", given=given)
     shape = rows_before + count * len(prompts), sampling.max_new_tokens
     uniforms = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     uniforms = uniforms[rows_before:].to(prompts.device)
@@ -208,7 +206,7 @@ def generate_completions(
         uniforms[:, 0] = stratified_uniforms(uniforms[:, 0].view(-1, count)).flatten()
     # Never compiled: shapes change with each token
     with eval_mode(policy), fast_autocast(policy), torch.compiler.set_stance("force_eager"):
-        completions = _decode(policy, prompts, prompt_mask, uniforms, sampling, ends, pad_token_id)
+        completions = _decode(policy, prompts, prompt_mask, uniforms, sampling, ends, pad_token_id, rows)
     prompts, prompt_mask = prompts.repeat_interleave(count, 0), prompt_mask.repeat_interleave(count, 0)
     mask = completion_mask(completions, ends)
     return Rollout(torch.cat([prompts, completions], 1), torch.cat([prompt_mask.bool(), mask], 1), mask)
@@ -222,6 +220,7 @@ def _decode(
     sampling: Sampling,
     ends: Sequence[int],
     pad_token_id: int,
+    vocabulary: int | None = None,
 ) -> Tensor:
     """The tokens at uniform numbers, shape [B, T]; shorter than T if all completions have ended."""
     cache = key_value_cache(policy) if continues(policy) else None
@@ -240,7 +239,7 @@ def _decode(
             position_ids=positions,
             logits_to_keep=1,
             **states,
-        ).logits[:, -1]
+        ).logits[:, -1, :vocabulary]
         if not completions:  # all completions of a prompt continue from its states
             inputs, logits, mask, positions = inputs[rows], logits[rows], mask[rows], positions[rows]
             if cache is not None:

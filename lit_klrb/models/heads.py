@@ -62,13 +62,18 @@ class SplitModel(NamedTuple):
             hidden: Tensor = run(**model_inputs(rollout)).last_hidden_state
         return hidden[:, -length:]
 
-    def head_weights(self) -> tuple[Tensor, Tensor | None]:
+    def head_weights(self, rows: int | None = None) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of the head, gathered if the model is sharded.
 
         Those of a policy have gradients only after `hidden_states`, which gathers them for the backward pass.
+
+        Args:
+            rows: The number of first rows that are asked for; None for all.
         """
-        bias: Tensor | None = self.head.bias
-        return whole(self.head.weight), None if bias is None else whole(bias)
+        weights = whole(self.head.weight), None if self.head.bias is None else whole(self.head.bias)
+        if rows is None:
+            return weights
+        return weights[0][:rows], None if weights[1] is None else weights[1][:rows]
 
     def _continued(self, rollout: Rollout, prompts: Tensor, rows: Tensor) -> Tensor:
         """Hidden states of the completions, from those of distinct prompts.

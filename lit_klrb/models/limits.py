@@ -51,6 +51,30 @@ def check_device(name: str) -> None:
         torch.empty(0, device=name)
 
 
+def context_length(model: Any) -> int | None:
+    """The number of tokens that a model can read; None without a limit."""
+    return getattr(model.config, "max_position_embeddings", None)
+
+
+def check_context_length(model: Any, length: int, name: str, *, key: str, given: str = "") -> None:
+    """Check that a model can read a sequence.
+
+    Args:
+        model: The model.
+        length: The sequence's number of tokens.
+        name: What the model is, such as "the policy", or its path.
+        key: The argument that determines the length.
+        given: The value of that argument, as the beginning of the error message; by default the length.
+
+    Raises:
+        ConfigurationError: If not.
+    """
+    limit = context_length(model)
+    if limit is not None and length > limit:
+        given = given or f"a sequence of {length} tokens"
+        raise ConfigurationError(f"{given} exceeds {name}'s context length, {limit}", key=key)
+
+
 def check_numbers(config: Mapping[str, Any], size: Size) -> None:
     """Check that a configuration has no number larger than its model, no fewer than 0 layers and no kernels.
 

@@ -41,8 +41,6 @@ from lit_klrb.models.roles import (
     model_from_config,
 )
 from lit_klrb.models.tokenizers import (
-    check_same_size as check_same_size,
-    check_same_vocabulary as check_same_vocabulary,
     tokenizer_files as tokenizer_files,
     tokenizer_from_files as tokenizer_from_files,
     tokenizer_from_folder,

@@ -28,16 +28,17 @@ from lit_klrb.models.heads import SplitModel, model_inputs, split_model
 from lit_klrb.models.served import ServedTeacher
 
 
-def completion_logits(model: PreTrainedModel, rollout: Rollout) -> Tensor:
+def completion_logits(model: PreTrainedModel, rollout: Rollout, rows: int | None = None) -> Tensor:
     """Logits that predict the completion tokens, shape [B, T, V]; not computed for prompts.
 
     Args:
         model: Policy or reference.
         rollout: B sequences with T completion positions.
+        rows: The first rows of the head that are the vocabulary; None for all.
     """
     length = rollout.mask.shape[1]
     logits: Tensor = model(**model_inputs(rollout), logits_to_keep=length).logits
-    return logits[:, -length:]  # some models give all
+    return logits[:, -length:, :rows]  # some models give all positions
 
 
 def completion_logprobs(
@@ -46,6 +47,7 @@ def completion_logprobs(
     temperature: float,
     parts: SplitModel | None = None,
     tokens: Tensor | None = None,
+    rows: int | None = None,
 ) -> Tensor:
     """Log-probabilities of the completion tokens under a model, shape [B, T], float32, differentiable.
 
@@ -56,6 +58,7 @@ def completion_logprobs(
         parts: The model's backbone and head, which is then applied tile by tile; None computes [B, T, V]
             logits.
         tokens: Other tokens in place of those of the completions, n at each position, shape [B, T, n].
+        rows: The first rows of the head that are the vocabulary; None for all.
 
     Returns:
         Log-probabilities, 0 outside the rollout's mask, in the shape of the tokens.
@@ -63,7 +66,7 @@ def completion_logprobs(
     tokens = rollout.completions if tokens is None else tokens
     if parts is not None:
         hidden = parts.hidden_states(rollout)
-        weight, bias = parts.head_weights()
+        weight, bias = parts.head_weights(rows)
         return tiled_logprobs(
             hidden,
             weight,
@@ -73,7 +76,7 @@ def completion_logprobs(
             mask=rollout.mask,
             logit_softcap=parts.softcap,
         )
-    logprobs = (full_precision(completion_logits(model, rollout)) / temperature).log_softmax(-1)
+    logprobs = (full_precision(completion_logits(model, rollout, rows)) / temperature).log_softmax(-1)
     chosen = logprobs.gather(-1, tokens.view(*rollout.mask.shape, -1))
     return torch.where(rollout.mask[..., None], chosen, 0).view_as(tokens)
 
@@ -91,6 +94,7 @@ class Scorer:
         reading_reference: A context in which `reference` is the reference; by default the one that disables
             the policy's adapter if the policy stands for it.
         teacher: A teacher in an engine of its own, which takes the reference's place.
+        rows: The first rows of both heads that are the vocabulary, see `Pair`; None for all.
     """
 
     def __init__(
@@ -100,9 +104,10 @@ class Scorer:
         temperature: float,
         reading_reference: Callable[[], AbstractContextManager[object]] | None = None,
         teacher: ServedTeacher | None = None,
+        rows: int | None = None,
     ) -> None:
         self.policy, self.reference, self.temperature = policy, reference, temperature
-        self._teacher = teacher
+        self._teacher, self._rows = teacher, rows
         own = (lambda: adapter_off(policy)) if reference is policy else nullcontext
         self._reading_reference = reading_reference or own
         self._parts = split_model(policy), split_model(reference)
@@ -114,13 +119,15 @@ class Scorer:
 
     def logprobs(self, rollout: Rollout) -> Tensor:
         """Log-probabilities of the completions under the policy alone, shape [B, T], differentiable."""
-        return completion_logprobs(self.policy, rollout, self.temperature, self._parts[0])
+        return completion_logprobs(self.policy, rollout, self.temperature, self._parts[0], rows=self._rows)
 
     @torch.no_grad()
     def reference_logprobs(self, rollout: Rollout) -> Tensor:
         """The same under the reference, without a gradient."""
         with self._reading_reference():
-            return completion_logprobs(self.reference, rollout, self.temperature, self._parts[1])
+            return completion_logprobs(
+                self.reference, rollout, self.temperature, self._parts[1], rows=self._rows
+            )
 
     @torch.no_grad()
     def reference_states(self, rollout: Rollout) -> Tensor:
@@ -138,7 +145,7 @@ class Scorer:
         _, split = self._parts
         with self._reading_reference():
             if split is None or not self.tiled:
-                return completion_logits(self.reference, rollout)
+                return completion_logits(self.reference, rollout, self._rows)
             return split.hidden_states(rollout)
 
     def stats(
@@ -161,7 +168,7 @@ class Scorer:
             chosen = completion_logprobs(self.policy, rollout, self.temperature, self._parts[0], tokens)
             return served_stats(chosen, ref_logprobs, tokens)
         if not self.tiled:
-            logits = completion_logits(self.policy, rollout)
+            logits = completion_logits(self.policy, rollout, self._rows)
             tokens, temperature = rollout.completions, self.temperature
             return token_stats(logits, reference_states, tokens, temperature, token_values, topk)
         arguments = self._tiled_arguments(rollout, reference_states)
@@ -228,7 +235,9 @@ class Scorer:
         assert policy is not None
         assert reference is not None
         hidden = policy.hidden_states(rollout)
-        (weight, bias), (ref_weight, ref_bias) = policy.head_weights(), reference.head_weights()
+        (weight, bias), (ref_weight, ref_bias) = (
+            part.head_weights(self._rows) for part in (policy, reference)
+        )
         return {
             "hidden": hidden,
             "weight": weight,

@@ -89,57 +89,61 @@ def tokenizer_from_files(files: Any) -> PreTrainedTokenizerBase:
         return tokenizer_from_folder(folder)
 
 
-def check_same_size(key: str, path: str, size: int | None, other: int | None) -> None:
-    """Check that the vocabularies of policy and reference have the same size.
+def common_vocabulary(
+    key: str, path: str, own: tuple[dict[str, int], int], other: tuple[dict[str, int], int]
+) -> tuple[int, str | None]:
+    """The rows that the heads of two models have in common, and what is left out of both distributions.
 
-    Args:
-        key: The argument that names the reference, for the error message.
-        path: Path of the reference.
-        size: Number of rows of the policy's head.
-        other: Number of rows of the reference's head.
-
-    Raises:
-        ConfigurationError: If they differ.
-    """
-    if size != other:
-        raise ConfigurationError(
-            f"{path} has a vocabulary of {other}, the policy one of {size}; a KL between them needs the same "
-            "vocabulary",
-            key=key,
-        )
-
-
-def check_same_vocabulary(key: str, path: str, ids: dict[str, int], others: dict[str, int]) -> None:
-    """Check that the token ids of two models have the same meaning, without which their KL has none.
-
-    Ids in only one of the vocabularies are allowed: padding of the embedding, or extra special tokens.
+    The embeddings of models with one tokenizer may be padded to different sizes. Ids in only one of the
+    vocabularies are allowed among the common rows: padding, or extra special tokens.
 
     Args:
         key: The argument that names the second model, for the error message.
         path: Path of the second model.
-        ids: Ids of the policy's tokens, `get_vocab()`.
-        others: Ids of the second model's tokens.
+        own: The policy's tokens, `get_vocab()`, and the number of rows of its head.
+        other: The same of the second model.
+
+    Returns:
+        The number of common rows, and a line about the others; None if there are none.
 
     Raises:
-        ConfigurationError: If an id has two meanings; names the first.
+        ConfigurationError: If an id has two meanings, or a token is in none of the common rows; names the
+            first.
 
     Example:
-        >>> check_same_vocabulary("reference_path", "gpt2", {"good": 0, "bad": 1}, {"bad": 0, "good": 1})
+        >>> words = {"good": 0, "bad": 1}
+        >>> common_vocabulary("reference_path", "gpt2", (words, 4), (words, 3))
+        (3, "1 row of the policy's head that gpt2 does not have is left out of both distributions")
+        >>> common_vocabulary("reference_path", "gpt2", (words, 2), ({"bad": 0, "good": 1}, 2))
         Traceback (most recent call last):
         lit_klrb.errors.ConfigurationError: reference_path: gpt2 has another vocabulary than the policy: id 0
         is 'bad' there and 'good' in the policy; a KL between them needs the same vocabulary
     """
-    tokens = {index: token for token, index in ids.items()}
-    other_tokens = {index: token for token, index in others.items()}
-    common = tokens.keys() & other_tokens.keys()
-    conflicts = [index for index in common if tokens[index] != other_tokens[index]]
-    if conflicts:
-        first = min(conflicts)
+    (ids, size), (other_ids, other_size) = own, other
+    tokens, others = ({index: token for token, index in each.items()} for each in (ids, other_ids))
+    rows = min(size, other_size)
+    differ = [index for index in tokens.keys() & others.keys() if tokens[index] != others[index]]
+    if size != other_size:
+        differ += [index for index in tokens.keys() | others.keys() if index >= rows]
+    if differ:
+        first = min(differ)
+        there, here = (repr(each[first]) if first in each else "no token" for each in (others, tokens))
         raise ConfigurationError(
-            f"{path} has another vocabulary than the policy: id {first} is {other_tokens[first]!r} there and "
-            f"{tokens[first]!r} in the policy; a KL between them needs the same vocabulary",
+            f"{path} has another vocabulary than the policy: id {first} is {there} there and {here} in the "
+            "policy; a KL between them needs the same vocabulary",
             key=key,
         )
+    if size == other_size:
+        return rows, None
+    count, larger, smaller = abs(size - other_size), "the policy", path
+    if other_size > size:
+        larger, smaller = smaller, larger
+    number = "row" if count == 1 else "rows"
+    verb = "is" if count == 1 else "are"
+    return rows, (
+        f"{count} {number} of {larger}'s head that {smaller} does not have {verb} left out of both "
+        "distributions"
+    )
 
 
 def _check_names_no_files(path: str) -> None:

@@ -1,10 +1,8 @@
 """On-policy distillation: a student learns from a teacher on completions sampled from the student."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -16,7 +14,7 @@ from lit_klrb.functional.mismatch import Mismatch, mismatch
 from lit_klrb.models import loading, served
 from lit_klrb.models.generation import Rollout
 from lit_klrb.modules.on_policy import OnPolicyModule
-from lit_klrb.rewards import NoReward, Reward, load_reward
+from lit_klrb.rollouts.pair import Pair
 
 
 @final
@@ -35,8 +33,6 @@ class DistillModule(OnPolicyModule):
     Args:
         policy_config: Configuration of a student with new weights: `model_type` and the settings that differ
             from its defaults. The tokenizer is the teacher's. Give either this or policy_path.
-        reward_path: A reward to measure beside the KL, such as the share of answers in a wanted format; see
-            `RLOOModule`. It has no effect on training.
         served_model: The name of a teacher on its server, if reference_path is an address such as
             http://127.0.0.1:8000/v1; null for the only one that is served.
         served_timeout: Seconds in which a served teacher must answer a request of 16 sequences.
@@ -48,8 +44,9 @@ class DistillModule(OnPolicyModule):
     Reference: Tang, Munos (2025), arXiv:2506.09477, Section 5.3.
     """
 
+    trains_on_reward = False
+
     policy_config: dict[str, Any] | None = None
-    reward_path: str | dict[str, float] | None = None
     served_model: str | None = None
     served_timeout: float = 120.0
 
@@ -108,21 +105,35 @@ class DistillModule(OnPolicyModule):
                     f"{self.reference_path} sends the largest; leave it out"
                 )
 
-    def load_reference(self, path: str) -> None:
-        """Load the teacher, or connect to it.
+    def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Refuse prompts on which the teacher is the policy without its new adapter.
 
         Raises:
-            ConfigurationError: If its vocabulary is not the policy's, or loading or connecting fails.
+            ConfigurationError: If both read the same.
+        """
+        super().on_validation_batch_start(batch, batch_idx, dataloader_idx)
+        if self.reference_path is None and self.lora is not None and "teacher_tokens" not in batch:
+            raise ConfigurationError(
+                "None has a KL of 0 to the policy with a new adapter on the same prompts: give the teacher "
+                "its own by data.teacher_system_prompt or the column teacher_prompt, or name another",
+                key="reference_path",
+            )
+
+    def load_pair(self) -> Pair:
+        """Student and teacher, which may be an engine of its own.
+
+        Raises:
+            ConfigurationError: If its vocabulary is not the student's, or loading or connecting fails.
         """
         if not self.is_served:
-            super().load_reference(path)
-            return
+            return super().load_pair()
         topk = self.kl_estimator.topk if hasattr(self, "memory") else None
         k = served.DEFAULT_K if topk is None else topk.k
-        self.teacher = served.ServedTeacher(
-            path, k, self.vocabulary_size, self.served_model, self.served_timeout
-        )
-        self.teacher.check_tokenizer(self.tokenizer)
+        size = len(self.policy.get_output_embeddings().weight)
+        address = str(self.reference_path)
+        teacher = served.ServedTeacher(address, k, size, self.served_model, self.served_timeout)
+        teacher.check_tokenizer(self.tokenizer)
+        return self.pair_with(None, teacher)
 
     def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The student of policy_path, or a new one initialised from the seed."""
@@ -131,31 +142,8 @@ class DistillModule(OnPolicyModule):
         tokenizer = loading.load_tokenizer("reference_path", self.reference_path)
         return loading.fresh_model(self.policy_config, tokenizer, self.seed), tokenizer
 
-    def as_read(self, rollout: Rollout, batch: Mapping[str, Any]) -> Rollout:
-        """A rollout as the teacher reads it.
-
-        Raises:
-            ConfigurationError: If the teacher is the policy, or the policy without its new adapter, and reads
-                the same prompts.
-        """
-        if self.reference_path is None and self.lora is not None and "teacher_tokens" not in batch:
-            raise ConfigurationError(
-                "None has a KL of 0 to the policy with a new adapter on the same prompts: give the teacher "
-                "its own by data.teacher_system_prompt or the column teacher_prompt, or name another",
-                key="reference_path",
-            )
-        return super().as_read(rollout, batch)
-
     def rollout_metrics(self, rollout: Rollout, stats: TokenStats, rewards: Tensor) -> dict[str, float]:
         """The means, and where student and teacher differ most, see `Mismatch`."""
-        ended = ~self.unfinished(rollout) & self.stop_at_eos
+        ended = ~rollout.unfinished(self.pair.ends) & self.stop_at_eos
         sums = Mismatch(*map(gather_rows, mismatch(stats, rollout.mask, ended, rollout.completions)))
         return super().rollout_metrics(rollout, stats, rewards) | sums.metrics()
-
-    def load_reward(self, device: torch.device) -> Reward:
-        """The reward that is measured; without one, zero for every text."""
-        return NoReward() if self.reward_path is None else load_reward(self.reward_path, device=device)
-
-    def training_rewards(self, rollout: Rollout, rewards: Tensor) -> Tensor:
-        """Zero for every completion, less a penalty of those without EOS, shape [B]."""
-        return super().training_rewards(rollout, torch.zeros_like(rewards))

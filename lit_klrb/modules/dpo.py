@@ -16,8 +16,9 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.functional.preference import PreferenceLoss, check_preference_loss, preference_loss
 from lit_klrb.models.generation import Rollout
-from lit_klrb.models.loading import ITSELF, TOKEN_VALUES_KEY, tokenizer_files
-from lit_klrb.modules.regularised import RewardedModule
+from lit_klrb.models.limits import check_context_length
+from lit_klrb.models.loading import GRAMMAR, ITSELF, TOKEN_VALUES_KEY, tokenizer_files
+from lit_klrb.modules.regularised import RegularisedModule
 from lit_klrb.run.cache import cached, weights_digest
 from lit_klrb.seeding import derive_seed
 
@@ -30,7 +31,7 @@ PROMPTS_PER_PREDICTION = 32
 
 @final
 @dataclass(kw_only=True, eq=False, repr=False)
-class DPOModule(RewardedModule):
+class DPOModule(RegularisedModule):
     """Trains the policy to prefer chosen over rejected completions, relative to the reference.
 
     Pairs consist of the completions with the largest and the smallest reward among those that the reference
@@ -53,6 +54,7 @@ class DPOModule(RewardedModule):
 
     reads = ("preferences", "prompts")
 
+    reward_path: str | dict[str, float] = GRAMMAR
     beta: float = 0.1
     loss: PreferenceLoss = "sigmoid"
     label_smoothing: float = 0.0
@@ -77,7 +79,7 @@ class DPOModule(RewardedModule):
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """The DPO loss of a batch of pairs: all chosen completions, then all rejected ones."""
         rollout = Rollout(batch["tokens"], batch["attention_mask"], batch["mask"])
-        log_ratio = self.scorer.logprobs(rollout).sum(1) - batch["ref_logprob"]
+        log_ratio = self.pair.scorer.logprobs(rollout).sum(1) - batch["ref_logprob"]
         if self.length_normalised:
             log_ratio = log_ratio / rollout.mask.sum(1)
         chosen, rejected = log_ratio.chunk(2)
@@ -115,7 +117,7 @@ class DPOModule(RewardedModule):
             "prompts": tokens,
             "sampling": asdict(self.sampling),
             "stop_at_eos": self.stop_at_eos,
-            "ends": self.ends,
+            "ends": self.pair.ends,
         }
         completed = self._cached_for_reference(
             "completions",
@@ -129,7 +131,7 @@ class DPOModule(RewardedModule):
         for part, first, (*tensors, ref_logprob) in zip(parts, starts, completed, strict=True):
             rollout = Rollout(*(tensor.to(self.device) for tensor in tensors))
             rows = [prompt.columns for prompt in prompts[first : first + len(part)]]
-            scored.append((rollout, self.rewards(rollout, {"rows": rows})))
+            scored.append((rollout, self.pair.rewards(self.reward, rollout, {"rows": rows})))
             pairs += best_and_worst(part, *scored[-1], ref_logprob)
         self._fit_token_values(scored)
         if not pairs:
@@ -168,22 +170,19 @@ class DPOModule(RewardedModule):
     def _check_length(self, pairs: Sequence[PreferencePair]) -> None:
         """Check that the longest pair fits into the policy's context."""
         length, longest = max((len(p.prompt) + max(len(p.chosen), len(p.rejected)), p.prompt) for p in pairs)
-        positions = getattr(self.policy.config, "max_position_embeddings", None)
-        if positions is not None and length > positions:
-            raise ConfigurationError(
-                f"a prompt of {len(longest)} tokens has {length} with its completion, which exceeds the "
-                f"policy's context length, {positions}: leave out such rows, or shorten them: "
-                f"{self.tokenizer.decode(longest[:12])!r}...",
-                key="preferences",
-            )
+        given = f"a prompt of {len(longest)} tokens has {length} with its completion, which"
+        try:
+            check_context_length(self.policy, length, "the policy", key="preferences", given=given)
+        except ConfigurationError as error:
+            start = self.tokenizer.decode(longest[:12])
+            raise ConfigurationError(f"{error}: leave out such rows, or shorten them: {start!r}...") from None
 
     def _fit_token_values(self, scored: Sequence[tuple[Rollout, Tensor]]) -> None:
         group_size = self.sampling.completions_per_prompt
         rows = PROMPTS_PER_PREDICTION * group_size
         columns = ((rollout.completions, rollout.mask, rewards) for rollout, rewards in scored)
         parts = [part for tensors in columns for part in zip(*(t.split(rows) for t in tensors), strict=True)]
-        size = len(self.policy.get_output_embeddings().weight)
-        values = TokenValues.of_completions(parts, group_size, size)
+        values = TokenValues.of_completions(parts, group_size, self.pair.vocabulary_size)
         if values.explained > 0:
             self.token_value_table = values.table
             self.print(
@@ -195,7 +194,7 @@ class DPOModule(RewardedModule):
         self, name: str, key: dict[str, Any], compute: Callable[[], list[Any]]
     ) -> list[Any]:
         """The result of a computation with the reference, from the cache on disk if it is there."""
-        with self.reading_reference() as reference:
+        with self.pair.reading_reference() as reference:
             model = {"weights": weights_digest(reference), "adapter_off": self.reference_path is None}
         return cached(name, {**key, **model, "tokenizer": tokenizer_files(self.tokenizer)}, compute)
 
@@ -204,16 +203,15 @@ class DPOModule(RewardedModule):
         batch = pad(prompts, self.tokenizer.pad_token_id, side="left")
         batch = {key: value.to(self.device) for key, value in batch.items()}
         seed = derive_seed(self.seed, "pairs", number)
-        with self.reading_reference() as reference:
-            rollout = self.generate(reference, batch, self.sampling, seed=seed)
-        logprobs = self.scorer.reference_logprobs(rollout).sum(1)
+        rollout = self.pair.sample(batch, self.sampling, seed=seed, of_reference=True)
+        logprobs = self.pair.scorer.reference_logprobs(rollout).sum(1)
         return tuple(tensor.cpu() for tensor in (*rollout[:3], logprobs))
 
     def _ref_logprobs(self, pairs: Sequence[PreferencePair]) -> Tensor:
         """Log-probabilities of the chosen, then of the rejected completions, shape [2B]."""
         batch = collate_pairs(pairs, self.tokenizer.pad_token_id)
         tensors = (batch[name].to(self.device) for name in ("tokens", "attention_mask", "mask"))
-        return self.scorer.reference_logprobs(Rollout(*tensors)).sum(1).cpu()
+        return self.pair.scorer.reference_logprobs(Rollout(*tensors)).sum(1).cpu()
 
 
 def with_bar(parts: Sequence[T]) -> Iterable[T]:

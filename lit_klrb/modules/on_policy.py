@@ -3,25 +3,26 @@
 import math
 from abc import ABC
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from lit_klrb.distributed import gather, gather_rollout, gather_rows, own_rows
+from lit_klrb.distributed import gather, gather_rows, own_rows
 from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.estimators import EstimatorMemory, KLEstimator, LossWeights
-from lit_klrb.estimators.checked import checked_loss
 from lit_klrb.functional import TokenStats
 from lit_klrb.functional.kl import kl_k3_per_token
 from lit_klrb.functional.statistics import clustered_mean
 from lit_klrb.models import loading
 from lit_klrb.models.generation import Rollout, generate_completions
 from lit_klrb.models.vllm import VLLMBackend
-from lit_klrb.modules.experience import Experience
 from lit_klrb.modules.regularised import Evaluation, RegularisedModule
 from lit_klrb.rewards import TrainingReward
+from lit_klrb.rollouts.experience import Experience
+from lit_klrb.rollouts.step import Scored, begin, policy_loss, reward_to_come, weigh
 from lit_klrb.run.lightning_internals import trainer_of
 from lit_klrb.seeding import derive_seed
 
@@ -49,11 +50,20 @@ class OnPolicyModule(RegularisedModule, ABC):
             trained: `off_policy` of the estimator corrects that from the first step on, and
             `train/sampler_kl` estimates KL(vLLM‖policy) in nats per sequence.
         vllm_options: Arguments of `vllm.LLM`, such as {gpu_memory_utilization: 0.4}.
+        prefix_rewards: Compute the reward of the completion so far after its first token and after every such
+            number of tokens: a baseline of the tokens that follow, without bias, by an estimator with the
+            direction prefix_rewards. The reward is then called with unfinished completions, max_new_tokens /
+            prefix_rewards times as often; null for never.
+
+    Reference: Prefix rewards are the potential of Ng, Harada, Russell (1999), "Policy invariance under reward
+    transformations".
     """
 
     uses_kl_estimator = True
     shards = True
     reads = ("prompts", "prompts")
+    # Whether the reward is part of the objective
+    trains_on_reward: ClassVar[bool] = True
 
     inner_epochs: int = 1
     mini_batches: int = 1
@@ -61,6 +71,7 @@ class OnPolicyModule(RegularisedModule, ABC):
     missing_eos_penalty: float = 0.0
     rollout_backend: Literal["transformers", "vllm"] = "transformers"
     vllm_options: dict[str, Any] | None = None
+    prefix_rewards: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,6 +86,13 @@ class OnPolicyModule(RegularisedModule, ABC):
                 key="missing_eos_penalty",
             )
         check_at_least(1, inner_epochs=self.inner_epochs, mini_batches=self.mini_batches)
+        if self.prefix_rewards is not None:
+            check_at_least(1, prefix_rewards=self.prefix_rewards)
+            if not self.trains_on_reward:
+                raise ConfigurationError(
+                    f"{self.prefix_rewards} has no effect in distillation, which has no reward",
+                    key="prefix_rewards",
+                )
         if self.reference_path == loading.ITSELF and self.optimizer_steps > 1:
             raise ConfigurationError(
                 f"{self.reference_path} changes with each optimizer step, of which a rollout has "
@@ -117,22 +135,33 @@ class OnPolicyModule(RegularisedModule, ABC):
                 "biased if the completions of a prompt depend on each other; set the baseline to null",
                 key="model.init_args.stratified",
             )
+        if self.prefix_rewards is not None and not self.kl_estimator.reads_prefix_rewards:
+            raise ConfigurationError(
+                f"{self.prefix_rewards} has no effect with {self.kl_estimator.label}; "
+                "RaoBlackwellControlVariate uses them",
+                key="model.init_args.prefix_rewards",
+            )
 
     def configure_model(self) -> None:
-        """Build the models; the estimator's memory has a value for every token of the policy."""
+        """Build the models; the estimator's memory begins with what the warm start hands over.
+
+        Raises:
+            ConfigurationError: If vLLM would draw what is left out of the distributions.
+        """
+        is_new = self.ckpt_path is None and not hasattr(self, "policy")
         super().configure_model()
+        if not hasattr(self, "pair"):
+            return
+        if self.pair.note is not None and self.rollout_backend == "vllm":
+            raise ConfigurationError(f"vllm draws from all rows: {self.pair.note}", key="rollout_backend")
         if hasattr(self, "memory"):
-            self.memory.vocabulary_size = self.vocabulary_size
+            has_warm_start = is_new and self.trains_on_reward
+            begin(self.memory, self.pair.vocabulary_size, self.policy_path if has_warm_start else None)
 
     @property
     def kl_estimator(self) -> KLEstimator:
         """The estimator in force."""
         return self.memory.estimator
-
-    @property
-    def vocabulary_size(self) -> int:
-        """V, the number of rows of the policy's head."""
-        return len(self.policy.get_output_embeddings().weight)
 
     @property
     def group_size(self) -> int:
@@ -167,18 +196,18 @@ class OnPolicyModule(RegularisedModule, ABC):
             token_values = self.memory.token_values  # a(v), from the rollouts before this one
             # log p, log q, KL_t and E_t[a] of every token, with a graph if the first step uses all of them
             with torch.set_grad_enabled(self.parts == 1):
-                reference_states, stats = self.score(rollout, batch, token_values, self.kl_estimator.topk)
-            rewards = self.rewards(rollout, batch)  # r(x, y)
+                states, stats = self.pair.score(rollout, batch, token_values, self.kl_estimator.topk)
+            rewards = self.pair.rewards(self.reward, rollout, batch)  # r(x, y)
             training_rewards = self.training_rewards(rollout, rewards)  # less a penalty if y does not end
             # r(x, y) - r(x, y_<t), if the setting asks for it
             stats = stats._replace(reward_to_come=self.reward_to_come(rollout, batch, training_rewards))
             # beta * credited KL - (r - mean of the other K - 1), on the completions of all processes
-            weights = self.weigh(rollout, stats.detach(), training_rewards)
+            weights = self.weigh(rollout, stats, training_rewards)
             metrics = self.rollout_metrics(rollout, stats.detach(), rewards)
             # log p of the policy that sampled y, by the engine that did
             logprobs = stats.logprobs.detach() if rollout.logprobs is None else rollout.logprobs
             self.experience = Experience(
-                rollout, reference_states, logprobs, training_rewards, weights, token_values, metrics
+                rollout, states, logprobs, training_rewards, weights, token_values, metrics
             )
         assert self.experience is not None
         # sum_t weights_t log p_t + kl_weights_t KL_t
@@ -205,8 +234,7 @@ class OnPolicyModule(RegularisedModule, ABC):
                 f"trainer.accumulate_grad_batches={self.trainer.accumulate_grad_batches} parts",
                 key="batch_size",
             )
-        return self.generate(
-            self.policy,
+        return self.pair.sample(
             batch,
             self.sampling,
             seed=derive_seed(self.seed, "completions", number),
@@ -215,12 +243,20 @@ class OnPolicyModule(RegularisedModule, ABC):
         )
 
     def training_rewards(self, rollout: Rollout, rewards: Tensor) -> Tensor:
-        """Rewards minus the penalty of completions without EOS, shape [B]."""
-        return rewards - self.missing_eos_penalty * self.unfinished(rollout)
+        """Rewards minus the penalty of completions without EOS, shape [B]; of 0 in distillation."""
+        rewards = rewards if self.trains_on_reward else torch.zeros_like(rewards)
+        return rewards - self.missing_eos_penalty * rollout.unfinished(self.pair.ends)
 
     def reward_to_come(self, rollout: Rollout, batch: dict[str, Tensor], rewards: Tensor) -> Tensor | None:
         """`TokenStats.reward_to_come` of a rollout, given its training rewards; None if not computed."""
-        return None
+        if self.prefix_rewards is None:
+            return None
+        try:
+            reward_of = partial(self.pair.rewards, self.reward, batch=batch)
+            return reward_to_come(rollout, rewards, self.prefix_rewards, reward_of)
+        except Exception as error:
+            error.add_note("model.init_args.prefix_rewards asked for the reward of an unfinished completion")
+            raise
 
     def weigh(self, rollout: Rollout, stats: TokenStats, rewards: Tensor) -> LossWeights:
         """The estimator's weights of a rollout, which it remembers for the next ones.
@@ -230,37 +266,28 @@ class OnPolicyModule(RegularisedModule, ABC):
             stats: Their statistics.
             rewards: Their training rewards, shape [B].
         """
-        tokens, gathered = gather_rows(rollout.completions), gather_rollout(stats, rollout.mask, rewards)
-        weights = self.memory.weights(*gathered, beta=self.beta, group_size=self.group_size, tokens=tokens)
-        stats, mask, rewards = gathered
+        scored = Scored.everyones(rollout, stats, rewards)
         with self.stopwatch("statistics"):
-            self.memory.observe(tokens, mask, rewards, stats, group_size=self.group_size)
+            weights = weigh(self.memory, scored, beta=self.beta, group_size=self.group_size)
         return weights.map(lambda rows: own_rows(rows, like=rollout.mask))
-
-    def unfinished(self, rollout: Rollout) -> Tensor:
-        """Whether a completion was truncated before its EOS, bool, shape [B]."""
-        return rollout.unfinished(self.ends)
 
     def policy_loss(self, experience: Experience, stats: TokenStats | None = None) -> Tensor:
         """The estimator's loss on some sequences, averaged over them.
-
-        Its gradients are formed while the logits exist, if the estimator's loss is of that form.
 
         Args:
             experience: The sequences.
             stats: Their token statistics with a graph, which spare another forward pass of the policy.
         """
-        rollout, states, behaviour_logprobs, _, weights, token_values, _ = experience
-        estimator = self.kl_estimator
-        if stats is None and estimator.is_fusable:
-            clip_range = estimator.clip_range if estimator.off_policy == "clip" else None
-            return self.scorer.loss(
-                rollout, states, weights, behaviour_logprobs, clip_range, token_values, estimator.topk
-            )
-        if stats is None:
-            stats = self.scorer.stats(rollout, states, token_values, estimator.topk)
-        return checked_loss(
-            estimator, stats, rollout.mask, weights, beta=self.beta, behaviour_logprobs=behaviour_logprobs
+        return policy_loss(
+            self.pair.scorer,
+            self.kl_estimator,
+            experience.rollout,
+            experience.reference_states,
+            experience.weights,
+            beta=self.beta,
+            behaviour_logprobs=experience.behaviour_logprobs,
+            token_values=experience.token_values,
+            stats=stats,
         )
 
     def rollout_metrics(self, rollout: Rollout, stats: TokenStats, rewards: Tensor) -> dict[str, float]:
@@ -270,7 +297,8 @@ class OnPolicyModule(RegularisedModule, ABC):
         for name in ("reward", "kl"):
             mean, error = clustered_mean(gather_rows(summary[name]))
             metrics |= {name: mean.item(), f"{name}_se": error.item()}
-        for name, values in (("length", summary["length"]), ("unfinished", self.unfinished(rollout).float())):
+        unfinished = rollout.unfinished(self.pair.ends).float()
+        for name, values in (("length", summary["length"]), ("unfinished", unfinished)):
             metrics[name] = gather_rows(values).mean().item()
         if isinstance(self.reward, TrainingReward):
             equal = (summary["reward"] == summary["reward"][:, :1]).all(1).float()

@@ -58,7 +58,7 @@ class EstimationStudy(PolicyStudy):
         sampling = replace(module.sampling, completions_per_prompt=completions)
         seed = derive_seed(module.seed, self.name)
         (batch,) = self.prompts(trainer, module, batches=1, size=prompts)
-        stats, mask, tokens, _ = sample_completions(module, batch, sampling, seed)
+        stats, mask, tokens, _ = sample_completions(module.pair, batch, sampling, seed)
         return estimates(stats, mask, tokens, completions, self.group_sizes)
 
 

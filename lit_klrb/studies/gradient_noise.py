@@ -1,7 +1,7 @@
 """Noise of the gradients of KL, reward and objective under several estimators."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, final
 
 import lightning as L
 import torch
@@ -20,9 +20,10 @@ from lit_klrb.estimators import (
 )
 from lit_klrb.estimators.base import check_different
 from lit_klrb.functional import TokenStats, TopK
-from lit_klrb.models.generation import Rollout
+from lit_klrb.models.generation import Rollout, Sampling
 from lit_klrb.modules.on_policy import OnPolicyModule
-from lit_klrb.modules.rloo import start_from_warm_start
+from lit_klrb.rollouts.pair import Pair
+from lit_klrb.rollouts.step import Scored, begin, weigh
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.base import PolicyStudy
 from lit_klrb.studies.gradients import REWARD_ALONE, policy_gradient
@@ -90,13 +91,51 @@ class GradientNoiseStudy(PolicyStudy):
         prompts = self.prompts(trainer, module, count, self.prompts_per_batch)
         # The measured batches come first: they do not depend on the number of earlier rollouts
         measured, earlier = prompts[: self.batches], prompts[self.batches :]
-        gradients = all_gradients(module, self.estimators, measured, earlier, module.seed).flatten(0, 1)
+        task = Task.of(module)
+        gradients = all_gradients(task, self.estimators, measured, earlier, module.seed).flatten(0, 1)
         completions = module.sampling.completions_per_prompt
         return {"beta": module.beta, "completions": completions, "gram": lower_triangle(gram(gradients))}
 
 
+class Task(NamedTuple):
+    """What is sampled and weighted.
+
+    Args:
+        pair: Policy and reference.
+        sampling: How completions are sampled.
+        beta: Weight of the KL.
+        rewards: The training rewards of a rollout of a batch of prompts, shape [B].
+        policy_path: The warm start.
+        to_come: `TokenStats.reward_to_come` of a rollout, its batch and its rewards; None for none.
+        memory: What the training remembers; None without a training.
+    """
+
+    pair: Pair
+    sampling: Sampling
+    beta: float
+    rewards: Callable[[Rollout, Batch], Tensor]
+    policy_path: str | None
+    to_come: Callable[[Rollout, Batch, Tensor], Tensor | None] = lambda *_: None
+    memory: EstimatorMemory | None = None
+
+    @classmethod
+    def of(cls, module: OnPolicyModule) -> "Task":
+        """That of a training."""
+
+        def rewards(rollout: Rollout, batch: Batch) -> Tensor:
+            return module.training_rewards(rollout, module.pair.rewards(module.reward, rollout, batch))
+
+        pair, sampling, path = module.pair, module.sampling, module.policy_path
+        return cls(pair, sampling, module.beta, rewards, path, module.reward_to_come, module.memory)
+
+    @property
+    def group_size(self) -> int:
+        """Completions per prompt."""
+        return self.sampling.completions_per_prompt
+
+
 def all_gradients(
-    module: OnPolicyModule,
+    task: Task,
     estimators: Sequence[KLEstimator],
     batches: Sequence[Batch],
     earlier: Sequence[Batch],
@@ -105,27 +144,27 @@ def all_gradients(
     """The gradients of `batch_gradients` on B batches, shape [1 + E, B, parameters].
 
     Args:
-        module: Provides policy, reference, reward and beta.
+        task: What is sampled and weighted.
         estimators: E estimators.
         batches: The prompts of each batch.
         earlier: Prompts of the rollouts that the estimators remember, see `memories_after`.
         seed: Seed of the study.
     """
-    memories = memories_after(module, estimators, earlier, seed)
+    memories = memories_after(task, estimators, earlier, seed)
     by_batch = [
-        batch_gradients(module, batch, memories, derive_seed(seed, schema.GRADIENT_NOISE, index))
+        batch_gradients(task, batch, memories, derive_seed(seed, schema.GRADIENT_NOISE, index))
         for index, batch in enumerate(batches)
     ]
     return torch.stack(by_batch, dim=1)
 
 
 def memories_after(
-    module: OnPolicyModule, estimators: Sequence[KLEstimator], batches: Sequence[Batch], seed: int
+    task: Task, estimators: Sequence[KLEstimator], batches: Sequence[Batch], seed: int
 ) -> list[EstimatorMemory]:
-    """A memory of each estimator, of its warm start and of rollouts of the module's policy.
+    """A memory of each estimator, of its warm start and of rollouts of the policy.
 
     Args:
-        module: The module.
+        task: What is sampled and weighted.
         estimators: The estimators.
         batches: Prompts of the rollouts; without any, the training's own estimator has the training's memory.
         seed: Seed of the study.
@@ -133,8 +172,10 @@ def memories_after(
     Raises:
         ConfigurationError: If an estimator would have no token values, and thereby be another one.
     """
-    size, trained = module.vocabulary_size, getattr(module, "memory", None)
-    memories = [EstimatorMemory(estimator, vocabulary_size=size) for estimator in estimators]
+    trained, path = task.memory, task.policy_path if batches else None
+    memories = [EstimatorMemory(estimator) for estimator in estimators]
+    for memory in memories:
+        begin(memory, task.pair.vocabulary_size, path)
     if not batches:
         memories = [
             trained if trained is not None and trained.estimator == memory.estimator else memory
@@ -147,24 +188,19 @@ def memories_after(
                 f"{type(needing[0]).__name__} is another estimator",
                 key="earlier_rollouts",
             )
-    for memory in memories if batches else []:
-        start_from_warm_start(memory, module.policy_path)
     for index, batch in enumerate(batches):
-        rollout = _sampled(module, batch, derive_seed(seed, schema.GRADIENT_NOISE, "earlier", index))
         with torch.no_grad():
-            for memory, stats, _ in weighted(module, memories, batch, *rollout):
-                completions, mask, rewards = rollout[0].completions, rollout[0].mask, rollout[1]
-                memory.observe(completions, mask, rewards, stats, group_size=module.group_size)
+            address = derive_seed(seed, schema.GRADIENT_NOISE, "earlier", index)
+            for _ in weighted(task, memories, batch, address, observe=True):
+                pass
     return memories
 
 
-def batch_gradients(
-    module: OnPolicyModule, batch: Batch, memories: Sequence[EstimatorMemory], seed: int
-) -> Tensor:
+def batch_gradients(task: Task, batch: Batch, memories: Sequence[EstimatorMemory], seed: int) -> Tensor:
     """Gradients on the completions of a batch: of the reward, then under each estimator.
 
     Args:
-        module: Provides policy, reference, reward and beta.
+        task: What is sampled and weighted.
         batch: P prompts.
         memories: E estimators with what they remember, which does not change.
         seed: Seed of the completions.
@@ -172,53 +208,47 @@ def batch_gradients(
     Returns:
         Shape [1 + E, parameters].
     """
-    rollout, rewards = _sampled(module, batch, seed)
     everything = [EstimatorMemory(REWARD_ALONE), *memories]
     return torch.stack(
         [
-            policy_gradient(module, memory.estimator, stats, rollout.mask, weights)
-            for memory, stats, weights in weighted(module, everything, batch, rollout, rewards)
+            policy_gradient(task.pair.policy, task.beta, memory.estimator, stats, mask, weights)
+            for memory, stats, mask, weights in weighted(task, everything, batch, seed)
         ]
     )
 
 
-def _sampled(module: OnPolicyModule, batch: Batch, seed: int) -> tuple[Rollout, Tensor]:
-    """Completions of a batch of prompts, with their training rewards."""
-    rollout = module.generate(module.policy, batch, module.sampling, seed=seed)
-    return rollout, module.training_rewards(rollout, module.rewards(rollout, batch))
-
-
 def weighted(
-    module: OnPolicyModule,
-    memories: Sequence[EstimatorMemory],
-    batch: Batch,
-    rollout: Rollout,
-    rewards: Tensor,
-) -> Iterator[tuple[EstimatorMemory, TokenStats, LossWeights]]:
-    """Each memory with the statistics and its weights of a rollout; equal statistics are computed once.
+    task: Task, memories: Sequence[EstimatorMemory], batch: Batch, seed: int, *, observe: bool = False
+) -> Iterator[tuple[EstimatorMemory, TokenStats, Tensor, LossWeights]]:
+    """Each memory with statistics, mask and its weights of the same rollout.
+
+    Equal statistics are computed once.
 
     Args:
-        module: Provides policy, reference and beta.
+        task: What is sampled and weighted.
         memories: Estimators with what they remember.
         batch: The prompts, and those that the reference reads.
-        rollout: The completions.
-        rewards: Their training rewards, shape [B].
+        seed: Seed of the completions.
+        observe: Whether each remembers the rollout afterwards.
     """
-    states = module.scorer.reference_states(module.as_read(rollout, batch))
-    to_come = module.reward_to_come(rollout, batch, rewards)
+    scorer = task.pair.scorer
+    rollout = task.pair.sample(batch, task.sampling, seed=seed)
+    rewards = task.rewards(rollout, batch)
+    states = scorer.reference_states(task.pair.read(rollout, batch))
+    to_come = task.to_come(rollout, batch, rewards)
     found: list[tuple[TopK | None, Tensor | None, TokenStats]] = []
     # Those with token values first, as the others can use the same statistics
     for memory in sorted(memories, key=lambda memory: memory.token_values is None):
         if _suitable(found, memory) is None:
             topk, table = memory.estimator.topk, memory.token_values
-            computed = module.scorer.stats(rollout, states, table, topk)
+            computed = scorer.stats(rollout, states, table, topk)
             found.append((topk, table, computed._replace(reward_to_come=to_come)))
-    settings: dict[str, Any] = {"beta": module.beta, "group_size": module.group_size}
+    settings: dict[str, Any] = {"beta": task.beta, "group_size": task.group_size, "observe": observe}
     for memory in memories:
         stats = _suitable(found, memory)
         assert stats is not None
-        tokens, mask = rollout.completions, rollout.mask
-        yield memory, stats, memory.weights(stats.detach(), mask, rewards, **settings, tokens=tokens)
+        scored = Scored(rollout.completions, rollout.mask, stats.detach(), rewards)
+        yield memory, stats, rollout.mask, weigh(memory, scored, **settings)
 
 
 def _suitable(

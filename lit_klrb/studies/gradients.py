@@ -6,11 +6,10 @@ reward. The gradient of the KL is the difference of the two.
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_klrb.estimators import KLEstimator, LossWeights, NoKL
 from lit_klrb.functional import TokenStats
-from lit_klrb.modules.on_policy import OnPolicyModule
 
 TERMS = ("reward", "kl", "total")
 # The estimator whose gradient is that of the reward alone.
@@ -18,19 +17,25 @@ REWARD_ALONE = NoKL()
 
 
 def policy_gradient(
-    module: OnPolicyModule, estimator: KLEstimator, stats: TokenStats, mask: Tensor, weights: LossWeights
+    policy: nn.Module,
+    beta: float,
+    estimator: KLEstimator,
+    stats: TokenStats,
+    mask: Tensor,
+    weights: LossWeights,
 ) -> Tensor:
     """Gradient of an estimator's loss with respect to the trained parameters, shape [parameters].
 
     Args:
-        module: Provides the policy and beta.
+        policy: The policy.
+        beta: Weight of the KL.
         estimator: The estimator.
         stats: Statistics of B sequences under the policy, differentiable; their graph is retained.
         mask: True on completion tokens, shape [B, T].
         weights: The estimator's weights for these sequences.
     """
-    parameters = [parameter for parameter in module.policy.parameters() if parameter.requires_grad]
-    loss = estimator.loss(stats, mask, weights, beta=module.beta)
+    parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    loss = estimator.loss(stats, mask, weights, beta=beta)
     gradients = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
     return torch.nn.utils.parameters_to_vector(gradients)
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, final
 
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from lit_klrb.estimators import (
     ReleasedRaoBlackwell,
 )
 from lit_klrb.estimators.base import check_different
-from lit_klrb.studies.gradient_noise import all_gradients, gram
+from lit_klrb.studies.gradient_noise import Task, all_gradients, gram
 from lit_klrb.studies.numbers import lower_triangle, rounded
 from lit_klrb.studies.pairs import CheckpointPair, PairStudy
 
@@ -91,16 +92,22 @@ class PairGradientNoiseStudy(PairStudy[CheckpointPair]):
 
     def snapshot(self, pair: CheckpointPair, seed: int) -> dict[str, Any]:
         """The Gram matrix of all gradients, and their noise by layer."""
-        module = pair.load(self.completions)
-        module.beta = self.beta
-        everything = pair.batches(module, self.earlier_rollouts + self.batches, self.prompts_per_batch)
+        models, reward = pair.load(), pair.load_reward()
+        task = Task(
+            models,
+            pair.sampling(self.completions),
+            self.beta,
+            partial(models.rewards, reward),
+            pair.policy_path,
+        )
+        everything = pair.batches(models, self.earlier_rollouts + self.batches, self.prompts_per_batch)
         earlier, measured = everything[: self.earlier_rollouts], everything[self.earlier_rollouts :]
-        gradients = all_gradients(module, self.compared, measured, earlier, seed)
+        gradients = all_gradients(task, self.compared, measured, earlier, seed)
         return {
             "beta": self.beta,
             "completions": self.completions,
             "gram": lower_triangle(gram(gradients.flatten(0, 1))),
-            "layers": by_layer(module.policy, gradients),
+            "layers": by_layer(models.policy, gradients),
         }
 
 

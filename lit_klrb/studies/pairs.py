@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar, final
 
@@ -20,11 +20,11 @@ from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.functional import TokenStats
 from lit_klrb.models.generation import Sampling
 from lit_klrb.models.limits import check_device
+from lit_klrb.models.loading import ITSELF, freeze
 from lit_klrb.models.scoring import completion_logprobs
-from lit_klrb.modules.on_policy import OnPolicyModule
-from lit_klrb.modules.rloo import RLOOModule
-from lit_klrb.modules.stopwatch import Stopwatch
-from lit_klrb.rewards import RewardOutput
+from lit_klrb.rewards import Reward, RewardOutput, load_reward
+from lit_klrb.rollouts.pair import Loaded, Pair
+from lit_klrb.rollouts.stopwatch import Stopwatch
 from lit_klrb.studies.study import Study
 
 # Prompts per forward pass.
@@ -112,47 +112,48 @@ class CheckpointPair(ModelPair):
     def __post_init__(self) -> None:
         check_at_least(1, min_prompt_tokens=self.min_prompt_tokens)
         check_at_least(self.min_prompt_tokens, max_prompt_tokens=self.max_prompt_tokens)
-        self.module(completions=2)  # checks the settings
+        self.sampling(2)  # checks the settings
 
     @property
     @override
     def label(self) -> str:
         return self.policy_path
 
-    def module(self, completions: int) -> RLOOModule:
-        """A module with these settings, whose models are not loaded.
+    def sampling(self, completions: int, stratified: bool = False) -> Sampling:
+        """How completions are sampled.
 
         Args:
-            completions: Completions per prompt.
+            completions: Completions per prompt, or per stratum.
+            stratified: Whether these share one random shift.
         """
-        return RLOOModule(
-            policy_path=self.policy_path,
-            reference_path=self.reference_path,
-            reward_path=self.reward_path,
-            reward_label=self.reward_label,
-            reward_output=self.reward_output,
-            temperature=self.temperature,
-            max_new_tokens=self.max_new_tokens,
-            stop_at_eos=self.stop_at_eos,
-            completions_per_prompt=completions,
-        )
+        return Sampling(completions, self.max_new_tokens, self.temperature, stratified)
 
-    def load(self, completions: int) -> RLOOModule:
-        """A module with its models, in evaluation mode.
+    def load(self) -> Pair:
+        """The models, in evaluation mode.
 
         Raises:
-            ConfigurationError: If a model cannot be loaded or the device does not exist.
+            ConfigurationError: If one cannot be loaded or the device does not exist.
         """
         check_device(self.device)
-        module = self.module(completions)
-        module.load_models(torch.device(self.device))
-        return module.eval()
+        policy, reference = Loaded.of("policy_path", self.policy_path), None
+        if self.reference_path not in (None, ITSELF):
+            reference = Loaded.of("reference_path", str(self.reference_path))
+            freeze(reference.model.to(self.device))  # type: ignore[arg-type]
+        policy.model.to(self.device).eval()  # type: ignore[arg-type]
+        itself = self.reference_path == ITSELF
+        return Pair(
+            policy, reference, temperature=self.temperature, itself=itself, stop_at_eos=self.stop_at_eos
+        )
 
-    def batches(self, module: RLOOModule, number: int, size: int) -> list[Batch]:
+    def load_reward(self) -> Reward:
+        """The reward, which only gradients need."""
+        return load_reward(self.reward_path, self.reward_label, self.reward_output, torch.device(self.device))
+
+    def batches(self, pair: Pair, number: int, size: int) -> list[Batch]:
         """Batches of distinct prompts, the same for every seed.
 
         Args:
-            module: Provides tokenizer and device.
+            pair: Provides tokenizer and device.
             number: Number of batches.
             size: Prompts per batch.
 
@@ -165,22 +166,19 @@ class CheckpointPair(ModelPair):
                 f"the {self.split} split of {self.source} has {len(reviews)} reviews, {number * size} needed",
                 key="source",
             )
-        prompts = read_prompts(reviews, module.tokenizer, self.min_prompt_tokens, self.max_prompt_tokens)
+        prompts = read_prompts(reviews, pair.tokenizer, self.min_prompt_tokens, self.max_prompt_tokens)
         padded = (
-            prompt_batch(prompts[first : first + size], module.tokenizer.pad_token_id)
+            prompt_batch(prompts[first : first + size], pair.tokenizer.pad_token_id)
             for first in range(0, number * size, size)
         )
-        return [move_data_to_device(batch, module.device) for batch in padded]
+        return [move_data_to_device(batch, pair.policy.device) for batch in padded]
 
     @override
     def sample(self, prompts: int, completions: int, seed: int, *, stratum: int = 1) -> Sample:
-        module = self.load(completions=2)
-        strata = 1 if stratum == 1 else completions // stratum
-        sampling = replace(
-            module.sampling, completions_per_prompt=completions // strata, stratified=stratum > 1
-        )
-        (batch,) = self.batches(module, 1, prompts)
-        return sample_completions(module, batch, sampling, seed, strata=strata, timed=True)
+        pair, strata = self.load(), 1 if stratum == 1 else completions // stratum
+        sampling = self.sampling(completions // strata, stratified=stratum > 1)
+        (batch,) = self.batches(pair, 1, prompts)
+        return sample_completions(pair, batch, sampling, seed, strata=strata, timed=True)
 
     @override
     def exact_kl(self, prompts: int) -> None:
@@ -189,7 +187,7 @@ class CheckpointPair(ModelPair):
 
 @torch.no_grad()
 def sample_completions(
-    module: OnPolicyModule,
+    pair: Pair,
     batch: Batch,
     sampling: Sampling,
     seed: int,
@@ -200,7 +198,7 @@ def sample_completions(
     """Completions of a batch of prompts with their statistics, a few prompts at a time.
 
     Args:
-        module: Provides policy and reference.
+        pair: Policy and reference.
         batch: P prompts.
         sampling: Completions per prompt and stratum.
         seed: Seed of the completions.
@@ -217,33 +215,31 @@ def sample_completions(
             if isinstance(value, Tensor)
         }
         with watch("sampling"):
-            rollout = module.generate(
-                module.policy, some, sampling, seed=seed, rows_before=first * per_prompt
-            )
+            rollout = pair.sample(some, sampling, seed=seed, rows_before=first * per_prompt)
         if timed:
-            with watch("logprobs"), module.reading_reference() as reference:
-                for model in (module.policy, reference):
-                    completion_logprobs(model, rollout, sampling.temperature)
+            with watch("logprobs"), pair.reading_reference() as reference:
+                for model in (pair.policy, reference):
+                    completion_logprobs(model, rollout, pair.temperature)
         with watch("statistics"):
-            parts.append(module.score(rollout, some)[1])
+            parts.append(pair.score(rollout, some)[1])
         rollouts.append(rollout)
     mask = stacked([rollout.mask for rollout in rollouts]).cpu()
     tokens = stacked([rollout.completions for rollout in rollouts]).cpu()
     return Sample(stacked_stats(parts).map(Tensor.cpu), mask, tokens, watch.take())
 
 
-Pair = TypeVar("Pair", bound=ModelPair)
+Measured = TypeVar("Measured", bound=ModelPair)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairStudy(Study, ABC, Generic[Pair]):
+class PairStudy(Study, ABC, Generic[Measured]):
     """A study of pairs of models, each a part of the study and a snapshot in its artifact.
 
     Args:
         pairs: Different pairs.
     """
 
-    pairs: Sequence[Pair]
+    pairs: Sequence[Measured]
 
     def __post_init__(self) -> None:
         labels = [pair.label for pair in self.pairs]
@@ -256,7 +252,7 @@ class PairStudy(Study, ABC, Generic[Pair]):
         """Settings that all snapshots share, for the artifact."""
 
     @abstractmethod
-    def snapshot(self, pair: Pair, seed: int) -> dict[str, Any]:
+    def snapshot(self, pair: Measured, seed: int) -> dict[str, Any]:
         """Measure a pair and return the content of its snapshot."""
 
     def parts(self, seed: int) -> Mapping[str, Callable[[], Any]]:

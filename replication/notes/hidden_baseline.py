@@ -178,12 +178,12 @@ def sampled(module: RLOOModule, batch: Batch, index: int) -> Group:
     count, inputs = module.group_size, []
     hook = policy.head.register_forward_pre_hook(lambda _, given: inputs.append(given[0][:, -1:]))
     seed = derive_seed(module.seed, "hidden_baseline", index)
-    rollout = module.generate(module.policy, batch, module.sampling, seed=seed)
+    rollout = module.pair.sample(batch, module.sampling, seed=seed)
     hook.remove()
     # The states of the prompt's end come once for all completions
     hidden = torch.cat([inputs[0].repeat_interleave(count, 0), *inputs[1:]], 1)
-    rewards = module.training_rewards(rollout, module.rewards(rollout, batch)).double()
-    others = hidden if is_reference(module) else module.scorer.reference_states(rollout)
+    rewards = module.training_rewards(rollout, module.pair.rewards(module.reward, rollout, batch)).double()
+    others = hidden if is_reference(module) else module.pair.scorer.reference_states(rollout)
     heads = [part.head_weights()[0].detach() for part in (policy, reference)]
     leaf = hidden.clone().requires_grad_()
     settings: dict[str, Any] = {"temperature": module.temperature, "mask": rollout.mask}
@@ -248,11 +248,11 @@ def gradients(
 
 def difference(module: RLOOModule, group: Group, gradient: Tensor) -> float:
     """Relative difference of the control's gradient to the one that the package computes."""
-    states = module.scorer.reference_states(group.rollout)
-    stats, mask = module.scorer.stats(group.rollout, states), group.rollout.mask
+    states = module.pair.scorer.reference_states(group.rollout)
+    stats, mask = module.pair.scorer.stats(group.rollout, states), group.rollout.mask
     settings: dict[str, Any] = {"beta": module.beta, "group_size": module.group_size}
     weights = MonteCarlo().weights(stats.detach(), mask, group.rewards, **settings)
-    expected = policy_gradient(module, MonteCarlo(), stats, mask, weights)
+    expected = policy_gradient(module.policy, module.beta, MonteCarlo(), stats, mask, weights)
     return float((gradient - expected).norm() / expected.norm().clamp(min=1e-12))
 
 
@@ -263,7 +263,8 @@ def built(config: Mapping[str, Any], policy: str) -> tuple[RLOOModule, list[Batc
         arguments.pop("lora", None)
     module = RLOOModule(**arguments)
     module.beta = config["kl"]["beta"]
-    module.load_models(torch.device("cpu"))
+    module.policy, module.tokenizer = module.build()
+    module.pair, module.reward = module.load_pair(), module.load_reward(torch.device("cpu"))
     data = config["data"]["init_args"]
     source = data["source"] if Path(data["source"]).is_dir() else os.environ["LIT_KLRB_IMDB"]
     reviews: list[Review] = []

@@ -120,7 +120,7 @@ def test_its_checkpoint_is_the_reward_of_rloo(run, chain, tmp_path):
     module.configure_model()
     data.setup("validate")
     evaluation = module.validation_step(next(iter(data.val_dataloader())), 0)["evaluation"]
-    assert torch.equal(evaluation.rewards, reward(module.texts(evaluation.rollout)))
+    assert torch.equal(evaluation.rewards, reward(module.pair.texts(evaluation.rollout)))
     assert evaluation.rewards.std() > 0
 
 

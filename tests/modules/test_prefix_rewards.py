@@ -39,7 +39,7 @@ def test_equals_its_definition(chain, tmp_path, every):
         rollout.tokens, *(torch.where(ends, *pair) for pair in zip(shorter[1:3], rollout[1:3], strict=True))
     )
     assert rollout.mask.sum(1).tolist() == [5, 8] * 6
-    rewards = module.training_rewards(rollout, module.rewards(rollout, batch))
+    rewards = module.training_rewards(rollout, module.pair.rewards(module.reward, rollout, batch))
     found = module.reward_to_come(rollout, batch, rewards)
     torch.testing.assert_close(found, by_definition(module, rollout, rewards, every), rtol=0, atol=1e-6)
 
@@ -51,7 +51,7 @@ def test_a_step_is_weighted_with_them(chain, tmp_path):
         module.training_step(batch, 0)
         experience = module.experience
         scores[every] = experience.weights.score
-    stats = module.score(experience.rollout, batch)[1].detach()
+    stats = module.pair.score(experience.rollout, batch)[1].detach()
     rewards, mask = experience.rewards, experience.rollout.mask
     plain = MonteCarlo().weights(stats, mask, rewards, beta=0.3, group_size=3).score
     torch.testing.assert_close(scores[None], plain)

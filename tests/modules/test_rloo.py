@@ -53,7 +53,7 @@ def test_a_step_has_the_gradient_of_the_objective_on_whole_logits(chain, tmp_pat
     loss = estimator.objective(
         stats,
         rollout.mask,
-        module.rewards(rollout, batch),
+        module.pair.rewards(module.reward, rollout, batch),
         beta=0.3,
         group_size=3,
         behaviour_logprobs=stats.logprobs.detach(),
@@ -97,7 +97,7 @@ def test_the_ratio_is_one_at_the_first_inner_step_whatever_the_dropout(chain, tm
     module.on_train_start()
     module.training_step(batch, 0)
     experience = module.experience
-    stats = module.scorer.stats(experience.rollout, experience.reference_states)
+    stats = module.pair.scorer.stats(experience.rollout, experience.reference_states)
     assert torch.equal(stats.logprobs.detach(), experience.behaviour_logprobs)
 
 

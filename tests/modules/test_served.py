@@ -54,10 +54,10 @@ def test_the_gradient_of_all_batches_is_that_of_the_exact_kl(kind, tiled, k):
         remote = ServedTeacher(server.address, k, VOCABULARY, None, 5.0)
         for discount, baseline in ((1.0, "leave_one_out"), (1.0, None), (0.5, "leave_one_out")):
             settings = {"discount": discount, "baseline": baseline, "allow_biased": True}
-            module.scorer = Scorer(policy, teacher, 1.0)
+            module.pair.scorer = Scorer(policy, teacher, 1.0)
             (wanted, _), *_ = expected_gradients(RaoBlackwell(**settings), module, tiled)
             assert ((wanted - truth).abs().max().item() < 1e-10) == (discount == 1)
-            module.scorer = Scorer(policy, policy, 1.0, teacher=remote)
+            module.pair.scorer = Scorer(policy, policy, 1.0, teacher=remote)
             estimators = [RaoBlackwellTopK(k=k, support="reference", **settings)]
             estimators += [MonteCarloRewardToGo(baseline=baseline)] if discount == 1 else []
             for estimator in estimators:

@@ -98,9 +98,9 @@ def expected_gradients(estimator, module, tiled):
         The two gradients, the statistics of all batches, and the probability of each batch, [rows, 1].
     """
     if not tiled:
-        module.scorer._parts = (None, None)
+        module.pair.scorer._parts = (None, None)
     rollout, batch = every_batch()
-    states, stats = module.score(rollout, batch, topk=estimator.topk)
+    states, stats = module.pair.score(rollout, batch, topk=estimator.topk)
     with torch.no_grad():
         logprobs = (stats.logprobs * rollout.mask).sum(1).view(-1, 2).sum(1)
         probability = logprobs.exp().repeat_interleave(2)[:, None]  # of each batch of two completions
@@ -109,7 +109,7 @@ def expected_gradients(estimator, module, tiled):
     weights = estimator.weights(stats.detach(), rollout.mask, rewards, beta=1.0, group_size=2)
     weighted = LossWeights(*weights).map(lambda rows: rows * probability)
     losses = [
-        module.scorer.loss(rollout, states, weighted, topk=estimator.topk),
+        module.pair.scorer.loss(rollout, states, weighted, topk=estimator.topk),
         estimator.loss(stats, rollout.mask, weighted),
     ]
     parameters = [parameter for parameter in module.policy.parameters() if parameter.requires_grad]
@@ -144,8 +144,10 @@ def test_the_gradient_of_all_batches_is_that_of_the_exact_kl(
                 if parameter.requires_grad:
                     parameter.add_(0.3)
     module.policy = policy
-    module.scorer = Scorer(policy, getattr(module, "reference", policy), 1.0, module.reading_reference)
-    assert module.scorer.tiled
+    module.pair.scorer = Scorer(
+        policy, getattr(module, "reference", policy), 1.0, module.pair.reading_reference
+    )
+    assert module.pair.scorer.tiled
     gradients, stats, probability = expected_gradients(estimator, module, tiled)
     parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     expected = flat_gradient(objective(policy, teacher), parameters)
@@ -156,7 +158,9 @@ def test_the_gradient_of_all_batches_is_that_of_the_exact_kl(
     value = (probability[:, 0] * stats.kl.double().masked_fill(~rollout.mask, 0).sum(1)).sum() / 2
     if estimator.topk is None:
         assert value.item() / len(PROMPTS) == pytest.approx(exact_kl(policy, teacher).item(), abs=1e-10)
-        exchanged = module.scorer.reverse_stats(module.as_read(rollout, batch), rollout).masked(rollout.mask)
+        exchanged = module.pair.scorer.reverse_stats(module.pair.read(rollout, batch), rollout).masked(
+            rollout.mask
+        )
         logprobs = exchanged.logprobs.sum(1)[:: 2 * len(COMPLETIONS)]
         found = (logprobs.exp() * exchanged.kl.sum(1)[:: 2 * len(COMPLETIONS)]).sum() / len(PROMPTS)
         expected = exact_kl(teacher, policy, TEACHERS, PROMPTS)

@@ -96,9 +96,9 @@ def test_completions_follow_the_prompts_and_end_with_their_eos(chain, tmp_path, 
     module, batch = attached(chain, tmp_path, RaoBlackwell())
     sampling = Sampling(400, 3, temperature=0.7)
     batch = {name: value[:1] for name, value in batch.items()}
-    ours = module.generate(module.policy, batch, sampling, seed=0)
+    ours = module.pair.sample(batch, sampling, seed=0)
     backend = VLLMBackend()
-    theirs = module.generate(module.policy, batch, sampling, seed=0, backend=backend)
+    theirs = module.pair.sample(batch, sampling, seed=0, backend=backend)
     eos = module.tokenizer.eos_token_id
     for rollout in (ours, theirs):
         assert torch.equal(rollout.tokens[:, : batch["tokens"].shape[1]], batch["tokens"].expand(400, -1))
@@ -111,7 +111,7 @@ def test_completions_follow_the_prompts_and_end_with_their_eos(chain, tmp_path, 
     ]
     pooled = (shares[0] + shares[1]) / 2
     assert ((shares[0] - shares[1]).abs() <= 5 * (pooled * 2 / 400).sqrt() + 1e-6).all()
-    again = module.generate(module.policy, batch, sampling, seed=0, backend=backend)
+    again = module.pair.sample(batch, sampling, seed=0, backend=backend)
     assert torch.equal(again.tokens, theirs.tokens)
 
 
@@ -130,7 +130,7 @@ def test_the_engines_own_logprobs_say_what_was_sampled(chain, tmp_path, vllm):
     module, batch = attached(chain, tmp_path, RaoBlackwell(), rollout_backend="vllm")
     module.training_step(batch, 0)
     rollout, *_ = module.experience
-    scored = module.scorer.logprobs(rollout).detach()
+    scored = module.pair.scorer.logprobs(rollout).detach()
     torch.testing.assert_close(module.experience.behaviour_logprobs, rollout.logprobs)
     torch.testing.assert_close(rollout.logprobs, scored, rtol=1e-4, atol=1e-4)
     assert module.experience.metrics["sampler_kl"] < 1e-6

@@ -64,10 +64,10 @@ def test_gradients_are_those_of_the_estimators_loss(pair, artifact):
     batch = pair.batches(module, 6, 2)[2]  # after two batches for the earlier rollouts
     from lit_klrb.seeding import derive_seed
 
-    rollout = module.generate(module.policy, batch, module.sampling, seed=derive_seed(0, "gradient_noise", 0))
-    stats = module.score(rollout, batch)[1]
+    rollout = module.pair.sample(batch, module.sampling, seed=derive_seed(0, "gradient_noise", 0))
+    stats = module.pair.score(rollout, batch)[1]
     loss = RaoBlackwell().objective(
-        stats, rollout.mask, module.rewards(rollout, batch), beta=0.3, group_size=2
+        stats, rollout.mask, module.pair.rewards(module.reward, rollout, batch), beta=0.3, group_size=2
     )
     gradients = torch.autograd.grad(loss, list(module.policy.parameters()))
     norm = sum(part.double().square().sum().item() for part in gradients)

@@ -135,9 +135,9 @@ def test_estimators_with_token_values_are_measured_with_those_of_earlier_rollout
 
     seeds = [derive_seed(5, "gradient_noise", "earlier", index) for index in range(count)]
     for half, seed in zip([halves[0]] * count + [halves[1]], [*seeds, 6], strict=True):
-        rollout = training.generate(training.policy, half, training.sampling, seed=seed)
-        _, stats = training.score(rollout, half, training.memory.token_values)
-        rewards = training.training_rewards(rollout, training.rewards(rollout, half))
+        rollout = training.pair.sample(half, training.sampling, seed=seed)
+        _, stats = training.pair.score(rollout, half, training.memory.token_values)
+        rewards = training.training_rewards(rollout, training.pair.rewards(training.reward, rollout, half))
         weights = training.weigh(rollout, stats.detach(), rewards)
     expected = policy_gradient(training, training.kl_estimator, stats, rollout.mask, weights)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
@@ -156,9 +156,13 @@ def test_token_values_begin_with_those_of_the_warm_start_as_in_training(chain, t
     memories = gradient_noise.memories_after(module, [TiltedRaoBlackwell(), MonteCarlo()], halves, seed=5)
     for half, index in zip(halves, range(2), strict=True):
         seed = derive_seed(5, "gradient_noise", "earlier", index)
-        rollout = module.generate(module.policy, half, module.sampling, seed=seed)
-        _, stats = module.score(rollout, half, module.memory.token_values)
-        module.weigh(rollout, stats, module.training_rewards(rollout, module.rewards(rollout, half)))
+        rollout = module.pair.sample(half, module.sampling, seed=seed)
+        _, stats = module.pair.score(rollout, half, module.memory.token_values)
+        module.weigh(
+            rollout,
+            stats,
+            module.training_rewards(rollout, module.pair.rewards(module.reward, rollout, half)),
+        )
     found, expected = (memory.state_dict()["token_values"] for memory in (memories[0], module.memory))
     assert expected["prior"].any()
     torch.testing.assert_close(found, expected)
@@ -208,9 +212,13 @@ def test_earlier_rollouts_change_the_fitted_combination_alone(chain, tmp_path):
 def scored(module, batch, values, *address):
     """A rollout of the study, with its statistics and rewards."""
     seed = derive_seed(module.seed, "gradient_noise", *address)
-    rollout = module.generate(module.policy, batch, module.sampling, seed=seed)
-    states = module.scorer.reference_states(rollout)
-    return rollout, module.scorer.stats(rollout, states, values.table), module.rewards(rollout, batch)
+    rollout = module.pair.sample(batch, module.sampling, seed=seed)
+    states = module.pair.scorer.reference_states(rollout)
+    return (
+        rollout,
+        module.pair.scorer.stats(rollout, states, values.table),
+        module.pair.rewards(module.reward, rollout, batch),
+    )
 
 
 def gradient_of(module, batch, study, index):

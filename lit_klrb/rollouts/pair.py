@@ -1,0 +1,276 @@
+"""A pair of models, a policy and the reference of its KL: what each reads, sampling and scoring."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from lit_klrb.data.chat import as_messages, is_messages
+from lit_klrb.data.corpora import PROMPT
+from lit_klrb.data.encoding import end_tokens
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.functional import TokenStats, TopK
+from lit_klrb.models import loading
+from lit_klrb.models.adapters import adapter_off, has_adapter
+from lit_klrb.models.generation import Rollout, Sampling, generate_completions
+from lit_klrb.models.limits import check_context_length
+from lit_klrb.models.scoring import Scorer
+from lit_klrb.models.served import ServedTeacher
+from lit_klrb.models.tokenizers import common_vocabulary
+from lit_klrb.reward_functions import IDS
+from lit_klrb.rollouts.stopwatch import Stopwatch
+
+
+class Loaded(NamedTuple):
+    """A model and its tokenizer.
+
+    Args:
+        key: The argument that names it, for error messages.
+        path: The value of that argument.
+        model: The model.
+        tokenizer: Its tokenizer.
+    """
+
+    key: str
+    path: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    @classmethod
+    def of(cls, key: str, path: str) -> "Loaded":
+        """Load both from a hub id, a folder, a .gguf file or a checkpoint.
+
+        Raises:
+            ConfigurationError: If that fails.
+        """
+        return cls(key, path, loading.load_model(key, path), loading.load_tokenizer(key, path))
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The tokens that end a completion, the tokenizer's EOS first."""
+        return end_tokens(self.tokenizer, self.model)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of its head, which padding can make larger than the vocabulary."""
+        head: Any = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        return len(head.weight)
+
+
+@dataclass(eq=False)
+class Pair:
+    """A policy and the reference of its KL, both at the sampling temperature.
+
+    Rows of one embedding that the other lacks, such as padding, are left out of both distributions: their
+    logits are −∞ in samples and statistics, see `common_vocabulary`.
+
+    Args:
+        first: The policy.
+        second: The reference; None for the policy, with its adapter disabled or as it is.
+        temperature: Divides the logits of both models.
+        itself: Whether the policy itself, with a stopped gradient, is the reference.
+        stop_at_eos: Whether ends end a completion; if not, all have the maximum length.
+        teacher: A reference in an engine of its own, which takes the place of `second`.
+        stopwatch: Takes the time of sampling ("generate") and scoring ("statistics").
+
+    Attributes:
+        vocabulary_size: V, the rows that both heads have.
+        note: What is left out of the distributions, as a line of text; None for nothing.
+
+    Raises:
+        ConfigurationError: If a token id has two meanings, or there is no reference.
+    """
+
+    first: Loaded
+    second: Loaded | None = None
+    _: KW_ONLY
+    temperature: float = 1.0
+    itself: bool = False
+    stop_at_eos: bool = True
+    teacher: ServedTeacher | None = None
+    stopwatch: Stopwatch = field(default_factory=lambda: Stopwatch(running=False))
+
+    def __post_init__(self) -> None:
+        if self.second is None and not (self.itself or self.teacher or has_adapter(self.policy)):
+            raise ConfigurationError(
+                "None means the policy with its adapter disabled, but the policy has no adapter; name the "
+                "reference, or train an adapter (lora)",
+                key="reference_path",
+            )
+        self.vocabulary_size, self.note = self.first.rows, None
+        if self.second is not None:
+            self.vocabulary_size, self.note = common_vocabulary(
+                self.second.key,
+                self.second.path,
+                *((each.tokenizer.get_vocab(), each.rows) for each in (self.first, self.second)),
+            )
+        self.scorer = Scorer(
+            self.policy, self.reference, self.temperature, self.reading_reference, self.teacher, self.rows
+        )
+
+    @property
+    def policy(self) -> PreTrainedModel:
+        """The model that is sampled from and trained."""
+        return self.first.model
+
+    @property
+    def reference(self) -> PreTrainedModel:
+        """The frozen model; the policy if that stands for it."""
+        return self.policy if self.second is None else self.second.model
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The policy's."""
+        return self.first.tokenizer
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The tokens that end a completion: the policy's."""
+        return self.first.ends
+
+    @property
+    def rows(self) -> int | None:
+        """The number of rows that both heads have; None if those are all."""
+        return None if self.note is None else self.vocabulary_size
+
+    def reading_reference(self) -> AbstractContextManager[PreTrainedModel]:
+        """A context manager that yields the reference: a model, or the policy with its adapter disabled."""
+        if self.second is None and not self.itself and has_adapter(self.policy):
+            return adapter_off(self.policy)
+        return nullcontext(self.reference)
+
+    def sample(
+        self,
+        batch: Mapping[str, Any],
+        sampling: Sampling,
+        *,
+        seed: int,
+        rows_before: int = 0,
+        backend: Callable[..., Rollout] = generate_completions,
+        of_reference: bool = False,
+    ) -> Rollout:
+        """Sample completions of a batch of prompts, see `generate_completions`.
+
+        Args:
+            batch: P prompts, and those that the reference reads.
+            sampling: Number of completions, maximum length, temperature.
+            seed: Seed of the samples.
+            rows_before: Number of sequences of the same batch that other calls sample before these.
+            backend: Samples in place of `generate_completions`.
+            of_reference: Sample from the reference, after the prompts that it reads.
+        """
+        own = {
+            name: batch.get(f"teacher_{name}", batch[name]) if of_reference else batch[name]
+            for name in ("tokens", "attention_mask")
+        }
+        reading = self.reading_reference() if of_reference else nullcontext(self.policy)
+        rows = {} if self.rows is None else {"rows": self.rows}
+        with self.stopwatch("generate"), reading as model:
+            return backend(
+                model,
+                own["tokens"],
+                own["attention_mask"],
+                sampling,
+                seed=seed,
+                ends=self.ends if self.stop_at_eos else (),
+                pad_token_id=self.tokenizer.pad_token_id,
+                rows_before=rows_before,
+                **rows,
+            )
+
+    def read(self, rollout: Rollout, batch: Mapping[str, Any], key: str = "max_new_tokens") -> Rollout:
+        """A rollout as the reference reads it: after its own prompts, if the batch has them.
+
+        Args:
+            rollout: K completions of each of P prompts, prompt-major.
+            batch: The prompts.
+            key: The argument that determines the length, for the error message.
+
+        Raises:
+            ConfigurationError: If the policy is its own reference and reads the same prompts, or the rollout
+                exceeds the reference's context length.
+        """
+        if "teacher_tokens" in batch:
+            rollout = rollout.after(batch["teacher_tokens"], batch["teacher_attention_mask"])
+        elif self.itself:
+            raise ConfigurationError(
+                "policy has a KL of 0 to the policy on the same prompts: give the teacher its own by "
+                "data.teacher_system_prompt or the column teacher_prompt; a folder of that name is ./policy",
+                key="reference_path",
+            )
+        if self.teacher is None:
+            length = int(rollout.attention_mask.sum(1).max())
+            name = "the reference" if self.second is None else self.second.path
+            check_context_length(self.reference, length, name, key=key)
+        return rollout
+
+    def score(
+        self,
+        rollout: Rollout,
+        batch: Mapping[str, Any],
+        token_values: Tensor | None = None,
+        topk: TopK | None = None,
+    ) -> tuple[Tensor, TokenStats]:
+        """The reference's hidden states, shape [B, T, D], and the token statistics, [B, T].
+
+        Args:
+            rollout: K completions of each of P prompts, prompt-major.
+            batch: The prompts, and those that the reference reads.
+            token_values: See `Scorer.stats`.
+            topk: See `Scorer.stats`.
+        """
+        with self.stopwatch("statistics"):
+            states = self.scorer.reference_states(self.read(rollout, batch))
+            return states, self.scorer.stats(rollout, states, token_values, topk)
+
+    def texts(self, rollout: Rollout, part: slice = slice(None)) -> list[str]:
+        """Each sequence as a text, prompt and completion.
+
+        Args:
+            rollout: B sequences.
+            part: The positions to decode, such as those of the completions.
+        """
+        # Replace tokens after the end, which need not be padding tokens
+        tokens = rollout.tokens.masked_fill(~rollout.attention_mask, self.tokenizer.pad_token_id)
+        decoded: list[str] = self.tokenizer.batch_decode(tokens[:, part], skip_special_tokens=True)
+        return decoded
+
+    def columns(self, rollout: Rollout, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """What functions of completions read: prompts and completions, and the columns of the data.
+
+        Prompts and completions are texts; those of conversations are lists of messages, as in TRL.
+
+        Args:
+            rollout: K completions of each of P prompts, prompt-major.
+            batch: The prompts; its `rows`, if it has them, are P mappings of other columns of the data.
+        """
+        rows, width = batch.get("rows", ()), rollout.mask.shape[1]
+        parts = {"prompts": slice(-width), "completions": slice(-width, None)}
+        decoded = {name: self.texts(rollout, part) for name, part in parts.items()}
+        repeats = len(rollout.tokens) // max(len(rows), 1)
+        columns = {
+            name: [row.get(name) for row in rows for _ in range(repeats)]
+            for name in dict.fromkeys(name for row in rows for name in row)
+        }
+        conversations: Any = columns.get(PROMPT, ())
+        if all(map(is_messages, conversations or [None])):
+            del columns[PROMPT]
+            return columns | as_messages(conversations, decoded["completions"])
+        return columns | decoded
+
+    def rewards(self, reward: Callable[..., Tensor], rollout: Rollout, batch: Mapping[str, Any]) -> Tensor:
+        """The reward of each sequence, shape [B].
+
+        Args:
+            reward: A function of texts and columns, see `Reward`.
+            rollout: K completions of each of P prompts, prompt-major.
+            batch: The prompts, see `columns`.
+        """
+        with self.stopwatch("reward"):
+            columns = self.columns(rollout, batch)
+            pairs = zip(rollout.completions, rollout.mask, strict=True)
+            columns[IDS] = [tokens[mask].tolist() for tokens, mask in pairs]
+            return reward(self.texts(rollout), columns).to(rollout.tokens.device)

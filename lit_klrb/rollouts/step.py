@@ -1,0 +1,139 @@
+"""A step on a rollout: token values, statistics, weights, loss, and what the estimator remembers of it.
+
+The order is `begin` once, then for each rollout `Pair.score` with the memory's token values, `weigh`, which
+lets the memory observe the rollout after weighting it, and `policy_loss` on any part of it.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_klrb.distributed import gather_rollout, gather_rows
+from lit_klrb.estimators import EstimatorMemory, KLEstimator, LossWeights
+from lit_klrb.estimators.checked import checked_loss
+from lit_klrb.functional import TokenStats
+from lit_klrb.functional.baselines import values_before
+from lit_klrb.models import loading
+from lit_klrb.models.generation import Rollout
+from lit_klrb.models.scoring import Scorer
+
+
+def begin(memory: EstimatorMemory, vocabulary_size: int, policy_path: str | None = None) -> None:
+    """Give a memory a value for every token, at first those that the checkpoint of a warm start hands over.
+
+    Args:
+        memory: The memory; one whose estimator has no token values of rewards takes none.
+        vocabulary_size: V, see `Pair`.
+        policy_path: The warm start, which may have fitted token values to rewards; None for none.
+
+    Raises:
+        ConfigurationError: If the checkpoint does not exist, or the values are damaged.
+    """
+    memory.vocabulary_size = vocabulary_size
+    if memory.estimator.token_values_predict == "rewards" and policy_path is not None:
+        prior = loading.load_token_values("policy_path", policy_path)
+        if prior is not None:
+            memory.start_from(prior[:vocabulary_size])
+
+
+def reward_to_come(
+    rollout: Rollout, rewards: Tensor, every: int, reward_of: Callable[[Rollout], Tensor]
+) -> Tensor:
+    """`TokenStats.reward_to_come`: the reward less that of the completion before each token, shape [B, T].
+
+    Args:
+        rollout: B sequences with T completion positions.
+        rewards: Their rewards, shape [B].
+        every: The number of tokens between two places at which an unfinished completion is scored.
+        reward_of: The rewards of such completions.
+    """
+    before = values_before(rollout.mask, every, lambda length: reward_of(rollout.cut(length)))
+    return torch.where(rollout.mask, rewards[:, None] - before, 0)
+
+
+class Scored(NamedTuple):
+    """Completions with what the estimator weights them by, whole groups, prompt-major.
+
+    Args:
+        tokens: Their token ids, shape [B, T].
+        mask: True on completion tokens, shape [B, T].
+        stats: Their statistics, detached, fields [B, T].
+        rewards: Their rewards, shape [B]; None for the KL alone.
+    """
+
+    tokens: Tensor
+    mask: Tensor
+    stats: TokenStats
+    rewards: Tensor | None
+
+    @classmethod
+    def everyones(cls, rollout: Rollout, stats: TokenStats, rewards: Tensor) -> "Scored":
+        """The completions of all processes, given those of this one."""
+        stats, mask, rewards = gather_rollout(stats.detach(), rollout.mask, rewards)
+        return cls(gather_rows(rollout.completions), mask, stats, rewards)
+
+
+def weigh(
+    memory: EstimatorMemory, scored: Scored, *, beta: float, group_size: int, observe: bool = True
+) -> LossWeights:
+    """The estimator's weights of completions, which it remembers for the next ones.
+
+    Args:
+        memory: The estimator with what it remembers.
+        scored: The completions.
+        beta: Weight of the KL.
+        group_size: Completions per prompt (K).
+        observe: Remember the completions; none are weighted with what was fitted to them.
+    """
+    tokens, mask, stats, rewards = scored
+    weights = memory.weights(stats, mask, rewards, beta=beta, group_size=group_size, tokens=tokens)
+    if observe:
+        memory.observe(tokens, mask, rewards, stats, group_size=group_size)
+    return weights
+
+
+def policy_loss(
+    scorer: Scorer,
+    estimator: KLEstimator,
+    rollout: Rollout,
+    reference_states: Tensor,
+    weights: LossWeights,
+    *,
+    beta: float,
+    behaviour_logprobs: Tensor,
+    token_values: Tensor | None = None,
+    stats: TokenStats | None = None,
+) -> Tensor:
+    """The estimator's loss on sequences of a weighted rollout, averaged over them.
+
+    Its gradients are formed while the logits exist, if the estimator's loss is of that form.
+
+    Args:
+        scorer: Policy and reference.
+        estimator: The estimator.
+        rollout: B of the sequences.
+        reference_states: Those of `Pair.score` for them.
+        weights: Their weights, shape [B, T].
+        beta: Weight of the KL.
+        behaviour_logprobs: Log-probabilities under the policy that sampled them, shape [B, T].
+        token_values: Those with which the rollout was weighted, shape [V]; None without.
+        stats: Their statistics with a graph, which spare another forward pass of the policy.
+    """
+    if stats is None and estimator.is_fusable:
+        clip_range = estimator.clip_range if estimator.off_policy == "clip" else None
+        return scorer.loss(
+            rollout,
+            reference_states,
+            weights,
+            behaviour_logprobs,
+            clip_range,
+            token_values,
+            estimator.topk,
+        )
+    if stats is None:
+        stats = scorer.stats(rollout, reference_states, token_values, estimator.topk)
+    return checked_loss(
+        estimator, stats, rollout.mask, weights, beta=beta, behaviour_logprobs=behaviour_logprobs
+    )
