@@ -7,11 +7,12 @@ from lit_klrb.estimators import EstimatorMemory
 from lit_klrb.modules import RLOOModule
 
 
-def attached(chain, tmp_path, estimator, policy_path=None, **settings):
+def attached(chain, tmp_path, estimator, policy_path=None, kind=RLOOModule, **settings):
     """A module with its trainer, models built, ready for single steps."""
-    module = RLOOModule(
+    module = kind(
         policy_path=policy_path or chain.checkpoint("dpo"),
         reference_path=chain.checkpoint("sft"),
+        reward_path="grammar",
         max_new_tokens=8,
         completions_per_prompt=3,
         **settings,

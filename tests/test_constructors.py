@@ -23,13 +23,10 @@ EXTENDED = {
     "OnPolicyModule.configure_model",
     "OnPolicyModule.on_save_checkpoint",
     "OnPolicyModule.on_load_checkpoint",
-    "RLOOModule.setup",
-    "RLOOModule.reward_to_come",
     "DistillModule.setup",
-    "DistillModule.load_reference",
-    "DistillModule.as_read",
+    "DistillModule.load_pair",
+    "DistillModule.on_validation_batch_start",
     "DistillModule.rollout_metrics",
-    "DistillModule.training_rewards",
     "ReverseKLMonitor.on_validation_batch_end",
     "Discounted.discounted",  # a description with an argument
     "RaoBlackwell.loss_recipes",  # its own term is a mean of two

@@ -1,5 +1,6 @@
 """Every example of docs/extending.md works as written."""
 
+import importlib
 import re
 import runpy
 import shlex
@@ -7,8 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from single_steps import attached
 
 from lit_klrb.cli.main import main
+from lit_klrb.estimators import RaoBlackwellControlVariate
+from lit_klrb.models.loading import TOKEN_VALUES_KEY
+from lit_klrb.modules import RLOOModule
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text("utf-8")
 FILES = {match[1]: match[0] for match in re.finditer(r"# (my_\w+\.py)\n.*?(?=```)", PAGE, re.DOTALL)}
@@ -61,3 +67,29 @@ def test_the_commands_run(chain, tmp_path, capsys, command):
     assert chain.run("fit", "rloo", *arguments[2:], run=tmp_path / "run") == 0
     if "LengthStudy" in command:
         assert (tmp_path / "run" / "studies" / "length.json").exists()
+
+
+def test_a_module_of_ones_own_has_what_rloo_has(chain, tmp_path):
+    """The warm start's token values, prefix rewards and the memory; its weights alone are its own."""
+    checkpoint = torch.load(chain.checkpoint("dpo"), weights_only=True)
+    torch.save(checkpoint | {TOKEN_VALUES_KEY: torch.linspace(-1, 1, 365)}, tmp_path / "dpo.ckpt")
+    metrics, scores = [], []
+    for kind in (RLOOModule, importlib.import_module("my_modules").GRPOModule):
+        module, batch = attached(
+            chain,
+            tmp_path,
+            RaoBlackwellControlVariate(),
+            policy_path=str(tmp_path / "dpo.ckpt"),
+            kind=kind,
+            prefix_rewards=4,
+        )
+        explained = []
+        for number in range(2):
+            module.training_step(batch, number)
+            explained.append(module.experience.metrics["reward_explained"])
+        metrics.append(explained)
+        scores.append(module.experience.weights.score)
+    assert metrics[0] == metrics[1]
+    assert len(set(metrics[0])) == 2
+    spread = module.experience.rewards.view(-1, 3).std(1).repeat_interleave(3)[:, None] + 1e-4
+    torch.testing.assert_close(scores[1] * spread, scores[0])

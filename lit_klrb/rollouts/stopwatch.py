@@ -43,6 +43,6 @@ class Stopwatch:
 
 def now() -> float:
     """The time in seconds, after waiting for pending work on a GPU."""
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
     return time.perf_counter()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lit_klrb.callbacks import throughput
-from lit_klrb.modules import stopwatch
+from lit_klrb.rollouts import stopwatch
 
 MONITOR = "--trainer.callbacks+=RolloutThroughput"
 

@@ -15,6 +15,7 @@ from lit_klrb.data.tokenizer import grammar_tokenizer, train_bpe
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import scoring
 from lit_klrb.models.loading import fresh_model, load_tokenizer
+from lit_klrb.rollouts.pair import Pair
 
 CONFIG = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 32}
 TEXTS = ["I saw this film last night.", "What a marvelous thriller!", "Do not miss it!", "It was a treat."]
@@ -120,12 +121,12 @@ def test_completions_are_sampled_from_the_first_model_of_each_direction(models, 
 
 
 def test_logits_of_all_tokens_are_never_computed(models, monkeypatch):
-    policy, reference = (load("policy", str(models / name), "cpu") for name in ("first", "reference"))
+    pair = Pair(*(load("policy", str(models / name), "cpu") for name in ("first", "reference")))
     monkeypatch.setattr(scoring, "completion_logits", None)
     rollouts = text_rollouts([[5, 6, 7], [8, 9]], 0, batch_size=2)
     cluster = torch.arange(2)
-    settings = {"cluster": cluster, "group_size": None, "advance": lambda rows: None}
-    table = token_table(policy.model, reference.model, rollouts, 1.0, **settings)
+    settings = {"cluster": cluster, "group_size": None, "key": "texts", "advance": lambda rows: None}
+    table = token_table(pair, rollouts, **settings)
     assert table.mask.tolist() == [[True, True], [True, False]]
     assert bool((table.stats.kl > 0).eq(table.mask).all())
 

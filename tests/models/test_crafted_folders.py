@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
+from lit_klrb.models.tokenizers import common_vocabulary
 from lit_klrb.rewards import load_reward
 
 TINY = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 16}
@@ -298,12 +299,13 @@ def test_a_pipe_is_not_waited_for(folder, tmp_path):
 
 def test_two_vocabularies_of_one_size_and_other_words():
     words = grammar_tokenizer().get_vocab()
-    check = loading.check_same_vocabulary
-    check("reference_path", "x", words, dict(words))
-    check("reference_path", "x", {**words, "<extra>": len(words)}, {**words, "<other>": len(words) + 1})
+
+    def check(others):
+        return common_vocabulary("reference_path", "x", (words, 400), (others, 400))
+
+    assert check(dict(words)) == check({**words, "<other>": len(words) + 1}) == (400, None)
     first, second = (next(word for word, index in words.items() if index == n) for n in (10, 11))
-    swapped = {**words, first: 11, second: 10}
     difference = f"id 10 is '{second}' there and '{first}' in"
     message = f"^reference_path: x has another vocabulary than the policy: {difference}"
     with pytest.raises(ConfigurationError, match=message):
-        check("reference_path", "x", words, swapped)
+        check({**words, first: 11, second: 10})

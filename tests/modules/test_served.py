@@ -19,6 +19,7 @@ from test_teacher_gradient import (
     exact_kl,
     expected_gradients,
     flat_gradient,
+    pair_of,
     tiny,
 )
 
@@ -28,7 +29,6 @@ from lit_klrb.errors import ConfigurationError, NoAnswerError
 from lit_klrb.estimators import MonteCarloRewardToGo, RaoBlackwell, RaoBlackwellTopK
 from lit_klrb.models import served
 from lit_klrb.models.loading import load_model, load_tokenizer
-from lit_klrb.models.scoring import Scorer
 from lit_klrb.models.served import ServedTeacher
 from lit_klrb.modules import DistillModule
 
@@ -47,17 +47,17 @@ def _no_pauses(monkeypatch):
 def test_the_gradient_of_all_batches_is_that_of_the_exact_kl(kind, tiled, k):
     policy, teacher = tiny(kind, seed=0), tiny(kind, seed=1)
     module = DistillModule(policy_path="student", reference_path="teacher")
-    module.policy, module.reference = policy, teacher
+    module.policy = policy
     truth = flat_gradient(exact_kl(policy, teacher), list(policy.parameters()))
     assert truth.abs().max() > 1e-2
     with TeacherServer(teacher) as server:
         remote = ServedTeacher(server.address, k, VOCABULARY, None, 5.0)
         for discount, baseline in ((1.0, "leave_one_out"), (1.0, None), (0.5, "leave_one_out")):
             settings = {"discount": discount, "baseline": baseline, "allow_biased": True}
-            module.pair.scorer = Scorer(policy, teacher, 1.0)
+            module.pair = pair_of(policy, teacher)
             (wanted, _), *_ = expected_gradients(RaoBlackwell(**settings), module, tiled)
             assert ((wanted - truth).abs().max().item() < 1e-10) == (discount == 1)
-            module.pair.scorer = Scorer(policy, policy, 1.0, teacher=remote)
+            module.pair = pair_of(policy, served=remote)
             estimators = [RaoBlackwellTopK(k=k, support="reference", **settings)]
             estimators += [MonteCarloRewardToGo(baseline=baseline)] if discount == 1 else []
             for estimator in estimators:

@@ -1,6 +1,7 @@
 """The gradient of the KL to a teacher that reads another prompt than the policy, by enumeration."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from lit_klrb.data.batches import pad
 from lit_klrb.estimators import LossWeights, MonteCarlo, RaoBlackwell, RaoBlackwellLoss, RaoBlackwellTopK
 from lit_klrb.models.adapters import add_adapter
 from lit_klrb.models.generation import Rollout
-from lit_klrb.models.scoring import Scorer
 from lit_klrb.modules import DistillModule
+from lit_klrb.rollouts.pair import Loaded, Pair
 
 END, VOCABULARY, LENGTH = 0, 3, 2
 # All completions of at most two tokens.
@@ -86,6 +87,14 @@ def every_batch():
     return Rollout(torch.cat([tokens, rows], 1), torch.cat([attention, mask], 1), mask), batch
 
 
+def pair_of(policy, teacher=None, reference_path="teacher", served=None):
+    """Policy and teacher, whose ids have no texts."""
+    no_words = SimpleNamespace(get_vocab=dict)
+    second = None if teacher is None else Loaded("reference_path", "teacher", teacher, no_words)
+    first = Loaded("policy_path", "student", policy, no_words)
+    return Pair(first, second, itself=reference_path == "policy", teacher=served)
+
+
 def flat_gradient(loss, parameters):
     gradients = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
     return torch.nn.utils.parameters_to_vector(gradients)
@@ -135,18 +144,14 @@ def test_the_gradient_of_all_batches_is_that_of_the_exact_kl(
     policy = tiny(kind, seed=0)
     module = DistillModule(policy_path="student", reference_path=reference_path)
     teacher = {"teacher": tiny(kind, seed=1), "policy": policy, None: tiny(kind, seed=0)}[reference_path]
-    if reference_path == "teacher":
-        module.reference = teacher
-    elif reference_path is None:  # the policy without its adapter
+    if reference_path is None:  # the policy without its adapter
         policy = add_adapter(policy, {"r": 2}, seed=2).double()
         with torch.no_grad():
             for parameter in policy.parameters():
                 if parameter.requires_grad:
                     parameter.add_(0.3)
     module.policy = policy
-    module.pair.scorer = Scorer(
-        policy, getattr(module, "reference", policy), 1.0, module.pair.reading_reference
-    )
+    module.pair = pair_of(policy, teacher if reference_path == "teacher" else None, reference_path)
     assert module.pair.scorer.tiled
     gradients, stats, probability = expected_gradients(estimator, module, tiled)
     parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]

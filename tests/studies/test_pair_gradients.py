@@ -59,17 +59,16 @@ def test_layers_are_sums_over_their_parameters():
 
 
 def test_gradients_are_those_of_the_estimators_loss(pair, artifact):
-    module = pair.load(completions=2)
-    module.beta = SMALL["beta"]
-    batch = pair.batches(module, 6, 2)[2]  # after two batches for the earlier rollouts
+    models, reward = pair.load(), pair.load_reward()
+    batch = pair.batches(models, 6, 2)[2]  # after two batches for the earlier rollouts
     from lit_klrb.seeding import derive_seed
 
-    rollout = module.pair.sample(batch, module.sampling, seed=derive_seed(0, "gradient_noise", 0))
-    stats = module.pair.score(rollout, batch)[1]
+    rollout = models.sample(batch, pair.sampling(2), seed=derive_seed(0, "gradient_noise", 0))
+    stats = models.score(rollout, batch)[1]
     loss = RaoBlackwell().objective(
-        stats, rollout.mask, module.pair.rewards(module.reward, rollout, batch), beta=0.3, group_size=2
+        stats, rollout.mask, models.rewards(reward, rollout, batch), beta=0.3, group_size=2
     )
-    gradients = torch.autograd.grad(loss, list(module.policy.parameters()))
+    gradients = torch.autograd.grad(loss, list(models.policy.parameters()))
     norm = sum(part.double().square().sum().item() for part in gradients)
     gram = whole(artifact["snapshots"][0], 20)
     assert gram[8, 8].item() == pytest.approx(norm, rel=1e-4)

@@ -20,6 +20,7 @@ from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.models.loading import TOKEN_VALUES_KEY
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies import EstimationStudy, GradientNoiseStudy, gradient_noise
+from lit_klrb.studies.gradient_noise import Task
 from lit_klrb.studies.gradients import policy_gradient
 
 # The fitted control variate warns, as one of so few completions often dominates.
@@ -129,8 +130,8 @@ def test_estimators_with_token_values_are_measured_with_those_of_earlier_rollout
                 parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
     halves = [{name: value[rows] for name, value in batch.items()} for rows in (slice(2), slice(2, 4))]
     compared = [kind(), RaoBlackwell()]
-    memories = gradient_noise.memories_after(module, compared, [halves[0]] * count, seed=5)
-    found, *others = gradient_noise.batch_gradients(module, halves[1], memories, seed=6)[1:]
+    memories = gradient_noise.memories_after(Task.of(module), compared, [halves[0]] * count, seed=5)
+    found, *others = gradient_noise.batch_gradients(Task.of(module), halves[1], memories, seed=6)[1:]
     assert (found - others[0]).norm() > 1e-5 * found.norm()
 
     seeds = [derive_seed(5, "gradient_noise", "earlier", index) for index in range(count)]
@@ -139,12 +140,12 @@ def test_estimators_with_token_values_are_measured_with_those_of_earlier_rollout
         _, stats = training.pair.score(rollout, half, training.memory.token_values)
         rewards = training.training_rewards(rollout, training.pair.rewards(training.reward, rollout, half))
         weights = training.weigh(rollout, stats.detach(), rewards)
-    expected = policy_gradient(training, training.kl_estimator, stats, rollout.mask, weights)
+    expected = policy_gradient(training.policy, 0.3, training.kl_estimator, stats, rollout.mask, weights)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
     with pytest.raises(ConfigurationError, match=f"earlier_rollouts: must be at least 1.*{kind.__name__} is"):
-        gradient_noise.memories_after(module, compared, [], seed=5)
-    assert gradient_noise.memories_after(training, compared, [], seed=5)[0] is training.memory
+        gradient_noise.memories_after(Task.of(module), compared, [], seed=5)
+    assert gradient_noise.memories_after(Task.of(training), compared, [], seed=5)[0] is training.memory
 
 
 def test_token_values_begin_with_those_of_the_warm_start_as_in_training(chain, tmp_path):
@@ -153,7 +154,9 @@ def test_token_values_begin_with_those_of_the_warm_start_as_in_training(chain, t
     torch.save(checkpoint | {TOKEN_VALUES_KEY: torch.linspace(-1, 1, size)}, tmp_path / "dpo.ckpt")
     module, batch = attached(chain, tmp_path, TiltedRaoBlackwell(), policy_path=str(tmp_path / "dpo.ckpt"))
     halves = [{name: value[rows] for name, value in batch.items()} for rows in (slice(2), slice(2, 4))]
-    memories = gradient_noise.memories_after(module, [TiltedRaoBlackwell(), MonteCarlo()], halves, seed=5)
+    memories = gradient_noise.memories_after(
+        Task.of(module), [TiltedRaoBlackwell(), MonteCarlo()], halves, seed=5
+    )
     for half, index in zip(halves, range(2), strict=True):
         seed = derive_seed(5, "gradient_noise", "earlier", index)
         rollout = module.pair.sample(half, module.sampling, seed=seed)
@@ -224,11 +227,11 @@ def scored(module, batch, values, *address):
 def gradient_of(module, batch, study, index):
     """Computed by a training step on the study's completions."""
     draws = derive_seed(module.seed, study.name, index)
-    generate = module.generate
-    module.generate = lambda *args, **options: generate(*args, **{**options, "seed": draws})
+    sample = module.pair.sample
+    module.pair.sample = lambda *args, **options: sample(*args, **{**options, "seed": draws})
     module.zero_grad()
     module.training_step(batch, 0).backward()
-    module.generate = generate
+    module.pair.sample = sample
     return torch.cat([p.grad.flatten() for p in module.policy.parameters()])
 
 
