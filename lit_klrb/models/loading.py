@@ -5,6 +5,7 @@ Only weights, settings and text are loaded, never code; see docs/security.md.
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -166,7 +167,14 @@ def read_folder(path: str, role: Role, **settings: Any) -> tuple[PreTrainedModel
         ConfigurationError: If it is an adapter, or the weights are damaged.
     """
     if find_adapter_config_file(path) is not None:
-        raise ConfigurationError("this is an adapter; merge it into its model first")
+        # Loading it would download the model that it names
+        folder = shlex.quote(path)
+        merge = "from peft import AutoPeftModelForCausalLM as A; import sys; "
+        merge += "A.from_pretrained(sys.argv[1]).merge_and_unload().save_pretrained(sys.argv[2])"
+        raise ConfigurationError(
+            f'this is an adapter; merge it into its model first: python -c "{merge}" {folder} MERGED, and '
+            "copy the tokenizer's files of its model to MERGED"
+        )
     check_weights(Path(path))
     with limited(path):
         model, found = role.auto_class.from_pretrained(
