@@ -22,7 +22,8 @@ from lit_klrb.models.generation import Sampling
 from lit_klrb.models.limits import check_device
 from lit_klrb.models.loading import ITSELF, freeze
 from lit_klrb.models.scoring import completion_logprobs
-from lit_klrb.rewards import Reward, RewardOutput, load_reward
+from lit_klrb.reward_functions import TrainerState
+from lit_klrb.rewards import Reward, RewardOutput, TrainingReward, load_reward
 from lit_klrb.rollouts.pair import Loaded, Pair
 from lit_klrb.rollouts.stopwatch import Stopwatch
 from lit_klrb.studies.study import Study
@@ -147,7 +148,9 @@ class CheckpointPair(ModelPair):
 
     def load_reward(self) -> Reward:
         """The reward, which only gradients need."""
-        return load_reward(self.reward_path, self.reward_label, self.reward_output, torch.device(self.device))
+        device = torch.device(self.device)
+        reward = load_reward(self.reward_path, self.reward_label, self.reward_output, device)
+        return TrainingReward(reward, lambda: (TrainerState(0, 0), False))
 
     def batches(self, pair: Pair, number: int, size: int) -> list[Batch]:
         """Batches of distinct prompts, the same for every seed.

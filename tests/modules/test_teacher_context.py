@@ -401,4 +401,6 @@ def test_a_context_that_the_reference_cannot_hold_is_one_line(folder, tmp_path, 
     long = ["--teacher_system", "so " * 20, "--direction", "forward", "--max_new_tokens", "4"]
     assert main(["kl", *models, "--prompts", str(prompts), *long]) == 2
     line = capsys.readouterr().err.strip()
-    assert re.fullmatch(r"error: prompts: a sequence of \d+ tokens exceeds .*other's context length, 64", line)
+    assert re.fullmatch(
+        r"error: prompts: a sequence of \d+ tokens exceeds .*other's context length, 64", line
+    )
