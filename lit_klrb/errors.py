@@ -9,6 +9,17 @@ from contextlib import contextmanager
 
 # Error codes of exhausted resources: the same command may work later or on another machine.
 EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+# Those of a file system that is on another machine and is lost.
+EXHAUSTED |= {
+    errno.ESTALE,
+    errno.ENOTCONN,
+    errno.ENODEV,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ETIMEDOUT,
+}
+# Exit code of a command that lacks what it finds outside: a server, a mount, space on a disk, memory.
+OUTAGE = 69
 # Invisible characters that join letters in Persian and Indic scripts and parts of emoji.
 JOINERS = "\u200c\u200d"
 

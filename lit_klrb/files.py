@@ -10,11 +10,12 @@ import os
 import secrets
 import shutil
 import stat
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, brief
 
 # Suffix of unfinished files, whose names begin with a dot and the name of the final file.
 PARTIAL = ".partial"
@@ -283,3 +284,19 @@ def claimed(directory: Path) -> Iterator[bool]:
         yield try_lock(descriptor)
     finally:
         os.close(descriptor)
+
+
+def damage(path: Path) -> str | None:
+    """A description of the damage of a checkpoint; None if it is intact.
+
+    A checkpoint is a zip archive with a CRC-32 for each record, which `torch.load` does not check.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            # torch stores every record once, without compression
+            if sum(record.file_size for record in archive.infolist()) > path.stat().st_size:
+                return "not a checkpoint: it would unpack to more than its size"
+            record = archive.testzip()
+    except Exception as error:  # damaged headers raise all kinds of exceptions
+        return f"not a checkpoint, or a truncated one: {brief(error)}"
+    return record and f"damaged: {record} does not match its checksum"

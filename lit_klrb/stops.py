@@ -2,11 +2,15 @@
 
 import os
 import signal
+import subprocess
 import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+# What a job of SLURM asks for before its time is over, with --signal=USR1@90; only heard in one.
+WARNING, JOB = signal.SIGUSR1, "SLURM_JOB_ID"
+NAMES: dict[int, str] = {int(number): name for number, name in SIGNALS.items()} | {WARNING: "SIGUSR1"}
 # Progress bars hide a terminal's cursor.
 SHOW_CURSOR = b"\x1b[?25h"
 
@@ -19,13 +23,25 @@ class Stopped(BaseException):
     """
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {SIGNALS[signal.Signals(number)]}")
+        super().__init__(f"stopped by {NAMES[number]}")
         self.number = number
 
     @property
     def exit_code(self) -> int:
-        """130 for Ctrl-C, 143 for SIGTERM."""
+        """130 for Ctrl-C, 143 for SIGTERM, 138 for SIGUSR1."""
         return 128 + self.number
+
+    def requeued(self) -> str | None:
+        """Put the job of SLURM back into its queue after its warning; a line that says so, or why not."""
+        job = os.environ.get(JOB)
+        if self.number != WARNING or job is None or os.environ.get("SLURM_PROCID", "0") != "0":
+            return None
+        try:
+            subprocess.run(["scontrol", "requeue", job], check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            reason = getattr(error, "stderr", None) or str(error)
+            return f"SLURM's job {job} is not requeued: {' '.join(reason.split())}"
+        return f"SLURM's job {job} is requeued"
 
 
 class Stops:
@@ -50,7 +66,7 @@ class Stops:
     def __enter__(self) -> Self:
         """Install the signal handlers."""
         if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
+            for number in (*SIGNALS, *([WARNING] if JOB in os.environ else [])):
                 before = signal.getsignal(number)
                 if before not in (signal.SIG_IGN, None):
                     self._before[number] = signal.signal(number, self._answer)

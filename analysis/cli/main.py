@@ -135,7 +135,13 @@ def _parser() -> argparse.ArgumentParser:
         help="stop after this time as after Ctrl-C, with exit code 1 (default: when all is done)",
     )
     sweep.add_argument(
-        "--launcher", choices=["local", "ray"], default="local", help="how cells are run (default: local)"
+        "--launcher",
+        default="local",
+        metavar="NAME",
+        help="how cells are run: local (default), ray, or slurm",
+    )
+    sweep.add_argument(
+        "--slurm", default="", metavar="OPTIONS", help="of sbatch, for each cell: '--partition=gpu --gpus=1'"
     )
     sweep.add_argument(
         "--address", metavar="HOST:PORT", help="a running Ray cluster, or auto (default: start one here)"

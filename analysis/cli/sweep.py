@@ -11,7 +11,8 @@ from rich.console import Console
 from analysis.cli.plan import open_plan
 from analysis.results import Cell, Plan
 from analysis.results.store import read_result
-from analysis.sweep import Coordinator, Ended, Launcher, LocalLauncher, Progress, State, Store
+from analysis.sweep import Coordinator, Ended, Progress, State, Store
+from analysis.sweep.launchers import Options, launcher as launcher_of
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.stops import Stopped, Stops
 
@@ -21,8 +22,12 @@ _STOPPING = "stopping: running cells save after this step; once more to stop at 
 def sweep_command(arguments: argparse.Namespace) -> int:
     """Run the sweep, print how it ended; 0 if it is complete."""
     _check_launcher(arguments)
-    plan, cells, store, workers, _ = open_plan(arguments, record=True)
-    launcher = _launcher(arguments, plan, workers)
+    plan, cells, store, _, _ = open_plan(arguments, record=True)
+    launcher = launcher_of(arguments.launcher)(
+        Options(
+            arguments.workers, plan.threads, plan.module, store.directory, arguments.address, arguments.slurm
+        )
+    )
     deadline = math.inf if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
     with Stops(later=_STOPPING) as stops, Progress(plan.name, Console()) as progress:
         coordinator = Coordinator(plan, cells, store, launcher, progress)
@@ -43,21 +48,10 @@ def sweep_command(arguments: argparse.Namespace) -> int:
 
 def _check_launcher(arguments: argparse.Namespace) -> None:
     """Check the options of the launcher, before the plan is examined."""
-    if arguments.launcher == "local" and arguments.address is not None:
-        raise ConfigurationError(f"--address {arguments.address} needs --launcher ray")
-    if arguments.launcher == "ray":
-        try:
-            import analysis.sweep.launchers.ray  # noqa: F401
-        except ImportError:
-            raise ConfigurationError("--launcher ray needs Ray: pip install 'lit-klrb[ray]'") from None
-
-
-def _launcher(arguments: argparse.Namespace, plan: Plan, workers: int) -> Launcher:
-    if arguments.launcher == "local":
-        return LocalLauncher(workers, plan.threads, plan.module)
-    from analysis.sweep.launchers.ray import RayLauncher
-
-    return RayLauncher(arguments.workers, plan.threads, arguments.address)
+    for option, launcher in (("address", "ray"), ("slurm", "slurm")):
+        if (given := getattr(arguments, option)) and arguments.launcher != launcher:
+            raise ConfigurationError(f"--{option} {given} needs --launcher {launcher}")
+    launcher_of(arguments.launcher)
 
 
 def _print_outcome(plan: Plan, cells: Sequence[Cell], store: Store, outcome: Ended) -> None:

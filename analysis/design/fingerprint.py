@@ -30,6 +30,7 @@ NON_SEMANTIC = (
     "trainer.enable_progress_bar",
     "trainer.enable_model_summary",
     "trainer.profiler",
+    "trainer.logger",
     "data.init_args.num_workers",
     "data.init_args.pin_memory",
     "data.init_args.persistent_workers",

@@ -1,5 +1,7 @@
 """Scheduling of cells and handling of their exits. Several coordinators can share a directory."""
 
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -7,15 +9,21 @@ from pathlib import Path
 
 from analysis.results import Cell, DamagedFileError, Plan
 from analysis.sweep.eta import Clock
-from analysis.sweep.job import BUSY, USAGE, Job
-from analysis.sweep.launchers import Launcher
+from analysis.sweep.job import BUSY, STOPPED, USAGE, Job, software
+from analysis.sweep.launchers import Exit, Launcher
 from analysis.sweep.lock import lock_choice
-from analysis.sweep.progress import Progress
+from analysis.sweep.progress import Progress, duration
 from analysis.sweep.store import Store
 from lit_klrb import schema
+from lit_klrb.errors import OUTAGE
 
 # Attempts without a result are repeated, as disks fill up and processes get killed. Divergence is a result.
 ATTEMPTS = 3
+# Seconds before another attempt at a cell that lacks what it finds outside, such as a served teacher: ten
+# minutes in all. Such an attempt says nothing about the cell or its arm.
+PATIENCE = (5, 10, 20, 40, 80, 160, 320)
+# Seconds between removals of working files, each of which looks at every published cell.
+TRIM_SECONDS = 60.0
 POLL_SECONDS = 0.3
 
 
@@ -115,6 +123,14 @@ class Coordinator:
         self._reasons: dict[str, str] = {}
         self._ran = 0
         self._stopped = False
+        self._outages: Counter[str] = Counter()
+        self._not_before: dict[str, float] = {}
+        self._trimmed = time.monotonic()
+        self._token = store.token(create=True)
+        # Where cells run on other machines, those are compared with this one
+        self._software: Mapping[str, str | int] = (
+            software(plan.module, plan.threads) if launcher.remote else {}
+        )
 
     def run(self, asked_to_stop: Callable[[], bool] = lambda: False) -> Ended:
         """Run the missing cells. Published results remain valid, however this call ends.
@@ -129,8 +145,8 @@ class Coordinator:
                 ended = self._launcher.wait(POLL_SECONDS)
                 # The signal to this process may have reached the cells as well
                 self._stops(asked_to_stop)
-                for cell_id, code in ended:
-                    self._ended(self._cells[cell_id], code)
+                for exit in ended:
+                    self._ended(self._cells[exit.cell_id], exit)
         finally:
             self._launcher.stop()
         if not self._stopped:
@@ -140,6 +156,7 @@ class Coordinator:
             elif self._rates is not None:
                 self._block(tuned, "its arm diverged at every rate of the tuning stage")
             self._block(self._in(State.TODO), "a cell it starts from has no checkpoint")
+        self._store.trim()
         self._store.tidy()
         refused = [path for cell_id in self._cells if (path := self._store.refused(cell_id))]
         stopped = self._stopped and bool(self._in(State.TODO))
@@ -149,7 +166,7 @@ class Coordinator:
         return [cell for cell in self._cells.values() if self._states[cell.id] in states]
 
     def _submit(self) -> bool:
-        """Fill the free slots, and return whether another coordinator is running a cell of this sweep."""
+        """Fill the free slots; return whether a cell is run by another coordinator, or waits for its time."""
         elsewhere = False
         free = self._launcher.slots - len(self._in(State.RUNNING))
         for cell in self._in(State.TODO):
@@ -161,7 +178,7 @@ class Coordinator:
                 continue
             if self._is_settled(cell):
                 self._settle(cell)
-            elif self._store.is_claimed(cell.id):
+            elif self._not_before.get(cell.id, 0.0) > time.monotonic() or self._store.is_claimed(cell.id):
                 elsewhere = True
             else:
                 free -= self._start(cell)
@@ -169,7 +186,16 @@ class Coordinator:
 
     def _start(self, cell: Cell) -> bool:
         rate = self._rate(cell) if cell.tuned_by else None
-        job = Job(cell, self._store.directory, self._plan.module, cell.id in self._required, rate)
+        job = Job(
+            cell,
+            self._store.directory,
+            self._plan.module,
+            cell.id in self._required,
+            rate,
+            self._plan.threads,
+            self._token,
+            self._software,
+        )
         try:
             self._launcher.submit(job)
         except OSError as error:
@@ -194,18 +220,33 @@ class Coordinator:
     def _is_settled(self, cell: Cell) -> bool:
         return self._store.is_settled(cell.id, cell.id in self._required)
 
-    def _ended(self, cell: Cell, code: int) -> None:
+    def _ended(self, cell: Cell, exit: Exit) -> None:
+        code = exit.code
         if self._is_settled(cell):
             self._ran += 1
             self._settle(cell)
         elif code == BUSY or self._stopped:
             self._states[cell.id] = State.TODO
         else:
-            reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-            # Wrong usage would fail again
-            self._failed(cell, f"{reason}\n{self._store.log_tail(cell.id)}", 1 if code == USAGE else ATTEMPTS)
+            reason = exit.reason or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
+            log = "" if exit.reason else f"\n{self._store.log_tail(cell.id)}"
+            if (code == OUTAGE or code in STOPPED) and self._outages[cell.id] < len(PATIENCE):
+                self._wait(cell, f"{reason}{log}")
+                return
+            # Wrong usage would fail again, and patience is at its end
+            once = code in (USAGE, OUTAGE) or code in STOPPED
+            self._failed(cell, f"{reason}{log}", 1 if once else ATTEMPTS)
             if code == USAGE:
                 self._stop_kind(cell)
+
+    def _wait(self, cell: Cell, error: str) -> None:
+        """Try a cell again later, whatever else runs meanwhile."""
+        seconds = PATIENCE[self._outages[cell.id]]
+        self._outages[cell.id] += 1
+        self._not_before[cell.id] = time.monotonic() + seconds
+        self._states[cell.id] = State.TODO
+        reason, *log = error.rstrip().splitlines()
+        self._progress.line(f"{cell}: {'; '.join([reason, *log[-1:]])}; tried again in {duration(seconds)}")
 
     def _stop_kind(self, failed: Cell) -> None:
         """Block all cells of a kind if its first one failed with wrong usage, as all of them would."""
@@ -226,7 +267,9 @@ class Coordinator:
         self._clock.add(cell)
         left = self._clock.left(self._in(State.TODO, State.RUNNING), self._launcher.slots)
         self._progress.settled(cell, result, left)
-        self._store.trim()
+        if time.monotonic() - self._trimmed >= TRIM_SECONDS:
+            self._store.trim()
+            self._trimmed = time.monotonic()
 
     def _failed(self, cell: Cell, error: str, attempts: int) -> None:
         self._store.record_failure(cell.id, cell.record(), error)

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import platform
 import runpy
 import shlex
 import signal
@@ -10,22 +11,27 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from multiprocessing import connection, parent_process
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
 from analysis.design.cells import RATE, RUNS
+from analysis.design.fingerprint import environment
 from analysis.results import Cell, layout
 from analysis.sweep.harvest import harvest, read_summary
 from analysis.sweep.store import Store
 from lit_klrb import schema
-from lit_klrb.files import sync, write_atomically
+from lit_klrb.errors import OUTAGE
+from lit_klrb.files import damage, sync, write_atomically
 from lit_klrb.stops import SIGNALS, Stops
 
-# Exit codes of a job: result published; no result; wrong usage; cell claimed by another process.
-PUBLISHED, FAILED, USAGE, BUSY = 0, 1, 2, 75
+# Exit codes of a job: result published; no result; wrong usage; cell claimed by another process; a machine
+# without the sweep's directory or with other software.
+PUBLISHED, FAILED, USAGE, BUSY, MISPLACED = 0, 1, 2, 75, 76
 # Exit codes of a command that was stopped by a signal.
 STOPPED = {128 + number for number in SIGNALS}
 
@@ -40,6 +46,9 @@ class Job:
         module: The package whose `fit` command runs it.
         needs_checkpoint: Whether another cell needs its checkpoint.
         rate: The rate chosen for its arm; None without tuning.
+        threads: Threads that it computes with.
+        token: Content of the file by which a machine recognises the sweep's directory.
+        software: What `environment` found where the sweep was started; empty if it runs there.
     """
 
     cell: Cell
@@ -47,10 +56,38 @@ class Job:
     module: str
     needs_checkpoint: bool
     rate: float | None = None
+    threads: int = 1
+    token: str = ""
+    software: Mapping[str, str | int] = field(default_factory=dict)
+
+
+def misplaced_exit(job: Job) -> tuple[int, str] | None:
+    """The exit code of a job on a machine that cannot run it, and why; None on one that can."""
+    host = platform.node()
+    if Store(job.directory).token() != job.token:
+        return MISPLACED, f"{host} does not have {job.directory}, which all machines must share"
+    own = software(job.module, job.threads) if job.software else {}
+    others = [
+        f"{name} {own.get(name)}, not {value}"
+        for name, value in job.software.items()
+        if own.get(name) != value
+    ]
+    if others:
+        return MISPLACED, f"{host} has other software than the machine of the sweep: {', '.join(others)}"
+    return None
+
+
+@cache
+def software(module: str, threads: int) -> Mapping[str, str | int]:
+    """The code and the versions of this machine, as they enter the ids of cells."""
+    return environment(module, threads)
 
 
 def run_job(job: Job) -> None:
     """Run a cell unless it is settled or claimed, publish its result, and exit the process."""
+    # A cell is one process on one machine, whatever a scheduler has started around it
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        del os.environ[name]
     # A terminal sends Ctrl-C to every process, but only the coordinator decides when to stop: it sends
     # SIGTERM, or exits at once, which ends this process too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -91,10 +128,13 @@ def _run(job: Job, store: Store) -> int:
     diverged = summary is not None and summary["state"] == schema.DIVERGED
     # A diverged run may exit with an error code; its summary makes it a result nevertheless
     if code and not diverged:
-        if resumed and code not in STOPPED:
-            checkpoint.unlink(missing_ok=True)  # it may be damaged: the next attempt starts from scratch
-            return FAILED
-        return USAGE if code == USAGE else FAILED
+        if resumed and (problem := damage(checkpoint)) is not None:
+            print(f"{checkpoint}: {problem}; the next attempt starts from the beginning")
+            checkpoint.unlink(missing_ok=True)
+        if code in STOPPED or code == OUTAGE:
+            return code
+        # What was begun with these settings does not fail because of them
+        return USAGE if code == USAGE and not resumed else FAILED
     if summary is None:
         print(f"the run ended without {schema.SUMMARY}")
         return FAILED

@@ -18,8 +18,12 @@ from typing import Any
 from analysis.results import layout
 from analysis.results.store import encode_failure, encode_result, read_json, read_result
 from lit_klrb import schema
+from lit_klrb.errors import refusing
 from lit_klrb.files import PARTIAL, claimed, write_atomically, write_once
 from lit_klrb.sweep_files import LIMIT, trim
+
+# The name of the file by which a machine recognises the directory.
+TOKEN = ".shared"
 
 
 class Store:
@@ -32,6 +36,25 @@ class Store:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.results = directory / layout.RESULTS
+
+    def token(self, *, create: bool = False) -> str:
+        """The content of a file by which a machine recognises the directory; "" without one.
+
+        Args:
+            create: Write it if there is none, which shows whether results can be published.
+
+        Raises:
+            ConfigurationError: If the file system has no hard links.
+        """
+        path = self.directory / TOKEN
+        if create and not path.exists():
+            with refusing(
+                f"{self.directory} has no hard links, with which results are published",
+                OSError,
+                key="directory",
+            ):
+                write_once(path, secrets.token_hex(16).encode())
+        return path.read_text() if path.exists() else ""
 
     def workdir(self, cell_id: str) -> Path:
         """The working directory of a cell."""

@@ -1,6 +1,7 @@
 """`python -m lit_klrb`: LightningCLI with this project's defaults, and one-line messages for wrong input."""
 
 import errno
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from jsonargparse import Namespace
 from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.utilities import rank_zero_only
 
 import lit_klrb.data.modules
@@ -31,16 +33,17 @@ from lit_klrb.callbacks import (
 from lit_klrb.cli.defaults import WITH_REWARD, default_options
 from lit_klrb.cli.door import Door
 from lit_klrb.cli.given import flattened, given_settings, option_key
-from lit_klrb.cli.mistakes import FAILURE, EndedError, ending_of
+from lit_klrb.cli.mistakes import EndedError, ending_of
 from lit_klrb.cli.parsing import OneLineParser
 from lit_klrb.cli.upstream import INITIAL, check_upstream, next_command
 from lit_klrb.cli.warned import once_of_a_kind, quiet
 from lit_klrb.distributed import check_strategy, cluster_plugins
-from lit_klrb.errors import ConfigurationError, NoAnswerError, error_line
+from lit_klrb.errors import OUTAGE, ConfigurationError, NoAnswerError, error_line, refusing
 from lit_klrb.estimators.advice import DEFAULT
 from lit_klrb.models.roles import CLASSIFIER
 from lit_klrb.modules import DistillModule
-from lit_klrb.run.checkpoints import CheckpointFiles
+from lit_klrb.notes import say_once
+from lit_klrb.run.checkpoints import CheckpointFiles, damage, previous_of
 from lit_klrb.run.directory import RunDirectory, check_named
 from lit_klrb.run.loggers import run_loggers
 from lit_klrb.run.options import check_training_options
@@ -50,6 +53,9 @@ from lit_klrb.stops import Stopped
 # Error codes of a full disk or an exhausted quota.
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
+
+# The value of --ckpt_path that continues the run of the directory, if there is one.
+AUTO = "auto"
 
 # Upper bound of seeds, from NumPy's generator.
 MAX_SEED = 2**32
@@ -139,7 +145,10 @@ class LitCLI(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         """Check that the settings agree with the checkpoint's, which Lightning would silently prefer."""
-        path = self.config[self.config.subcommand].get("ckpt_path")
+        config = self.config[self.config.subcommand]
+        path = config.get("ckpt_path")
+        if self.config.subcommand == "fit" and (path == AUTO or (path is None and was_requeued())):
+            path = config["ckpt_path"] = self._automatic(Path(config.trainer.default_root_dir))
         if path is None:
             return
         if not Path(path).is_file():
@@ -148,6 +157,22 @@ class LitCLI(LightningCLI):
             run = run_of(path)
             check_same_run(path, run, record(yaml.safe_load(self._config_text())))
             self.resumed = run["id"]
+
+    def _automatic(self, root: Path) -> str | None:
+        """The last checkpoint of the run directory if it is of the same run; None for a new run."""
+        last = root / schema.CHECKPOINT
+        whole = [path for path in (last, previous_of(last)) if path.is_file() and damage(path) is None]
+        if not whole:
+            say_once(f"--ckpt_path {AUTO}: no checkpoint in {root}, so the run starts at its first step")
+            return None
+        path = str(whole[0])
+        try:
+            check_same_run(path, run_of(path), record(yaml.safe_load(self._config_text())))
+        except ConfigurationError as error:
+            say_once(f"--ckpt_path {AUTO}: another run starts, as {error}")
+            return None
+        say_once(f"--ckpt_path {AUTO}: resuming {path}")
+        return path
 
     def _config_text(self) -> str:
         """The resolved configuration, as YAML for `--config`."""
@@ -228,6 +253,7 @@ class LitCLI(LightningCLI):
                 self._begin()
                 own = run_loggers(self.directory.path, self.tensorboard)
                 self.trainer.loggers = [*own, *self.trainer.loggers]
+                self._tell_loggers()
                 super()._run_subcommand(subcommand)
             except BaseException as error:
                 hint = self._resume_hint()
@@ -235,12 +261,20 @@ class LitCLI(LightningCLI):
                     self.directory.abandon()
                 if isinstance(error, OSError) and error.errno in DISK_FULL:
                     line = f"{error.strerror}, in the run of {self.directory.path}; earlier files are whole"
-                    raise EndedError(f"{line}; {hint}", FAILURE) from error
+                    raise EndedError(f"{line}; {hint}", OUTAGE) from error
                 if isinstance(error, NoAnswerError):
                     raise NoAnswerError(f"{error.message}; {hint}", key=error.key) from error
                 if isinstance(error, Stopped):
                     error.add_note(hint)
                 raise
+
+    def _tell_loggers(self) -> None:
+        """Give every logger the whole configuration, and the run's name and folder."""
+        root = self.directory.path
+        told = {**self.settings, "run.name": root.name, "run.folder": str(root.absolute())}
+        for logger in self.trainer.loggers:
+            with refusing(f"{type(logger).__name__} cannot be used", key="trainer.logger"):
+                logger.log_hyperparams(told)
 
     @rank_zero_only  # every process of a run starts with this command
     def _begin(self) -> None:
@@ -263,6 +297,10 @@ class LitCLI(LightningCLI):
             steps = self.trainer.global_step
             is_reward = getattr(self.model, "role", None) == CLASSIFIER
             following = next_command(self.directory.checkpoint, is_reward)
+            # Lightning writes it to a log that is not shown
+            profiler = self.trainer.profiler  # type: ignore[attr-defined]
+            if not isinstance(profiler, PassThroughProfiler):
+                self.model.print(profiler.summary())
             self.model.print(f"wrote {self.directory.path} ({steps} steps); {following}")
 
 
@@ -281,6 +319,11 @@ def check_text(settings: Mapping[str, Any]) -> None:
             raise ConfigurationError(
                 f"{value!r} is not text: it has a null character or a lone surrogate", key=key
             )
+
+
+def was_requeued() -> bool:
+    """Whether SLURM runs this job again, after a preemption, the loss of a node or `Stopped.requeued`."""
+    return os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
 
 
 def check_accelerator(name: Any) -> None:

@@ -66,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Stopped as stop:
         if os.environ.get("LOCAL_RANK", "0") != "0":
             return 0  # where one of several processes fails, Lightning kills the first
-        print("; ".join([str(stop), *getattr(stop, "__notes__", [])]), file=sys.stderr)
+        notes = [*getattr(stop, "__notes__", []), *filter(None, [stop.requeued()])]
+        print("; ".join([str(stop), *notes]), file=sys.stderr)
         return stop.exit_code
     except BaseException as error:
         missing = str(getattr(error, "name", None) or "").partition(".")[0]

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 import lit_klrb
 from lit_klrb.callbacks import DivergedError
 from lit_klrb.cli.setting_types import parameters, subclasses
-from lit_klrb.errors import EXHAUSTED, ConfigurationError, brief
+from lit_klrb.errors import EXHAUSTED, OUTAGE, ConfigurationError, NoAnswerError, brief
 from lit_klrb.estimators import KLEstimator
 from lit_klrb.studies.study import Study
 
@@ -37,7 +37,7 @@ class EndedError(Exception):
 
     Args:
         line: The message.
-        code: The exit code: 2 for a wrong configuration, 1 for a problem of the machine.
+        code: The exit code: 2 for a wrong configuration, 69 for what is missing outside, 1 otherwise.
     """
 
     def __init__(self, line: str, code: int) -> None:
@@ -59,7 +59,7 @@ def ending_of(error: Exception, settings: Mapping[str, Any]) -> EndedError | Non
         if isinstance(cause, ConfigurationError):
             about_file = cause.key == "ckpt_path" and path is not None and str(path) not in cause.message
             line = f"ckpt_path: {path}: {cause.message}" if about_file else located(cause)
-            return EndedError(line, USAGE)
+            return EndedError(line, OUTAGE if isinstance(cause, NoAnswerError) else USAGE)
     frames = _frames(error)
     building = any(frame.name in ("instantiate_classes", "_set_seed") for frame in frames)
     for cause in reversed(causes):  # the innermost exception says most
@@ -93,7 +93,7 @@ def _of_cause(error: BaseException, settings: Mapping[str, Any], building: bool)
         return EndedError(str(error), FAILURE)
     no_memory = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     if no_memory or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return EndedError("out of memory: smaller batches or models need less", FAILURE)
+        return EndedError("out of memory: smaller batches or models need less", OUTAGE)
     return None
 
 
@@ -158,10 +158,10 @@ def _is_in(filename: str, folders: tuple[str, ...]) -> bool:
 
 def _of_file(error: OSError, settings: Mapping[str, Any]) -> EndedError | None:
     """The message for a file that cannot be used; None if neither configuration nor machine is the cause."""
-    code = FAILURE if error.errno in EXHAUSTED else USAGE
+    code = OUTAGE if error.errno in EXHAUSTED else USAGE
     reason = error.strerror or str(error)
     if error.filename is None:
-        return EndedError(reason, code) if code == FAILURE else None
+        return EndedError(reason, code) if code == OUTAGE else None
     filename = Path(str(error.filename))
     keys = [
         key
@@ -172,7 +172,7 @@ def _of_file(error: OSError, settings: Mapping[str, Any]) -> EndedError | None:
         key = max(keys, key=lambda key: len(settings[key]))
         where = "" if settings[key] == str(filename) else f"{filename}: "
         return EndedError(f"{key}: {settings[key]} cannot be used ({where}{reason})", code)
-    return EndedError(f"{filename}: {reason}", code) if code == FAILURE else None
+    return EndedError(f"{filename}: {reason}", code) if code == OUTAGE else None
 
 
 def _related(path: Path, other: Path) -> bool:

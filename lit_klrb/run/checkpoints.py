@@ -5,7 +5,6 @@ import io
 import os
 import pickle
 import warnings
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from torch import Tensor
 
 from lit_klrb import schema
-from lit_klrb.errors import ConfigurationError, brief, concerning, refusing
-from lit_klrb.files import PARTIAL, sync, write_beside
+from lit_klrb.errors import ConfigurationError, concerning, refusing
+from lit_klrb.files import PARTIAL, damage as damage, sync, write_beside
 
 
 class CheckpointFiles(TorchCheckpointIO):
@@ -95,22 +94,6 @@ def check_intact(path: Path) -> None:
     if previous != path and previous.is_file() and damage(previous) is None:
         problem += f"; the previous one is intact: {previous}"
     raise ConfigurationError(problem)
-
-
-def damage(path: Path) -> str | None:
-    """A description of the damage of a checkpoint; None if it is intact.
-
-    A checkpoint is a zip archive with a CRC-32 for each record, which `torch.load` does not check.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            # torch stores every record once, without compression
-            if sum(record.file_size for record in archive.infolist()) > path.stat().st_size:
-                return "not a checkpoint: it would unpack to more than its size"
-            record = archive.testzip()
-    except Exception as error:  # damaged headers raise all kinds of exceptions
-        return f"not a checkpoint, or a truncated one: {brief(error)}"
-    return record and f"damaged: {record} does not match its checksum"
 
 
 def digest(state: Mapping[str, Tensor]) -> str:

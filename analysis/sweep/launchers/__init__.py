@@ -1,14 +1,70 @@
-"""Launchers, which start jobs and report how they ended. The coordinator decides what to run."""
+"""Launchers, which start jobs and report how they ended. The coordinator decides what to run.
 
-from typing import Protocol
+Others can be added by the entry-point group `lit_klrb.launchers`: a name, and a function from `Options` to a
+launcher.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from analysis.sweep.job import Job
+from lit_klrb.errors import ConfigurationError
+
+GROUP = "lit_klrb.launchers"
+OWN = {
+    "local": "analysis.sweep.launchers.local:LocalLauncher.of",
+    "ray": "analysis.sweep.launchers.ray:RayLauncher",
+    "slurm": "analysis.sweep.launchers.slurm:SlurmLauncher",
+}
+
+
+class Exit(NamedTuple):
+    """How a job ended.
+
+    Args:
+        cell_id: Its cell.
+        code: Its exit code; a negative one is the signal that killed it.
+        reason: What the launcher knows beside, in one line.
+    """
+
+    cell_id: str
+    code: int
+    reason: str = ""
+
+
+class Options(NamedTuple):
+    """What launchers are made from.
+
+    Args:
+        workers: Number of cells that run at the same time; None for as many as fit.
+        threads: Threads of a cell.
+        module: The package whose `fit` command runs a cell.
+        directory: The sweep's directory.
+        address: Where a cluster of Ray runs.
+        slurm: Options of sbatch, as on its command line.
+    """
+
+    workers: int | None
+    threads: int
+    module: str
+    directory: Path
+    address: str | None = None
+    slurm: str = ""
 
 
 class Launcher(Protocol):
-    """Runs jobs in parallel."""
+    """Runs jobs in parallel.
+
+    Attributes:
+        slots: Number of cells that run at the same time.
+        remote: Whether they may run on other machines.
+    """
 
     slots: int
+    remote: bool
 
     def submit(self, job: Job) -> None:
         """Start a job.
@@ -17,14 +73,34 @@ class Launcher(Protocol):
             OSError: If it cannot be started now.
         """
 
-    def wait(self, seconds: float) -> list[tuple[str, int]]:
-        """Wait at most `seconds` until a job has ended; return ids and exit codes of the cells that ended.
-
-        A negative exit code is the signal that killed the job.
-        """
+    def wait(self, seconds: float) -> list[Exit]:
+        """Wait at most `seconds` until a job has ended; return those that have."""
 
     def ask_to_stop(self) -> None:
         """Ask the running cells to save a checkpoint and exit; `wait` returns them when they have."""
 
     def stop(self) -> None:
         """Kill the running jobs; cells without a published result are run again by the next sweep."""
+
+
+def launcher_names() -> list[str]:
+    """The names of our launchers and of those that other packages have added."""
+    return sorted({*OWN, *(entry.name for entry in entry_points(group=GROUP))})
+
+
+def launcher(name: str) -> Callable[[Options], Launcher]:
+    """What makes the launcher of a name; one of another package cannot take the place of ours.
+
+    Raises:
+        ConfigurationError: If there is none.
+    """
+    if name in OWN:
+        module, _, attribute = OWN[name].partition(":")
+        found = import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+        return found  # type: ignore[return-value]
+    for entry in entry_points(group=GROUP, name=name):
+        made: Callable[[Options], Launcher] = entry.load()
+        return made
+    raise ConfigurationError(f"--launcher {name}: one of {', '.join(launcher_names())} expected")

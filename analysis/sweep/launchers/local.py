@@ -5,11 +5,16 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from multiprocessing import connection, forkserver
 from multiprocessing.context import ForkServerProcess
+from typing import Self
 
-from analysis.sweep.job import Job, run_job
+from analysis.sweep.job import Job, misplaced_exit, run_job
+from analysis.sweep.launchers import Exit, Options
 
+# Seconds between looks at a cell of another machine.
+POLL_SECONDS = 3600.0
 # The environment variable that tells `analysis.sweep.warm` its coordinator and what to import.
 WARM = "LIT_KLRB_WARM"
 
@@ -37,6 +42,8 @@ class LocalLauncher:
         module: The package whose `fit` command runs a cell.
     """
 
+    remote = False
+
     def __init__(self, workers: int, threads: int, module: str) -> None:
         self.slots = workers
         self._running: dict[str, ForkServerProcess] = {}
@@ -45,6 +52,12 @@ class LocalLauncher:
         os.environ[WARM] = f"{os.getpid()} {module}.cli.lightning"
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["analysis.sweep.warm"])
+
+    @classmethod
+    def of(cls, options: Options) -> Self:
+        """The launcher of a sweep; as many cells at the same time as there are cores for, by default."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return cls(options.workers or max(1, cores // options.threads), options.threads, options.module)
 
     def submit(self, job: Job) -> None:
         """Start a job; the first one waits for the imports."""
@@ -57,14 +70,14 @@ class LocalLauncher:
             raise ConnectionError("the server that cells are forked from was killed") from None
         self._running[job.cell.id] = process
 
-    def wait(self, seconds: float) -> list[tuple[str, int]]:
+    def wait(self, seconds: float) -> list[Exit]:
         """Wait until a job has ended, at most `seconds`."""
         connection.wait([process.sentinel for process in self._running.values()], seconds)
         ended = [(cell_id, process.exitcode) for cell_id, process in self._running.items()]
-        codes = [(cell_id, code) for cell_id, code in ended if code is not None]
-        for cell_id, _ in codes:
-            self._running.pop(cell_id).close()
-        return codes
+        exits = [Exit(cell_id, code) for cell_id, code in ended if code is not None]
+        for exit in exits:
+            self._running.pop(exit.cell_id).close()
+        return exits
 
     def ask_to_stop(self) -> None:
         """Ask the running cells to save a checkpoint and exit."""
@@ -78,3 +91,19 @@ class LocalLauncher:
         for process in self._running.values():
             process.join()
         self._running.clear()
+
+
+@cache
+def _forge(threads: int, module: str) -> LocalLauncher:
+    return LocalLauncher(1, threads, module)
+
+
+def run_forked(job: Job) -> tuple[int, str]:
+    """Run a cell in a process forked from this process's server; return its exit code and why, if known."""
+    if (ended := misplaced_exit(job)) is not None:
+        return ended
+    launcher = _forge(job.threads, job.module)
+    launcher.submit(job)
+    while not (exits := launcher.wait(POLL_SECONDS)):
+        pass
+    return exits[0].code, exits[0].reason

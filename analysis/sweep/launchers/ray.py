@@ -6,16 +6,12 @@ with every launcher.
 
 import time
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
-import ray
-from ray.exceptions import RayError
-
 from analysis.sweep.job import FAILED, Job
-from analysis.sweep.launchers.local import LocalLauncher
-
-POLL_SECONDS = 3600.0
+from analysis.sweep.launchers import Exit, Options
+from analysis.sweep.launchers.local import run_forked
+from lit_klrb.errors import ConfigurationError, brief
 
 
 class RayLauncher:
@@ -24,68 +20,58 @@ class RayLauncher:
     Every Ray worker has a server with the libraries imported, from which its cells are forked.
 
     Args:
-        workers: Number of cells that run at the same time; None for as many as the cluster has cores for.
-        threads: Threads each cell computes with, and the CPUs it asks Ray for.
-        address: "auto" or host:port of a running cluster; None starts one on this machine.
+        options: The address is auto or host:port of a running cluster; None starts one on this machine.
+            Threads are the CPUs that a cell asks Ray for.
+
+    Raises:
+        ConfigurationError: If Ray is not installed.
     """
 
-    def __init__(self, workers: int | None, threads: int, address: str | None) -> None:
+    remote = True
+
+    def __init__(self, options: Options) -> None:
+        try:
+            import ray
+        except ImportError:
+            raise ConfigurationError("--launcher ray needs Ray: pip install 'lit-klrb[ray]'") from None
         own: dict[str, Any] = {"include_dashboard": False}
-        if workers:
-            own["num_cpus"] = workers * threads
-        ray.init(
-            address=address or "local", log_to_driver=False, logging_level="ERROR", **({} if address else own)
-        )
-        self._run = ray.remote(num_cpus=threads, max_retries=0)(_run)
-        self._threads = threads
-        self.slots = workers or max(1, int(ray.cluster_resources().get("CPU", 1)) // threads)
+        if options.workers:
+            own["num_cpus"] = options.workers * options.threads
+        where = {"address": options.address} if options.address else {"address": "local", **own}
+        ray.init(log_to_driver=False, logging_level="ERROR", **where)
+        self._ray: Any = ray
+        self._run = ray.remote(num_cpus=options.threads, max_retries=0)(run_forked)
+        self.slots = options.workers or max(1, int(ray.cluster_resources().get("CPU", 1)) // options.threads)
         self._running: dict[Any, str] = {}
 
     def submit(self, job: Job) -> None:
         """Submit a job to Ray; it starts when a node has free CPUs."""
         elsewhere = replace(job, directory=job.directory.absolute())
-        self._running[self._run.remote(elsewhere, self._threads)] = job.cell.id
+        self._running[self._run.remote(elsewhere)] = job.cell.id
 
-    def wait(self, seconds: float) -> list[tuple[str, int]]:
+    def wait(self, seconds: float) -> list[Exit]:
         """Wait until a job has ended, at most `seconds`."""
         if not self._running:
             time.sleep(seconds)
             return []
-        ended, _ = ray.wait(list(self._running), num_returns=1, timeout=seconds)
-        return [(self._running.pop(task), _exit_code(task)) for task in ended]
+        ended, _ = self._ray.wait(list(self._running), num_returns=1, timeout=seconds)
+        return [Exit(self._running.pop(task), *self._exit(task)) for task in ended]
 
     def ask_to_stop(self) -> None:
         """Kill the running cells, which Ray cannot signal; the next sweep resumes their checkpoints."""
         for task in self._running:
-            ray.cancel(task, force=True)
+            self._ray.cancel(task, force=True)
 
     def stop(self) -> None:
         """Kill the running tasks and leave the cluster."""
-        for task in self._running:
-            ray.cancel(task, force=True)
+        self.ask_to_stop()
         self._running.clear()
-        ray.shutdown()
+        self._ray.shutdown()
 
-
-def _exit_code(task: Any) -> int:
-    try:
-        code: int = ray.get(task)
-    except RayError:
-        # The worker or its node has failed, and the cell with it
-        return FAILED
-    return code
-
-
-@cache
-def _forge(threads: int, module: str) -> LocalLauncher:
-    return LocalLauncher(1, threads, module)
-
-
-def _run(job: Job, threads: int) -> int:
-    """Run a cell in a process forked from this worker's server."""
-    launcher = _forge(threads, job.module)
-    launcher.submit(job)
-    ended: list[tuple[str, int]] = []
-    while not ended:
-        ended = launcher.wait(POLL_SECONDS)
-    return ended[0][1]
+    def _exit(self, task: Any) -> tuple[int, str]:
+        try:
+            ended: tuple[int, str] = self._ray.get(task)
+        except self._ray.exceptions.RayError as error:
+            # The worker or its node has failed, and the cell with it
+            return FAILED, brief(error)
+        return ended

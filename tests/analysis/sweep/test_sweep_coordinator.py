@@ -6,8 +6,10 @@ import pytest
 from rich.console import Console
 
 from analysis.design import read_plan
-from analysis.sweep import Clock, Coordinator, Progress, State, Store
-from analysis.sweep.job import BUSY
+from analysis.sweep import Clock, Coordinator, Progress, State, Store, coordinator
+from analysis.sweep.job import BUSY, MISPLACED
+from analysis.sweep.launchers import Exit
+from lit_klrb.errors import OUTAGE
 
 
 class ScriptedLauncher:
@@ -15,6 +17,7 @@ class ScriptedLauncher:
 
     def __init__(self, store, slots=2):
         self.store, self.slots = store, slots
+        self.remote = False
         self.script = defaultdict(list)
         self.submitted, self.waiting, self.stopped = [], [], False
         self.most = 0
@@ -28,11 +31,13 @@ class ScriptedLauncher:
         self.most = max(self.most, len(self.waiting))
 
     def wait(self, seconds):
+        if not self.waiting:
+            return []
         cell = self.waiting.pop(0)
         code = self.script[cell.id].pop(0) if self.script[cell.id] else 0
         if code == 0:
             publish(self.store, cell)
-        return [(cell.id, code)]
+        return [Exit(cell.id, code)]
 
     def stop(self):
         self.stopped = True
@@ -127,6 +132,42 @@ def test_attempts_are_limited(run, cells, store, launcher, codes, runs, state):
     assert [*outcome.states.values()].count(State.DONE) == 10 - (state is State.FAILED)
 
 
+@pytest.mark.parametrize("code", [OUTAGE, 143])
+def test_an_outage_is_waited_for_and_blocks_nothing(run, cells, launcher, monkeypatch, code):
+    monkeypatch.setattr(coordinator, "PATIENCE", (0.01,) * 5)
+    launcher.script[cells[2].id] = [code] * 5
+    assert run().complete
+    launcher.submitted.clear()
+
+
+def test_patience_ends(run, cells, launcher, monkeypatch):
+    monkeypatch.setattr(coordinator, "PATIENCE", (0.01,) * 2)
+    launcher.script[cells[2].id] = [OUTAGE] * 9
+    outcome = run()
+    assert launcher.submitted.count(cells[2]) == 3
+    assert [*outcome.states.values()].count(State.DONE) == 9
+    assert outcome.states[cells[2].id] is State.FAILED
+
+
+def test_a_machine_that_cannot_run_a_cell_says_why(run, cells, store, launcher):
+    real = launcher.wait
+    launcher.script[cells[4].id] = [MISPLACED] * 3
+    launcher.wait = lambda seconds: [
+        exit._replace(reason="node7 does not have it" if exit.code == MISPLACED else "")
+        for exit in real(seconds)
+    ]
+    assert run().states[cells[4].id] is State.FAILED
+    assert store.failure(cells[4].id)["error"] == "node7 does not have it"
+
+
+def test_working_files_are_looked_at_once_a_minute(run, store, monkeypatch):
+    """Each look is at every published cell: after each cell, its time would grow with the square of them."""
+    looks = []
+    monkeypatch.setattr(Store, "trim", lambda self: looks.append(1))
+    assert run().complete
+    assert len(looks) == 1
+
+
 def test_a_usage_error_stops_its_arm_after_one_cell_and_no_other(run, cells, store, launcher):
     mine, others = ([c for c in cells[2:] if c.point.arm == name] for name in ("MonteCarlo", "RaoBlackwell"))
     launcher.script[mine[0].id] = [2]
@@ -157,7 +198,7 @@ def test_a_usage_error_of_a_shared_stage_blocks_its_dependents(run, cells, launc
 
 def test_a_job_that_died_after_publishing_has_succeeded(run, cells, store, launcher):
     real = launcher.wait
-    launcher.wait = lambda seconds: [(cell_id, -9) for cell_id, _ in real(seconds)]
+    launcher.wait = lambda seconds: [exit._replace(code=-9) for exit in real(seconds)]
     assert run().complete
     assert launcher.submitted == cells
 

@@ -1,12 +1,16 @@
 """Attempts of a cell after an earlier one."""
 
+import errno
 import json
 import os
+import zipfile
+from dataclasses import replace
 
 import pytest
 
 from analysis.sweep import Store, job
-from analysis.sweep.job import FAILED, PUBLISHED, Job, run_job
+from analysis.sweep.job import FAILED, MISPLACED, PUBLISHED, Job, misplaced_exit, run_job, software
+from lit_klrb.errors import ConfigurationError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
@@ -82,6 +86,36 @@ def test_a_repeated_published_cell_starts_from_scratch(store, left):
     assert "resumed" not in store.log(left.id).read_text()
     assert (workdir / "checkpoints" / "last.ckpt").read_bytes() != b"step 1"
     assert store.refused(left.id) is None
+
+
+def test_a_resumed_cell_that_fails_for_an_outside_reason_keeps_its_checkpoint(store, left, monkeypatch):
+    monkeypatch.setenv("FAKE_JOB", "crash")
+    checkpoint = store.workdir(left.id) / "checkpoints" / "last.ckpt"
+    with zipfile.ZipFile(checkpoint, "w") as archive:
+        archive.writestr("step", "0")
+    content = checkpoint.read_bytes()
+    assert exit_code(store, left) == FAILED
+    assert checkpoint.read_bytes() == content
+
+
+def test_a_machine_without_the_directory_or_with_other_software_is_named(store, cells):
+    token = store.token(create=True)
+    job = Job(cells[0], store.directory, "fake_job", False, token=token, software=software("fake_job", 1))
+    assert misplaced_exit(job) is None
+    code, reason = misplaced_exit(replace(job, software={**job.software, "torch": "1.0"}))
+    assert code == MISPLACED
+    assert reason.endswith(f"torch {job.software['torch']}, not 1.0")
+    code, reason = misplaced_exit(replace(job, directory=store.directory / "elsewhere"))
+    assert "which all machines must share" in reason
+
+
+def test_a_directory_without_hard_links_is_refused_at_the_start(store, monkeypatch):
+    def refused(*paths):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    with pytest.raises(ConfigurationError, match="has no hard links, with which results are published"):
+        store.token(create=True)
 
 
 def test_a_failed_attempt_does_not_use_the_previous_attempts_end(store, left, monkeypatch):

@@ -1,0 +1,141 @@
+"""Runs each cell as a job of SLURM, on nodes that share the sweep's directory.
+
+SLURM only schedules cells, as with every launcher. A job writes its exit code to a file of the sweep's
+directory; one that is neither in the queue nor has such a file was lost.
+"""
+
+import base64
+import getpass
+import os
+import pickle
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from analysis.sweep.job import FAILED, Job, misplaced_exit, run_job
+from analysis.sweep.launchers import Exit, Options
+from lit_klrb.errors import ConfigurationError
+from lit_klrb.files import write_atomically
+
+FOLDER = ".slurm"
+# Jobs that are in the queue at the same time, if the number of workers is not given.
+SLOTS = 100
+# Seconds between looks for exit codes, and between questions for lost jobs.
+LOOK, ASK = 0.3, 15.0
+
+
+class SlurmLauncher:
+    """Submits one job per cell with `sbatch`.
+
+    Args:
+        options: Threads are the CPUs of a job; options of sbatch come last, so that they decide.
+
+    Raises:
+        ConfigurationError: If a command of SLURM is missing.
+    """
+
+    remote = True
+
+    def __init__(self, options: Options) -> None:
+        missing = [name for name in ("sbatch", "squeue", "scancel") if shutil.which(name) is None]
+        if missing:
+            raise ConfigurationError(f"--launcher slurm needs {missing[0]}, which is not on this machine")
+        self.slots = options.workers or SLOTS
+        self._options = [f"--cpus-per-task={options.threads}", *shlex.split(options.slurm)]
+        self._folder = options.directory.absolute() / FOLDER
+        # Cell -> its job's number, the file of its exit code, and how often the queue was without it
+        self._running: dict[str, tuple[str, Path]] = {}
+        self._missed: dict[str, int] = {}
+        self._asked, self._pause = time.monotonic(), ASK
+
+    def submit(self, job: Job) -> None:
+        """Submit a job; it starts when SLURM has a place for it."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / secrets.token_hex(8)
+        payload = base64.b64encode(pickle.dumps(job)).decode()
+        words = [sys.executable, "-m", "analysis.sweep.launchers.slurm", payload, str(path)]
+        command = ["sbatch", "--parsable", f"--job-name={job.cell.stage}", f"--output={path}.out"]
+        done = _slurm([*command, *self._options], f"#!/bin/sh\nexec {shlex.join(words)}\n")
+        if done.returncode != 0:
+            raise OSError(" ".join(done.stderr.split()))
+        self._running[job.cell.id] = done.stdout.partition(";")[0].strip(), path
+
+    def wait(self, seconds: float) -> list[Exit]:
+        """Wait until a job has written its exit code or is lost, at most `seconds`."""
+        deadline = time.monotonic() + seconds
+        while not (ended := [*self._ended(), *self._lost()]) and time.monotonic() < deadline:
+            time.sleep(LOOK)
+        for cell_id, *_ in ended:
+            _, path = self._running.pop(cell_id)
+            self._missed.pop(cell_id, None)
+            for file in (path, path.with_suffix(".out")):
+                file.unlink(missing_ok=True)
+        return ended
+
+    def ask_to_stop(self) -> None:
+        """Ask the running cells to save a checkpoint and exit, and take the others out of the queue."""
+        if jobs := [job for job, _ in self._running.values()]:
+            _slurm(["scancel", "--state=PENDING", *jobs])
+            _slurm(["scancel", "--signal=TERM", "--batch", *jobs])
+        self._pause = 1.0
+
+    def stop(self) -> None:
+        """Cancel the jobs."""
+        if jobs := [job for job, _ in self._running.values()]:
+            _slurm(["scancel", *jobs])
+        self._running.clear()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _ended(self) -> list[Exit]:
+        found = []
+        for cell_id, (_, path) in self._running.items():
+            if path.exists():
+                code, _, reason = path.read_text().partition(" ")
+                found.append(Exit(cell_id, int(code), reason))
+        return found
+
+    def _lost(self) -> list[Exit]:
+        """Jobs that were twice not in the queue: the file of an exit code may be seen late."""
+        if not self._running or time.monotonic() - self._asked < self._pause:
+            return []
+        self._asked = time.monotonic()
+        done = _slurm(["squeue", "--noheader", "--format=%A", f"--user={getpass.getuser()}"])
+        if done.returncode != 0:
+            return []  # SLURM itself is not there, its jobs may be
+        queue, lost = set(done.stdout.split()), []
+        for cell_id, (job, path) in self._running.items():
+            self._missed[cell_id] = 0 if job in queue else self._missed.get(cell_id, 0) + 1
+            if self._missed[cell_id] == 2:
+                out = path.with_suffix(".out")
+                words = out.read_text(errors="replace").split("\n")[-3:] if out.exists() else []
+                lost.append(
+                    Exit(cell_id, FAILED, " ".join([f"SLURM's job {job} ended without a result", *words]))
+                )
+        return lost
+
+
+def _slurm(command: list[str], text: str = "") -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+
+
+def main(payload: str, path: str) -> None:
+    """Run a job on the node that SLURM chose, and write its exit code."""
+    job: Job = pickle.loads(base64.b64decode(payload))
+    code, reason = misplaced_exit(job) or (FAILED, "")
+    if not reason:
+        for library in ("OMP", "MKL", "OPENBLAS"):
+            os.environ[f"{library}_NUM_THREADS"] = str(job.threads)
+        try:
+            run_job(job)
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else FAILED
+    if Path(path).parent.exists():  # where the sweep's directory is not shared, nobody would read it
+        write_atomically(Path(path), f"{code} {reason}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,79 @@
+"""Cells as jobs of SLURM, with stand-ins for its commands: the same results as with the local launcher."""
+
+import os
+import shutil
+import signal
+import sys
+
+import pytest
+from sweep_project import HERE, wait_until
+
+from analysis.sweep.launchers import Options, launcher, slurm
+from lit_klrb.errors import ConfigurationError
+
+ONE = {"estimator": ["MonteCarlo"], "replicates": 1, "beta": {0: 1.0}}
+
+
+@pytest.fixture
+def cluster(project):
+    """A folder with the commands, in front of the PATH of the project's commands."""
+    folder = project.directory / "bin"
+    folder.mkdir()
+    source = f"#!{sys.executable}\n" + (HERE / "fake_slurm.py").read_text()
+    for name in ("sbatch", "squeue", "scancel"):
+        (folder / name).write_text(source)
+        (folder / name).chmod(0o755)
+    project.environment |= {"PATH": os.pathsep.join([str(folder), os.environ["PATH"]])}
+    return folder
+
+
+def test_slurm_publishes_what_the_local_launcher_publishes(project, cluster):
+    grid = {"replicates": 1}
+    assert project.run("sweep", "--config", project.write("reference", grid=grid))[0] == 0
+    options = ("--launcher", "slurm", "--workers", 2, "--slurm", "--partition=short --mem=1G")
+    code, output = project.run("sweep", "--config", project.write(grid=grid), *options)
+    assert code == 0, output
+    assert project.results() == project.results("reference")
+    submitted = (cluster / "submitted").read_text().splitlines()
+    assert len(submitted) == 6
+    assert all(line.endswith("--cpus-per-task=1 --partition=short --mem=1G") for line in submitted)
+    assert not (project.directory / "plan" / slurm.FOLDER).exists()
+
+
+def test_a_stop_saves_and_the_next_sweep_resumes(project, cluster):
+    plan = project.write(
+        rloo={"waits": True}, grid={"estimator": ["MonteCarlo"], "replicates": 1, "beta": {0: 1}}
+    )
+    process = project.start("sweep", "--config", plan, "--launcher", "slurm")
+    wait_until(lambda: len(project.ran()) == 3)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, output
+    assert len(project.results()) == 2
+    code, output = project.run("sweep", "--config", plan, "--launcher", "slurm")
+    assert code == 0, output
+    (log,) = (
+        path for path in project.directory.glob("plan/cells/*/log.txt") if "resumed" in path.read_text()
+    )
+    assert log.exists()
+
+
+def test_a_lost_job_is_noticed_and_run_again(project, cluster, monkeypatch):
+    (cluster / "lost").touch()
+    site = project.directory / "sitecustomize.py"  # the launcher asks every fifteen seconds
+    site.write_text("import analysis.sweep.launchers.slurm as slurm\nslurm.ASK = 0.2\n")
+    paths = os.pathsep.join([str(project.directory), project.environment["PYTHONPATH"]])
+    plan = project.write(grid=ONE)
+    code, output = project.run("sweep", "--config", plan, "--launcher", "slurm", PYTHONPATH=paths)
+    assert code == 0, output
+    assert "ended without a result slurmstepd: killed" in output
+
+
+def test_what_cannot_be_is_refused_in_one_line(monkeypatch, tmp_path, project):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(ConfigurationError, match="needs sbatch, which is not on this machine"):
+        launcher("slurm")(Options(None, 1, "fake_job", tmp_path))
+    with pytest.raises(ConfigurationError, match="--launcher none: one of local, ray, slurm expected"):
+        launcher("none")
+    code, output = project.run("sweep", "--config", project.write(), "--slurm=--mem=1G")
+    assert (code, output.strip()) == (2, "error: --slurm --mem=1G needs --launcher slurm")
