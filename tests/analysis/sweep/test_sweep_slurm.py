@@ -11,7 +11,7 @@ from sweep_project import HERE, wait_until
 from analysis.sweep.launchers import Options, launcher, slurm
 from lit_klrb.errors import ConfigurationError
 
-ONE = {"estimator": ["MonteCarlo"], "replicates": 1, "beta": {0: 1.0}}
+SMALL = {"replicates": 1, "beta": {0: 0.1}}
 
 
 @pytest.fixture
@@ -41,11 +41,9 @@ def test_slurm_publishes_what_the_local_launcher_publishes(project, cluster):
 
 
 def test_a_stop_saves_and_the_next_sweep_resumes(project, cluster):
-    plan = project.write(
-        rloo={"waits": True}, grid={"estimator": ["MonteCarlo"], "replicates": 1, "beta": {0: 1}}
-    )
+    plan = project.write(rloo={"waits": True}, grid=SMALL)
     process = project.start("sweep", "--config", plan, "--launcher", "slurm")
-    wait_until(lambda: len(project.ran()) == 3)
+    wait_until(lambda: len(project.ran()) == 4)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 143, output
@@ -63,7 +61,7 @@ def test_a_lost_job_is_noticed_and_run_again(project, cluster, monkeypatch):
     site = project.directory / "sitecustomize.py"  # the launcher asks every fifteen seconds
     site.write_text("import analysis.sweep.launchers.slurm as slurm\nslurm.ASK = 0.2\n")
     paths = os.pathsep.join([str(project.directory), project.environment["PYTHONPATH"]])
-    plan = project.write(grid=ONE)
+    plan = project.write(grid=SMALL)
     code, output = project.run("sweep", "--config", plan, "--launcher", "slurm", PYTHONPATH=paths)
     assert code == 0, output
     assert "ended without a result slurmstepd: killed" in output
