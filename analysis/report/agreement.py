@@ -89,7 +89,8 @@ def differences(
 
 
 def _same(written: Any, expected: Any, printed: Printed, copied: bool) -> bool:
-    if isinstance(written, float) and isinstance(expected, float):
+    kinds = {type(written), type(expected)}
+    if float in kinds and kinds <= {int, float}:  # a bound of an interval is an integer
         relative, absolute = (_COPIED, 0.0) if copied else (_RELATIVE, _ABSOLUTE)
         return math.isclose(written, expected, rel_tol=relative, abs_tol=absolute)
     if isinstance(written, str) and isinstance(expected, str):
