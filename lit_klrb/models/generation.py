@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from lit_klrb.errors import ConfigurationError, check_positive
 from lit_klrb.models.limits import check_context_length
@@ -104,6 +104,19 @@ class Rollout(NamedTuple):
     def rows(self, rows: slice) -> "Rollout":
         """A slice of the sequences."""
         return self.map(lambda field: field[rows])
+
+    def part(self, rows: Tensor, length: int) -> "Rollout":
+        """Some of the sequences without their last completion positions, which must be padding.
+
+        Args:
+            rows: Indices of the sequences.
+            length: The number of completion positions that stay.
+        """
+        width = self.tokens.shape[1] - self.mask.shape[1] + length
+        logprobs = None if self.logprobs is None else self.logprobs[rows, :length]
+        return Rollout(
+            self.tokens[rows, :width], self.attention_mask[rows, :width], self.mask[rows, :length], logprobs
+        )
 
     def cut(self, length: int) -> "Rollout":
         """Prompts with the first tokens of their completions; the shapes stay.
@@ -222,17 +235,21 @@ def _decode(
     pad_token_id: int,
     vocabulary: int | None = None,
 ) -> Tensor:
-    """The tokens at uniform numbers, shape [B, T]; shorter than T if all completions have ended."""
+    """The tokens at uniform numbers, shape [B, T]; shorter than T if all completions have ended.
+
+    Completions that have ended leave the batch once they are half of it.
+    """
     cache = key_value_cache(policy) if continues(policy) else None
     states = continuing(policy, cache)
     rows = torch.arange(len(prompts), device=prompts.device)
     rows = rows.repeat_interleave(len(uniforms) // len(prompts))
     inputs, mask, positions = prompts, prompt_mask.long(), position_ids(prompt_mask)
-    ended = torch.zeros_like(rows, dtype=torch.bool)
-    completions: list[Tensor] = []
+    completions = torch.full(uniforms.shape, pad_token_id, device=prompts.device)
+    # The completions in the batch, and which of them have ended
+    batch, ended = torch.arange(len(rows), device=rows.device), torch.zeros_like(rows, dtype=torch.bool)
     # The part of a stratified completion's uniform number that its tokens have not used, and its precision
     rest, precision = uniforms[:, 0], torch.ones_like(uniforms[:, 0])
-    for column in uniforms.unbind(1):
+    for step, column in enumerate(uniforms.unbind(1)):
         logits = policy(
             input_ids=inputs,
             attention_mask=mask,
@@ -240,27 +257,38 @@ def _decode(
             logits_to_keep=1,
             **states,
         ).logits[:, -1, :vocabulary]
-        if not completions:  # all completions of a prompt continue from its states
+        if step == 0:  # all completions of a prompt continue from its states
             inputs, logits, mask, positions = inputs[rows], logits[rows], mask[rows], positions[rows]
-            if cache is not None:
-                cache.reorder_cache(rows)  # type: ignore[arg-type]
+            _reorder(cache, rows)
         probabilities = logits.float().div_(sampling.temperature).softmax(-1)
+        column = column[batch]
         if sampling.stratified:
             column = torch.where(precision > _EXHAUSTED, rest, column)
         tokens, rest = inverse_transform(probabilities, column)
         if sampling.stratified:
             precision = precision * probabilities.gather(1, tokens[:, None])[:, 0]
-        completions.append(tokens.masked_fill_(ended, pad_token_id))
-        if ends:
-            ended |= is_end(tokens, ends)
-            if agreed(policy, ended.all()):
-                break
+        completions[batch, step] = tokens.masked_fill_(ended, pad_token_id)
         following = tokens[:, None], positions[:, -1:] + 1
         if cache is None:
             following = torch.cat([inputs, following[0]], 1), torch.cat([positions, following[1]], 1)
         inputs, positions = following
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
-    return torch.stack(completions, 1)
+        if ends:
+            ended |= is_end(tokens, ends)
+            if agreed(policy, ended.all()):
+                return completions[:, : step + 1]
+            left = (~ended).nonzero()[:, 0]
+            # Where all have ended, they go on for as long as another process needs this one's blocks
+            if 0 < 2 * len(left) <= len(ended):
+                inputs, positions, mask, ended = inputs[left], positions[left], mask[left], ended[left]
+                batch, rest, precision = batch[left], rest[left], precision[left]
+                _reorder(cache, left)
+    return completions
+
+
+def _reorder(cache: DynamicCache | None, rows: Tensor) -> None:
+    if cache is not None:
+        cache.reorder_cache(rows)  # type: ignore[arg-type]
 
 
 def inverse_transform(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:

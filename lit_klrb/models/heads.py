@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
@@ -20,6 +21,10 @@ TRIAL = [[0, 1, 2, 3, 4], [0, 1, 2, 4, 3]]
 CACHE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 # The largest logit of the trial, at which a cap of the logits shows, and other settings of a head.
 LARGEST = 100.0
+# Least number of rows that are read together, and the share of positions that reading by length must spare.
+LEAST, SPARED = 8, 0.1
+# The largest number of such parts of a batch, as each reads all weights.
+MOST = 4
 
 
 class SplitModel(NamedTuple):
@@ -42,24 +47,34 @@ class SplitModel(NamedTuple):
     def hidden_states(self, rollout: Rollout) -> Tensor:
         """Inputs of the head that predict the completion tokens, shape [B, T, D].
 
-        Equal prompts are processed once if the model caches keys and values: the hidden states and their
-        gradients are the same, up to rounding.
+        Rows of similar length are read together, and equal prompts once if the model caches keys and values:
+        the hidden states and their gradients are the same, up to rounding; those of padding are arbitrary.
         """
-        length = rollout.mask.shape[1]
-        # The last token of a prompt predicts the first of the completion
-        prefix = rollout.tokens.shape[1] - length - 1
+        width = rollout.mask.shape[1]
+        # Processes that share blocks read as many parts: one
+        parts = by_length(rollout, 1 if is_sharded(self.model) else MOST)
         # Gradient checkpointing computes blocks again, without the cache; FSDP does not gather weights for
         # gradients through a cache
         whole_passes = _checkpoints_gradients(self.backbone) or is_sharded(self.model)
-        if self.caches and prefix > 0 and not whole_passes:
+        with nullcontext() if whole_passes else fast_autocast(self.backbone):
+            states = [self._read(rollout.part(*part), self.caches and not whole_passes) for part in parts]
+        if len(states) == 1:
+            return states[0]
+        whole_states = torch.cat([pad(state, (0, 0, 0, width - state.shape[1])) for state in states])
+        return whole_states[torch.cat([rows for rows, _ in parts]).argsort()]
+
+    def _read(self, rollout: Rollout, caches: bool) -> Tensor:
+        """Hidden states of sequences that are read together, shape [B, T, D]."""
+        length = rollout.mask.shape[1]
+        # The last token of a prompt predicts the first of the completion
+        prefix = rollout.tokens.shape[1] - length - 1
+        if caches and prefix > 0:
             masked = torch.stack([rollout.tokens, rollout.attention_mask.long()], 1)[..., :prefix]
             prompts, rows = masked.unique(dim=0, return_inverse=True)
             if len(prompts) < len(rows):
-                with fast_autocast(self.backbone):
-                    return self._continued(rollout, prompts, rows)
+                return self._continued(rollout, prompts, rows)
         run = getattr(self.model, RUN_BACKBONE, self.backbone)
-        with nullcontext() if whole_passes else fast_autocast(self.backbone):
-            hidden: Tensor = run(**model_inputs(rollout)).last_hidden_state
+        hidden: Tensor = run(**model_inputs(rollout)).last_hidden_state
         return hidden[:, -length:]
 
     def head_weights(self, rows: int | None = None) -> tuple[Tensor, Tensor | None]:
@@ -97,6 +112,29 @@ class SplitModel(NamedTuple):
         inputs |= continuing(self.model, cache)
         hidden: Tensor = self.backbone(**inputs).last_hidden_state
         return hidden
+
+
+def by_length(rollout: Rollout, most: int) -> list[tuple[Tensor, int]]:
+    """Rows of similar length, to be read together, so that little of what is read is padding.
+
+    Args:
+        rollout: B sequences with T completion positions.
+        most: The largest number of parts.
+
+    Returns:
+        Indices of rows, and their largest length from 1 to T; one part if more would spare too little.
+    """
+    width = rollout.mask.shape[1]
+    places = torch.arange(1, width + 1, device=rollout.mask.device)
+    lengths, rows = (
+        (rollout.attention_mask[:, -width:] * places).amax(1).clamp(min=1).sort(descending=True, stable=True)
+    )
+    for count in range(most, 1, -1):
+        parts = [*zip(rows.chunk(count), (int(part[0]) for part in lengths.chunk(count)), strict=True)]
+        read = sum(len(part) * length for part, length in parts)
+        if len(rows) >= LEAST * count and read <= (1 - SPARED) * rollout.mask.numel():
+            return parts
+    return [(torch.arange(len(rows), device=rows.device), width)]
 
 
 def split_model(model: PreTrainedModel) -> SplitModel | None:

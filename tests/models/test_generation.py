@@ -213,3 +213,35 @@ def test_completions_that_reach_over_the_models_positions_are_refused(model):
 def test_sampling_settings_are_positive(name):
     with pytest.raises(ConfigurationError, match=f"{name}: must be positive and finite, got 0"):
         Sampling(**{name: 0})
+
+
+def test_completions_that_have_ended_leave_the_batch(model):
+    """The rows that are read shrink, and every token is that of the prompt sampled alone."""
+    prompts = torch.randint(1, 5, (16, 3), generator=torch.Generator().manual_seed(1))
+    mask, sampling = torch.ones_like(prompts), Sampling(2, 12, 5.0)
+    sample(model, PROMPTS, MASK, 1)  # after which the model is known to continue from its cache
+    read = []
+    counting = model.register_forward_pre_hook(
+        lambda _, __, inputs: read.append(len(inputs["input_ids"])), with_kwargs=True
+    )
+    found = [
+        generate_completions(
+            model,
+            prompts[rows],
+            mask[rows],
+            sampling,
+            seed=3,
+            ends=[0, 3],
+            pad_token_id=5,
+            rows_before=before,
+        ).completions
+        for rows, before in [(slice(None), 0), *((slice(n, n + 1), 2 * n) for n in range(16))]
+    ]
+    counting.remove()
+    whole, *single = found
+    rows = read[1 : whole.shape[1]]
+    assert rows[0] == 32
+    assert rows[-1] <= 16
+    for pair, alone in zip(whole.split(2), single, strict=True):
+        assert torch.equal(pair[:, : alone.shape[1]], alone)
+        assert (pair[:, alone.shape[1] :] == 5).all()

@@ -7,6 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from lit_klrb.estimators import LossWeights
 from lit_klrb.functional import TopK, kl_topk, token_stats
 from lit_klrb.functional.tiled import logprobs
+from lit_klrb.models import heads
 from lit_klrb.models.generation import Rollout
 from lit_klrb.models.heads import split_model
 from lit_klrb.models.scoring import Scorer, completion_logits, completion_logprobs
@@ -181,3 +182,31 @@ def test_a_head_with_something_on_it_is_not_split():
     adapted.weight = model.lm_head.weight
     model.set_output_embeddings(adapted)
     assert split_model(model) is None
+
+
+def test_rows_of_similar_length_are_read_together_with_the_same_states_and_gradients(monkeypatch):
+    model = (
+        AutoModelForCausalLM.from_config(
+            AutoConfig.for_model("gpt2", **SMALL, n_layer=2, n_embd=16, n_head=2, n_positions=32)
+        )
+        .double()
+        .eval()
+    )
+    lengths = torch.tensor([12, 1, 2, 7, 3, 3, 1, 2] * 4)
+    mask = torch.arange(12) < lengths[:, None]
+    tokens = torch.randint(50, (32, 15), generator=torch.Generator().manual_seed(0))
+    rollout = Rollout(tokens, torch.cat([torch.ones(32, 3, dtype=torch.bool), mask], 1), mask)
+    split = split_model(model)
+    found = []
+    for most in (1, heads.MOST):
+        monkeypatch.setattr(heads, "MOST", most)
+        parts = heads.by_length(rollout, most)
+        assert len(parts) == most
+        assert sorted(torch.cat([rows for rows, _ in parts]).tolist()) == [*range(32)]
+        assert all(length == lengths[rows].max() or most == 1 for rows, length in parts)
+        states = split.hidden_states(rollout)[mask]
+        model.zero_grad()
+        states.square().sum().backward()
+        found.append((states.detach(), *(weight.grad.clone() for weight in split.backbone.parameters())))
+    for plain, parted in zip(*found, strict=True):
+        torch.testing.assert_close(parted, plain, rtol=1e-10, atol=1e-10)
