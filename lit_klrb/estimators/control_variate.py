@@ -69,9 +69,10 @@ class RaoBlackwellControlVariate(FittedEstimator):
     def __post_init__(self) -> None:
         super().__post_init__()
         known = (*DIRECTIONS, *extensions(ADDED))
-        if not self.directions or not {*self.directions} <= {*known}:
+        given = {*self.directions}
+        if not given or not given <= {*known} or len(given) < len(self.directions):
             raise ConfigurationError(
-                f"must be some of {', '.join(known)}, got {self.directions!r}", key="directions"
+                f"must be different ones of {', '.join(known)}, got {self.directions!r}", key="directions"
             )
 
     @property

@@ -18,7 +18,7 @@ from lit_klrb.files import read_object
 from lit_klrb.models.adapters import stored_adapter
 from lit_klrb.models.limits import Size, at_most, check_numbers
 from lit_klrb.models.roles import POLICY, Role, model_from_config, without_code
-from lit_klrb.run.checkpoints import digest, read
+from lit_klrb.run.checkpoints import digest, is_stored_whole, read
 from lit_klrb.run.directory import published_result
 from lit_klrb.seeding import forked_rng
 
@@ -79,7 +79,7 @@ def token_values_from_checkpoint(checkpoint: dict[str, Any]) -> Tensor | None:
     values = checkpoint.get(TOKEN_VALUES_KEY)
     if values is None:
         return None
-    if not _is_stored_whole(values) or values.ndim != 1 or not values.is_floating_point():
+    if not is_stored_whole(values) or values.ndim != 1 or not values.is_floating_point():
         raise ConfigurationError("must be a vector of floating-point numbers", key=TOKEN_VALUES_KEY)
     if not values.isfinite().all():
         raise ConfigurationError("has values that are not finite", key=TOKEN_VALUES_KEY)
@@ -103,7 +103,7 @@ def _check_published(path: Path, checkpoint: dict[str, Any]) -> None:
         raise ConfigurationError(f"its published result cannot be read: {result}")
     expected, weights = published.get(schema.WEIGHTS), _by_name(checkpoint, "state_dict")
     if expected is not None and not (
-        all(map(_is_stored_whole, weights.values())) and digest(weights) == expected
+        all(map(is_stored_whole, weights.values())) and digest(weights) == expected
     ):
         raise ConfigurationError(f"its weights are not those of its published result, {result}")
 
@@ -124,18 +124,11 @@ def _weights(checkpoint: dict[str, Any], role: Role) -> dict[str, Tensor]:
     state = _by_name(checkpoint, "state_dict")
     weights = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     for name, value in weights.items():
-        if not _is_stored_whole(value):
+        if not is_stored_whole(value):
             raise ConfigurationError(f"the weight {name} is not a dense tensor that is stored in full")
         if not value.isfinite().all():
             raise ConfigurationError(f"the weight {name} has values that are not finite")
     return weights
-
-
-def _is_stored_whole(value: Any) -> bool:
-    """Whether a weight's elements are all in the file: a view can repeat a few elements to any size."""
-    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_meta:
-        return False
-    return value.nbytes <= value.untyped_storage().nbytes()
 
 
 def _check_weights(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

@@ -32,13 +32,16 @@ from lit_klrb.run.card import imported_card
 
 SUFFIX = ".gguf"
 # To be increased whenever the same file would give another folder.
-FORMAT = 1
+FORMAT = 2
 # Types of settings that the libraries do not check themselves.
 TYPES: dict[str, type] = {
     **dict.fromkeys(("general.architecture", "general.name", "tokenizer.chat_template"), str),
     **dict.fromkeys(("tokenizer.ggml.model", "tokenizer.ggml.pre"), str),
     **dict.fromkeys(("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.token_type"), list),
 }
+EOS = "tokenizer.ggml.eos_token_id"
+# Tokens that end a turn; generation stops at these, too.
+TURN_ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 # Maximum of every number in the architecture's settings, and of those that count parts of it.
 MAX_SETTING, MAX_PARTS = 2**31, 2**12
 POSITIVE = ("block_count", "context_length", "embedding_length", "attention.head_count")
@@ -113,6 +116,9 @@ def import_gguf(file: Path, folder: Path) -> None:
     with quiet, _only(file) as (place, name):
         model = _model(place, name, header)
         tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=name, trust_remote_code=False)
+    if model.generation_config is not None:
+        ends = [header.settings[name] for name in TURN_ENDS if name in header.settings]
+        model.generation_config.eos_token_id = ends[0] if len({*ends}) == 1 else list(dict.fromkeys(ends))
     texts = _tokenizer_texts(tokenizer, len(header.settings.get("tokenizer.ggml.tokens", [])))
     with refusing(f"cannot write {folder}", OSError), new_folder(folder) as partial:
         model.save_pretrained(partial)
@@ -148,6 +154,8 @@ def _checked_header(file: Path) -> GGUFHeader:
     if settings.get("split.count", 1) != 1:
         raise ConfigurationError("is part of a split model; merge it with llama-gguf-split --merge first")
     tokens = settings.get("tokenizer.ggml.tokens", [])
+    if tokens and EOS not in settings:
+        raise ConfigurationError("the file does not say which token ends a text", key=EOS)
     for name, value in settings.items():
         if name.endswith("_token_id") and not (type(value) is int and 0 <= value < len(tokens)):
             raise ConfigurationError(f"{value!r} is not the id of one of its {len(tokens)} tokens", key=name)
@@ -165,7 +173,8 @@ def _check_setting(name: str, value: Any) -> None:
             raise ConfigurationError(f"must be below {limit}, got {number}", key=name)
     if value == 0 and name.partition(".")[2] in POSITIVE:
         raise ConfigurationError("must be at least 1, got 0", key=name)
-    if name.endswith(".rope.scaling.type") and value != "none":
+    rope = (".rope.scaling.type", ".rope.scaling.factor", ".rope.scale_linear")
+    if name.endswith(rope) and value not in ("none", 0, 1):
         raise ConfigurationError(
             f"{value!r}: transformers does not read this from GGUF files and would make another model of it",
             key=name,

@@ -336,9 +336,9 @@ def test_with_the_rewards_of_prefixes_a_token_is_credited_with_what_the_reward_c
     assert left.square().sum() < 0.01 * whole.square().sum()
 
 
-@pytest.mark.parametrize("wrong", [(), ("klr",)])
+@pytest.mark.parametrize("wrong", [(), ("klr",), ("kl", "kl")])
 def test_directions_are_checked(wrong):
-    with pytest.raises(ConfigurationError, match="directions: must be some of kl, token_values"):
+    with pytest.raises(ConfigurationError, match="directions: must be different ones of kl, token_values"):
         RaoBlackwellControlVariate(directions=wrong)
 
 

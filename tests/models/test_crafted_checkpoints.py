@@ -187,6 +187,7 @@ def test_hyper_parameters_name_no_code(content, tmp_path, monkeypatch, hyper_par
     assert "evil" not in sys.modules
 
 
+NOT_STORED = "it holds a tensor that is not dense or not stored in full"
 WHOLE = "the weight transformer.wte.weight is not a dense tensor that is stored in full"
 
 
@@ -211,11 +212,11 @@ def without(state, name):
         (lambda state: {**state, EMBEDDING: "x"}, WHOLE),
         (
             lambda state: {**state, EMBEDDING: state[EMBEDDING].to_sparse()},
-            "the weight transformer.wte.weight",
+            NOT_STORED,
         ),
         (
             lambda state: {**state, EMBEDDING: torch.zeros(()).expand(239, 8)},
-            "the weight transformer.wte.weight",
+            NOT_STORED,
         ),
     ],
 )
@@ -291,7 +292,6 @@ def test_every_cut_of_a_checkpoint_is_refused(content, tmp_path):
         ("1", "must be a vector of floating-point numbers"),
         (torch.zeros(2, 2), "must be a vector of floating-point numbers"),
         (torch.arange(3), "must be a vector of floating-point numbers"),
-        (torch.zeros(1).expand(10**12), "must be a vector of floating-point numbers"),
         (torch.tensor([0.0, float("nan")]), "has values that are not finite"),
     ],
 )

@@ -291,12 +291,21 @@ def refused(file, reason):
         ({"tokenizer.ggml.merges": ["no such"] * 3}, "Token `no` out of vocabulary"),
         ({"general.alignment": 33}, "must be a power of two, got 33"),
         ({"split.count": 3}, "llama-gguf-split"),
+        ({"llama.rope.scaling.factor": 4.0}, "llama.rope.scaling.factor: 4.0: transformers does not read"),
+        ({"llama.rope.scale_linear": 4.0}, "llama.rope.scale_linear: 4.0: transformers does not read"),
+        ({"tokenizer.ggml.eos_token_id": None}, "does not say which token ends a text"),
     ],
 )
 def test_settings_that_are_not_the_models(settings, reason, tokenizer, tmp_path):
     file = write(tmp_path / "crafted.gguf", llama(len(tokenizer)), tokenizer, settings=settings)
     refused(file, reason)
     assert not list(tmp_path.glob("cache/*"))
+
+
+def test_ends_of_turns_reach_the_generation_settings(tokenizer, tmp_path):
+    settings = {"tokenizer.ggml.eot_token_id": 5}
+    file = write(tmp_path / "a.gguf", llama(len(tokenizer)), tokenizer, settings=settings)
+    assert load(file).generation_config.eos_token_id == [1, 5]
 
 
 def test_tensors_that_transformers_would_leave_out(tokenizer, tmp_path):

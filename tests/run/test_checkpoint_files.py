@@ -270,3 +270,20 @@ def test_the_digest_is_of_names_and_bytes():
     assert digest(weights) != digest({name + "s": value for name, value in weights.items()})
     for dtype in (torch.bfloat16, torch.bool, torch.int64):
         assert len(digest({"x": torch.ones((), dtype=dtype)})) == 64
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(3, device="meta"),
+        torch.eye(3).to_sparse(),
+        torch.zeros(1).expand(10**9),
+    ],
+    ids=["meta", "sparse", "expanded"],
+)
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_tensors_that_are_not_stored_are_refused_wherever_they_are(tmp_path, tensor):
+    torch.save({"callbacks": {"kl": [{"tables": tensor}]}}, tmp_path / "last.ckpt")
+    for load in (checkpoints.read, checkpoints.CheckpointFiles().load_checkpoint):
+        with pytest.raises(ConfigurationError, match="not dense or not stored in full"):
+            load(tmp_path / "last.ckpt")

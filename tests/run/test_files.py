@@ -135,3 +135,12 @@ def test_clearing_the_cache_leaves_a_folder_that_is_being_written(tmp_path, monk
     files, _ = clear()
     assert files == 3  # the weights; the mark and the file of the killed one
     assert not list(tmp_path.iterdir())
+
+
+def test_a_name_that_is_too_long_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("model.gguf").touch()
+    for command in (["init", "a" * 300], ["import-gguf", "model.gguf", "--output_dir", "a" * 300]):
+        assert main(command) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.endswith("File name too long")
