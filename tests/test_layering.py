@@ -53,6 +53,7 @@ REPLICATION_ROOMS = [
     "replication.schema",  # names of studies
     "replication.rivals",  # estimators of other papers
     "replication.topk_rivals",
+    "replication.names_in_use",
     "replication.studies",  # of enumerated models
     "replication.artifacts",  # what they measured
     "replication.distilled",  # statistics of one of them

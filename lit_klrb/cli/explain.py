@@ -17,7 +17,6 @@ from lit_klrb.estimators import (
 )
 from lit_klrb.estimators.advice import ADVICE, DEFAULT
 from lit_klrb.estimators.measurement import KL_LEVELS, TOP_K, counterexample, measure
-from lit_klrb.estimators.names import NameInUse, names_of
 from lit_klrb.estimators.recipe import NOTATION
 from lit_klrb.reward_functions import import_member
 
@@ -116,13 +115,6 @@ def _print_overview() -> None:
     print("\nFormula, cost, bias and where it is used: python -m lit_klrb explain NAME")
 
 
-def _print_names(names: Sequence[NameInUse]) -> None:
-    _print_table(
-        ("name", "used by", "has the gradient of"),
-        [(entry.name, entry.used_by, entry.equals) for entry in names],
-    )
-
-
 def _print_page(name: str, estimator: KLEstimator) -> None:
     about = _describe(name, estimator)
     documentation = (type(estimator).__doc__ or "").strip()
@@ -161,9 +153,6 @@ def _print_page(name: str, estimator: KLEstimator) -> None:
         print(note)
     if discounted := [found for discount in DISCOUNTS if (found := estimator.discounted(discount))]:
         _print_discounts(discounted)
-    if names := names_of(type(estimator)):
-        print("\nKL losses of other software with the same gradient, completion by completion:")
-        _print_names(names)
     if estimator.has_counterexample:
         _print_counterexample()
 
@@ -224,10 +213,6 @@ def main(argv: Sequence[str]) -> int:
         return 0
     page: dict[str, object] = {**_describe(arguments.estimator, estimator)}
     page["measured"] = [measurement._asdict() for measurement in measure(estimator)]
-    page["names_in_use"] = [
-        {"name": entry.name, "used_by": entry.used_by, "equals": entry.equals}
-        for entry in names_of(type(estimator))
-    ]
     if estimator.has_counterexample:
         page["counterexample"] = counterexample()._asdict()
     print(json.dumps(page, indent=2))

@@ -130,15 +130,6 @@ def test_a_page_says_why_training_is_refused(capsys):
     assert len(text.split("ratio of norms\n")[1].splitlines()) == len(KL_LEVELS)
 
 
-def test_a_page_names_the_losses_of_other_software_with_the_same_gradient(capsys):
-    text = output_of(capsys, "K2Loss")
-    assert "k3+\tverl\tK2Loss\n" in text
-    assert "unbiased_gradient\tOpenRLHF\tK2Loss(off_policy='token')\n" in text
-    names = json.loads(output_of(capsys, "K3Loss", "--json"))["names_in_use"]
-    assert [entry["name"] for entry in names] == ["k3 in the loss", "K5"]
-    assert "losses of other software" not in output_of(capsys, "RaoBlackwell")
-
-
 def test_a_page_shows_the_bias_of_discounts(capsys):
     table = (
         output_of(capsys, "RaoBlackwell").split("needs allow_biased, unless")[1].split("\n\n")[0].splitlines()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from enumerated import Case
 
-from lit_klrb.estimators.names import NAMES_IN_USE
+from replication.names_in_use import NAMES_IN_USE
 
 CASE = Case.random(contexts=3, vocab_size=3, max_length=4, seed=5)
 TOLERANCE = 1e-12

@@ -1,4 +1,4 @@
-"""KL losses of other software, and the estimator of this package whose gradient each one has.
+"""KL losses of other software, and the estimator whose gradient each one has.
 
 They differ in name and value, but there are only four gradients: the sampled token's log ratio r_t times
 grad log p(y_t), with or without that token's importance ratio; that of k3; and that of k1. All of them are
@@ -116,8 +116,3 @@ NAMES_IN_USE = (
     NameInUse("k3 in the loss", "GRPO in verl, OpenRLHF, SkyRL, torchtune, older TRL", _k3, K3Loss, "none"),
     NameInUse("K5", "EMA-PG", _k5, K3Loss, "none"),
 )
-
-
-def names_of(estimator: type[KLEstimator]) -> list[NameInUse]:
-    """The losses of other software with the gradient of this estimator."""
-    return [entry for entry in NAMES_IN_USE if entry.estimator is estimator]
