@@ -135,13 +135,11 @@ def test_a_study_of_checkpoints_gives_the_reward_the_columns(chain, source):
         source=source,
         split="train",
     )
-    module = pair.load(K)
-    for batch in pair.batches(module, number=2, size=8):
+    models, reward = pair.load(), pair.load_reward()
+    for batch in pair.batches(models, number=2, size=8):
         assert len({row["sign"] for row in batch["rows"]}) == 2
-        rollout = module.pair.sample(batch, module.sampling, seed=1)
-        assert module.pair.rewards(module.reward, rollout, batch).tolist() == by_hand(
-            module, rollout, batch["rows"]
-        )
+        rollout = models.sample(batch, pair.sampling(K), seed=1)
+        assert models.rewards(reward, rollout, batch).tolist() == by_hand(models, rollout, batch["rows"])
     assert pair.sample(prompts=8, completions=2, seed=1).mask.shape[0] == 16
     settings = {"batches": 4, "prompts_per_batch": 2, "completions": 2, "earlier_rollouts": 2}
     study = PairGradientNoiseStudy(pairs=[pair], estimators=[MonteCarlo()], **settings)
