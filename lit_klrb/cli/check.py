@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 
 from lit_klrb import rewards, schema
 from lit_klrb.callbacks import KLEstimatorCallback
@@ -28,6 +29,7 @@ from lit_klrb.data.tables import READERS
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators.checked import check_served
 from lit_klrb.files import local_path
+from lit_klrb.models.bfloat16 import slow_precision
 from lit_klrb.models.loading import (
     CLASSIFIER,
     GRAMMAR,
@@ -119,6 +121,11 @@ class CheckCLI(LitCLI):
         settings: dict[str, Any] = self.config["fit"][section].init_args.as_dict()
         return settings
 
+    def _slow_precision(self) -> str | None:
+        trainer = self.config["fit"].trainer
+        on_cpu = trainer.accelerator == "cpu" or not torch.cuda.is_available()
+        return slow_precision(str(trainer.precision or ""), torch.device("cpu")) if on_cpu else None
+
     def answer(self, hub: bool = False) -> dict[str, Any]:
         """The run's module and estimator, and the arguments on which its evaluation depends.
 
@@ -135,6 +142,7 @@ class CheckCLI(LitCLI):
             },
             "prompts": {key: data[key] for key in ("source", "train_size", "batch_size") if key in data},
             "steps": self.config["fit"].trainer.max_steps,
+            "slow": self._slow_precision(),
             "estimator": None,
         }
         if getattr(self.model, "uses_kl_estimator", False):
@@ -211,7 +219,8 @@ def check(argv: Sequence[str], hub: bool = False) -> dict[str, Any]:
 
     Returns:
         Either {"error": one line} or {"module": class name or None, "models": {key: {"type", "vocabulary"}},
-        "prompts": {key: value}, "steps": number, "estimator": {"name", "optimises", "biased"} or None,
+        "prompts": {key: value}, "steps": number, "slow": line or None,
+        "estimator": {"name", "optimises", "biased"} or None,
         "evaluation": {key: value}}; a study has no models, prompts and steps.
     """
     try:
@@ -267,6 +276,8 @@ def _lines(answer: dict[str, Any]) -> list[str]:
         if isinstance(estimator["biased"], str):
             biased += f" {estimator['biased']}"
         lines.append(f"estimator: {estimator['name']}, {biased}; optimises {estimator['optimises']}")
+    if answer["slow"]:
+        lines.append(answer["slow"])
     return [*lines, "everything that fit checks before the first step is in order; --json for programs"]
 
 

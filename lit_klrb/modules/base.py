@@ -1,5 +1,6 @@
 """Base classes of the modules: a model, its tokenizer, its optimizer, and self-contained checkpoints."""
 
+import logging
 import math
 import os
 from abc import ABC, abstractmethod
@@ -21,6 +22,7 @@ from lit_klrb.distributed import check_strategy, sharding_mesh
 from lit_klrb.errors import ConfigurationError, check_positive
 from lit_klrb.models import loading
 from lit_klrb.models.adapters import adapter_settings, add_adapter
+from lit_klrb.models.bfloat16 import slow_precision
 from lit_klrb.models.layers import check_layers, with_layers
 from lit_klrb.models.sharding import shard
 from lit_klrb.modules.schedules import scheduled
@@ -29,6 +31,8 @@ from lit_klrb.run.lightning_internals import trainer_of
 from lit_klrb.run.options import RULES, check_training_options
 from lit_klrb.run.resumable import check_states
 from lit_klrb.seeding import derive_seed
+
+log = logging.getLogger(__name__)
 
 # What every batch contains: token ids and the mask of those that are not padding.
 REQUIRED = {"tokens", "attention_mask"}
@@ -144,6 +148,9 @@ class TrainedModule(L.LightningModule, ABC):
         self._check_sharding()
         if stage == "fit" and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             check_training_options({name: getattr(self.trainer, name, None) for name in RULES})
+            slow = slow_precision(self.trainer.precision, self.trainer.strategy.root_device)
+            if slow is not None:
+                log.warning(slow)
 
     def _check_sharding(self) -> None:
         if sharding_mesh(self.trainer) is None:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from lit_klrb.cli.main import main
 from lit_klrb.models import bfloat16
 
 
@@ -26,3 +27,13 @@ def test_only_a_slower_precision_is_named(monkeypatch, precision, device, speed,
 def test_the_speed_is_a_ratio_of_measured_times(monkeypatch):
     monkeypatch.setattr(bfloat16, "_seconds", lambda dtype: {torch.float32: 2.0, torch.bfloat16: 8.0}[dtype])
     assert bfloat16.bfloat16_speed.__wrapped__() == 0.25
+
+
+def test_check_and_the_start_of_a_run_say_it(monkeypatch, capsys, caplog, tmp_path):
+    monkeypatch.setattr(bfloat16, "bfloat16_speed", lambda: 0.2)
+    options = ["--config", "configs/demo/sft.yaml", "--trainer.precision", "bf16-mixed"]
+    assert main(["check", *options]) == 0
+    assert "0.20 of the speed of float32" in capsys.readouterr().out
+    short = ["--trainer.max_steps", "1", "--data.train_size", "32", "--data.eval_size", "32"]
+    assert main(["fit", *options, *short, "--trainer.default_root_dir", str(tmp_path)]) == 0
+    assert "0.20 of the speed of float32" in capsys.readouterr().err + caplog.text
