@@ -201,7 +201,6 @@ def test_parameters_by_name_role_and_value(capsys):
         (["certify_losses:in_place"], 1, "certify_losses:in_place failed: it changes its inputs in place"),
         (["certify_losses:on_arrays"], 1, "certify_losses:on_arrays failed: it changes its inputs in place"),
         (["certify_losses:exits"], 1, "certify_losses:exits failed: SystemExit: 0"),
-        (["certify_exits:f"], 2, "cannot import certify_exits:f: SystemExit: 0"),
         (["certify_losses:infinite"], 1, "failed: the loss is -inf for completions of"),
     ],
 )
@@ -225,3 +224,11 @@ def test_every_name_has_one_role():
     assert set(SYNONYMS) <= set(ROLES)
     assert len(ROLE_OF) == sum(len(names.split()) for names in SYNONYMS.values())
     assert all(re.fullmatch(r"[a-z_]+", name) for name in ROLE_OF)
+
+
+def test_a_module_that_ends_the_process_is_not_imported(tmp_path, monkeypatch, capsys):
+    (tmp_path / "exits.py").write_text("import sys\n\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    code, page, error = run(capsys, "exits:f")
+    assert (code, page) == (2, "")
+    assert "cannot import exits:f: SystemExit: 0" in error
