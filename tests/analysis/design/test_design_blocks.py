@@ -1,6 +1,7 @@
 """Blocks of a plan: their cells, seeds and ids, and what is refused."""
 
 import re
+import shutil
 
 import pytest
 import yaml
@@ -212,3 +213,18 @@ def test_the_example_of_the_docs_can_be_read(request, monkeypatch, tmp_path):
     found = [cell for cell in expand(plan).cells if cell.point]
     assert len({cell.needs for cell in found}) == len(plan.grid.blocks) == 3
     assert plan.starting_points == ["sft"]
+
+
+def test_the_plan_of_nine_lines_in_the_docs_is_complete(request, monkeypatch, tmp_path):
+    root = request.config.rootpath
+    text = (root / "docs" / "compare.md").read_text("utf-8")
+    plan_text = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1]
+    assert len(plan_text.splitlines()) == 9
+    (tmp_path / "my_plan.yaml").write_text(plan_text)
+    (tmp_path / "runs" / "own" / "rloo").mkdir(parents=True)
+    shutil.copy(root / "configs" / "demo" / "rloo.yaml", tmp_path / "runs" / "own" / "rloo" / "config.yaml")
+    monkeypatch.chdir(tmp_path)
+    plan = read_plan(tmp_path / "my_plan.yaml")
+    cells = expand(plan).cells
+    assert len([cell for cell in cells if cell.point]) == 3 * 8
+    assert len([cell for cell in cells if cell.trial]) == 3 * 3 * 4
