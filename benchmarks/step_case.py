@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, PreTrainedTokenizerFast
 
-from lit_klrb.data.preferences import PreferencePair
+from lit_klrb.data.pairs import PreferencePair
 
 VOCABULARY, LAYERS, WIDTH = 8192, 4, 256
 PROMPTS, PROMPT_TOKENS, COMPLETION_TOKENS = 32, 16, 48

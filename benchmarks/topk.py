@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.data.batches import pad
-from lit_klrb.data.corpora import load_reviews
-from lit_klrb.data.prompts import cut_prompts
+from lit_klrb.data.corpora import load_rows
+from lit_klrb.data.prompts import read_prompts
 from lit_klrb.estimators import KLEstimator, MonteCarloRewardToGo, RaoBlackwell, RaoBlackwellTopK
 from lit_klrb.estimators.recipe import per_token
 from lit_klrb.functional import TopK, tiled_policy_loss, token_stats
@@ -198,8 +198,9 @@ def _ratio(found: dict[str, Tensor], label: str) -> str:
 
 
 def _sample(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, index: int) -> Rollout:
-    reviews = load_reviews("grammar", "train", (index + 1) * PROMPTS)[index * PROMPTS :]
-    batch = pad(cut_prompts(reviews, tokenizer, 2, 8), tokenizer.pad_token_id, side="left")
+    reviews = load_rows("grammar", "train", (index + 1) * PROMPTS)[index * PROMPTS :]
+    prompts = [prompt.tokens for prompt in read_prompts(reviews, tokenizer, 2, 8)]
+    batch = pad(prompts, tokenizer.pad_token_id, side="left")
     return generate_completions(
         policy,
         batch["tokens"],

@@ -12,8 +12,8 @@ import yaml
 from torch import Tensor
 
 from lit_klrb.data.batches import pad
-from lit_klrb.data.corpora import load_reviews
-from lit_klrb.data.prompts import cut_prompts
+from lit_klrb.data.corpora import load_rows
+from lit_klrb.data.prompts import read_prompts
 from lit_klrb.estimators import (
     EstimatorMemory,
     KLEstimator,
@@ -158,8 +158,8 @@ class World:
     def completions(self, count: int) -> Iterator[Rollout]:
         """Rollouts of prompts of their own."""
         size = self.setting.prompts
-        reviews = load_reviews(self.setting.source, "train", count * size)
-        prompts = cut_prompts(reviews, self.tokenizer, 2, 8)
+        reviews = load_rows(self.setting.source, "train", count * size)
+        prompts = [prompt.tokens for prompt in read_prompts(reviews, self.tokenizer, 2, 8)]
         for index in range(count):
             batch = pad(prompts[index * size : (index + 1) * size], self.tokenizer.pad_token_id, side="left")
             yield generate_completions(

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lit_klrb.data.batches import classifier_batch
+from lit_klrb.data.batches import pad
 from lit_klrb.data.chat import Conversation, is_messages
+from lit_klrb.data.encode import classifier_ids
 from lit_klrb.data.grammar import ReviewGrammar, split_words
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
@@ -140,7 +141,8 @@ class ClassifierReward:
         limits = [getattr(self.classifier.config, name, None) or LONGEST for name in LIMITS]
         # Some models have -1 for none
         longest = min(n for n in (*limits, self.tokenizer.model_max_length, LONGEST) if n > 0)
-        batch = classifier_batch(self.tokenizer, texts, longest, special_tokens)
+        rows = [classifier_ids(text, self.tokenizer, special_tokens, longest) for text in texts]
+        batch = pad(rows, self.tokenizer.pad_token_id, side="right")
         logits = self.classifier(
             input_ids=batch["tokens"].to(self.classifier.device),
             attention_mask=batch["attention_mask"].long().to(self.classifier.device),

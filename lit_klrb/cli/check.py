@@ -25,7 +25,7 @@ from lit_klrb.cli.lightning import LitCLI
 from lit_klrb.cli.mistakes import ending_of
 from lit_klrb.cli.upstream import PATHS, paths_of
 from lit_klrb.cli.warned import quiet
-from lit_klrb.data.tables import READERS
+from lit_klrb.data.rows import suffix_of
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators.checked import check_served
 from lit_klrb.files import local_path
@@ -52,7 +52,8 @@ EVALUATION = {
     ),
     "data": (
         *("source", "eval_size", "eval_batch_size", "min_prompt_tokens", "max_prompt_tokens"),
-        *("system_prompt", "teacher_system_prompt", "teacher_examples"),
+        *("system_prompt", "teacher_system_prompt", "teacher_examples", "subset", "split", "eval_split"),
+        *("overlong", "chat_template_kwargs", "teacher_chat_template_kwargs"),
     ),
 }
 
@@ -204,7 +205,7 @@ def check_input(key: str, path: str) -> None:
     """
     if key == KEY and ":" in path and not is_checkpoint(path):
         rewards.load_reward(path)
-    elif Path(path).suffix in READERS and not local_path(path, key).exists():
+    elif suffix_of(Path(path)) and not local_path(path, key).exists():
         raise ConfigurationError(f"{path} does not exist", key=key)
     else:
         check_exists(key, path)

@@ -18,7 +18,7 @@ from lit_klrb.comparison.measure import (
     token_table,
 )
 from lit_klrb.comparison.summary import Candidate
-from lit_klrb.data.corpora import TEACHER_PROMPT
+from lit_klrb.data.kinds import TEACHER_PROMPT
 from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.models.generation import Rollout, Sampling
 from lit_klrb.models.limits import context_length

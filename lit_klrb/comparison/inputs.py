@@ -6,15 +6,12 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from lit_klrb.data.chat import Conversation, is_unicode, shown
-from lit_klrb.data.corpora import TEACHER_PROMPT
-from lit_klrb.data.encoding import encode
-from lit_klrb.data.grammar import Review
+from lit_klrb.data.encode import encode
+from lit_klrb.data.kinds import TEACHER_PROMPT, Row
 from lit_klrb.data.prompts import Prompt, read_prompts
-from lit_klrb.data.tables import READERS, read_lines, read_rows
-from lit_klrb.errors import ConfigurationError, concerning
+from lit_klrb.data.rows import read_files, suffix_of
+from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import local_path
-
-LINES = ".txt"
 
 
 def read_table(key: str, source: str, column: str, limit: int = 0) -> dict[str, list[Any]]:
@@ -22,7 +19,7 @@ def read_table(key: str, source: str, column: str, limit: int = 0) -> dict[str, 
 
     Args:
         key: The argument that names the file, for the error message.
-        source: A .jsonl or .parquet file with the column, or a .txt file with one text per line.
+        source: A file that data can be read from with the column, or a .txt file with one text per line.
         column: Name of the column.
         limit: Number of rows to read; 0 for all.
 
@@ -30,20 +27,17 @@ def read_table(key: str, source: str, column: str, limit: int = 0) -> dict[str, 
         ConfigurationError: If the file cannot be read, or has no such column or no rows.
     """
     path = local_path(source, key)
-    if path.suffix == LINES and path.is_file():
-        with concerning(f"{path} cannot be read", OSError, key=key):
-            columns = {column: [line for line in read_lines(path) if line.strip()]}
-    elif path.exists() and path.suffix not in READERS:
-        raise ConfigurationError(f"{source} is not a .txt, .jsonl or .parquet file", key=key)
-    else:
-        columns = read_rows(key, path).columns
-        if columns and column not in columns:
-            raise ConfigurationError(
-                f"{source} has no column {column}; its columns: {', '.join(columns)}", key=key
-            )
-    if not columns.get(column):
+    if not path.exists():
+        raise ConfigurationError(f"{source} does not exist", key=key)
+    rows = read_files(key, [path])
+    if suffix_of(path) == ".txt":
+        rows = [{column: row["text"]} for row in rows if str(row["text"]).strip()]
+    names = dict.fromkeys(name for row in rows for name in row)
+    if not rows:
         raise ConfigurationError(f"{source} has no rows", key=key)
-    return {name: values[: limit or None] for name, values in columns.items()}
+    if column not in names:
+        raise ConfigurationError(f"{source} has no column {column}; its columns: {', '.join(names)}", key=key)
+    return {name: [row.get(name) for row in rows[: limit or None]] for name in names}
 
 
 def encode_prompts(
@@ -69,24 +63,19 @@ def encode_prompts(
         ConfigurationError: If one is neither, is empty, or the template refuses it.
     """
     others = teachers or [None] * len(prompts)
-    reviews = [
-        _as_review(key, number, prompt, {TEACHER_PROMPT: other})
+    rows = [
+        _as_row(key, number, prompt, {TEACHER_PROMPT: other})
         for number, (prompt, other) in enumerate(zip(prompts, others, strict=True), 1)
     ]
-    read = read_prompts(reviews, tokenizer, 1, 1, system, teacher_system, key=key)
-    for number, prompt in enumerate(read, 1):
-        if not prompt.tokens:
-            raise ConfigurationError(f"prompt {number} is empty; at least one token is needed", key=key)
-    return read
+    return read_prompts(rows, tokenizer, 1, 1, system, teacher_system, key=key)
 
 
-def _as_review(key: str, number: int, prompt: Any, columns: Mapping[str, Any]) -> Review:
+def _as_row(key: str, number: int, prompt: Any, columns: Mapping[str, Any]) -> Row:
     place = f"prompt {number}"
     if isinstance(prompt, str):
         _check_encodable(key, place, prompt)
-        return Review(prompt, None, is_prompt=True, columns=columns)
-    conversation = Conversation.read(key, place, prompt)
-    return Review(place, None, is_prompt=True, columns=columns, conversation=conversation)
+        return Row(prompt, columns=columns, place=place)
+    return Row(Conversation.read(key, place, prompt), columns=columns, place=place)
 
 
 def _check_encodable(key: str, name: str, text: str) -> None:
@@ -120,7 +109,7 @@ def encode_windows(
         if not isinstance(text, str):
             raise ConfigurationError(f"text {number} is {shown(text)}; a text is expected", key=key)
         _check_encodable(key, f"text {number}", text)
-        (ids,) = encode(tokenizer, [text])
+        ids = encode(text, None, tokenizer).ids
         starts = range(0, len(ids) - 1, max_tokens - 1)
         windows += [ids[start : start + max_tokens] for start in starts]
         numbers += [count] * len(starts)

@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedTokenizerBase
 
 # Tensors by name; a batch of prompts may also have `rows`, a list of their other columns for rewards.
 Batch = dict[str, Any]
@@ -32,23 +31,3 @@ def pad(rows: Sequence[Sequence[int]], pad_token_id: int, side: Literal["left", 
         "tokens": pad_sequence(tokens, batch_first=True, padding_value=pad_token_id, padding_side=side),
         "attention_mask": pad_sequence(masks, batch_first=True, padding_side=side),
     }
-
-
-def classifier_batch(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_tokens: int, special_tokens: bool = True
-) -> Batch:
-    """Tokenize texts for a classifier.
-
-    Args:
-        tokenizer: The classifier's tokenizer.
-        texts: B texts.
-        max_tokens: Longer texts are truncated.
-        special_tokens: Whether its tokenizer adds special tokens, which the text of a conversation has.
-
-    Returns:
-        Right-padded `tokens` and `attention_mask`, shape [B, N].
-    """
-    rows = tokenizer(list(texts), truncation=True, max_length=max_tokens, add_special_tokens=special_tokens)[
-        "input_ids"
-    ]
-    return pad(rows, tokenizer.pad_token_id, side="right")

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from transformers import PreTrainedTokenizerBase
@@ -29,26 +29,30 @@ class Conversation:
     Args:
         messages: At least one.
         place: Where they come from, for error messages.
+        settings: What the template reads beside them: `chat_template_kwargs`, and the row's tools.
     """
 
     messages: tuple[Message, ...]
     place: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, key: str, place: str, value: Any) -> Self:
+    def read(cls, key: str, place: str, value: Any, tools: Any = None) -> Self:
         """Check a value of unknown origin.
 
         Args:
             key: The argument that names its source, for the error message.
             place: Where it comes from.
-            value: A list of messages {"role": ..., "content": ...}.
+            value: A list of messages {"role": ..., "content": ...}; a content may be parts that are all text.
+            tools: What the assistant may call, for the template: a list, or one as JSON.
 
         Raises:
             ConfigurationError: If it is not a list of messages whose content is text, or has an unknown role.
         """
         if not isinstance(value, (list, tuple)) or not value:
             raise ConfigurationError(f"{place} is {shown(value)}; a list of messages is expected", key=key)
-        for message in value:
+        messages = [_as_text(message) for message in value]
+        for message in messages:
             if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
                 problem = f"the message {shown(message)}; messages have role and content"
             elif message["role"] not in ROLES:
@@ -58,14 +62,18 @@ class Conversation:
             else:
                 continue
             raise ConfigurationError(f"{place} has {problem}", key=key)
-        # Tables have None where a message lacks an entry of the others
-        kept = ({name: entry for name, entry in message.items() if entry is not None} for message in value)
-        return cls(tuple(kept), place)
+        with refusing(f"{place} has the tools {shown(tools)}", ValueError, key=key):
+            given = json.loads(tools) if isinstance(tools, str) else tools
+        return cls(tuple(messages), place, {"tools": given} if given else {})
 
     def identity(self, part: slice = slice(None)) -> str:
         """A hash of messages, in hexadecimal digits."""
         messages = json.dumps(self.messages[part], sort_keys=True, default=str)
         return hashlib.sha256(messages.encode()).hexdigest()
+
+    def with_settings(self, settings: Mapping[str, Any]) -> Self:
+        """The conversation with more settings of the template."""
+        return replace(self, settings={**self.settings, **settings}) if settings else self
 
     @property
     def last_role(self) -> str:
@@ -172,7 +180,7 @@ class Conversation:
 
         def render() -> Any:  # in transformers' sandbox
             messages = [dict(message) for message in self.messages]
-            return tokenizer.apply_chat_template(messages, tokenize=False, **settings)
+            return tokenizer.apply_chat_template(messages, tokenize=False, **self.settings, **settings)
 
         template = str(tokenizer.chat_template)
         if template not in _TRIED:
@@ -186,6 +194,30 @@ class Conversation:
         if not isinstance(text, str) or not text or not is_unicode(text):
             raise ConfigurationError(f"{self.place}: the chat template makes no text of it", key=key)
         return text
+
+
+def _as_text(message: Any) -> Any:
+    """A message whose content is a text: the parts of one that are all text, or nothing beside calls."""
+    if not isinstance(message, Mapping):
+        return message
+    # Tables have None where a message lacks an entry of the others
+    kept = {name: without_none(entry) for name, entry in message.items() if entry is not None}
+    content = kept.get("content", "" if "tool_calls" in kept else None)
+    if isinstance(content, list) and all(map(_is_text, content)):
+        content = "".join(part["text"] for part in content)
+    return kept if content is None else {**kept, "content": content}
+
+
+def _is_text(part: Any) -> bool:
+    is_part = isinstance(part, Mapping) and part.get("type", "text") == "text"
+    return is_part and isinstance(part.get("text"), str)
+
+
+def without_none(value: Any) -> Any:
+    """A value of nested mappings and lists without the entries that are None."""
+    if isinstance(value, Mapping):
+        return {name: without_none(entry) for name, entry in value.items() if entry is not None}
+    return [without_none(entry) for entry in value] if isinstance(value, list) else value
 
 
 def is_messages(value: Any) -> bool:

@@ -5,13 +5,12 @@ import random
 import re
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from lit_klrb.data.chat import Conversation
 from lit_klrb.data.world import RULES, World, read_world
 from lit_klrb.seeding import derive_seed
 
@@ -29,16 +28,10 @@ class Review:
     Args:
         text: The text.
         label: 1 positive, 0 negative, None unknown.
-        is_prompt: Whether the text is a prompt, to be used as a whole.
-        columns: The other columns of its row, for rewards.
-        conversation: Instead of a text, which then only identifies it.
     """
 
     text: str
     label: int | None
-    is_prompt: bool = False
-    columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    conversation: Conversation | None = field(default=None, hash=False)
 
 
 class Entropy(NamedTuple):

@@ -9,8 +9,8 @@ from typing import Protocol, runtime_checkable
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lit_klrb.data.grammar import Review
-from lit_klrb.data.preferences import PreferencePair
+from lit_klrb.data.kinds import Row
+from lit_klrb.data.pairs import PreferencePair
 from lit_klrb.data.prompts import Prompt
 
 
@@ -43,8 +43,8 @@ class Corpus(Protocol):
     """A data module that provides complete reviews."""
 
     @property
-    def reviews(self) -> Mapping[str, Sequence[Review]]:
-        """The reviews of each loaded split."""
+    def reviews(self) -> Mapping[str, Sequence[Row]]:
+        """The rows of each loaded split."""
 
     def entropy_per_token(self) -> float | None:
         """The lowest cross-entropy that any model can reach, in nats per token; None if it is unknown."""

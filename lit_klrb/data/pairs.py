@@ -1,140 +1,97 @@
-"""Pairs of a preferred and a rejected text, for reward models."""
+"""Pairs of a chosen and a rejected answer: those of the embedded world, and their batches."""
 
-import hashlib
-import logging
 import math
 import random
 from collections.abc import Sequence
-from functools import cache
+from typing import NamedTuple
 
-from transformers import PreTrainedTokenizerBase
+import torch
+from torch import Tensor
 
-from lit_klrb.data.corpora import GRAMMAR, hold_out, open_splits, pick
+from lit_klrb.data.batches import Batch, pad
+from lit_klrb.data.encode import Encoded, LeftOutError
 from lit_klrb.data.grammar import ReviewGrammar
-from lit_klrb.data.preferences import ChatPreference, Preference, parse_preferences
+from lit_klrb.data.kinds import Row
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.seeding import derive_seed
 
-TokenPair = tuple[list[int], list[int]]
-log = logging.getLogger(__name__)
 
+def grammar_pairs(split: str, size: int) -> list[Row]:
+    """Pairs of reviews of the embedded world, which follow the Bradley-Terry model.
 
-def load_pairs(
-    source: str = GRAMMAR, split: str = "train", size: int = 0
-) -> list[Preference | ChatPreference]:
-    """Load the pairs of a split, shuffled.
-
-    Splits are those of `load_reviews`, by the prompt: pairs of one prompt are in one split. Pairs of the
-    embedded world follow the Bradley-Terry model: of two reviews, the first is preferred with probability
-    sigmoid(a - b), where a and b are their clipped log odds of being positive.
+    Of two reviews, the first is preferred with probability sigmoid(a - b), where a and b are their clipped
+    log odds of being positive.
 
     Args:
-        source: "grammar" for the embedded world, a hub id, a folder, or a .parquet or .jsonl file with the
-            columns chosen and rejected, and maybe prompt; see `load_preferences`. Texts need no prompt.
-        split: "train", "validation", "test", or another split of the source.
-        size: Maximum number of pairs; 0 for all.
+        split: "train", "validation" or "test".
+        size: Number of pairs.
 
     Raises:
-        ConfigurationError: If the source or split does not exist, a row is not a pair, or `size` is 0 for the
-            grammar, whose pairs are unlimited.
+        ConfigurationError: If `size` is 0: the pairs are unlimited.
 
     Example:
-        >>> load_pairs("grammar", "test", size=2) == load_pairs("grammar", "test", size=3)[:2]
+        >>> grammar_pairs("test", size=2) == grammar_pairs("test", size=3)[:2]
         True
     """
-    if source != GRAMMAR:
-        return pick(source, _pair_splits(source), split, size)
     if not size:
-        raise ConfigurationError(
-            f"{source} is unlimited: a size of 0 (all pairs) is allowed for other sources", key="source"
-        )
+        problem = "grammar is unlimited: a size of 0 (all pairs) is allowed for other sources"
+        raise ConfigurationError(problem, key="source")
     grammar = ReviewGrammar()
     texts = [review.text for review in grammar.reviews(2 * size, derive_seed(0, "pairs", split))]
-    pairs: list[Preference | ChatPreference] = []
+    pairs = []
     for number in range(size):
         first, second = texts[2 * number : 2 * number + 2]
         odds = grammar.clipped_log_odds(first) - grammar.clipped_log_odds(second)
         draw = random.Random(derive_seed(0, "preferred", split, number)).random()
         first_is_better = draw < 1 / (1 + math.exp(-odds))
-        pairs.append(Preference("", *((first, second) if first_is_better else (second, first))))
+        pairs.append(Row("", (first, second) if first_is_better else (second, first)))
     return pairs
 
 
-def whole_texts(
-    key: str,
-    pair: Preference | ChatPreference,
-    tokenizer: PreTrainedTokenizerBase,
-    system_prompt: str | None = None,
-) -> tuple[str, str]:
-    """The chosen and the rejected text, each with its prompt.
+class PreferencePair(NamedTuple):
+    """Token ids of a prompt and two completions, and the log-probability of each under the reference."""
+
+    prompt: list[int]
+    chosen: list[int]
+    rejected: list[int]
+    chosen_ref_logprob: float = 0.0
+    rejected_ref_logprob: float = 0.0
+
+    @classmethod
+    def of(cls, chosen: Encoded, rejected: Encoded) -> "PreferencePair":
+        """Of two answers to a prompt, which is what both have before the first token of an answer.
+
+        Raises:
+            LeftOutError: If they do not differ, or have nothing in common.
+        """
+        if chosen.ids == rejected.ids:
+            raise LeftOutError("chosen equals rejected")
+        most = min(chosen.start, rejected.start)
+        start = next((n for n in range(most) if chosen.ids[n] != rejected.ids[n]), most)
+        if not start:
+            raise LeftOutError("an empty prompt")
+        return cls(chosen.ids[:start], chosen.ids[start:], rejected.ids[start:])
+
+
+def collate_pairs(pairs: Sequence[PreferencePair], pad_token_id: int) -> Batch:
+    """Collate B pairs into 2B sequences: all chosen completions, then all rejected ones.
 
     Args:
-        key: The argument that names their source, for the error message.
-        pair: The pair.
-        tokenizer: The reward model's, whose chat template makes texts of conversations.
-        system_prompt: A system message for conversations without one.
+        pairs: The pairs of the batch.
+        pad_token_id: The padding token, on the left of prompts and on the right of completions.
 
-    Raises:
-        ConfigurationError: If it has no chat template, the template refuses a conversation, or there is a
-            system prompt for texts.
+    Returns:
+        `tokens` and `attention_mask` [2B, P+T], `mask` [2B, T] and `ref_logprob` [2B].
+
+    Example:
+        >>> batch = collate_pairs([PreferencePair([5], [6, 7], [8], -1.0, -2.0)], pad_token_id=0)
+        >>> batch["tokens"].tolist()
+        [[5, 6, 7], [5, 8, 0]]
     """
-    if isinstance(pair, ChatPreference):
-        chosen, rejected = (chat.with_system(system_prompt).text(key, tokenizer) for chat in pair)
-        return chosen, rejected
-    if system_prompt is not None:
-        raise ConfigurationError("needs conversations, but the pairs are texts", key="system_prompt")
-    return pair.prompt + pair.chosen, pair.prompt + pair.rejected
-
-
-def usable_pairs(source: str, split: str, pairs: Sequence[TokenPair], max_tokens: int) -> list[TokenPair]:
-    """The pairs from which a reward can be learned; the number of the others is logged.
-
-    Args:
-        source: The source, for the log and the error message.
-        split: Its split.
-        pairs: Token ids of the chosen and the rejected text.
-        max_tokens: Pairs with a longer text are left out, as cutting them could remove what differs.
-
-    Raises:
-        ConfigurationError: If all texts are equal within their pair, or all pairs are too long.
-    """
-    different = [pair for pair in pairs if pair[0] != pair[1]]
-    if not different:
-        raise ConfigurationError(
-            f"{source} has the same chosen and rejected text in every {split} pair", key="source"
-        )
-    kept = [pair for pair in different if max(map(len, pair)) <= max_tokens]
-    if not kept:
-        shortest = min(max(map(len, pair)) for pair in different)
-        raise ConfigurationError(
-            f"{max_tokens} is less than the {shortest} tokens of the shortest {split} pair of {source}",
-            key="max_tokens",
-        )
-    for count, reason in (
-        (len(pairs) - len(different), "of equal texts"),
-        (len(different) - len(kept), f"with more than max_tokens={max_tokens} tokens"),
-    ):
-        if count:
-            log.warning("%s: left out %d of %d %s pairs %s", source, count, len(pairs), split, reason)
-    return kept
-
-
-@cache
-def _pair_splits(source: str) -> dict[str, list[Preference | ChatPreference]]:
-    opened = open_splits("source", source)
-    splits = {
-        name: parse_preferences(
-            "source", source if len(opened) == 1 else f"{source}: {name}", rows, needs_prompt=False
-        )
-        for name, rows in opened.items()
-        if len(rows)
-    }
-    return hold_out(source, splits, _identity)
-
-
-def _identity(pair: Preference | ChatPreference) -> str:
-    """What pairs of the same prompt have in common; a text without a prompt is on its own."""
-    if isinstance(pair, ChatPreference):
-        return pair.chosen.identity(slice(-1))
-    # Its CRC-32 decides the split, and is far from uniform over short texts that differ in a digit
-    return hashlib.sha256((pair.prompt or pair.chosen).encode()).hexdigest()
+    prompts = pad([pair.prompt for pair in pairs] * 2, pad_token_id, side="left")
+    completions = pad(
+        [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs], pad_token_id, side="right"
+    )
+    joined: dict[str, Tensor] = {key: torch.cat([prompts[key], completions[key]], 1) for key in prompts}
+    ref_logprob = [pair.chosen_ref_logprob for pair in pairs] + [pair.rejected_ref_logprob for pair in pairs]
+    return {**joined, "mask": completions["attention_mask"], "ref_logprob": torch.tensor(ref_logprob)}

@@ -1,22 +1,17 @@
-"""Prompts: the first few tokens of reviews, or given prompts and conversations as they are."""
+"""Prompts: the first few tokens of texts, or given prompts and conversations as they are."""
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
 from lit_klrb.data.batches import Batch, pad
 from lit_klrb.data.chat import USER, Conversation, is_messages, is_unicode, shown
-from lit_klrb.data.corpora import MESSAGES, PROMPT, TEACHER_PROMPT, TEXT
-from lit_klrb.data.encoding import beginning, encode
-from lit_klrb.data.grammar import Review
+from lit_klrb.data.encode import LeftOutError, Reader, beginning, encode
+from lit_klrb.data.kinds import PROMPT, TEACHER_PROMPT, Content, Row
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.seeding import derive_seed
-
-# Names of the column with the prompts, of which the first that exists is read.
-COLUMNS = (PROMPT, MESSAGES, TEXT)
 
 
 class Prompt(NamedTuple):
@@ -36,59 +31,145 @@ class Prompt(NamedTuple):
     teacher: list[int] | None = None
 
 
-def read_prompts(
-    reviews: Sequence[Review],
-    tokenizer: PreTrainedTokenizerBase,
-    min_tokens: int,
-    max_tokens: int,
-    system_prompt: str | None = None,
-    teacher_system_prompt: str | None = None,
-    teacher_examples: Sequence[tuple[str, str]] = (),
-    key: str = "source",
-) -> list[Prompt]:
-    """Prompts from reviews, given prompts or conversations.
+class PromptReader:
+    """Makes prompts of rows.
 
-    The tokenizer's chat template makes the text of a conversation, special tokens included; an answer at the
-    end of a whole conversation (the column `messages`) is left out.
-
-    The teacher reads its entry of the column `teacher_prompt` instead, a text or a conversation, or else the
-    prompt's conversation with its own system message; examples come before both.
+    The tokenizer's chat template makes the text of a conversation, special tokens included. The teacher reads
+    its entry of the column `teacher_prompt` instead, a text or a conversation, or else the prompt's
+    conversation with its own system message; examples come before both.
 
     Args:
-        reviews: The reviews.
+        rows: All rows that will be read, which are of the same kind.
         tokenizer: The policy's tokenizer.
-        min_tokens: See `cut_prompts`.
-        max_tokens: See `cut_prompts`.
+        min_tokens: Minimum length of the beginning of a text; a shorter one is a prompt as a whole.
+        max_tokens: Maximum length; that of prompt i depends on i only.
         system_prompt: A system message for conversations without one; given texts become the user's message.
         teacher_system_prompt: The teacher's system message, in place of any other.
         teacher_examples: Questions with answers, which only the teacher reads.
         key: The argument that names their source, for error messages.
+        template: Further settings of the policy's chat template.
+        teacher_template: Further settings for the teacher; None for the policy's.
 
     Raises:
-        ConfigurationError: If there is a system prompt or a teacher's prompt for reviews, or the template
-            refuses a conversation.
+        ConfigurationError: If there is a system prompt or a teacher's prompt for the beginnings of texts.
     """
-    messages = {"system_prompt": system_prompt, "teacher_system_prompt": teacher_system_prompt}
-    named = [name for name, text in messages.items() if text is not None]
-    named += ["teacher_examples"] if teacher_examples else []
-    # All are of the same kind
-    as_chats = named or any(is_messages(review.columns.get(TEACHER_PROMPT)) for review in reviews)
-    asked = [*named, key][0] if as_chats else None
-    pairs = [(review, _conversation(key, review, asked)) for review in reviews]
-    texts = [_as_text(key, review, chat, tokenizer, system_prompt) for review, chat in pairs]
-    systems = system_prompt, teacher_system_prompt
-    read = [
-        _teachers_text(key, review, chat, tokenizer, teacher_examples, *systems) for review, chat in pairs
-    ]
-    tokens = cut_prompts(texts, tokenizer, min_tokens, max_tokens)
-    teacher: Sequence[list[int] | None] = [None] * len(texts)
-    if any(text is not None for text in read):
-        own = [other if text is None else text for text, other in zip(read, texts, strict=True)]
-        teacher = cut_prompts(own, tokenizer, min_tokens, max_tokens)
-    return [
-        Prompt(ids, text.columns, text.is_prompt, others)
-        for ids, text, others in zip(tokens, texts, teacher, strict=True)
-    ]
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        tokenizer: PreTrainedTokenizerBase,
+        min_tokens: int,
+        max_tokens: int,
+        system_prompt: str | None = None,
+        teacher_system_prompt: str | None = None,
+        teacher_examples: Sequence[tuple[str, str]] = (),
+        key: str = "source",
+        template: Mapping[str, Any] | None = None,
+        teacher_template: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.key, self.lengths, self.examples = key, (min_tokens, max_tokens), teacher_examples
+        self.student = Reader(key, tokenizer, (), system_prompt, template)
+        instead = teacher_system_prompt is not None
+        self.teacher_system = teacher_system_prompt if instead else system_prompt
+        self.teacher = Reader(
+            key, tokenizer, (), None, template if teacher_template is None else teacher_template
+        )
+        self.is_another = instead or bool(teacher_examples) or self.teacher.template != self.student.template
+        messages = {"system_prompt": system_prompt, "teacher_system_prompt": teacher_system_prompt}
+        named = [name for name, text in messages.items() if text is not None]
+        named += ["teacher_examples"] if teacher_examples else []
+        self.columns = any(row.columns.get(TEACHER_PROMPT) is not None for row in rows)
+        given = any(is_messages(row.columns.get(TEACHER_PROMPT)) for row in rows)
+        # All are of the same kind
+        asked = next(iter(named), key if given else None)
+        if (asked or self.columns) and not all(row.is_prompt for row in rows):
+            raise ConfigurationError(
+                "needs conversations or texts in the column prompt; the prompts are the beginnings of texts",
+                key=asked or key,
+            )
+        self.as_chats, self.instead = asked is not None, instead
+        self.has_teacher = self.is_another or self.columns
+
+    def read(self, index: int, row: Row) -> Prompt:
+        """The prompt of a row.
+
+        Args:
+            index: Its place among the rows.
+            row: The row.
+
+        Raises:
+            LeftOutError: If it is empty or contains a control token.
+            ConfigurationError: If the template refuses a conversation.
+        """
+        if row.prompt is None:
+            (text,) = row.answers
+            ids = encode("", str(text), self.student.tokenizer).ids
+            added = len(beginning(self.student.tokenizer))
+            length = random.Random(derive_seed(0, "prompt length", index)).randint(*self.lengths)
+            ids = ids[: added + length]
+            return Prompt(_not_empty(ids), row.columns)
+        chat, columns = self._chat(row.prompt), row.columns
+        if isinstance(chat, Conversation):
+            chat = chat.with_system(self.student.system)
+            columns = {**columns, PROMPT: list(chat.messages)}
+        ids = _not_empty(self.student.prompt(chat) if chat else [])
+        other = self._teachers(row, chat)
+        teacher = None if not self.has_teacher else ids if other is None else self.teacher.prompt(other)
+        return Prompt(ids, columns, True, teacher)
+
+    def _chat(self, content: Content) -> Content:
+        if isinstance(content, Conversation) or not self.as_chats:
+            return content
+        return Conversation(({"role": USER, "content": content},), f"the prompt {shown(content)}")
+
+    def _teachers(self, row: Row, chat: Content) -> Content | None:
+        """What the teacher reads; None for the same as the student."""
+        given = row.columns.get(TEACHER_PROMPT)
+        if given is None:
+            if isinstance(chat, str) or not self.is_another:
+                return None
+            own = self._chat(row.prompt or "")
+            assert isinstance(own, Conversation)
+            return own.with_system(self.teacher_system, instead=self.instead).with_examples(self.examples)
+        place = f"the {TEACHER_PROMPT} of {shown(row.text)}"
+        if isinstance(given, str):
+            if not (given and is_unicode(given)):
+                problem = f"{place} is {shown(given)}; Unicode characters are expected"
+                raise ConfigurationError(problem, key=self.key)
+            if isinstance(chat, str):
+                return given
+            given = [{"role": USER, "content": given}]
+        conversation = Conversation.read(self.key, place, given)
+        return conversation.with_system(self.teacher_system).with_examples(self.examples)
+
+
+def _not_empty(ids: list[int]) -> list[int]:
+    if not ids:
+        raise LeftOutError("empty")
+    return ids
+
+
+def read_prompts(
+    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, *args: Any, **settings: Any
+) -> list[Prompt]:
+    """Prompts of all rows, see `PromptReader`; a row that cannot be read is refused.
+
+    Example:
+        >>> from lit_klrb.data.tokenizer import grammar_tokenizer
+        >>> row = Row(None, ("What a marvelous thriller! The acting was superb. Do not miss it!",))
+        >>> prompts = read_prompts([row] * 3, grammar_tokenizer(), min_tokens=2, max_tokens=8)
+        >>> [len(prompt.tokens) for prompt in prompts]
+        [5, 3, 4]
+    """
+    reader = PromptReader(rows, tokenizer, *args, **settings)
+    prompts = []
+    for index, row in enumerate(rows):
+        try:
+            prompts.append(reader.read(index, row))
+        except LeftOutError as error:
+            place = row.place or f"prompt {index + 1}"
+            raise ConfigurationError(f"{place} cannot be read: {error}", key=reader.key) from error
+    return prompts
 
 
 def prompt_batch(prompts: Sequence[Prompt], pad_token_id: int) -> Batch:
@@ -107,115 +188,3 @@ def prompt_batch(prompts: Sequence[Prompt], pad_token_id: int) -> Batch:
         padded = pad(teacher, pad_token_id, side="left")
         batch |= {f"teacher_{name}": tensor for name, tensor in padded.items()}
     return {**batch, "rows": rows} if any(rows) else batch
-
-
-def _conversation(key: str, review: Review, asked: str | None) -> Conversation | None:
-    """The messages before the answer, without a system prompt; None for a text that is read as it is.
-
-    Args:
-        key: The argument that names the source.
-        review: The review.
-        asked: The argument that asks for conversations; None if texts are read as they are.
-    """
-    if review.conversation is not None:
-        return review.conversation if review.is_prompt else review.conversation.before_answer(key)
-    if asked is None:
-        return None
-    if not review.is_prompt:
-        raise ConfigurationError(
-            "needs conversations or texts in the column prompt; the prompts are the beginnings of texts",
-            key=asked,
-        )
-    user = {"role": USER, "content": review.text}
-    return Conversation((user,), f"the prompt {shown(review.text)} with a system prompt")
-
-
-def _as_text(
-    key: str,
-    review: Review,
-    conversation: Conversation | None,
-    tokenizer: PreTrainedTokenizerBase,
-    system_prompt: str | None,
-) -> Review:
-    if conversation is None:
-        return review
-    conversation = conversation.with_system(system_prompt)
-    columns = {**review.columns, PROMPT: list(conversation.messages)}
-    text = conversation.prompt(key, tokenizer)
-    return replace(review, text=text, is_prompt=True, columns=columns, conversation=conversation)
-
-
-def _teachers_text(
-    key: str,
-    review: Review,
-    conversation: Conversation | None,
-    tokenizer: PreTrainedTokenizerBase,
-    examples: Sequence[tuple[str, str]],
-    system_prompt: str | None,
-    teacher_system_prompt: str | None,
-) -> Review | None:
-    """What the teacher reads; None for the same as the student."""
-    given = review.columns.get(TEACHER_PROMPT)
-    system = system_prompt if teacher_system_prompt is None else teacher_system_prompt
-    instead = False
-    if given is None:
-        instead = teacher_system_prompt is not None
-        if conversation is None or not (instead or examples):
-            return None
-    else:
-        if conversation is None and not review.is_prompt:
-            raise ConfigurationError(
-                f"the column {TEACHER_PROMPT} needs conversations or texts in the column prompt; the prompts "
-                "are the beginnings of texts",
-                key=key,
-            )
-        place = f"the {TEACHER_PROMPT} of {shown(review.text)}"
-        if isinstance(given, str) and not (given and is_unicode(given)):
-            raise ConfigurationError(f"{place} is {shown(given)}; Unicode characters are expected", key=key)
-        if isinstance(given, str) and conversation is None:
-            return replace(review, text=given)
-        messages = [{"role": USER, "content": given}] if isinstance(given, str) else given
-        conversation = Conversation.read(key, place, messages)
-    conversation = conversation.with_system(system, instead=instead).with_examples(examples)
-    text = conversation.prompt(key, tokenizer)
-    return replace(review, text=text, is_prompt=True, conversation=conversation)
-
-
-def cut_prompts(
-    reviews: Sequence[Review],
-    tokenizer: PreTrainedTokenizerBase,
-    min_tokens: int,
-    max_tokens: int,
-) -> list[list[int]]:
-    """Cut each review to a prompt whose length is uniform between `min_tokens` and `max_tokens`.
-
-    Given prompts (`Review.is_prompt`) are not cut. What the tokenizer puts before a text, such as a BOS, does
-    not count, and is not added to conversations, which have it from the chat template.
-
-    Args:
-        reviews: The reviews.
-        tokenizer: The tokenizer.
-        min_tokens: Minimum length; a shorter review is a prompt as a whole.
-        max_tokens: Maximum length; the length of prompt i depends on i only.
-
-    Returns:
-        Token ids of each prompt.
-
-    Example:
-        >>> from lit_klrb.data.tokenizer import grammar_tokenizer
-        >>> review = Review("What a marvelous thriller! The acting was superb. Do not miss it!", label=1)
-        >>> prompts = cut_prompts([review] * 3, grammar_tokenizer(), min_tokens=2, max_tokens=8)
-        >>> [len(prompt) for prompt in prompts]
-        [5, 3, 4]
-    """
-    chats = any(review.conversation is not None for review in reviews)
-    encoded = encode(tokenizer, [review.text for review in reviews], special_tokens=not chats)
-    added = len(beginning(tokenizer))
-    return [
-        ids if review.is_prompt else ids[: added + _length(index, min_tokens, max_tokens)]
-        for index, (review, ids) in enumerate(zip(reviews, encoded, strict=True))
-    ]
-
-
-def _length(index: int, least: int, most: int) -> int:
-    return random.Random(derive_seed(0, "prompt length", index)).randint(least, most)

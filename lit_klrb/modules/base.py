@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lit_klrb import schema
-from lit_klrb.data.encoding import end_tokens
+from lit_klrb.data.encode import end_tokens
 from lit_klrb.distributed import check_strategy, sharding_mesh
 from lit_klrb.errors import ConfigurationError, check_positive
 from lit_klrb.models import loading

@@ -10,13 +10,12 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.data.batches import pad
-from lit_klrb.data.preferences import PreferencePair, collate_pairs
+from lit_klrb.data.pairs import PreferencePair, collate_pairs
 from lit_klrb.data.prompts import Prompt
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.functional.preference import PreferenceLoss, check_preference_loss, preference_loss
 from lit_klrb.models.generation import Rollout
-from lit_klrb.models.limits import check_context_length
 from lit_klrb.models.loading import GRAMMAR, ITSELF, TOKEN_VALUES_KEY, tokenizer_files
 from lit_klrb.modules.regularised import RegularisedModule
 from lit_klrb.run.cache import cached, weights_digest
@@ -144,16 +143,11 @@ class DPOModule(RegularisedModule):
 
     @torch.no_grad()
     def given_pairs(self, pairs: Sequence[PreferencePair]) -> list[PreferencePair]:
-        """The pairs of a data set with the reference's log-probabilities, truncated to max_new_tokens.
+        """The pairs of a data set with the reference's log-probabilities.
 
         Args:
             pairs: Prompts with chosen and rejected completions.
         """
-        length = self.sampling.max_new_tokens
-        pairs = [
-            pair._replace(chosen=pair.chosen[:length], rejected=pair.rejected[:length]) for pair in pairs
-        ]
-        self._check_length(pairs)
         parts = [
             pairs[first : first + PROMPTS_PER_BATCH] for first in range(0, len(pairs), PROMPTS_PER_BATCH)
         ]
@@ -166,16 +160,6 @@ class DPOModule(RegularisedModule):
             for part, columns in zip(parts, logprobs, strict=True)
             for pair, first, second in zip(part, *columns.view(2, -1).tolist(), strict=True)
         ]
-
-    def _check_length(self, pairs: Sequence[PreferencePair]) -> None:
-        """Check that the longest pair fits into the policy's context."""
-        length, longest = max((len(p.prompt) + max(len(p.chosen), len(p.rejected)), p.prompt) for p in pairs)
-        given = f"a prompt of {len(longest)} tokens has {length} with its completion, which"
-        try:
-            check_context_length(self.policy, length, "the policy", key="preferences", given=given)
-        except ConfigurationError as error:
-            start = self.tokenizer.decode(longest[:12])
-            raise ConfigurationError(f"{error}: leave out such rows, or shorten them: {start!r}...") from None
 
     def _fit_token_values(self, scored: Sequence[tuple[Rollout, Tensor]]) -> None:
         group_size = self.sampling.completions_per_prompt

@@ -52,6 +52,8 @@ class SFTModule(PolicyModule):
                 key="vocab_size",
             )
         self._evaluated: list[Tensor] = []
+        # Mean numbers of tokens in the batches of a step
+        self._counts: list[Tensor] = []
         self._parts: SplitModel | None = None
 
     def configure_model(self) -> None:
@@ -73,14 +75,14 @@ class SFTModule(PolicyModule):
     def _new_tokenizer(self) -> PreTrainedTokenizerBase:
         if self.vocab_size is None:
             return loading.load_tokenizer("tokenizer_path", self.tokenizer_path)
-        reviews = self.corpus.reviews.get("train") if self.corpus is not None else None
-        if reviews is None:
+        rows = self.corpus.reviews.get("train") if self.corpus is not None else None
+        if rows is None:
             raise ConfigurationError(
                 f"{self.vocab_size} trains a tokenizer, which needs fit and a data module of reviews; to "
                 "evaluate, give the checkpoint with the trained tokenizer as ckpt_path",
                 key="vocab_size",
             )
-        return train_bpe((review.text for review in reviews), self.vocab_size)
+        return train_bpe((row.words for row in rows), self.vocab_size)
 
     @property
     def corpus(self) -> Corpus | None:
@@ -89,13 +91,25 @@ class SFTModule(PolicyModule):
         return data if isinstance(data, Corpus) else None
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """Mean cross-entropy over the batch's tokens, in nats."""
+        """Mean cross-entropy over the tokens of the step's batches in all processes, in nats."""
         with forked_rng(derive_seed(self.seed, "dropout", batch_idx, self.global_rank), self.device):
             nats, count = self._cross_entropy(batch)
         # DDP averages gradients over processes, whose numbers of tokens differ: divide by the mean number
-        loss = nats / self.trainer.strategy.reduce(count.float(), reduce_op="mean")
-        self.log_metrics("train", {"loss": loss.detach()}, batch_size=int(count))
-        return loss
+        mean = self.trainer.strategy.reduce(count.float(), reduce_op="mean")
+        self.log_metrics("train", {"loss": nats.detach() / mean}, batch_size=int(count))
+        # So do the batches whose gradients are accumulated: all are divided by the first one's number
+        self._counts = (
+            [mean] if batch_idx % self.trainer.accumulate_grad_batches == 0 else [*self._counts, mean]
+        )
+        return nats / self._counts[0]
+
+    def on_after_backward(self) -> None:
+        """After the last batch of a step: divide by the mean number of all."""
+        if 1 < len(self._counts) == self.trainer.accumulate_grad_batches:
+            scale = self._counts[0] / torch.stack(self._counts).mean()
+            for parameter in self.policy.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(scale)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """Sum the cross-entropy and count tokens; averaged at the end."""
@@ -105,7 +119,7 @@ class SFTModule(PolicyModule):
         """Each text with its cross-entropy in nats per token."""
         nats, mask = self._token_nats(batch)
         texts = self.tokenizer.batch_decode(batch["tokens"], skip_special_tokens=True)
-        means = nats.sum(1) / mask.sum(1)
+        means = nats.sum(1) / mask.sum(1).clamp(min=1)
         return [
             {"text": text, "nats_per_token": mean} for text, mean in zip(texts, means.tolist(), strict=True)
         ]
@@ -126,7 +140,7 @@ class SFTModule(PolicyModule):
         return nats.sum(), mask.sum()
 
     def _token_nats(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """−log p of every token given the preceding ones, shape [B, N−1], and the mask of real tokens."""
-        mask = batch["attention_mask"][:, 1:]
+        """−log p of each token given those before, shape [B, N−1], and the mask of those trained on."""
+        mask = batch.get("mask", batch["attention_mask"])[:, 1:]
         texts = Rollout(batch["tokens"], batch["attention_mask"], mask)
         return -completion_logprobs(self.policy, texts, 1.0, self._parts), mask

@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.data.chat import as_messages, is_messages
-from lit_klrb.data.corpora import PROMPT
-from lit_klrb.data.encoding import end_tokens
+from lit_klrb.data.encode import end_tokens
+from lit_klrb.data.kinds import PROMPT
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional import TokenStats, TopK
 from lit_klrb.models import loading

@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from lit_klrb import schema
 from lit_klrb.data.batches import Batch
-from lit_klrb.data.corpora import load_reviews
-from lit_klrb.data.prompts import COLUMNS, prompt_batch, read_prompts
+from lit_klrb.data.corpora import Source, load_rows
+from lit_klrb.data.prompts import prompt_batch, read_prompts
 from lit_klrb.distributed import stacked, stacked_stats
 from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.functional import TokenStats
@@ -163,13 +163,13 @@ class CheckpointPair(ModelPair):
         Raises:
             ConfigurationError: If the source has fewer reviews.
         """
-        reviews = load_reviews(self.source, self.split, size=number * size, columns=COLUMNS)
-        if len(reviews) < number * size:
+        rows = load_rows(Source(self.source, "prompts"), self.split, size=number * size)
+        if len(rows) < number * size:
             raise ConfigurationError(
-                f"the {self.split} split of {self.source} has {len(reviews)} reviews, {number * size} needed",
+                f"the {self.split} split of {self.source} has {len(rows)} rows, {number * size} needed",
                 key="source",
             )
-        prompts = read_prompts(reviews, pair.tokenizer, self.min_prompt_tokens, self.max_prompt_tokens)
+        prompts = read_prompts(rows, pair.tokenizer, self.min_prompt_tokens, self.max_prompt_tokens)
         padded = (
             prompt_batch(prompts[first : first + size], pair.tokenizer.pad_token_id)
             for first in range(0, number * size, size)

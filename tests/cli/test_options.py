@@ -210,13 +210,14 @@ def test_no_constructor_argument_is_left_out_above():
     # options that change how a gradient is computed and not what it is; test_conversations.py has a system
     # prompt, test_teacher_context.py one of the teacher and its examples, test_policy_layers.py fewer layers,
     # test_served.py a teacher in an engine of its own.
-    # Options of one estimator, and stratified sampling, have a test above; splits to train on have one
-    # in tests/data/test_corpora.py.
+    # Options of one estimator, and stratified sampling, have a test above; subsets and splits have one
+    # in tests/data/test_corpora.py, what a template reads and what is trained on in test_encode.py there.
     wanted = {"seed_everything"}
     elsewhere = {
         "data.preferences",
         *("data.system_prompt", "data.teacher_system_prompt", "data.teacher_examples"),
-        "data.train_splits",
+        *("data.subset", "data.split", "data.eval_split", "data.overlong", "data.train_on"),
+        *("data.chat_template_kwargs", "data.teacher_chat_template_kwargs"),
         "model.rollout_backend",
         "model.vllm_options",
         *("model.lora", "model.policy_layers"),

@@ -223,10 +223,9 @@ def test_half_of_a_surrogate_pair_is_no_text(models, kl, tmp_path):
     (tmp_path / "x.jsonl").write_text('{"prompt": "\\ud800", "text": "\\ud800"}')
     for column in ("prompt", "text"):
         code, _, error = kl(f"--{column}s", str(tmp_path / "x.jsonl"))
-        assert (code, error) == (
-            2,
-            f"error: {column}s: {column} 1 is not text: it has a lone surrogate\n",
-        )
+        assert code == 2
+        assert error.startswith(f"error: {column}s: {tmp_path}/x.jsonl cannot be read: ")
+        assert "surrogate" in error
 
 
 def test_conversations_take_the_tokenizers_template(kl, models):

@@ -3,17 +3,18 @@
 import json
 
 import pytest
-from chat_tokenizer import TEMPLATE, by_hand, chat_tokenizer, message
+from chat_tokenizer import by_hand, chat_tokenizer, message
 
 from lit_klrb.data.chat import Conversation, as_messages, is_messages
-from lit_klrb.data.corpora import MESSAGES, PROMPT, TEXT, load_reviews
-from lit_klrb.data.encoding import encode
-from lit_klrb.data.preferences import Preference, as_tokens, load_preferences
+from lit_klrb.data.corpora import Source, load_rows
+from lit_klrb.data.encode import Reader
+from lit_klrb.data.kinds import PROMPT, parse_rows
+from lit_klrb.data.pairs import PreferencePair
 from lit_klrb.data.prompts import read_prompts
+from lit_klrb.data.rows import open_splits
 from lit_klrb.errors import ConfigurationError
 
 USER, ANSWER, SYSTEM = message("user", "Hi"), message("assistant", "Yes"), message("system", "Be")
-COLUMNS = (PROMPT, MESSAGES, TEXT)
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +38,8 @@ def prompt_of(folder, tokenizer, row, **settings):
     source = write(folder / "train.jsonl", [row])
     for split in ("validation", "test"):
         write(folder / f"{split}.jsonl", [{PROMPT: f"other {split}"}])
-    (review,) = load_reviews(str(source.rpartition("/")[0]), "train", columns=COLUMNS)
-    (prompt,) = read_prompts([review], tokenizer, 2, 3, **settings)
+    (row,) = load_rows(Source(source.rpartition("/")[0], "prompts"))
+    (prompt,) = read_prompts([row], tokenizer, 2, 3, **settings)
     return prompt
 
 
@@ -95,7 +96,7 @@ def test_conversations_are_split_and_told_apart_by_their_messages(tmp_path, toke
     for suffix in ("jsonl", "parquet"):
         source = write(tmp_path / f"chats.{suffix}", rows + rows[:5])
         splits = {
-            name: load_reviews(source, name, columns=COLUMNS) for name in ("train", "validation", "test")
+            name: load_rows(Source(source, "prompts"), name) for name in ("train", "validation", "test")
         }
         numbers = {name: {review.columns["n"] for review in split} for name, split in splits.items()}
         assert set.union(*numbers.values()) == set(range(200))
@@ -116,23 +117,29 @@ CONVERSATIONS = [
 @pytest.mark.parametrize("row", CONVERSATIONS)
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_preferences_of_conversations(tmp_path, tokenizer, row, suffix):
-    loaded = load_preferences(write(tmp_path / f"pairs.{suffix}", [row]))
-    ends = [tokenizer.eos_token_id]
-    (pair,) = as_tokens("preferences", loaded, tokenizer, ends)
+    source = write(tmp_path / f"pairs.{suffix}", [row])
+    pair = pair_of(tokenizer, source)
     assert pair[:3] == (by_hand(tokenizer, ("user", "Hi")), *answers(tokenizer))
-    (pair,) = as_tokens("preferences", loaded, tokenizer, ends, system_prompt="Act")
+    pair = pair_of(tokenizer, source, "Act")
     assert pair.prompt == by_hand(tokenizer, ("system", "Act"), ("user", "Hi"))
 
 
 def answers(tokenizer):
-    return [[*ids, tokenizer.eos_token_id] for ids in encode(tokenizer, ["Yes", "No"], special_tokens=False)]
+    ids = tokenizer(["Yes", "No"], add_special_tokens=False)["input_ids"]
+    return [[*answer, tokenizer.eos_token_id] for answer in ids]
 
 
-def test_preferences_of_texts_stay_texts_without_a_system_prompt(tokenizer):
-    pairs, ends = [Preference("Hi", "Yes", "No")], [tokenizer.eos_token_id]
-    (pair,) = as_tokens("preferences", pairs, tokenizer, ends)
+def pair_of(tokenizer, source, system=None):
+    (row,) = parse_rows("preferences", source, open_splits("preferences", source)["train"], "preferences")
+    reader = Reader("preferences", tokenizer, [tokenizer.eos_token_id], system)
+    return PreferencePair.of(*(reader.answered(row.prompt, answer) for answer in row.answers))
+
+
+def test_preferences_of_texts_stay_texts_without_a_system_prompt(tmp_path, tokenizer):
+    source = write(tmp_path / "pairs.jsonl", [{"prompt": "Hi", "chosen": "Yes", "rejected": "No"}])
+    pair = pair_of(tokenizer, source)
     assert pair[:3] == (tokenizer("Hi")["input_ids"], *answers(tokenizer))
-    (pair,) = as_tokens("preferences", pairs, tokenizer, ends, system_prompt="Act")
+    pair = pair_of(tokenizer, source, "Act")
     assert pair[:3] == (by_hand(tokenizer, ("system", "Act"), ("user", "Hi")), *answers(tokenizer))
 
 
@@ -144,13 +151,6 @@ def test_a_template_without_an_eos_after_the_answer():
     assert chat.text("key", chat_tokenizer()) == "<bos><|user|>Hi<eos>\n<|assistant|>Yes"
 
 
-def test_a_template_that_changes_the_prompt_once_there_is_an_answer(tokenizer):
-    template = "{{ messages | length }}" + TEMPLATE
-    pairs = [Preference("Hi", "Yes", "No")]
-    with pytest.raises(ConfigurationError, match="gives the prompt another text once the answer is there"):
-        as_tokens("preferences", pairs, chat_tokenizer(template), [0], system_prompt="Act")
-
-
 @pytest.mark.parametrize(
     ("value", "message"),
     [
@@ -159,8 +159,7 @@ def test_a_template_that_changes_the_prompt_once_there_is_an_answer(tokenizer):
         ([{"from": "human", "value": "Hi"}], "row 1 has the message .*; messages have role and content"),
         (["Hi"], "row 1 has the message 'Hi'; messages have role and content"),
         ([message("user", 5)], "row 1 has the content 5; allowed: strings"),
-        ([message("user", [{"type": "text", "text": "Hi"}])], r"row 1 has the content \[{'type"),
-        ([message("user", "a \ud800")], "row 1 has the content .*; allowed: strings of Unicode"),
+        ([message("user", [{"type": "image", "url": "Hi"}])], r"row 1 has the content \[{'type"),
         ([SYSTEM], "row 1 ends with a system message; a user's is expected"),
     ],
 )
@@ -170,21 +169,11 @@ def test_what_is_no_conversation_is_named(tmp_path, tokenizer, value, message):
     assert "\n" not in str(error.value)
 
 
-def test_texts_among_conversations_are_named(tmp_path):
-    source = write(tmp_path / "mixed.jsonl", [{"prompt": [USER]}, {"prompt": "Hi"}])
-    with pytest.raises(ConfigurationError, match=r"row 2 is 'Hi'; a list of messages is expected"):
-        load_reviews(source, columns=COLUMNS)
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"chosen": [USER, ANSWER]}, "has no column rejected; its columns: chosen"),
-        ({"prompt": [USER], "chosen": [ANSWER], "rejected": "No"}, "rejected, is 'No'; a list of messages"),
-        (
-            {"prompt": [USER], "chosen": [USER, ANSWER], "rejected": [ANSWER]},
-            "chosen, has 2 messages; beside",
-        ),
+        ({"chosen": [USER, ANSWER]}, "row 1 has no column rejected; its columns: chosen"),
+        ({"prompt": [USER], "chosen": [ANSWER], "rejected": "No"}, "has a text beside a list of messages"),
         ({"chosen": [USER, ANSWER], "rejected": [SYSTEM, ANSWER]}, "that differ before the answer"),
         (
             {"chosen": [USER], "rejected": [USER]},
@@ -197,7 +186,7 @@ def test_texts_among_conversations_are_named(tmp_path):
 def test_what_are_no_preferences_is_named(tmp_path, row, message):
     source = write(tmp_path / "pairs.jsonl", [row])
     with pytest.raises(ConfigurationError) as error:
-        load_preferences(source)
+        parse_rows("preferences", source, open_splits("preferences", source)["train"], "preferences")
     assert str(error.value).startswith(f"preferences: {source} ")
     assert message in str(error.value)
 

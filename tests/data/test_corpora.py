@@ -1,5 +1,6 @@
 """Reviews from generated files, and from the real IMDB if LIT_KLRB_IMDB names its folder."""
 
+import gzip
 import json
 import logging
 import os
@@ -9,9 +10,11 @@ import datasets
 import pytest
 
 from lit_klrb.data import corpora
-from lit_klrb.data.corpora import clean_text, load_reviews
-from lit_klrb.data.grammar import Review, ReviewGrammar
+from lit_klrb.data.corpora import Source, load_rows
+from lit_klrb.data.grammar import ReviewGrammar
+from lit_klrb.data.kinds import Row, clean_text
 from lit_klrb.data.modules import ReviewDataModule
+from lit_klrb.data.rows import open_splits
 from lit_klrb.errors import ConfigurationError
 
 ROWS = [{"text": review.text, "label": review.label} for review in ReviewGrammar().reviews(400, seed=1)]
@@ -43,44 +46,54 @@ def write(path, rows):
     return str(path)
 
 
+def as_row(row):
+    return Row(None, (row["text"],), row["label"])
+
+
+def labelled(source, split="train", **settings):
+    return load_rows(Source(str(source), "labels", **settings), split)
+
+
 def texts(reviews):
     return {review.text for review in reviews}
 
 
 def test_grammar_splits_are_streams_of_their_own():
-    train = load_reviews("grammar", "train", size=50)
-    assert load_reviews(size=20) == train[:20]
+    train = load_rows("grammar", "train", size=50)
+    assert load_rows(size=20) == train[:20]
     for split in ("validation", "test"):
-        assert not texts(train) & texts(load_reviews("grammar", split, size=50))
+        assert not texts(train) & texts(load_rows("grammar", split, size=50))
 
 
 def test_grammar_refuses_all_reviews_and_unknown_splits():
     with pytest.raises(ConfigurationError, match=r"^source: grammar is unlimited"):
-        load_reviews("grammar", "train", size=0)
-    with pytest.raises(ConfigurationError, match="no dev split with texts; its splits: test, train, valid"):
-        load_reviews("grammar", "dev", size=3)
+        load_rows("grammar", "train", size=0)
+    with pytest.raises(ConfigurationError, match="no dev split with rows; its splits: test, train, valid"):
+        load_rows("grammar", "dev", size=3)
 
 
 def test_folder_has_its_files_as_splits(folder):
-    test = load_reviews(str(folder), "test")
-    assert sorted(test, key=str) == sorted((Review(**row) for row in ROWS[299:350]), key=str)
-    assert {review.label for review in load_reviews(str(folder), "unsup")} == {None}
+    test = labelled(folder, "test")
+    assert sorted(test, key=str) == sorted((as_row(row) for row in ROWS[299:350]), key=str)
+    assert {row.label for row in labelled(folder, train="unsup")} == {None}
 
 
 def test_validation_is_carved_out_of_train_by_the_text(folder):
-    train, validation = (load_reviews(str(folder), split) for split in ("train", "validation"))
+    train, validation = (load_rows(str(folder), split) for split in ("train", "validation"))
     assert len(train) + len(validation) == 299
     assert 5 <= len(validation) <= 30
     write(folder / "train.parquet", ROWS[:150])
     corpora._load_splits.cache_clear()
-    fewer = load_reviews(str(folder), "validation")
+    fewer = load_rows(str(folder), "validation")
     assert texts(fewer) == texts(validation) & {row["text"] for row in ROWS[:150]}
 
 
 def test_a_text_is_in_no_split_beside_the_one_it_is_held_out_in(folder, caplog):
     with caplog.at_level(logging.WARNING):
-        names = ("train", "validation", "test", "unsup")
-        splits = {name: texts(load_reviews(str(folder), name)) for name in names}
+        source = Source(str(folder), train="train+unsup")
+        both = texts(load_rows(source))
+        splits = {name: texts(load_rows(source, name)) for name in ("validation", "test")}
+    splits |= {"train": both, "unsup": both}
     assert ROWS[299]["text"] in splits["test"] - splits["train"] - splits["validation"]
     assert ROWS[349]["text"] in splits["test"] - splits["unsup"]
     assert not splits["validation"] & (splits["train"] | splits["unsup"])
@@ -88,47 +101,78 @@ def test_a_text_is_in_no_split_beside_the_one_it_is_held_out_in(folder, caplog):
     assert shared
     dropped = ("1 train", f"{1 + len(shared)} unsup")
     logged = [message.split(": ")[1] for message in caplog.messages]
-    assert logged == [f"dropped {n} reviews that are also in a held-out split" for n in dropped]
+    assert logged == [f"dropped {n} rows that are also in a held-out split" for n in dropped]
 
 
 def test_splits_a_source_has_are_left_alone(tmp_path, caplog):
     write(tmp_path / "train.jsonl", ROWS[:50])
     write(tmp_path / "validation.jsonl", ROWS[50:60])
     write(tmp_path / "test.jsonl", ROWS[60:80])
-    sizes = [len(load_reviews(str(tmp_path), split)) for split in ("train", "validation", "test")]
+    sizes = [len(load_rows(str(tmp_path), split)) for split in ("train", "validation", "test")]
     assert sizes == [50, 10, 20]
     assert not caplog.messages
 
 
 def test_order_is_a_fixed_shuffle(folder):
-    train = load_reviews(str(folder), "train")
-    assert train[:100] == load_reviews(str(folder), "train", size=100)
+    train = load_rows(str(folder), "train")
+    assert train[:100] == load_rows(str(folder), "train", size=100)
     assert [row["text"] for row in ROWS[:100]] != [review.text for review in train[:100]]
 
 
 def test_single_file_is_split_by_its_texts(tmp_path):
     for name in ("all.parquet", "all.jsonl"):
         source = write(tmp_path / name, ROWS)
-        splits = [load_reviews(source, split) for split in ("train", "validation", "test")]
+        splits = [load_rows(source, split) for split in ("train", "validation", "test")]
         assert [len(split) for split in splits] == [360, 19, 21]
         assert set.union(*map(texts, splits)) == {row["text"] for row in ROWS}
 
 
 def test_hub_id_is_left_to_the_datasets_library(monkeypatch, tmp_path):
+    """trl#dataset formats: subsets and splits of the hub; nothing of theirs is run."""
     features = datasets.Features(
         {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["neg", "pos"])}
     )
-    unknown = [{"text": row["text"], "label": -1} for row in ROWS[80:90]]
-    splits = {"train": ROWS[:50], "test": ROWS[50:80], "unsupervised": unknown}
-    (tmp_path / "data").mkdir()
-    for name, rows in splits.items():
-        path = tmp_path / f"data/{name}-00000-of-00001.parquet"
-        datasets.Dataset.from_list(rows, features=features).to_parquet(path)
-    hub = {"nobody/reviews": datasets.load_dataset(str(tmp_path))}
-    monkeypatch.setattr(datasets, "load_dataset", hub.__getitem__)
-    assert len(load_reviews("nobody/reviews", "test")) == 30
-    assert {review.label for review in load_reviews("nobody/reviews", "train")} == {0, 1}
-    assert {review.label for review in load_reviews("nobody/reviews", "unsupervised")} == {None}
+    given = {"train_prefs": ROWS[:50], "test_prefs": ROWS[50:80]}
+    hub = datasets.DatasetDict(
+        {name: datasets.Dataset.from_list(rows, features=features) for name, rows in given.items()}
+    )
+    calls = []
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *args, **settings: calls.append((args, settings)) or hub
+    )
+    source = {"subset": "main", "train": "train_prefs", "evaluation": "test_prefs"}
+    sizes = [len(labelled("nobody/reviews", split, **source)) for split in ("train", "validation", "test")]
+    assert sizes == [50, 30, 30]
+    assert {row.label for row in labelled("nobody/reviews", **source)} == {0, 1}
+    assert calls == [(("nobody/reviews", "main"), {})], "no code of a stranger runs"
+    with pytest.raises(
+        ConfigurationError, match="no split train; its splits: test_prefs, train_prefs; choose"
+    ):
+        load_rows("nobody/reviews")
+
+
+def test_whatever_the_datasets_library_reads_is_read(tmp_path):
+    rows = [{"text": f"None {n}", "date": "2020-01-01 10:00:00"} for n in range(60)]
+    lines = "\n".join(map(json.dumps, rows))
+    (tmp_path / "a.jsonl").write_text(lines)
+    with gzip.open(tmp_path / "b.jsonl.gz", "wt") as file:
+        file.write(lines)
+    (tmp_path / "c.json").write_text(json.dumps(rows))
+    (tmp_path / "d.csv").write_text("text,date\n" + "".join(",".join(row.values()) + "\n" for row in rows))
+    (tmp_path / "e.txt").write_text("\n".join(row["text"] for row in rows))
+    table = datasets.Dataset.from_list(rows)
+    table.to_parquet(tmp_path / "f.parquet")
+    table.save_to_disk(tmp_path / "saved")
+    (tmp_path / "shards" / "data").mkdir(parents=True)
+    for number in range(2):
+        part = table.shard(2, number, contiguous=True)
+        part.to_parquet(tmp_path / "shards" / "data" / f"train-0000{number}-of-00002.parquet")
+    expected = [row["text"] for row in rows]
+    for name in ("a.jsonl", "b.jsonl.gz", "c.json", "d.csv", "e.txt", "f.parquet", "saved", "shards"):
+        found = open_splits("source", str(tmp_path / name))["train"]
+        assert [row["text"] for row in found] == expected, name
+        if name != "e.txt":
+            assert next(iter(found))["date"] == rows[0]["date"], name
 
 
 @pytest.mark.parametrize(
@@ -150,24 +194,24 @@ def test_cleaning(raw, clean):
 def test_texts_are_cleaned_before_they_are_compared(tmp_path):
     write(tmp_path / "train.jsonl", [{"text": "It\x92s good.<br />Yes.", "label": 1}, *ROWS[:40]])
     write(tmp_path / "test.jsonl", [{"text": "It’s good.\nYes.", "label": 1}])
-    assert texts(load_reviews(str(tmp_path), "test")) == {"It’s good.\nYes."}
-    assert len(load_reviews(str(tmp_path), "train")) + len(load_reviews(str(tmp_path), "validation")) == 40
+    assert texts(load_rows(str(tmp_path), "test")) == {"It’s good.\nYes."}
+    assert len(load_rows(str(tmp_path), "train")) + len(load_rows(str(tmp_path), "validation")) == 40
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([], "has no rows"),
-        ([{"review": "Good.", "label": 1}], "has no column text; its columns: review, label"),
-        ([{"text": "Good.", "label": 2}], "has the label 2; allowed: 1, 0, and -1 for unknown"),
-        ([{"text": "Good.", "label": "pos"}], "has the label 'pos'; allowed"),
-        ([{"text": None, "label": 1}, {"text": "Good.", "label": 1}], "has the text None; allowed: strings"),
+        ([], "has no train split with rows"),
+        ([{"review": "Good.", "label": 1}], "row 1 has no column text; its columns: review, label"),
+        ([{"text": "Good.", "label": 2}], "row 1 has the label 2; allowed: 1, 0, and -1 for unknown"),
+        ([{"text": "Good.", "label": "pos"}], "row 1 has the label 'pos'; allowed"),
+        ([{"text": "Good."}, {"text": None}], "row 2 has the text None; a text of Unicode"),
     ],
 )
 def test_bad_columns_are_named(tmp_path, rows, message):
     source = write(tmp_path / "reviews.jsonl", rows)
     with pytest.raises(ConfigurationError) as error:
-        load_reviews(source)
+        labelled(source)
     assert str(error.value).startswith(f"source: {source} {message}")
     assert "\n" not in str(error.value)
 
@@ -181,11 +225,11 @@ def test_missing_sources_are_named(tmp_path, monkeypatch):
     for source, reason in (
         ("nobody/nothing", "cannot be read"),
         (str(tmp_path / "none.parquet"), "does not exist"),
-        (str(broken), "cannot be read: line 2: Expecting value: line 1 column 1 (char 0)"),
-        (str(empty), "is a folder without .parquet or .jsonl files"),
+        (str(broken), "cannot be read: JSON parse error: Invalid value. in row 1"),
+        (str(empty), "is a folder without files that can be read"),
     ):
         with pytest.raises(ConfigurationError) as error:
-            load_reviews(source)
+            load_rows(source)
         message = str(error.value)
         assert message.startswith(f"source: {source} {reason}")
         assert "\n" not in message
@@ -193,19 +237,19 @@ def test_missing_sources_are_named(tmp_path, monkeypatch):
 
 def test_a_split_without_reviews_is_named(tmp_path):
     source = write(tmp_path / "train.jsonl", ROWS[:1])
-    with pytest.raises(ConfigurationError, match="has no test split with texts; its splits: train"):
-        load_reviews(source, "test")
+    with pytest.raises(ConfigurationError, match="has no test split with rows; its splits: train"):
+        load_rows(source, "test")
     folder = tmp_path / "folder"
     folder.mkdir()
     write(folder / "test.jsonl", ROWS[:1])
-    with pytest.raises(ConfigurationError, match="has no train split with texts; its splits: test"):
-        load_reviews(str(folder))
+    with pytest.raises(ConfigurationError, match="has no train split with rows; its splits: test"):
+        load_rows(str(folder))
 
 
 @pytest.mark.skipif("LIT_KLRB_IMDB" not in os.environ, reason="LIT_KLRB_IMDB names no folder")
 def test_real_imdb(caplog):
     imdb = os.environ["LIT_KLRB_IMDB"]
-    train, validation, test = (load_reviews(imdb, split) for split in ("train", "validation", "test"))
+    train, validation, test = (load_rows(imdb, split) for split in ("train", "validation", "test"))
     assert len(test) == 25_000
     assert sum(review.label for review in test) == 12_500
     assert len(train) + len(validation) == 25_000 - 123  # the texts train shares with test
@@ -215,21 +259,11 @@ def test_real_imdb(caplog):
 
 
 def test_several_splits_can_be_trained_on_together(folder):
-    def of(split, **settings):
-        return ReviewDataModule(source=str(folder), **settings).load(split)
-
-    both = of("train", train_size=0, train_splits=("train", "unsup"))
-    apart = [*load_reviews(str(folder), "train"), *load_reviews(str(folder), "unsup")]
-    assert sorted(both, key=str) == sorted(apart, key=str)
-    assert both != apart
-    # Both splits are among the first reviews, and the held-out ones are the same
-    labels = {review.label for review in of("train", train_size=60, train_splits=("train", "unsup"))}
-    assert labels == {0, 1, None}
-    assert of("validation", train_splits=("train", "unsup")) == of("validation")
-    assert not texts(both) & texts(load_reviews(str(folder), "validation"))
+    both = load_rows(Source(str(folder), train="train+unsup"))
+    assert len({row.text for row in both}) == len(ROWS) - 51 - len(load_rows(str(folder), "validation"))
 
 
-@pytest.mark.parametrize("names", [(), ("train", "train"), ("train", "test"), ("validation",)])
-def test_training_splits_are_different_and_not_held_out(names):
-    with pytest.raises(ConfigurationError, match=r"^train_splits: must name different splits"):
-        ReviewDataModule(train_splits=names)
+@pytest.mark.parametrize("names", ["", "train+train", "train+", "train+test"])
+def test_training_splits_are_different_and_not_the_evaluations(names):
+    with pytest.raises(ConfigurationError, match=r"^split: must name different splits"):
+        ReviewDataModule(split=names, eval_split="test")

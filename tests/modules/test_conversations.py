@@ -79,7 +79,8 @@ def test_preferences_of_conversations_are_tokens_of_the_template(fit, folder, mo
     monkeypatch.setattr(
         DPOModule, "given_pairs", lambda self, rows: seen.append((self, original(self, rows))) or seen[0][1]
     )
-    assert fit("dpo", "--data.preferences", str(folder / "pairs.jsonl"), "--model.max_new_tokens", "9") == 0
+    reward = ["--model.reward_path", str(folder / "classifier"), "--model.max_new_tokens", "9"]
+    assert fit("dpo", "--data.preferences", str(folder / "pairs.jsonl"), *reward) == 0
     module, pairs = seen[0]
     tokenizer = module.tokenizer
     assert len(pairs) == 16
@@ -89,7 +90,7 @@ def test_preferences_of_conversations_are_tokens_of_the_template(fit, folder, mo
             *tokenizer("Yes", add_special_tokens=False)["input_ids"],
             tokenizer.eos_token_id,
         ]
-        assert tokenizer.decode(pair.rejected) == "No, it is", "truncated to max_new_tokens"
+        assert tokenizer.decode(pair.rejected) == "No, it is not, as far as I know<eos>"
 
 
 def test_whole_conversations_end_with_one_eos(folder):
@@ -103,6 +104,7 @@ def test_whole_conversations_end_with_one_eos(folder):
     data.source = str(path)
     data.setup("fit")
     texts = data.examples("train")
+    texts = [text.ids for text in texts]
     numbers = {int(tokenizer.decode(ids, skip_special_tokens=True).split()[-1]) for ids in texts}
     assert len(numbers) == len(texts) > 30
     for ids in texts:
@@ -136,13 +138,13 @@ def test_a_classifier_reads_conversations_in_its_own_template(folder):
         (
             "rloo",
             ["--data.source", "{long}"],
-            "source: {long} has a validation prompt of 114 tokens; with max_new_tokens=8 it exceeds "
-            "the policy's context length, 64: leave out such prompts, or shorten them: '<bos><|user|>",
+            "source: {long}: 1 of 1 validation rows cannot be read: "
+            "1 longer than the policy's context length=64",
         ),
         (
             "dpo",
-            ["--data.preferences", "{long_pairs}"],
-            "preferences: a prompt of 109 tokens has 113 with its completion, which exceeds",
+            ["--data.preferences", "{long_pairs}", "--model.reward_path", "{classifier}"],
+            "preferences: {long_pairs}: 1 of 1 train rows cannot be read: 1 longer than max_tokens=64",
         ),
         (
             "rloo",
@@ -152,14 +154,14 @@ def test_a_classifier_reads_conversations_in_its_own_template(folder):
         (
             "sft",
             ["--data.source", "{reviews}", "--data.system_prompt", "Be"],
-            "system_prompt: needs conversations, but {reviews} has texts",
+            "system_prompt: needs conversations, but the rows are texts",
         ),
     ],
 )
-def test_what_cannot_be_trained_on_is_one_line(fit, chain, tmp_path, capsys, stage, extra, message):
+def test_what_cannot_be_trained_on_is_one_line(fit, folder, chain, tmp_path, capsys, stage, extra, message):
     files = {name: tmp_path / name for name in ("long", "long_pairs", "reviews")}
-    for name, folder in files.items():
-        folder.mkdir()
+    for name, place in files.items():
+        place.mkdir()
         for split in ("train", "validation", "test"):
             long = [{"role": "user", "content": f"{split}{' so' * 33}"}]
             rows = {
@@ -167,9 +169,10 @@ def test_what_cannot_be_trained_on_is_one_line(fit, chain, tmp_path, capsys, sta
                 "long_pairs": {"prompt": long, "chosen": [ANSWER], "rejected": [ANSWER]},
                 "reviews": {"text": f"review {split}"},
             }
-            (folder / f"{split}.jsonl").write_text(json.dumps(rows[name]))
+            (place / f"{split}.jsonl").write_text(json.dumps(rows[name]))
     run = fit if stage != "sft" else lambda *args: chain.run("fit", *args, run=tmp_path / "run")
     files["long_pairs"] = files["long_pairs"] / "train.jsonl"
+    files["classifier"] = folder / "classifier"
     assert run(stage, *(word.format_map(files) for word in extra)) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert line.startswith(f"error: data.init_args.{message.format_map(files)}")

@@ -10,9 +10,10 @@ import torch
 from chat_tokenizer import by_hand, chat_tokenizer, message
 from lightning import Trainer
 
+from lit_klrb.data.corpora import Source, load_rows
+from lit_klrb.data.kinds import Row
 from lit_klrb.data.modules import PromptDataModule, TextPairDataModule
-from lit_klrb.data.pairs import load_pairs
-from lit_klrb.data.preferences import Preference
+from lit_klrb.data.pairs import grammar_pairs
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.loading import CLASSIFIER, fresh_model
@@ -87,7 +88,7 @@ def run(chain, tmp_path_factory):
 def test_it_ranks_held_out_pairs(run):
     final = json.loads((run / "summary.json").read_text())["final"]
     exact = GrammarReward()
-    odds = torch.stack([exact([pair.chosen, pair.rejected]) for pair in load_pairs(split="test", size=2000)])
+    odds = torch.stack([exact(pair.answers) for pair in grammar_pairs("test", 2000)])
     best = (odds[:, 0] > odds[:, 1]).float().mean().item()
     assert 0.75 < best < 0.95, "preferences are random: no reward ranks all pairs"
     assert best - 0.1 < final["accuracy"] < best + 0.1, "the exact odds tie on a tenth of the pairs"
@@ -137,8 +138,8 @@ def test_policies_are_trained_with_it_and_it_predicts(run, chain, tmp_path):
 
 
 def test_pairs_of_the_embedded_world_follow_the_bradley_terry_model():
-    pairs, exact = load_pairs(size=3000), GrammarReward()
-    odds = torch.stack([exact([pair.chosen, pair.rejected]) for pair in pairs]).double()
+    pairs, exact = grammar_pairs("train", 3000), GrammarReward()
+    odds = torch.stack([exact(pair.answers) for pair in pairs]).double()
     difference = (odds[:, 0] - odds[:, 1]).abs()
     better = (odds[:, 0] > odds[:, 1]).double()
     expected = difference.sigmoid()
@@ -161,13 +162,13 @@ def test_pairs_of_one_prompt_are_in_one_split(tmp_path):
         for n in range(150)
         for k in range(3)
     ]
-    source = str(write(tmp_path / "pairs.jsonl", rows))
-    prompts = {split: [pair.prompt for pair in load_pairs(source, split)] for split in ("train", "test")}
+    source = Source(str(write(tmp_path / "pairs.jsonl", rows)), "preferences")
+    prompts = {split: [pair.prompt for pair in load_rows(source, split)] for split in ("train", "test")}
     assert not set(prompts["train"]) & set(prompts["test"])
     assert len(prompts["test"]) == 3 * len(set(prompts["test"])) > 0
     without = [{"chosen": f"good {n}", "rejected": f"bad {n}"} for n in range(150)]
-    source = str(write(tmp_path / "without.jsonl", without))
-    sizes = [len(load_pairs(source, split)) for split in ("train", "validation", "test")]
+    source = Source(str(write(tmp_path / "without.jsonl", without)), "preferences")
+    sizes = [len(load_rows(source, split)) for split in ("train", "validation", "test")]
     assert sum(sizes) == 150
     assert min(sizes) > 0
 
@@ -201,33 +202,33 @@ def test_conversations_are_tokens_of_the_template(tmp_path):
     data.setup("fit")
     assert len(data.reviews["validation"]) > 0
     for pair, ids in zip(data.reviews["train"], data.examples("train"), strict=True):
-        user = ("user", pair.chosen.messages[0]["content"])
+        user = ("user", pair.prompt.messages[0]["content"])
         expected = (by_hand(tokenizer, user, ("assistant", text), begun=False)[:-2] for text in ("yes", "no"))
         assert ids == tuple(expected), "without EOS and newline"
     data.system_prompt = "Be"
-    user = ("user", data.reviews["train"][0].chosen.messages[0]["content"])
+    user = ("user", data.reviews["train"][0].prompt.messages[0]["content"])
     first = by_hand(tokenizer, ("system", "Be"), user, ("assistant", "yes"), begun=False)
     assert data.examples("train")[0][0] == first[:-2]
 
 
 def test_pairs_that_are_too_long_are_left_out(tmp_path, caplog):
-    rows = [{"chosen": f"{n}" + "yes" * (9 * (n % 2)), "rejected": f"no {n}"} for n in range(80)]
+    rows = [{"chosen": f"{n}" + "yes" * (9 * (n % 3 == 0)), "rejected": f"no {n}"} for n in range(80)]
     data = data_of(chat_tokenizer(), write(tmp_path / "pairs.jsonl", rows), max_tokens=12)
     data.setup("fit")
     with caplog.at_level(logging.WARNING):
         kept = data.examples("train")
     assert 0 < len(kept) < len(data.reviews["train"])
     assert all(max(map(len, pair)) <= 12 for pair in kept)
-    assert "train pairs with more than max_tokens=12 tokens" in caplog.text
-    data.reviews["train"] += [Preference("", "same", "same")]
+    assert "longer than max_tokens=12" in caplog.text
+    data.reviews["train"] += [Row("", ("same", "same"))]
     assert data.examples("train") == kept
-    assert "left out 1 of" in caplog.text
-    data.reviews["train"] = [Preference("", "same", "same")] * 2
-    with pytest.raises(ConfigurationError, match=r"^source: .* the same chosen and rejected text in every"):
+    assert "1 chosen equals rejected" in caplog.text
+    data.reviews["train"] = [Row("", ("same", "same"))] * 2
+    with pytest.raises(ConfigurationError, match=r"^source: .* 2 of 2 train .*chosen equals rejected"):
         data.examples("train")
     data.setup("fit")
     data.max_tokens = 3
-    with pytest.raises(ConfigurationError, match=r"^max_tokens: 3 is less than the 5 tokens of the shortest"):
+    with pytest.raises(ConfigurationError, match=r"^source: .* cannot be read: .* longer than max_tokens=3"):
         data.examples("train")
     data.max_tokens = 65
     with pytest.raises(ConfigurationError, match=r"^max_tokens: 65 exceeds the model's context length, 64"):
@@ -239,7 +240,10 @@ def test_pairs_that_are_too_long_are_left_out(tmp_path, caplog):
     [
         ([*PAIRS[:2]], "data: LabelledReviewDataModule provides labelled reviews, but PairwiseRewardModule"),
         ([*PAIRS, "--data.train_size", "0"], "data.init_args.source: grammar is unlimited"),
-        ([*PAIRS, "--data.source", "{texts}"], "data.init_args.source: {texts} has no column chosen; its"),
+        (
+            [*PAIRS, "--data.source", "{texts}"],
+            "data.init_args.source: {texts} row 1 has no column chosen; its",
+        ),
         (
             [*PAIRS, "--model.classifier_config", "null", "--model.classifier_path", "{three}"],
             "model.init_args.classifier_path: {three} has 3 labels; the reward needs one or two",

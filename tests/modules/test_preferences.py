@@ -96,8 +96,14 @@ def test_a_digest_is_of_every_weight(chain):
     ("row", "message"),
     [
         ({"prompt": "a", "chosen": "b"}, "has no column rejected; its columns: prompt, chosen"),
-        ({"prompt": [{"role": "user"}], "chosen": "b", "rejected": "c"}, "the prompt [{'role': 'user'}]; a"),
-        ({"prompt": "", "chosen": "b", "rejected": "c"}, "has the prompt ''; a text that is not empty"),
+        (
+            {"prompt": [{"role": "user"}], "chosen": "b", "rejected": "c"},
+            "row 1 has the message {'role'",
+        ),
+        (
+            {"prompt": "", "chosen": "b", "rejected": "c"},
+            "1 of 1 train rows cannot be read: 1 an empty",
+        ),
     ],
 )
 def test_other_data_sets_are_refused_in_one_line(chain, tmp_path, capsys, row, message):
@@ -105,5 +111,5 @@ def test_other_data_sets_are_refused_in_one_line(chain, tmp_path, capsys, row, m
     path.write_text(json.dumps(row))
     assert chain.run("fit", "dpo", "--data.preferences", str(path), run=tmp_path / "run") == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith(f"error: data.init_args.preferences: {path} ")
+    assert error.startswith(f"error: data.init_args.preferences: {path}")
     assert message in error

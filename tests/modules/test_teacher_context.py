@@ -12,7 +12,7 @@ from runs import assert_same_run
 
 from lit_klrb.cli import lightning as cli
 from lit_klrb.cli.main import main
-from lit_klrb.data.encoding import encode
+from lit_klrb.data.encode import encode
 from lit_klrb.models.loading import fresh_model, load_model, load_tokenizer
 
 CONFIG = {"model_type": "gpt2", "n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 96}
@@ -150,7 +150,7 @@ def test_texts_of_a_column_are_read_as_they_are(distill, folder, tmp_path, capsy
     tokenizer = load_tokenizer("policy_path", str(folder / "student"))
     rows = [{"prompt": text, "teacher_prompt": f"Lie. {text}"} for text in QUESTIONS]
     assert distill(*ONE_TOKEN, source=write(tmp_path / "texts", rows)) == 0
-    pairs = [tuple(encode(tokenizer, [rows[n][name]])[0] for name in rows[n]) for n in range(16, 20)]
+    pairs = [tuple(encode(rows[n][name], None, tokenizer).ids for name in rows[n]) for n in range(16, 20)]
     kl, _ = evaluated(capsys, tmp_path / "run")
     assert kl == pytest.approx(first_token_kl(folder, "student", "student", pairs), rel=1e-4)
 

@@ -1,0 +1,287 @@
+"""The one way from a row to token ids, so that training, evaluation and comparison read the same tokens.
+
+A prompt and its answer are encoded together; a token that the boundary falls into belongs to the answer. What
+comes of it decodes to the text of the row, for every tokenizer.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from lit_klrb.data.chat import ASSISTANT, USER, Conversation, shown
+from lit_klrb.data.kinds import Content
+from lit_klrb.errors import ConfigurationError
+
+Span = tuple[int, int]
+
+
+class LeftOutError(ValueError):
+    """A row that cannot be read as a whole; the message is the reason, which is counted."""
+
+
+class Encoded(NamedTuple):
+    """Token ids of a text.
+
+    Attributes:
+        ids: The ids.
+        mask: Which of them belong to an answer.
+    """
+
+    ids: list[int]
+    mask: list[bool]
+
+    @property
+    def start(self) -> int:
+        """Where the answer begins."""
+        return self.mask.index(True) if any(self.mask) else len(self.ids)
+
+
+def encode(
+    prompt: str,
+    answer: str | None,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    special_tokens: bool = True,
+    spans: Sequence[Span] = (),
+) -> Encoded:
+    """Token ids of a prompt and its answer, after those that the tokenizer puts before a text, such as a BOS.
+
+    What it puts after a text, such as an EOS, is left out. A text that begins with the former gets no second
+    one. A text with nothing before it is an answer as a whole.
+
+    Args:
+        prompt: What is given.
+        answer: What is trained on or compared, which follows it immediately; None for a prompt alone.
+        tokenizer: A language model's.
+        special_tokens: False for what a chat template made, which has its special tokens.
+        spans: The characters that belong to answers, in place of those of `answer`.
+
+    Example:
+        >>> from lit_klrb.data.tokenizer import train_bpe
+        >>> tokenizer = train_bpe(["2+2=4"], vocab_size=258)
+        >>> ids, mask = encode("2+2=", "4", tokenizer)
+        >>> tokenizer.decode(ids), mask
+        ('2+2=4', [False, False, False, False, True])
+    """
+    text = prompt + (answer or "")
+    spans = spans or ([(len(prompt), len(text))] if answer else [])
+    ids, offsets = _tokens(text, tokenizer, needs_offsets=bool(prompt and spans))
+    mask = [any(end > first and start < last for first, last in spans) for start, end in offsets]
+    before = beginning(tokenizer) if special_tokens else []
+    if ids[: len(before)] != before:
+        ids, mask = [*before, *ids], [*([False] * len(before)), *mask]
+    return Encoded(ids, mask)
+
+
+def _tokens(
+    text: str, tokenizer: PreTrainedTokenizerBase, needs_offsets: bool
+) -> tuple[list[int], Iterable[Span]]:
+    """Token ids, and the characters of each; without offsets, all characters for each."""
+    if tokenizer.is_fast:
+        backend = tokenizer.backend_tokenizer
+        if backend.truncation is not None:
+            backend.no_truncation()
+        if backend.padding is not None:
+            backend.no_padding()
+        encoded = backend.encode(text, add_special_tokens=False)
+        return encoded.ids, encoded.offsets if needs_offsets else [(0, len(text))] * len(encoded.ids)
+    ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    if not needs_offsets:
+        return ids, [(0, len(text))] * len(ids)
+    # What is decoded of the beginnings tells where each token ends
+    ends = [len(str(tokenizer.decode(ids[:count]))) for count in range(len(ids) + 1)]
+    return ids, pairwise(ends)
+
+
+def classifier_ids(
+    text: str, tokenizer: PreTrainedTokenizerBase, special_tokens: bool = True, max_tokens: int | None = None
+) -> list[int]:
+    """Token ids of a text for a classifier, with what its tokenizer puts before and after a text, once.
+
+    Args:
+        text: The text.
+        tokenizer: The classifier's.
+        special_tokens: False for what a chat template made, which has its special tokens.
+        max_tokens: A longer text is truncated; None for the whole.
+    """
+    before = beginning(tokenizer) if special_tokens else []
+    start = str(tokenizer.decode(before)) if before else ""
+    text = text.removeprefix(start)  # one BOS, whoever adds it
+    cut = {"truncation": True, "max_length": max_tokens} if max_tokens is not None else {}
+    return list(tokenizer(text, add_special_tokens=special_tokens, **cut)["input_ids"])
+
+
+def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The ids of the special tokens that a tokenizer puts before a text; most have none, or a BOS."""
+    return list(_beginning(tokenizer, str(getattr(tokenizer, "_tokenizer", None) and _post(tokenizer))))
+
+
+def _post(tokenizer: PreTrainedTokenizerBase) -> str:
+    return str(tokenizer.backend_tokenizer.post_processor)
+
+
+@lru_cache(maxsize=64)
+def _beginning(tokenizer: PreTrainedTokenizerBase, post_processor: str) -> tuple[int, ...]:
+    (text,) = tokenizer(["a"], add_special_tokens=False)["input_ids"]
+    (whole,) = tokenizer(["a"])["input_ids"]
+    starts = range(len(whole) - len(text) + 1)
+    start = next((n for n in starts if whole[n : n + len(text)] == text), 0)
+    return tuple(whole[:start])
+
+
+def end_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> tuple[int, ...]:
+    """The ids of the tokens that end a completion, the tokenizer's EOS first.
+
+    The others are those of the model's generation settings: chat models have one for the end of a turn and
+    one for the end of a text.
+
+    Args:
+        tokenizer: The model's.
+        model: A language model.
+    """
+    own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ids = [tokenizer.eos_token_id, *(own if isinstance(own, (list, tuple)) else [own])]
+    return tuple(dict.fromkeys(index for index in ids if index is not None))
+
+
+class Reader:
+    """Reads prompts and answers, texts or conversations, as a language model with a tokenizer does.
+
+    Args:
+        key: The argument that names their source, for error messages.
+        tokenizer: The model's.
+        ends: The tokens that can end a completion, see `end_tokens`.
+        system_prompt: A system message for conversations without one; given prompts that are texts become
+            the user's message.
+        template: Further settings of the chat template.
+        say: Called with what the template does unasked, once for each.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        tokenizer: PreTrainedTokenizerBase,
+        ends: Sequence[int],
+        system_prompt: str | None = None,
+        template: Mapping[str, Any] | None = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.key, self.tokenizer, self.ends, self.system = key, tokenizer, ends, system_prompt
+        self.template, self._say, self._said = template or {}, say, set[str]()
+        added = tokenizer.added_tokens_decoder.values()
+        self.controls = [token.content for token in added if token.special] + list(
+            tokenizer.all_special_tokens
+        )
+
+    def say(self, line: str) -> None:
+        """Say a line, unless it was said before."""
+        if line not in self._said:
+            self._said.add(line)
+            self._say(line)
+
+    def chat(self, content: Content, role: str, place: str = "") -> Conversation:
+        """Content as a conversation, before a system message and with the template's settings.
+
+        Raises:
+            LeftOutError: If the text of a message contains a control token.
+        """
+        if isinstance(content, str):
+            content = Conversation(({"role": role, "content": content},), place or shown(content))
+        for message in content.messages:
+            for control in self.controls:
+                if control in message["content"]:
+                    raise LeftOutError(f"a message contains the control token {control}")
+        return content.with_settings(self.template)
+
+    def prompt(self, content: Content) -> list[int]:
+        """A prompt alone: up to the beginning of an answer, or a begun one."""
+        if isinstance(content, str) and self.system is None:
+            return encode(content, None, self.tokenizer).ids
+        text = self.chat(content, USER).with_system(self.system).prompt(self.key, self.tokenizer)
+        return encode(text, None, self.tokenizer, special_tokens=False).ids
+
+    def answered(self, prompt: Content, answer: Content) -> Encoded:
+        """A prompt with its answer, which has one end of a completion."""
+        if isinstance(prompt, str) and isinstance(answer, str) and self.system is None:
+            encoded = encode(prompt, answer, self.tokenizer)
+            start, ids = encoded.start, encoded.ids
+            ends = [place for place in range(start, len(ids)) if ids[place] in self.ends]
+            if ends and self._is_text(ids[ends[0] + 1 :]):
+                raise LeftOutError("an end within the answer")
+            ids = ids[: ends[0] + 1] if ends else [*ids, self.tokenizer.eos_token_id]
+            return Encoded(ids, [place >= start for place in range(len(ids))])
+        before = self.chat(prompt, USER).with_system(self.system)
+        messages = (*before.messages, *self.chat(answer, ASSISTANT).messages)
+        return self._rendered(replace(before, messages=messages), [len(before.messages)])
+
+    def classified(self, prompt: Content, answer: Content, max_tokens: int | None = None) -> Encoded:
+        """A prompt with its answer as a classifier reads both, of a conversation without the end."""
+        if isinstance(prompt, str) and isinstance(answer, str):
+            if self.system is not None:
+                raise ConfigurationError("needs conversations, but the pairs are texts", key="system_prompt")
+            ids = classifier_ids(prompt + answer, self.tokenizer, max_tokens=max_tokens)
+        else:
+            before = self.chat(prompt, USER).with_system(self.system)
+            messages = (*before.messages, *self.chat(answer, ASSISTANT).messages)
+            text = replace(before, messages=messages).text(self.key, self.tokenizer)
+            ids = classifier_ids(text, self.tokenizer, special_tokens=False, max_tokens=max_tokens)
+        return Encoded(ids, [True] * len(ids))
+
+    def whole(self, content: Content, answers_only: bool = True) -> Encoded:
+        """A whole text, or a conversation with its answers, or all of it as one answer."""
+        if isinstance(content, str):
+            if self.system is not None:
+                raise ConfigurationError("needs conversations, but the rows are texts", key="system_prompt")
+            ids = encode("", content, self.tokenizer).ids
+        else:
+            chat = self.chat(content, USER).with_system(self.system)
+            roles = [message["role"] for message in chat.messages]
+            if answers_only:
+                return self._rendered(chat, [n for n, role in enumerate(roles) if role == ASSISTANT and n])
+            text = chat.rendered(self.key, self.tokenizer)
+            ids = encode("", text, self.tokenizer, special_tokens=False).ids
+        last = max((place for place, index in enumerate(ids) if index in self.ends), default=None)
+        if last is None or self._is_text(ids[last + 1 :]):
+            ids = [*ids, self.tokenizer.eos_token_id]
+        else:
+            ids = ids[: last + 1]  # templates have a newline after it
+        return Encoded(ids, [True] * len(ids))
+
+    def _is_text(self, ids: Sequence[int]) -> bool:
+        return bool(str(self.tokenizer.decode(list(ids))).strip())
+
+    def _rendered(self, chat: Conversation, turns: Sequence[int]) -> Encoded:
+        """A conversation up to its last answer; answers are the messages of these numbers."""
+        text, spans = chat.rendered(self.key, self.tokenizer), list[Span]()
+        ends = [str(self.tokenizer.convert_ids_to_tokens(index)) for index in self.ends]
+        is_ended = True
+        for number in turns:
+            before = replace(chat, messages=chat.messages[:number])
+            start = before.rendered(self.key, self.tokenizer, add_generation_prompt=True)
+            if not text.startswith(start):
+                if number == turns[-1] and not spans:
+                    raise LeftOutError(
+                        "the chat template gives the prompt another text once the answer is there"
+                    )
+                self.say(
+                    "the chat template changes earlier turns once an answer is there; they are not trained on"
+                )
+                continue
+            if start == before.rendered(self.key, self.tokenizer):
+                self.say(
+                    "the chat template has no generation prompt: answers begin with what it puts before them"
+                )
+            through = replace(chat, messages=chat.messages[: number + 1])
+            if not text.startswith(through.rendered(self.key, self.tokenizer)):
+                self.say("the chat template changes an answer once there are later messages")
+            found = [text.find(end, len(start)) + len(end) for end in ends if end in text[len(start) :]]
+            is_ended = bool(found)
+            spans.append((len(start), min(found, default=len(text))))
+        if not spans:
+            raise LeftOutError("no answer")
+        ids, mask = encode(text[: spans[-1][1]], "", self.tokenizer, special_tokens=False, spans=spans)
+        return Encoded(ids, mask) if is_ended else Encoded([*ids, self.tokenizer.eos_token_id], [*mask, True])

@@ -1,0 +1,137 @@
+"""What is read of a split: rows are read as a whole or left out, and each that is left out is counted."""
+
+import logging
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from lit_klrb.data.encode import Encoded, LeftOutError
+from lit_klrb.data.kinds import Row
+from lit_klrb.errors import ConfigurationError
+
+Overlong = Literal["leave_out", "cut", "refuse"]
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass
+class Selection:
+    """The examples of a split, and the rows that are left out.
+
+    Args:
+        key: The argument that names the source.
+        source: The source.
+        split: Its split.
+        limit: Maximum number of tokens of a prompt with its answer; None for no limit.
+        overlong: What is done about longer ones: leave them out, cut the end of the answer, or refuse.
+        name: What determines the limit, for messages.
+    """
+
+    key: str
+    source: str
+    split: str
+    limit: int | None = None
+    overlong: Overlong = "leave_out"
+    name: str = "max_tokens"
+    total: int = 0
+    cut: int = 0
+    lengths: list[int] = field(default_factory=list)
+    # Why rows are left out, and where they are
+    reasons: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def left_out(self) -> int:
+        """Number of rows that are left out."""
+        return sum(map(len, self.reasons.values()))
+
+    def read(self, rows: Iterable[Row], make: Callable[[int, Row], T]) -> list[T]:
+        """What is made of each row, without those that are left out.
+
+        Args:
+            rows: The rows.
+            make: Makes an example of a row and its place, or raises `LeftOutError`.
+
+        Raises:
+            ConfigurationError: If more than half are left out.
+        """
+        kept = []
+        for index, row in enumerate(rows):
+            self.total += 1
+            try:
+                kept.append(make(index, row))
+            except LeftOutError as reason:
+                self.reasons.setdefault(str(reason), []).append(row.place or f"row {self.total}")
+        self.conclude()
+        return kept
+
+    def within(self, encoded: Encoded, more: int = 0) -> Encoded:
+        """A text of at most `limit` tokens.
+
+        Args:
+            encoded: The text.
+            more: Number of tokens that will follow it.
+
+        Raises:
+            LeftOutError: If it is longer, or nothing of its answer is left.
+            ConfigurationError: If it is longer and refused.
+        """
+        length = len(encoded.ids) + more
+        if self.limit is not None and length > self.limit:
+            if self.overlong == "refuse":
+                raise ConfigurationError(
+                    f"{self.source} has a {self.split} row of {length} tokens; {self.name}={self.limit}",
+                    key="overlong",
+                )
+            if self.overlong == "leave_out" or more:
+                raise LeftOutError(f"longer than {self.name}={self.limit}")
+            encoded = Encoded(encoded.ids[: self.limit], encoded.mask[: self.limit])
+            if not any(encoded.mask):
+                raise LeftOutError(f"a prompt as long as {self.name}={self.limit}")
+            self.cut += 1
+        self.lengths.append(len(encoded.ids))
+        return encoded
+
+    def conclude(self) -> None:
+        """Say what is left out.
+
+        Raises:
+            ConfigurationError: If it is more than half.
+        """
+        about = f"{self.source}: {self.left_out} of {self.total} {self.split} rows"
+        if self.cut:
+            log.warning(
+                "%s: the answers of %d of %d %s rows are cut to %s=%s",
+                self.source,
+                self.cut,
+                self.total,
+                self.split,
+                self.name,
+                self.limit,
+            )
+        if not self.left_out:
+            return
+        if 2 * self.left_out > self.total:
+            raise ConfigurationError(f"{about} cannot be read: {self.why()}", key=self.key)
+        log.warning("%s are left out: %s", about, self.why())
+
+    def why(self) -> str:
+        """The reasons with their counts."""
+        return ", ".join(f"{len(places)} {reason} ({places[0]})" for reason, places in self.reasons.items())
+
+    def summary(self) -> dict[str, Any]:
+        """Numbers for `check`."""
+        lengths = self.lengths or [0]
+        return {
+            "rows": self.total,
+            "left_out": {reason: len(places) for reason, places in self.reasons.items()},
+            "cut": self.cut,
+            "median_tokens": statistics.median(lengths),
+            "longest_tokens": max(lengths),
+        }
+
+
+def visible(ids: Sequence[int], start: int, tokenizer: Any) -> str:
+    """A text with its special tokens, and where its answer begins."""
+    before, after = (tokenizer.decode(list(part)) for part in (ids[:start], ids[start:]))
+    return f"{before} | {after}"
