@@ -18,8 +18,9 @@ EXHAUSTED |= {
     errno.EHOSTUNREACH,
     errno.ETIMEDOUT,
 }
-# Exit code of a command that lacks what it finds outside: a server, a mount, space on a disk, memory.
-OUTAGE = 69
+# Exit code of a sweep's cell that lacks what it finds outside: a server, a mount, space on a disk, memory. A
+# command outside a sweep, where the variable is not set, ends with 1.
+OUTAGE, CELL = 69, "LIT_KLRB_CELL"
 # Invisible characters that join letters in Persian and Indic scripts and parts of emoji.
 JOINERS = "\u200c\u200d"
 

@@ -25,7 +25,7 @@ from analysis.results import Cell, layout
 from analysis.sweep.harvest import harvest, read_summary
 from analysis.sweep.store import Store
 from lit_klrb import schema
-from lit_klrb.errors import OUTAGE
+from lit_klrb.errors import CELL, OUTAGE
 from lit_klrb.files import damage, sync, write_atomically
 from lit_klrb.stops import SIGNALS, Stops
 
@@ -88,6 +88,7 @@ def run_job(job: Job) -> None:
     # A cell is one process on one machine, whatever a scheduler has started around it
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         del os.environ[name]
+    os.environ[CELL] = job.cell.id
     # A terminal sends Ctrl-C to every process, but only the coordinator decides when to stop: it sends
     # SIGTERM, or exits at once, which ends this process too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,5 +1,6 @@
 """One-line messages for exceptions of libraries that the user can fix; bugs keep their traceback."""
 
+import os
 import re
 import sys
 import sysconfig
@@ -16,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 import lit_klrb
 from lit_klrb.callbacks import DivergedError
 from lit_klrb.cli.setting_types import parameters, subclasses
-from lit_klrb.errors import EXHAUSTED, OUTAGE, ConfigurationError, NoAnswerError, brief
+from lit_klrb.errors import CELL, EXHAUSTED, OUTAGE, ConfigurationError, NoAnswerError, brief
 from lit_klrb.estimators import KLEstimator
 from lit_klrb.studies.study import Study
 
@@ -37,12 +38,13 @@ class EndedError(Exception):
 
     Args:
         line: The message.
-        code: The exit code: 2 for a wrong configuration, 69 for what is missing outside, 1 otherwise.
+        code: The exit code: 2 for a wrong configuration, 1 otherwise; in a sweep's cell 69 for what is
+            missing outside.
     """
 
     def __init__(self, line: str, code: int) -> None:
         super().__init__(line)
-        self.code = code
+        self.code = FAILURE if code == OUTAGE and CELL not in os.environ else code
 
 
 def ending_of(error: Exception, settings: Mapping[str, Any]) -> EndedError | None:
@@ -59,7 +61,8 @@ def ending_of(error: Exception, settings: Mapping[str, Any]) -> EndedError | Non
         if isinstance(cause, ConfigurationError):
             about_file = cause.key == "ckpt_path" and path is not None and str(path) not in cause.message
             line = f"ckpt_path: {path}: {cause.message}" if about_file else located(cause)
-            return EndedError(line, OUTAGE if isinstance(cause, NoAnswerError) else USAGE)
+            is_outage = isinstance(cause, NoAnswerError) and CELL in os.environ
+            return EndedError(line, OUTAGE if is_outage else USAGE)
     frames = _frames(error)
     building = any(frame.name in ("instantiate_classes", "_set_seed") for frame in frames)
     for cause in reversed(causes):  # the innermost exception says most

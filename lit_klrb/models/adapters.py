@@ -5,10 +5,11 @@ import re
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from importlib.util import find_spec
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lit_klrb.errors import ConfigurationError, refusing
@@ -147,6 +148,29 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
     del model.peft_config
     model._hf_peft_config_loaded = False
     return model
+
+
+def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Names and weights that the model would have after `merged`; it is not changed.
+
+    Args:
+        model: With or without an adapter, whose layers are merged one at a time.
+    """
+    layers = _adapted(model) if has_adapter(model) else {}
+    inside = tuple(f"{name}." for name in layers)
+    for name, weight in model.state_dict().items():
+        if not name.startswith(inside):
+            yield name, weight
+    for layer, module in layers.items():
+        copy = deepcopy(module)
+        copy.merge()
+        for name, weight in copy.get_base_layer().state_dict().items():
+            yield f"{layer}.{name}", weight
+
+
+def separates(model: PreTrainedModel) -> bool:
+    """Whether `merged` makes two weights of one that embedding and head share."""
+    return has_adapter(model) and bool(_check_shared(model))
 
 
 def _adapted(model: PreTrainedModel) -> dict[str, Any]:

@@ -4,16 +4,18 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lit_klrb.errors import ConfigurationError
-from lit_klrb.models.adapters import has_adapter
+from lit_klrb.distributed import whole
+from lit_klrb.errors import ConfigurationError, refusing
+from lit_klrb.models.adapters import merged_weights, separates
 from lit_klrb.models.generation import Rollout, Sampling, completion_mask
-from lit_klrb.seeding import derive_seed
+from lit_klrb.seeding import derive_seed, forked_rng
 
 # vLLM's seeds are signed 32-bit integers.
 _SEEDS = 2**31
@@ -36,7 +38,8 @@ class VLLMBackend:
     def __init__(self, options: dict[str, Any] | None = None) -> None:
         if importlib.util.find_spec("vllm") is None:
             raise ConfigurationError(
-                "vllm is not installed; pip install vllm, or choose transformers", key="rollout_backend"
+                "vllm is not installed; pip install 'lit-klrb[vllm]', or choose transformers",
+                key="rollout_backend",
             )
         self.options = options or {}
         self._engine: Any = None
@@ -53,11 +56,7 @@ class VLLMBackend:
         pad_token_id: int,
         rows_before: int = 0,
     ) -> Rollout:
-        """Sample completions; arguments and result are those of `generate_completions`.
-
-        Raises:
-            ConfigurationError: If the policy has an adapter, which renames its weights.
-        """
+        """Sample completions; arguments and result are those of `generate_completions`."""
         from vllm import SamplingParams
 
         engine = self._updated_engine(policy)
@@ -95,27 +94,51 @@ class VLLMBackend:
         attention = torch.cat([prompt_mask.bool(), mask], 1)
         return Rollout(torch.cat([prompts, completions], 1), attention, mask, logprobs)
 
-    def _updated_engine(self, policy: PreTrainedModel) -> Any:
-        """The engine with the policy's current weights; the first call starts it."""
-        if has_adapter(policy):
-            raise ConfigurationError(
-                "vllm is not supported for a policy with an adapter; choose transformers",
-                key="rollout_backend",
-            )
-        if self._engine is None:
-            # Run the engine in this process, so that weights are passed without a copy between processes
-            os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    def start(self, policy: PreTrainedModel) -> Any:
+        """Start the engine, unless it runs: with memory for the policy's weights, but not the weights.
+
+        Args:
+            policy: The model that it will sample from; a part of it in each process if it is sharded.
+
+        Raises:
+            ConfigurationError: If vLLM does not know its architecture, or does not start.
+        """
+        if self._engine is not None:
+            return self._engine
+        # Run the engine in this process, so that weights are passed without a copy between processes
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        config = deepcopy(policy.config)
+        # FSDP2 puts a class of its own before that of transformers
+        config.architectures = [next(k.__name__ for k in type(policy).__mro__ if _is_known(k))]
+        if separates(policy):
+            config.tie_word_embeddings = False
+        options = {
+            "dtype": str(policy.dtype).removeprefix("torch."),
+            # Log-probabilities after division by the temperature, as the completions are sampled
+            "logprobs_mode": "processed_logprobs",
+            "seed": 0,
+            **self.options,
+        }
+        with tempfile.TemporaryDirectory() as folder, refusing("vLLM does not start", key="vllm_options"):
             from vllm import LLM
 
-            with tempfile.TemporaryDirectory() as folder:
-                policy.save_pretrained(folder)
-                # Log-probabilities after division by the temperature, as the completions are sampled
-                options = {"logprobs_mode": "processed_logprobs", **self.options}
-                self._engine = LLM(model=folder, skip_tokenizer_init=True, **options)
-        weights = list(policy.state_dict().items())
-        self._engine.apply_model(lambda model: model.load_weights(iter(weights)))
-        self._engine.reset_prefix_cache()
+            config.save_pretrained(folder)
+            with forked_rng(0):  # vLLM seeds the generators of its process
+                self._engine = LLM(model=folder, skip_tokenizer_init=True, load_format="dummy", **options)
         return self._engine
+
+    def _updated_engine(self, policy: PreTrainedModel) -> Any:
+        """The engine with the policy's current weights."""
+        engine = self.start(policy)
+        weights = ((name, whole(weight)) for name, weight in merged_weights(policy))
+        engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        engine.reset_prefix_cache()
+        return engine
+
+
+def _is_known(kind: type) -> bool:
+    return kind.__module__.startswith("transformers.")
 
 
 def _padded(rows: list[list[Any]], value: float, like: Tensor) -> Tensor:

@@ -160,9 +160,10 @@ class TrainedModule(L.LightningModule, ABC):
                 f"ModelParallelStrategy does not support {type(self).__name__}; use ddp, or one device",
                 key="trainer.strategy",
             )
-        for name, default in (("compile_backend", None), ("rollout_backend", "transformers")):
-            if (given := getattr(self, name, default)) != default:
-                raise ConfigurationError(f"{given!r} is not supported by ModelParallelStrategy", key=name)
+        if self.compile_backend is not None:
+            raise ConfigurationError(
+                f"{self.compile_backend!r} is not supported by ModelParallelStrategy", key="compile_backend"
+            )
         if getattr(self, "reference_path", None) == loading.ITSELF:
             raise ConfigurationError(
                 f"{loading.ITSELF!r} is not supported by ModelParallelStrategy", key="reference_path"

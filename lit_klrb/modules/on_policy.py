@@ -45,9 +45,9 @@ class OnPolicyModule(RegularisedModule, ABC):
             leave-one-out baseline, which is then biased.
         missing_eos_penalty: Subtracted in training from the reward of completions truncated at
             max_new_tokens, but not from the logged reward. `train/unfinished` is their proportion.
-        rollout_backend: Samples the completions in training. vllm (installed separately) is for large models
-            on GPUs; its samples are not reproducible bit for bit, and not from exactly the policy that is
-            trained: `off_policy` of the estimator corrects that from the first step on, and
+        rollout_backend: Samples the completions in training. vllm (the extra of that name) is for large
+            models on GPUs; its samples are not reproducible bit for bit, and not from exactly the policy that
+            is trained: `off_policy` of the estimator corrects that from the first step on, and
             `train/sampler_kl` estimates KL(vLLM‖policy) in nats per sequence.
         vllm_options: Arguments of `vllm.LLM`, such as {gpu_memory_utilization: 0.4}.
         prefix_rewards: Compute the reward of the completion so far after its first token and after every such
@@ -157,6 +157,16 @@ class OnPolicyModule(RegularisedModule, ABC):
         if hasattr(self, "memory"):
             has_warm_start = is_new and self.trains_on_reward
             begin(self.memory, self.pair.vocabulary_size, self.policy_path if has_warm_start else None)
+
+    def on_fit_start(self) -> None:
+        """Start vLLM, before anything is spent on an evaluation.
+
+        Raises:
+            ConfigurationError: If it does not start.
+        """
+        super().on_fit_start()
+        if isinstance(self.backend, VLLMBackend):
+            self.backend.start(self.policy)
 
     @property
     def kl_estimator(self) -> KLEstimator:

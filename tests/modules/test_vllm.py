@@ -1,4 +1,4 @@
-"""Rollouts with vLLM, tested with a mock of its interface, as vLLM needs a GPU."""
+"""Rollouts with vLLM, tested with a mock of its interface; `make engines` runs the same with vLLM itself."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -7,9 +7,10 @@ from typing import ClassVar
 import pytest
 import torch
 from single_steps import attached
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from lit_klrb.estimators import RaoBlackwell
+from lit_klrb.models.adapters import add_adapter
 from lit_klrb.models.generation import Rollout, Sampling
 from lit_klrb.models.vllm import VLLMBackend
 
@@ -20,19 +21,23 @@ class SamplingParams:
 
 
 class LLM:
-    """Samples one request after the other with its own copy of the model, read from the given folder."""
+    """Samples one request after the other with its own model, of the configuration in the given folder."""
 
     started: ClassVar[list] = []
 
     def __init__(self, model, **options):
         self.options, self.loads = options, 0
-        self.model = AutoModelForCausalLM.from_pretrained(model).eval()
+        assert options["load_format"] == "dummy", "the folder has no weights"
+        config = AutoConfig.from_pretrained(model)
+        self.model = AutoModelForCausalLM.from_config(config).eval()
+        if config.architectures != [type(self.model).__name__]:
+            raise ValueError(f"Model architectures {config.architectures} are not supported")
         self.known = {}  # probabilities by context: requests repeat their prompts
         self.started.append(self)
 
-    def apply_model(self, function):
-        self.model.load_weights = lambda weights: self.model.load_state_dict(dict(weights))
-        function(self.model)
+    def collective_rpc(self, method, kwargs):
+        assert method == "reload_weights"
+        self.model.load_state_dict(dict(kwargs["weights_iterator"]))
         self.known.clear()
         self.loads += 1
 
@@ -77,9 +82,8 @@ def test_a_run_samples_with_the_weights_of_each_step(chain, tmp_path, vllm):
     assert chain.run("fit", "rloo", *VLLM, *options, run=tmp_path) == 0
     (engine,) = vllm
     assert engine.options == {
-        "skip_tokenizer_init": True,
-        "gpu_memory_utilization": 0.4,
-        "logprobs_mode": "processed_logprobs",
+        **{"skip_tokenizer_init": True, "load_format": "dummy", "gpu_memory_utilization": 0.4},
+        **{"logprobs_mode": "processed_logprobs", "dtype": "float32", "seed": 0},
     }
     assert engine.loads == 3, "one rollout for two inner steps"
     trained = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
@@ -117,13 +121,29 @@ def test_completions_follow_the_prompts_and_end_with_their_eos(chain, tmp_path, 
 
 def test_without_vllm_one_line_says_so(chain, tmp_path, capsys):
     assert chain.run("fit", "rloo", *VLLM, run=tmp_path / "run") == 2
-    assert "rollout_backend: vllm is not installed; pip install vllm" in capsys.readouterr().err
+    assert "rollout_backend: vllm is not installed; pip install 'lit-klrb[vllm]'" in capsys.readouterr().err
 
 
-def test_an_adapter_is_refused(chain, tmp_path, vllm, capsys):
-    assert chain.run("fit", "rloo", *VLLM, "--model.lora", "{r: 2}", run=tmp_path / "run") == 2
-    message = "vllm is not supported for a policy with an adapter; choose transformers"
-    assert message in capsys.readouterr().err
+def test_what_does_not_start_is_one_line_before_the_evaluation(chain, tmp_path, vllm, monkeypatch, capsys):
+    def fails(*_, **__):
+        raise RuntimeError("no memory\nfor the cache")
+
+    monkeypatch.setattr(LLM, "__init__", fails)
+    assert chain.run("fit", "rloo", *VLLM, run=tmp_path / "run") == 2
+    expected = "error: model.init_args.vllm_options: vLLM does not start: no memory for the cache\n"
+    assert capsys.readouterr().err.endswith(expected)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["wte"]])  # the second's weight is the head's, too
+def test_an_adapter_is_merged_into_what_is_sent(chain, tmp_path, vllm, targets):
+    module, batch = attached(chain, tmp_path, RaoBlackwell(), rollout_backend="vllm")
+    add_adapter(module.policy, {"target_modules": targets, "init_lora_weights": False}, seed=0)
+    before = {name: weight.clone() for name, weight in module.policy.state_dict().items()}
+    rollout = module.pair.sample(batch, Sampling(2, 3), seed=0, backend=module.backend)
+    own = module.pair.scorer.logprobs(rollout).detach()
+    torch.testing.assert_close(rollout.logprobs, own, rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(weight, before[name]) for name, weight in module.policy.state_dict().items())
 
 
 def test_the_engines_own_logprobs_say_what_was_sampled(chain, tmp_path, vllm):
