@@ -77,9 +77,7 @@ def print_verification(found: "Verification") -> int:
     return 0
 
 
-def _plan_state(locked: LockedPlan | None) -> str:
-    if locked is None:
-        return "none"
+def _plan_state(locked: LockedPlan) -> str:
     state = "recomputed" if locked.recomputed else "does NOT recompute"
     changed = "; changed after results" if locked.changed_after_results else ""
     return f"{locked.hash}, {state}{changed}"

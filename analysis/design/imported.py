@@ -10,9 +10,9 @@ from typing import Any, Literal
 from pydantic import ValidationError
 from pydantic.dataclasses import dataclass
 
+from analysis.design.foreign import COLUMNS, COORDINATES, METRICS, LoggedRun, logged_runs
 from analysis.design.plan import read_checked
 from analysis.results import Cell, Plan, Point, Primary, Stage, layout
-from analysis.results.foreign import COLUMNS, COORDINATES, METRICS, LoggedRun, logged_runs
 from analysis.results.locked import IMPORTED, lock_document
 from analysis.results.plan import CLOSED
 from analysis.results.rules import check_plan, one_of

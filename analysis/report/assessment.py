@@ -61,7 +61,7 @@ def _withheld(sweep: Sweep, designs: Sequence[Pairs]) -> str:
         return "the runs are not those of the plan, or cannot be compared"
     if sweep.missing:
         return "partial sweep"
-    if sweep.locked is not None and sweep.locked.changed_after_results:
+    if sweep.locked.changed_after_results:
         return GREW
     return "" if designs else "no two runs form a matched pair"
 

@@ -17,10 +17,10 @@ def summary_numbers(assessment: Assessment) -> dict[str, Any]:
     locked = sweep.locked
     return {
         "plan": {
-            "hash": locked and locked.hash,
-            "schema": locked and PLAN_SCHEMA,
-            "recomputed": locked is not None and locked.recomputed,
-            "changed_after_results": locked is not None and locked.changed_after_results,
+            "hash": locked.hash,
+            "schema": PLAN_SCHEMA,
+            "recomputed": locked.recomputed,
+            "changed_after_results": locked.changed_after_results,
         },
         "problems": [problem.text for problem in sweep.problems],
         "complete": assessment.complete,

@@ -19,7 +19,7 @@ from analysis.report.agreement import Printed, differences, line_differences, sa
 from analysis.report.assessment import load_assessment
 from analysis.report.build import CHECKSUM, Report, checksum_of, code_version, compose, engines
 from analysis.report.sections import Builder
-from analysis.results.layout import NUMBERS, NUMBERS_SCHEMA, PLAN, REPORT
+from analysis.results.layout import NUMBERS, NUMBERS_SCHEMA, REPORT
 from analysis.results.store import DamagedFileError, read_bytes, read_json
 from analysis.results.sweep import Sweep
 from analysis.stats.text import printed
@@ -77,7 +77,6 @@ def verify(path: Path, added: Sequence[Builder] = ()) -> Verification:
     found = Verification(assessment.sweep)
     _check_files(written, page, found)
     _compare(written, report, page, Printed(values), found, tuple(added))
-    _check_plan(found)
     # A page can agree with files that are not those of its plan
     found.differences += found.sweep.invalid
     unread = [problem.text for problem in found.sweep.problems if problem.unread]
@@ -170,12 +169,6 @@ def _of_page(
         )
         return lines
     return [*lines, *changed]
-
-
-def _check_plan(found: Verification) -> None:
-    locked = found.sweep.locked
-    if locked is None:
-        found.not_compared.append(f"{PLAN}: there is none; the design was inferred from the results")
 
 
 def _versions(written: Any) -> str:

@@ -1,4 +1,4 @@
-"""Checks of the runs of a grid against each other and their plan: copies, impossible values, differences."""
+"""Checks of a locked plan, and of its runs: other cells, copies, impossible values, ignored settings."""
 
 import math
 from collections import Counter, defaultdict
@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, TypeVar
 
-from analysis.results.logs import flat
-from analysis.results.plan import BETA, Plan, by_beta, plain_key
-from analysis.results.records import Failure, Run
+from analysis.results import layout
+from analysis.results.locked import LockedPlan
+from analysis.results.plan import BETA, Plan, flat, plain_key
+from analysis.results.records import Cell, Failure, Run
 from lit_klrb import schema
 
+Item = TypeVar("Item")
 Key = TypeVar("Key")
 # The common evaluator's KL is an average of exact KLs of tokens: what is below 0 is rounding.
 _ROUNDING = 1e-3
@@ -61,38 +63,71 @@ def counted(problems: Iterable[Problem]) -> list[Problem]:
     ]
 
 
-def inconsistencies(
-    runs: Sequence[Run], plan: Plan, *, imported: bool, units_unknown: bool = False
-) -> list[Problem]:
-    """Problems of the runs of the grid that did not diverge.
+def plan_problems(locked: LockedPlan) -> Iterator[Problem]:
+    """Problems of a locked plan: its hash, cells that do not match it, imports, evaluations."""
+    if not locked.recomputed:
+        text = f"does not have the hash {locked.hash[:12]} that it is locked with; it was edited after it was"
+        yield Problem(f"{layout.PLAN}: {text} locked", serious=True)
+    for text in _alien_cells(locked):
+        yield Problem(text, serious=True)
+    if (origin := locked.origin) is not None:
+        text = f"the runs were imported from {origin.source}: they were not scored by the common evaluator"
+        yield Problem(f"{text}; reward and KL are what the software that trained them logged")
+        if origin.repeated_rows:
+            yield Problem(f"{origin.repeated_rows} rows stood twice in what was imported and count once")
+    control = locked.plan.primary.control
+    for label, arm in locked.arms.items():
+        for key, (own, other) in arm.evaluation.items():
+            text = f"{label} was evaluated with {key} = {own}, {control} with {other}"
+            yield Problem(text, serious=True)
 
-    Args:
-        runs: All runs of a sweep.
-        plan: Its plan.
-        imported: Whether the runs were logged by other software, whose estimates of the KL can be negative.
-        units_unknown: Whether some KLs may be per token and others per completion.
-    """
-    grid = [run for run in runs if run.cell.point is not None and not run.diverged]
+
+def _alien_cells(locked: LockedPlan) -> Iterator[str]:
+    """One line on cells that the plan does not give, and on each pair with several seeds."""
+    plan, cells = locked.plan, locked.cells.values()
+    grid = [cell.place for cell in cells if cell.place is not None]
+    trials = [cell.trial for cell in cells if cell.trial is not None]
+    if sorted(grid) != sorted(plan.places) or sorted(trials) != sorted(plan.trials):
+        yield f"{layout.PLAN}: its cells are not those of its grid"
+        return
+    ids = {cell.stage: cell.id for cell in cells if cell.arm is None}
+    alien = ((cell, what) for cell in cells for what in _differences(cell, plan, ids))
+    yield from (f"{layout.PLAN}: {cell}: {what}" for cell, what in [*alien][:1])
+    seeds = _grouped(((cell.place[1:], cell.seed) for cell in cells if cell.place), lambda pair: pair[0])
+    for (index, replicate), pairs in seeds.items():
+        if len(own := sorted({seed for _, seed in pairs})) > 1:
+            yield f"the runs of beta index {index}, replicate {replicate} have different seeds: {own}"
+
+
+def _differences(cell: Cell, plan: Plan, ids: Mapping[str, str]) -> Iterator[str]:
+    """What a cell of the grid or of the tuning stage does not have as the plan gives it."""
+    place = cell.point or cell.trial
+    if place is None:
+        return
+    if place.beta != (beta := plan.grid.beta[place.beta_index]):
+        yield f"its beta is {place.beta:g}, expected {beta:g}"
+    rate = {plan.tuning.key: cell.trial.rate} if plan.tuning and cell.trial else {}
+    if cell.overrides != (overrides := {**plan.overrides(place), **rate}):
+        yield f"its overrides are {cell.overrides}, expected {overrides}"
+    stages = plan.inputs(place.replicate).values()
+    if {*cell.needs} != {ids.get(stage) for stage in stages}:
+        yield f"it does not start from {' and '.join(stages)}"
+
+
+def inconsistencies(runs: Sequence[Run], locked: LockedPlan) -> Iterator[Problem]:
+    """Problems of the runs of a sweep that did not diverge."""
+    plan, origin = locked.plan, locked.origin
     trained = [run for run in runs if run.cell.arm is not None and not run.diverged]
-    blocks = [
-        [run for run in grid if plan.grid.block_of(run.point.replicate) == block]
-        for block in plan.grid.blocks or [""]
-    ]
-    return [
-        *_copies(trained),
-        *_same_weights(trained),
-        *_negative(grid, imported),
-        *(_units(grid, plan) if units_unknown else ()),
-        *(problem for block in blocks for problem in _arms(block, plan)),
-        *ignored_overrides(trained, plan),
-        *_settings(grid, plan),
-        *(
-            problem
-            for block in blocks
-            for problem in _unlike(block, "end at different steps", _last_step, _rollouts)
-        ),
-        *_unlike(grid, "were made with different versions", _versions),
-    ]
+    grid = [run for run in trained if run.cell.point is not None]
+    yield from _copies(trained)
+    yield from _same_weights(trained)
+    yield from _negative(grid, imported=origin is not None)
+    if origin is not None and origin.kl_unit is None:
+        yield from _units(grid, plan)
+    yield from ignored_overrides(trained, plan)
+    for block in _grouped(grid, lambda run: plan.grid.block_of(run.point.replicate)).values():
+        yield from _unlike(block, "end at different steps", _last_step, _rollouts)
+    yield from _unlike(grid, "were made with different versions", _versions)
 
 
 def lost_runs(failures: Sequence[Failure], plan: Plan) -> list[Problem]:
@@ -137,7 +172,7 @@ def _same_weights(grid: Sequence[Run]) -> Iterator[Problem]:
             yield Problem(text, serious=True, kind="the same weights")
 
 
-def _negative(grid: Sequence[Run], imported: bool) -> Iterator[Problem]:
+def _negative(grid: Sequence[Run], *, imported: bool) -> Iterator[Problem]:
     """Negative KLs of runs, and of arms: an estimate can be negative for a run, but not on average."""
     for run in grid:
         kl = run.outcome(schema.KL)
@@ -170,38 +205,6 @@ def _mean_kls(grid: Sequence[Run]) -> dict[tuple[str, int], float]:
     return {place: fmean(run.outcome(schema.KL) for run in runs) for place, runs in groups.items()}
 
 
-def _arms(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
-    """Arms whose runs do not change the same values, apart from those that the plan gives for each beta."""
-    for label, runs in _by_arm(grid).items():
-        varied = {key for key, value in plan.grid.arms.get(label, {}).items() if by_beta(value) is not None}
-        groups: dict[int, set[str]] = defaultdict(set)
-        for run in runs:
-            changes = run.cell.overrides
-            groups[-1].add(repr(sorted((key, changes[key]) for key in changes if key not in varied)))
-            groups[run.point.beta_index].add(repr(sorted(changes.items())))
-        for found in groups.values():
-            if len(found) > 1:
-                text = f"the runs of {label} change different values: {'; '.join(sorted(found))}"
-                yield Problem(text, serious=True)
-                break
-
-
-def _settings(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
-    """Hyperparameters in which matched runs differ though no arm changes them."""
-    planned = tuple(plain_key(key) for overrides in plan.grid.arms.values() for key in overrides)
-    planned += (plain_key(plan.tuning.key),) if plan.tuning else ()
-    found: dict[str, set[str]] = defaultdict(set)
-    for runs in _grouped(grid, lambda run: (run.point.beta_index, run.point.replicate)).values():
-        settings = [run.settings for run in runs if run.settings]
-        for key in {key for one in settings for key in one}:
-            values = {one.get(key, "none") for one in settings}
-            if len(values) > 1 and not any(f"{key}.".startswith(f"{change}.") for change in planned):
-                found[key] |= values
-    for key, values in sorted(found.items()):
-        if key != BETA:
-            yield Problem(f"matched runs differ in {key}, which no arm changes: {', '.join(sorted(values))}")
-
-
 def _unlike(
     grid: Sequence[Run],
     what: str,
@@ -216,7 +219,8 @@ def _unlike(
         of: The property.
         compared: A property that must agree for a verdict; by default there is none.
     """
-    values = {label: sorted({of(run) for run in runs}) for label, runs in _by_arm(grid).items()}
+    arms = sorted(_grouped(grid, lambda run: run.point.arm).items())
+    values = {label: sorted({of(run) for run in runs}) for label, runs in arms}
     if len({value for own in values.values() for value in own if value}) > 1:
         told = "; ".join(f"{label} {', '.join(own)}" for label, own in values.items())
         serious = compared is not None and len({value for run in grid if (value := compared(run))}) > 1
@@ -242,15 +246,11 @@ def _versions(run: Run) -> str:
     return " ".join(f"{name} {version}" for name, version in sorted(run.versions.items()))
 
 
-def _by_arm(grid: Iterable[Run]) -> dict[str, list[Run]]:
-    return dict(sorted(_grouped(grid, lambda run: run.point.arm).items()))
-
-
-def _grouped(runs: Iterable[Run], key: Callable[[Run], Key]) -> dict[Key, list[Run]]:
-    """The runs by what they have in common."""
-    groups: dict[Key, list[Run]] = defaultdict(list)
-    for run in runs:
-        groups[key(run)].append(run)
+def _grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Runs or cells by what they have in common."""
+    groups: dict[Key, list[Item]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
     return groups
 
 

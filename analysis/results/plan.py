@@ -3,7 +3,7 @@
 What the types do not say is in `rules`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, field
 from itertools import product
 from typing import Annotated, Any, Literal, NamedTuple
@@ -340,3 +340,17 @@ _RETIRED = ("kl_cuts", "corner", "sequential")
 def plain_key(key: str) -> str:
     """A configuration key without `init_args`, which are optional on the command line."""
     return ".".join(part for part in key.split(".") if part != "init_args")
+
+
+def flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested mappings, with their keys joined by dots.
+
+    Example:
+        >>> dict(flat({"model": {"lr": 0.1, "layers": [1, 2]}}))
+        {'model.lr': 0.1, 'model.layers': [1, 2]}
+    """
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

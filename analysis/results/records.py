@@ -23,7 +23,7 @@ from pydantic.dataclasses import dataclass
 from analysis.results.artifacts import Study, is_read, read_studies
 from analysis.results.layout import RESULTS
 from analysis.results.plan import CLOSED, Point, Trial
-from analysis.results.store import MALFORMED, DamagedFileError, decode_result, read_json, read_result, reason
+from analysis.results.store import MALFORMED, DamagedFileError, read_json, read_result, reason
 from lit_klrb import schema
 
 # Larger numbers, whose fourth powers overflow, are not results; those of float32 are below this one.
@@ -295,42 +295,26 @@ class Failure:
     error: str
 
 
-def read_run(path: Path) -> Run:
-    """Read a published result as the statistics need it.
+def read_run(path: Path, raw: bytes | None = None) -> Run:
+    """Read a published result as the statistics need it; the arguments are those of `read_result`.
 
     Raises:
-        DamagedFileError: If the file is not what was published, or not a result.
+        DamagedFileError: If it is not what was published, or not a result.
     """
-    return _run_of(path, read_result(path))
-
-
-def decode_run(line: Path, raw: bytes) -> Run:
-    """The result in one line of an archive, as the statistics need it.
-
-    Args:
-        line: The archive, with the number of the line.
-        raw: The line.
-
-    Raises:
-        DamagedFileError: If the line is not what was published, or not a result.
-    """
-    return _run_of(line, decode_result(line, raw))
-
-
-def _run_of(path: Path, content: dict[str, Any]) -> Run:
+    content = read_result(path, raw)
     try:
         return Run.of_record(content)
     except MALFORMED as error:
         raise DamagedFileError(f"{path}: not a result ({reason(error)})") from None
 
 
-def read_failure(path: Path) -> Failure:
+def read_failure(path: Path, raw: bytes | None = None) -> Failure:
     """Read the record of a cell that ended without a result.
 
     Raises:
         DamagedFileError: If it is not such a record.
     """
-    content = read_json(path)
+    content = read_json(path, raw)
     try:
         if content["id"] != path.stem:
             raise ValueError(f"holds the cell {content['id']!r}")

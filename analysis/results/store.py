@@ -10,13 +10,13 @@ import lzma
 import os
 import reprlib
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, NoReturn, get_args, get_type_hints
+from typing import Annotated, Any, NoReturn, get_args, get_type_hints
 
 import rfc8785
-from pydantic import ValidationError
+from pydantic import Field, Strict, TypeAdapter, ValidationError
 
 from analysis.results import layout
 from analysis.results.layout import RESULT_SCHEMA
@@ -33,8 +33,10 @@ _UNPACKING: dict[str, Callable[[], Any]] = {
     ".gz": lambda: zlib.decompressobj(16 + zlib.MAX_WBITS),
     ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MEMORY),
 }
-# The shortest and longest time of a cell in seconds; ratios of others could overflow.
-_RANGE = 1e-3, 1e9
+# The time of a cell in seconds; ratios of shorter or longer ones could overflow.
+_Time = Annotated[float, Field(ge=1e-3, le=1e9)]
+_TIME: TypeAdapter[float] = TypeAdapter(_Time)
+_TIMES: TypeAdapter[dict[str, float]] = TypeAdapter(dict[str, Annotated[_Time, Strict()]])
 # Shows values of any size in messages.
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
@@ -167,18 +169,18 @@ def _pieces(path: Path) -> Iterator[bytes]:
         raise DamagedFileError(f"{path}: cannot be unpacked (cut, or with other content behind it)")
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, raw: bytes | None = None) -> Any:
     """Read a JSON file.
+
+    Args:
+        path: The file.
+        raw: Its content, if it was read before.
 
     Raises:
         DamagedFileError: If it is not JSON, contains NaN or an infinity, or is nested too deeply.
         OSError: If it cannot be opened.
     """
-    return parse_json(path, read_bytes(path))
-
-
-def parse_json(path: Path, raw: bytes) -> Any:
-    """Parse `raw`, the content of the JSON file `path`; errors as in `read_json`."""
+    raw = read_bytes(path) if raw is None else raw
 
     def refuse(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is not JSON")
@@ -204,26 +206,18 @@ def encode_result(result: dict[str, Any]) -> bytes:
     return canonical({**result, CHECKSUM: digest(result)})
 
 
-def read_result(path: Path) -> dict[str, Any]:
-    """Read a published result and check it against its checksum and its name.
-
-    Raises:
-        DamagedFileError: If the file is not what was published.
-    """
-    content = decode_result(path, read_bytes(path))
-    if content.get("id") != path.stem:
-        raise DamagedFileError(f"{path}: holds the result of another cell, {content.get('id')!r}")
-    return content
-
-
-def decode_result(path: Path, raw: bytes) -> dict[str, Any]:
-    """A result that matches its checksum and has the known schema.
+def read_result(path: Path, line: bytes | None = None) -> dict[str, Any]:
+    """Read a published result and check it against its checksum, its schema, and the name of its file.
 
     Args:
-        path: The file, or the archive with the number of the line, for messages.
-        raw: Its content.
+        path: The file, or the archive with the number of the line.
+        line: The line of the archive.
+
+    Raises:
+        DamagedFileError: If it is not what was published.
     """
-    content = parse_json(path, raw)
+    raw = read_bytes(path) if line is None else line
+    content = read_json(path, raw)
     try:
         # Canonical JSON without this member is canonical too, so it need not be formatted again
         rest = raw.replace(b'"checksum":"%s",' % content[CHECKSUM].encode(), b"", 1)
@@ -235,6 +229,8 @@ def decode_result(path: Path, raw: bytes) -> dict[str, Any]:
     if content.get("schema") != RESULT_SCHEMA:
         found = content.get("schema")
         raise DamagedFileError(f"{path}: has schema {found!r}; this version reads {RESULT_SCHEMA}")
+    if line is None and content.get("id") != path.stem:
+        raise DamagedFileError(f"{path}: holds the result of another cell, {content.get('id')!r}")
     return dict(content)
 
 
@@ -299,71 +295,25 @@ def encode_seconds(seconds: Mapping[str, float]) -> bytes:
 def read_time(path: Path) -> float | None:
     """The time in the file of one cell, in seconds; None without a file or a valid time."""
     try:
-        return _as_seconds(read_bytes(path))
-    except (DamagedFileError, OSError):
+        return _TIME.validate_strings(read_bytes(path).decode())
+    except (DamagedFileError, OSError, ValueError):
         return None
 
 
-def read_seconds(
-    directory: Path, results: Collection[str], known: Collection[str]
-) -> tuple[dict[str, float], list[str]]:
-    """Read the times of the cells with a result, from their working directories or from `seconds.json`.
-
-    Args:
-        directory: The sweep's directory.
-        results: Ids of the cells with a result.
-        known: Ids of all cells, planned or found.
-
-    Returns:
-        Cell id -> seconds, and one line on each problem. Neither if the sweep has no times at all.
+def published_seconds(path: Path) -> dict[str, float]:
+    """Cell id -> seconds from `seconds.json`; empty without it.
 
     Raises:
-        DamagedFileError, OSError: If `seconds.json` cannot be read.
+        DamagedFileError, OSError: If it cannot be read.
     """
-    times = _published(directory) if has_archive(directory) else _measured(directory, results)
-    texts = [
-        f"{place}: not a time from {_RANGE[0]:g} to {_RANGE[1]:g} seconds"
-        for cell_id, (place, seconds) in times.items()
-        if seconds is None and cell_id in known
-    ]
-    if unknown := sorted(times.keys() - set(known)):
-        example = reprlib.repr(unknown[0])
-        texts.append(f"{layout.TIMES}: {len(unknown)} of its ids are of no cell, such as {example}")
-    found = {name: time for name, (_, time) in sorted(times.items()) if time is not None and name in results}
-    return found, texts
-
-
-def _published(directory: Path) -> dict[str, tuple[str, float | None]]:
-    """Cell id -> where its time is, and the time; None if it is not valid."""
-    path = directory / layout.TIMES
     if not os.path.lexists(path):
         return {}
     content = read_json(path)
     try:
         intact = content.pop(CHECKSUM) == digest(content)
-    except MALFORMED:
-        raise DamagedFileError(f"{path}: not the times of cells with their checksum") from None
+        times = _TIMES.validate_python(content)
+    except MALFORMED as error:
+        raise DamagedFileError(f"{path}: not the times of cells with a checksum ({reason(error)})") from None
     if not intact:
         raise DamagedFileError(f"{path}: does not match its checksum; it was changed after it was published")
-    return {cell_id: (f"{layout.TIMES}: {cell_id}", _as_seconds(time)) for cell_id, time in content.items()}
-
-
-def _measured(directory: Path, results: Collection[str]) -> dict[str, tuple[str, float | None]]:
-    """As `_published`, from the working directories of cells."""
-    paths = {cell_id: layout.workdir(directory, cell_id) / layout.SECONDS for cell_id in results}
-    return {
-        cell_id: (str(path.relative_to(directory)), read_time(path))
-        for cell_id, path in paths.items()
-        if os.path.lexists(path)
-    }
-
-
-def _as_seconds(value: object) -> float | None:
-    """The number in a file, or of a JSON document; None if it is not a time."""
-    if isinstance(value, bool) or not isinstance(value, int | float | bytes):
-        return None
-    try:
-        seconds = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return seconds if _RANGE[0] <= seconds <= _RANGE[1] else None
+    return times

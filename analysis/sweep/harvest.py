@@ -12,7 +12,7 @@ from analysis.results import Cell
 from analysis.results.consistency import LOCAL_PATHS, SECTIONS, TRAINER
 from analysis.results.curves import curves, last_completions
 from analysis.results.layout import RESULT_SCHEMA
-from analysis.results.logs import flat
+from analysis.results.plan import flat
 from lit_klrb import schema
 
 # Number of completions published per run, and the maximum number of characters of each.

@@ -78,7 +78,6 @@ def write_sweep(
     edit: Callable[[tuple[str, int, int], dict], dict | None] = lambda point, made: made,
     seed_of: Callable[[int, int], int] | None = None,
     primary: Mapping[str, Any] | None = None,
-    plan: bool = True,
     setting: str = "",
     studied: Sequence[float] = (),
     blocks: int = 0,
@@ -121,8 +120,7 @@ def write_sweep(
                     for key in ("reward", "kl")
                 }
                 made.append(result(where, final, curves=curves))
-    if plan:
-        write_plan(runs, made, estimators, betas, replicates, primary, setting, blocks)
+    write_plan(runs, made, estimators, betas, replicates, primary, setting, blocks)
     for content in made:
         place = content["cell"]
         point = (place["arm"], place["beta_index"], place["replicate"])
@@ -136,7 +134,7 @@ def write_plan(runs: Path, made, estimators, betas, replicates, primary, setting
     chosen = {"control": estimators[0], **(primary or {})}
     warm = [f"dpo-{b}" for b in range(blocks)]
     stages = {name: Stage("") for name in ("sft", "dpo", *warm, "study")}
-    stages["rloo"] = Stage("", {"reference": "sft"} if blocks else {})
+    stages["rloo"] = Stage("", {"reference": "sft"} if blocks else {"reference": "sft", "policy": "dpo"})
     own = {name: Block(inputs={"policy": name}) for name in warm}
     grid = Grid(arms_of_estimators(estimators), betas, replicates, own)
     plan = Plan("synthetic", "", stages, grid, Primary(**chosen), setting=setting)

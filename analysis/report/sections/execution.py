@@ -82,8 +82,6 @@ def _troubled(sweep: Sweep) -> list[tuple[str, str, str]]:
 
 def _lock_text(sweep: Sweep) -> str:
     locked = sweep.locked
-    if locked is None:
-        return "No plan.json: the design was inferred from the results, and nothing was fixed in advance."
     text = f"Plan {sweep.plan.name}, locked with hash {locked.hash[:12]}."
     changes = [change for version in locked.history[1:] for change in version.changes]
     if not changes:

@@ -251,6 +251,4 @@ def _conditions(assessment: Assessment) -> list[str]:
             "Some runs diverged. They rank last: differences are compared by rank within each β instead of "
             "by value, and there is no comparison at matched KL."
         )
-    if assessment.sweep.locked is None:
-        texts.append("There is no locked plan: the design was inferred from the results themselves.")
     return texts

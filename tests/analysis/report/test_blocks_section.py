@@ -93,7 +93,7 @@ def test_blocks_in_another_order_than_that_of_the_cells_give_no_verdict(tmp_path
 
     edit_plan(tmp_path, reorder)
     (problem,) = load_assessment(tmp_path).sweep.invalid
-    assert problem == "plan.json: rloo MonteCarlo beta=0.05 #0 is not of its block"
+    assert problem == "plan.json: rloo MonteCarlo beta=0.05 #0: it does not start from sft and dpo-2"
 
 
 def test_blocks_may_end_at_different_steps_and_arms_may_not(tmp_path):

@@ -218,12 +218,6 @@ def test_a_page_that_agrees_with_files_of_another_plan_is_no_success(page, verif
     assert f"differs: results/{'0' * 64}.json: its id is not in the plan" in lines
 
 
-def test_a_design_without_a_plan_cannot_be_compared_with_one(tmp_path, undrawn, verified):
-    code, lines = verified(build(write_sweep(tmp_path, plan=False, **SMALL)))
-    assert code == 3
-    assert "not compared: plan.json: there is none; the design was inferred from the results" in lines
-
-
 def test_the_page_may_have_any_name_and_directory(tmp_path, undrawn, verified):
     runs = write_sweep(tmp_path / "runs", **SMALL)
     elsewhere = build(runs, tmp_path / "deep" / "page.html")

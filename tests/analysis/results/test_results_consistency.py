@@ -5,12 +5,11 @@ import re
 from dataclasses import replace
 
 import pytest
-from synthetic import ESTIMATORS, digest, edit_plan, fail, publish, write_sweep
+from synthetic import ESTIMATORS, edit_plan, fail, publish, write_sweep
 
 from analysis.report.assessment import load_assessment
-from analysis.results import Grid, Stage
-from analysis.results.consistency import ignored_overrides, inconsistencies
-from analysis.results.plan import arms_of_estimators
+from analysis.results import Stage
+from analysis.results.consistency import ignored_overrides
 from analysis.results.sweep import load_sweep
 
 DESIGN = {"replicates": 3, "betas": {0: 0.1, 1: 0.3}}
@@ -52,12 +51,10 @@ def told(runs):
     return [(re.sub(r"^results/.*\.json: ", "", one.text), one.serious) for one in problems]
 
 
-def copy(runs, source, target, **where):
-    """Publish a run's result as that of another cell, or of a new one."""
+def copy(runs, source, target):
+    """Publish a run's result as that of another cell."""
     results = grid(runs)
-    cell = results[target]["cell"] | where
-    name = digest(cell) if where else results[target]["id"]
-    publish(runs / "results", results[source] | {"id": name, "cell": cell})
+    publish(runs / "results", results[source] | {key: results[target][key] for key in ("id", "cell")})
 
 
 def test_a_copy_as_another_replicate_or_beta_gives_no_verdict(runs):
@@ -78,13 +75,6 @@ def test_a_copy_in_its_own_pair_may_be_an_arm_that_does_the_same(runs):
     assert copied == ("its settings have kl.estimator = MonteCarlo, expected RaoBlackwell", True)
 
 
-def test_without_a_plan_copies_are_no_further_replicates(tmp_path):
-    write_sweep(tmp_path, plan=False, **DESIGN)
-    for place, made in list(grid(tmp_path).items()):
-        copy(tmp_path, place, place, replicate=place[2] + 3, seed=made["cell"]["seed"] + 50)
-    assert {serious for _, serious in told(tmp_path)} == {True}
-
-
 def test_a_negative_kl_gives_no_verdict(runs):
     change(runs, lambda made: made["final"].update(kl=-0.5))
     assert told(runs) == [("its KL is -0.5; a KL is not negative; and 5 more", True)]
@@ -93,8 +83,7 @@ def test_a_negative_kl_gives_no_verdict(runs):
     assert told(runs) == []
 
 
-def test_what_no_arm_changes_and_other_steps_and_versions_are_named(runs):
-    change(runs, lambda made: made["settings"].update({"model.temperature": 0.5}))
+def test_other_steps_and_versions_are_named(runs):
     change(runs, lambda made: made["versions"].update(torch="2.12"))
 
     def shorten(made):
@@ -102,7 +91,6 @@ def test_what_no_arm_changes_and_other_steps_and_versions_are_named(runs):
 
     change(runs, shorten)
     assert told(runs) == [
-        ("matched runs differ in model.temperature, which no arm changes: 0.5, 1", False),
         ("the runs end at different steps: MonteCarlo 19; RaoBlackwell 3", True),
         (
             "the runs were made with different versions: MonteCarlo lit_klrb 0.1 torch 2.13; "
@@ -121,7 +109,7 @@ def test_other_numbers_of_optimizer_steps_of_the_same_rollouts_are_a_caution(run
         made["settings"]["model.inner_epochs"] = 4
 
     change(runs, four_steps_per_rollout)
-    (_, steps) = told(runs)
+    (steps,) = told(runs)
     assert steps == ("the runs end at different steps: MonteCarlo 19; RaoBlackwell 79", False)
 
 
@@ -189,32 +177,24 @@ def test_arms_that_were_evaluated_differently_give_no_verdict(runs):
     assert load_assessment(runs).withheld
 
 
-def test_without_a_plan_an_arm_changes_the_same_values_everywhere(tmp_path):
-    write_sweep(tmp_path, plan=False, **DESIGN)
-    copy(tmp_path, ("MonteCarlo", 0, 2), ("MonteCarlo", 0, 2), overrides={"kl.estimator": "K3Loss"})
-    for path in (tmp_path / "results").glob("*.json"):
-        content = json.loads(path.read_bytes())
-        if content["cell"]["replicate"] == 2 and content["cell"]["overrides"] == {
-            "kl.estimator": "MonteCarlo"
-        }:
-            path.unlink()
-    ((text, serious),) = told(tmp_path)
-    assert text.startswith("the runs of MonteCarlo change different values: ")
-    assert serious
-
-
-def test_an_arm_may_change_other_values_at_another_beta_only_if_the_plan_says_so(tmp_path):
-    def edit(point, made):
-        made["cell"]["overrides"] = {"kl.estimator": point[0], "lr": [0.1, 0.2][point[1]]}
-        return made
-
-    sweep = load_sweep(write_sweep(tmp_path, plan=False, edit=edit, **DESIGN))
-    rates = {"lr": {"by_beta": {0: 0.1, 1: 0.2}}}
-    planned = Grid({name: {"kl.estimator": name, **rates} for name in ESTIMATORS}, DESIGN["betas"], 3)
-    assert not inconsistencies(sweep.runs, replace(sweep.plan, grid=planned), imported=False)
-    other = Grid(arms_of_estimators(ESTIMATORS), DESIGN["betas"], 3)
-    found = inconsistencies(sweep.runs, replace(sweep.plan, grid=other), imported=False)
-    assert [problem.serious for problem in found] == [True, True]
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("beta", 0.2, "its beta is 0.2, expected 0.1"),
+        (
+            "overrides",
+            {"kl.estimator": "K3Loss"},
+            "its overrides are {'kl.estimator': 'K3Loss'}, expected {'kl.estimator': 'MonteCarlo'}",
+        ),
+        ("needs", ["0" * 64], "it does not start from sft and dpo"),
+    ],
+)
+def test_a_cell_that_its_plan_does_not_give_gives_no_verdict(runs, key, value, problem):
+    cells = json.loads((runs / "plan.json").read_bytes())["cells"]
+    index = next(i for i, cell in enumerate(cells) if cell["arm"] == "MonteCarlo")
+    edit_plan(runs, lambda document: document["cells"][index].update({key: value}))
+    beta = value if key == "beta" else cells[index]["beta"]
+    assert load_sweep(runs).invalid[0] == f"plan.json: rloo MonteCarlo beta={beta} #0: {problem}"
 
 
 def test_runs_that_ended_without_a_result_are_counted_by_arm(runs):

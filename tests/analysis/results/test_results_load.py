@@ -4,7 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from synthetic import BETAS, cell, digest, fail, publish, result, write_sweep
+from synthetic import BETAS, cell, fail, publish, result, write_sweep
 
 from analysis.results import DamagedFileError
 from analysis.results.records import read_run
@@ -133,30 +133,12 @@ def test_failures_are_distinguished_from_missing_runs(tmp_path):
     assert len(match(sweep, "RaoBlackwell", "MonteCarlo")) == 4
 
 
-def test_only_the_planned_one_of_two_duplicates_counts(tmp_path):
-    write_sweep(tmp_path, replicates=1)
-    other = result(cell("rloo", ("MonteCarlo", 0, 0), seed=99), {"reward": 9.0, "kl": 0.1})
-    publish(tmp_path / "results", other)
-    sweep = load_sweep(tmp_path)
-    assert sweep.grid["MonteCarlo", 0, 0].final["reward"] != 9.0
-    (tmp_path / "plan.json").unlink()
-    sweep = load_sweep(tmp_path)
-    assert ("MonteCarlo", 0, 0) not in sweep.grid
-    assert digest(other["cell"]) in sweep.problems[0].text
-    assert sweep.missing == [("MonteCarlo", 0, 0)]
-
-
-def test_without_a_plan_the_design_is_inferred(tmp_path):
-    sweep = load_sweep(write_sweep(tmp_path, replicates=3, plan=False))
-    assert (sweep.plan.grid.replicates, sweep.plan.grid.beta, sweep.locked) == (3, BETAS, None)
-
-
 def test_a_directory_without_results_is_a_usage_error(tmp_path):
     with pytest.raises(ConfigurationError, match="no results"):
         load_sweep(tmp_path)
     write_sweep(tmp_path, replicates=1)
-    (tmp_path / "plan.json").write_text("{}")
-    with pytest.raises(DamagedFileError, match="not a locked plan"):
+    (tmp_path / "plan.json").unlink()
+    with pytest.raises(ConfigurationError, match=r"has no plan\.json; the directory of a sweep is expected"):
         load_sweep(tmp_path)
 
 

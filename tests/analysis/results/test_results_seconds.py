@@ -87,8 +87,11 @@ def test_a_result_without_a_time_is_no_problem(runs):
 def test_a_published_value_that_is_no_time_is_named(runs, value):
     first, *others = names(runs)
     archived(runs, with_checksum(dict.fromkeys(others, 2) | {first: value}))
-    assert problems(runs) == [f"seconds.json: {first}: not a time from 0.001 to 1e+09 seconds"]
-    assert load_sweep(runs).seconds == dict.fromkeys(others, 2.0)
+    (problem,) = problems(runs)
+    assert problem.startswith(
+        f"seconds.json: not the times of cells with a checksum ({first}: {value!r} is not"
+    )
+    assert load_sweep(runs).seconds == {}
 
 
 def test_published_times_of_other_cells_are_named_once(runs):

@@ -3,10 +3,11 @@
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from analysis.results.plan import flat
 from lit_klrb.errors import ConfigurationError
 
 # The key of the rows in a `trainer_state.json`.
@@ -104,17 +105,3 @@ def _rows_of(contents: Iterable[tuple[str, Any]]) -> Iterator[Row]:
         if not isinstance(content, dict):
             raise ConfigurationError(f"{place}: a mapping of columns to values is expected")
         yield Row(place, {key: value for key, value in flat(content) if value is not None and value != ""})
-
-
-def flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested mappings, with their keys joined by dots.
-
-    Example:
-        >>> dict(flat({"model": {"lr": 0.1, "layers": [1, 2]}}))
-        {'model.lr': 0.1, 'model.layers': [1, 2]}
-    """
-    for key, value in content.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
