@@ -124,24 +124,19 @@ def inconsistencies(runs: Sequence[Run], locked: LockedPlan) -> Iterator[Problem
     yield from _negative(grid, imported=origin is not None)
     if origin is not None and origin.kl_unit is None:
         yield from _units(grid, plan)
-    yield from ignored_overrides(trained, plan)
+    yield from ignored_overrides(trained, plan, locked.rates)
     for block in _grouped(grid, lambda run: plan.grid.block_of(run.point.replicate)).values():
         yield from _unlike(block, "end at different steps", _last_step, _rollouts)
     yield from _unlike(grid, "were made with different versions", _versions)
 
 
-def lost_runs(failures: Sequence[Failure], plan: Plan) -> list[Problem]:
+def lost_runs(failures: Sequence[Failure], plan: Plan) -> Iterator[Problem]:
     """A problem if runs of the grid ended without a result."""
     counts = Counter(failure.cell.point.arm for failure in failures if failure.cell.point is not None)
-    if not counts:
-        return []
-    told = ", ".join(f"{label} {counts[label]}" for label in plan.grid.arms)
-    return [
-        Problem(
-            f"runs without a result: {told}; their pairs are left out, which is sound only if the reason has "
-            "nothing to do with how well they trained"
-        )
-    ]
+    if counts:
+        told = ", ".join(f"{label} {counts[label]}" for label in plan.grid.arms)
+        why = "sound only if the reason has nothing to do with how well they trained"
+        yield Problem(f"runs without a result: {told}; their pairs are left out, which is {why}")
 
 
 def _copies(grid: Sequence[Run]) -> Iterator[Problem]:
@@ -166,10 +161,8 @@ def _same_weights(grid: Sequence[Run]) -> Iterator[Problem]:
     for weights, group in _grouped(grid, lambda run: run.weights).items():
         seeds = len({run.cell.seed for run in group})
         if weights and seeds > 1:
-            text = (
-                f"{len(group)} runs of {seeds} seeds have the same weights, {schema.WEIGHTS} {weights[:12]}"
-            )
-            yield Problem(text, serious=True, kind="the same weights")
+            text = f"{len(group)} runs of {seeds} seeds have the same weights"
+            yield Problem(f"{text}, {schema.WEIGHTS} {weights[:12]}", serious=True, kind="the same weights")
 
 
 def _negative(grid: Sequence[Run], *, imported: bool) -> Iterator[Problem]:
@@ -191,12 +184,11 @@ def _units(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
         arms = {label: mean for (label, place), mean in means.items() if place == index and mean > 0}
         least, most = (choose(arms, key=lambda label: arms[label], default="") for choose in (min, max))
         if arms and arms[most] > _UNIT_RATIO * arms[least]:
-            yield Problem(
-                f"at beta {beta:g} the KL of {most} is {arms[most] / arms[least]:.0f} times that of {least}: "
-                "per completion beside per token? `kl_unit: sequence` in the mapping states that all are per "
-                "completion",
-                serious=True,
+            text = (
+                f"at beta {beta:g} the KL of {most} is {arms[most] / arms[least]:.0f} times that of {least}"
             )
+            why = "`kl_unit: sequence` in the mapping states that all are per completion"
+            yield Problem(f"{text}: per completion beside per token? {why}", serious=True)
 
 
 def _mean_kls(grid: Sequence[Run]) -> dict[tuple[str, int], float]:
@@ -228,18 +220,15 @@ def _unlike(
 
 
 def _last_step(run: Run) -> str:
-    steps = [
-        curve.step[-1] for key, curve in run.curves.items() if key.startswith("train/") and len(curve.step)
-    ]
+    curves = [curve for key, curve in run.curves.items() if key.startswith("train/")]
+    steps = [curve.step[-1] for curve in curves if len(curve.step)]
     return f"{max(steps):g}" if steps else ""
 
 
 def _rollouts(run: Run) -> str:
     """The number of rollouts after the last step, of which an arm may make several optimizer steps."""
-    last = _last_step(run)
-    if not last:
-        return ""
-    return f"{(float(last) + 1) / math.prod(int(run.settings.get(key, 1)) for key in _PER_ROLLOUT):g}"
+    last, steps = _last_step(run), math.prod(int(run.settings.get(key, 1)) for key in _PER_ROLLOUT)
+    return f"{(float(last) + 1) / steps:g}" if last else ""
 
 
 def _versions(run: Run) -> str:
@@ -254,30 +243,28 @@ def _grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, lis
     return groups
 
 
-def ignored_overrides(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
+def ignored_overrides(grid: Sequence[Run], plan: Plan, rates: Mapping[str, float]) -> Iterator[Problem]:
     """A problem for each run whose recorded settings are not those of the plan.
 
     Args:
         grid: Runs of the grid and of the tuning stage. Those without recorded settings are skipped.
         plan: Their plan.
+        rates: Arm -> the rate that was chosen for its runs in the grid.
     """
     last = plan.stages[list(plan.stages)[-1]]
     shared = {key: value for key, value in last.overrides.items() if key not in last.inputs}
-    for run in grid:
-        if not run.settings:
-            continue
+    for run in filter(lambda run: run.settings, grid):
         where = run.cell.point or run.cell.trial
-        expected = {**shared, **({} if where is None else {BETA: where.beta}), **run.cell.overrides}
-        if plan.tuning and run.cell.trial is None:  # compared with the chosen rate instead
-            expected.pop(plan.tuning.key, None)
-        for key, value in _planned(expected).items():
+        beta = {} if where is None else {BETA: where.beta}
+        rate = {plan.tuning.key: rates.get(run.point.arm)} if plan.tuning and run.cell.point else {}
+        for key, value in _leaves({**shared, **beta, **run.cell.overrides, **rate}).items():
             found = run.settings.get(key, run.settings.get(f"{key}.class_path"))
             if _recorded(key, value) and not _same(value, found):
-                text = f"its settings have {key} = {_short(found)}, expected {_short(value)}"
+                text = f"its settings have {key} = {found or 'none'}, expected {value}"
                 yield Problem(f"{run.file}: {text}", serious=True, kind=f"ignored {key}")
 
 
-def _planned(overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _leaves(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The plain values of overrides by plain key; a value replaces what earlier ones set below its key."""
     found: dict[str, Any] = {}
     for key, value in overrides.items():
@@ -303,16 +290,7 @@ def _same(expected: Any, found: str | None) -> bool:
     try:
         return float(expected) == float(found)
     except ValueError:
-        names = str(expected).casefold(), found.casefold()
-        if all(part.isidentifier() for name in names for part in name.split(".")):
-            # A class may be given with its package
-            names = names[0].rpartition(".")[2], names[1].rpartition(".")[2]
-        return names[0] == names[1]
-
-
-def _short(value: Any) -> str:
-    """A value for a message: a number in its usual notation, a class without its package."""
-    if isinstance(value, float):
-        return f"{value:g}"
-    text = "none" if value is None else str(value)
-    return text.rpartition(".")[2] if text.startswith("lit_klrb.") else text
+        one, other = str(expected).casefold(), found.casefold()
+        if f"{one}.{other}".replace(".", "").isidentifier():  # a class may be given with its package
+            one, other = one.rpartition(".")[2], other.rpartition(".")[2]
+        return one == other

@@ -14,7 +14,7 @@ from analysis.results import layout
 from analysis.results.artifacts import FloatArray
 from analysis.results.consistency import Problem
 from analysis.results.locked import Choice
-from analysis.results.plan import Plan, plain_key
+from analysis.results.plan import Plan
 from analysis.results.records import Run
 from lit_klrb import schema
 
@@ -72,29 +72,13 @@ def at_the_edge(plan: Plan, chosen: Mapping[str, float]) -> list[str]:
 
 
 def choice_problems(plan: Plan, runs: Sequence[Run], choice: Choice | None) -> Iterator[Problem]:
-    """Problems of the choice of rates: not that of the runs, not locked, at the edge, or not used.
-
-    Args:
-        plan: The plan.
-        runs: All runs of the sweep.
-        choice: The choice in the locked plan; None if it has none.
-    """
-    grid = [run for run in runs if run.cell.point is not None]
-    if plan.tuning is None:
-        return
+    """Problems of the locked choice of rates: none, not that of the runs, or at the edge."""
     if choice is None:
-        if grid:
-            yield Problem(
-                f"{layout.PLAN}: has no choice of rates, though runs of the grid exist", serious=True
-            )
+        if plan.tuning and any(run.cell.point for run in runs):
+            text = f"{layout.PLAN}: has no choice of rates, though runs of the grid exist"
+            yield Problem(text, serious=True)
         return
     if choice != choice_of(plan, runs):
         text = f"{layout.PLAN}: its choice of rates is not that of the results of the tuning stage"
         yield Problem(text, serious=True)
     yield from map(Problem, at_the_edge(plan, choice.rates))
-    key = plain_key(plan.tuning.key)
-    for run in grid:
-        found, chosen = run.settings.get(key), choice.rates.get(run.point.arm)
-        if run.settings and (found is None or chosen is None or float(found) != chosen):
-            text = f"its settings have {key} = {found}, {chosen} was chosen for {run.point.arm}"
-            yield Problem(f"{run.file}: {text}", serious=True, kind="not the chosen rate")

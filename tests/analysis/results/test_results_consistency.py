@@ -144,7 +144,7 @@ def test_settings_that_are_not_the_overrides_give_no_verdict(runs, planned, reco
         cell=replace(run.cell, overrides=planned),
         settings={"kl.beta": str(run.point.beta), **recorded},
     )
-    found = list(ignored_overrides([run], sweep.plan))
+    found = list(ignored_overrides([run], sweep.plan, {}))
     assert [one.serious for one in found] == [True] * bool(problem)
     assert not problem or problem in found[0].text
 
@@ -153,7 +153,7 @@ def test_an_override_of_the_stage_that_was_ignored_gives_no_verdict(runs):
     sweep = load_sweep(runs)
     *_, last = sweep.plan.stages
     plan = replace(sweep.plan, stages={**sweep.plan.stages, last: Stage("", {}, {"trainer.max_steps": 5})})
-    (*_, found) = ignored_overrides(list(sweep.grid.values()), plan)
+    (*_, found) = ignored_overrides(list(sweep.grid.values()), plan, {})
     assert "trainer.max_steps = none, expected 5" in found.text
 
 
