@@ -13,8 +13,6 @@ from pydantic import (
     PlainValidator,
     StrictFloat,
     StrictInt,
-    field_validator,
-    model_validator,
 )
 from pydantic.dataclasses import dataclass
 
@@ -81,17 +79,16 @@ class ValueSnapshot:
         """Whether the KL of each prompt is known exactly."""
         return self.standard_error is not None and not self.standard_error.any()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_file(cls, content: Any) -> Any:
-        """In a file the standard is `exact`, or `independent` with its error, and steps may have no label."""
-        if not isinstance(content, Mapping):
-            return content
-        sample = dict(content.get("independent", {}))
-        if "exact" in content:
-            sample = {"mean": content["exact"], "standard_error": np.zeros(len(content["exact"]))}
-        standard = {"standard": sample.get("mean"), "standard_error": sample.get("standard_error")}
-        return {"label": f"step {content.get('step')}", **standard, **content}
+
+def _snapshot(content: Any) -> Any:
+    """A snapshot with a label, and its standard from `exact`, or from `independent` with its error."""
+    if not isinstance(content, Mapping):
+        return content
+    sample = dict(content.get("independent", {}))
+    if "exact" in content:
+        sample = {"mean": content["exact"], "standard_error": np.zeros(len(content["exact"]))}
+    standard = {"standard": sample.get("mean"), "standard_error": sample.get("standard_error")}
+    return {"label": f"step {content.get('step')}", **standard, **content}
 
 
 @dataclass(frozen=True, eq=False, config=_OPEN)
@@ -110,7 +107,7 @@ class ValueStudy:
     prompts: Annotated[int, Field(strict=True, ge=2)]
     completions: Annotated[int, Field(strict=True, ge=2)]
     group_sizes: Annotated[list[Annotated[int, Field(strict=True, ge=1)]], Field(min_length=1)]
-    snapshots: Annotated[list[ValueSnapshot], Field(min_length=1)]
+    snapshots: Annotated[list[Annotated[ValueSnapshot, BeforeValidator(_snapshot)]], Field(min_length=1)]
     tolerance: Annotated[float, Field(strict=True, gt=0, lt=1)] = 0.01
     stratum: StrictInt = 1
 
@@ -156,13 +153,6 @@ class GradientSnapshot:
     label: str = ""
     layers: dict[str, dict[str, Numbers]] = field(default_factory=dict)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_file(cls, content: Any) -> Any:
-        if not isinstance(content, Mapping):
-            return content
-        return {"label": f"step {content.get('step')}", **content}
-
 
 @dataclass(frozen=True, eq=False, config=_OPEN)
 class GradientStudy:
@@ -171,17 +161,12 @@ class GradientStudy:
     estimators: Annotated[list[str], Field(min_length=1)]
     batches: Annotated[int, Field(strict=True, ge=4)]
     prompts: Annotated[int, Field(strict=True, ge=1)]
-    snapshots: Annotated[list[GradientSnapshot], Field(min_length=1)]
-
-    @field_validator("estimators")
-    @classmethod
-    def _different(cls, names: list[str]) -> list[str]:
-        if len(set(names)) < len(names):
-            raise ValueError("different names")
-        return names
+    snapshots: Annotated[list[Annotated[GradientSnapshot, BeforeValidator(_snapshot)]], Field(min_length=1)]
 
     def __post_init__(self) -> None:
         _check_steps(self.snapshots)
+        if len(set(self.estimators)) < len(self.estimators):
+            raise ValueError(f"estimators {self.estimators}, expected different names")
         side, shape = (1 + len(self.estimators)) * self.batches, (len(self.estimators), self.batches // 2)
         for one in self.snapshots:
             array(one.gram, (side, side), "gram")
@@ -191,15 +176,11 @@ class GradientStudy:
 
 
 Study = ValueStudy | GradientStudy
-_READERS: dict[str, Callable[..., Study]] = {
+# Those of other studies are left as they are.
+STUDIES: dict[str, Callable[..., Study]] = {
     schema.ESTIMATION: ValueStudy,
     schema.GRADIENT_NOISE: GradientStudy,
 }
-
-
-def is_read(name: str) -> bool:
-    """Whether the artifacts of a study are read here; those of others are left as they are."""
-    return name in _READERS
 
 
 def read_studies(artifacts: Mapping[str, Any]) -> tuple[Study, ...]:
@@ -208,11 +189,11 @@ def read_studies(artifacts: Mapping[str, Any]) -> tuple[Study, ...]:
     Raises:
         ValueError, KeyError, TypeError, AttributeError: If an artifact does not have its study's format.
     """
-    known = {name: artifact for name, artifact in artifacts.items() if is_read(name)}
+    known = {name: artifact for name, artifact in artifacts.items() if name in STUDIES}
     for name, artifact in known.items():
         if artifact["schema"] != schema.STUDY_SCHEMA:
             raise ValueError(f"{name} has schema {artifact['schema']!r}, expected {schema.STUDY_SCHEMA}")
-    return tuple(_READERS[name](**artifact) for name, artifact in known.items())
+    return tuple(STUDIES[name](**artifact) for name, artifact in known.items())
 
 
 def _check_steps(snapshots: Sequence[ValueSnapshot | GradientSnapshot]) -> None:

@@ -115,11 +115,6 @@ class LockedPlan:
         """Arm -> its chosen rate; empty without a choice."""
         return {} if self.choice is None else self.choice.rates
 
-    @property
-    def versions(self) -> list[Plan]:
-        """All versions of the plan in the file, oldest first."""
-        return [version.plan for version in self.history]
-
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a locked plan, even if its hash does not match, see `recomputed`.
@@ -141,23 +136,17 @@ class LockedPlan:
         records = [*(each["plan"] for each in history[:-1]), content["plan"]]
         plans = [Plan.of_record(record, directory) for record in records]
         check_plan(plans[-1])
-        known = content.get(ARMS, {})
-        recomputed = history[-1]["plan"] == content["plan"] and hash_of(document) == document["hash"]
+        known, arms = content.get(ARMS, {}), plans[-1].grid.arms.items()
+        versions = zip(history, plans, strict=True)
         return cls(
-            document["hash"],
-            recomputed,
-            {cell["id"]: Cell.of_record(cell["id"], cell) for cell in document["cells"]},
-            {
-                label: known.get(label, {"estimator": own.get(ESTIMATOR)})
-                for label, own in plans[-1].grid.arms.items()
-            },
-            tuple(
-                Version(each["published"], each["changes"], plan)
-                for each, plan in zip(history, plans, strict=True)
-            ),
-            document,
-            content.get(IMPORTED),
-            document.get(CHOICE),
+            hash=document["hash"],
+            recomputed=history[-1]["plan"] == content["plan"] and hash_of(document) == document["hash"],
+            cells={cell["id"]: Cell.of_record(cell["id"], cell) for cell in document["cells"]},
+            arms={label: known.get(label, {"estimator": own.get(ESTIMATOR)}) for label, own in arms},
+            history=tuple(Version(one["published"], one["changes"], plan) for one, plan in versions),
+            document=document,
+            origin=content.get(IMPORTED),
+            choice=document.get(CHOICE),
         )
 
 

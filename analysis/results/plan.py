@@ -8,7 +8,7 @@ from dataclasses import asdict, field
 from itertools import product
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BeforeValidator, ConfigDict, Field, StrictFloat, StrictInt
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StrictFloat, StrictInt
 from pydantic.dataclasses import dataclass
 
 # Unknown keys, NaN and infinities are errors.
@@ -23,8 +23,6 @@ BY_BETA = "by_beta"
 TUNING = "tuning"
 # Fewest blocks that show how much blocks differ.
 FEWEST_BLOCKS = 3
-# Maximum number of characters of a name, which stands beside every number.
-_LONGEST = 200
 
 
 class Point(NamedTuple):
@@ -64,43 +62,54 @@ def arms_of_estimators(names: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def _arms(content: Any) -> Any:
-    """Arms with the indices of beta as text, as in JSON; a list of estimators is spelled out."""
-    if isinstance(content, list):
-        if not all(isinstance(name, str) for name in content) or len(set(content)) < len(content):
-            raise ValueError("a list of different names of estimators, or label -> what the arm changes")
-        return arms_of_estimators(content)
-    if not isinstance(content, dict) or not all(isinstance(arm, dict) for arm in content.values()):
+    """A list of estimators is spelled out as arms."""
+    if not isinstance(content, list):
         return content
-    return {
-        label: {
-            key: value if (each := by_beta(value)) is None else {BY_BETA: each} for key, value in arm.items()
-        }
-        for label, arm in content.items()
-    }
+    if not all(isinstance(name, str) for name in content) or len(set(content)) < len(content):
+        raise ValueError("a list of different names of estimators, or label -> what the arm changes")
+    return arms_of_estimators(content)
+
+
+def _as_in_json(value: Any) -> Any:
+    """A value of an arm, with the indices of beta as text."""
+    return value if (each := by_beta(value)) is None else {BY_BETA: each}
 
 
 def _betas(content: Any) -> Any:
     return dict(enumerate(content)) if isinstance(content, list) else content
 
 
-def _name(name: str) -> str:
-    if len(name) > _LONGEST:
-        raise ValueError(f"names have at most {_LONGEST} characters, got {len(name)}")
-    return name
+def plain_key(key: str) -> str:
+    """A configuration key without `init_args`, which are optional on the command line."""
+    return ".".join(part for part in key.split(".") if part != "init_args")
+
+
+def flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested mappings, with their keys joined by dots.
+
+    Example:
+        >>> dict(flat({"model": {"lr": 0.1, "layers": [1, 2]}}))
+        {'model.lr': 0.1, 'model.layers': [1, 2]}
+    """
+    for key, value in content.items():
+        inner = isinstance(value, Mapping)
+        yield from flat(value, f"{prefix}{key}.") if inner else [(f"{prefix}{key}", value)]
 
 
 def _label(label: str) -> str:
     if not (label and label.isprintable() and label.strip() == label):
         raise ValueError("labels are printable and have no blanks around them")
-    return _name(label)
+    return label
 
 
 # Numbers, not texts or booleans
 Positive = Annotated[float, Field(strict=True, gt=0)]
 Weight = Annotated[float, Field(strict=True, ge=0)]
 Count = Annotated[int, Field(strict=True, ge=0)]
-Name = Annotated[str, BeforeValidator(lambda name: _name(name) if isinstance(name, str) else name)]
-Label = Annotated[str, BeforeValidator(lambda name: _label(name) if isinstance(name, str) else name)]
+# A name stands beside every number
+Name = Annotated[str, Field(max_length=200)]
+Label = Annotated[Name, AfterValidator(_label)]
+Value = Annotated[Any, BeforeValidator(_as_in_json)]
 # Keys of mappings are text in JSON
 Index = Annotated[int, Field(ge=0)]
 
@@ -156,7 +165,7 @@ class Grid:
             r belongs to block r mod B of B blocks.
     """
 
-    arms: Annotated[dict[Label, dict[str, Any]], BeforeValidator(_arms)]
+    arms: Annotated[dict[Label, dict[str, Value]], BeforeValidator(_arms)]
     beta: Annotated[dict[Index, Weight], BeforeValidator(_betas)]
     replicates: StrictInt = 10
     blocks: dict[Label, Block] = field(default_factory=dict)
@@ -181,11 +190,8 @@ class Grid:
             >>> Grid({"mc": {"lr": {"by_beta": {0: 0.1, 1: 0.2}}}}, {0: 1.0, 1: 2.0}, 1).overrides("mc", 1)
             {'lr': 0.2}
         """
-        several = {key: by_beta(value) for key, value in self.arms[label].items()}
-        return {
-            key: value if (each := several[key]) is None else each[str(beta_index)]
-            for key, value in self.arms[label].items()
-        }
+        arm = self.arms[label].items()
+        return {key: each[str(beta_index)] if (each := by_beta(value)) else value for key, value in arm}
 
 
 @dataclass(frozen=True, config=CLOSED)
@@ -289,10 +295,9 @@ class Plan:
         """The stages from which every run of the grid starts, directly or indirectly."""
         shared = set(self.stages)
         for replicate in range(max(1, len(self.grid.blocks))):
-            found = set(self.inputs(replicate).values())
+            found = {*self.inputs(replicate).values()}
             for name in reversed(self.stages):
-                if name in found:
-                    found |= set(self.stages[name].inputs.values())
+                found |= {*self.stages[name].inputs.values()} if name in found else set()
             shared &= found
         return [name for name in self.stages if name in shared]
 
@@ -335,22 +340,3 @@ class Plan:
 
 
 _RETIRED = ("kl_cuts", "corner", "sequential")
-
-
-def plain_key(key: str) -> str:
-    """A configuration key without `init_args`, which are optional on the command line."""
-    return ".".join(part for part in key.split(".") if part != "init_args")
-
-
-def flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested mappings, with their keys joined by dots.
-
-    Example:
-        >>> dict(flat({"model": {"lr": 0.1, "layers": [1, 2]}}))
-        {'model.lr': 0.1, 'model.layers': [1, 2]}
-    """
-    for key, value in content.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

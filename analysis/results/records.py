@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
-from analysis.results.artifacts import Study, is_read, read_studies
+from analysis.results.artifacts import STUDIES, Study, read_studies
 from analysis.results.layout import RESULTS
 from analysis.results.plan import CLOSED, Point, Trial
 from analysis.results.store import MALFORMED, DamagedFileError, read_json, read_result, reason
@@ -135,16 +135,11 @@ class Cell:
 
     def record(self) -> dict[str, Any]:
         """Its written form in a published result."""
-        return {
-            "stage": self.stage,
-            **(self.point._asdict() if self.point else dict.fromkeys(Point._fields)),
-            "overrides": self.overrides,
-            "seed": self.seed,
-            "needs": list(self.needs),
-            "argv": list(self.argv),
-            **({} if self.trial is None else {"trial": self.trial._asdict()}),
-            **({"tuned_by": self.tuned_by} if self.tuned_by else {}),
-        }
+        point = self.point._asdict() if self.point else dict.fromkeys(Point._fields)
+        trial = {"trial": self.trial._asdict()} if self.trial else {}
+        tuned = {"tuned_by": self.tuned_by} if self.tuned_by else {}
+        run = {"overrides": self.overrides, "seed": self.seed, "needs": [*self.needs], "argv": [*self.argv]}
+        return {"stage": self.stage, **point, **run, **trial, **tuned}
 
     @classmethod
     def of_record(cls, cell_id: str, record: Mapping[str, Any]) -> Self:
@@ -155,8 +150,7 @@ class Cell:
         """
         rest = {key: value for key, value in record.items() if key not in (*Point._fields, "id")}
         place: Any = {name: record[name] for name in Point._fields}
-        in_grid = any(value is not None for value in place.values())
-        return cls(id=cell_id, point=place if in_grid else None, **rest)
+        return cls(id=cell_id, point=None if {*place.values()} == {None} else place, **rest)
 
 
 @dataclass(frozen=True, eq=False, config=_WITH_NAN)
@@ -247,32 +241,26 @@ class Run:
         Raises:
             ValueError, KeyError, TypeError, AttributeError: If it is not a result.
         """
-        final = content["final"]
+        final, studies = content["final"], content.get("studies", {})
         if content["state"] not in (schema.DONE, schema.DIVERGED):
             raise ValueError(f"state {content['state']!r}, expected {schema.DONE!r} or {schema.DIVERGED!r}")
         cell = Cell.of_record(content["id"], content["cell"])
         # Whether a run without a reward counts as diverged depends on the plan
         lost = any(final.get(key, 0.0) is None for key in (schema.REWARD, schema.KL))
         diverged = content["state"] == schema.DIVERGED or (cell.arm is not None and lost)
-        studies: Mapping[str, Any] = content.get("studies", {})
-        run = cls(
+        return cls(
             cell=cell,
             diverged=diverged,
-            final=final,
-            curves=content["curves"],
-            versions=content["versions"],
-            checksum=content["checksum"],
             studies=read_studies(studies),
             completions=content.get("completions", ()),
             settings={key: str(value) for key, value in content.get("settings", {}).items()},
             prompts={} if diverged else content.get("prompts", {}),
-            other_studies={name: artifact for name, artifact in studies.items() if not is_read(name)},
+            other_studies={name: one for name, one in studies.items() if name not in STUDIES},
             weights=content.get(schema.WEIGHTS, ""),
+            **{key: content[key] for key in ("final", "curves", "versions", "checksum")},
         )
-        run._check_prompts()
-        return run
 
-    def _check_prompts(self) -> None:
+    def __post_init__(self) -> None:
         """Check that the means of the values of the prompts are the final metrics up to rounding."""
         if not self.prompts:
             return

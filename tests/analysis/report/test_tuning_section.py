@@ -27,6 +27,7 @@ def tuned(runs, *, noise=0.3, diverged=(), lift=0.3):
     document = json.loads((runs / "plan.json").read_bytes())
     record = {"rates": RATES, "replicates": 4, "key": "model.learning_rate"}
     document["content"]["plan"]["tuning"] = document["history"][-1]["plan"]["tuning"] = record
+    starts = [cell["id"] for cell in document["cells"] if cell["stage"] in ("sft", "dpo")]
     rng = np.random.default_rng(2)
     for arm in ESTIMATORS:
         for rate in RATES:
@@ -35,8 +36,8 @@ def tuned(runs, *, noise=0.3, diverged=(), lift=0.3):
                     place = {"beta": beta, "beta_index": index, "replicate": replicate}
                     where = {
                         **{key: None for key in ("arm", "beta", "beta_index", "replicate")},
-                        **{"stage": "tuning", "seed": 9000 + 10 * index + replicate, "needs": [], "argv": []},
-                        "overrides": {"kl.estimator": arm},
+                        **{"stage": "tuning", "seed": 9000 + 10 * index + replicate, "argv": []},
+                        **{"needs": starts, "overrides": {"kl.estimator": arm, record["key"]: rate}},
                         "trial": {"arm": arm, "rate": rate, **place},
                     }
                     final = {"reward": 1 - np.log(rate / BEST[arm]) ** 2 + noise * rng.normal(), "kl": 1.0}
