@@ -61,18 +61,15 @@ def read_rows(path: Path) -> list[Row]:
 
 def _csv_rows(path: Path, text: str) -> Iterator[Row]:
     reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
-    header: list[str] = []
+    lines = ([field.strip() for field in fields] for fields in reader)
+    filled = (fields for fields in lines if any(fields))
     try:
-        for fields in reader:
-            place, fields = f"{path}: line {reader.line_num}", [field.strip() for field in fields]
-            if not any(fields):
-                continue
-            if not header:
-                header = fields
-                repeated = sorted({name for name in header if header.count(name) > 1})
-                if repeated:
-                    raise ConfigurationError(f"{path}: has the column {repeated[0]!r} more than once")
-                continue
+        header = next(filled, [])
+        for name in header:
+            if header.count(name) > 1:
+                raise ConfigurationError(f"{path}: has the column {name!r} more than once")
+        for fields in filled:
+            place = f"{path}: line {reader.line_num}"
             if len(fields) != len(header):
                 raise ConfigurationError(f"{place}: has {len(fields)} fields, the header {len(header)}")
             yield Row(place, {name: field for name, field in zip(header, fields, strict=True) if field})

@@ -236,8 +236,7 @@ def read_result(path: Path, line: bytes | None = None) -> dict[str, Any]:
 
 def encode_failure(cell_id: str, cell: dict[str, Any], attempts: int, error: str) -> bytes:
     """The content of the record that a cell ended without a result."""
-    record = {"id": cell_id, "cell": cell, "attempts": attempts, "error": error}
-    return json.dumps(record, indent=1).encode()
+    return json.dumps({"id": cell_id, "cell": cell, "attempts": attempts, "error": error}, indent=1).encode()
 
 
 def archive_path(directory: Path) -> Path:
