@@ -180,10 +180,7 @@ def matching_files(folder: Path, name: str) -> list[tuple[Path, dict[str, str]]]
 
 
 def logged_runs(
-    source: Path,
-    files: str | None,
-    columns: Mapping[str, str],
-    named: Mapping[str, Mapping[str, Any]],
+    source: Path, files: str | None, columns: Mapping[str, str], named: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[LoggedRun], list[Path]]:
     """The runs in a log, or in the logs of a folder, and the files that were read.
 

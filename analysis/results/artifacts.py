@@ -6,14 +6,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import (
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    StrictFloat,
-    StrictInt,
-)
+from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, StrictFloat, StrictInt
 from pydantic.dataclasses import dataclass
 
 from lit_klrb import schema

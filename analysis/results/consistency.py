@@ -198,10 +198,7 @@ def _mean_kls(grid: Sequence[Run]) -> dict[tuple[str, int], float]:
 
 
 def _unlike(
-    grid: Sequence[Run],
-    what: str,
-    of: Callable[[Run], str],
-    compared: Callable[[Run], str] | None = None,
+    grid: Sequence[Run], what: str, of: Callable[[Run], str], compared: Callable[[Run], str] | None = None
 ) -> Iterator[Problem]:
     """A property in which runs should agree, with its values for each arm where they do not.
 

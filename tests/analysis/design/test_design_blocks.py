@@ -168,10 +168,7 @@ def with_third(overrides=None, inputs=None):
         ),
         ({"blocks": with_third({"x": float("nan")})}, "grid.blocks.c.overrides.x: nan is not allowed"),
         ({"blocks": [1]}, "grid.blocks: [1] is not allowed; a valid dictionary"),
-        (
-            {"blocks": {"a": {"seeds": 1}}},
-            "blocks.a.seeds: there is no such key; one of: overrides, inputs",
-        ),
+        ({"blocks": {"a": {"seeds": 1}}}, "blocks.a.seeds: there is no such key; one of: overrides, inputs"),
         (
             {"tuning": {"rates": [1, 2, 3], "replicates": 3, "key": "prompts"}},
             "grid.blocks.c.overrides.prompts: 4 is not allowed; tuning chooses it",

@@ -63,11 +63,7 @@ def test_a_plan_is_read_with_its_defaults(plan):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (
-            "replicates: 2",
-            "replicates: two",
-            "grid.replicates: 'two' is not allowed; a valid integer",
-        ),
+        ("replicates: 2", "replicates: two", "grid.replicates: 'two' is not allowed; a valid integer"),
         ("replicates: 2", "replicates: 0", "grid.replicates: 0 is not allowed; integers from 1 to 250000"),
         (
             "replicates: 2",
@@ -75,26 +71,14 @@ def test_a_plan_is_read_with_its_defaults(plan):
             "grid.replicate: there is no such key; one of: arms, beta, replicates, blocks",
         ),
         (", beta: {0: 0.1, 1: 0.3}", "", "grid.beta: is missing"),
-        (
-            "{0: 0.1, 1: 0.3}",
-            "[0.1, 0.1]",
-            "beta.1: 0.1 is not allowed; another weight than grid.beta.0",
-        ),
+        ("{0: 0.1, 1: 0.3}", "[0.1, 0.1]", "beta.1: 0.1 is not allowed; another weight than grid.beta.0"),
         ("{0: 0.1, 1: 0.3}", "{0: '0.1'}", "grid.beta.0: '0.1' is not allowed; a valid number"),
         ("{0: 0.1, 1: 0.3}", "{0: -0.1}", "grid.beta.0: -0.1 is not allowed; greater than or equal to 0"),
         ("{0: 0.1, 1: 0.3}", "{0: .nan}", "grid.beta.0: nan is not allowed"),
         ("{0: 0.1, 1: 0.3}", "{-1: 0.1}", "grid.beta: -1 is not allowed; greater than or equal to 0"),
         ("{0: 0.1, 1: 0.3}", "{}", "grid.beta: {} is not allowed; at least one weight"),
-        (
-            "[MonteCarlo, RaoBlackwell]",
-            "[MonteCarlo, MonteCarlo]",
-            "grid.arms: .*; a list of different",
-        ),
-        (
-            "[MonteCarlo, RaoBlackwell]",
-            "MonteCarlo",
-            "grid.arms: .MonteCarlo. is not allowed; a valid dict",
-        ),
+        ("[MonteCarlo, RaoBlackwell]", "[MonteCarlo, MonteCarlo]", "grid.arms: .*; a list of different"),
+        ("[MonteCarlo, RaoBlackwell]", "MonteCarlo", "grid.arms: .MonteCarlo. is not allowed; a valid dict"),
         (
             "control: MonteCarlo",
             "control: NoKL",

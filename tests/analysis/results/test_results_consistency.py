@@ -140,9 +140,7 @@ def test_settings_that_are_not_the_overrides_give_no_verdict(runs, planned, reco
     sweep = load_sweep(runs)
     run = next(iter(sweep.grid.values()))
     run = replace(
-        run,
-        cell=replace(run.cell, overrides=planned),
-        settings={"kl.beta": str(run.point.beta), **recorded},
+        run, cell=replace(run.cell, overrides=planned), settings={"kl.beta": str(run.point.beta), **recorded}
     )
     found = list(ignored_overrides([run], sweep.plan, {}))
     assert [one.serious for one in found] == [True] * bool(problem)
