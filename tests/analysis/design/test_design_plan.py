@@ -51,13 +51,12 @@ def test_a_plan_is_read_with_its_defaults(plan):
     small = plan()
     assert isinstance(small, Plan)
     assert small.grid.beta == {0: 0.1, 1: 0.3}
-    assert (small.root_seed, small.threads, small.module, small.primary.alpha) == (
-        0,
-        1,
-        "lit_klrb.schema",
-        0.05,
-    )
+    assert (small.root_seed, small.threads, small.primary.alpha) == (0, 1, 0.05)
     assert small.pairs == 4
+
+
+ARMS, BETAS, CONTROL = "[MonteCarlo, RaoBlackwell]", "{0: 0.1, 1: 0.3}", "control: MonteCarlo"
+SFT, RLOO = "{config: sft.yaml}", PLAN[PLAN.index("{config: rloo") : PLAN.index("\ngrid")]
 
 
 @pytest.mark.parametrize(
@@ -65,67 +64,30 @@ def test_a_plan_is_read_with_its_defaults(plan):
     [
         ("replicates: 2", "replicates: two", "grid.replicates: 'two' is not allowed; a valid integer"),
         ("replicates: 2", "replicates: 0", "grid.replicates: 0 is not allowed; integers from 1 to 250000"),
-        (
-            "replicates: 2",
-            "replicate: 2",
-            "grid.replicate: there is no such key; one of: arms, beta, replicates, blocks",
-        ),
-        (", beta: {0: 0.1, 1: 0.3}", "", "grid.beta: is missing"),
-        ("{0: 0.1, 1: 0.3}", "[0.1, 0.1]", "beta.1: 0.1 is not allowed; another weight than grid.beta.0"),
-        ("{0: 0.1, 1: 0.3}", "{0: '0.1'}", "grid.beta.0: '0.1' is not allowed; a valid number"),
-        ("{0: 0.1, 1: 0.3}", "{0: -0.1}", "grid.beta.0: -0.1 is not allowed; greater than or equal to 0"),
-        ("{0: 0.1, 1: 0.3}", "{0: .nan}", "grid.beta.0: nan is not allowed"),
-        ("{0: 0.1, 1: 0.3}", "{-1: 0.1}", "grid.beta: -1 is not allowed; greater than or equal to 0"),
-        ("{0: 0.1, 1: 0.3}", "{}", "grid.beta: {} is not allowed; at least one weight"),
-        ("[MonteCarlo, RaoBlackwell]", "[MonteCarlo, MonteCarlo]", "grid.arms: .*; a list of different"),
-        ("[MonteCarlo, RaoBlackwell]", "MonteCarlo", "grid.arms: .MonteCarlo. is not allowed; a valid dict"),
-        (
-            "control: MonteCarlo",
-            "control: NoKL",
-            "primary.control: 'NoKL' .* one of: MonteCarlo, RaoBlackwell",
-        ),
-        ("control: MonteCarlo", "control: MonteCarlo, alpha: 1.5", "primary.alpha: 1.5 is not allowed"),
-        ("control: MonteCarlo", "control: MonteCarlo, alpha: 0.9", "primary.alpha: 0.9 is not allowed"),
-        (
-            "control: MonteCarlo",
-            "control: MonteCarlo, margins: {T1: 1}",
-            "primary.margins: 'T1' .* one of: objective, matched_kl",
-        ),
-        (
-            "control: MonteCarlo",
-            "control: MonteCarlo, margins: {objective: 0}",
-            "primary.margins.objective: 0 is not allowed; greater than 0",
-        ),
-        (
-            "policy_path: dpo",
-            "policy_path: rloo",
-            "stages.rloo.inputs.*policy_path: 'rloo' .* a stage above: sft, dpo",
-        ),
-        (
-            "{config: sft.yaml}",
-            "{config: sft.yaml, command: test}",
-            "stages.sft.command: 'test' is not allowed; 'fit' or 'study'",
-        ),
-        (
-            "{config: sft.yaml}",
-            "{config: sft.yaml, command: study}",
-            "stages.dpo.inputs.*reference_path: 'sft' .* a stage above: there is none",
-        ),
-        (
-            "{config: dpo.yaml, ",
-            "{config: dpo.yaml, command: study, ",
-            "stages.dpo.inputs: .* a study takes no checkpoint",
-        ),
-        (
-            "rloo: {config: rloo.yaml, inputs: {model.init_args.reference_path: sft, "
-            "model.init_args.policy_path: dpo}}",
-            "rloo: {config: rloo.yaml, command: study}",
-            "stages.rloo.command: 'study' .* cannot be the last stage",
-        ),
+        ("replicates: 2", "replicate: 2", "grid.replicate: there is no such key; one of: arms, beta, repl"),
+        (f", beta: {BETAS}", "", "grid.beta: is missing"),
+        (BETAS, "[0.1, 0.1]", "beta.1: 0.1 is not allowed; another weight than grid.beta.0"),
+        (BETAS, "{0: '0.1'}", "grid.beta.0: '0.1' is not allowed; a valid number"),
+        (BETAS, "{0: -0.1}", "grid.beta.0: -0.1 is not allowed; greater than or equal to 0"),
+        (BETAS, "{0: .nan}", "grid.beta.0: nan is not allowed"),
+        (BETAS, "{-1: 0.1}", "grid.beta: -1 is not allowed; greater than or equal to 0"),
+        (BETAS, "{}", "grid.beta: {} is not allowed; at least one weight"),
+        (ARMS, "[MonteCarlo, MonteCarlo]", "grid.arms: .*; a list of different"),
+        (ARMS, "MonteCarlo", "grid.arms: .MonteCarlo. is not allowed; a valid dict"),
+        (CONTROL, "control: NoKL", "primary.control: 'NoKL' .* one of: MonteCarlo, RaoBlackwell"),
+        (CONTROL, f"{CONTROL}, alpha: 0.9", "primary.alpha: 0.9 is not allowed"),
+        (CONTROL, f"{CONTROL}, margins: {{T1: 1}}", "primary.margins: 'T1' .* of: objective, matched_kl"),
+        (CONTROL, f"{CONTROL}, margins: {{objective: 0}}", "margins.objective: 0 is not allowed; greater"),
+        ("policy_path: dpo", "policy_path: rloo", "inputs.*policy_path: 'rloo' .* a stage above: sft, dpo"),
+        (SFT, "{config: sft.yaml, command: test}", "sft.command: 'test' is not allowed; 'fit' or 'study'"),
+        (SFT, "{config: sft.yaml, command: study}", "dpo.inputs.*: 'sft' .* a stage above: there is none"),
+        ("dpo.yaml, ", "dpo.yaml, command: study, ", "dpo.inputs: .* a study takes no checkpoint"),
+        (RLOO, "{config: rloo.yaml, command: study}", "rloo.command: 'study' .* cannot be the last stage"),
         ("name: small", "name: small\nthreads: 0", "threads: 0 is not allowed"),
         ("name: small", "name: small\nroot_seed: -1", "root_seed: -1 is not allowed"),
         ("name: small", "name: [", "expected"),
         ("name: small", "nam: small", "nam: there is no such key; one of: name, directory, stages"),
+        ("name: small", f"name: {'x' * 201}", "name: 'x.*' is not allowed; .* at most 200 characters"),
     ],
 )
 def test_an_invalid_plan_is_named_in_one_line(plan, old, new, message):

@@ -108,7 +108,7 @@ def test_a_change_is_recorded_with_the_number_of_published_results(locked, runs)
     read = LockedPlan.read(runs / "plan.json")
     assert read.recomputed
     assert read.changed_after_results
-    assert [plan.primary.alpha for plan in read.versions] == [0.05, 0.01, 0.05]
+    assert [version.plan.primary.alpha for version in read.history] == [0.05, 0.01, 0.05]
 
 
 def test_a_change_before_any_result_was_published_changed_nothing_after_results(locked, runs):
