@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators.base import Predicted
+from lit_klrb.estimators.checked import is_plain
 from lit_klrb.estimators.token_counts import (
     CentredCounts,
     Completions,
@@ -257,6 +258,11 @@ class TokenValues:
         own = {name: kind(value) for name, value in self.state_dict().items()}
         if not isinstance(state, dict) or {name: kind(value) for name, value in state.items()} != own:
             raise ConfigurationError("holds no state of token values where one is expected", key="ckpt_path")
+        tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+        if odd := [name for name, value in tensors.items() if not is_plain(value)]:
+            raise ConfigurationError(
+                f"its token values have {odd[0]} that are not finite or not stored in full", key="ckpt_path"
+            )
         columns, vocabulary = len(state["errors"]), len(state["tables"])
         ridges, rest = divmod(columns - 1, 2 if len(state["prior"]) else 1)
         completions = Completions(*(state[name].cpu() for name in Completions._fields))
@@ -265,6 +271,7 @@ class TokenValues:
             or state["tables"].shape[1] != columns
             or not 0 <= state["chosen"] < columns
             or len(state["prior"]) not in (0, vocabulary)
+            or bool((state["errors"] < 0).any())
             or not completions.is_consistent(state["group_size"])
             or (vocabulary and bool((completions.tokens >= vocabulary).any()))
         ):

@@ -218,3 +218,48 @@ def test_a_state_of_something_else_is_refused(change):
     memory = EstimatorMemory(estimators.TiltedRaoBlackwell())
     with pytest.raises(ConfigurationError, match="ckpt_path: holds no memory of TiltedRaoBlackwell where"):
         memory.load_state_dict(change(memory.state_dict()))
+
+
+HOSTILE = {
+    "meta": lambda value: value.to("meta"),
+    "sparse": lambda value: value.reshape(-1).to_sparse(),
+    "expanded": lambda value: value.new_zeros(1).expand(10**6),
+    "not a number": lambda value: value * float("nan"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_state_with_odd_tensors_is_one_line(name, kind):
+    world, memory = World(), EstimatorMemory(getattr(estimators, name)())
+    step(memory, world, 0)
+    state = memory.state_dict()
+    for part in state.keys() - {"progress"}:
+        for field, value in state[part].items():
+            floats = isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel()
+            if isinstance(value, torch.Tensor) and (kind != "not a number" or floats):
+                wrong = {**state, part: {**state[part], field: HOSTILE[kind](value)}}
+                with pytest.raises(ConfigurationError, match=r"ckpt_path: (its|holds no) "):
+                    EstimatorMemory(getattr(estimators, name)()).load_state_dict(wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda sums: sums._replace(products=torch.full_like(sums.products, -1e6)),
+        lambda sums: sums._replace(products=-sums.products),
+        lambda sums: sums._replace(products=sums.products + torch.tensor([0.0, 1, 0, 0, 0])),
+        lambda sums: sums._replace(target=1e6 * sums.target),  # longer than the product of both norms
+        lambda sums: sums._replace(squares=-sums.squares),
+        lambda sums: sums._replace(groups=-sums.groups),
+        lambda sums: sums._replace(fourth_powers=-sums.fourth_powers),
+    ],
+)
+def test_sums_that_no_rollouts_have_are_refused(wrong):
+    world, memory = World(), EstimatorMemory(estimators.RaoBlackwellControlVariate())
+    for seed in range(3):
+        step(memory, world, seed)
+    sums = memory._earlier.sums
+    EarlierRollouts().load_state_dict(sums._asdict())
+    with pytest.raises(ConfigurationError, match="ckpt_path: its sums of earlier rollouts are of no rollout"):
+        EarlierRollouts().load_state_dict(wrong(sums)._asdict())

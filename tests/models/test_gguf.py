@@ -365,7 +365,9 @@ def test_random_damage_is_loaded_or_refused(seed, tiny, tmp_path):
 # Commands
 
 
-def test_a_training_starts_from_a_file(tiny, tmp_path, chain):
+def test_a_training_starts_from_a_file(tiny, tmp_path, chain, monkeypatch):
+    (tmp_path / "lengths.py").write_text("def score(texts):\n    return [len(text) / 10 for text in texts]\n")
+    monkeypatch.syspath_prepend(tmp_path)
     ends = []
     for name in (tiny.file, tiny.ordinary):
         options = [
@@ -373,6 +375,8 @@ def test_a_training_starts_from_a_file(tiny, tmp_path, chain):
             str(name),
             "--model.reference_path",
             str(name),
+            "--model.reward_path",
+            "lengths:score",
             "--trainer.max_steps",
             "1",
         ]
