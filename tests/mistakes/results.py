@@ -172,7 +172,7 @@ def wrong_results() -> Iterator[Mistake]:
         (["report", "FILES/sweeps/nothing"], r"FILES/sweeps/nothing: no results"),
         (["report", "FILES/sweeps/empty_results"], r"FILES/sweeps/empty_results: no results"),
         (["report", "FILES/sweeps/without_results"], r"FILES/sweeps/without_results: no results"),
-        (["report", "FILES/sweeps/without_plan.json"], None),
+        (["report", "FILES/sweeps/without_plan.json"], r"has no plan\.json; the directory of a sweep"),
         (["report", "/no/where"], r"/no/where: no results"),
         (["report", "FILES/a_file"], r"FILES/a_file is not a directory"),
         (["report", "x" * 5000], "xxx"),
