@@ -16,7 +16,7 @@ from lit_klrb.estimators import (
     TiltedRaoBlackwell,
 )
 from lit_klrb.estimators.advice import ADVICE, DEFAULT
-from lit_klrb.estimators.measurement import KL_LEVELS, TOP_K, counterexample, measure
+from lit_klrb.estimators.measurement import KL_LEVELS, TOP_K, measure
 from lit_klrb.estimators.recipe import NOTATION
 from lit_klrb.reward_functions import import_member
 
@@ -153,8 +153,6 @@ def _print_page(name: str, estimator: KLEstimator) -> None:
         print(note)
     if discounted := [found for discount in DISCOUNTS if (found := estimator.discounted(discount))]:
         _print_discounts(discounted)
-    if estimator.has_counterexample:
-        _print_counterexample()
 
 
 def _print_discounts(discounted: Sequence[KLEstimator]) -> None:
@@ -169,18 +167,6 @@ def _print_discounts(discounted: Sequence[KLEstimator]) -> None:
         cells = ("-" if m.cosine is None else f"{m.cosine:.3f}, {m.norm_ratio:.3f}" for m in measured)
         rows.append((f"{discount:g}", *cells))
     _print_table(("discount", *(f"KL {level:g}" for level in KL_LEVELS)), rows)
-
-
-def _print_counterexample() -> None:
-    example = counterexample()
-    columns = (example.probabilities, example.monte_carlo, example.rao_blackwell)
-    rows = [
-        (sequence, *(f"{number:.3f}" for number in numbers))
-        for sequence, *numbers in zip(example.sequences, *columns, strict=True)
-    ]
-    rows.append(("variance", "", *(f"{variance:.3f}" for variance in example.variances)))
-    print("\nTwo models for which the variance of its value exceeds MonteCarlo's:")
-    _print_table(("sequence", "probability", "MonteCarlo", "RaoBlackwell"), rows)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -213,7 +199,5 @@ def main(argv: Sequence[str]) -> int:
         return 0
     page: dict[str, object] = {**_describe(arguments.estimator, estimator)}
     page["measured"] = [measurement._asdict() for measurement in measure(estimator)]
-    if estimator.has_counterexample:
-        page["counterexample"] = counterexample()._asdict()
     print(json.dumps(page, indent=2))
     return 0

@@ -1,7 +1,6 @@
 """One-line messages for exceptions of libraries that the user can fix; bugs keep their traceback."""
 
 import os
-import re
 import sys
 import sysconfig
 import traceback
@@ -22,6 +21,8 @@ from lit_klrb.estimators import KLEstimator
 from lit_klrb.studies.study import Study
 
 USAGE, FAILURE = 2, 1
+# What stands beside the names and values of options in messages
+BREAKS = str.maketrans(dict.fromkeys("()[]='`\",:;", " "))
 # Keys whose value is a class, and the base classes that they accept.
 CLASSES: dict[str, type] = {
     "model": L.LightningModule,
@@ -142,8 +143,8 @@ def _in_users_code(error: BaseException, settings: Mapping[str, Any]) -> str | N
     if not frames or _is_in(frames[-1].filename, (PACKAGE,)):
         return None
     own = [Path(f.filename).stem for f in frames if not _is_in(f.filename, (PACKAGE,))]
-    texts = {key: value for key, value in settings.items() if isinstance(value, str)}
-    named = [key for name in own for key in texts if re.search(rf"\b{re.escape(name)}\b[.:]", texts[key])]
+    modules = {k: v.replace(":", ".").split(".")[:-1] for k, v in settings.items() if isinstance(v, str)}
+    named = [key for name in own for key in modules if name in modules[key]]
     if not named:
         return None
     text, *notes = (" ".join(str(part).split()) for part in (error, *getattr(error, "__notes__", ())))
@@ -152,7 +153,8 @@ def _in_users_code(error: BaseException, settings: Mapping[str, Any]) -> str | N
 
 
 def _without_index(key: str) -> str:
-    return re.sub(r"(\.\d+)?(\.class_path)?$", "", key)
+    above, _, last = key.removesuffix(".class_path").rpartition(".")
+    return above if last.isdigit() else f"{above}.{last}".lstrip(".")
 
 
 def _is_in(filename: str, folders: tuple[str, ...]) -> bool:
@@ -185,23 +187,20 @@ def _related(path: Path, other: Path) -> bool:
 
 
 def _of_option(error: BaseException, settings: Mapping[str, Any]) -> str:
-    """The message with the option that it is about: the first whose name or value it contains."""
+    """The message with the option that it is about: the first whose name or value is a word of it."""
     text = " ".join(str(error).split())
+    words = [word.strip(".!?") for word in text.translate(BREAKS).split()]
     places: dict[str, int] = {}
     for key, value in settings.items():
-        name = key.rpartition(".")[2]
-        named = re.search(rf"\b{name}\b", text) if len(name) > 3 else None
-        word = re.escape(value) if isinstance(value, str) else ""
-        pattern = rf"(?<![\w.]){word}(?!\w)" if len(word) > 2 else f"['`]{word}['`]"
-        given = re.search(pattern, text) if word else None
-        if named or given:
-            places[key] = min(found.start() for found in (named, given) if found)
+        named = [word for word in (key.rpartition(".")[2], value) if isinstance(word, str) and len(word) > 2]
+        if said := [words.index(word) for word in named if word in words]:
+            places[key] = min(said)
     for frame in _frames(error):
         places |= {key: 0 for key, value in settings.items() if _made_in(frame.filename, key, value)}
     if not places:
         return text
     key = min(places, key=lambda key: (places[key], not key.startswith("trainer.")))
-    first = re.split(r"(?<=[.!?])\s", text or type(error).__name__)[0].rstrip(".!")
+    first = (text or type(error).__name__).split(". ")[0].rstrip(".!")
     return f"{_without_index(key)}: {settings[key]!r} is refused: {first}"
 
 

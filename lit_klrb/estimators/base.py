@@ -138,8 +138,6 @@ class KLEstimator(ABC):
     token_values_predict: ClassVar[Predicted | None] = None
     # Whether it is another estimator without them, and therefore without earlier rollouts
     needs_token_values: ClassVar[bool] = False
-    # Whether `measurement.counterexample` has numbers for its caution
-    has_counterexample: ClassVar[bool] = False
 
     baseline: Baseline | None = "leave_one_out"
     off_policy: OffPolicy = "none"

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from lit_klrb.estimators.base import KLEstimator
-from lit_klrb.estimators.unbiased import MonteCarlo, RaoBlackwell
 from lit_klrb.functional.enumeration import TabularLM, exact_kl, exact_kl_gradient
 from lit_klrb.functional.logprobs import token_stats
 
@@ -79,49 +78,4 @@ def _measure_at(estimator: KLEstimator, policy: TabularLM, reference: TabularLM)
         mean_value=(probabilities @ estimator.value(stats.detach(), mask)).item(),
         cosine=None if vanishes else (expected * true).sum().item() / (expected.norm() * true.norm()).item(),
         norm_ratio=0.0 if vanishes else ratio,
-    )
-
-
-class Counterexample(NamedTuple):
-    """Two models for which Rao-Blackwellisation increases the variance of the KL of a sequence.
-
-    Args:
-        sequences: The completions.
-        probabilities: Their probabilities under the policy.
-        monte_carlo: The value of `MonteCarlo` for each completion.
-        rao_blackwell: The value of `RaoBlackwell` for each completion.
-        variances: The variances of the two values, in this order.
-    """
-
-    sequences: list[str]
-    probabilities: list[float]
-    monte_carlo: list[float]
-    rao_blackwell: list[float]
-    variances: tuple[float, float]
-
-
-def counterexample() -> Counterexample:
-    """A model over tokens a (EOS) and b, where the log ratio of the first token offsets later KLs.
-
-    p(a) = p(b) = 1/2 and q(a) = 0.3, q(b) = 0.7; after b the policy is certain of a second b, to which the
-    reference gives 3/7. The log ratio is log(5/3) for both sequences.
-    """
-    rows = torch.tensor([[[0.5, 0.5], [0.0, 1.0]], [[0.3, 0.7], [4 / 7, 3 / 7]]], dtype=torch.float64)
-    policy, reference = (TabularLM(table.log(), max_length=2) for table in rows)
-    tokens, mask = policy.sequences()
-    stats = token_stats(policy.token_logits(tokens), reference.token_logits(tokens), tokens)
-    probabilities = policy.logprobs(tokens, mask).exp()
-    produced = probabilities > 0
-    values = [kind().value(stats, mask)[produced] for kind in (MonteCarlo, RaoBlackwell)]
-    probabilities = probabilities[produced]
-    variances = [probabilities @ (value - probabilities @ value) ** 2 for value in values]
-    return Counterexample(
-        sequences=[
-            "".join("ab"[token] for token in row[keep])
-            for row, keep in zip(tokens[produced], mask[produced], strict=True)
-        ],
-        probabilities=probabilities.tolist(),
-        monte_carlo=values[0].tolist(),
-        rao_blackwell=values[1].tolist(),
-        variances=(variances[0].item(), variances[1].item()),
     )

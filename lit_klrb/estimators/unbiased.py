@@ -70,7 +70,6 @@ class RaoBlackwell(DiscountedEstimator):
 
     forward: float = 0.0
 
-    has_counterexample = True
     recipe = Recipe(value="kl", score=(Term("kl", "after"),), pathwise="kl")
     explanation = Explanation(
         optimises=_EXACT,

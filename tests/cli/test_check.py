@@ -162,21 +162,6 @@ def test_the_arguments_of_fit_print_one_answer(chain, capsys):
     assert json.loads(capsys.readouterr().out)["module"] == "SFTModule"
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--config", "no.yaml"], "no.yaml"),
-        (["--data", "Nonsense"], "data: unknown class Nonsense"),
-        (["nonsense"], "nonsense: an option is expected; a configuration is named by --config"),
-    ],
-)
-def test_a_mistake_in_the_arguments_is_one_line(capsys, argv, message):
-    assert main(["check", *argv]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert message in line
-
-
 @pytest.mark.parametrize("text", ["", "{", "7", "[[1]]", "[7]", "[[]]", '[["train"]]'])
 def test_invalid_requests_are_refused(monkeypatch, capsys, text):
     monkeypatch.setattr("sys.stdin", io.StringIO(text))

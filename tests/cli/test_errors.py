@@ -34,22 +34,6 @@ def test_a_missing_checkpoint_names_the_command_that_makes_it(capsys, tmp_path, 
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        ([], "a command is missing; one of fit, validate, test, predict, check, study, explain, certify"),
-        (["train"], "unknown command train; one of fit"),
-        (["fit"], "what to run is missing: name a configuration"),
-        (["fit", "--config", "no.yaml"], "no.yaml"),
-        (["export", "--ckpt_path", "no.ckpt", "--output_dir", "x"], "ckpt_path: no.ckpt does not exist"),
-        (["explain", "K3Rewad"], "did you mean K3Reward?"),
-    ],
-)
-def test_wrong_commands(capsys, argv, message):
-    assert main(argv) == 2
-    assert message in one_line_of(capsys)
-
-
 def test_the_programs_help_lists_its_commands(capsys):
     assert main(["--help"]) == 0
     output = capsys.readouterr().out

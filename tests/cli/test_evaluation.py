@@ -68,16 +68,6 @@ def test_a_reference_with_other_words(chain, tmp_path, capsys):
     assert "has another vocabulary than the policy: id 10 is" in capsys.readouterr().err
 
 
-def test_a_language_model_as_reward(chain, tmp_path, capsys):
-    model, tokenizer = loading.load_checkpoint("key", chain.checkpoint("sft"))
-    model.save_pretrained(tmp_path / "lm")
-    tokenizer.save_pretrained(tmp_path / "lm")
-    assert chain.run("fit", "rloo", "--model.reward_path", str(tmp_path / "lm"), run=tmp_path / "run") == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    where = f"error: model.init_args.reward_path: {tmp_path}/lm: "
-    assert line == f"{where}not a classifier: it has no weights for score.weight"
-
-
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
 @pytest.mark.parametrize("callback", ["EstimationStudy", "RolloutThroughput"])
 def test_what_measures_training_is_refused(chain, tmp_path, capsys, command, callback):

@@ -1,5 +1,4 @@
 import json
-import math
 import re
 import subprocess
 import sys
@@ -103,18 +102,6 @@ def test_the_sequence_level_k3_loss_follows_the_reverse_kl():
         torch.nn.functional.cosine_similarity(true.flatten(), reverse.flatten(), 0).item(), abs=1e-6
     )
     assert measured.norm_ratio == pytest.approx((reverse.norm() / true.norm()).item(), rel=1e-6)
-
-
-def test_the_page_of_rao_blackwell_has_the_counterexample(capsys):
-    text = output_of(capsys, "RaoBlackwell")
-    first = 0.5 * math.log(0.5 / 0.3) + 0.5 * math.log(0.5 / 0.7)
-    second = math.log(7 / 3)
-    assert f"a\t0.500\t{math.log(5 / 3):.3f}\t{first:.3f}" in text
-    assert f"bb\t0.500\t{math.log(5 / 3):.3f}\t{first + second:.3f}" in text
-    assert f"variance\t\t0.000\t{second**2 / 4:.3f}" in text
-    page = json.loads(output_of(capsys, "RaoBlackwell", "--json"))
-    assert page["counterexample"]["variances"] == pytest.approx([0, second**2 / 4], abs=1e-12)
-    assert "counterexample" not in json.loads(output_of(capsys, "MonteCarlo", "--json"))
 
 
 def test_discounts_are_those_of_estimators_that_have_one():

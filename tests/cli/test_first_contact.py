@@ -30,24 +30,6 @@ def refusal(chain, tmp_path, capsys, stage, *extra):
     return line
 
 
-@pytest.mark.parametrize(
-    ("extra", "message"),
-    [
-        (["--model.lr", "1"], "unknown key model.init_args.lr (did you mean learning_rate?)"),
-        (["--lr", "1"], "unknown key lr (did you mean model.init_args.learning_rate?)"),
-        (["--beta", "1"], "unknown key beta (did you mean kl.beta?)"),
-        (["--trainer.callbacks+=KLMonitr"], "unknown class KLMonitr (did you mean KLMonitor?)"),
-        (["--trainer.logger+=CSVLogger"], "CSVLogger needs save_dir: add --trainer.logger.save_dir VALUE"),
-        (
-            ["--trainer.logger+=CometLogger"],
-            "trainer.logger: CometLogger needs a package: pip install 'comet",
-        ),
-    ],
-)
-def test_names_that_do_not_exist_or_are_incomplete(chain, tmp_path, capsys, extra, message):
-    assert message in refusal(chain, tmp_path, capsys, "rloo", *extra)
-
-
 def test_what_is_suggested_for_an_option_of_the_trainer_is_not_refused():
     known = [f"trainer.{name}" for name in inspect.signature(L.Trainer).parameters]
     for name in ("epochs", "epoch", "num_epochs", "max_epoch", "n_epochs", "me"):

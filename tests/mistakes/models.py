@@ -15,6 +15,22 @@ INDICES = {
     "pipe_index": {"metadata": {}, "weight_map": {"transformer.wte.weight": "../fifo.jsonl"}},
     "lost_index": {"metadata": {}, "weight_map": {"transformer.wte.weight": "nowhere.safetensors"}},
 }
+# A file of the folder, and what it holds instead; None for nothing.
+FILES: dict[str, tuple[str, bytes | None]] = {
+    "no_config": ("config.json", None),
+    "torn_config": ("config.json", b"{"),
+    "list_config": ("config.json", b"[]"),
+    "deep_config": ("config.json", b'{"a": ' + b"[" * DEEP + b"]" * DEEP + b"}"),
+    "latin1_config": ("config.json", '{"model_type": "caf\u00e9"}'.encode("latin-1")),
+    "unknown_type": ("config.json", b'{"model_type": "nothing"}'),
+    "no_weights": ("model.safetensors", None),
+    "empty_weights": ("model.safetensors", b""),
+    "torn_weights": ("model.safetensors", b""),
+    "text_weights": ("model.safetensors", b"text"),
+    "no_tokens": ("tokenizer.json", None),
+    "torn_tokens": ("tokenizer.json", b"{"),
+    "deep_tokens": ("tokenizer.json", b"[" * DEEP),
+}
 
 
 def make_models(root: Path, finished: Path) -> None:
@@ -29,25 +45,13 @@ def make_models(root: Path, finished: Path) -> None:
     settings = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64}
     loading.fresh_model(settings, bpe, 0).save_pretrained(root / "bpe_model")
     bpe.save_pretrained(root / "bpe_model")
-    for name, file, content in (
-        ("no_config", "config.json", None),
-        ("torn_config", "config.json", b"{"),
-        ("list_config", "config.json", b"[]"),
-        ("deep_config", "config.json", b'{"a": ' + b"[" * DEEP + b"]" * DEEP + b"}"),
-        ("latin1_config", "config.json", '{"model_type": "caf\u00e9"}'.encode("latin-1")),
-        ("unknown_type", "config.json", b'{"model_type": "nothing"}'),
-        ("no_weights", "model.safetensors", None),
-        ("empty_weights", "model.safetensors", b""),
-        ("torn_weights", "model.safetensors", (root / "model" / "model.safetensors").read_bytes()[:5000]),
-        ("text_weights", "model.safetensors", b"text"),
-        ("no_tokens", "tokenizer.json", None),
-        ("torn_tokens", "tokenizer.json", b"{"),
-        ("deep_tokens", "tokenizer.json", b"[" * DEEP),
-    ):
+    for name, (file, content) in FILES.items():
         shutil.copytree(root / "model", root / f"model_{name}")
         (root / f"model_{name}" / file).unlink()
         if content is not None:
             (root / f"model_{name}" / file).write_bytes(content)
+    whole = (root / "model" / "model.safetensors").read_bytes()
+    (root / "model_torn_weights" / "model.safetensors").write_bytes(whole[:5000])
     for name, index in INDICES.items():
         shutil.copytree(root / "model", root / f"model_{name}")
         (root / f"model_{name}" / "model.safetensors").unlink()
@@ -58,48 +62,20 @@ def make_models(root: Path, finished: Path) -> None:
     path.write_text(json.dumps(tokens))
 
 
-MODELS = [
-    "no_config",
-    "torn_config",
-    "list_config",
-    "deep_config",
-    "latin1_config",
-    "unknown_type",
-    "no_weights",
-    "empty_weights",
-    "torn_weights",
-    "text_weights",
-    "no_tokens",
-    "torn_tokens",
-    "deep_tokens",
-    "no_eos",
-    *INDICES,
-]
-
-
 def wrong_models() -> Iterator[Mistake]:
     """Folders as policies, references and rewards."""
-    for name in MODELS:
+    for name in (*FILES, "no_eos", *INDICES):
         line = rf"model\.init_args\.policy_path: .*FILES/model_{name}\b"
         yield Mistake(["--model.policy_path", f"FILES/model_{name}"], line)
     for name in ("empty", "a_file", "bpe_model"):
         line = rf"model\.init_args\.reference_path: .*FILES/{name}\b"
         yield Mistake(["--model.reference_path", f"FILES/{name}"], line)
-    yield Mistake(["--model.reward_path", "FILES/model"], r"reward_path: .*FILES/model\b.*classifier")
+    line = r"reward_path: .*FILES/model: not a classifier: it has no weights for score\.weight"
+    yield Mistake(["--model.reward_path", "FILES/model"], line, quick=True)
     yield Mistake(["--model.reward_path", "FILES/checkpoint.pt"], r"reward_path: .*FILES/checkpoint\.pt\b")
     yield Mistake(
         ["--model.reward_path", "{grammar: 1, FILES/empty.ckpt: 1}"], r"reward_path: .*FILES/empty\.ckpt"
     )
-    for path in (
-        "/no/where",
-        "no-such/hub-id",
-        "no-such-id",
-        "a/b/c",
-        "~nobody/x",
-        ".",
-        "x" * 5000,
-        "a b",
-        "grammar",
-    ):
+    for path in ("/no/where", "no-such/hub-id", "a/b/c", "~nobody/x", ".", "x" * 5000, "a b", "grammar"):
         line = rf"model\.init_args\.policy_path: .*{escape(path[:50])}"
         yield Mistake(["--model.policy_path", path], line)

@@ -1,20 +1,26 @@
 """Mistakes in paths: invalid run directories, and obstacles in place of a file."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from re import escape
 
 from mistakes.driver import Mistake
 
+# What can be in the place of a file.
+KINDS: dict[str, Callable[[Path], object]] = {
+    "folder": Path.mkdir,
+    "fifo": os.mkfifo,
+    "dangling": lambda path: path.symlink_to("nothing"),
+    "circle": lambda path: path.symlink_to(path.name),
+}
+
 
 def odd_places(root: Path, *suffixes: str) -> None:
-    """A folder, a pipe and two broken links with names of files."""
+    """One of each kind, with names of files."""
     for suffix in suffixes:
-        (root / f"folder.{suffix}").mkdir()
-        os.mkfifo(root / f"fifo.{suffix}")
-        (root / f"dangling.{suffix}").symlink_to("nothing")
-        (root / f"circle.{suffix}").symlink_to(f"circle.{suffix}")
+        for kind, make in KINDS.items():
+            make(root / f"{kind}.{suffix}")
 
 
 def make_places(root: Path) -> None:

@@ -8,53 +8,33 @@ from re import escape
 import yaml
 
 from mistakes.driver import Mistake
+from mistakes.places import KINDS
 from mistakes.results import analysis_mistake, changed
 
 DEEP = 100_000
 SETTINGS = {
     "name": ("[1]", "n" * 200_000),
     "directory": ("null", '"a\\0b"', "''", "'  '"),
-    "root_seed": ("-1", "many", "1.5", "null"),
-    "threads": ("0", "-1", "many"),
-    "module": ("5", "no_such_module", "''"),
-    "stages": ("null", "{}", "[sft]", "{sft: 5}", "{sft: {config: no.yaml}}", "{sft: {}}"),
-    "grid": ("null", "5", "[]"),
+    "root_seed": ("-1", "many"),
+    "threads": ("0",),
+    "module": ("no_such_module", "''"),
+    "stages": ("{}", "[sft]", "{sft: 5}", "{sft: {config: no.yaml}}", "{sft: {}}"),
+    "grid": ("null", "[]"),
     "grid.arms": (
-        "null",
-        "{}",
-        "[]",
-        "5",
-        "[5]",
-        "{a: 5}",
-        "[MonteCarlo, MonteCarlo]",
-        "{a: {kl.beta: 1}}",
+        *("{}", "[5]", "{a: 5}", "[MonteCarlo, MonteCarlo]", "{a: {kl.beta: 1}}"),
         "{? %s : {kl.estimator: MonteCarlo}, MonteCarlo: {kl.estimator: RaoBlackwell}}" % ("a" * 200_000),
     ),
-    "grid.beta": (
-        "{0: 0.1, 1: 0.1}",
-        "null",
-        "[0.1]",
-        "{}",
-        "{0: -1}",
-        "{0: .nan}",
-        "{0: .inf}",
-        "{0: much}",
-        "{a: 1}",
-        "{-1: 1}",
-    ),
-    "grid.replicates": ("0", "-1", "1.5", "many", "100000000000", "null"),
+    "grid.beta": ("{0: 0.1, 1: 0.1}", "{}", "{0: -1}", "{0: .nan}", "{0: .inf}", "{0: much}", "{-1: 1}"),
+    "grid.replicates": ("0", "1.5", "100000000000"),
     "grid.blocks": (
-        "5",
-        "[a, b]",
-        "{a: {}}",
-        "{a: {}, b: {overrides: {kl.beta: 1}}}",
+        *("[a, b]", "{a: {}}", "{a: {}, b: {overrides: {kl.beta: 1}}}"),
         "{a: {}, b: {inputs: {x: no_stage}}}",
     ),
-    "primary": ("null", "5", "{}"),
-    "primary.control": ("null", "Nobody", "5", "''"),
-    "primary.alpha": ("0", "1", "-1", ".nan", "small"),
-    "primary.margins": ("5", "{objective: -1}", "{objective: .nan}", "{nothing: 1}", "{kl: 1}"),
-    "primary.outcome": ("reward", "null", "5"),
+    "primary": ("null", "{}"),
+    "primary.control": ("Nobody", "''"),
+    "primary.alpha": ("0", "1", ".nan"),
+    "primary.margins": ("{objective: -1}", "{objective: .nan}", "{nothing: 1}", "{kl: 1}"),
+    "primary.outcome": ("reward",),
     "unknown": ("5",),
     "grid.unknown": ("5",),
     "primary.unknown": ("5",),
@@ -96,16 +76,7 @@ MAPPINGS = {
     "primary": ("null", "5", "{}"),
     "primary.control": ("Nobody", "null"),
     "primary.margins": ("{objective: -1}", "5"),
-    "files": (
-        "'{arm}.csv'",
-        "'../*.csv'",
-        "5",
-        "''",
-        "'.'",
-        "'**'",
-        "'{arm}{arm}'",
-        "'{arm}{beta}{replicate}'",
-    ),
+    "files": ("'{arm}.csv'", "'../*.csv'", "''", "'.'", "'**'", "'{arm}{arm}'", "'{arm}{beta}{replicate}'"),
     "runs": ("5", "[1]", "{one: 5}", "{one: {nothing: 1}}"),
     "unknown": ("5",),
 }
@@ -119,7 +90,6 @@ def make_plans(root: Path) -> None:
     plan["directory"] = str(root / "planned")
     for stage in plan["stages"].values():
         stage["config"] = str(demo / Path(stage["config"]).name)
-    plan["grid"]["arms"] = plan["grid"].pop("estimator")
     mapping = {
         "name": "theirs",
         "columns": {"arm": "arm", "beta": "beta", "replicate": "seed", "reward": "reward", "kl": "kl"},
@@ -148,7 +118,7 @@ def wrong_plans() -> Iterator[Mistake]:
             named = rf"plan_{escape(key)}_{number}\.yaml: .*({section}|{name or section}|value: \['sft'\])"
             line = rf"{named}|^error: (module: '.*' is not installed|no\.yaml: )"
             yield analysis_mistake(["plan", "--config", f"FILES/sweeps/plan_{key}_{number}.yaml"], line)
-    for name in (
+    for name in [
         "empty",
         "list",
         "scalar",
@@ -159,9 +129,9 @@ def wrong_plans() -> Iterator[Mistake]:
         "deep_list",
         "anchors",
         "binary",
-    ):
+    ]:
         yield analysis_mistake(["plan", "--config", f"FILES/{name}.yaml"], rf"FILES/{name}\.yaml")
-    for kind in ("folder", "fifo", "dangling", "circle"):
+    for kind in KINDS:
         for command in ("plan", "sweep"):
             yield analysis_mistake([command, "--config", f"FILES/{kind}.yaml"], rf"FILES/{kind}\.yaml")
     good = ["--config", "FILES/sweeps/plan.yaml"]

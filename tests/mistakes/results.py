@@ -9,20 +9,18 @@ from pathlib import Path
 from re import escape
 
 from mistakes.driver import Mistake
+from mistakes.places import KINDS
 
 DEEP = 100_000
 # What can lie where a file of JSON should be.
 JSON: dict[str, bytes] = {
     "empty": b"",
-    "words": b"no JSON",
     "torn": b'{"schema": 2, "content',
     "deep": b"[" * DEEP,
-    "deep_mapping": b'{"a":' * DEEP + b"1" + b"}" * DEEP,
     "infinity": b'{"schema": Infinity}',
     "nan": b'{"schema": NaN}',
     "list": b"[1, 2]",
     "null": b"null",
-    "text": b'"text"',
     "digits": b"1" * 5000,
     "exponent": b'{"schema": 1e999}',
     "latin1": '{"schema": "caf\u00e9"}'.encode("latin-1"),
@@ -32,41 +30,18 @@ JSON: dict[str, bytes] = {
 }
 
 
-def _folder(path: Path) -> None:
-    path.mkdir()
-
-
-def _pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def _dangling(path: Path) -> None:
-    path.symlink_to("nothing")
-
-
-def _circle(path: Path) -> None:
-    path.symlink_to(path.name)
-
-
 def _huge(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(2**28 + 1)
 
 
-def _device(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-ODD: dict[str, Callable[[Path], None]] = {
-    "folder": _folder,
-    "fifo": _pipe,
-    "dangling": _dangling,
-    "circle": _circle,
+ODD: dict[str, Callable[[Path], object]] = {
+    **KINDS,
     "huge": _huge,
-    "device": _device,
+    "device": lambda path: path.symlink_to("/dev/zero"),
 }
 # What is wrong with one member of a file that is JSON otherwise.
-MEMBERS = {"null": None, "text": "text", "number": 5, "list": [1], "mapping": {"a": 1}, "huge": 10**400}
+MEMBERS = {"null": None, "text": "text", "mapping": {"a": 1}, "huge": 10**400}
 IN_PLAN = ("content", "cells", "history", "content.plan", "content.plan.grid", "content.plan.primary")
 # With the exit code of `verify`: cannot be read, differs, or cannot be compared.
 IN_REPORT = {"runs": 2, "sections": 1, "comparisons": 1, "arms": 1, "page": 3, "code": 3}

@@ -7,49 +7,17 @@ from re import escape
 
 from mistakes.driver import Mistake
 
-# What is of no type that a number's or a switch's key allows.
-NOT_INTEGERS = ("many", "1.5", "[1]")
-NOT_NUMBERS = ("much", "[1]", "")
-NOT_SWITCHES = ("maybe", "2")
-NOT_TEXTS = ("[1, 2]",)
-
-INTEGERS = [
-    (
-        "rloo",
-        "model.init_args",
-        "completions_per_prompt max_new_tokens evaluation_completions evaluation_seed",
-    ),
-    ("rloo", "model.init_args", "inner_epochs mini_batches warmup_steps"),
-    ("rloo", "data.init_args", "batch_size train_size eval_size eval_batch_size min_prompt_tokens"),
-    ("rloo", "data.init_args", "max_prompt_tokens"),
-    ("rloo", "kl", "horizon"),
-    ("rloo", "trainer", "max_steps num_nodes log_every_n_steps accumulate_grad_batches max_epochs min_steps"),
-    ("rloo", "trainer", "check_val_every_n_epoch num_sanity_val_steps"),
-    ("rloo", "checkpoint", "every_n_train_steps save_top_k"),
-    ("sft", "model.init_args", "vocab_size"),
-    ("sft", "data.init_args", "max_tokens"),
-]
-NUMBERS = [
-    ("rloo", "model.init_args", "learning_rate weight_decay adam_epsilon temperature missing_eos_penalty"),
-    ("rloo", "kl", "beta final_beta target_kl"),
-    ("rloo", "kl.estimator.init_args", "clip_range"),
-    ("rloo", "trainer", "gradient_clip_val limit_val_batches limit_train_batches"),
-    ("dpo", "model.init_args", "beta label_smoothing"),
-]
-SWITCHES = [
-    ("rloo", "model.init_args", "stop_at_eos gradient_checkpointing"),
-    ("rloo", "trainer", "enable_progress_bar detect_anomaly barebones"),
-    ("dpo", "model.init_args", "length_normalised"),
-]
-TEXTS = [
-    ("rloo", "model.init_args", "policy_path reference_path reward_label compile_backend"),
-    ("rloo", "data.init_args", "source"),
-]
-CHOICES = [
-    ("rloo", "model.init_args", "schedule reward_output rollout_backend"),
-    ("rloo", "kl.estimator.init_args", "baseline off_policy"),
-    ("dpo", "model.init_args", "loss"),
-    ("rloo", "trainer", "precision"),
+# One key of each type, with values of other types: all types are checked in one place.
+TYPES = [
+    ("rloo", "model.init_args", "completions_per_prompt", ("many", "1.5", "[1]")),
+    ("rloo", "trainer", "max_steps", ("many", "1.5", "[1]")),
+    ("rloo", "kl", "beta", ("much", "[1]", "")),
+    ("rloo", "kl.estimator.init_args", "clip_range", ("much", "[1]", "")),
+    ("rloo", "model.init_args", "stop_at_eos", ("maybe", "2")),
+    ("rloo", "data.init_args", "source", ("[1, 2]",)),
+    ("rloo", "model.init_args", "schedule", ("x",)),
+    ("rloo", "kl.estimator.init_args", "baseline", ("x",)),
+    ("rloo", "trainer", "precision", ("x",)),
 ]
 # Numbers out of range, as YAML writes them.
 NOT_POSITIVE = ("0", "-1", ".nan", ".inf")
@@ -93,16 +61,11 @@ def _option(place: str, name: str, value: str) -> list[str]:
 
 
 def wrong_types() -> Iterator[Mistake]:
-    """Every key with values of other types; the error names key and value."""
-    tables = (INTEGERS, NOT_INTEGERS), (NUMBERS, NOT_NUMBERS), (SWITCHES, NOT_SWITCHES), (TEXTS, NOT_TEXTS)
-    for table, values in tables:
-        for stage, place, name in _keys(table):
-            for value in values:
-                line = rf"^error: {escape(place)}\.{name}: .*{escape(value)}.* is not (of type|one of) "
-                yield Mistake(_option(place, name, value), line, stage)
-    for stage, place, name in _keys(CHOICES):
-        line = rf"^error: {escape(place)}\.{name}: 'x' is not one of "
-        yield Mistake(_option(place, name, "x"), line, stage)
+    """Keys with values of other types; the error names key and value."""
+    for stage, place, name, values in TYPES:
+        for value in values:
+            line = rf"^error: {escape(place)}\.{name}: .*{escape(value)}.* is not (of type|one of) "
+            yield Mistake(_option(place, name, value), line, stage)
 
 
 def out_of_range() -> Iterator[Mistake]:

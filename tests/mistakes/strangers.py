@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mistakes.driver import Mistake
 
@@ -143,6 +143,36 @@ def _case(name: str, argv: list[str], make: Callable[[Path], None], program: str
     return Mistake(argv, "", stage=None, program=program, make=make, name=name)
 
 
+class Document(NamedTuple):
+    """A file of JSON that a command reads, the folder of the others included."""
+
+    kind: str
+    file: str
+    prepare: Callable[[Path], object]
+    content: Any
+    program: str = "lit_klrb"
+
+    def edited(self, argv: list[str], count: int, seed: int) -> Iterator[Mistake]:
+        """One of its entries changed."""
+        for shown, edit in of_entries(self.content, self.kind, count, seed):
+
+            def make(case, edit=edit):
+                self.prepare(case)
+                (case / self.file).write_text(json.dumps(edit(self.content, case.parent / "home")) + "\n")
+
+            yield _case(f"{self.kind} {shown}", argv, make, self.program)
+
+    def damaged(self, argv: list[str]) -> Iterator[Mistake]:
+        """Its bytes changed."""
+        for shown, damage in DAMAGES.items():
+
+            def make(case, damage=damage):
+                self.prepare(case)
+                damage(case / self.file, case.parent / "home")
+
+            yield _case(f"{self.kind} {shown}", argv, make, self.program)
+
+
 EXPORT = ["export", "--ckpt_path", "CASE/last.ckpt", "--output_dir", "RUN/export"]
 KL = [
     *("kl", "--policy", "CASE/model", "--reference", "FILES/chat_model", "--limit", "2", "--max_tokens", "8"),
@@ -181,37 +211,23 @@ def _of_checkpoints(root: Path, finished: Path, count: int) -> Iterator[Mistake]
                 torch.save({**checkpoint, name: edit(entry, case.parent / "home")}, case / "last.ckpt")
 
             yield _case(f"checkpoint {name} {shown}", EXPORT, make)
-    for shown, damage in DAMAGES.items():
-
-        def make(case, damage=damage):
-            shutil.copy(whole, case / "last.ckpt")
-            damage(case / "last.ckpt", case.parent / "home")
-
-        yield _case(f"checkpoint {shown}", EXPORT, make)
+    copied = Document("checkpoint", "last.ckpt", lambda case: shutil.copy(whole, case / "last.ckpt"), None)
+    yield from copied.damaged(EXPORT)
 
 
 def _of_folders(root: Path, finished: Path, count: int) -> Iterator[Mistake]:
     """Folders of models, with their tokenizers and templates."""
     source = root / "chat_model"
     for file in ("config.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json"):
-        content = (
-            json.loads((source / file).read_text()) if (source / file).exists() else {"pad_token": "[PAD]"}
+        path = source / file
+        content = json.loads(path.read_text()) if path.exists() else {"pad_token": "[PAD]"}
+        folder = Document(
+            f"folder {file}", f"model/{file}", lambda case: shutil.copytree(source, case / "model"), content
         )
-        for shown, edit in of_entries(content, file, count, 1):
-
-            def make(case, file=file, edit=edit, content=content):
-                shutil.copytree(source, case / "model")
-                (case / "model" / file).write_text(json.dumps(edit(content, case.parent / "home")))
-
-            yield _case(f"folder {file} {shown}", CHAT, make)
-    for file in ("config.json", "tokenizer_config.json", "tokenizer.json", "model.safetensors"):
-        for shown, damage in DAMAGES.items():
-
-            def make(case, file=file, damage=damage):
-                shutil.copytree(source, case / "model")
-                damage(case / "model" / file, case.parent / "home")
-
-            yield _case(f"folder {file} {shown}", TEXTS, make)
+        yield from folder.edited(CHAT, count, 1)
+        if path.exists():
+            yield from folder.damaged(TEXTS)
+    yield from folder._replace(kind="folder weights", file="model/model.safetensors").damaged(TEXTS)
 
 
 TEMPLATES = [
@@ -271,19 +287,10 @@ def _of_data(root: Path, finished: Path, count: int) -> Iterator[Mistake]:
     for name, row in rows.items():
         argv = [word.replace("CASE/model", "FILES/chat_model") for word in KL]
         argv += [f"--{name}", "CASE/rows.jsonl", "--max_new_tokens", "2"]
-        for shown, edit in of_entries(row, name, count, 2):
-
-            def make(case, row=row, edit=edit):
-                (case / "rows.jsonl").write_text(json.dumps(edit(row, case.parent / "home")) + "\n")
-
-            yield _case(f"data {name} {shown}", argv, make)
-        for shown, damage in DAMAGES.items():
-
-            def make(case, row=row, damage=damage):
-                (case / "rows.jsonl").write_text(json.dumps(row) + "\n")
-                damage(case / "rows.jsonl", case.parent / "home")
-
-            yield _case(f"data {name} {shown}", argv, make)
+        write = lambda case, row=row: (case / "rows.jsonl").write_text(json.dumps(row) + "\n")  # noqa: E731
+        data = Document(f"data {name}", "rows.jsonl", write, row)
+        yield from data.edited(argv, count, 2)
+        yield from data.damaged(argv)
 
 
 def _of_sweeps(root: Path, finished: Path, count: int) -> Iterator[Mistake]:
@@ -295,23 +302,17 @@ def _of_sweeps(root: Path, finished: Path, count: int) -> Iterator[Mistake]:
         "verify": ["verify", "CASE/sweep"],
     }
     for file in (Path("plan.json"), result):
-        content = json.loads((source / file).read_text())
-        kind = "plan" if file.name == "plan.json" else "result"
-        for number, (shown, edit) in enumerate(of_entries(content, file.name, 2 * count, 3)):
-
-            def make(case, file=file, edit=edit, content=content):
-                shutil.copytree(source, case / "sweep", symlinks=True)
-                (case / "sweep" / file).write_text(json.dumps(edit(content, case.parent / "home")))
-
-            name = sorted(commands)[number % 2]
-            yield _case(f"{name} {kind} {shown}", commands[name], make, "analysis")
-        for shown, damage in DAMAGES.items():
-
-            def make(case, file=file, damage=damage):
-                shutil.copytree(source, case / "sweep", symlinks=True)
-                damage(case / "sweep" / file, case.parent / "home")
-
-            yield _case(f"report {kind} {shown}", commands["report"], make, "analysis")
+        sweep = Document(
+            "plan" if file.name == "plan.json" else "result",
+            f"sweep/{file}",
+            lambda case: shutil.copytree(source, case / "sweep", symlinks=True),
+            json.loads((source / file).read_text()),
+            "analysis",
+        )
+        for seed, (name, argv) in enumerate(commands.items()):
+            named = sweep._replace(kind=f"{name} {sweep.kind}")
+            yield from named.edited(argv, count, 3 + seed)
+        yield from named._replace(kind=f"report {sweep.kind}").damaged(commands["report"])
     for folder in ("cells", "results", "cells/one", "results/one.json"):
         for target in ("home", "home/notes"):
 
@@ -326,29 +327,6 @@ def _of_sweeps(root: Path, finished: Path, count: int) -> Iterator[Mistake]:
             yield _case(f"clean {folder} -> {target}", ["clean", "CASE/sweep"], make)
 
 
-def _of_settings(root: Path, finished: Path, count: int) -> Iterator[Mistake]:
-    """Configurations of other software."""
-    content = {
-        "trainer": {"kl_ctrl": {"kl_coef": 0.1, "type": "fixed"}, "defaults": "x.yaml"},
-        "algorithm": {"use_kl_in_reward": True, "adv_estimator": "grpo"},
-        "beta": 0.1,
-        "loss_type": "grpo",
-    }
-    for shown, edit in of_entries(content, "settings", 2 * count, 4):
-
-        def make(case, edit=edit):
-            (case / "theirs.yaml").write_text(json.dumps(edit(content, case.parent / "home")))
-
-        yield _case(f"settings {shown}", ["explain", "--config", "CASE/theirs.yaml"], make)
-    for shown, damage in DAMAGES.items():
-
-        def make(case, damage=damage):
-            (case / "theirs.yaml").write_text(json.dumps(content, indent=1))
-            damage(case / "theirs.yaml", case.parent / "home")
-
-        yield _case(f"settings {shown}", ["explain", "--config", "CASE/theirs.yaml"], make)
-
-
 @cache
 def strangers(root: Path, finished: Path, count: int = 40) -> list[Mistake]:
     """All files of strangers, about a thousand.
@@ -358,5 +336,5 @@ def strangers(root: Path, finished: Path, count: int = 40) -> list[Mistake]:
         finished: Finished runs, by stage.
         count: Changed entries of each document.
     """
-    kinds = (_of_checkpoints, _of_folders, _of_templates, _of_data, _of_sweeps, _of_settings)
+    kinds = (_of_checkpoints, _of_folders, _of_templates, _of_data, _of_sweeps)
     return [mistake for kind in kinds for mistake in kind(root, finished, count)]

@@ -8,127 +8,68 @@ import torch
 from lit_klrb.estimators import KLEstimator, MonteCarlo
 
 not_callable = 5
+_COUNT = r"must return \d+ numbers"
 
 
-def text(texts):
-    return "good"
-
-
-def nothing(texts):
-    return None
-
-
-def texts_back(texts):
-    return list(texts)
-
-
-def numbers_as_texts(texts):
-    return ["1.0"] * len(texts)
-
-
-def generator(texts):
-    yield from (float(len(text)) for text in texts)
-
-
-def one_number(texts):
-    return 1.0
-
-
-def too_few(texts):
-    return [1.0] * (len(texts) - 1)
-
-
-def too_many(texts):
-    return [1.0] * (len(texts) + 1)
-
-
-def empty(texts):
-    return []
-
-
-def columns(texts):
-    return [[1.0, 2.0]] * len(texts)
-
-
-def ragged(texts):
-    return [[1.0], *[[1.0, 2.0]] * (len(texts) - 1)]
-
-
-def not_a_number(texts):
-    return [float("nan")] * len(texts)
-
-
-def infinite(texts):
-    return [float("inf")] * len(texts)
-
-
-def overflowing(texts):
-    return [1e300] * len(texts)
-
-
-def complex_numbers(texts):
-    return [1j] * len(texts)
-
-
-def mapping(texts):
-    return dict.fromkeys(texts, 1.0)
-
-
-def nones(texts):
-    return [None] * len(texts)
-
-
-def booleans(texts):
-    return [len(text) > 30 for text in texts]
-
-
-def integers(texts):
-    return [len(text) for text in texts]
-
-
-def tensor(texts):
-    return torch.tensor([float(len(text)) for text in texts])
-
-
-def tensor_with_gradient(texts):
-    return torch.tensor([float(len(text)) for text in texts], requires_grad=True)
-
-
-def double(texts):
-    return torch.tensor([float(len(text)) for text in texts], dtype=torch.float64)
-
-
-def raises(texts):
+def _raises(texts):
     raise RuntimeError("no luck today")
 
 
-def raises_key(texts):
-    return {}["nothing"]
-
-
-def raises_deep(texts):
-    return torch.zeros(2) + torch.zeros(3)
-
-
-def no_arguments():
-    return [1.0]
-
-
-def two_arguments(texts, more):
-    return [1.0] * len(texts)
-
-
-def exits(texts):
+def _exits(texts):
     raise SystemExit(3)
 
 
-def recursive(texts):
-    return recursive(texts)
+def _recursive(texts):
+    return _recursive(texts)
 
 
-def later(texts, calls=[]):  # noqa: B006  wrong on purpose: remembers its calls
+def _later(texts, calls=[]):  # noqa: B006  wrong on purpose: remembers its calls
     calls.append(1)
     return [1.0] * len(texts) if len(calls) < 3 else [float("nan")] * len(texts)
+
+
+def _lengths(texts):
+    return [float(len(text)) for text in texts]
+
+
+# Functions by name, and a pattern of the error; None where what they return is fine.
+REWARDS = {
+    "text": (lambda texts: "good", "'good'"),
+    "nothing": (lambda texts: None, "None"),
+    "texts_back": (lambda texts: [*texts], "must return .* numbers"),
+    "numbers_as_texts": (lambda texts: ["1.0"] * len(texts), r"'1\.0'"),
+    "generator": (lambda texts: iter(_lengths(texts)), None),
+    "one_number": (lambda texts: 1.0, "1\\.0"),
+    "too_few": (lambda texts: [1.0] * (len(texts) - 1), rf"{_COUNT} .*got \d+"),
+    "too_many": (lambda texts: [1.0] * (len(texts) + 1), rf"{_COUNT} .*got \d+"),
+    "empty": (lambda texts: [], rf"{_COUNT} .*got 0"),
+    "columns": (lambda texts: [[1.0, 2.0]] * len(texts), _COUNT),
+    "ragged": (lambda texts: [[1.0], *[[1.0, 2.0]] * (len(texts) - 1)], _COUNT),
+    "not_a_number": (lambda texts: [float("nan")] * len(texts), "gave nan for the text"),
+    "infinite": (lambda texts: [float("inf")] * len(texts), "gave inf for the text"),
+    "overflowing": (lambda texts: [1e300] * len(texts), "gave .* for the text"),
+    "complex_numbers": (lambda texts: [1j] * len(texts), "1j"),
+    "mapping": (lambda texts: dict.fromkeys(texts, 1.0), _COUNT),
+    "nones": (lambda texts: [None] * len(texts), "every reward gives None for"),
+    "booleans": (lambda texts: [len(text) > 30 for text in texts], None),
+    "integers": (lambda texts: list(map(len, texts)), None),
+    "tensor_with_gradient": (lambda texts: torch.tensor(_lengths(texts), requires_grad=True), None),
+    "double": (lambda texts: torch.tensor(_lengths(texts), dtype=torch.float64), None),
+    "raises": (_raises, r"RuntimeError: no luck today \(.*wrong_code\.py, line \d+\)"),
+    "raises_key": (lambda texts: {}["nothing"], r"KeyError: 'nothing' \(.*wrong_code\.py, line \d+\)"),
+    "raises_deep": (
+        lambda texts: torch.zeros(2) + torch.zeros(3),
+        r"RuntimeError: .*size.* \(.*wrong_code\.py, line \d+\)",
+    ),
+    "no_arguments": (lambda: [1.0], r"cannot be called with a list of texts .*takes 0"),
+    "two_arguments": (
+        lambda texts, more: [1.0] * len(texts),
+        r"cannot be called with a list of texts .*missing .*'more'",
+    ),
+    "recursive": (_recursive, r"RecursionError"),
+    "later": (_later, "gave nan for the text"),
+}
+globals().update({name: function for name, (function, _) in REWARDS.items()})
 
 
 class Reward:
@@ -136,11 +77,6 @@ class Reward:
 
     def __call__(self, texts):
         return [1.0] * len(texts)
-
-
-class NeedsArguments:
-    def __init__(self, needed):
-        self.needed = needed
 
 
 class NotAnEstimator:
@@ -152,78 +88,42 @@ class Abstract(KLEstimator):
     """Does not implement the abstract methods."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RaisesInInit(MonteCarlo):
-    def __post_init__(self):
-        raise RuntimeError("no luck at the start")
+def _estimator(name, **methods):
+    if "loss" in methods:
+        methods["is_fusable"] = False
+    return dataclass(frozen=True, kw_only=True)(
+        type(name, (MonteCarlo,), {"__module__": __name__, **methods})
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RaisesInWeights(MonteCarlo):
-    def weights(self, *args, **kwargs):
-        raise RuntimeError("no luck with weights")
+def _fails(when):
+    def method(*args, **kwargs):
+        raise RuntimeError(f"no luck {when}")
+
+    return method
 
 
-@dataclass(frozen=True, kw_only=True)
-class NoWeights(MonteCarlo):
-    def weights(self, *args, **kwargs):
-        return None
+def _changed_weights(change):
+    return lambda self, *args, **kwargs: change(MonteCarlo.weights(self, *args, **kwargs))
 
 
-@dataclass(frozen=True, kw_only=True)
-class FewWeights(MonteCarlo):
-    def weights(self, *args, **kwargs):
-        return super().weights(*args, **kwargs).map(lambda field: field[:1])
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListWeights(MonteCarlo):
-    def weights(self, *args, **kwargs):
-        return list(super().weights(*args, **kwargs))
-
-
-@dataclass(frozen=True, kw_only=True)
-class NanWeights(MonteCarlo):
-    def weights(self, *args, **kwargs):
-        return super().weights(*args, **kwargs).map(lambda field: field * float("nan"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class OtherArguments(MonteCarlo):
-    def weights(self, stats, mask):
-        return mask.float()
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoLoss(MonteCarlo):
-    is_fusable = False
-
-    def loss(self, *args, **kwargs):
-        return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class LongLoss(MonteCarlo):
-    is_fusable = False
-
-    def loss(self, stats, mask, weights, **kwargs):
-        return stats.logprobs.sum(1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DetachedLoss(MonteCarlo):
-    is_fusable = False
-
-    def loss(self, stats, mask, weights, **kwargs):
-        return stats.logprobs.sum().detach()
-
-
-@dataclass(frozen=True, kw_only=True)
-class RaisesInLoss(MonteCarlo):
-    is_fusable = False
-
-    def loss(self, *args, **kwargs):
-        raise RuntimeError("no luck with the loss")
+RaisesInInit = _estimator("RaisesInInit", __post_init__=_fails("at the start"))
+RaisesInWeights = _estimator("RaisesInWeights", weights=_fails("with weights"))
+RaisesInLoss = _estimator("RaisesInLoss", loss=_fails("with the loss"))
+NoWeights = _estimator("NoWeights", weights=lambda *args, **kwargs: None)
+FewWeights = _estimator(
+    "FewWeights", weights=_changed_weights(lambda found: found.map(lambda part: part[:1]))
+)
+ListWeights = _estimator("ListWeights", weights=_changed_weights(list))
+NanWeights = _estimator(
+    "NanWeights", weights=_changed_weights(lambda w: w.map(lambda part: part * float("nan")))
+)
+OtherArguments = _estimator("OtherArguments", weights=lambda self, stats, mask: mask.float())
+NoLoss = _estimator("NoLoss", loss=lambda *args, **kwargs: None)
+LongLoss = _estimator("LongLoss", loss=lambda self, stats, mask, weights, **kwargs: stats.logprobs.sum(1))
+DetachedLoss = _estimator(
+    "DetachedLoss", loss=lambda self, stats, mask, weights, **kwargs: stats.logprobs.sum().detach()
+)
 
 
 class Unexplained(MonteCarlo):
@@ -259,8 +159,7 @@ class OtherData(L.LightningDataModule):
     def train_dataloader(self):
         return torch.utils.data.DataLoader(torch.zeros(4, 2))
 
-    def val_dataloader(self):
-        return torch.utils.data.DataLoader(torch.zeros(4, 2))
+    val_dataloader = train_dataloader
 
 
 class EmptyData(L.LightningDataModule):
