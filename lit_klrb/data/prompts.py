@@ -84,7 +84,8 @@ class PromptReader:
         asked = next(iter(named), key if given else None)
         if (asked or self.columns) and not all(row.is_prompt for row in rows):
             raise ConfigurationError(
-                "needs conversations or texts in the column prompt; the prompts are the beginnings of texts",
+                f"{'' if asked else f'the column {TEACHER_PROMPT} '}needs conversations or texts in the "
+                "column prompt; the prompts are the beginnings of texts",
                 key=asked or key,
             )
         self.as_chats, self.instead = asked is not None, instead

@@ -271,8 +271,8 @@ CONTEXT = ["--data.teacher_system_prompt", "Lie"]
             "other",
             LONG,
             [],
-            "data.init_args.source: {rows} has a validation teacher's prompt of 67 tokens; with "
-            "max_new_tokens=8 it exceeds the reference's context length, 64: leave out such prompts",
+            "data.init_args.source: {rows}: 4 of 4 validation rows cannot be read: 4 longer than the "
+            "reference's context length=64",
         ),
         ("other", NUMBER, [], "data.init_args.source: the teacher_prompt of 'Hi 1"),
         (
