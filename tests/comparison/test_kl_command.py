@@ -174,7 +174,8 @@ def test_progress_is_lines_where_there_is_no_terminal(kl, models, monkeypatch):
     code, _, error = kl(*PROMPTS, "--direction", "forward", "--completions_per_prompt", "2", "--limit", "4")
     policy = models / "first"
     assert code == 0
-    assert error.splitlines() == [
+    few = "warning: 4 prompts, too few for standard errors: give at least 10"
+    assert [line for line in error.splitlines() if line != few] == [
         *(f"completions of {policy}: {rows} of 4" for rows in (3, 4)),
         *(f"forward KL of {policy}: {rows} of 8" for rows in (6, 8)),
     ]
@@ -190,7 +191,7 @@ def test_a_model_compared_with_itself(kl):
 def test_the_page_is_self_contained(kl, tmp_path):
     page = tmp_path / "kl.html"
     code, output, error = kl(*PROMPTS, "--output", str(page), policy=("first", "second"))
-    assert (code, error) == (0, "")
+    assert (code, len(error.splitlines())) == (0, 1)  # that there are few prompts
     html = page.read_text("utf-8")
     assert not re.search(r"(src|href)=|<script|url\(", html)
     rows = [line.split("  ")[0].strip() for line in output.splitlines() if re.match(r"\S.*  .*\d", line)]
