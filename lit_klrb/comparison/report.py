@@ -1,5 +1,6 @@
 """The summary of a comparison as text and as an HTML page."""
 
+import math
 from collections.abc import Sequence
 from html import escape
 from typing import Any, NamedTuple
@@ -122,7 +123,7 @@ def _of_direction(about: dict[str, Any], level: float, unit: str, sampled: bool)
             str(p["first"]) if p["first"] == p["last"] else f"{p['first']}-{p['last']}",
             str(p["tokens"]),
             *_cells(p),
-            f"{p['share']:.0%}",
+            "-" if math.isnan(p["share"]) else f"{p['share']:.0%}",
         )
         for p in about["positions"]
     ]

@@ -242,6 +242,17 @@ def _tokenizer_texts(tokenizer: PreTrainedTokenizerBase, size: int) -> dict[str,
     return {**texts, "tokenizer.json": json.dumps(content, ensure_ascii=False)}
 
 
+def _unused(header: GGUFHeader) -> list[str]:
+    """Settings of the architecture that transformers does not read."""
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    architecture = header.settings["general.architecture"]
+    mappings: dict[str, Any] = GGUF_CONFIG_MAPPING
+    read = mappings.get(architecture)
+    own = [name for name in header.settings if name.startswith(f"{architecture}.")]
+    return [name for name in own if read and read.get(name.partition(".")[2]) is None]
+
+
 def _facts(file: Path, header: GGUFHeader, model: PreTrainedModel) -> dict[str, Any]:
     """What the card says."""
     from gguf.constants import GGMLQuantizationType
@@ -264,5 +275,6 @@ def _facts(file: Path, header: GGUFHeader, model: PreTrainedModel) -> dict[str, 
         "parameters": values.total(),
         "types of the file's values": kinds,
         "type here": "float32",
+        "settings of the file that this model does not have": ", ".join(_unused(header)) or None,
         **{f"{label}, as the file says": value for label, value in said.items()},
     }

@@ -308,6 +308,15 @@ def test_ends_of_turns_reach_the_generation_settings(tokenizer, tmp_path):
     assert load(file).generation_config.eos_token_id == [1, 5]
 
 
+def test_the_card_names_settings_that_are_not_used(tokenizer, tmp_path):
+    settings = {"llama.attention.sliding_window": 8, "tokenizer.ggml.eot_token_id": 5}
+    load(write(tmp_path / "a.gguf", llama(len(tokenizer)), tokenizer, settings=settings))
+    (card,) = tmp_path.glob("cache/*/README.md")
+    (line,) = [line for line in card.read_text("utf-8").splitlines() if "does not have" in line]
+    assert "llama.attention.sliding_window" in line
+    assert "llama.block_count" not in line
+
+
 def test_tensors_that_transformers_would_leave_out(tokenizer, tmp_path):
     """The rope factors of Llama 3.1, without which it is another model."""
     factors = {"rope_freqs.weight": np.ones(8, np.float32)}
