@@ -3,8 +3,9 @@
 With the arguments of `fit` it says what would be trained, with --json for programs. Without arguments,
 standard input is a JSON list of command lines of `fit` and standard output a JSON list of answers; a sweep
 calls this with every stage and every arm when its plan is made. Settings are parsed, the module, the data
-module and the callbacks are instantiated, and configurations and tokenizers of models are loaded; but no
-trainer is created, no weights of folders are loaded, and a plan's command lines need no hub.
+module and the callbacks are instantiated, and configurations and tokenizers of models are loaded, with
+arguments the training rows, too; but no trainer is created, no weights of folders are loaded, and a plan's
+command lines need no hub.
 """
 
 import json
@@ -23,6 +24,7 @@ from lit_klrb.cli import study
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.cli.lightning import LitCLI
 from lit_klrb.cli.mistakes import ending_of
+from lit_klrb.cli.preview import lines as lines_of_rows, preview
 from lit_klrb.cli.upstream import PATHS, paths_of
 from lit_klrb.cli.warned import quiet
 from lit_klrb.data.rows import suffix_of
@@ -131,7 +133,7 @@ class CheckCLI(LitCLI):
         """The run's module and estimator, and the arguments on which its evaluation depends.
 
         Args:
-            hub: Whether models of the hub are loaded.
+            hub: Whether models of the hub are loaded, and the training rows read.
         """
         kl = self.config_init["fit"]["kl"]
         data = self.arguments("data")
@@ -142,6 +144,7 @@ class CheckCLI(LitCLI):
                 for key, found in self.models(hub).items()
             },
             "prompts": {key: data[key] for key in ("source", "train_size", "batch_size") if key in data},
+            "rows": preview(self.datamodule, self.arguments("model")) if hub else None,
             "steps": self.config["fit"].trainer.max_steps,
             "slow": self._slow_precision(),
             "estimator": None,
@@ -220,7 +223,7 @@ def check(argv: Sequence[str], hub: bool = False) -> dict[str, Any]:
 
     Returns:
         Either {"error": one line} or {"module": class name or None, "models": {key: {"type", "vocabulary"}},
-        "prompts": {key: value}, "steps": number, "slow": line or None,
+        "prompts": {key: value}, "rows": see `preview` or None, "steps": number, "slow": line or None,
         "estimator": {"name", "optimises", "biased"} or None,
         "evaluation": {key: value}}; a study has no models, prompts and steps.
     """
@@ -270,6 +273,7 @@ def _lines(answer: dict[str, Any]) -> list[str]:
     lines = [
         f"model: {answer['module']}{': ' if models else ''}{', '.join(models)}",
         f"data: {', '.join(f'{key} {value}' for key, value in answer['prompts'].items())}",
+        *(lines_of_rows(answer["rows"]) if answer["rows"] else []),
         f"length: {steps} steps" + (f" of {size} rows" if size else ""),
     ]
     if estimator is not None:

@@ -155,11 +155,38 @@ def test_a_missing_folder_is_no_hub_id(chain, capsys):
 def test_the_arguments_of_fit_print_one_answer(chain, capsys):
     assert main(["check", *chain.commands.argv("fit", "rloo")[1:]]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 7
     assert lines[0].startswith(f"model: RLOOModule: policy_path {chain.checkpoint('dpo')} (gpt2), reference")
-    assert [line.partition(":")[0] for line in lines[1:4]] == ["data", "length", "estimator"]
+    assert [line.partition(":")[0] for line in lines[1:6]] == [
+        "data",
+        "rows",
+        "first row",
+        "length",
+        "estimator",
+    ]
     assert main(["check", *chain.commands.argv("fit", "sft")[1:], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["module"] == "SFTModule"
+
+
+def test_rows_are_shown_as_the_model_reads_them(chain, tmp_path, capsys):
+    rows = [{"prompt": f"It {'was ' * number}", "completion": "good"} for number in (1, 2, 3, 80)]
+    for split in ("train", "test", "validation"):
+        given = rows if split == "train" else [{"prompt": split, "completion": "good"}]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, given)))
+    argv = ["--data.source", str(tmp_path), "--data.train_size", "0"]
+    sft = chain.commands.argv("fit", "sft", *argv)[1:]
+    assert main(["check", *sft, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["rows"]
+    assert shown["kind"] == "reviews"
+    assert (shown["rows"], shown["left_out"], shown["cut"]) == (4, {"longer than max_tokens=64": 1}, 0)
+    assert shown["longest_tokens"] - shown["median_tokens"] == 1, "one more word"
+    assert shown["first"].partition(" | ")[2].strip().startswith("good")
+    assert main(["check", *sft]) == 0
+    assert "rows: 4 reviews, 1 left out (1 longer than max_tokens=64)" in capsys.readouterr().out
+    assert main(["check", *sft, "--model.vocab_size", "300"]) == 0
+    out = capsys.readouterr().out
+    assert "rows: 4 reviews; the tokenizer is not at hand" in out
+    assert "first row" not in out
 
 
 @pytest.mark.parametrize("text", ["", "{", "7", "[[1]]", "[7]", "[[]]", '[["train"]]'])
