@@ -87,7 +87,8 @@ def test_a_resumed_run_remembers_the_first_rollout_and_what_was_said(caplog):
 def test_an_end_of_the_teacher_that_does_not_end_the_students_completions(
     caplog, theirs, stop_at_eos, is_said
 ):
-    module = SimpleNamespace(ends=(1, 2), reference_ends=theirs, stop_at_eos=stop_at_eos)
+    pair = SimpleNamespace(ends=(1, 2), second=SimpleNamespace(ends=theirs))
+    module = SimpleNamespace(pair=pair, stop_at_eos=stop_at_eos)
     module.tokenizer = SimpleNamespace(convert_ids_to_tokens=lambda index: f"<{index}>")
     trainer = SimpleNamespace(is_global_zero=True)
     DistillationMonitor().on_fit_start(trainer, module)

@@ -143,13 +143,10 @@ def test_in_an_error(text):
 
 
 class Module:
-    """Completions with a given text."""
+    """A module whose pair of models has completions with a given text."""
 
     def __init__(self, text):
-        self.text = text
-
-    def texts(self, rollout):
-        return [self.text] * 4
+        self.pair = SimpleNamespace(texts=lambda rollout: [text] * 4)
 
 
 @pytest.mark.parametrize("text", [text for text in HOSTILE if text != "\ud800"], ids=ascii)

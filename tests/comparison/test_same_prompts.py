@@ -14,7 +14,7 @@ CONFIG = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "n_posit
 PROMPTS = ["Good", "The film was", "It", "Do not miss"]
 
 
-def test_validate_and_kl_read_the_same_tokens(chain, tmp_path, capsys):
+def test_validate_and_kl_read_the_same_tokens(chain, tmp_path, capsys, monkeypatch):
     """Of one token, whose KL is a sum over the vocabulary and the same for every completion."""
     tokenizer, models = chat_tokenizer(), {}
     assert tokenizer("x")["input_ids"][0] == tokenizer.bos_token_id
@@ -32,6 +32,9 @@ def test_validate_and_kl_read_the_same_tokens(chain, tmp_path, capsys):
         (tmp_path / "prompts" / f"{split}.jsonl").write_text(lines)
     paths = [w for name in models for w in (f"--model.{name}_path", str(tmp_path / name))]
     source = ["--data.source", str(tmp_path / "prompts"), "--model.max_new_tokens", "1"]
+    (tmp_path / "lengths.py").write_text("def length(texts):\n    return [len(text) for text in texts]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    source += ["--model.reward_path", "lengths:length"]
     capsys.readouterr()
     assert chain.run("validate", "rloo", *paths, *source, run=tmp_path / "run") == 0
     (validated,) = re.findall(r"KL\(policy‖reference\) ([\d.]+)", capsys.readouterr().out)

@@ -352,10 +352,21 @@ def test_other_modules_refuse_what_they_cannot_do(chain, folder, tmp_path, capsy
     assert line.startswith(f"error: {message.replace('{prompts}', str(folder / 'prompts'))}")
 
 
-def test_the_penalty_of_rloo_is_to_the_reference_with_its_context(chain, folder, tmp_path, capsys):
+def test_the_penalty_of_rloo_is_to_the_reference_with_its_context(
+    chain, folder, tmp_path, capsys, monkeypatch
+):
+    (tmp_path / "lengths.py").write_text("def length(texts):\n    return [len(text) for text in texts]\n")
+    monkeypatch.syspath_prepend(tmp_path)
     paths = ["--model.policy_path", str(folder / "student"), "--model.reference_path", "policy"]
     data = ["--data.source", str(folder / "prompts"), "--data.eval_size", "4", *CONTEXT]
-    steps = ["--model.mini_batches", "1", "--model.inner_epochs", "1"]
+    steps = [
+        "--model.mini_batches",
+        "1",
+        "--model.inner_epochs",
+        "1",
+        "--model.reward_path",
+        "lengths:length",
+    ]
     assert chain.run("fit", "rloo", *paths, *data, *ONE_TOKEN, *steps, run=tmp_path / "run") == 0
     tokenizer = load_tokenizer("policy_path", str(folder / "student"))
     pairs = [

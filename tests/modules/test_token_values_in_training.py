@@ -20,13 +20,13 @@ STEPS = 3
 def trained(chain, tmp_path, estimator, change=None):
     """The module after three rollouts without an optimizer; `change` alters the rewards of the last."""
     module, batch = attached(chain, tmp_path, estimator)
-    plain, seen = module.rewards, []
+    plain, seen = module.pair.rewards, []
 
-    def rewards(rollout, batch):
-        found = plain(rollout, batch)
+    def rewards(reward, rollout, batch):
+        found = plain(reward, rollout, batch)
         return found if change is None or len(seen) < STEPS - 1 else change(found)
 
-    module.rewards = rewards
+    module.pair.rewards = rewards
     for number in range(STEPS):
         module.zero_grad()
         module.training_step(batch, number).backward()
