@@ -27,12 +27,13 @@ class Door:
         self.classes: dict[str, type | None] = dict(classes)
         self.given: set[str] = set()
 
-    def check(self, words: Sequence[str], required: Sequence[str]) -> None:
+    def check(self, words: Sequence[str], required: Sequence[str], complete: bool = True) -> None:
         """Check a command line.
 
         Args:
             words: Its words.
             required: Keys that must name a class.
+            complete: Whether classes must have all that they need.
 
         Raises:
             ConfigurationError: Naming the key, its value and what is allowed.
@@ -45,7 +46,7 @@ class Door:
         for key in missing:
             class_of(key, "", classes_in(self.types[key]))
         for key, kind in self.classes.items():
-            if kind is not None:
+            if complete and kind is not None:
                 self._check_complete(key, kind)
 
     def _check_complete(self, key: str, kind: type) -> None:

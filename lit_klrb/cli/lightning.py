@@ -137,7 +137,10 @@ class LitCLI(LightningCLI):
         command = self._parser(args[0])
         assert isinstance(command, OneLineParser)
         if not {"-h", "--help"} & {*args}:
-            Door(command, {"kl.estimator": DEFAULT}).check(args[1:], required=("model", "data"))
+            # What --print_config prints may be a template to fill in
+            complete = not any(word.startswith("--print_config") for word in args)
+            required = ("model", "data") if complete else ()
+            Door(command, {"kl.estimator": DEFAULT}).check(args[1:], required, complete)
         self.config = parser.parse_args(args)
         model = self.config[self.config.subcommand].model if "subcommand" in self.config else None
         if model is not None:

@@ -74,17 +74,12 @@ def test_the_plan_of_a_sweep_is_not_a_configuration(capsys, name):
     ("name", "content", "message"),
     [
         (
-            "x.csv",
-            b"text,label\na,1\n",
-            "x.csv is not a .parquet or .jsonl file; convert it in Python: pandas",
-        ),
-        (
             "x.jsonl",
             '{"text": "a"}\n{"text": "caf\xe9"}\n'.encode("latin-1"),
-            "in line 2; if it is Latin-1: ico",
+            "x.jsonl cannot be read: 'utf-8' codec can't decode byte 0xe9",
         ),
         ("x.jsonl", b'{"prompt": [{"role": "user"}]}', "row 1 has the message {'role': 'user'}; messages"),
-        ("x.jsonl", b'{"words": "a"}', "has no column prompt or messages or text; its columns: words"),
+        ("x.jsonl", b'{"words": "a"}', "has no column prompt, messages or text; its columns: words"),
     ],
 )
 def test_files_that_cannot_be_prompts(chain, tmp_path, capsys, name, content, message):
@@ -101,7 +96,7 @@ def test_a_folder_without_a_train_split(chain, tmp_path, capsys):
     for name in ("neg", "pos"):
         write_rows(tmp_path / f"{name}.jsonl", [{"text": text} for text in TEXTS[:3]])
     line = refusal(chain, tmp_path, capsys, "rloo", "--data.source", str(tmp_path))
-    assert "has no train split with texts; its splits: neg, pos; the files of a folder are its splits" in line
+    assert "has no split train; its splits: neg, pos; choose with split, eval_split" in line
 
 
 def test_conversations_as_preferences(chain, tmp_path, capsys):
