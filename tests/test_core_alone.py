@@ -20,7 +20,7 @@ for name in ("numpy", "lightning", "transformers", "scipy", "rich"):
 for room in (lit_klrb.functional, lit_klrb.estimators):
     for module in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
         importlib.import_module(module.name)
-example = doctest.DocTestParser().get_doctest(sys.stdin.read(), {}, "README.md", "README.md", 0)
+example = doctest.DocTestParser().get_doctest(sys.stdin.read(), {}, "loop.md", "loop.md", 0)
 assert len(example.examples) > 5
 sys.exit(doctest.DocTestRunner().run(example).failed)
 """
@@ -55,8 +55,8 @@ def torch_alone(tmp_path_factory):
     return environment / "bin" / "python"
 
 
-def test_everything_imports_and_the_readme_example_runs(torch_alone):
-    example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)[1]
+def test_everything_imports_and_the_example_of_ones_own_loop_runs(torch_alone):
+    example = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "loop.md").read_text("utf-8"), re.DOTALL)[1]
     # -I: no PYTHONPATH, no user site, not this directory
     command = [torch_alone, "-I", "-c", PROGRAM]
     done = subprocess.run(command, input=example, capture_output=True, text=True, check=False)

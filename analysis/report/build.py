@@ -71,10 +71,10 @@ def build(runs_dir: Path, output: Path | None = None, added: Sequence[Builder] =
 
 def made_here() -> dict[str, str]:
     """Day and machine, which the page names."""
-    cores = os.cpu_count() or 1
+    host, cores = platform.uname(), os.cpu_count() or 1
     return {
         "date": datetime.date.today().isoformat(),
-        "machine": f"{platform.system()}, {platform.machine()}, {cores} core{'s' * (cores > 1)}",
+        "machine": f"{host.system}, {host.machine}, {cores} core{'s' * (cores > 1)}",
     }
 
 

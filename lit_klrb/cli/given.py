@@ -86,9 +86,12 @@ def _value(text: str) -> Any:
     if text[:1] not in ("[", "{") and text != "null":
         return text
     try:
-        return yaml.safe_load(text)
+        value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError):
         return text
+    # {step} is a text with a placeholder, not the mapping {step: null}
+    is_text = isinstance(value, dict) and bool(value) and all(part is None for part in value.values())
+    return text if is_text else value
 
 
 def flattened(config: Any, key: str = "") -> dict[str, Any]:

@@ -15,8 +15,8 @@ SHARED, GRID, OLD, RUNNING = "shared", "grid", "old", "running"
 
 @pytest.fixture
 def sweep(tmp_path):
-    """A stage that others start from, cells of the grid of two schemas, and one that has no result yet."""
-    records = {SHARED: {"arm": None}, OLD: {"estimator": "MonteCarlo"}, GRID: {"arm": "MonteCarlo"}}
+    """A stage that others start from, cells of the grid, and one that has no result yet."""
+    records = {SHARED: {"arm": None}, OLD: {"arm": "RaoBlackwell"}, GRID: {"arm": "MonteCarlo"}}
     (tmp_path / "results").mkdir()
     for age, name in enumerate([*records, RUNNING]):
         cell = tmp_path / "cells" / name

@@ -6,7 +6,7 @@ import pytest
 
 from lit_klrb.models import loading
 
-BPE = ["--model.vocab_size", "280"]
+BPE = ["--model.vocab_size", "280", "--data.overlong", "cut"]
 
 
 @pytest.fixture(scope="module")

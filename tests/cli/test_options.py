@@ -216,7 +216,7 @@ def test_no_constructor_argument_is_left_out_above():
     elsewhere = {
         "data.preferences",
         *("data.system_prompt", "data.teacher_system_prompt", "data.teacher_examples"),
-        *("data.subset", "data.split", "data.eval_split", "data.overlong", "data.train_on"),
+        *("data.subset", "data.split", "data.eval_split", "data.train_on"),
         *("data.chat_template_kwargs", "data.teacher_chat_template_kwargs"),
         "model.rollout_backend",
         "model.vllm_options",

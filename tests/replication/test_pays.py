@@ -91,5 +91,6 @@ def test_what_has_no_place_is_refused(sums):
         Place.of(lost, "combination")
     with pytest.raises(ValueError, match="no run starts from the reference"):
         Place.of(replace(sums, runs=tuple(replace(run, curves={}) for run in sums.runs)), "combination")
+    without = {label: arm for label, arm in sums.arms.items() if arm.estimator != "MonteCarlo"}
     with pytest.raises(ValueError, match="no arm has MonteCarlo"):
-        Place.of(replace(sums, locked=None), "combination")
+        Place.of(replace(sums, locked=replace(sums.locked, arms=without)), "combination")

@@ -222,7 +222,7 @@ def test_a_misspelt_option_is_named(capsys):
     assert main(["study", "--config", "configs/studies/estimation.yaml", "--study.prompt", "3"]) == 2
     assert "study.init_args.prompt (did you mean prompts?)" in capsys.readouterr().err
     assert main(["study", "--config", CONFIG, "--study.policy", "3"]) == 2
-    assert capsys.readouterr().err == "error: unknown key study.init_args.policy\n"
+    assert capsys.readouterr().err == "error: unknown key study.init_args.policy (did you mean policies?)\n"
 
 
 def test_top_k_estimators_see_k():

@@ -81,7 +81,7 @@ def ends(trained, arm, final):
     return with_runs(
         trained,
         [
-            dataclasses.replace(run, final=final(run.point.beta_index, run.point.replicate))
+            dataclasses.replace(run, final=final(run.point.beta_index, run.point.replicate), prompts={})
             if run.cell.point is not None and run.point.arm == arm
             else run
             for run in trained.sweep.runs
@@ -178,7 +178,7 @@ def as_quick(contents, sweeps):
 
 
 def steady_reports(sections):
-    for verdicts in sections["verdict"]["verdicts"].values():
+    for verdicts in sections["verdict"].get("verdicts", {}).values():
         for one in verdicts:
             if one["claim"].startswith("spread_"):
                 one |= {"outcome": "better", "estimate": -0.5}

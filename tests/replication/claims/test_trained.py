@@ -23,6 +23,8 @@ def test_differences_in_j_are_those_of_the_report(name):
     reported = {one["treatment"]: one["objective"] for one in TRAINED[name].numbers["comparisons"]}
     assert found.keys() == reported.keys()
     for arm, verdict in found.items():
+        if reported[arm]["p_adjusted"] is None:  # withheld, as the plan grew after its results
+            continue
         assert verdict.estimate.value == pytest.approx(reported[arm]["estimate"], rel=1e-11)
         assert verdict.adjusted == pytest.approx(reported[arm]["p_adjusted"], rel=1e-11)
 
