@@ -14,16 +14,20 @@ NOT_ALL_COMPARED = 3
 
 
 def report_command(arguments: argparse.Namespace) -> int:
-    """Write the report of a sweep, or the page of a single run."""
+    """Write the report of a sweep and print its answer, or the page of a single run."""
     # Imported here as the libraries for figures are slow to import
-    from analysis.report.build import build
+    from analysis.report.answer import sentence_of
+    from analysis.report.assessment import load_assessment
+    from analysis.report.build import write
     from analysis.report.run import build_run, is_run
     from analysis.report.sections import added_sections
 
     if is_run(arguments.runs):
         print(build_run(arguments.runs, arguments.output))
-    else:
-        print(build(arguments.runs, arguments.output, added_sections()))
+        return 0
+    assessment = load_assessment(arguments.runs)
+    page = write(assessment, arguments.output, added_sections())
+    print(printable(sentence_of(assessment)), page, sep="\n")
     return 0
 
 
@@ -45,7 +49,7 @@ def compare_command(arguments: argparse.Namespace) -> int:
     """Print two sweeps side by side."""
     from analysis.report.side_by_side import side_by_side
 
-    print("\n".join(map(_printable, side_by_side(arguments.first, arguments.second, arguments.output))))
+    print("\n".join(map(printable, side_by_side(arguments.first, arguments.second, arguments.output))))
     return 0
 
 
@@ -63,11 +67,11 @@ def print_verification(found: "Verification") -> int:
     print(f"data: {sweep.directory}, {len(sweep.runs)} results")
     print(f"plan: {_plan_state(locked)}")
     for problem in sweep.problems:
-        print(f"problem: {_printable(problem.text)}")
+        print(f"problem: {printable(problem.text)}")
     for line in found.differences:
-        print(f"differs: {_printable(line)}")
+        print(f"differs: {printable(line)}")
     for line in found.not_compared:
-        print(f"not compared: {_printable(line)}")
+        print(f"not compared: {printable(line)}")
     if found.differences:
         return 1
     if found.not_compared:
@@ -83,6 +87,6 @@ def _plan_state(locked: LockedPlan) -> str:
     return f"{locked.hash}, {state}{changed}"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Escape control characters, which could rewrite the terminal, in text from a file."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

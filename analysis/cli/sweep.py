@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import shlex
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from analysis.cli.plan import open_plan
+from analysis.cli.reports import printable
 from analysis.results import Cell, Plan
 from analysis.results.store import read_result
 from analysis.sweep import Coordinator, Ended, Progress, State, Store
@@ -43,7 +45,18 @@ def sweep_command(arguments: argparse.Namespace) -> int:
         raise stopped
     if outcome.stopped:
         print(f"stopped after {arguments.minutes:g} minutes; to resume: {arguments.command}")
+    if outcome.complete and plan.comparisons:
+        _print_answer(store)
     return 0 if outcome.complete else 1
+
+
+def _print_answer(store: Store) -> None:
+    """Print what the results say, and the command that writes their page."""
+    from analysis.report.answer import sentence_of  # imported here as the statistics are slow to import
+    from analysis.report.assessment import load_assessment
+
+    print(printable(sentence_of(load_assessment(store.directory))))
+    print(f"its page: {shlex.join(['python', '-m', 'analysis', 'report', str(store.directory)])}")
 
 
 def _check_launcher(arguments: argparse.Namespace) -> None:

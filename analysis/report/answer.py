@@ -37,6 +37,12 @@ def title_of(assessment: Assessment) -> str:
     )
 
 
+def sentence_of(assessment: Assessment) -> str:
+    """The answer for a terminal: the title of the page, or why there is no verdict."""
+    title = title_of(assessment)
+    return f"{title}: no verdict, {assessment.withheld}" if assessment.withheld else title
+
+
 def meaning_of(assessment: Assessment) -> str:
     """What the title's numbers are."""
     if assessment.withheld or not assessment.comparisons:

@@ -58,11 +58,16 @@ def build(runs_dir: Path, output: Path | None = None, added: Sequence[Builder] =
         ConfigurationError: If the directory has no results, or the page cannot be written.
         DamagedFileError: If the plan cannot be read.
     """
-    output = runs_dir / REPORT if output is None else output
+    return write(load_assessment(runs_dir), output, added)
+
+
+def write(assessment: Assessment, output: Path | None = None, added: Sequence[Builder] = ()) -> Path:
+    """Write the report of an assessed sweep, as `build`."""
+    output = assessment.sweep.directory / REPORT if output is None else output
     numbers = output.parent / NUMBERS
     for path in (output, numbers):
         check_target(path)
-    report = compose(load_assessment(runs_dir), output, added, made_here())
+    report = compose(assessment, output, added, made_here())
     write_output(output, report.page)
     content = json.dumps(report.numbers, separators=(",", ":"), ensure_ascii=False)
     write_output(numbers, content.encode() + b"\n")

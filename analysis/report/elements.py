@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
@@ -24,7 +25,7 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
 
-    @property
+    @cached_property  # the page asks for it at every cell
     def numeric(self) -> frozenset[int]:
         """The columns that have only numbers, and are right-aligned."""
         columns = enumerate(zip(*self.rows, strict=True))

@@ -79,7 +79,7 @@ def spread_test(
 
     observed = curve(np.ones(len(names)))
     draws = np.random.default_rng(0).choice((-1.0, 1.0), size=(2_000, len(names)))
-    left_out = np.array([_mean_without(values, beta_index, place != i) for i in range(len(names))])
+    left_out = _means_without(values, beta_index, place)
     return SpreadTest(
         observed,
         float(np.quantile(largest(draws), 1 - band_alpha)),
@@ -130,14 +130,26 @@ def _log_ratio(leaning: FloatArray, total: FloatArray) -> FloatArray:
     return np.asarray(np.log(np.maximum(total + leaning, floor)) - np.log(np.maximum(total - leaning, floor)))
 
 
-def _mean_without(values: FloatArray, beta_index: IntArray, kept: np.ndarray) -> float:
-    if not kept.any():
-        return np.nan
-    sizes = _absolute_residuals(values[kept], beta_index[kept])
-    total = sizes.sum(axis=(0, 1))
-    leaning = (sizes[:, 1] - sizes[:, 0]).sum(axis=0)
-    ratios = _log_ratio(leaning[total > 0], total[total > 0])
-    return float(ratios.mean()) if len(ratios) else 0.0
+def _means_without(values: FloatArray, beta_index: IntArray, place: IntArray) -> FloatArray:
+    """The mean of the curve without each unit, shape [units]; only sums at the unit's own betas change."""
+    at = {index: beta_index == index for index in np.unique(beta_index)}
+    whole = {index: _spread(values[mine]) for index, mine in at.items()}
+    found = []
+    for unit in range(int(place.max()) + 1):
+        own = np.unique(beta_index[place == unit])
+        left = {index: _spread(values[at[index] & (place != unit)]) for index in own}
+        total, leaning = np.sum([*{**whole, **left}.values()], axis=0)
+        ratios = _log_ratio(leaning[total > 0], total[total > 0])
+        found.append(float(ratios.mean()) if len(ratios) else 0.0)
+    return np.array(found)
+
+
+def _spread(values: FloatArray) -> FloatArray:
+    """Summed absolute residuals of runs at one beta: of both arms, and control less treatment; [2, T]."""
+    if not len(values):
+        return np.zeros((2, values.shape[-1]))
+    sizes = np.abs(values - np.median(values, axis=0))
+    return np.stack([sizes.sum(axis=(0, 1)), (sizes[:, 1] - sizes[:, 0]).sum(axis=0)])
 
 
 def _jackknife(value: float, left_out: FloatArray) -> Estimate:

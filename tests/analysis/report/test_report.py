@@ -7,6 +7,7 @@ import pytest
 from reading import FIVE, SMALL, Page, numbers, page_of, text_of
 from synthetic import diverge, fail, write_sweep
 
+from analysis.cli.main import main
 from analysis.report.assessment import load_assessment
 from analysis.report.build import build
 from analysis.report.figures import sheet
@@ -54,6 +55,20 @@ def test_the_same_input_gives_the_same_bytes_anywhere(tmp_path):
     elsewhere = build(runs, tmp_path / "deep" / "page.html")
     assert elsewhere.read_bytes() == first
     assert verify(elsewhere).differences == []
+
+
+def test_the_command_prints_the_answer_above_the_path(tmp_path, undrawn, capsys):
+    whole, partial = tmp_path / "whole", tmp_path / "partial"
+    write_sweep(whole, lift={"RaoBlackwell": 0.3}, replicates=5)
+    write_sweep(partial, replicates=1, edit=lambda point, made: None if point[1] == 1 else made)
+    for runs, answer in (
+        (whole, r"RaoBlackwell earns 0\.\d+ more than MonteCarlo, .* of J"),
+        (partial, "RaoBlackwell against MonteCarlo: no verdict, partial sweep"),
+    ):
+        assert main(["report", str(runs)]) == 0
+        first, path = capsys.readouterr().out.splitlines()
+        assert re.fullmatch(answer, first)
+        assert path == str(runs / "report.html")
 
 
 def test_a_partial_sweep_has_a_banner_and_no_verdict(tmp_path, undrawn):

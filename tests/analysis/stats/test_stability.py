@@ -37,6 +37,19 @@ def test_the_spread_tests_equal_full_enumeration():
     assert found.pointwise.p_value == pytest.approx((by_hand[:, 1] >= observed[1] - 1e-9).mean())
 
 
+def test_the_error_of_the_spread_is_that_of_means_without_each_unit():
+    rng = np.random.default_rng(4)
+    values = draw_curves(rng, 7, ratio=2.0, steps=5)
+    beta_index, units = np.array([0, 0, 1, 1, 1, 2, 2]), np.array([0, 1, 0, 1, 2, 3, 3])  # 3 alone has a beta
+    without = [
+        spread_by_hand(values[units != unit], beta_index[units != unit], np.ones((units != unit).sum()))[0]
+        for unit in range(4)
+    ]
+    assert spread_test(values, beta_index, units).mean.standard_error == pytest.approx(
+        np.sqrt(3 / 4 * ((without - np.mean(without)) ** 2).sum())
+    )
+
+
 def test_roughness_differs_from_spread():
     rng = np.random.default_rng(1)
     values = draw_curves(rng, 8, steps=40)

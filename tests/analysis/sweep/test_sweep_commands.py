@@ -35,9 +35,14 @@ def test_a_sweep_publishes_every_cell_once(finished):
         assert str(finished.directory) not in path.read_text()
 
 
-def test_a_second_sweep_runs_no_cell(swept):
+def test_a_second_sweep_runs_no_cell_and_ends_with_the_answer(swept):
     before = swept.results()
-    assert swept.run("sweep", "--config", "plan.yaml") == (0, "plan: 10 cells: 10 done; no cell was run\n")
+    assert swept.run("sweep", "--config", "plan.yaml") == (
+        0,
+        "plan: 10 cells: 10 done; no cell was run\n"
+        "These runs are too few to tell RaoBlackwell from MonteCarlo\n"
+        f"its page: python -m analysis report {swept.directory / 'plan'}\n",
+    )
     assert swept.results() == before
     assert len(swept.ran()) == 10
 
