@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.errors import ConfigurationError, refusing
-from lit_klrb.files import local_path
+from lit_klrb.files import local_path, remove_abandoned
 
 EPILOG = """GGUF is the format of llama.cpp. The weights, often of 4 to 8 bits, become numbers of 32 bits, so
 the folder is several times as large as the file. It has the tokenizer with the file's chat template,
@@ -39,6 +39,7 @@ def main(argv: Sequence[str]) -> int:
     with refusing(
         f"cannot write {arguments.output_dir}", OSError, key="output_dir"
     ):  # such as a name that is too long
+        remove_abandoned(target)  # what a call left that was killed after it had made the folder
         exists = target.exists()
     if exists:
         raise ConfigurationError(f"{arguments.output_dir} exists; name a new folder", key="output_dir")

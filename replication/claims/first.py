@@ -182,7 +182,7 @@ def _overhead(evidence: Evidence) -> Ruling:
     return Ruling(
         Status.INCONCLUSIVE,
         "No run takes significantly longer, but these times, on machines with other work, cannot exclude 5 % "
-        "more. docs/benchmarks.md has ratios of variants that alternate in one process.",
+        "more. replication/evidence/benchmarks.md has ratios of variants that alternate in one process.",
         numbers,
     )
 

@@ -294,7 +294,7 @@ def second_source() -> tuple[PublishedClaim, ...]:
             "sequence_length × 2 models”",
             _BLOG,
             "Nothing: the claim counts evaluations. Times are on the page about zero overhead, and in "
-            "docs/benchmarks.md with their commands.",
+            "replication/evidence/benchmarks.md with their commands.",
             "The log-probability of the sampled token needs the logits of the whole vocabulary too, for its "
             "normaliser: evaluations of tokens are not what the two differ in.",
             lambda evidence: Ruling(

@@ -50,7 +50,7 @@ def certificates(assessment: Assessment) -> Section | None:
             f"this one ({model}), and the test of {subject} was run on "
             f"each at the level of the first step of Holm's correction, {plan.level:.2g}. Without a true "
             "difference it should reject no more often than that; the measured rate is its type-I error. The "
-            "simulation assumes Gaussian noise. For the other tests see docs/certificates.md.",
+            "simulation assumes Gaussian noise. The other tests: replication/evidence/certificates.md.",
             *(_spread(name, scenario) for name, scenario in found.items()),
         ],
         tables=[_table(found, rates, reach, plan.level)],
