@@ -32,9 +32,11 @@ def test_validate_and_kl_read_the_same_tokens(chain, tmp_path, capsys, monkeypat
         (tmp_path / "prompts" / f"{split}.jsonl").write_text(lines)
     paths = [w for name in models for w in (f"--model.{name}_path", str(tmp_path / name))]
     source = ["--data.source", str(tmp_path / "prompts"), "--model.max_new_tokens", "1"]
-    (tmp_path / "lengths.py").write_text("def length(texts):\n    return [len(text) for text in texts]\n")
+    (tmp_path / "length_rewards.py").write_text(
+        "def length(texts):\n    return [len(text) for text in texts]\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
-    source += ["--model.reward_path", "lengths:length"]
+    source += ["--model.reward_path", "length_rewards:length"]
     capsys.readouterr()
     assert chain.run("validate", "rloo", *paths, *source, run=tmp_path / "run") == 0
     (validated,) = re.findall(r"KL\(policy‖reference\) ([\d.]+)", capsys.readouterr().out)

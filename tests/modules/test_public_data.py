@@ -113,7 +113,7 @@ def test_a_public_data_set_runs_as_it_is(models, tmp_path, name):
     splits = (named.get("--data.split", "train"), named.get("--data.eval_split", "test"))
     folder = tmp_path / "data"
     folder.mkdir()
-    for split, numbers in ((splits[0], range(40)), (splits[1], range(40, 44))):
+    for split, numbers in ((splits[0], range(120)), (splits[1], range(120, 124))):
         (folder / f"{split}.jsonl").write_text("\n".join(json.dumps(row(number)) for number in numbers))
     module, data, paths, model = KINDS[stage]
     argv = ["--model", module, "--data", data, "--data.source", str(folder), *extra]

@@ -355,7 +355,9 @@ def test_other_modules_refuse_what_they_cannot_do(chain, folder, tmp_path, capsy
 def test_the_penalty_of_rloo_is_to_the_reference_with_its_context(
     chain, folder, tmp_path, capsys, monkeypatch
 ):
-    (tmp_path / "lengths.py").write_text("def length(texts):\n    return [len(text) for text in texts]\n")
+    (tmp_path / "length_rewards.py").write_text(
+        "def length(texts):\n    return [len(text) for text in texts]\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     paths = ["--model.policy_path", str(folder / "student"), "--model.reference_path", "policy"]
     data = ["--data.source", str(folder / "prompts"), "--data.eval_size", "4", *CONTEXT]
@@ -365,7 +367,7 @@ def test_the_penalty_of_rloo_is_to_the_reference_with_its_context(
         "--model.inner_epochs",
         "1",
         "--model.reward_path",
-        "lengths:length",
+        "length_rewards:length",
     ]
     assert chain.run("fit", "rloo", *paths, *data, *ONE_TOKEN, *steps, run=tmp_path / "run") == 0
     tokenizer = load_tokenizer("policy_path", str(folder / "student"))
