@@ -21,7 +21,6 @@ def quiet() -> None:
         ".*does not have many workers.*",  # the model is the bottleneck; loaders run in the main process
         ".*module\\(s\\) in eval mode.*",  # the reference, and the policy where dropout is off
         ".*dirpath has changed.*",  # a run directory may be moved, or its checkpoint evaluated elsewhere
-        ".*`srun` command is available.*",  # a login node, where nothing runs in several processes
         ".*exists and is not empty.*",  # a resumed run writes to the same directory
         ".*callbacks used to create the checkpoint.*",  # check_same_run checks which may differ
         ".*`srun` command is available.*",  # a machine with SLURM, on which a run need not be a job

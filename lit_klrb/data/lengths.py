@@ -2,7 +2,7 @@
 
 import logging
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -129,9 +129,3 @@ class Selection:
             "median_tokens": statistics.median(lengths),
             "longest_tokens": max(lengths),
         }
-
-
-def visible(ids: Sequence[int], start: int, tokenizer: Any) -> str:
-    """A text with its special tokens, and where its answer begins."""
-    before, after = (tokenizer.decode(list(part)) for part in (ids[:start], ids[start:]))
-    return f"{before} | {after}"
