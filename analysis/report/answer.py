@@ -4,9 +4,10 @@ import math
 
 from analysis.report.assessment import Assessment
 from analysis.stats import Comparison
+from analysis.stats.intervals import Interval
 from analysis.stats.objective import objective
 from analysis.stats.pairs import Pairs
-from analysis.stats.text import ends_text, number, whole_percent
+from analysis.stats.text import aligned, aligned_ends, decimals_of, number, whole_percent
 from analysis.stats.verdict import Outcome
 
 
@@ -69,39 +70,40 @@ def _of_one(comparison: Comparison) -> str:
     decision, pairs = comparison.decision, comparison.pairs
     primary, value = decision.primary, decision.primary.estimate.value
     treatment, control = pairs.treatment, pairs.control
-    ends = ends_text(primary.interval)
+    decimals = decimals_of([value, *(primary.interval.ends if primary.interval else ())])
+    shown, size = aligned(value, decimals), aligned(abs(value), decimals)
+    ends = aligned_ends(primary.interval, decimals)
     of_kl = primary.claim.key == "kl"
     match decision.outcome:
         case Outcome.BETTER | Outcome.WORSE if pairs.diverged.any() or math.isnan(value):
             return f"{treatment} is {decision.outcome.value} than {control}, by ranks as runs diverged"
         case Outcome.BETTER | Outcome.WORSE:
-            low_high = _ends_of_size(comparison)
+            low_high = _ends_of_size(comparison, decimals)
             if of_kl:
                 where = "nearer to" if value < 0 else "further from"
-                size = f"{number(abs(value))} nats"
-                return f"{treatment} ends {size} {where} the reference than {control}, {low_high}"
+                return f"{treatment} ends {size} nats {where} the reference than {control}, {low_high}"
             more = "more" if value > 0 else "less"
             share = _share_of_j(pairs, value)
-            return f"{treatment} earns {number(abs(value))} {more} than {control}, {low_high}{share}"
+            return f"{treatment} earns {size} {more} than {control}, {low_high}{share}"
         case Outcome.EQUIVALENT:
             margin = f"±{number(primary.margin)}"
-            return f"{treatment} and {control} are equal within {margin}: {number(value)}, {ends}"
+            return f"{treatment} and {control} are equal within {margin}: {shown}, {ends}"
         case Outcome.CANNOT_REJECT:
             return f"These runs are too few to tell {treatment} from {control}"
         case _:
             what = "ends nearer to the reference" if of_kl else "earns more"
-            return f"It is open whether {treatment} {what} than {control}: {number(value)}, {ends}"
+            return f"It is open whether {treatment} {what} than {control}: {shown}, {ends}"
 
 
-def _ends_of_size(comparison: Comparison) -> str:
+def _ends_of_size(comparison: Comparison, decimals: int) -> str:
     """The interval of the size of the difference."""
     primary = comparison.decision.primary
     interval = primary.interval
     if interval is None:
         return "without an interval"
     if primary.estimate.value < 0:
-        return f"{number(-interval.high)} to {number(-interval.low)}"
-    return ends_text(interval)
+        interval = Interval(-interval.high, -interval.low, interval.level)
+    return aligned_ends(interval, decimals)
 
 
 def _share_of_j(pairs: Pairs, value: float) -> str:

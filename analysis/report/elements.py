@@ -6,7 +6,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
+from analysis.stats.intervals import Interval
+from analysis.stats.text import aligned, aligned_ends, decimals_of
+
 Item = TypeVar("Item")
+# The content of a cell: text, a number, an interval, or nothing, which is a dash.
+Cell = str | float | Interval | None
 
 _NUMERIC = re.compile(r"[+−]?[\d.,]+(?:e[−+]?\d+)?(?: ?%)?|[–−+∞]+")
 
@@ -18,24 +23,43 @@ class Table:
     Attributes:
         caption: Its content, including units.
         header: Names of the columns.
-        rows: Cells, as long as the header.
+        rows: Cells, as long as the header. Numbers and intervals of a column get the same decimals.
     """
 
     caption: str
     header: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[Cell]]
+
+    @cached_property
+    def cells(self) -> Sequence[Sequence[str]]:
+        """The texts of the rows."""
+        return list(zip(*map(_texts, zip(*self.rows, strict=True)), strict=True))
 
     @cached_property  # the page asks for it at every cell
     def numeric(self) -> frozenset[int]:
         """The columns that have only numbers, and are right-aligned."""
-        columns = enumerate(zip(*self.rows, strict=True))
+        columns = enumerate(zip(*self.cells, strict=True))
         return frozenset(place for place, cells in columns if all(map(_NUMERIC.fullmatch, cells)))
 
     @classmethod
-    def of(cls, caption: str, items: Iterable[Item], *columns: tuple[str, Callable[[Item], str]]) -> "Table":
+    def of(cls, caption: str, items: Iterable[Item], *columns: tuple[str, Callable[[Item], Cell]]) -> "Table":
         """A table with a row for each item, from the name and the text of each column."""
         rows = [tuple(text(item) for _, text in columns) for item in items]
         return cls(caption, tuple(name for name, _ in columns), rows)
+
+
+def _texts(column: Sequence[Cell]) -> list[str]:
+    """The cells of a column, with the decimals that its largest number needs."""
+    ends = [end for cell in column if isinstance(cell, Interval) for end in cell.ends]
+    decimals = decimals_of([*(cell for cell in column if isinstance(cell, float)), *ends])
+    return [
+        cell
+        if isinstance(cell, str)
+        else aligned_ends(cell, decimals)
+        if isinstance(cell, Interval)
+        else aligned(cell, decimals)
+        for cell in column
+    ]
 
 
 @dataclass(frozen=True)

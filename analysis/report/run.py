@@ -14,7 +14,7 @@ from analysis.report.figures import INK, looks, sheet
 from analysis.report.html import page
 from analysis.results.curves import curves, last_completions
 from analysis.results.layout import REPORT
-from analysis.stats.text import number, whole_percent
+from analysis.stats.text import count, number, whole_percent
 from lit_klrb import schema
 from lit_klrb.config_files import check_config_file
 from lit_klrb.errors import ConfigurationError
@@ -69,7 +69,7 @@ def build_run(run: Path, output: Path | None = None) -> Path:
     """
     output = run / REPORT if output is None else output
     check_target(output)
-    found = curves(run / schema.METRICS_DIR)
+    found = curves(run / schema.METRICS_DIR, ("train/", "val/", "data/"))
     beta = _beta(run)
     if beta is not None and (objective := _objective(found, beta)) is not None:
         found[f"val/{OBJECTIVE}"] = objective
@@ -110,17 +110,19 @@ def _title(found: Mapping[str, Curve]) -> str:
 
 
 def _counts(found: Mapping[str, Curve]) -> list[str]:
-    """Shares over the training of what carries no signal, where the run records them."""
+    """What carries no signal, where the run records it: shares over the training, and rows left out."""
     texts = {
         "train/equal_rewards": "of the prompts had completions of equal reward, which train nothing",
         "train/unfinished": "of the completions were cut at their largest length",
-        "train/left_out": "of the rows were left out",
     }
     shares = {
         text: [value for value in _by_step(found.get(key)).values() if value is not None]
         for key, text in texts.items()
     }
-    return [f"{whole_percent(sum(own) / len(own))} {text}." for text, own in shares.items() if own]
+    lines = [f"{whole_percent(sum(own) / len(own))} {text}." for text, own in shares.items() if own]
+    left_out = _by_step(found.get("data/left_out"))
+    rows = [f"{count(int(value), 'row')} of the data left out." for value in left_out.values() if value]
+    return lines + rows[-1:]
 
 
 def _curves(run: Path, found: Mapping[str, Curve]) -> Section:
@@ -129,7 +131,13 @@ def _curves(run: Path, found: Mapping[str, Curve]) -> Section:
         raise ConfigurationError(f"{run} has no evaluation of completions yet; run fit first")
     steps = next(iter(measured.values()))["step"]
     errors = {label: _by_step(found.get(f"val/{name}_se")) for name, label in SHOWN.items()}
-    rows = [[str(step), *(_at(measured[label], errors[label], step) for label in measured)] for step in steps]
+    rows = [
+        [
+            str(step),
+            *(cell for label in measured for cell in _at(measured[label], errors[label], step)),
+        ]
+        for step in steps
+    ]
     key_of = {label: name for name, label in SHOWN.items()}
     across = 2 if len(measured) > 3 else len(measured)
     down = -(-len(measured) // across)
@@ -143,7 +151,8 @@ def _curves(run: Path, found: Mapping[str, Curve]) -> Section:
                 axes.set_ylim(bottom=0)
             axes.set_xlabel("step")
             axes.set_title(label, loc="left", fontsize=8)
-    table = Table("Evaluations.", ("step", *measured), rows)
+    header = [name for label in measured for name in (label, "± 95 %")[: 1 + bool(errors[label])]]
+    table = Table("Evaluations.", ("step", *header), rows)
     alt = f"{' and '.join(measured)} at {len(steps)} evaluations, from step {steps[0]} to {steps[-1]}."
     return Section(
         "curves",
@@ -173,7 +182,7 @@ def _rollouts(run: Path) -> Section | None:
             if len(panel) > 1:
                 axes.legend(fontsize=6)
     rows = [
-        [labels[name], *("–" if v is None else f"{v:.3g}" for v in (curve["value"][0], curve["value"][-1]))]
+        [labels[name], *(number(curve["value"][place]) for place in (0, -1))]
         for name, curve in measured.items()
     ]
     return Section(
@@ -195,11 +204,10 @@ def _by_step(curve: Curve | None) -> dict[int, float | None]:
     return {} if curve is None else dict(zip(curve["step"], curve["value"], strict=True))
 
 
-def _at(curve: Curve, errors: dict[int, float | None], step: int) -> str:
-    value, error = _by_step(curve).get(step), errors.get(step)
-    if value is None:
-        return "–"
-    return f"{value:.3g}" if error is None else f"{value:.3g} ± {Z * error:.2g}"
+def _at(curve: Curve, errors: dict[int, float | None], step: int) -> list[float | None]:
+    """The value at a step and, where the metric has errors, half its interval."""
+    error = errors.get(step)
+    return [_by_step(curve).get(step), *([None if error is None else Z * error] if errors else [])]
 
 
 def _completions(run: Path) -> Section | None:

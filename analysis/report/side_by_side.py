@@ -202,7 +202,7 @@ def _versions(sweep: Sweep) -> str:
 
 def _as_text(table: Table) -> list[str]:
     """A table in columns of equal width, for a terminal."""
-    rows = [table.header, *table.rows]
+    rows = [table.header, *table.cells]
     widths = [max(len(row[column]) for row in rows) for column in range(len(table.header))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     return ["", table.caption, *(line.rstrip() for line in lines)]

@@ -15,11 +15,15 @@ _CURVES = ("train/", "val/")
 _DIGITS = 6
 
 
-def curves(metrics: Path) -> dict[str, dict[str, list[Any]]]:
+def curves(metrics: Path, prefixes: tuple[str, ...] = _CURVES) -> dict[str, dict[str, list[Any]]]:
     """The curves of a run, combined from the files of its attempts.
 
     A later attempt continues from a checkpoint: from the first step at which it logs a curve, its values
     replace those of earlier attempts.
+
+    Args:
+        metrics: The directory of their files.
+        prefixes: Beginnings of the names of the metrics.
 
     Returns:
         Metric -> {"step": increasing integers, "value": floats of six digits, or None where not finite}.
@@ -30,7 +34,7 @@ def curves(metrics: Path) -> dict[str, dict[str, list[Any]]]:
             text = file.read()
         # An incomplete last line, from a machine that stopped, may end in a truncated number: drop it
         lines = text[: text.rfind("\n") + 1].splitlines(keepends=True)
-        attempt = _read_curves(csv.DictReader(lines))
+        attempt = _read_curves(csv.DictReader(lines), prefixes)
         for name, points in attempt.items():
             first = min(points)
             before = {step: value for step, value in stitched.get(name, {}).items() if step < first}
@@ -57,11 +61,13 @@ def _attempt(path: Path) -> int:
     return int(found[-1])
 
 
-def _read_curves(rows: Iterable[dict[str, str]]) -> dict[str, dict[int, float | None]]:
+def _read_curves(
+    rows: Iterable[dict[str, str]], prefixes: tuple[str, ...]
+) -> dict[str, dict[int, float | None]]:
     points: dict[str, dict[int, float | None]] = {}
     for row in rows:
         for name, value in row.items():
-            if name.startswith(_CURVES) and value:
+            if name.startswith(prefixes) and value:
                 rounded = float(f"{float(value):.{_DIGITS}g}")
                 points.setdefault(name, {})[int(row[schema.STEP])] = (
                     rounded if math.isfinite(rounded) else None

@@ -13,7 +13,7 @@ from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import MANY, Look, legend_lines, looks, sheet
 from analysis.results.records import Curve, Run
-from analysis.stats.text import number
+from analysis.stats.text import whole_percent
 from lit_klrb import schema
 
 METRICS = {schema.REWARD: "mean reward", schema.KL: "KL (nats)"}
@@ -24,6 +24,11 @@ SOURCES = {
     "val": "by the common evaluator, on the same prompts for every run",
 }
 NAMES = {"train": "Training", "val": "Validation"}
+# What carries no signal: shares of each training step, where a run logs them.
+_LOST = {
+    "equal_rewards": "Prompts whose completions have equal rewards",
+    "unfinished": "Completions cut at their largest length",
+}
 # Lines are thinned to about this many points, more than a screen can show.
 _POINTS = 400
 
@@ -38,6 +43,7 @@ def training_curves(assessment: Assessment) -> Section | None:
         "curves",
         "Training curves",
         figures=figures,
+        tables=_lost(assessment),
         numbers={
             run.cell.id: {
                 f"{source}/{metric}": float(curve.value[-1])
@@ -48,6 +54,22 @@ def training_curves(assessment: Assessment) -> Section | None:
             for run in assessment.sweep.grid.values()
         },
     )
+
+
+def _lost(assessment: Assessment) -> list[Table]:
+    """The table of what carries no signal, by arm; none if no run records it."""
+
+    def share(arm: str, key: str) -> str:
+        mine = [run for run in assessment.sweep.grid.values() if run.point.arm == arm]
+        curves = [curve.value for run in mine if (curve := _curve(run, "train", key)) is not None]
+        values = np.concatenate([np.empty(0), *curves])
+        values = values[np.isfinite(values)]
+        return whole_percent(float(values.mean())) if len(values) else "–"
+
+    rows = [(arm, *(share(arm, key) for key in _LOST)) for arm in assessment.sweep.plan.grid.arms]
+    caption = "What trains nothing or is incomplete: means over the training steps of all runs of an arm."
+    found = any(text != "–" for _, *texts in rows for text in texts)
+    return [Table(caption, ("Arm", *_LOST.values()), rows)] if found else []
 
 
 def _figure(assessment: Assessment, source: str, where: str) -> Figure | None:
@@ -88,8 +110,8 @@ def _table(assessment: Assessment, runs: Sequence[Run], source: str, metrics: Ma
                 curves = [curve for run in mine if (curve := _curve(run, source, metric)) is not None]
                 if curves:
                     first, last = np.transpose([curve.value[[0, -1]] for curve in curves])
-                    means = number(float(first.mean())), number(float(last.mean()))
-                    sd = number(float(last.std(ddof=1)), 2) if len(curves) > 1 else "–"
+                    means = float(first.mean()), float(last.mean())
+                    sd = float(last.std(ddof=1)) if len(curves) > 1 else None
                     rows.append((name, f"{beta:g}", label, *means, sd, str(len(curves))))
     return Table(
         f"{NAMES[source]}: mean over replicates at the first and the last logged step, and the standard "

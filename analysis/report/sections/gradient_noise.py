@@ -17,7 +17,7 @@ from analysis.stats.gradient_noise import (
     compare_layers,
     compare_noise,
 )
-from analysis.stats.text import ends_text, number, whole_percent
+from analysis.stats.text import number, whole_percent
 
 
 def gradient_noise(assessment: Assessment) -> Section | None:
@@ -120,7 +120,7 @@ def _by_layer(measured: _Measured) -> list[Table]:
             ("Layer", lambda row: row.layer),
             ("Gradient of", lambda row: row.term),
             ("Estimator", lambda row: row.estimator),
-            ("Ratio", lambda row: number(row.ratio)),
+            ("Ratio", lambda row: row.ratio),
             ("p (Holm)", lambda row: number(row.p_holm, 2)),
         )
         for label, found in measured.layers.items()
@@ -193,8 +193,8 @@ def _figure(measured: _Measured) -> Figure:
             ("Step", lambda found: str(found.snapshot.step)),
             ("Gradient of", lambda found: found.term),
             ("Estimator", lambda found: found.verdict.treatment),
-            ("Ratio", lambda found: number(float(np.exp(found.verdict.estimate.value)))),
-            ("95% CI", lambda found: ends_text(found.verdict.interval and found.verdict.interval.exp())),
+            ("Ratio", lambda found: float(np.exp(found.verdict.estimate.value))),
+            ("95% CI", lambda found: found.verdict.interval and found.verdict.interval.exp()),
             ("p (pairs)", lambda found: number(found.verdict.test.p_value, 2)),
             ("p (Holm)", lambda found: number(found.verdict.adjusted, 2)),
             ("p (centred)", lambda found: number(found.variance.test.p_value, 2)),

@@ -126,11 +126,11 @@ def _coverage(artifact: ValueStudy) -> list[Table]:
         caption,
         known,
         ("Snapshot", lambda row: row[0].label),
-        ("Mass", lambda row: number(float(row[1].mean()))),
-        ("Worst prompt", lambda row: number(float(row[1].min()))),
-        ("Sampling, s", lambda row: number(row[0].seconds["sampling"], 2)),
-        ("Sampled tokens, s", lambda row: number(row[0].seconds[REFERENCE], 2)),
-        ("Vocabulary, s", lambda row: number(row[0].seconds["rb"], 2)),
+        ("Mass", lambda row: float(row[1].mean())),
+        ("Worst prompt", lambda row: float(row[1].min())),
+        ("Sampling, s", lambda row: row[0].seconds["sampling"]),
+        ("Sampled tokens, s", lambda row: row[0].seconds[REFERENCE]),
+        ("Vocabulary, s", lambda row: row[0].seconds["rb"]),
     )
     return [table] if known else []
 
@@ -285,7 +285,7 @@ def _prompt_figure(snapshots: Snapshots) -> Figure:
             "Standard deviation of single estimates within each prompt (nats).",
             ("Snapshot", "Prompt", NAMES[REFERENCE], NAMES["rb"]),
             [
-                (label, str(index), number(one), number(other))
+                (label, str(index), float(one), float(other))
                 for label, spreads in snapshots
                 for index, (one, other) in enumerate(
                     zip(spreads[REFERENCE].by_prompt, spreads["rb"].by_prompt, strict=True)

@@ -9,7 +9,7 @@ from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import INK, looks, sheet
 from analysis.stats import Comparison, Verdict
 from analysis.stats.secondary import Spread
-from analysis.stats.text import ends_text, number
+from analysis.stats.text import number
 from lit_klrb import schema
 
 
@@ -60,11 +60,11 @@ def _table(rows: Sequence[tuple[Comparison, Spread]]) -> Table:
         [(spread, *_verdicts(comparison, spread)) for comparison, spread in rows],
         ("Arm", lambda row: row[0].curves.pairs.treatment),
         ("Metric", lambda row: "reward" if row[0].curves.metric == schema.REWARD else "log KL"),
-        ("Ratio", lambda row: number(float(np.exp(row[1].estimate.value)))),
-        ("Interval", lambda row: ends_text(row[1].interval and row[1].interval.exp())),
+        ("Ratio", lambda row: float(np.exp(row[1].estimate.value))),
+        ("Interval", lambda row: row[1].interval and row[1].interval.exp()),
         ("p", lambda row: number(row[1].adjusted, 2)),
         ("p, any step", lambda row: number(row[2].adjusted, 2)),
-        ("Roughness", lambda row: number(float(np.exp(row[3].estimate.value)))),
+        ("Roughness", lambda row: float(np.exp(row[3].estimate.value))),
         ("p", lambda row: number(row[3].adjusted, 2)),
         ("Verdict on the spread", lambda row: row[1].label),
     )
@@ -105,9 +105,9 @@ def _figure(assessment: Assessment, spreads: Sequence[Spread]) -> Figure:
             spreads,
             ("Arm", lambda spread: spread.curves.pairs.treatment),
             ("Metric", lambda spread: spread.curves.metric),
-            ("Mean over steps", lambda spread: number(float(spread.test.curve.mean()))),
-            ("Lowest", lambda spread: number(float(spread.test.curve.min()))),
-            ("Highest", lambda spread: number(float(spread.test.curve.max()))),
+            ("Mean over steps", lambda spread: float(spread.test.curve.mean())),
+            ("Lowest", lambda spread: float(spread.test.curve.min())),
+            ("Highest", lambda spread: float(spread.test.curve.max())),
             ("Band", lambda spread: f"± {number(spread.test.band)}"),
         ),
     )

@@ -19,7 +19,6 @@ from analysis.stats.arms import start_of
 from analysis.stats.frontier import nondominated
 from analysis.stats.intervals import Estimate
 from analysis.stats.pairs import BoolArray, FloatArray
-from analysis.stats.text import number
 from lit_klrb import schema
 
 NORMAL_95 = 1.959963984540054
@@ -72,10 +71,10 @@ def _table(runs: list[Run], on: BoolArray) -> Table:
         ("Arm", lambda row: row[0].point.arm),
         ("β", lambda row: f"{row[0].point.beta:g}"),
         ("Replicate", lambda row: str(row[0].point.replicate)),
-        ("KL (nats)", lambda row: number(row[0].outcome(schema.KL))),
-        ("± 95%", lambda row: number(NORMAL_95 * row[0].outcome(schema.KL_SE), 2)),
-        ("Reward", lambda row: number(row[0].outcome(schema.REWARD))),
-        ("± 95%", lambda row: number(NORMAL_95 * row[0].outcome(schema.REWARD_SE), 2)),
+        ("KL (nats)", lambda row: row[0].outcome(schema.KL)),
+        ("± 95%", lambda row: NORMAL_95 * row[0].outcome(schema.KL_SE)),
+        ("Reward", lambda row: row[0].outcome(schema.REWARD)),
+        ("± 95%", lambda row: NORMAL_95 * row[0].outcome(schema.REWARD_SE)),
         ("On the frontier", lambda row: "yes" if row[1] else "no"),
     )
 

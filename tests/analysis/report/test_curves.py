@@ -31,6 +31,17 @@ def test_a_single_run_has_no_band():
     assert half_width.value.tolist() == [0.0, 0.0]
 
 
+def test_what_trains_nothing_is_shown_by_arm(tmp_path, undrawn):
+    def with_shares(point, made):
+        share = 0.25 * point[2] if point[0] == "MonteCarlo" else 0.5  # by replicate
+        made["curves"]["train/equal_rewards"] = {"step": [0, 1], "value": [share, 2 * share]}
+        return made
+
+    runs = write_sweep(tmp_path, betas={0: 0.1}, replicates=2, edit=with_shares)
+    (table,) = training_curves(load_assessment(runs)).tables
+    assert table.rows == [("MonteCarlo", "19%", "–"), ("RaoBlackwell", "75%", "–")]
+
+
 def test_the_other_direction_of_the_kl_is_shown_where_runs_have_it(tmp_path, undrawn):
     def with_reverse(point, made):
         made["curves"]["val/reverse_kl"] = {"step": [0, 4], "value": [0.5, 1.25]}
@@ -39,6 +50,6 @@ def test_the_other_direction_of_the_kl_is_shown_where_runs_have_it(tmp_path, und
     runs = write_sweep(tmp_path, betas={0: 0.1}, replicates=2, edit=with_reverse)
     training, validation = training_curves(load_assessment(runs)).figures
     label = "KL(reference‖policy) (nats)"
-    row = ("RaoBlackwell", "0.1", label, "0.500", "1.25", "0", "2")
+    row = ("RaoBlackwell", "0.1", label, 0.5, 1.25, 0.0, "2")
     assert row in validation.table.rows
     assert label not in {cells[2] for cells in training.table.rows}

@@ -10,9 +10,11 @@ from synthetic import diverge, fail, write_sweep
 from analysis.cli.main import main
 from analysis.report.assessment import load_assessment
 from analysis.report.build import build
+from analysis.report.elements import Table
 from analysis.report.figures import sheet
 from analysis.report.sections import summary
 from analysis.report.verify import verify
+from analysis.stats.intervals import Interval
 
 
 def test_the_page_is_self_contained(better):
@@ -25,6 +27,14 @@ def test_the_page_is_self_contained(better):
     assert len(html.encode()) < 1_000_000
     assert len(page.ids) == len(set(page.ids))
     assert len(page.regions) == len(set(page.regions)) > 5
+
+
+def test_a_column_has_the_decimals_that_its_largest_number_needs():
+    ends = Interval(-0.5, 12.0, 0.95), None, Interval(0.0, 0.25, 0.95)
+    rows = list(zip("abc", (0.012345, -0.5, float("nan")), ends, strict=True))
+    table = Table("", ("Arm", "Difference", "Interval"), rows)
+    assert table.cells == [("a", "0.012", "−0.50 to 12.00"), ("b", "−0.500", "–"), ("c", "–", "0.00 to 0.25")]
+    assert table.numeric == {1}
 
 
 def test_every_figure_has_alternative_text_and_its_numbers(better):

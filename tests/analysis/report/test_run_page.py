@@ -24,8 +24,8 @@ def test_the_page_shows_the_evaluations_and_the_texts(tmp_path, capsys):
     page = (tmp_path / "report.html").read_text("utf-8")
     cells = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", page)
     expected = [
-        ["0", "7.25 ± 0.98", "9", "24"],
-        ["2", "1.5", "3", "8.5"],
+        ["0", "7.25", "0.980", "9.00", "24.00"],
+        ["2", "1.50", "–", "3.00", "8.50"],
         ["Why?", "The &lt;b&gt;.", "Arrr!"],
         ["teacher system prompt", "Be &lt;i&gt;"],
         ["teacher examples", "Q? A!"],
@@ -39,7 +39,8 @@ def test_reward_and_j_come_before_the_kl_and_what_trains_nothing_is_counted(tmp_
     (tmp_path / "run.json").write_text("{}")
     (tmp_path / "metrics/attempt_0").mkdir(parents=True)
     rows = (
-        "step,val/kl,val/reward,train/equal_rewards,train/unfinished\n0,0,1.5,,\n1,,,0.25,1\n2,4,3.5,0.75,\n"
+        "step,val/kl,val/reward,train/equal_rewards,train/unfinished,data/left_out\n"
+        "0,0,1.5,,,7\n1,,,0.25,1,\n2,4,3.5,0.75,,\n"
     )
     (tmp_path / "metrics/attempt_0/metrics.csv").write_text(rows)
     (tmp_path / "config.yaml").write_text("kl: {beta: 0.25}\ndata: {init_args: {}}")
@@ -48,9 +49,10 @@ def test_reward_and_j_come_before_the_kl_and_what_trains_nothing_is_counted(tmp_
     assert "<h1>Reward 1.50 before, 3.50 after</h1>" in page
     cells = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", page)
     assert cells[:4] == ["step", "reward", "J = reward − β·KL", "KL, nats per completion"]
-    assert cells[4:12] == ["0", "1.5", "1.5", "0", "2", "3.5", "2.5", "4"]
+    assert cells[4:12] == ["0", "1.50", "1.50", "0.00", "2", "3.50", "2.50", "4.00"]
     assert "50% of the prompts had completions of equal reward" in page
     assert "100% of the completions were cut" in page
+    assert "7 rows of the data left out" in page
 
 
 def test_the_page_of_a_distillation_shows_where_the_models_differ(tmp_path):
@@ -63,7 +65,7 @@ def test_the_page_of_a_distillation_shows_where_the_models_differ(tmp_path):
     assert main(["report", str(tmp_path)]) == 0
     page = (tmp_path / "report.html").read_text("utf-8")
     cells = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", page)
-    expected = ["length", "24", "12", "log q &lt; −20", "0.125", "0.5", "quarter 1", "1", "1"]
+    expected = ["length", "24.0", "12.0", "log q &lt; −20", "0.125", "0.500", "quarter 1", "1.00", "1.00"]
     assert any(cells[place : place + len(expected)] == expected for place in range(len(cells)))
 
 
