@@ -14,7 +14,9 @@ def frames(directory: str | Path) -> "Frames":
         directory: The sweep's directory, such as runs/demo; imported sweeps are allowed.
 
     Returns:
-        `runs`, one row per cell with its final metrics, and `curves`, one row per logged value.
+        `runs`, one row per cell: id, stage, arm, beta, beta_index, replicate, seed, state (done, diverged, or
+        failed if it ended without a result), and the metrics of its final evaluation. `curves`, one row per
+        logged value: id, arm, beta, replicate, metric, step and value; NaN where it was not finite.
 
     Raises:
         ConfigurationError: If the directory has no results.

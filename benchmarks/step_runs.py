@@ -14,11 +14,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import DPOConfig, DPOTrainer, RLOOConfig, RLOOTrainer
 
 import lit_klrb.estimators
-from lit_klrb.callbacks import KLEstimatorCallback, RolloutThroughput
+from lit_klrb.callbacks import KLEstimatorCallback
 from lit_klrb.data.pairs import collate_pairs
 from lit_klrb.modules import DPOModule, RLOOModule
 
 from . import step_case as case
+from .throughput import RolloutThroughput
 
 
 class Clock:

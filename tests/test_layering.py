@@ -19,7 +19,6 @@ ROOMS = [
     "lit_klrb.files",
     "lit_klrb.notes",
     "lit_klrb.stops",
-    "lit_klrb.sweep_files",
     "lit_klrb.seeding",
     "lit_klrb.functional",  # functions of tensors
     "lit_klrb.estimators",
@@ -69,10 +68,7 @@ REPLICATION_ROOMS = [
     "replication.__main__",
 ]
 # What both packages use: the standard library, and PyYAML.
-SHARED = {
-    f"lit_klrb.{name}"
-    for name in ("config_files", "errors", "extensions", "files", "schema", "stops", "sweep_files")
-}
+SHARED = {f"lit_klrb.{name}" for name in ("config_files", "errors", "extensions", "files", "schema", "stops")}
 MAY_IMPORT = {
     "lit_klrb.functional": {"lit_klrb.functional", "lit_klrb.errors"},
     "lit_klrb.estimators": {

@@ -56,8 +56,8 @@ def publish(runs_dir: Path, output: Path) -> Path:
         raise ConfigurationError(f"{output}: contains another sweep; name a new directory", key="--output")
     if os.path.lexists(plan := present(runs_dir / layout.PLAN)):
         _write_packed(output / layout.PLAN, read_bytes(plan))
-    for path in layout.failure_paths(runs_dir):
-        write_atomically(layout.failure_path(output, path.stem), read_bytes(path))
+    for path in layout.result_paths(runs_dir, layout.FAILED):
+        write_atomically(layout.result_path(output, path.stem, layout.FAILED), read_bytes(path))
     _write_packed(output / layout.ARCHIVE, content)
     if sweep.seconds:
         write_atomically(output / layout.TIMES, encode_seconds(sweep.seconds))

@@ -21,11 +21,7 @@ LAYER_TERMS = ("kl", "total")
 
 
 def array(values: Any, shape: tuple[int, ...] | None, name: str, *, finite: bool = True) -> FloatArray:
-    """Nested lists of numbers as an array.
-
-    Raises:
-        ValueError: If they do not have the shape or, with `finite`, are not finite; names them.
-    """
+    """Nested lists of numbers as an array; a ValueError names those of another shape or not finite."""
     found = np.array(values, dtype=np.float64)
     if shape not in (None, found.shape) or not (np.isfinite(found) | (not finite)).all():
         expected = "finite numbers" if shape is None else f"finite numbers of shape {shape}"
@@ -51,7 +47,6 @@ class ValueSnapshot:
         step: Number of completed optimizer steps.
         values: Estimator -> one value per completion, shape [P, N].
         horvitz_thompson: M -> one value per M completions, shape [P, N / M].
-        label: Its name.
         standard: The KL of each prompt from elsewhere, shape [P]: exact, or from an independent sample.
         standard_error: The standard errors of that sample, shape [P]; zeros if exact.
         reference_mass: Mean of q(y) / p(y) over the completions of each prompt, shape [P].
@@ -92,9 +87,7 @@ class ValueStudy:
         prompts: Number of prompts (P).
         completions: Completions per prompt (N).
         group_sizes: Completions per estimate (M).
-        snapshots: The estimates.
         tolerance: Largest bias that is regarded as none, as a fraction of the KL.
-        stratum: Number of completions that share one random shift; 1 for independent completions.
     """
 
     prompts: Annotated[int, Field(strict=True, ge=2)]
@@ -102,14 +95,11 @@ class ValueStudy:
     group_sizes: Annotated[list[Annotated[int, Field(strict=True, ge=1)]], Field(min_length=1)]
     snapshots: Annotated[list[Annotated[ValueSnapshot, BeforeValidator(_snapshot)]], Field(min_length=1)]
     tolerance: Annotated[float, Field(strict=True, gt=0, lt=1)] = 0.01
-    stratum: StrictInt = 1
 
     def __post_init__(self) -> None:
         _check_steps(self.snapshots)
         if any(self.completions % size for size in self.group_sizes):
             raise ValueError(f"group_sizes {self.group_sizes} of {self.completions} completions")
-        if self.stratum not in (1, *self.group_sizes):
-            raise ValueError(f"stratum {self.stratum} of groups of {self.group_sizes}")
         names = self.snapshots[0].values.keys()
         if not {"k1", "rb"} <= names or any(one.values.keys() != names for one in self.snapshots):
             raise ValueError(f"snapshots of {', '.join(names)}, expected all with k1, rb and the same others")
@@ -134,7 +124,6 @@ class GradientSnapshot:
         completions: Completions per prompt.
         gram: Inner products of the gradients of B batches, shape [(1 + E) B, (1 + E) B]: of the reward, then
             of the objective under each of E estimators.
-        label: Its name.
         layers: Layer -> "kl" or "total" -> half the squared distances between the gradients of disjoint pairs
             of batches, shape [E, B / 2]; empty if they were not recorded.
     """
@@ -177,11 +166,7 @@ STUDIES: dict[str, Callable[..., Study]] = {
 
 
 def read_studies(artifacts: Mapping[str, Any]) -> tuple[Study, ...]:
-    """Read the artifacts of a result; those of unknown studies are ignored.
-
-    Raises:
-        ValueError, KeyError, TypeError, AttributeError: If an artifact does not have its study's format.
-    """
+    """Read the artifacts of a result; those of unknown studies are ignored."""
     known = {name: artifact for name, artifact in artifacts.items() if name in STUDIES}
     for name, artifact in known.items():
         if artifact["schema"] != schema.STUDY_SCHEMA:

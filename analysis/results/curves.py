@@ -16,14 +16,10 @@ _DIGITS = 6
 
 
 def curves(metrics: Path, prefixes: tuple[str, ...] = _CURVES) -> dict[str, dict[str, list[Any]]]:
-    """The curves of a run, combined from the files of its attempts.
+    """The curves of a run, combined from the files of its attempts, for metrics of these beginnings.
 
     A later attempt continues from a checkpoint: from the first step at which it logs a curve, its values
     replace those of earlier attempts.
-
-    Args:
-        metrics: The directory of their files.
-        prefixes: Beginnings of the names of the metrics.
 
     Returns:
         Metric -> {"step": increasing integers, "value": floats of six digits, or None where not finite}.

@@ -12,14 +12,7 @@ if TYPE_CHECKING:
 
 
 class Frames(NamedTuple):
-    """The numbers of a sweep.
-
-    Args:
-        runs: One row per cell: id, stage, arm, beta, beta_index, replicate, seed, state (done, diverged, or
-            failed if it ended without a result), and the metrics of its final evaluation.
-        curves: One row per logged value: id, arm, beta, replicate, metric, step and value; NaN for values
-            that were not finite.
-    """
+    """The numbers of a sweep, see `analysis.frames`."""
 
     runs: "pd.DataFrame"
     curves: "pd.DataFrame"
@@ -31,16 +24,16 @@ def read_frames(directory: str | Path) -> Frames:
 
     sweep = load_sweep(Path(directory))
     runs: list[dict[str, Any]] = []
-    curves: list[dict[str, Any]] = []
-    for run in sweep.runs:
-        state = schema.DIVERGED if run.diverged else schema.DONE
-        runs.append({**_where(run.cell), "state": state, **run.final})
-        for metric, curve in run.curves.items():
-            known = {name: _where(run.cell)[name] for name in ("id", "arm", "beta", "replicate")}
-            points = zip(curve.step.astype(int).tolist(), curve.value.tolist(), strict=True)
-            curves += [{**known, "metric": metric, "step": step, "value": value} for step, value in points]
-    runs += [{**_where(failure.cell), "state": "failed"} for failure in sweep.failures]
+    curves: list[list[Any]] = []
     columns = ["id", "arm", "beta", "replicate", "metric", "step", "value"]
+    for run in sweep.runs:
+        where = _where(run.cell)
+        runs.append({**where, "state": schema.DIVERGED if run.diverged else schema.DONE, **run.final})
+        for metric, curve in run.curves.items():
+            known = [where[name] for name in columns[:4]]
+            points = zip(curve.step.astype(int).tolist(), curve.value.tolist(), strict=True)
+            curves += [[*known, metric, step, value] for step, value in points]
+    runs += [{**_where(failure.cell), "state": "failed"} for failure in sweep.failures]
     frames = pd.DataFrame(runs), pd.DataFrame(curves, columns=columns)
     # Nullable integers, as pandas makes counts floats if one is missing
     counts = ("beta_index", "replicate", "seed", "step")

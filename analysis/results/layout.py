@@ -32,29 +32,14 @@ PLAN_SCHEMA = 2
 NUMBERS_SCHEMA = 2
 
 
-def result_path(directory: Path, cell_id: str) -> Path:
-    """The path of a cell's published result."""
-    return directory / RESULTS / f"{cell_id}.json"
+def result_path(directory: Path, cell_id: str, folder: str = RESULTS) -> Path:
+    """The path of a cell's published result, or of its record in FAILED or REFUSED."""
+    return directory / folder / f"{cell_id}.json"
 
 
-def result_paths(directory: Path) -> list[Path]:
-    """The paths of all published results, sorted by id."""
-    return sorted((directory / RESULTS).glob("*.json"))
-
-
-def failure_path(directory: Path, cell_id: str) -> Path:
-    """The path of the record that a cell ended without a result."""
-    return directory / FAILED / f"{cell_id}.json"
-
-
-def failure_paths(directory: Path) -> list[Path]:
-    """The paths of all records of cells that ended without a result."""
-    return sorted((directory / FAILED).glob("*.json"))
-
-
-def refused_path(directory: Path, cell_id: str) -> Path:
-    """The path of a second, different result of a cell."""
-    return directory / REFUSED / f"{cell_id}.json"
+def result_paths(directory: Path, folder: str = RESULTS) -> list[Path]:
+    """The paths of all published results, or of all records in FAILED, sorted by id."""
+    return sorted((directory / folder).glob("*.json"))
 
 
 def workdir(directory: Path, cell_id: str) -> Path:

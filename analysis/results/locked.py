@@ -63,13 +63,7 @@ class Choice:
 
 @dataclass(frozen=True, config=CLOSED)
 class Version:
-    """One version of a plan.
-
-    Attributes:
-        published: Number of results when it was locked, which could have been seen.
-        changes: Its changes, one line per key.
-        plan: The plan.
-    """
+    """One version of a plan, its changes, and how many results could be seen when it was locked."""
 
     published: Count
     changes: tuple[str, ...]
@@ -81,12 +75,10 @@ class LockedPlan:
     """The plan in the directory of its sweep.
 
     Attributes:
-        hash: The hash it is locked with.
-        recomputed: Whether the file has that hash.
+        recomputed: Whether the file, `document`, has the hash that it is locked with.
         cells: Id -> cell.
         arms: Label -> properties of the arm.
         history: Its versions, oldest first; the last is the plan.
-        document: The whole file.
         origin: Where the runs were imported from; None for runs of this package.
         choice: The choice of rates; None without tuning, or before it is complete.
     """
@@ -174,12 +166,8 @@ def lock_document(
         published: Number of published results.
         changes: Differences from the version before, one line per key.
     """
-    version = {
-        "previous": before and before.hash,
-        "published": published,
-        "changes": list(changes),
-        "plan": plan.record(),
-    }
+    version: dict[str, Any] = {"previous": before and before.hash, "published": published}
+    version |= {"changes": list(changes), "plan": plan.record()}
     document: dict[str, Any] = {
         "schema": PLAN_SCHEMA,
         "content": dict(content),

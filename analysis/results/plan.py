@@ -56,18 +56,13 @@ def by_beta(value: object) -> dict[str, Any] | None:
     return {str(index): each for index, each in value[BY_BETA].items()}
 
 
-def arms_of_estimators(names: list[str]) -> dict[str, dict[str, Any]]:
-    """Convert a list of estimators to arms."""
-    return {name: {ESTIMATOR: name} for name in names}
-
-
 def _arms(content: Any) -> Any:
     """A list of estimators is spelled out as arms."""
     if not isinstance(content, list):
         return content
     if not all(isinstance(name, str) for name in content) or len(set(content)) < len(content):
         raise ValueError("a list of different names of estimators, or label -> what the arm changes")
-    return arms_of_estimators(content)
+    return {name: {ESTIMATOR: name} for name in content}
 
 
 def _as_in_json(value: Any) -> Any:
@@ -329,11 +324,7 @@ class Plan:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any], directory: str) -> "Plan":
-        """Create a plan from its written form.
-
-        Raises:
-            ValueError, TypeError, KeyError, AttributeError: If it is not that of a plan.
-        """
+        """Create a plan from its written form; one of `MALFORMED` if it is none."""
         # Settings without effect that plans had when most sweeps were published; their hash is of the file
         primary = {key: value for key, value in record["primary"].items() if value or key not in _RETIRED}
         return cls(**{**record, "directory": directory, "primary": primary})

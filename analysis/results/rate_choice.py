@@ -20,11 +20,9 @@ from lit_klrb import schema
 
 
 def trial_outcomes(plan: Plan, runs: Iterable[Run]) -> dict[str, FloatArray]:
-    """What decides (J, or the negative KL) in the runs of the tuning stage; higher is better.
+    """Arm -> what decides (J, or the negative KL) in the runs of the tuning stage, [replicates, rates].
 
-    Returns:
-        Arm -> outcomes [replicates, rates], with rates ascending: means over betas; `nan` where a run is
-        missing or diverged.
+    Rates ascend; outcomes are means over betas, `nan` where a run is missing or diverged.
     """
     if plan.tuning is None:
         return {}

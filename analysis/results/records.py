@@ -1,7 +1,8 @@
 """Single cells as types: a cell, its published result or its failure, and what an arm is known to do."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
@@ -143,11 +144,7 @@ class Cell:
 
     @classmethod
     def of_record(cls, cell_id: str, record: Mapping[str, Any]) -> Self:
-        """Create a cell from its written form.
-
-        Raises:
-            ValueError, KeyError, TypeError, AttributeError: If it is not that of a cell.
-        """
+        """Create a cell from its written form; one of `MALFORMED` if it is none."""
         rest = {key: value for key, value in record.items() if key not in (*Point._fields, "id")}
         place: Any = {name: record[name] for name in Point._fields}
         return cls(id=cell_id, point=None if {*place.values()} == {None} else place, **rest)
@@ -179,12 +176,9 @@ class Run:
     """A published result. If it diverged, its outcome is `nan`, regardless of the file.
 
     Attributes:
-        cell: The cell.
-        diverged: Whether it diverged.
         final: Metric -> value at the final evaluation.
         curves: Metric -> values logged during training.
         versions: Package -> version used for the run.
-        checksum: The checksum of the file.
         studies: Artifacts of its studies.
         completions: A few of its completions.
         settings: Its hyperparameters: dotted key -> value.
@@ -214,11 +208,7 @@ class Run:
 
     @property
     def point(self) -> Point:
-        """The position of a run in the grid.
-
-        Raises:
-            ValueError: If it is outside the grid.
-        """
+        """The position of a run in the grid; a ValueError outside it."""
         if self.cell.point is None:
             raise ValueError(f"{self.cell} is outside the grid")
         return self.cell.point
@@ -236,11 +226,7 @@ class Run:
 
     @classmethod
     def of_record(cls, content: Mapping[str, Any]) -> Self:
-        """Create a run from the content of a published result.
-
-        Raises:
-            ValueError, KeyError, TypeError, AttributeError: If it is not a result.
-        """
+        """Create a run from the content of a published result; one of `MALFORMED` if it is none."""
         final, studies = content["final"], content.get("studies", {})
         if content["state"] not in (schema.DONE, schema.DIVERGED):
             raise ValueError(f"state {content['state']!r}, expected {schema.DONE!r} or {schema.DIVERGED!r}")
@@ -284,29 +270,25 @@ class Failure:
 
 
 def read_run(path: Path, raw: bytes | None = None) -> Run:
-    """Read a published result as the statistics need it; the arguments are those of `read_result`.
-
-    Raises:
-        DamagedFileError: If it is not what was published, or not a result.
-    """
+    """Read a published result for the statistics, see `read_result`; a DamagedFileError if it is none."""
     content = read_result(path, raw)
-    try:
+    with _reading(path, "a result"):
         return Run.of_record(content)
-    except MALFORMED as error:
-        raise DamagedFileError(f"{path}: not a result ({reason(error)})") from None
 
 
 def read_failure(path: Path, raw: bytes | None = None) -> Failure:
-    """Read the record of a cell that ended without a result.
-
-    Raises:
-        DamagedFileError: If it is not such a record.
-    """
+    """Read the record of a cell that ended without a result; a DamagedFileError if it is none."""
     content = read_json(path, raw)
-    try:
+    with _reading(path, "a record"):
         if content["id"] != path.stem:
             raise ValueError(f"holds the cell {content['id']!r}")
         cell = Cell.of_record(content["id"], content["cell"])
         return Failure(cell, content["attempts"], content["error"])
+
+
+@contextmanager
+def _reading(path: Path, what: str) -> Iterator[None]:
+    try:
+        yield
     except MALFORMED as error:
-        raise DamagedFileError(f"{path}: not a record ({reason(error)})") from None
+        raise DamagedFileError(f"{path}: not {what} ({reason(error)})") from None

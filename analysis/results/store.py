@@ -1,10 +1,11 @@
 """Files of a sweep: read from untrusted sources, unpacked, hashed, checked against their checksum, written.
 
-Results are single files, or the lines of one archive, sorted by id, where a sweep was published. Every file
-may be compressed; readers take .gz and .xz wherever they take the plain file.
+Results are single files, or the lines of one archive, sorted by id, where a sweep was published. Readers take
+.gz and .xz wherever they take the plain file.
 """
 
 import hashlib
+import io
 import json
 import lzma
 import os
@@ -25,9 +26,8 @@ from lit_klrb.files import LARGEST as LARGEST, read_regular
 
 # The exceptions that content of the wrong structure can raise; types raise a `ValidationError`, a ValueError.
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)
-# The most memory that unpacking a file may take, the bytes that are unpacked at a time, and the most empty
-# lines of an archive, which no sweep writes.
-_MEMORY, _PIECE, _EMPTY_LINES = 2**27, 2**20, 1000
+# The most memory that unpacking a file may take.
+_MEMORY = 2**27
 # What unpacks a file, by the end of its name.
 _UNPACKING: dict[str, Callable[[], Any]] = {
     ".gz": lambda: zlib.decompressobj(16 + zlib.MAX_WBITS),
@@ -40,8 +40,9 @@ _TIMES: TypeAdapter[dict[str, float]] = TypeAdapter(dict[str, Annotated[_Time, S
 # Shows values of any size in messages.
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
-# The key of the checksum in results and in `seconds.json`.
+# The key of the checksum in results and in `seconds.json`, and what is wrong where it does not match.
 CHECKSUM = "checksum"
+_CHANGED = "does not match its checksum; it was changed after it was published"
 
 
 class DamagedFileError(Exception):
@@ -63,9 +64,6 @@ def canonical(content: object) -> bytes:
 
 def digest(content: object) -> str:
     """SHA-256, in hex, of the canonical JSON of `content`.
-
-    Raises:
-        ValueError: If `content` has no canonical JSON.
 
     Example:
         >>> digest({"b": 1, "a": 0.10}) == digest({"a": 1e-1, "b": 1.0})
@@ -138,43 +136,26 @@ def read_bytes(path: Path) -> bytes:
         DamagedFileError: If it is not such a file.
         OSError: If it cannot be opened.
     """
-    return b"".join(_pieces(path))
-
-
-def _pieces(path: Path) -> Iterator[bytes]:
-    """The content of a file, unpacked in pieces: a small file may unpack to any size."""
     try:
         content = read_regular(path)
     except ConfigurationError as error:
         raise DamagedFileError(f"{path}: {error}") from None
     if path.suffix not in _UNPACKING:
-        yield content
-        return
-    unpacking, size = _UNPACKING[path.suffix](), 0
+        return content
+    unpacking = _UNPACKING[path.suffix]()
     try:
-        while not unpacking.eof:
-            piece: bytes = unpacking.decompress(content, _PIECE)
-            content = getattr(unpacking, "unconsumed_tail", b"")  # zlib hands it back, lzma keeps it
-            size += len(piece)
-            if size > LARGEST:
-                raise DamagedFileError(
-                    f"{path}: unpacks to more than {LARGEST} bytes, the most that are read"
-                )
-            if not piece and not content:
-                break
-            yield piece
+        unpacked: bytes = unpacking.decompress(content, LARGEST + 1)  # a small file may unpack to any size
     except (lzma.LZMAError, zlib.error) as error:
         raise DamagedFileError(f"{path}: cannot be unpacked ({error})") from None
+    if len(unpacked) > LARGEST:
+        raise DamagedFileError(f"{path}: unpacks to more than {LARGEST} bytes, the most that are read")
     if not unpacking.eof or unpacking.unused_data:
         raise DamagedFileError(f"{path}: cannot be unpacked (cut, or with other content behind it)")
+    return unpacked
 
 
 def read_json(path: Path, raw: bytes | None = None) -> Any:
-    """Read a JSON file.
-
-    Args:
-        path: The file.
-        raw: Its content, if it was read before.
+    """The content of a JSON file, or of what was read of it before.
 
     Raises:
         DamagedFileError: If it is not JSON, contains NaN or an infinity, or is nested too deeply.
@@ -198,11 +179,7 @@ def read_json(path: Path, raw: bytes | None = None) -> Any:
 
 
 def encode_result(result: dict[str, Any]) -> bytes:
-    """The bytes of a published result: canonical JSON with its checksum inside.
-
-    Args:
-        result: The result without its checksum.
-    """
+    """The bytes of a published result: canonical JSON with its checksum inside."""
     return canonical({**result, CHECKSUM: digest(result)})
 
 
@@ -218,16 +195,12 @@ def read_result(path: Path, line: bytes | None = None) -> dict[str, Any]:
     """
     raw = read_bytes(path) if line is None else line
     content = read_json(path, raw)
-    try:
-        # Canonical JSON without this member is canonical too, so it need not be formatted again
-        rest = raw.replace(b'"checksum":"%s",' % content[CHECKSUM].encode(), b"", 1)
-        intact = hashlib.sha256(rest).hexdigest() == content[CHECKSUM]
-    except MALFORMED:
-        intact = False
-    if not intact:
-        raise DamagedFileError(f"{path}: does not match its checksum; it was changed after it was published")
-    if content.get("schema") != RESULT_SCHEMA:
-        found = content.get("schema")
+    checksum = content.get(CHECKSUM) if isinstance(content, dict) else None
+    # Canonical JSON without this member is canonical too, so it need not be formatted again
+    rest = raw.replace(f'"{CHECKSUM}":"{checksum}",'.encode(), b"", 1)
+    if hashlib.sha256(rest).hexdigest() != checksum:
+        raise DamagedFileError(f"{path}: {_CHANGED}")
+    if (found := content.get("schema")) != RESULT_SCHEMA:
         raise DamagedFileError(f"{path}: has schema {found!r}; this version reads {RESULT_SCHEMA}")
     if line is None and content.get("id") != path.stem:
         raise DamagedFileError(f"{path}: holds the result of another cell, {content.get('id')!r}")
@@ -261,28 +234,16 @@ def has_archive(directory: Path) -> bool:
 
 
 def archive_lines(directory: Path) -> Iterator[tuple[Path, bytes]]:
-    """The results of an archive as written, while it is unpacked: path and number of a line, its content.
+    """The results of an archive as written: path and number of a line, its content.
 
     Raises:
-        DamagedFileError: If it is not a regular file, cannot be unpacked, or has more empty lines than any
-            sweep would write.
+        DamagedFileError: If it is not a regular file, cannot be unpacked, or has an empty line.
     """
-    path, number, empty = archive_path(directory), 0, 0
-    started: list[bytes] = []
-    for piece in _pieces(path):
-        first, *others = piece.split(b"\n")
-        started.append(first)
-        if not others:
-            continue
-        lines = [b"".join(started), *others[:-1]]
-        started = others[-1:]
-        empty += lines.count(b"")
-        if empty > _EMPTY_LINES:
-            raise DamagedFileError(f"{path}: has more than {_EMPTY_LINES} empty lines")
-        yield from ((path / f"line {number + i}", line) for i, line in enumerate(lines, 1) if line)
-        number += len(lines)
-    if rest := b"".join(started):
-        yield path / f"line {number + 1}", rest
+    path = archive_path(directory)
+    for number, line in enumerate(io.BytesIO(read_bytes(path)), start=1):
+        if line == b"\n":
+            raise DamagedFileError(f"{path}: line {number} is empty")
+        yield path / f"line {number}", line.rstrip(b"\n")
 
 
 def encode_seconds(seconds: Mapping[str, float]) -> bytes:
@@ -314,5 +275,5 @@ def published_seconds(path: Path) -> dict[str, float]:
     except MALFORMED as error:
         raise DamagedFileError(f"{path}: not the times of cells with a checksum ({reason(error)})") from None
     if not intact:
-        raise DamagedFileError(f"{path}: does not match its checksum; it was changed after it was published")
+        raise DamagedFileError(f"{path}: {_CHANGED}")
     return times

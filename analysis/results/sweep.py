@@ -47,8 +47,6 @@ class Sweep:
     """A sweep as read from its directory.
 
     Attributes:
-        directory: The sweep's directory.
-        plan: The plan.
         locked: The plan as it is locked, with its cells.
         runs: Results that passed all checks, in order of stage and plan.
         failures: Cells that ended without a result.
@@ -122,16 +120,17 @@ class Sweep:
 def load_sweep(directory: Path) -> Sweep:
     """Read a sweep. Files that fail a check are skipped and listed in `problems`.
 
-    Args:
-        directory: The sweep's directory, with a plan, and a `results` folder or an archive of it.
-
     Raises:
         ConfigurationError: If it has no plan or no results, or results in both forms.
         DamagedFileError: If its plan cannot be read.
     """
     problems: list[Problem] = []
     read = {run.cell.id: run for run in _results(directory, problems)}
-    failed = [*_read_all(((path, None) for path in layout.failure_paths(directory)), read_failure, problems)]
+    failed = [
+        *_read_all(
+            ((path, None) for path in layout.result_paths(directory, layout.FAILED)), read_failure, problems
+        )
+    ]
     if not os.path.lexists(path := present(directory / layout.PLAN)):
         raise ConfigurationError(f"{directory}: has no {layout.PLAN}; the directory of a sweep is expected")
     locked = LockedPlan.read(path)

@@ -26,14 +26,12 @@ class EstimatorSpread:
             standard error over prompts.
         bias: Test of whether it has the mean of the reference, or a KL known otherwise; None for the
             reference on the same completions.
-        by_prompt: Standard deviation of single estimates within each prompt, shape [P].
     """
 
     mean: Estimate
     deviations: Mapping[int, float]
     log_ratio: Estimate
     bias: BiasVerdict | None
-    by_prompt: FloatArray
 
 
 def estimator_spreads(
@@ -43,7 +41,6 @@ def estimator_spreads(
     *,
     tolerance: float = 0.01,
     standard: tuple[FloatArray, FloatArray] | None = None,
-    stratified: bool = False,
 ) -> dict[str, EstimatorSpread]:
     """Means, spreads and biases of every estimator.
 
@@ -55,7 +52,6 @@ def estimator_spreads(
         tolerance: Margin of the bias as a fraction of the KL.
         standard: The KL of each prompt and its standard error, [P] each, with which means are compared; None
             for the reference on the same completions.
-        stratified: Whether the completions of an estimate depend on each other.
 
     Raises:
         ValueError: If the reference is missing, or there are fewer than two prompts or completions.
@@ -71,13 +67,8 @@ def estimator_spreads(
     by_size = {**averaged, "ht": {size: horvitz_thompson[size] for size in sizes}}
     within = {
         # The variance of a mean of independent estimates follows from theirs, which is known more precisely
-        name: {
-            size: averaged[name][size].var(axis=1, ddof=1)
-            if stratified
-            else values[name].var(axis=1, ddof=1) / size
-            for size in sizes
-        }
-        for name in values
+        name: {size: value.var(axis=1, ddof=1) / size for size in sizes}
+        for name, value in values.items()
     } | {"ht": {size: horvitz_thompson[size].var(axis=1, ddof=1) for size in sizes}}
     return {
         name: EstimatorSpread(
@@ -85,7 +76,6 @@ def estimator_spreads(
             {size: float(np.sqrt(within[name][size].mean())) for size in sizes},
             _variance_ratio(within[name][largest], within[REFERENCE][largest]),
             _bias(name, {name: found[largest] for name, found in by_size.items()}, standard, tolerance),
-            np.sqrt(within[name][min(sizes)] * min(sizes)),
         )
         for name, groups in by_size.items()
     }

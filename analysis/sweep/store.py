@@ -17,10 +17,10 @@ from typing import Any
 
 from analysis.results import layout
 from analysis.results.store import encode_failure, encode_result, read_json, read_result
+from analysis.sweep.trimming import trim
 from lit_klrb import schema
 from lit_klrb.errors import refusing
 from lit_klrb.files import PARTIAL, claimed, write_atomically, write_once
-from lit_klrb.sweep_files import LIMIT, trim
 
 # The name of the file by which a machine recognises the directory.
 TOKEN = ".shared"
@@ -97,12 +97,12 @@ class Store:
         if write_once(path, content) or path.read_bytes() == content:
             self._failure(result["id"]).unlink(missing_ok=True)
             return True
-        write_atomically(layout.refused_path(self.directory, result["id"]), content)
+        write_atomically(layout.result_path(self.directory, result["id"], layout.REFUSED), content)
         return False
 
     def refused(self, cell_id: str) -> Path | None:
         """The path of a second, different result of the cell; None if there is none."""
-        path = layout.refused_path(self.directory, cell_id)
+        path = layout.result_path(self.directory, cell_id, layout.REFUSED)
         return path if path.exists() else None
 
     def failure(self, cell_id: str) -> dict[str, Any] | None:
@@ -170,11 +170,11 @@ class Store:
 
     def trim(self) -> None:
         """Remove working files of published cells where all of them together exceed the limit."""
-        trim(self.directory, LIMIT)
+        trim(self.directory)
 
     def tidy(self) -> None:
         """Remove leftovers of killed processes: temporary files, and failures of cells that have a result."""
-        for record in layout.failure_paths(self.directory):
+        for record in layout.result_paths(self.directory, layout.FAILED):
             if self._result(record.stem).exists():
                 record.unlink(missing_ok=True)
         for path in self.results.glob(f".*{PARTIAL}"):
@@ -191,4 +191,4 @@ class Store:
         return layout.result_path(self.directory, cell_id)
 
     def _failure(self, cell_id: str) -> Path:
-        return layout.failure_path(self.directory, cell_id)
+        return layout.result_path(self.directory, cell_id, layout.FAILED)

@@ -1,17 +1,14 @@
 """Lightning callbacks: the KL plug-in, monitors, and the files of a run."""
 
-from .average import MovingAverageTeacher as MovingAverageTeacher
 from .bar import RunProgressBar as RunProgressBar
 from .checkpoint import RunCheckpoint as RunCheckpoint
 from .distillation import DistillationMonitor as DistillationMonitor
 from .monitors import CompletionTable as CompletionTable, KLMonitor as KLMonitor
-from .noise_monitor import GradientNoiseMonitor as GradientNoiseMonitor
 from .plug_in import KLEstimatorCallback as KLEstimatorCallback
 from .predictions import PredictionWriter as PredictionWriter
 from .recorder import DivergedError as DivergedError, RunRecorder as RunRecorder
 from .reverse import ReverseKLMonitor as ReverseKLMonitor
 from .stop import StopBetweenSteps as StopBetweenSteps
-from .throughput import RolloutThroughput as RolloutThroughput
 
 # What `help` lists
 __all__ = [name for name, value in globals().items() if callable(value) and not name.startswith("_")]

@@ -74,26 +74,6 @@ def export_checkpoint(ckpt_path: str, output_dir: str, adapter: bool = False) ->
         write_checksums(partial)
 
 
-def push(folder: str, repo_id: str, private: bool = False) -> str:
-    """Upload an export to the Hugging Face hub, and return its address.
-
-    Args:
-        folder: An export.
-        repo_id: The repository, created if it does not exist: owner/name.
-        private: Whether a repository that is created is private.
-
-    Raises:
-        ConfigurationError: If the hub cannot be reached or refuses.
-    """
-    from huggingface_hub import HfApi
-
-    with refusing(f"the export is in {folder}, but {repo_id} cannot be uploaded", key="push"):
-        hub = HfApi()
-        address = hub.create_repo(repo_id, private=private, exist_ok=True)
-        hub.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Export of lit_klrb")
-    return str(address)
-
-
 def check_target(target: Path) -> None:
     """Check that a path is free, an empty folder, or an earlier export.
 
@@ -134,18 +114,10 @@ def main(argv: Sequence[str]) -> int:
         action="store_true",
         help="write the adapter alone instead of merging it into the weights",
     )
-    parser.add_argument("--push", metavar="OWNER/NAME", help="upload the folder to the Hugging Face hub")
-    parser.add_argument(
-        "--private", action="store_true", help="make a repository that --push creates private"
-    )
     arguments = parser.parse_args(argv)
-    if arguments.private and arguments.push is None:
-        raise ConfigurationError("needs --push", key="private")
     from lit_klrb.models.loading import silence
 
     silence()
     export_checkpoint(arguments.ckpt_path, arguments.output_dir, arguments.adapter)
     print(arguments.output_dir)
-    if arguments.push is not None:
-        print(push(arguments.output_dir, arguments.push, arguments.private))
     return 0

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.cli.main import say_loading
-from lit_klrb.errors import printable, refusing
-from lit_klrb.files import check_target, local_path, write_output
+from lit_klrb.errors import printable
 
 if TYPE_CHECKING:
     from lit_klrb.comparison.compare import Track
@@ -25,7 +24,7 @@ EPILOG = """with --prompts, completions are sampled from each policy (and, for t
 reference) with the same random numbers; with --texts, the KL of the next token is averaged over the given
 contexts, which is another quantity.
 
-example: python -m lit_klrb kl --policy runs/policy --reference gpt2 --prompts prompts.jsonl --output kl.html
+example: python -m lit_klrb kl --policy runs/policy --reference gpt2 --prompts prompts.jsonl
 """
 
 
@@ -74,7 +73,6 @@ def parser() -> Arguments:
     add("--level", type=_level, default=0.95, help="confidence level of the intervals; 0.95 by default")
     add("--device", default=None, help="such as cpu or cuda; cuda by default if there is one")
     add("--json", action="store_true", help="print JSON")
-    add("--output", metavar="FILE", help="also write a self-contained HTML page")
     return command
 
 
@@ -106,10 +104,7 @@ def main(argv: Sequence[str]) -> int:
         ConfigurationError: If an option is wrong, or models or files cannot be used.
     """
     options = parser().parse_args(argv)
-    page = None if options.output is None else local_path(options.output, "output")
-    if page is not None:
-        check_target(page, "output")
-    from lit_klrb.comparison.report import html_report, text_report
+    from lit_klrb.comparison.report import text_report
     from lit_klrb.comparison.summary import summary
     from lit_klrb.functional.statistics import FEW_PROMPTS
     from lit_klrb.models.loading import silence
@@ -122,9 +117,6 @@ def main(argv: Sequence[str]) -> int:
         few = f"{prompts} {'texts' if options.prompts is None else 'prompts'}, too few for standard errors"
         print(f"warning: {few}: give at least {FEW_PROMPTS}", file=sys.stderr)
     found = summary(measured, options.reference, options.level)
-    if page is not None:
-        with refusing(f"{page} cannot be written", OSError, key="output"):
-            write_output(page, html_report(found))
     print(json.dumps(found, indent=2) if options.json else text_report(found))
     return 0
 

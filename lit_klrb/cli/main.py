@@ -25,7 +25,6 @@ COMMANDS = {
     "kl": "estimate the KL of two given models, with its error",
     "import-gguf": "write a GGUF file as a folder that transformers loads",
     "init": "copy the configurations that come with the package",
-    "clean": "empty the cache, or remove the working files of a sweep's published cells",
 }
 # Commands of Lightning; every other command is the module of its name in this folder
 RUNS = ("fit", "validate", "test", "predict")

@@ -1,20 +1,11 @@
-"""The summary of a comparison as text and as an HTML page."""
+"""The summary of a comparison as text."""
 
 import math
 from collections.abc import Sequence
-from html import escape
 from typing import Any, NamedTuple
 
 from lit_klrb.comparison.estimates import EXACT, HT, K1, LIKELIHOOD, RB
 from lit_klrb.errors import printable
-
-# Width and height of the figure, and the space for its axes, in pixels
-WIDTH, HEIGHT, MARGIN = 640, 220, 50
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
-.wide{overflow-x:auto}table{border-collapse:collapse;margin:.5rem 0 1.5rem}
-td,th{padding:.2rem .8rem;border-bottom:1px solid #ccc;text-align:right;white-space:nowrap}
-td:first-child,th:first-child{text-align:left}svg{max-width:100%;height:auto}"""
 
 
 class Part(NamedTuple):
@@ -24,7 +15,6 @@ class Part(NamedTuple):
     lines: list[str]
     header: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
-    positions: Sequence[dict[str, Any]] = ()
 
 
 def text_report(summary: dict[str, Any]) -> str:
@@ -36,32 +26,8 @@ def text_report(summary: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def html_report(summary: dict[str, Any]) -> str:
-    """The summary as one self-contained HTML page, which runs and loads nothing."""
-    body = []
-    for section in sections(summary):
-        body.append(f"<h2>{escape(section.heading)}</h2>")
-        body += [f"<p>{escape(line)}</p>" for line in section.lines]
-        if section.positions:
-            body.append(_figure(section.positions))
-        if section.rows:
-            head = "".join(f"<th>{escape(cell)}</th>" for cell in section.header)
-            rows = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in section.rows)
-            cells = "".join(f"<tr>{row}</tr>" for row in rows)
-            body.append(f'<div class="wide"><table><tr>{head}</tr>{cells}</table></div>')
-    title = f"KL to {summary['reference']}"
-    page = (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n"
-        f"<body><h1>{escape(title)}</h1>\n" + "\n".join(body) + "\n</body></html>\n"
-    )
-    return printable(page, keep="\n")
-
-
 def sections(summary: dict[str, Any]) -> list[Part]:
-    """What both reports show, in order."""
+    """What is shown, in order."""
     found = []
     unit = "sequence" if summary["sampled"] else "text"
     for policy in summary["policies"]:
@@ -134,7 +100,6 @@ def _of_direction(about: dict[str, Any], level: float, unit: str, sampled: bool)
             [f"quantiles of the tokens' KL: {quantiles}"],
             ("position", "tokens", *header[4:], "share of the sum"),
             positions,
-            about["positions"],
         ),
     ]
 
@@ -163,28 +128,3 @@ def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         cells = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
         lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
     return lines
-
-
-def _figure(positions: Sequence[dict[str, Any]]) -> str:
-    """KL per token by position, with intervals, as SVG."""
-    tops = [p["high"] or p["estimate"] or 0.0 for p in positions]
-    largest = max(tops) or 1.0
-    marks = []
-    for index, position in enumerate(positions):
-        x = MARGIN + (index + 0.5) * (WIDTH - 2 * MARGIN) / len(positions)
-        label = position["first"] if position["first"] == position["last"] else f"{position['first']}–"
-        marks.append(f'<text x="{x:.1f}" y="{HEIGHT - 15}" text-anchor="middle">{label}</text>')
-        if position["estimate"] is None:
-            continue
-        given = (position[name] for name in ("low", "estimate", "high"))
-        values = (position["estimate"] if value is None else value for value in given)
-        low, middle, high = (
-            HEIGHT - MARGIN + 10 - (HEIGHT - 2 * MARGIN) * max(0.0, value) / largest for value in values
-        )
-        marks.append(f'<path d="M{x:.1f} {low:.1f}V{high:.1f}" stroke="#666"/>')
-        marks.append(f'<circle cx="{x:.1f}" cy="{middle:.1f}" r="4"/>')
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="KL per token by position" '
-        f'font-size="12"><text x="5" y="20">KL per token, nats (top of the axis: {_number(largest)})</text>'
-        f'<path d="M{MARGIN} {HEIGHT - MARGIN + 10}H{WIDTH - MARGIN}" stroke="#999"/>{"".join(marks)}</svg>'
-    )

@@ -19,9 +19,6 @@ from lit_klrb.models.trials import continues, continuing, eval_mode, key_value_c
 _BLOCK = 64
 # The largest fraction of a distribution's mass: 1 after rounding would select no token.
 _LAST = 1 - 2.0**-40
-# Probability of a completion's tokens below which the digits left of its uniform number are too few.
-_EXHAUSTED = 2.0**-32
-
 
 # The range of temperatures: from its inverse to this.
 HOTTEST = 1000.0
@@ -35,21 +32,14 @@ class Sampling:
         completions_per_prompt: Completions per prompt (K); leave-one-out needs at least 2.
         max_new_tokens: Maximum number of tokens of a completion.
         temperature: Divides the logits of policy and reference, in sampling and in every KL.
-        stratified: Sample the completions of a prompt with one random shift: completion k is the inverse
-            distribution function, over whole completions, at (u + k / K) modulo 1. Each completion is a
-            sample from the policy, and their mean has less variance. They are not independent, so a
-            leave-one-out baseline is biased.
 
     Raises:
         ConfigurationError: If a value is not positive.
-
-    Reference: Vilnis et al. (2023), arXiv:2210.15458 (arithmetic sampling).
     """
 
     completions_per_prompt: int = 2
     max_new_tokens: int = 48
     temperature: float = 1.0
-    stratified: bool = False
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -215,8 +205,6 @@ def generate_completions(
     shape = rows_before + count * len(prompts), sampling.max_new_tokens
     uniforms = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     uniforms = uniforms[rows_before:].to(prompts.device)
-    if sampling.stratified:
-        uniforms[:, 0] = stratified_uniforms(uniforms[:, 0].view(-1, count)).flatten()
     # Never compiled: shapes change with each token
     with eval_mode(policy), fast_autocast(policy), torch.compiler.set_stance("force_eager"):
         completions = _decode(policy, prompts, prompt_mask, uniforms, sampling, ends, pad_token_id, rows)
@@ -247,8 +235,6 @@ def _decode(
     completions = torch.full(uniforms.shape, pad_token_id, device=prompts.device)
     # The completions in the batch, and which of them have ended
     batch, ended = torch.arange(len(rows), device=rows.device), torch.zeros_like(rows, dtype=torch.bool)
-    # The part of a stratified completion's uniform number that its tokens have not used, and its precision
-    rest, precision = uniforms[:, 0], torch.ones_like(uniforms[:, 0])
     for step, column in enumerate(uniforms.unbind(1)):
         logits = policy(
             input_ids=inputs,
@@ -261,12 +247,7 @@ def _decode(
             inputs, logits, mask, positions = inputs[rows], logits[rows], mask[rows], positions[rows]
             _reorder(cache, rows)
         probabilities = logits.float().div_(sampling.temperature).softmax(-1)
-        column = column[batch]
-        if sampling.stratified:
-            column = torch.where(precision > _EXHAUSTED, rest, column)
-        tokens, rest = inverse_transform(probabilities, column)
-        if sampling.stratified:
-            precision = precision * probabilities.gather(1, tokens[:, None])[:, 0]
+        tokens = inverse_transform(probabilities, column[batch])
         completions[batch, step] = tokens.masked_fill_(ended, pad_token_id)
         following = tokens[:, None], positions[:, -1:] + 1
         if cache is None:
@@ -281,7 +262,7 @@ def _decode(
             # Where all have ended, they go on for as long as another process needs this one's blocks
             if 0 < 2 * len(left) <= len(ended):
                 inputs, positions, mask, ended = inputs[left], positions[left], mask[left], ended[left]
-                batch, rest, precision = batch[left], rest[left], precision[left]
+                batch = batch[left]
                 _reorder(cache, left)
     return completions
 
@@ -291,10 +272,8 @@ def _reorder(cache: DynamicCache | None, rows: Tensor) -> None:
         cache.reorder_cache(rows)  # type: ignore[arg-type]
 
 
-def inverse_transform(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens by inverse transform sampling, and the place of each number in its token's interval, [B] each.
-
-    Given the token, that place is uniform in [0, 1).
+def inverse_transform(probabilities: Tensor, uniforms: Tensor) -> Tensor:
+    """Tokens by inverse transform sampling, shape [B].
 
     Faster than `multinomial`, which on a CPU draws an exponential number for every token of the vocabulary,
     and than a float64 cumulative sum over the vocabulary: the search is first for a block of tokens, then
@@ -307,28 +286,13 @@ def inverse_transform(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, 
 
     Example:
         >>> uniforms = torch.tensor([0.2, 0.8], dtype=torch.float64)
-        >>> tokens, rest = inverse_transform(torch.tensor([[0.4, 0.0, 0.6]]).repeat(2, 1), uniforms)
-        >>> tokens.tolist(), [round(place, 4) for place in rest.tolist()]
-        ([0, 2], [0.5, 0.6667])
+        >>> inverse_transform(torch.tensor([[0.4, 0.0, 0.6]]).repeat(2, 1), uniforms).tolist()
+        [0, 2]
     """
     blocks = pad(probabilities, (0, -probabilities.shape[1] % _BLOCK)).unflatten(1, (-1, _BLOCK))
     block, fraction = _search(blocks.sum(-1), uniforms)
-    token, rest = _search(blocks[torch.arange(len(block), device=block.device), block], fraction)
-    return block * _BLOCK + token, rest
-
-
-def stratified_uniforms(uniforms: Tensor) -> Tensor:
-    """K evenly spaced numbers per row with one random shift, the row's first number.
-
-    Args:
-        uniforms: Shape [P, K].
-
-    Example:
-        >>> stratified_uniforms(torch.tensor([[0.75, 0.1]])).tolist()
-        [[0.75, 0.25]]
-    """
-    steps = torch.arange(uniforms.shape[1], dtype=uniforms.dtype, device=uniforms.device)
-    return (uniforms[:, :1] + steps / uniforms.shape[1]) % 1
+    token, _ = _search(blocks[torch.arange(len(block), device=block.device), block], fraction)
+    return block * _BLOCK + token
 
 
 def _search(masses: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -41,8 +41,6 @@ class OnPolicyModule(RegularisedModule, ABC):
         inner_epochs: Passes over each rollout. After the first step the completions are off-policy, see
             `off_policy` of the estimator.
         mini_batches: Optimizer steps per pass; must divide the number of prompts per batch.
-        stratified: Sample the completions of a prompt with one random shift, see `Sampling`. Refused with a
-            leave-one-out baseline, which is then biased.
         missing_eos_penalty: Subtracted in training from the reward of completions truncated at
             max_new_tokens, but not from the logged reward. `train/unfinished` is their proportion.
         rollout_backend: Samples the completions in training. vllm (the extra of that name) is for large
@@ -67,7 +65,6 @@ class OnPolicyModule(RegularisedModule, ABC):
 
     inner_epochs: int = 1
     mini_batches: int = 1
-    stratified: bool = False
     missing_eos_penalty: float = 0.0
     rollout_backend: Literal["transformers", "vllm"] = "transformers"
     vllm_options: dict[str, Any] | None = None
@@ -107,9 +104,6 @@ class OnPolicyModule(RegularisedModule, ABC):
         if self.vllm_options is not None and self.rollout_backend != "vllm":
             raise ConfigurationError(f"{self.vllm_options} needs rollout_backend: vllm", key="vllm_options")
         vllm = self.rollout_backend == "vllm"
-        if self.stratified and vllm:
-            raise ConfigurationError("true needs rollout_backend: transformers, got vllm", key="stratified")
-        self.sampling = replace(self.sampling, stratified=self.stratified)
         self.backend = VLLMBackend(self.vllm_options) if vllm else generate_completions
         # The current rollout, which checkpoints contain.
         self.experience: Experience | None = None
@@ -129,12 +123,6 @@ class OnPolicyModule(RegularisedModule, ABC):
                 f"{type(self).__name__} needs a KLEstimatorCallback among the trainer's callbacks"
             )
         self.memory.check_trainable(self.optimizer_steps)
-        if self.stratified and self.kl_estimator.baseline is not None:
-            raise ConfigurationError(
-                f"true is not allowed with kl.estimator.baseline={self.kl_estimator.baseline}, which is "
-                "biased if the completions of a prompt depend on each other; set the baseline to null",
-                key="model.init_args.stratified",
-            )
         if self.prefix_rewards is not None and not self.kl_estimator.reads_prefix_rewards:
             raise ConfigurationError(
                 f"{self.prefix_rewards} has no effect with {self.kl_estimator.label}; "

@@ -8,7 +8,6 @@ import io
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import PARTIAL, local_path, remove_abandoned, write_atomically
+from lit_klrb.files import PARTIAL, local_path, write_atomically
 from lit_klrb.run.checkpoints import digest, read
 
 if TYPE_CHECKING:
@@ -59,47 +58,16 @@ def cached(name: str, key: Any, compute: Callable[[], T]) -> T:
 
 
 def cached_folder(name: str, key: Any) -> Path:
-    """The place of a folder that depends only on its key; only `clear` removes it, whatever its size."""
+    """The place of a folder that depends only on its key; it is never removed, whatever its size."""
     return default_folder() / f"{name}-{_digest(key)[:32]}"
 
 
-def clear() -> tuple[int, int]:
-    """Empty the cache, folders included.
-
-    Returns:
-        Number of removed files and their size in bytes.
-    """
-    files, size = trim(0)
-    pattern = re.compile(r"\.?([a-z_]+-[0-9a-f]{32})(\.[0-9a-f]+)?")
-    for folder in default_folder().glob("*"):
-        found = pattern.fullmatch(folder.name)
-        if found and folder.is_dir() and not folder.is_symlink():
-            sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
-            if folder.name == found[1]:
-                shutil.rmtree(folder)
-            elif folder not in remove_abandoned(folder.with_name(found[1])):
-                continue  # it is being written
-            files, size = files + len(sizes), size + sum(sizes)
-    return files, size
-
-
-def trim(limit: int) -> tuple[int, int]:
-    """Remove the least recently used results until the rest fits.
-
-    Args:
-        limit: Maximum size of the rest, in bytes.
-
-    Returns:
-        Number of removed files and their size in bytes.
-    """
-    files = sorted(_files(), key=lambda file: -file[1].st_mtime)
-    left, removed = limit, (0, 0)
-    for path, stat in files:
+def trim(left: int) -> None:
+    """Remove the least recently used results until the rest has at most so many bytes."""
+    for path, stat in sorted(_files(), key=lambda file: -file[1].st_mtime):
         left -= stat.st_size
         if left < 0:
             path.unlink(missing_ok=True)
-            removed = removed[0] + 1, removed[1] + stat.st_size
-    return removed
 
 
 def weights_digest(model: PreTrainedModel) -> str:

@@ -83,8 +83,6 @@ class PairEstimationStudy(PairStudy[ModelPair]):
         group_sizes: Numbers of completions (M) per estimate, for standard deviations.
         independent: Completions per prompt of the independent sample.
         tolerance: Largest bias that is regarded as none, as a fraction of the KL.
-        stratified: Whether the completions of an estimate share one random shift, see `Sampling`. Allowed
-            with a single M of at least 2. Leave-one-out baselines are biased on such completions.
 
     Raises:
         ConfigurationError: If a number is out of range.
@@ -98,7 +96,6 @@ class PairEstimationStudy(PairStudy[ModelPair]):
     group_sizes: Sequence[int] = (1, 5, 10)
     independent: int = 2_000
     tolerance: float = 0.05
-    stratified: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,16 +103,6 @@ class PairEstimationStudy(PairStudy[ModelPair]):
         check_group_sizes(self.completions, self.group_sizes)
         if not 0 < self.tolerance < 1:
             raise ConfigurationError(f"must be between 0 and 1, got {self.tolerance}", key="tolerance")
-        if self.stratified and (len(self.group_sizes) > 1 or self.stratum < 2):
-            raise ConfigurationError(
-                f"must be a single number of at least 2 with stratified=true, got {list(self.group_sizes)}",
-                key="group_sizes",
-            )
-
-    @property
-    def stratum(self) -> int:
-        """Number of completions that share one random shift; 1 for independent completions."""
-        return self.group_sizes[0] if self.stratified else 1
 
     @property
     def design(self) -> dict[str, Any]:
@@ -125,13 +112,12 @@ class PairEstimationStudy(PairStudy[ModelPair]):
             "completions": self.completions,
             "group_sizes": list(self.group_sizes),
             "tolerance": self.tolerance,
-            "stratum": self.stratum,
         }
 
     def snapshot(self, pair: ModelPair, seed: int) -> dict[str, Any]:
         """The estimates, the mass of the reference, seconds, and the exact KL or an independent estimate."""
         own = derive_seed(seed, self.name, "completions")
-        stats, mask, tokens, seconds = pair.sample(self.prompts, self.completions, own, stratum=self.stratum)
+        stats, mask, tokens, seconds = pair.sample(self.prompts, self.completions, own)
         found = estimates(stats, mask, tokens, self.completions, self.group_sizes)
         stats = stats.masked(mask)
         ratio = (stats.ref_logprobs - stats.logprobs).sum(1).exp().view(self.prompts, -1)

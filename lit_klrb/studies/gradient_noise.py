@@ -1,11 +1,16 @@
-"""Noise of the gradients of KL, reward and objective under several estimators."""
+"""Noise of the gradients of KL, reward and objective under several estimators.
+
+The gradient of the objective is that of the estimator's loss. The gradient of the reward is that of `NoKL`
+for all estimators: another estimator at beta 0 may fit coefficients, which then act as a baseline of the
+reward. The gradient of the KL is the difference of the two.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, final
 
 import lightning as L
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_klrb import schema
 from lit_klrb.data.batches import Batch
@@ -15,6 +20,7 @@ from lit_klrb.estimators import (
     KLEstimator,
     LossWeights,
     MonteCarlo,
+    NoKL,
     RaoBlackwell,
     RaoBlackwellControlVariate,
 )
@@ -26,7 +32,6 @@ from lit_klrb.rollouts.pair import Pair
 from lit_klrb.rollouts.step import Scored, begin, weigh
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.base import PolicyStudy
-from lit_klrb.studies.gradients import REWARD_ALONE, policy_gradient
 from lit_klrb.studies.numbers import lower_triangle
 
 # Parameters that are converted to float64 at a time for inner products.
@@ -208,13 +213,37 @@ def batch_gradients(task: Task, batch: Batch, memories: Sequence[EstimatorMemory
     Returns:
         Shape [1 + E, parameters].
     """
-    everything = [EstimatorMemory(REWARD_ALONE), *memories]
+    everything = [EstimatorMemory(NoKL()), *memories]
     return torch.stack(
         [
             policy_gradient(task.pair.policy, task.beta, memory.estimator, stats, mask, weights)
             for memory, stats, mask, weights in weighted(task, everything, batch, seed)
         ]
     )
+
+
+def policy_gradient(
+    policy: nn.Module,
+    beta: float,
+    estimator: KLEstimator,
+    stats: TokenStats,
+    mask: Tensor,
+    weights: LossWeights,
+) -> Tensor:
+    """Gradient of an estimator's loss with respect to the trained parameters, shape [parameters].
+
+    Args:
+        policy: The policy.
+        beta: Weight of the KL.
+        estimator: The estimator.
+        stats: Statistics of B sequences under the policy, differentiable; their graph is retained.
+        mask: True on completion tokens, shape [B, T].
+        weights: The estimator's weights for these sequences.
+    """
+    parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    loss = estimator.loss(stats, mask, weights, beta=beta)
+    gradients = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
+    return torch.nn.utils.parameters_to_vector(gradients)
 
 
 def weighted(

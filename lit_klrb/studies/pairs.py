@@ -58,15 +58,13 @@ class ModelPair(ABC):
         """Its name in the artifact."""
 
     @abstractmethod
-    def sample(self, prompts: int, completions: int, seed: int, *, stratum: int = 1) -> Sample:
+    def sample(self, prompts: int, completions: int, seed: int) -> Sample:
         """Sample completions.
 
         Args:
             prompts: Number of prompts (P); the same prompts for every seed.
             completions: Completions per prompt (K).
             seed: Seed of the completions.
-            stratum: Number of successive completions that share one random shift, see `Sampling`; 1 for
-                independent completions.
         """
 
     @abstractmethod
@@ -120,14 +118,9 @@ class CheckpointPair(ModelPair):
     def label(self) -> str:
         return self.policy_path
 
-    def sampling(self, completions: int, stratified: bool = False) -> Sampling:
-        """How completions are sampled.
-
-        Args:
-            completions: Completions per prompt, or per stratum.
-            stratified: Whether these share one random shift.
-        """
-        return Sampling(completions, self.max_new_tokens, self.temperature, stratified)
+    def sampling(self, completions: int) -> Sampling:
+        """How completions are sampled, so many per prompt."""
+        return Sampling(completions, self.max_new_tokens, self.temperature)
 
     def load(self) -> Pair:
         """The models, in evaluation mode.
@@ -177,11 +170,10 @@ class CheckpointPair(ModelPair):
         return [move_data_to_device(batch, pair.policy.device) for batch in padded]
 
     @override
-    def sample(self, prompts: int, completions: int, seed: int, *, stratum: int = 1) -> Sample:
-        pair, strata = self.load(), 1 if stratum == 1 else completions // stratum
-        sampling = self.sampling(completions // strata, stratified=stratum > 1)
+    def sample(self, prompts: int, completions: int, seed: int) -> Sample:
+        pair = self.load()
         (batch,) = self.batches(pair, 1, prompts)
-        return sample_completions(pair, batch, sampling, seed, strata=strata, timed=True)
+        return sample_completions(pair, batch, self.sampling(completions), seed, timed=True)
 
     @override
     def exact_kl(self, prompts: int) -> None:
@@ -190,35 +182,29 @@ class CheckpointPair(ModelPair):
 
 @torch.no_grad()
 def sample_completions(
-    pair: Pair,
-    batch: Batch,
-    sampling: Sampling,
-    seed: int,
-    *,
-    strata: int = 1,
-    timed: bool = False,
+    pair: Pair, batch: Batch, sampling: Sampling, seed: int, *, timed: bool = False
 ) -> Sample:
     """Completions of a batch of prompts with their statistics, a few prompts at a time.
 
     Args:
         pair: Policy and reference.
         batch: P prompts.
-        sampling: Completions per prompt and stratum.
+        sampling: Completions per prompt.
         seed: Seed of the completions.
-        strata: Number of times that each prompt is sampled for.
         timed: Whether to measure the time, for which the log-probabilities are computed once more.
     """
     watch = Stopwatch(running=timed)
     rollouts, parts = [], []
-    per_prompt = strata * sampling.completions_per_prompt
     for first in range(0, len(batch["tokens"]), _PROMPTS_PER_PASS):
         some = {
-            name: value[first : first + _PROMPTS_PER_PASS].repeat_interleave(strata, 0)
+            name: value[first : first + _PROMPTS_PER_PASS]
             for name, value in batch.items()
             if isinstance(value, Tensor)
         }
         with watch("sampling"):
-            rollout = pair.sample(some, sampling, seed=seed, rows_before=first * per_prompt)
+            rollout = pair.sample(
+                some, sampling, seed=seed, rows_before=first * sampling.completions_per_prompt
+            )
         if timed:
             with watch("logprobs"), pair.reading_reference() as reference:
                 for model in (pair.policy, reference):

@@ -31,8 +31,7 @@ from lit_klrb.models.generation import Rollout
 from lit_klrb.models.heads import SplitModel, split_model
 from lit_klrb.modules import RLOOModule
 from lit_klrb.seeding import derive_seed
-from lit_klrb.studies.gradient_noise import gram
-from lit_klrb.studies.gradients import policy_gradient
+from lit_klrb.studies.gradient_noise import gram, policy_gradient
 from replication.rivals import optimal_token_baseline, score_norms
 from replication.studies.tabular import TabularPairs
 

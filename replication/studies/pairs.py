@@ -9,7 +9,6 @@ from typing_extensions import override
 
 from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.functional import token_stats
-from lit_klrb.models.generation import stratified_uniforms
 from lit_klrb.rollouts.stopwatch import Stopwatch
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies.pairs import ModelPair, Sample
@@ -83,3 +82,14 @@ def _at(pairs: TabularPairs, uniforms: Tensor) -> Tensor:
     order = (pairs.tokens * places).sum(1).argsort()
     cumulative = pairs.logprobs(pairs.policies)[:, order].exp().cumsum(1)
     return order[torch.searchsorted(cumulative, uniforms).clamp(max=len(order) - 1)]
+
+
+def stratified_uniforms(uniforms: Tensor) -> Tensor:
+    """K evenly spaced numbers per row with one random shift, the row's first number, shape [P, K].
+
+    Example:
+        >>> stratified_uniforms(torch.tensor([[0.75, 0.1]])).tolist()
+        [[0.75, 0.25]]
+    """
+    steps = torch.arange(uniforms.shape[1], dtype=uniforms.dtype, device=uniforms.device)
+    return (uniforms[:, :1] + steps / uniforms.shape[1]) % 1

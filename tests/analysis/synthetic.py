@@ -11,7 +11,6 @@ import rfc8785
 
 from analysis.results import Block, Cell, Grid, Plan, Primary, Stage
 from analysis.results.locked import lock_document
-from analysis.results.plan import arms_of_estimators
 
 ESTIMATORS = ("MonteCarlo", "RaoBlackwell")
 BETAS = {0: 0.05, 1: 0.1, 2: 0.2}
@@ -136,7 +135,7 @@ def write_plan(runs: Path, made, estimators, betas, replicates, primary, setting
     stages = {name: Stage("") for name in ("sft", "dpo", *warm, "study")}
     stages["rloo"] = Stage("", {"reference": "sft"} if blocks else {"reference": "sft", "policy": "dpo"})
     own = {name: Block(inputs={"policy": name}) for name in warm}
-    grid = Grid(arms_of_estimators(estimators), betas, replicates, own)
+    grid = Grid(list(estimators), betas, replicates, own)
     plan = Plan("synthetic", "", stages, grid, Primary(**chosen), setting=setting)
     cells = [Cell.of_record(one["id"], one["cell"]) for one in made]
     runs.mkdir(parents=True, exist_ok=True)

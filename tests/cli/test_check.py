@@ -134,7 +134,7 @@ def test_every_argument_is_of_the_evaluation_or_of_training_alone():
         *("schedule", "warmup_steps", "gradient_checkpointing", "compile_backend", "seed"),
         *("inner_epochs", "mini_batches", "missing_eos_penalty", "rollout_backend", "vllm_options"),
         "prefix_rewards",
-        *("batch_size", "train_size", "stratified"),
+        *("batch_size", "train_size"),
     }
     mros = [cls for kind in (RLOOModule, PromptDataModule) for cls in kind.__mro__]
     ours = [cls for cls in mros if cls.__module__.startswith("lit_klrb.")]

@@ -17,30 +17,11 @@ from lit_klrb.data.tokenizer import train_bpe
 # Kills of each command; a table of more needs only another number here.
 KILLS = int(os.environ.get("LIT_KLRB_KILLS", "2"))
 TEXTS = ["It was a good film.", "It was a bad film, and a long one."]
-CELLS = 40
 
 
 def run_with_one_thread(argv):
     torch.set_num_threads(1)  # threads do not survive a fork
     return main(argv)
-
-
-def clean(chain, place):
-    """A sweep of many published cells, every other one of a shared stage, whose checkpoint is kept."""
-    for number in range(CELLS):
-        cell = place / "sweep" / "cells" / f"{number:02}"
-        for name in (
-            "config.yaml",
-            "checkpoints/last.ckpt",
-            "metrics/attempt_0/metrics.csv",
-            "studies/a.json",
-        ):
-            (cell / name).parent.mkdir(parents=True, exist_ok=True)
-            (cell / name).write_text(name * 100)
-        result = place / "sweep" / "results" / f"{number:02}.json"
-        result.parent.mkdir(exist_ok=True)
-        result.write_text(json.dumps({"cell": {"arm": ["a", None][number % 2]}}))
-    return ["clean", str(place / "sweep")]
 
 
 def study(chain, place):
@@ -68,13 +49,6 @@ def import_gguf(chain, place):
     return ["import-gguf", str(place / "tiny.gguf"), "--output_dir", str(place / "folder")]
 
 
-def kl(chain, place):
-    (place / "texts.txt").write_text("\n".join(TEXTS))
-    models = ["--policy", chain.checkpoint("dpo"), "--reference", chain.checkpoint("sft")]
-    given = ["--prompts", str(place / "texts.txt"), "--max_new_tokens", "8"]
-    return ["kl", *models, *given, "--output", str(place / "kl.html")]
-
-
 def names(place):
     return {os.path.join(folder, name) for folder, _, files in os.walk(place) for name in files}
 
@@ -95,7 +69,7 @@ def contents(place):
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-@pytest.mark.parametrize("command", [clean, study, import_gguf, kl])
+@pytest.mark.parametrize("command", [study, import_gguf])
 def test_a_command_that_is_killed_and_repeated(chain, tmp_path, command):
     draw, place = random.Random(command.__name__), tmp_path / "place"
 

@@ -229,7 +229,7 @@ def test_what_needs_whole_models_is_refused_with_sharded_ones(chain, tmp_path):
         (
             *("rloo", "--model.inner_epochs", "1", "--model.reference_path", "policy"),
         ): "error: model.init_args.reference_path: 'policy' is not supported by ModelP",
-        ("rloo", "--trainer.callbacks+=GradientNoiseMonitor"): "error: trainer.callbacks: GradientNoiseM",
+        ("rloo", "--trainer.callbacks+=GradientNoiseStudy"): "error: trainer.callbacks: GradientNoiseS",
         ("rloo", *one[:3], "2"): "error: trainer.strategy.data_parallel_size: must be 1, got 2",
     }
     argvs = [

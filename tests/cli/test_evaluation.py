@@ -69,9 +69,8 @@ def test_a_reference_with_other_words(chain, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
-@pytest.mark.parametrize("callback", ["EstimationStudy", "RolloutThroughput"])
-def test_what_measures_training_is_refused(chain, tmp_path, capsys, command, callback):
-    extra = ["--ckpt_path", chain.checkpoint("rloo"), f"--trainer.callbacks+={callback}"]
+def test_what_measures_training_is_refused(chain, tmp_path, capsys, command):
+    extra = ["--ckpt_path", chain.checkpoint("rloo"), "--trainer.callbacks+=EstimationStudy"]
     assert chain.run(command, "rloo", *extra, run=tmp_path) == 2
-    line = f"error: trainer.callbacks: {callback} measures training, but this command does not train; use fit"
-    assert capsys.readouterr().err.strip().splitlines() == [line]
+    line = "trainer.callbacks: EstimationStudy measures training, but this command does not train; use fit"
+    assert capsys.readouterr().err.strip().splitlines() == [f"error: {line}"]

@@ -1,19 +1,13 @@
-"""The model card of an export, adapters, and `--push` to a hub on this machine."""
+"""The model card of an export, and adapters."""
 
-import base64
 import json
 import os
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 import torch
 
-from lit_klrb.cli.export import push
 from lit_klrb.cli.main import main
-from lit_klrb.errors import ConfigurationError
 from lit_klrb.models.loading import load_model
 from lit_klrb.run.card import MARK, MAX_SUMMARY, model_card
 
@@ -120,85 +114,3 @@ def test_an_adapter_is_exported_alone(chain, tmp_path, capsys):
         torch.testing.assert_close(base.eval()(tokens).logits, policy.eval()(tokens).logits)
     assert export(chain, tmp_path / "other", "--adapter") == 2
     assert "adapter: " in capsys.readouterr().err
-
-
-class Hub(BaseHTTPRequestHandler):
-    """The part of the hub's interface that an upload of small files uses; keeps what it is sent."""
-
-    address: str
-    files: dict[str, bytes]
-    created: list[dict]
-
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.path == "/api/repos/create":
-            self.created.append(json.loads(body))
-            status = 401 if self.created[-1]["name"] == "forbidden" else 200
-            self.answer({"url": f"{self.address}/owner/name", "error": "not yours"}, status)
-        elif self.path == "/api/validate-yaml":  # of the card's metadata
-            self.answer({"errors": [], "warnings": []})
-        elif "/preupload/" in self.path:
-            paths = [file["path"] for file in json.loads(body)["files"]]
-            modes = [{"path": p, "uploadMode": "regular", "shouldIgnore": False} for p in paths]
-            self.answer({"files": modes})
-        elif "/commit/" in self.path:
-            for line in body.splitlines():
-                entry = json.loads(line)
-                if entry["key"] == "file":
-                    self.files[entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
-            self.answer(
-                {"commitUrl": f"{self.address}/owner/name/commit/1", "commitOid": "1", "success": True}
-            )
-        else:
-            self.answer({}, 404)
-
-    def do_GET(self):
-        self.answer({"id": "owner/name", "sha": "0"}, 404 if "forbidden" in self.path else 200)
-
-    def answer(self, content, status=200):
-        body = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        """Nothing is printed."""
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    Hub.files, Hub.created = {}, []
-    server = HTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    Hub.address = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", Hub.address)
-    monkeypatch.setenv("HF_TOKEN", "hf_test")
-    yield Hub
-    server.shutdown()
-    server.server_close()
-
-
-def test_an_export_is_uploaded(tmp_path, hub):
-    for name in ("config.json", "README.md"):
-        (tmp_path / name).write_text(f"content of {name} {MARK}")
-    assert push(str(tmp_path), "owner/name", private=True)
-    assert (hub.created[0]["name"], hub.created[0]["organization"]) == ("name", "owner")
-    assert hub.files == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-
-
-def test_a_hub_that_refuses_ends_in_one_line(tmp_path, hub):
-    with pytest.raises(
-        ConfigurationError, match=r"push: .* but owner/forbidden cannot be uploaded: "
-    ) as caught:
-        push(str(tmp_path), "owner/forbidden")
-    assert len(str(caught.value).splitlines()) == 1
-    with pytest.raises(ConfigurationError, match=r"push: .* but a/b/c cannot be uploaded"):
-        push(str(tmp_path), "a/b/c")
-
-
-def test_private_needs_push(capsys):
-    assert main(["export", "--ckpt_path", "x.ckpt", "--output_dir", "x", "--private"]) == 2
-    assert capsys.readouterr().err == "error: private: needs --push\n"

@@ -153,16 +153,6 @@ def test_the_option_of_a_single_estimator_changes_the_policy(chain, tmp_path, es
     assert not equal(*trained)
 
 
-def test_stratified_sampling_changes_the_policy(chain, tmp_path):
-    """Without a leave-one-out baseline, with which it is refused."""
-    trained = []
-    for value in ("true", "false"):
-        settings = [*RAO_BLACKWELL, "--kl.estimator.baseline", "null", "--model.stratified", value]
-        assert chain.run("fit", "rloo", *NO_EVALUATION, *settings, run=tmp_path / value) == 0
-        trained.append(weights_of(tmp_path / value / "checkpoints" / "last.ckpt"))
-    assert not equal(*trained)
-
-
 @pytest.mark.parametrize("extra", EVALUATION, ids=" ".join)
 def test_the_option_changes_the_evaluation_and_not_the_training(chain, tmp_path, extra):
     assert chain.run("fit", "rloo", *extra, run=tmp_path) == 0
@@ -210,7 +200,7 @@ def test_no_constructor_argument_is_left_out_above():
     # options that change how a gradient is computed and not what it is; test_conversations.py has a system
     # prompt, test_teacher_context.py one of the teacher and its examples, test_policy_layers.py fewer layers,
     # test_served.py a teacher in an engine of its own.
-    # Options of one estimator, and stratified sampling, have a test above; subsets and splits have one
+    # Options of one estimator have a test above; subsets and splits have one
     # in tests/data/test_corpora.py, what a template reads and what is trained on in test_encode.py there.
     wanted = {"seed_everything"}
     elsewhere = {
@@ -225,7 +215,6 @@ def test_no_constructor_argument_is_left_out_above():
     }
     elsewhere |= {"model.gradient_checkpointing", "model.compile_backend"}
     elsewhere |= {f"kl.estimator.{name}" for name in ("directions", "k", "support", "other_prompts")}
-    elsewhere |= {"model.stratified"}
     for key, owned in owners.items():
         names = {name for owner in owned for name in inspect.signature(owner).parameters}
         wanted |= {f"{key}.{name}" for name in names - {"seed"}}

@@ -142,12 +142,10 @@ def test_the_noise_floor_is_rounding(models):
 
 def test_a_position_that_one_text_reaches_has_no_error(kl, tmp_path):
     (tmp_path / "texts.txt").write_text("I saw\nIt was\nI saw this film last night.\n")
-    page = tmp_path / "kl.html"
-    arguments = ("--texts", str(tmp_path / "texts.txt"), "--direction", "forward", "--output", str(page))
+    arguments = ("--texts", str(tmp_path / "texts.txt"), "--direction", "forward")
     code, output, _ = kl(*arguments)
     assert code == 0
     assert re.search(r"^3-4 +2 +\S+ +- +- +\d+%$", output, re.MULTILINE)
-    assert re.search(r"<td>3-4</td><td>2</td><td>[^<-]+</td><td>-</td><td>-</td>", page.read_text("utf-8"))
     first, *_, last = json.loads(kl(*arguments, "--json")[1])["policies"][0]["directions"]["forward"][
         "positions"
     ]
@@ -189,30 +187,14 @@ def test_a_model_compared_with_itself(kl):
     assert "reverse" not in output
 
 
-def test_the_page_is_self_contained(kl, tmp_path):
-    page = tmp_path / "kl.html"
-    code, output, error = kl(*PROMPTS, "--output", str(page), policy=("first", "second"))
-    assert (code, len(error.splitlines())) == (0, 1)  # that there are few prompts
-    html = page.read_text("utf-8")
-    assert not re.search(r"(src|href)=|<script|url\(", html)
-    rows = [line.split("  ")[0].strip() for line in output.splitlines() if re.match(r"\S.*  .*\d", line)]
-    assert len(rows) > 20
-    assert all(f"<td>{row}</td>" in html or f"<th>{row}</th>" in html for row in rows)
-
-
-def test_names_are_text_in_the_terminal_and_on_the_page(kl, models, tmp_path):
+def test_names_are_text_in_the_terminal(kl, models):
     name = "<script>alert(1)<\x1b[2J\npolicy: fake"
     (models / name).parent.mkdir(exist_ok=True)
     shutil.copytree(models / "first", models / name)
-    code, output, _ = kl(
-        *PROMPTS, "--direction", "forward", "--output", str(tmp_path / "kl.html"), policy=(name,)
-    )
-    html = (tmp_path / "kl.html").read_text("utf-8")
+    code, output, _ = kl(*PROMPTS, "--direction", "forward", policy=(name,))
     assert code == 0
-    assert "\x1b" not in output + html
-    assert "<script" not in html
+    assert "\x1b" not in output
     assert len(re.findall("^policy: ", output, re.MULTILINE)) == 1
-    assert "default-src 'none'" in html
 
 
 def test_lines_of_a_text_file_end_at_newlines_only(tmp_path):
@@ -269,7 +251,6 @@ def test_the_encoded_conversation(models):
         ((*PROMPTS, "--temperature", "warm"), "argument --temperature: invalid float value: 'warm'"),
         (("--texts", "texts.txt", "--teacher_system", "Be"), "teacher_system: needs prompts: texts have no"),
         ((*PROMPTS, "--level", "95"), "must be at least 0.5 and below 1, got 95"),
-        ((*PROMPTS, "--output", "/dev/null/kl.html"), "output: /dev/null/kl.html cannot be written: /dev"),
         ((*PROMPTS, "--device", "tpu9"), "device: tpu9 cannot be used"),
         (("--prompts", "prompts.jsonl", "--max_new_tokens", "99"), "exceeds the policy's context length, 32"),
     ],

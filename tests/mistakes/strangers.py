@@ -174,11 +174,8 @@ class Document(NamedTuple):
 
 
 EXPORT = ["export", "--ckpt_path", "CASE/last.ckpt", "--output_dir", "RUN/export"]
-KL = [
-    *("kl", "--policy", "CASE/model", "--reference", "FILES/chat_model", "--limit", "2", "--max_tokens", "8"),
-    *("--output", "RUN/kl.html"),
-]
-CHAT = [*KL[:-2], "--prompts", "FILES/prompts.jsonl", "--max_new_tokens", "2"]
+KL = ["kl", "--policy", "CASE/model", "--reference", "FILES/chat_model", "--limit", "2", "--max_tokens", "8"]
+CHAT = [*KL, "--prompts", "FILES/prompts.jsonl", "--max_new_tokens", "2"]
 TEXTS = [*KL, "--texts", "FILES/few.txt"]
 
 
@@ -294,7 +291,7 @@ def _of_data(root: Path, finished: Path, count: int) -> Iterator[Mistake]:
 
 
 def _of_sweeps(root: Path, finished: Path, count: int) -> Iterator[Mistake]:
-    """Directories of sweeps: locked plans and results, that are reported and cleaned."""
+    """Directories of sweeps: locked plans and results, that are reported."""
     source = root / "sweeps" / "whole"
     result = next((source / "results").glob("*.json")).relative_to(source)
     commands = {
@@ -313,18 +310,6 @@ def _of_sweeps(root: Path, finished: Path, count: int) -> Iterator[Mistake]:
             named = sweep._replace(kind=f"{name} {sweep.kind}")
             yield from named.edited(argv, count, 3 + seed)
         yield from named._replace(kind=f"report {sweep.kind}").damaged(commands["report"])
-    for folder in ("cells", "results", "cells/one", "results/one.json"):
-        for target in ("home", "home/notes"):
-
-            def make(case, folder=folder, target=target):
-                for name in ("cells/one/checkpoints", "results"):
-                    (case / "sweep" / name).mkdir(parents=True)
-                (case / "sweep" / "results" / "notes.json").write_text('{"cell": {"arm": "a"}}')
-                place = case / "sweep" / folder
-                shutil.rmtree(place) if place.is_dir() else None
-                place.symlink_to(case.parent / target)
-
-            yield _case(f"clean {folder} -> {target}", ["clean", "CASE/sweep"], make)
 
 
 @cache

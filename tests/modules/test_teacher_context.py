@@ -1,6 +1,5 @@
 """A teacher, or a reference, that reads another prompt than the policy: what runs and commands do with it."""
 
-import copy
 import json
 import re
 
@@ -159,17 +158,9 @@ class Stopped(Exception):
     """Stands for a kill."""
 
 
-AVERAGE = ["--trainer.callbacks+=MovingAverageTeacher", "--trainer.callbacks.decay", "0.5"]
-
-
-@pytest.mark.parametrize(
-    ("teacher", "steps_per_rollout", "callbacks"),
-    [("other", "2", []), ("policy", "1", []), ("student", "2", AVERAGE)],
-)
-def test_a_resumed_run_is_the_same_bit_for_bit(
-    distill, tmp_path, monkeypatch, teacher, steps_per_rollout, callbacks
-):
-    extra = ["--data.teacher_system_prompt", "Lie", "--checkpoint.every_n_train_steps", "1", *callbacks]
+@pytest.mark.parametrize(("teacher", "steps_per_rollout"), [("other", "2"), ("policy", "1")])
+def test_a_resumed_run_is_the_same_bit_for_bit(distill, tmp_path, monkeypatch, teacher, steps_per_rollout):
+    extra = ["--data.teacher_system_prompt", "Lie", "--checkpoint.every_n_train_steps", "1"]
     extra += ["--model.mini_batches", steps_per_rollout, "--kl.estimator.off_policy", "prefix"]
     assert distill(*extra, teacher=teacher) == 0
     original = cli.LitCLI.instantiate_trainer
@@ -191,55 +182,6 @@ def test_a_resumed_run_is_the_same_bit_for_bit(
     checkpoint = str(tmp_path / "stopped" / "checkpoints" / "last.ckpt")
     assert distill(*extra, "--ckpt_path", checkpoint, teacher=teacher, where="stopped") == 0
     assert_same_run(tmp_path / "run", tmp_path / "stopped")
-
-
-def test_the_teacher_is_the_average_of_its_student(distill, folder, tmp_path, monkeypatch):
-    policies, original = [], cli.LitCLI.instantiate_trainer
-
-    class Recorder(Callback):
-        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-            policies.append(copy.deepcopy(module.policy.state_dict()))
-
-    def recorded(self, **kwargs):
-        trainer = original(self, **kwargs)
-        trainer.callbacks.append(Recorder())
-        return trainer
-
-    monkeypatch.setattr(cli.LitCLI, "instantiate_trainer", recorded)
-    two_steps = ["--model.mini_batches", "2", "--kl.estimator.off_policy", "prefix"]
-    assert distill(*two_steps, *CONTEXT, *AVERAGE, teacher="student") == 0
-    expected = load_model("policy_path", str(folder / "student")).state_dict()
-    for policy in policies[1::2]:  # after the second step on each rollout
-        expected = {name: 0.5 * value + 0.5 * policy[name] for name, value in expected.items()}
-    checkpoint = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
-    assert len(policies) >= 4
-    torch.testing.assert_close(checkpoint["moving_average_teacher"], expected, atol=1e-6, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("teacher", "extra", "message"),
-    [
-        ("policy", [], "trainer.callbacks: MovingAverageTeacher needs a teacher with weights of its own"),
-        (
-            "student",
-            ["--model.lora", "{r: 2}"],
-            "trainer.callbacks: MovingAverageTeacher needs a policy and a reference of one architecture",
-        ),
-        (
-            "student",
-            ["--trainer.precision", "bf16-true"],
-            "trainer.callbacks: MovingAverageTeacher needs",
-        ),
-        (
-            "student",
-            ["--trainer.callbacks.decay", "2"],
-            "decay: must be between 0 and 1",
-        ),
-    ],
-)
-def test_what_has_no_average_is_one_line(distill, capsys, teacher, extra, message):
-    assert distill(*CONTEXT, *AVERAGE, *extra, teacher=teacher) == 2
-    assert message in capsys.readouterr().err.strip().splitlines()[-1]
 
 
 def test_the_gradient_noise_follows_the_teachers_context(distill, folder, tmp_path):

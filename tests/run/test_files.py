@@ -9,7 +9,6 @@ import pytest
 from lit_klrb.cli.main import main
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import check_target, local_path, new_folder, read_regular, write_atomically
-from lit_klrb.run.cache import clear
 
 ODD = ["pipe", "socket", "folder", "link", "broken_link", "circle"]
 
@@ -38,13 +37,6 @@ def test_nothing_but_an_ordinary_file_is_replaced(odd, name):
     assert (odd / "file").read_text() == "mine"
     write_atomically(odd / "file", "ours")
     assert (odd / "file").read_text() == "ours"
-
-
-@pytest.mark.parametrize("name", ODD)
-def test_kl_refuses_such_a_page_before_it_measures_anything(odd, capsys, name):
-    arguments = ["--policy", "nothing.ckpt", "--reference", "nothing.ckpt", "--texts", "nothing.txt"]
-    assert main(["kl", *arguments, "--output", str(odd / name)]) == 2
-    assert capsys.readouterr().err.startswith(f"error: output: {odd / name} is a link or not a file")
 
 
 def test_devices_pipes_and_large_files_are_not_read(odd):
@@ -123,18 +115,6 @@ def test_the_process_id_of_a_container_is_no_obstacle(tmp_path, monkeypatch):
     with new_folder(tmp_path / "model") as partial:
         (partial / "weights").write_text("new")
     assert (tmp_path / "model" / "weights").read_text() == "new"
-
-
-def test_clearing_the_cache_leaves_a_folder_that_is_being_written(tmp_path, monkeypatch):
-    monkeypatch.setenv("LIT_KLRB_CACHE", str(tmp_path))
-    target = tmp_path / f"gguf-{'a' * 32}"
-    with new_folder(target) as partial:
-        (partial / "weights").write_text("new")
-        assert clear() == (0, 0)
-    killed_in_new_folder(tmp_path / f"gguf-{'b' * 32}", earlier=False)
-    files, _ = clear()
-    assert files == 3  # the weights; the mark and the file of the killed one
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_name_that_is_too_long_is_one_line(tmp_path, monkeypatch, capsys):

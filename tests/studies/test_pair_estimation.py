@@ -72,23 +72,10 @@ def test_completions_are_samples_from_the_policy(stratum):
         assert ((shares - probabilities).abs() < 4.5 * error).all()
 
 
-def test_stratified_estimates_have_less_variance_and_the_same_mean():
-    design = {"prompts": 6, "completions": 4000, "group_sizes": [8]}
-    variances = {}
-    for stratified in (False, True):
-        study = PairEstimationStudy(pairs=[PAIR], stratified=stratified, **design)
-        (found,) = study.measure(seed=2)["snapshots"]
-        means = torch.tensor(found["values"]["k1"]).view(6, -1, 8).mean(2)
-        assert z_score(means, torch.tensor(found["exact"])) < 4
-        variances[stratified] = means.var(1).mean().item()
-    assert variances[True] < 0.6 * variances[False]
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ({"group_sizes": [7]}, "completions=3000 must be a multiple"),
-        ({"stratified": True}, "group_sizes: must be a single number of at least 2 with stratified=true"),
         ({"tolerance": 0.0}, "tolerance: must be between 0 and 1, got 0.0"),
         ({"pairs": []}, "pairs: must be different pairs of models"),
         ({"prompts": 1}, "prompts: must be at least 2, got 1"),
@@ -113,7 +100,6 @@ def test_checkpoints_are_measured_and_a_stopped_study_goes_on(chain, tmp_path, m
         for stage in ("dpo", "rloo")
     ]
     settings = {"pairs": pairs, "prompts": 3, "completions": 4, "group_sizes": [2], "independent": 20}
-    settings["stratified"] = True
     config = {"study": {"class_path": "PairEstimationStudy", "init_args": settings}}
     config["trainer"] = {"default_root_dir": str(tmp_path / "run")}
     (tmp_path / "config.yaml").write_text(json.dumps(config))
@@ -147,12 +133,3 @@ def test_checkpoints_are_measured_and_a_stopped_study_goes_on(chain, tmp_path, m
         assert all(math.isfinite(value) for value in one["independent"]["mean"])
         assert torch.tensor(one["values"]["rb"]).shape == (3, 4)
     assert main(["study", "--config", str(tmp_path / "config.yaml"), "--study.pairs", "[]"]) == 2
-
-
-def test_stratified_sampling_is_refused_with_a_leave_one_out_baseline(chain, tmp_path, capsys):
-    assert chain.run("fit", "rloo", "--model.stratified", "true", run=tmp_path / "run") == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "model.init_args.stratified: true is not allowed with kl.estimator.baseline=leave_one_out" in error
-    independent = ["--model.stratified", "true", "--kl.estimator.baseline", "null"]
-    assert chain.run("fit", "rloo", *independent, run=tmp_path / "run") == 0

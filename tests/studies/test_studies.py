@@ -20,8 +20,7 @@ from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.models.loading import TOKEN_VALUES_KEY
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies import EstimationStudy, GradientNoiseStudy, gradient_noise
-from lit_klrb.studies.gradient_noise import Task
-from lit_klrb.studies.gradients import policy_gradient
+from lit_klrb.studies.gradient_noise import Task, policy_gradient
 
 # The fitted control variate warns, as one of so few completions often dominates.
 pytestmark = pytest.mark.filterwarnings("ignore:one of .* completions has")

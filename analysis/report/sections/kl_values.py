@@ -7,7 +7,7 @@ import numpy as np
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
-from analysis.report.figures import INK, log_scale, looks, sheet
+from analysis.report.figures import log_scale, looks, sheet
 from analysis.results.artifacts import ValueSnapshot, ValueStudy
 from analysis.stats.bias import BiasOutcome, BiasVerdict
 from analysis.stats.kl_values import REFERENCE, EstimatorSpread, corrected_biases, estimator_spreads
@@ -42,13 +42,14 @@ def estimation(assessment: Assessment) -> Section | None:
     by_step = corrected_biases({one.step: _spreads(artifact, one) for one in artifact.snapshots})
     snapshots = [(one.label, by_step[one.step]) for one in artifact.snapshots]
     sizes = artifact.group_sizes
+    place = " at the given steps" if artifact.snapshots[0].standard is None else ""
     counted = f"{artifact.completions} completions of each of {artifact.prompts} prompts"
     return Section(
         "estimation",
         "Estimating the KL",
         paragraphs=[
             f"All estimates are computed on the same {counted}, sampled from the policy of one run "
-            f"({run.cell.title}){_place(artifact)}. Spread is the standard deviation of the estimate from M "
+            f"({run.cell.title}){place}. Spread is the standard deviation of the estimate from M "
             "completions of a prompt: the square root of the mean variance over prompts. The results apply "
             "to these policies.",
             f"The bias is measured against {_standard(artifact)}; equivalence within "
@@ -57,11 +58,7 @@ def estimation(assessment: Assessment) -> Section | None:
             "are so heavy-tailed that they have no variance (tail index 1/2 or more), the result is "
             "inconclusive: values that dominate their mean may be too rare to occur among them.",
         ],
-        figures=[
-            _spread_figure(snapshots, sizes),
-            *([_noise_figure(snapshots, min(sizes))] if len(snapshots) > 1 else []),
-            _prompt_figure(snapshots),
-        ],
+        figures=[_spread_figure(snapshots, sizes)],
         tables=[
             *(_table(label, spreads, artifact) for label, spreads in snapshots),
             *_coverage(artifact),
@@ -86,16 +83,7 @@ def _spreads(artifact: ValueStudy, snapshot: ValueSnapshot) -> dict[str, Estimat
         artifact.group_sizes,
         tolerance=artifact.tolerance,
         standard=known,
-        stratified=artifact.stratum > 1,
     )
-
-
-def _place(artifact: ValueStudy) -> str:
-    """Where the completions are from, and whether they depend on each other."""
-    place = " at the given steps" if artifact.snapshots[0].standard is None else ""
-    if artifact.stratum > 1:
-        place += f"; the {artifact.stratum} completions of an estimate share one random shift (stratified)"
-    return place
 
 
 def _standard(artifact: ValueStudy) -> str:
@@ -227,69 +215,6 @@ def _spread_figure(snapshots: Snapshots, sizes: list[int]) -> Figure:
                 (label, NAMES[name], *(number(spreads[name].deviations[size]) for size in sizes))
                 for label, spreads in snapshots
                 for name in names
-            ],
-        ),
-    )
-
-
-def _noise_figure(snapshots: Snapshots, size: int) -> Figure:
-    """The spread of each estimate against the KL, a point per snapshot."""
-    names, ordered = _names(snapshots), sorted(snapshots, key=lambda one: one[1]["rb"].mean.value)
-    kl = [spreads["rb"].mean.value for _, spreads in ordered]
-    with sheet(3.2) as drawn:
-        axes = drawn.canvas.subplots()
-        for name, look in looks(names, REFERENCE).items():
-            found = [spreads[name].deviations[size] for _, spreads in ordered]
-            axes.plot(kl, found, label=NAMES[name], marker=look.marker, markersize=5, **look.line)
-        log_scale(axes.yaxis)
-        axes.set_xlabel(f"KL, {NAMES['rb']} (nats)")
-        axes.set_ylabel("spread (nats, log scale)")
-        drawn.legend(columns=2)
-    return Figure(
-        drawn.svg,
-        "Line plot of the spread of each estimator of the KL against the KL, with one point per snapshot.",
-        "How the noise of the estimates grows with the KL: one point is one estimator at one snapshot. "
-        "Below is better.",
-        Table(
-            f"Spread of the estimate from {size} completion of a prompt (nats), by KL.",
-            ("Snapshot", "KL", *(NAMES[name] for name in names)),
-            [
-                (label, number(value), *(number(spreads[name].deviations[size]) for name in names))
-                for value, (label, spreads) in zip(kl, ordered, strict=True)
-            ],
-        ),
-    )
-
-
-def _prompt_figure(snapshots: Snapshots) -> Figure:
-    styles = looks([label for label, _ in snapshots], snapshots[0][0])
-    with sheet(3.4, 4.2) as drawn:
-        axes = drawn.canvas.subplots()
-        for label, spreads in snapshots:
-            look, both = styles[label], [spreads[name].by_prompt for name in (REFERENCE, "rb")]
-            axes.plot(*both, look.marker, color=look.colour, markersize=4, label=label)
-        limits = 0.0, max(axes.get_xlim()[1], axes.get_ylim()[1])
-        axes.plot(limits, limits, color=INK, linewidth=0.8)
-        axes.set_xlim(limits)
-        axes.set_ylim(limits)
-        axes.set_xlabel(f"{NAMES[REFERENCE]} (nats)")
-        axes.set_ylabel(f"{NAMES['rb']} (nats)")
-        drawn.legend(columns=len(snapshots))
-    return Figure(
-        drawn.svg,
-        "Scatter plot of the spread of single Rao-Blackwell estimates within each prompt against that of "
-        "Monte-Carlo estimates, with the diagonal.",
-        "One mark is one prompt at one snapshot. Below the line the Rao-Blackwell estimate varies less "
-        "between completions of that prompt, above it more.",
-        Table(
-            "Standard deviation of single estimates within each prompt (nats).",
-            ("Snapshot", "Prompt", NAMES[REFERENCE], NAMES["rb"]),
-            [
-                (label, str(index), float(one), float(other))
-                for label, spreads in snapshots
-                for index, (one, other) in enumerate(
-                    zip(spreads[REFERENCE].by_prompt, spreads["rb"].by_prompt, strict=True)
-                )
             ],
         ),
     )

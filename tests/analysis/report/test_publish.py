@@ -100,7 +100,7 @@ def test_cells_with_two_results_are_not_published(runs, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "results.jsonl: has no results"), (b"\n\n", "has no results"), (None, "is not a regular file")],
+    [(b"", "results.jsonl: has no results"), (b"\n\n", "line 1 is empty"), (None, "is not a regular file")],
 )
 def test_an_archive_without_results_is_one_line(tmp_path, capsys, content, message):
     archive = tmp_path / "results.jsonl"

@@ -8,9 +8,7 @@ from reading import SMALL
 from scipy import stats
 from synthetic import write_sweep
 
-from analysis.report.assessment import load_assessment
 from analysis.report.build import build
-from analysis.report.sections.kl_values import estimation as section
 from analysis.report.verify import verify
 from analysis.results.artifacts import read_studies
 from analysis.stats.bias import standard_bias
@@ -26,7 +24,6 @@ def estimation():
         "completions": 40,
         "group_sizes": [1, 5],
         "tolerance": 0.05,
-        "stratum": 1,
         "snapshots": [
             {
                 "step": 0,
@@ -68,26 +65,7 @@ def test_the_sections_are_on_the_page_and_verified(sweep_with, undrawn):
     assert verify(runs).differences == []
 
 
-def test_the_noise_is_shown_against_the_kl(sweep_with, undrawn):
-    artifact = estimation()
-    assert not noise_rows(sweep_with(estimation=artifact)), "one point is no curve"
-    (first,) = artifact["snapshots"]
-    doubled = {name: (2 * np.array(values)).tolist() for name, values in first["values"].items()}
-    artifact["snapshots"] = [first | {"values": doubled}, first | {"step": 9, "label": "another"}]
-    near, far = noise_rows(sweep_with(estimation=artifact))
-    assert (near[0], far[0]) == ("another", "a policy")
-    deviation = np.array(first["values"]["k1"]).var(axis=1, ddof=1).mean() ** 0.5
-    kl = np.mean(first["values"]["rb"])
-    assert [float(near[place]) for place in (1, 2)] == pytest.approx([kl, deviation], rel=0.01)
-    assert [float(far[place]) for place in (1, 2)] == pytest.approx([2 * kl, 2 * deviation], rel=0.01)
-
-
-def noise_rows(runs):
-    tables = [figure.table for figure in section(load_assessment(runs)).figures]
-    return [row for table in tables if table.caption.endswith("by KL.") for row in table.rows]
-
-
-@pytest.mark.parametrize("change", [{"tolerance": 0.0}, {"stratum": 3}])
+@pytest.mark.parametrize("change", [{"tolerance": 0.0}, {"group_sizes": [3]}])
 def test_damaged_artifacts_are_refused(change):
     with pytest.raises((ValueError, KeyError)):
         read_studies({"estimation": estimation() | change})

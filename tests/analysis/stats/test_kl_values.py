@@ -23,7 +23,6 @@ def test_spread_is_the_root_of_the_mean_variance_over_prompts(drawn):
     assert found["k1"].deviations[1] == pytest.approx(expected)
     assert found["k1"].deviations[4] == pytest.approx(expected / 2)
     assert found["rb"].deviations[1] == pytest.approx(expected / 10)
-    assert found["k1"].by_prompt[3] == pytest.approx(np.std(values["k1"][3], ddof=1))
     assert found["ht"].deviations[4] == pytest.approx(np.sqrt(ht[4].var(axis=1, ddof=1).mean()))
 
 

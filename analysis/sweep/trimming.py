@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lit_klrb import schema
-from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import claimed, read_object
 
 # Maximum size in bytes; the files of the cells with the oldest results are removed.
 LIMIT = 10_000_000_000
 
 
-def trim(sweep: Path, limit: int) -> tuple[int, int]:
+def trim(sweep: Path, limit: int = LIMIT) -> None:
     """Remove the folders of published cells (checkpoints, metrics, studies), oldest result first.
 
     Files at the top level of a cell's directory, such as its configuration and its log, are not removed, nor
@@ -23,13 +22,9 @@ def trim(sweep: Path, limit: int) -> tuple[int, int]:
     Args:
         sweep: The directory of a sweep.
         limit: Maximum size of the remaining files of all published cells, in bytes.
-
-    Returns:
-        Number of removed files and their size in bytes.
     """
     files = {cell: dict(_removable(cell)) for cell in _published(sweep)}
     left = sum(sum(sizes.values()) for sizes in files.values())
-    removed = 0, 0
     for cell, sizes in files.items():
         if left <= limit:
             break
@@ -40,22 +35,6 @@ def trim(sweep: Path, limit: int) -> tuple[int, int]:
                 path.unlink(missing_ok=True)
             _remove_empty_folders(cell)
         left -= sum(sizes.values())
-        removed = removed[0] + len(sizes), removed[1] + sum(sizes.values())
-    return removed
-
-
-def check_no_links(sweep: Path) -> None:
-    """Check that the files of all cells are in the sweep's directory itself.
-
-    Raises:
-        ConfigurationError: If a link leads from it to a cell's files, which may be somebody else's.
-    """
-    cells = sweep / schema.CELLS
-    for path in (cells, sweep / schema.RESULTS, *cells.iterdir()):
-        if path.is_symlink():
-            raise ConfigurationError(
-                f"{path} is a link to {os.readlink(path)}: nothing is removed through links"
-            )
 
 
 def _published(sweep: Path) -> list[Path]:

@@ -6,10 +6,10 @@ import itertools
 import pytest
 import torch
 
-from lit_klrb.callbacks import throughput
+from benchmarks import throughput
 from lit_klrb.rollouts import stopwatch
 
-MONITOR = "--trainer.callbacks+=RolloutThroughput"
+MONITOR = "--trainer.callbacks+=benchmarks.throughput.RolloutThroughput"
 
 
 def logged(run):
