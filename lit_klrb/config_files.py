@@ -18,9 +18,6 @@ def check_config_file(path: Path) -> None:
     Deep nesting could overflow the stack of libraries written in C, and nested aliases could exhaust
     the memory.
 
-    Args:
-        path: The file.
-
     Raises:
         ConfigurationError: If not; names the file and the problem.
     """

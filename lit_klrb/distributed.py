@@ -98,10 +98,6 @@ def gather_rollout(stats: TokenStats, mask: Tensor, rewards: Tensor) -> tuple[To
 def own_rows(gathered: Tensor, like: Tensor) -> Tensor:
     """This process's rows of a tensor computed on gathered rows.
 
-    Args:
-        gathered: Shape [processes * B, longest T].
-        like: A tensor of this process before gathering, shape [B, T].
-
     Example:
         >>> own_rows(torch.tensor([[1, 2, 3]]), like=torch.zeros(1, 2)).tolist()
         [[1, 2]]

@@ -28,10 +28,6 @@ JOINERS = "\u200c\u200d"
 def printable(text: str, keep: str = "") -> str:
     r"""Escape all characters that would control a terminal or reorder a line.
 
-    Args:
-        text: Any text.
-        keep: Characters that are not escaped, such as a newline.
-
     Example:
         >>> print(printable("good\x1b[2J film\n"))
         good\x1b[2J film\n
@@ -110,13 +106,7 @@ def refusing(message: str, *kinds: type[Exception], key: str | None = None) -> I
 
 @contextmanager
 def concerning(subject: object, *kinds: type[Exception], key: str | None = None) -> Iterator[None]:
-    """Begin the message of a `ConfigurationError` with what it is about, such as a path.
-
-    Args:
-        subject: What the block reads.
-        kinds: Other exceptions that are converted to one.
-        key: The argument that names it.
-    """
+    """Begin the message of a `ConfigurationError` with what it is about, such as a path."""
     converted: tuple[type[Exception], ...] = (ConfigurationError, *kinds)
     try:
         yield

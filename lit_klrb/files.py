@@ -103,12 +103,7 @@ def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
 
 
 def write_output(path: Path, content: str | bytes) -> None:
-    """Replace the file that a command was asked for, and remove what killed ones left unfinished beside it.
-
-    Args:
-        path: The file, which one command at a time writes.
-        content: Its new content.
-    """
+    """Replace the file that a command was asked for, and remove what killed ones left beside it."""
     for partial in path.parent.glob(f".{glob.escape(path.name)}.*{PARTIAL}"):
         partial.unlink(missing_ok=True)
     write_atomically(path, content)

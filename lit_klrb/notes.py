@@ -9,11 +9,7 @@ _said: set[str] = set()
 
 @rank_zero_only
 def say_once(line: str) -> None:
-    """Print a line on the standard error, unless this process has, by the first of several processes.
-
-    Args:
-        line: What is done instead, why, and what it costs.
-    """
+    """Print a line on the standard error, unless this process has, by the first of several processes."""
     if line not in _said:
         _said.add(line)
         print(f"note: {line}", file=sys.stderr, flush=True)

@@ -133,12 +133,6 @@ async def _awaited(result: Any) -> Any:
 def import_member(path: str, module: str, name: str, key: str | None = None) -> Any:
     """Import a user's function or class.
 
-    Args:
-        path: How the user names it, for the error message.
-        module: Its module.
-        name: Its name in the module; may be dotted.
-        key: The argument that names it.
-
     Raises:
         ConfigurationError: If importing the module fails, or it has no such attribute.
     """

@@ -244,11 +244,6 @@ def label_scores(logits: Tensor, index: int, output: RewardOutput = "log_odds") 
 def label_index(name: str, labels: Mapping[Any, str], label: str | None) -> int:
     """The index of a label among a classifier's outputs.
 
-    Args:
-        name: The classifier's name in error messages.
-        labels: Names of its outputs.
-        label: Name, in any case, or number; None for the only output or the second of two.
-
     Raises:
         ConfigurationError: If the label is unknown, or None with more than two outputs.
     """

@@ -36,10 +36,6 @@ def derive_seed(seed: int, *address: int | str) -> int:
 def forked_rng(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
     """Seed torch inside the block and restore its random state afterwards.
 
-    Args:
-        seed: The seed inside the block.
-        device: The device whose generator is seeded beside the CPU's.
-
     Example:
         >>> before = torch.get_rng_state()
         >>> with forked_rng(7):

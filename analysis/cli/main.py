@@ -48,21 +48,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code.
-
-    Args:
-        argv: The arguments; those of the process by default.
-    """
+    """Run a command and return its exit code."""
     return run(_parser(), argv)
 
 
 def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> int:
-    """Run the command `run` of a parser's arguments, with one line and an exit code for every error.
-
-    Args:
-        parser: The parser.
-        argv: The arguments; those of the process by default.
-    """
+    """Run the command `run` of a parser's arguments, with one line and an exit code for every error."""
     try:
         with Stops():
             arguments = parser.parse_args(argv)

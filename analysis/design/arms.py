@@ -29,10 +29,6 @@ def examine(plan: Plan, cells: Sequence[Cell]) -> dict[str, Arm]:
 
     The first cell there stands for the others.
 
-    Args:
-        plan: The plan.
-        cells: The cells of the plan.
-
     Returns:
         The estimator and evaluation of each arm, by label.
 

@@ -29,9 +29,6 @@ def import_closure(modules: Iterable[str]) -> dict[str, Path]:
 
     Imports inside functions count, and so do the packages above a module, which Python imports first. Imports
     whose name is computed do not: a dispatcher imports its commands in this way.
-
-    Args:
-        modules: Their names; those of no file are ignored.
     """
     waiting = list(modules)
     roots = {name: package_root(name) for name in (*OWN, *(name.partition(".")[0] for name in waiting))}

@@ -46,10 +46,6 @@ NUMERICS = ("torch", "lightning", "transformers", "tokenizers", "numpy")
 def read_config(path: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The content of a stage's configuration file with interpolations resolved.
 
-    Args:
-        path: The file.
-        overrides: Values that replace those of the file, by dotted key.
-
     Raises:
         ConfigurationError: If the file is missing, is not a YAML mapping, or has no canonical form.
     """
@@ -68,10 +64,6 @@ def read_config(path: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 def semantic(config: Mapping[str, Any], replaced: Iterable[str] = ()) -> dict[str, Any]:
     """`config` without the keys that cannot change a result.
-
-    Args:
-        config: The resolved configuration of a stage.
-        replaced: Dotted keys whose values are replaced on the command line.
 
     Example:
         >>> semantic({"trainer": {"max_steps": 5, "enable_progress_bar": False}})
@@ -110,12 +102,6 @@ def environment(
 ) -> dict[str, str | int]:
     """What affects results beside the configuration: code, versions, number of threads.
 
-    Args:
-        module: The package or module that runs a cell.
-        threads: Number of threads of a cell, which can change the order of summation.
-        commands: The commands of `module` that run cells.
-        configs: Settings of the cells, which may name classes of the user's own.
-
     Raises:
         ConfigurationError: If `module` is not installed.
     """
@@ -150,9 +136,6 @@ def code_hash(*modules: str) -> str:
     """Hash of the sources of modules and of all they import, without comments, layout and docstrings.
 
     The data files of a package count if one of its modules does.
-
-    Args:
-        modules: Names of modules.
     """
     sources = import_closure(modules)
     hashes = {name: _source_hash(path) for name, path in sources.items()}

@@ -123,10 +123,6 @@ def with_source(plan: Plan, source: str) -> Plan:
     """The plan with another corpus for all stages, under a name and a directory of its own.
 
     Name and setting stand beside the verdict in a report, and would otherwise speak of the plan's own data.
-
-    Args:
-        plan: The plan.
-        source: The value of `data.init_args.source`.
     """
     name = Path(source).stem
     stages = {
@@ -166,13 +162,6 @@ def read_checked(
     complete: Callable[[dict[str, Any]], dict[str, Any]] = lambda content: content,
 ) -> Checked:
     """Read a YAML file as a type.
-
-    Args:
-        path: The file.
-        kind: The type.
-        check: Checks the values beyond their types.
-        called: The expected content of the file, for messages.
-        complete: Gives values that the file leaves out.
 
     Raises:
         ConfigurationError: If the file or a value in it is not allowed; one line with key and value.

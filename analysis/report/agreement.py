@@ -68,15 +68,7 @@ def _last_place(text: str) -> float:
 def differences(
     written: Any, expected: Any, printed: Printed, place: tuple[str, ...] = (), copied: bool = False
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the keys of each leaf in which two JSON documents differ, with a line about it.
-
-    Args:
-        written: The document that was written.
-        expected: The document that the results give.
-        printed: The numbers in its texts, unrounded.
-        place: The keys above it.
-        copied: Whether its numbers are copied from results, and not computed.
-    """
+    """Yield the keys of each leaf in which two JSON documents differ, with a line about it."""
     if isinstance(written, dict) and isinstance(expected, dict):
         for key in dict.fromkeys((*written, *expected)):
             yield from differences(written.get(key), expected.get(key), printed, (*place, str(key)), copied)

@@ -46,11 +46,6 @@ class Report:
 def build(runs_dir: Path, output: Path | None = None, added: Sequence[Builder] = ()) -> Path:
     """Write the report of a sweep and `results.json` beside it.
 
-    Args:
-        runs_dir: The sweep's directory, with `results/` and, if it was planned, `plan.json`.
-        output: The page to write; `report.html` in the sweep's directory by default.
-        added: Sections of other packages, which follow those of every report.
-
     Returns:
         The path of the page.
 
@@ -86,14 +81,7 @@ def made_here() -> dict[str, str]:
 def compose(
     assessment: Assessment, output: Path, added: Sequence[Builder] = (), made: Mapping[str, str] | None = None
 ) -> Report:
-    """Compose the report of a sweep.
-
-    Args:
-        assessment: The sweep and its comparisons.
-        output: Where the page will be.
-        added: Sections of other packages.
-        made: Day and machine, of `made_here`.
-    """
+    """Compose the report of a sweep."""
     made = dict(made or {})
     parts = sections_of(assessment, added)
     page = render(assessment, parts, made).encode()
@@ -121,11 +109,7 @@ def checksum_of(numbers: dict[str, Any]) -> str:
 
 @functools.cache  # the sources do not change under a running process
 def code_version(added: tuple[Builder, ...] = ()) -> dict[str, str]:
-    """The version of the code that makes a report: its number and the hash of its sources.
-
-    Args:
-        added: As in `build`.
-    """
+    """The version of the code that makes a report: its number and the hash of its sources."""
     modules = sorted({builder.__module__ for builder in added})
     return {"version": version("lit-klrb"), "sources": code_hash(__name__, *modules)}
 

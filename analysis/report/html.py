@@ -13,13 +13,7 @@ from analysis.stats.text import count, number
 
 
 def render(assessment: Assessment, parts: Mapping[str, Sequence[Section]], made: Mapping[str, str]) -> str:
-    """Render the report of a sweep as HTML.
-
-    Args:
-        assessment: The sweep and its comparisons.
-        parts: The sections of each part of the page.
-        made: Day and machine.
-    """
+    """Render the report of a sweep as HTML."""
     sweep = assessment.sweep
     seconds = sum(sweep.seconds.values())
     facts = [
@@ -46,15 +40,7 @@ def page(
     withheld: str = "",
     lead: str = "",
 ) -> str:
-    """Render sections as an HTML page.
-
-    Args:
-        title: The heading.
-        kicker: The line above it.
-        parts: The sections of each part; the appendix is folded.
-        withheld: Why there is no verdict; empty if there is one.
-        lead: The line below the heading.
-    """
+    """Render sections as an HTML page."""
     environment = Environment(
         loader=PackageLoader("analysis.report"),
         autoescape=True,

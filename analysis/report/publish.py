@@ -25,10 +25,6 @@ from lit_klrb.files import write_atomically
 def publish(runs_dir: Path, output: Path) -> Path:
     """Copy a complete sweep, without its working directories, and write its report there.
 
-    Args:
-        runs_dir: The directory of the sweep.
-        output: The directory to write; other files in it, such as a README, are not changed.
-
     Returns:
         The path of the page.
 

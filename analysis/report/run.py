@@ -57,10 +57,6 @@ def is_run(directory: Path) -> bool:
 def build_run(run: Path, output: Path | None = None) -> Path:
     """Write the page of a run.
 
-    Args:
-        run: The run directory.
-        output: The page to write; `report.html` in the run directory by default.
-
     Returns:
         The path of the page.
 

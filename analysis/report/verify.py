@@ -55,10 +55,6 @@ def verify(path: Path, added: Sequence[Builder] = ()) -> Verification:
     A page that is not there, as those of published sweeps in this repository, is not compared: `results.json`
     has all of its numbers.
 
-    Args:
-        path: The page, its `results.json`, or the directory they are in.
-        added: Sections of other packages that it may have, see `build`.
-
     Raises:
         ConfigurationError: If there is no report at `path`.
         DamagedFileError: If the report or the plan cannot be read.

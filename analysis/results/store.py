@@ -82,12 +82,7 @@ def reason(error: Exception) -> str:
 
 
 def error_lines(error: ValidationError, kind: Any = None) -> list[str]:
-    """Each error of a type in one line with key, value and what is allowed; unknown keys first.
-
-    Args:
-        error: The errors.
-        kind: The type, for the keys that are known.
-    """
+    """Each error of a type in one line with key, value and what is allowed; unknown keys first."""
     lines: dict[str, bool] = {}
     for one in error.errors(include_url=False, include_context=False):
         path, message = [str(part) for part in one["loc"]], one["msg"].removeprefix("Value error, ")
@@ -185,10 +180,6 @@ def encode_result(result: dict[str, Any]) -> bytes:
 
 def read_result(path: Path, line: bytes | None = None) -> dict[str, Any]:
     """Read a published result and check it against its checksum, its schema, and the name of its file.
-
-    Args:
-        path: The file, or the archive with the number of the line.
-        line: The line of the archive.
 
     Raises:
         DamagedFileError: If it is not what was published.

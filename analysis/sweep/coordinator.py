@@ -69,10 +69,6 @@ class Ended:
 def survey(cells: Sequence[Cell], store: Store) -> dict[str, State]:
     """Determine the state of each cell from the published results, which are checked.
 
-    Args:
-        cells: The cells of a plan, each after those it needs.
-        store: The sweep's directory.
-
     Raises:
         DamagedFileError: If published results were changed; one line for each.
     """

@@ -26,11 +26,6 @@ def harvest(cell: Cell, run: Path, summary: dict[str, Any]) -> dict[str, Any]:
 
     Numbers that are not finite become None. A run whose final reward or KL is not finite counts as diverged,
     regardless of its summary, so that no statistic uses such a value.
-
-    Args:
-        cell: The cell.
-        run: Its run directory.
-        summary: The result of `read_summary`.
     """
     state = summary["state"]
     final = {name: _finite(value) for name, value in summary["final"].items()}

@@ -35,12 +35,6 @@ def lock(plan: Plan, expansion: Expansion, directory: Path, *, record: bool) -> 
     Before a cell has started, a new plan replaces the old one without a record. From then on, changes are
     recorded in the history, with the number of results that could have been seen.
 
-    Args:
-        plan: The plan.
-        expansion: Its cells, and the content that is hashed into their ids.
-        directory: The sweep's directory.
-        record: Whether to record changes; otherwise a plan whose cells have started is not modified.
-
     Returns:
         Differences from the locked plan, and properties of the arms.
 
@@ -98,9 +92,6 @@ def changes(old: Any, new: Any, key: str = "") -> Iterator[str]:
 
 def lock_choice(directory: Path) -> Mapping[str, float]:
     """The rate chosen for each arm, locked in the plan by the first call after the tuning stage is complete.
-
-    Args:
-        directory: The sweep's directory, with a result of every cell of the tuning stage.
 
     Raises:
         DamagedFileError: If the locked choice is not that of the results.

@@ -85,9 +85,6 @@ class Store:
     def publish(self, result: dict[str, Any]) -> bool:
         """Publish the result of a cell unless it has one; a second, different one is stored under refused/.
 
-        Args:
-            result: The result without its checksum.
-
         Returns:
             Whether the published result equals this one. False means that the same cell gave two results:
             something it depends on is missing from its id, or its computation is not deterministic.

@@ -18,10 +18,6 @@ def trim(sweep: Path, limit: int = LIMIT) -> None:
     Files at the top level of a cell's directory, such as its configuration and its log, are not removed, nor
     is the latest checkpoint of a stage from which other cells start. Cells without a result, which the next
     sweep resumes, running cells and results are not changed.
-
-    Args:
-        sweep: The directory of a sweep.
-        limit: Maximum size of the remaining files of all published cells, in bytes.
     """
     files = {cell: dict(_removable(cell)) for cell in _published(sweep)}
     left = sum(sum(sizes.values()) for sizes in files.values())

@@ -73,14 +73,7 @@ class EvaluationMonitor(L.Callback, ABC):
     def report(
         self, trainer: L.Trainer, pl_module: RegularisedModule, evaluations: list[Evaluation], stage: str
     ) -> None:
-        """Process the batches of an evaluation.
-
-        Args:
-            trainer: The trainer that ran the evaluation.
-            pl_module: The evaluated module.
-            evaluations: The batches of the evaluation.
-            stage: "val" or "test", the prefix of metrics.
-        """
+        """Process the batches of an evaluation."""
 
     def write(self, trainer: L.Trainer, folder: str, suffix: str, text: str) -> None:
         """Write a file of this evaluation to a folder of the run directory, in one process only."""
@@ -190,12 +183,7 @@ class CompletionTable(EvaluationMonitor):
 
 
 def completion_page(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table as a complete HTML page.
-
-    Args:
-        header: Names of the columns.
-        rows: Cells.
-    """
+    """A table as a complete HTML page."""
     page = Console(record=True, width=160, file=io.StringIO())
     page.print(text_table(header, rows))
     return page.export_html()

@@ -62,9 +62,6 @@ def parser() -> Arguments:
 def main(argv: Sequence[str]) -> int:
     """Run `certify` and return the exit code.
 
-    Args:
-        argv: The command line after `certify`.
-
     Raises:
         ConfigurationError: If there is no such function, or its parameters are not known.
     """

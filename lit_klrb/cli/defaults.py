@@ -17,11 +17,7 @@ OPTIONS_WITHOUT_REWARD = (
 
 
 def default_options(given: dict[str, Any]) -> tuple[str, ...]:
-    """Options with the default estimator of the module, if that is another one than the parser's.
-
-    Args:
-        given: What the command line sets. It names an estimator by its class, not by settings of one.
-    """
+    """Options with the default estimator of the module, if that is another one than the parser's."""
     without_reward = str(given.get("model")).rpartition(".")[2] == DistillModule.__name__
     named = given.get("kl") or given.get("kl.estimator")
     return OPTIONS_WITHOUT_REWARD if without_reward and not named else ()

@@ -30,11 +30,6 @@ class Door:
     def check(self, words: Sequence[str], required: Sequence[str], complete: bool = True) -> None:
         """Check a command line.
 
-        Args:
-            words: Its words.
-            required: Keys that must name a class.
-            complete: Whether classes must have all that they need.
-
         Raises:
             ConfigurationError: Naming the key, its value and what is allowed.
         """

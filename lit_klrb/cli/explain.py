@@ -46,9 +46,6 @@ def estimator_classes() -> dict[str, type[KLEstimator]]:
 def find_estimator(name: str) -> KLEstimator:
     """The estimator with the given name, with default settings.
 
-    Args:
-        name: A class of `lit_klrb.estimators`, or the import path package.module.Class of another.
-
     Raises:
         ConfigurationError: If it does not exist, is not an estimator, or cannot be instantiated.
     """
@@ -171,9 +168,6 @@ def _print_discounts(discounted: Sequence[KLEstimator]) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run `explain [ESTIMATOR] [--json]` and return the exit code.
-
-    Args:
-        argv: The command line after `explain`.
 
     Raises:
         ConfigurationError: If there is no such estimator.

@@ -101,11 +101,7 @@ def check_target(target: Path) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `export --ckpt_path FILE --output_dir DIR` and return the exit code.
-
-    Args:
-        argv: The command line after `export`.
-    """
+    """Run `export --ckpt_path FILE --output_dir DIR` and return the exit code."""
     parser = Arguments("python -m lit_klrb export", description=__doc__)
     parser.add_argument("--ckpt_path", required=True, metavar="FILE", help="a checkpoint written by fit")
     parser.add_argument("--output_dir", required=True, metavar="DIR", help="the folder to write")

@@ -39,12 +39,7 @@ Every key of a configuration is an option, and init_args may be left out: model.
 
 
 def short_help(command: str, does: str) -> str:
-    """The text of `COMMAND --help`.
-
-    Args:
-        command: fit, validate, test or predict.
-        does: Its description.
-    """
+    """The text of `COMMAND --help`."""
     rows = [(f"  --{key} {text.split()[0]}", text.split(maxsplit=1)[1]) for key, text in KEYS.items()]
     width = max(len(option) for option, _ in rows) + 2
     keys = "\n".join(f"{option:<{width}}{text}" for option, text in rows)

@@ -20,9 +20,6 @@ example: python -m lit_klrb import-gguf SmolLM2-135M-Instruct.Q4_1.gguf --output
 def main(argv: Sequence[str]) -> int:
     """Run `import-gguf FILE --output_dir DIR` and return the exit code.
 
-    Args:
-        argv: The command line after `import-gguf`.
-
     Raises:
         ConfigurationError: If the file cannot be converted, or the folder exists.
     """

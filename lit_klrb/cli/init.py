@@ -34,9 +34,6 @@ def shipped() -> Path:
 def main(argv: Sequence[str]) -> int:
     """Run `init DIR` and return the exit code.
 
-    Args:
-        argv: The command line after `init`.
-
     Raises:
         ConfigurationError: If DIR/configs exists.
     """

@@ -97,9 +97,6 @@ def _level(text: str) -> float:
 def main(argv: Sequence[str]) -> int:
     """Run `kl` and return the exit code.
 
-    Args:
-        argv: The command line after `kl`.
-
     Raises:
         ConfigurationError: If an option is wrong, or models or files cannot be used.
     """

@@ -310,9 +310,6 @@ class LitCLI(LightningCLI):
 def check_text(settings: Mapping[str, Any]) -> None:
     """Refuse text that no file name and no log can hold.
 
-    Args:
-        settings: Values by dotted key.
-
     Raises:
         ConfigurationError: Naming the first key whose text has a null character or half of a surrogate pair.
     """
@@ -347,9 +344,6 @@ def check_accelerator(name: Any) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
-
-    Args:
-        argv: The command line after the program's name.
 
     Returns:
         The exit code: 0 done, 2 wrong usage or configuration (with a one-line message), 1 anything else.

@@ -51,9 +51,6 @@ exit codes: 0 done, 2 wrong usage or configuration, 130 and 143 stopped by Ctrl-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
-    Args:
-        argv: The command line after the program's name.
-
     Returns:
         The exit code: 0 done; 2 wrong usage or configuration (one line says what); 130 and 143 stopped by
         Ctrl-C or SIGTERM; 1 anything else.

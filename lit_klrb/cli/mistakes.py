@@ -49,12 +49,7 @@ class EndedError(Exception):
 
 
 def ending_of(error: Exception, settings: Mapping[str, Any]) -> EndedError | None:
-    """The message for an exception that is not a bug of this package; None for bugs.
-
-    Args:
-        error: The exception.
-        settings: The configuration's values by dotted key, of which the message names the wrong one.
-    """
+    """The message for an exception that is not a bug of this package; None for bugs."""
     if isinstance(error, EndedError):
         return error
     path, causes = settings.get("ckpt_path"), list(_causes(error))

@@ -56,9 +56,6 @@ def main(argv: Sequence[str]) -> None:
 
     A stopped study goes on in its directory if it is started again with the same configuration.
 
-    Args:
-        argv: The command line after `study`.
-
     Raises:
         ConfigurationError: If an option is not allowed.
     """

@@ -14,10 +14,6 @@ def suggestion(word: str, known: Collection[str]) -> str:
     the given letters, then one with the same word in it, then the most similar spelling. Of equally similar
     names it is the first.
 
-    Args:
-        word: The unknown name; dotted for a configuration key.
-        known: The names that exist.
-
     Example:
         >>> suggestion("lr", ["lora", "learning_rate"]), suggestion("model.lr", ["model.learning_rate"])
         (' (did you mean learning_rate?)', ' (did you mean model.learning_rate?)')

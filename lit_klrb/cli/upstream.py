@@ -45,12 +45,7 @@ def check_upstream(settings: dict[str, Any]) -> None:
 
 
 def next_command(checkpoint: Path, is_reward: bool = False) -> str:
-    """What can follow a run: a stage that starts from its checkpoint, or its export.
-
-    Args:
-        checkpoint: The run's last checkpoint.
-        is_reward: Whether it is of a reward model, which is not exported.
-    """
+    """What can follow a run: a stage that starts from its checkpoint, or its export."""
     # Backwards, as a warm start (dpo.yaml) is more usual than distillation (distill.yaml)
     runs = [config for config in reversed(configurations()) if is_run(config)]
     own = {config.parent for config in runs if made_by(config) == checkpoint}

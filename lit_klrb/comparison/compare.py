@@ -79,9 +79,6 @@ class ModelComparison:
     def run(self, track: Track) -> list[Candidate]:
         """Measure all policies.
 
-        Args:
-            track: Starts a progress bar.
-
         Raises:
             ConfigurationError: If a model or a file cannot be used.
         """

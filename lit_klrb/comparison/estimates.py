@@ -29,13 +29,7 @@ class ClusteredEstimate(NamedTuple):
 
     @classmethod
     def of(cls, value: Tensor, influences: Tensor, level: float) -> "ClusteredEstimate":
-        """The number with its interval, see `skewed_interval`.
-
-        Args:
-            value: The number, a scalar.
-            influences: See `ratio_of_means`, shape [C].
-            level: Confidence level, such as 0.95.
-        """
+        """The number with its interval, see `skewed_interval`."""
         error = influence_error(influences).item()
         below, above = skewed_interval(influences, level)
         return cls(
@@ -58,10 +52,6 @@ def skewed_interval(influences: Tensor, level: float) -> tuple[float, float]:
         h(t) = t + g (2 t^2 + 1) / (6 sqrt(C)) + g^2 t^3 / (27 C),
 
     and the ends are minus its inverse at the quantiles of Student's t.
-
-    Args:
-        influences: See `ratio_of_means`, shape [C].
-        level: Confidence level.
 
     Returns:
         The lower end, negative, and the upper end; Student's with fewer than three clusters or no skewness.

@@ -17,12 +17,6 @@ from lit_klrb.files import local_path
 def read_table(key: str, source: str, column: str, limit: int = 0) -> dict[str, list[Any]]:
     """The columns of a file of prompts or texts.
 
-    Args:
-        key: The argument that names the file, for the error message.
-        source: A file that data can be read from with the column, or a .txt file with one text per line.
-        column: Name of the column.
-        limit: Number of rows to read; 0 for all.
-
     Raises:
         ConfigurationError: If the file cannot be read, or has no such column or no rows.
     """
@@ -90,12 +84,6 @@ def encode_windows(
 
     The first token of each window only serves as context, so each window starts with the last token of the
     one before.
-
-    Args:
-        key: The argument that names them, for the error message.
-        texts: The texts.
-        tokenizer: The policy's tokenizer, with the special tokens that it adds.
-        max_tokens: Tokens per window, at least 2.
 
     Returns:
         The windows, and the number of the text of each; texts of fewer than two tokens are skipped, and the

@@ -24,11 +24,6 @@ Advance = Callable[[int], None]
 def load(key: str, path: str, device: torch.device | str) -> Loaded:
     """Load a model, frozen; a checkpoint's adapter is merged into its weights.
 
-    Args:
-        key: The argument that names it, for the error message.
-        path: Hub id, folder or checkpoint.
-        device: Where the model is moved to.
-
     Raises:
         ConfigurationError: If it cannot be loaded.
     """
@@ -56,13 +51,7 @@ def notes_of(pair: Pair) -> str:
 
 
 def prompt_batches(prompts: Sequence[list[int]], pair: Pair, batch_size: int) -> list[Batch]:
-    """Padded prompts, on the device of the models.
-
-    Args:
-        prompts: Token ids of each prompt.
-        pair: Provides tokenizer and device.
-        batch_size: Prompts per batch.
-    """
+    """Padded prompts, on the device of the models."""
     parts = (prompts[first : first + batch_size] for first in range(0, len(prompts), batch_size))
     padded = (pad(part, pair.tokenizer.pad_token_id, side="left") for part in parts)
     return [{name: value.to(pair.policy.device) for name, value in batch.items()} for batch in padded]
@@ -71,15 +60,7 @@ def prompt_batches(prompts: Sequence[list[int]], pair: Pair, batch_size: int) ->
 def sampled_rollouts(
     pair: Pair, batches: Sequence[Batch], sampling: Sampling, *, seed: int, advance: Advance
 ) -> list[Rollout]:
-    """Completions of all prompts by the policy of a pair, on the CPU.
-
-    Args:
-        pair: The pair.
-        batches: Batches of prompts.
-        sampling: Completions per prompt, maximum length, temperature.
-        seed: The same seed gives the same uniform numbers for every model.
-        advance: Called after each batch.
-    """
+    """Completions of all prompts by the policy of a pair, on the CPU."""
     rollouts, first = [], 0
     for batch in batches:
         rollout = pair.sample(batch, sampling, seed=derive_seed(seed, "completions", first))
@@ -90,13 +71,7 @@ def sampled_rollouts(
 
 
 def text_rollouts(windows: Sequence[list[int]], pad_token_id: int, batch_size: int) -> list[Rollout]:
-    """Windows of texts as rollouts: the first token is the prompt, the others are the completion.
-
-    Args:
-        windows: Token ids of each window, at least two.
-        pad_token_id: Fills the positions after the end.
-        batch_size: Windows per batch.
-    """
+    """Windows of texts as rollouts: the first token is the prompt, the others are the completion."""
     rollouts = []
     for first in range(0, len(windows), batch_size):
         batch = pad(windows[first : first + batch_size], pad_token_id, side="right")
@@ -146,11 +121,6 @@ def token_table(
 @torch.no_grad()
 def noise_floor(policy: PreTrainedModel, rollout: Rollout, temperature: float) -> dict[str, TokenTable]:
     """The KL of a model to itself that rounding alone gives.
-
-    Args:
-        policy: The model.
-        rollout: Some sequences.
-        temperature: Divides the logits.
 
     Returns:
         Statistics of the model against itself, one sequence at a time without left padding ("batch of one"),

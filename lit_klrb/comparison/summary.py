@@ -30,13 +30,7 @@ class Candidate(NamedTuple):
 
 
 def summary(candidates: Sequence[Candidate], reference: str, level: float) -> dict[str, Any]:
-    """All estimates, by candidate and in pairs of candidates, as a dictionary for JSON.
-
-    Args:
-        candidates: The policies, measured on the same prompts or texts.
-        reference: Path of the reference.
-        level: Confidence level of the intervals.
-    """
+    """All estimates, by candidate and in pairs of candidates, as a dictionary for JSON."""
     sampled = candidates[0].unfinished is not None
     exact = {
         candidate.path: {d: table.estimates(level)[table.exact] for d, table in candidate.tables.items()}
@@ -60,11 +54,6 @@ def summary(candidates: Sequence[Candidate], reference: str, level: float) -> di
 
 def estimand(direction: str, sampled: bool, own_context: bool = False) -> str:
     """What is estimated, in words.
-
-    Args:
-        direction: "forward" or "reverse".
-        sampled: Whether the tokens are samples of the first model, or given texts.
-        own_context: Whether the reference reads other prompts than the policy.
 
     Example:
         >>> estimand("forward", sampled=True)

@@ -107,15 +107,7 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         limit: int | None = None,
         key: str = "source",
     ) -> list[Any]:
-        """The examples of rows, without those that cannot be read, which are counted.
-
-        Args:
-            split: The split.
-            rows: Its rows.
-            make: Makes an example of a row and its place, or raises `LeftOutError`.
-            limit: Maximum number of tokens.
-            key: The argument that names the source.
-        """
+        """The examples of rows, without those that cannot be read, which are counted."""
         self.selections[split] = Selection(key, getattr(self, key), split, limit, self.overlong)
         return self.selections[split].read(rows, make)
 

@@ -82,12 +82,7 @@ class Conversation:
         return role
 
     def with_system(self, system: str | None, *, instead: bool = False) -> Self:
-        """The conversation after a system message, unless `system` is None.
-
-        Args:
-            system: The message.
-            instead: Whether it replaces the one that the conversation may have, which is otherwise kept.
-        """
+        """The conversation after a system message, unless `system` is None."""
         has_one = self.messages[0]["role"] in ROLES[:2]
         if system is None or (has_one and not instead):
             return self
@@ -95,9 +90,6 @@ class Conversation:
 
     def with_examples(self, examples: Sequence[tuple[str, str]]) -> Self:
         """The conversation after questions with answers, which follow its system message.
-
-        Args:
-            examples: Pairs of a user's message and the assistant's.
 
         Example:
             >>> system, user = {"role": "system", "content": "Be"}, {"role": "user", "content": "2?"}
@@ -130,10 +122,6 @@ class Conversation:
 
         As in TRL, a last message of the assistant is the beginning of the answer.
 
-        Args:
-            key: The argument that names the source, for the error message.
-            tokenizer: The policy's, whose special tokens the text contains.
-
         Raises:
             ConfigurationError: If the last message is the system's, the tokenizer has no chat template, or
                 the template refuses the messages.
@@ -149,10 +137,6 @@ class Conversation:
     def text(self, key: str, tokenizer: PreTrainedTokenizerBase) -> str:
         """The whole conversation as text, without the end-of-sequence token if it ends with one.
 
-        Args:
-            key: The argument that names the source, for the error message.
-            tokenizer: The model's.
-
         Raises:
             ConfigurationError: As `prompt`.
         """
@@ -162,11 +146,6 @@ class Conversation:
 
     def rendered(self, key: str, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> str:
         """The whole text that the chat template makes.
-
-        Args:
-            key: The argument that names the source, for the error message.
-            tokenizer: The model's.
-            settings: Of `apply_chat_template`.
 
         Raises:
             ConfigurationError: If the tokenizer has no chat template, or the template refuses the messages.

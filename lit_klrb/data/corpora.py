@@ -116,12 +116,7 @@ def _load_splits(source: Source) -> dict[str, list[Row]]:
 
 
 def hold_out(source: Source, given: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
-    """Hold out rows for missing splits, and remove rows of held-out splits from the others.
-
-    Args:
-        source: The source, whose evaluation split is both held-out ones.
-        given: Its splits.
-    """
+    """Hold out rows for missing splits, and remove rows of held-out splits from the others."""
     splits, first = dict(given), source.train.split("+")[0]
     for number, name in enumerate(HELD_OUT):
         if first in splits and name not in splits:

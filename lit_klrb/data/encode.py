@@ -138,10 +138,6 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> tu
 
     The others are those of the model's generation settings: chat models have one for the end of a turn and
     one for the end of a text.
-
-    Args:
-        tokenizer: The model's.
-        model: A language model.
     """
     own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ids = [tokenizer.eos_token_id, *(own if isinstance(own, (list, tuple)) else [own])]

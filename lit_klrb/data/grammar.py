@@ -114,12 +114,7 @@ class ReviewGrammar:
         self.vocabulary = tuple(sorted({arc.word for arcs in self._states for arc in arcs} - {END}))
 
     def sample(self, seed: int, index: int) -> Review:
-        """Review number `index` of the infinite stream given by `seed`.
-
-        Args:
-            seed: Seed of the stream.
-            index: The review's position in the stream.
-        """
+        """Review number `index` of the infinite stream given by `seed`."""
         rng = random.Random(derive_seed(seed, "review", index))
         label, words = int(rng.random() < 0.5), list[str]()
         state = 0

@@ -69,12 +69,6 @@ class Row:
 def parse_rows(key: str, place: str, rows: Sequence[RawRow], want: Want) -> list[Row]:
     """The rows of a table.
 
-    Args:
-        key: The argument that names it, for error messages.
-        place: Its name.
-        rows: The table.
-        want: What is read of each.
-
     Raises:
         ConfigurationError: If a row has another form; names its number and its columns.
     """

@@ -48,10 +48,6 @@ class Selection:
     def read(self, rows: Iterable[Row], make: Callable[[int, Row], T]) -> list[T]:
         """What is made of each row, without those that are left out.
 
-        Args:
-            rows: The rows.
-            make: Makes an example of a row and its place, or raises `LeftOutError`.
-
         Raises:
             ConfigurationError: If more than half are left out.
         """
@@ -67,10 +63,6 @@ class Selection:
 
     def within(self, encoded: Encoded, more: int = 0) -> Encoded:
         """A text of at most `limit` tokens.
-
-        Args:
-            encoded: The text.
-            more: Number of tokens that will follow it.
 
         Raises:
             LeftOutError: If it is longer, or nothing of its answer is left.

@@ -22,10 +22,6 @@ def grammar_pairs(split: str, size: int) -> list[Row]:
     Of two reviews, the first is preferred with probability sigmoid(a - b), where a and b are their clipped
     log odds of being positive.
 
-    Args:
-        split: "train", "validation" or "test".
-        size: Number of pairs.
-
     Raises:
         ConfigurationError: If `size` is 0: the pairs are unlimited.
 

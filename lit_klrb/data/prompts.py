@@ -94,10 +94,6 @@ class PromptReader:
     def read(self, index: int, row: Row) -> Prompt:
         """The prompt of a row.
 
-        Args:
-            index: Its place among the rows.
-            row: The row.
-
         Raises:
             LeftOutError: If it is empty or contains a control token.
             ConfigurationError: If the template refuses a conversation.
@@ -177,10 +173,6 @@ def prompt_batch(prompts: Sequence[Prompt], pad_token_id: int) -> Batch:
     """Left-padded `tokens` and `attention_mask`, [P, N], and `rows` if there are other columns.
 
     A teacher that reads other prompts has them as `teacher_tokens` and `teacher_attention_mask`, [P, M].
-
-    Args:
-        prompts: P prompts.
-        pad_token_id: The padding token.
     """
     rows = [dict(prompt.columns) for prompt in prompts]
     batch = pad([prompt.tokens for prompt in prompts], pad_token_id, side="left")

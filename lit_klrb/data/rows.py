@@ -42,11 +42,6 @@ def open_splits(key: str, source: str, subset: str | None = None) -> Mapping[str
     The files of a folder are its splits, shards (`train-00000-of-00002.parquet`) parts of one; a single file
     is the train split. Folders of `save_to_disk` are read, too.
 
-    Args:
-        key: The data module's argument that names it, for error messages.
-        source: The hub id, the folder or the file.
-        subset: The subset of a hub id, or the subfolder.
-
     Raises:
         ConfigurationError: If it cannot be read.
     """
@@ -110,10 +105,6 @@ class _Files(Mapping[str, Sequence[RawRow]]):
 
 def read_files(key: str, files: Sequence[Path]) -> list[RawRow]:
     """The rows of files, in order.
-
-    Args:
-        key: The argument that names them, for the error message.
-        files: Files with one of the suffixes of `BUILDERS`, or these compressed.
 
     Raises:
         ConfigurationError: If one cannot be read; names it.

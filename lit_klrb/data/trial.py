@@ -12,11 +12,7 @@ SECONDS, BYTES = 10, 2**30
 
 
 def ends_in_time(work: Callable[[], object]) -> bool:
-    """Whether a function of Python alone ends within ten seconds and a gigabyte, whatever its result.
-
-    Args:
-        work: Called in a fork of this process, which must not need its other threads.
-    """
+    """Whether a function of Python alone ends within ten seconds and a gigabyte, whatever its result."""
     pages = (
         int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else None
     )

@@ -102,10 +102,6 @@ class World(NamedTuple):
 def read_world(text: str, seed: int) -> World:
     """Parse rules and randomise the frequencies of their alternatives.
 
-    Args:
-        text: Rules in the notation above.
-        seed: Seed of the log-normal factors of the weights.
-
     Raises:
         ValueError: If a rule uses one that no later line defines, or a word has two strengths.
 

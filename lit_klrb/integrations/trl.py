@@ -154,12 +154,6 @@ def memory_of(
 ) -> EstimatorMemory:
     """The memory of a trainer of TRL, with the estimator of `fit` if none is given.
 
-    Args:
-        trainer: The trainer after its own constructor.
-        estimator: The estimator.
-        final_discount: Its discount at the end of the training; None if it is constant.
-        final_forward: Its share of the forward KL then, in the same way.
-
     Raises:
         ConfigurationError: See `check_trainer`.
     """
@@ -183,11 +177,6 @@ def inside(wrapper: nn.Module, model: nn.Module, compute: Callable[[], Tensor]) 
     """The result of a computation with a model, inside the forward pass of its wrapper.
 
     DDP averages the gradients of the computation only there.
-
-    Args:
-        wrapper: The wrapper, or the model itself.
-        model: The model that it wraps.
-        compute: The computation.
     """
     if wrapper is model:
         return compute()
@@ -229,10 +218,6 @@ def _is_peft(model: Any) -> bool:
 
 def check_trainer(trainer: Any, memory: EstimatorMemory) -> None:
     """Check that the settings of a trainer of TRL are those for which its batches hold whole groups.
-
-    Args:
-        trainer: The trainer after its own constructor.
-        memory: The estimator.
 
     Raises:
         ConfigurationError: If not, or the estimator's gradient is known to be biased.

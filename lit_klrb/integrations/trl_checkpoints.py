@@ -40,11 +40,6 @@ class MemoryKeeper(TrainerCallback):
 def load_memory(memory: EstimatorMemory, resume_from_checkpoint: str | bool | None, output_dir: str) -> None:
     """Restore the memory that belongs to a checkpoint.
 
-    Args:
-        memory: The memory; unchanged if the estimator has none.
-        resume_from_checkpoint: Argument of `Trainer.train`: the checkpoint's folder, or true for the last.
-        output_dir: The trainer's folder.
-
     Raises:
         ConfigurationError: If the checkpoint lacks it, or it is that of another estimator.
     """

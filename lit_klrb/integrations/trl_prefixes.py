@@ -17,11 +17,6 @@ from lit_klrb.integrations.trl_batches import total_rewards
 def check_prefix_rewards(trainer: Any, estimator: KLEstimator, every: int | None) -> None:
     """Check that a trainer of TRL can call its rewards with the first tokens of completions.
 
-    Args:
-        trainer: The trainer after its own constructor.
-        estimator: The estimator.
-        every: The number of tokens between two calls; None for no calls.
-
     Raises:
         ConfigurationError: If not, or the estimator does not use them.
     """

@@ -75,11 +75,6 @@ def stored_adapter(
     Which layers have one follows from the names of the weights. The patterns of a stranger's settings are not
     used, as a regular expression can take any time; nor is the initialisation, which may decompose a layer.
 
-    Args:
-        model: The model, changed in place.
-        settings: What `adapter_settings` returned.
-        weights: Names of the checkpoint's weights.
-
     Raises:
         ConfigurationError: As `add_adapter`, or if the rank of a layer depends on a pattern.
     """
@@ -151,11 +146,7 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Names and weights that the model would have after `merged`; it is not changed.
-
-    Args:
-        model: With or without an adapter, whose layers are merged one at a time.
-    """
+    """Names and weights that the model would have after `merged`; it is not changed."""
     layers = _adapted(model) if has_adapter(model) else {}
     inside = tuple(f"{name}." for name in layers)
     for name, weight in model.state_dict().items():

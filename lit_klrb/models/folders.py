@@ -21,10 +21,6 @@ def check_entries(key: str, place: Path) -> None:
 
     The cache of the hub consists of links to its own folder of contents, which are files of the model.
 
-    Args:
-        key: The argument that names the folder, for the error message.
-        place: The folder, or a file, whose size alone is checked.
-
     Raises:
         ConfigurationError: If not; names the first entry that is not.
     """

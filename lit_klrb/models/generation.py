@@ -96,12 +96,7 @@ class Rollout(NamedTuple):
         return self.map(lambda field: field[rows])
 
     def part(self, rows: Tensor, length: int) -> "Rollout":
-        """Some of the sequences without their last completion positions, which must be padding.
-
-        Args:
-            rows: Indices of the sequences.
-            length: The number of completion positions that stay.
-        """
+        """Some of the sequences without their last completion positions, which must be padding."""
         width = self.tokens.shape[1] - self.mask.shape[1] + length
         logprobs = None if self.logprobs is None else self.logprobs[rows, :length]
         return Rollout(

@@ -100,10 +100,6 @@ def import_gguf(file: Path, folder: Path) -> None:
 
     The folder appears when it is complete. What a killed import left behind is removed by the next one.
 
-    Args:
-        file: The file.
-        folder: The folder to write, which does not exist; of several processes, the first one writes it.
-
     Raises:
         ConfigurationError: If the file cannot be read, is no language model that transformers can read
             completely, or the folder cannot be written.

@@ -48,10 +48,6 @@ class GGUFHeader(NamedTuple):
 def read_header(path: Path, block_sizes: Mapping[int, tuple[int, int]]) -> GGUFHeader:
     """Read the header of a GGUF file and check that its tensors lie in the file, without overlaps.
 
-    Args:
-        path: The file.
-        block_sizes: Values and bytes per block of each type of tensor.
-
     Raises:
         ConfigurationError: If the file is damaged, or was crafted; names the entry.
     """

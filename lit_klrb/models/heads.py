@@ -81,9 +81,6 @@ class SplitModel(NamedTuple):
         """Weight and bias of the head, gathered if the model is sharded.
 
         Those of a policy have gradients only after `hidden_states`, which gathers them for the backward pass.
-
-        Args:
-            rows: The number of first rows that are asked for; None for all.
         """
         weights = whole(self.head.weight), None if self.head.bias is None else whole(self.head.bias)
         if rows is None:
@@ -116,10 +113,6 @@ class SplitModel(NamedTuple):
 
 def by_length(rollout: Rollout, most: int) -> list[tuple[Tensor, int]]:
     """Rows of similar length, to be read together, so that little of what is read is padding.
-
-    Args:
-        rollout: B sequences with T completion positions.
-        most: The largest number of parts.
 
     Returns:
         Indices of rows, and their largest length from 1 to T; one part if more would spare too little.

@@ -23,10 +23,6 @@ def with_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedMode
     It is an ordinary model of its architecture with fewer layers: its configuration has their number, and the
     entries of kept layers in settings that have one per layer, such as `layer_types`.
 
-    Args:
-        model: The model; its weights are copied.
-        layers: Indices of the layers to keep, from 0.
-
     Raises:
         ConfigurationError: If the indices are not different layers of the model, it has an adapter, or its
             architecture has no plain stack of layers.

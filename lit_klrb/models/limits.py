@@ -59,13 +59,6 @@ def context_length(model: Any) -> int | None:
 def check_context_length(model: Any, length: int, name: str, *, key: str, given: str = "") -> None:
     """Check that a model can read a sequence.
 
-    Args:
-        model: The model.
-        length: The sequence's number of tokens.
-        name: What the model is, such as "the policy", or its path.
-        key: The argument that determines the length.
-        given: The value of that argument, as the beginning of the error message; by default the length.
-
     Raises:
         ConfigurationError: If not.
     """
@@ -77,10 +70,6 @@ def check_context_length(model: Any, length: int, name: str, *, key: str, given:
 
 def check_numbers(config: Mapping[str, Any], size: Size) -> None:
     """Check that a configuration has no number larger than its model, no fewer than 0 layers and no kernels.
-
-    Args:
-        config: A model's configuration.
-        size: What the file of its weights holds.
 
     Raises:
         ConfigurationError: If one does; names it.
@@ -101,9 +90,6 @@ def check_numbers(config: Mapping[str, Any], size: Size) -> None:
 @contextmanager
 def at_most(size: Size) -> Iterator[None]:
     """Stop the construction of a model that has more weights than a file.
-
-    Args:
-        size: What the file holds. Weights that are tied to others are not in it, and a new head is not.
 
     Raises:
         ConfigurationError: As soon as there are too many.

@@ -104,10 +104,6 @@ def check_exists(key: str, path: str) -> None:
 def errors_of(key: str, path: str) -> Iterator[None]:
     """Convert every exception inside the block to a `ConfigurationError` about the argument `key`.
 
-    Args:
-        key: The argument that names the file.
-        path: The argument's value.
-
     Raises:
         ConfigurationError: With key, path and the reason.
     """
@@ -119,10 +115,6 @@ def errors_of(key: str, path: str) -> Iterator[None]:
 @contextmanager
 def reading(key: str, path: str) -> Iterator[str]:
     """The place from which transformers reads a model; exceptions inside the block name the argument `key`.
-
-    Args:
-        key: The argument that names the file.
-        path: The argument's value.
 
     Yields:
         The hub id, or the path with `~` expanded; the converted folder of a GGUF file.
@@ -138,11 +130,6 @@ def reading(key: str, path: str) -> Iterator[str]:
 def load_model(key: str, path: str, role: Role = POLICY) -> PreTrainedModel:
     """Load a model from a hub id, an exported folder, a GGUF file or a Lightning checkpoint.
 
-    Args:
-        key: The argument that names it, for the error message.
-        path: Hub id, folder, `.gguf` or `.ckpt` file.
-        role: What the model is used for.
-
     Raises:
         ConfigurationError: If it does not exist, or is not a complete model for the role.
     """
@@ -157,11 +144,6 @@ def load_model(key: str, path: str, role: Role = POLICY) -> PreTrainedModel:
 
 def read_folder(path: str, role: Role, **settings: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
     """A model from a folder or a hub id, and which of its weights are missing, unexpected or of other shapes.
-
-    Args:
-        path: The folder or the hub id.
-        role: What the model is used for.
-        settings: Changes of its configuration.
 
     Raises:
         ConfigurationError: If it is an adapter, or the weights are damaged.
@@ -255,10 +237,6 @@ def load_tokenizer(key: str, path: str, role: Role = POLICY) -> PreTrainedTokeni
 def load_token_values(key: str, path: str) -> Tensor | None:
     """The token values in the checkpoint of a warm start, shape [V]; None without any.
 
-    Args:
-        key: The argument that names it, for the error message.
-        path: Hub id, folder, or `.ckpt` file; only the last can have them.
-
     Raises:
         ConfigurationError: If it does not exist, or the values are damaged.
     """
@@ -272,11 +250,6 @@ def load_checkpoint(
     key: str, path: str, role: Role = POLICY
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load model and tokenizer from a Lightning checkpoint.
-
-    Args:
-        key: The argument that names it, for the error message.
-        path: The `.ckpt` file.
-        role: What the model is used for.
 
     Raises:
         ConfigurationError: If it does not exist, or does not contain both.

@@ -32,11 +32,6 @@ class Outline(NamedTuple):
 def outline(key: str, path: str, role: Role) -> Outline:
     """Read a model's configuration and tokenizer, without the weights of a folder.
 
-    Args:
-        key: The argument that names it, for the error message.
-        path: Hub id, folder, or `.ckpt` file.
-        role: What the model is used for.
-
     Raises:
         ConfigurationError: If one is missing or damaged, or is not of a model for the role.
     """

@@ -23,9 +23,6 @@ def fast_autocast(model: PreTrainedModel) -> Iterator[None]:
     a pass with them. The copies of the block are freed at its end. Without autocast, nothing happens.
 
     Not for passes that the backward pass computes again, which is after the block.
-
-    Args:
-        model: The model whose passes are in the block.
     """
     kind = model.device.type
     if not torch.is_autocast_enabled(kind):

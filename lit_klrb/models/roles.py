@@ -56,10 +56,6 @@ CLASSIFIER = Role(
 def model_from_config(config: dict[str, Any], role: Role = POLICY) -> PreTrainedModel:
     """A model with fresh weights, from its configuration as a plain dictionary.
 
-    Args:
-        config: `model_type` and the settings that differ from that type's defaults.
-        role: What the model is used for.
-
     Raises:
         ConfigurationError: If `model_type` is missing or unknown, or a setting is invalid.
     """
@@ -93,11 +89,6 @@ def fuse_activations(model: PreTrainedModel) -> None:
 def check_settings(config: dict[str, Any], given: Collection[str], role: Role) -> None:
     """Check that the type of a new model has all settings, and that the tokenizer determines none of them.
 
-    Args:
-        config: `model_type` and the settings that differ from that type's defaults.
-        given: Names of the settings that the tokenizer determines.
-        role: What the model is used for.
-
     Raises:
         ConfigurationError: If not; names the first such setting.
     """
@@ -120,11 +111,6 @@ def check_settings(config: dict[str, Any], given: Collection[str], role: Role) -
 def check_predicts(key: str | None, model: PreTrainedModel, role: Role) -> None:
     """Check a language model: it is causal, which encoders are not, its logits are finite, and padding has no
     effect on them.
-
-    Args:
-        key: The argument that names it, for the error message.
-        model: The model; only policies are checked.
-        role: What the model is used for.
 
     Raises:
         ConfigurationError: If a token's logits depend on later tokens or on padding, or are not finite, or it

@@ -132,9 +132,6 @@ class ServedTeacher:
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Compare the texts of tokens from the whole vocabulary with those that the server decodes.
 
-        Args:
-            tokenizer: The policy's.
-
         Raises:
             ConfigurationError: If one differs.
         """

@@ -30,10 +30,6 @@ def shard(model: PreTrainedModel, mesh: "DeviceMesh") -> None:
     stay gathered from a forward pass to the end of the backward pass, as the tiled operations read the head;
     those of a frozen model for the pass alone.
 
-    Args:
-        model: Equal in all processes.
-        mesh: The processes, one dimension.
-
     Raises:
         ConfigurationError: If the model has an adapter, or no blocks.
     """

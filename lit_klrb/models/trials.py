@@ -62,12 +62,7 @@ def key_value_cache(model: PreTrainedModel) -> DynamicCache:
 
 
 def agree(logits: Tensor, expected: Tensor) -> bool:
-    """Whether logits are equal up to rounding.
-
-    Args:
-        logits: Any shape.
-        expected: The same shape; their dtype and largest magnitude set the scale.
-    """
+    """Whether logits are equal up to rounding."""
     if logits.shape != expected.shape:
         return False
     dtype = expected.dtype
@@ -80,11 +75,7 @@ def agree(logits: Tensor, expected: Tensor) -> bool:
 
 @torch.no_grad()
 def reads_padding(model: PreTrainedModel) -> bool:
-    """Whether padding on the left changes a model's logits.
-
-    Args:
-        model: A language model in evaluation mode.
-    """
+    """Whether padding on the left changes a model's logits."""
     tokens, mask = _trial(model)
     alone = tokens[1:, PADDING:]
     padded = _logits(model, tokens, mask)[1:, PADDING:]
@@ -92,21 +83,13 @@ def reads_padding(model: PreTrainedModel) -> bool:
 
 
 def continues(model: PreTrainedModel) -> bool:
-    """Whether a model gives the same logits after cached keys and values as after whole sequences.
-
-    Args:
-        model: A language model in evaluation mode.
-    """
+    """Whether a model gives the same logits after cached keys and values as after whole sequences."""
     return cache_name(model) is not None
 
 
 @torch.no_grad()
 def cache_name(model: PreTrainedModel) -> str | None:
-    """The name of the argument with which a model continues from cached keys and values; None if it cannot.
-
-    Args:
-        model: A language model in evaluation mode.
-    """
+    """The argument with which a model continues from cached keys and values; None if it cannot."""
     if model not in _cache_names:
         _cache_names[model] = None
         # The signature says only which name to try first: a model may pass either on to its parts
@@ -126,12 +109,7 @@ def cache_name(model: PreTrainedModel) -> str | None:
 
 
 def continuing(model: PreTrainedModel, cache: DynamicCache | None) -> dict[str, Any]:
-    """Arguments of a forward pass with a cache, or of one without.
-
-    Args:
-        model: A model that `continues`, where there is a cache.
-        cache: The cache, which the pass extends.
-    """
+    """Arguments of a forward pass with a cache, or of one without."""
     name = None if cache is None else cache_name(model)
     return {"use_cache": False} if name is None else {name: cache, "use_cache": True}
 

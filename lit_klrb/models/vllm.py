@@ -97,9 +97,6 @@ class VLLMBackend:
     def start(self, policy: PreTrainedModel) -> Any:
         """Start the engine, unless it runs: with memory for the policy's weights, but not the weights.
 
-        Args:
-            policy: The model that it will sample from; a part of it in each process if it is sharded.
-
         Raises:
             ConfigurationError: If vLLM does not know its architecture, or does not start.
         """

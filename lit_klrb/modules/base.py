@@ -43,10 +43,6 @@ PROGRESS_BAR_METRICS = {schema.REWARD, schema.KL, schema.LOSS}
 def check_file(key: str, path: Any) -> None:
     """Check a checkpoint that Lightning reads, which ignores its checksums.
 
-    Args:
-        key: The argument that names it, for the error message.
-        path: Its path; streams and addresses are not checked.
-
     Raises:
         ConfigurationError: If it is damaged or does not exist.
     """
@@ -183,11 +179,6 @@ class TrainedModule(L.LightningModule, ABC):
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
         """Lightning's own, which does not look at checksums, for a checkpoint that is whole.
-
-        Args:
-            checkpoint_path: The file; a stream or an address is read as Lightning does.
-            args: See Lightning.
-            kwargs: See Lightning.
 
         Raises:
             ConfigurationError: If it is damaged, or not there.

@@ -143,11 +143,7 @@ class DPOModule(RegularisedModule):
 
     @torch.no_grad()
     def given_pairs(self, pairs: Sequence[PreferencePair]) -> list[PreferencePair]:
-        """The pairs of a data set with the reference's log-probabilities.
-
-        Args:
-            pairs: Prompts with chosen and rejected completions.
-        """
+        """The pairs of a data set with the reference's log-probabilities."""
         parts = [
             pairs[first : first + PROMPTS_PER_BATCH] for first in range(0, len(pairs), PROMPTS_PER_BATCH)
         ]

@@ -169,12 +169,7 @@ class RegularisedModule(PolicyModule, ABC):
         return self.pair_with(second)
 
     def pair_with(self, reference: Loaded | None, teacher: ServedTeacher | None = None) -> Pair:
-        """The policy and a reference, with the settings of the module.
-
-        Args:
-            reference: The reference; None for the policy.
-            teacher: A reference in an engine of its own.
-        """
+        """The policy and a reference, with the settings of the module."""
         return Pair(
             Loaded("policy_path", str(self.policy_path), self.policy, self.tokenizer),
             reference,

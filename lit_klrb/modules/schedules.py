@@ -11,14 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 
 def scheduled(optimizer: Optimizer, schedule: str, warmup_steps: int, max_steps: int) -> LambdaLR:
-    """A schedule per optimizer step: a linear warm-up, then constant, or a decay to 0.
-
-    Args:
-        optimizer: Its rate is the highest.
-        schedule: constant, linear or cosine.
-        warmup_steps: Steps of the warm-up.
-        max_steps: Steps of the run.
-    """
+    """A schedule per optimizer step: a linear warm-up, then constant, or a decay to 0."""
     return LambdaLR(
         optimizer, partial(share, schedule=schedule, warmup_steps=warmup_steps, max_steps=max_steps)
     )

@@ -184,11 +184,6 @@ class Pair:
     def read(self, rollout: Rollout, batch: Mapping[str, Any], key: str = "max_new_tokens") -> Rollout:
         """A rollout as the reference reads it: after its own prompts, if the batch has them.
 
-        Args:
-            rollout: K completions of each of P prompts, prompt-major.
-            batch: The prompts.
-            key: The argument that determines the length, for the error message.
-
         Raises:
             ConfigurationError: If the policy is its own reference and reads the same prompts, or the rollout
                 exceeds the reference's context length.
@@ -214,25 +209,13 @@ class Pair:
         token_values: Tensor | None = None,
         topk: TopK | None = None,
     ) -> tuple[Tensor, TokenStats]:
-        """The reference's hidden states, shape [B, T, D], and the token statistics, [B, T].
-
-        Args:
-            rollout: K completions of each of P prompts, prompt-major.
-            batch: The prompts, and those that the reference reads.
-            token_values: See `Scorer.stats`.
-            topk: See `Scorer.stats`.
-        """
+        """The reference's hidden states, shape [B, T, D], and the token statistics, [B, T]."""
         with self.stopwatch("statistics"):
             states = self.scorer.reference_states(self.read(rollout, batch))
             return states, self.scorer.stats(rollout, states, token_values, topk)
 
     def texts(self, rollout: Rollout, part: slice = slice(None)) -> list[str]:
-        """Each sequence as a text, prompt and completion.
-
-        Args:
-            rollout: B sequences.
-            part: The positions to decode, such as those of the completions.
-        """
+        """Each sequence as a text, prompt and completion."""
         # Replace tokens after the end, which need not be padding tokens
         tokens = rollout.tokens.masked_fill(~rollout.attention_mask, self.tokenizer.pad_token_id)
         decoded: list[str] = self.tokenizer.batch_decode(tokens[:, part], skip_special_tokens=True)
@@ -262,13 +245,7 @@ class Pair:
         return columns | decoded
 
     def rewards(self, reward: Callable[..., Tensor], rollout: Rollout, batch: Mapping[str, Any]) -> Tensor:
-        """The reward of each sequence, shape [B].
-
-        Args:
-            reward: A function of texts and columns, see `Reward`.
-            rollout: K completions of each of P prompts, prompt-major.
-            batch: The prompts, see `columns`.
-        """
+        """The reward of each sequence, shape [B]."""
         with self.stopwatch("reward"):
             columns = self.columns(rollout, batch)
             pairs = zip(rollout.completions, rollout.mask, strict=True)

@@ -78,15 +78,7 @@ class Scored(NamedTuple):
 def weigh(
     memory: EstimatorMemory, scored: Scored, *, beta: float, group_size: int, observe: bool = True
 ) -> LossWeights:
-    """The estimator's weights of completions, which it remembers for the next ones.
-
-    Args:
-        memory: The estimator with what it remembers.
-        scored: The completions.
-        beta: Weight of the KL.
-        group_size: Completions per prompt (K).
-        observe: Remember the completions; none are weighted with what was fitted to them.
-    """
+    """The estimator's weights of completions, which it remembers for the next ones."""
     tokens, mask, stats, rewards = scored
     weights = memory.weights(stats, mask, rewards, beta=beta, group_size=group_size, tokens=tokens)
     if observe:

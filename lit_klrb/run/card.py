@@ -54,12 +54,7 @@ def model_card(checkpoint: dict[str, Any], run: Path, weights_sha256: str) -> st
 
 
 def imported_card(facts: dict[str, Any], licence: Any) -> str:
-    """The card of a model that was converted from a GGUF file.
-
-    Args:
-        facts: What its table shows; None is left out. The file's own words are shown as text.
-        licence: What the file says, passed on to the hub if it is one of the hub's identifiers.
-    """
+    """The card of a model that was converted from a GGUF file."""
     named = isinstance(licence, str) and re.fullmatch(r"[a-z][a-z0-9.-]{0,40}", licence) is not None
     text = (
         "# Model from a GGUF file\n\nThese weights are those of the file, as floating-point numbers. If the "

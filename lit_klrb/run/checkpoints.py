@@ -55,10 +55,6 @@ class CheckpointFiles(TorchCheckpointIO):
 def read(path: Path, mmap: bool = False) -> dict[str, Any]:
     """Load a checkpoint on the CPU, without running pickled code.
 
-    Args:
-        path: A file written by `torch.save`.
-        mmap: Read tensors only when they are used.
-
     Raises:
         ConfigurationError: If it is damaged or not a checkpoint; without the path, which the caller adds.
     """

@@ -68,12 +68,7 @@ class MetricsLogger(Logger):
 
 
 def run_loggers(root: Path, tensorboard: bool = True) -> list[Logger]:
-    """The loggers of a run: CSV, and TensorBoard if requested.
-
-    Args:
-        root: The run directory.
-        tensorboard: Whether to log to TensorBoard too.
-    """
+    """The loggers of a run: CSV, and TensorBoard if requested."""
     attempt = f"attempt_{next_attempt(root)}"
     loggers: list[Logger] = [MetricsLogger(root / schema.METRICS_DIR / attempt)]
     if tensorboard:

@@ -66,9 +66,6 @@ RULES = {
 def check_training_options(options: Mapping[str, Any]) -> None:
     """Check options of the trainer.
 
-    Args:
-        options: Arguments of `lightning.Trainer` by name; missing ones are not checked.
-
     Raises:
         ConfigurationError: If one is not allowed; names the option, the allowed values and its value.
 

@@ -33,10 +33,6 @@ MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
 def check_resumable(path: str, checkpoint: Mapping[str, Any]) -> None:
     """Check that a checkpoint is complete; one with weights only is not.
 
-    Args:
-        path: The path of the checkpoint, for the error message.
-        checkpoint: The content of the checkpoint.
-
     Raises:
         ConfigurationError: If an entry is missing or has another type; names it.
     """

@@ -42,11 +42,7 @@ Settings = dict[str, Any]
 
 
 def record(settings: Settings) -> Settings:
-    """The part of a checkpoint from which `check_same_run` tells whether a configuration is of the same run.
-
-    Args:
-        settings: The complete configuration, as plain dictionaries.
-    """
+    """What `check_same_run` compares of a complete configuration, as plain dictionaries, for a checkpoint."""
     again = {key: _content_of(value) for key, value in leaves(settings) if key.endswith(READ_AGAIN)}
     return {"settings": settings, "contents": {key: found for key, found in again.items() if found}}
 
@@ -75,11 +71,6 @@ def run_of(path: str) -> Settings:
 
 def check_same_run(path: str, saved: Settings, wanted: Settings) -> None:
     """Check that a run is resumed with the settings it was started with.
-
-    Args:
-        path: The checkpoint.
-        saved: The `record` of its run.
-        wanted: The `record` of the current configuration.
 
     Raises:
         ConfigurationError: If a setting differs; names the key, both values, and an alternative.

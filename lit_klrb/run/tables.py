@@ -12,10 +12,6 @@ from lit_klrb.errors import printable
 def text_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
     """A table in which text is not parsed as markup or emoji codes and cannot control the terminal.
 
-    Args:
-        header: Names of the columns.
-        rows: Cells; floats are shown with three significant digits.
-
     Example:
         >>> from rich.console import Console
         >>> Console(width=40).print(text_table(["text"], [["[/i] :smile:"]]))

@@ -22,12 +22,6 @@ from lit_klrb.seeding import derive_seed
 def require_rollouts(callback: L.Callback, trainer: L.Trainer, module: L.LightningModule, stage: str) -> None:
     """Check that the module has rollouts and the command trains.
 
-    Args:
-        callback: The callback, whose `setup` calls this.
-        trainer: The trainer.
-        module: The trained module.
-        stage: "fit", "validate", "test" or "predict".
-
     Raises:
         ConfigurationError: If not, or the policy is sharded; names the callback and the module.
     """
@@ -105,12 +99,6 @@ class PolicyStudy(L.Callback, ABC):
 
     def prompts(self, trainer: L.Trainer, module: OnPolicyModule, batches: int, size: int) -> list[Batch]:
         """Batches of distinct training prompts, the same at every snapshot.
-
-        Args:
-            trainer: Provides the training prompts.
-            module: Provides seed and device.
-            batches: Number of batches.
-            size: Prompts per batch.
 
         Raises:
             ConfigurationError: If there are fewer training prompts.

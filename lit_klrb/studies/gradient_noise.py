@@ -146,15 +146,7 @@ def all_gradients(
     earlier: Sequence[Batch],
     seed: int,
 ) -> Tensor:
-    """The gradients of `batch_gradients` on B batches, shape [1 + E, B, parameters].
-
-    Args:
-        task: What is sampled and weighted.
-        estimators: E estimators.
-        batches: The prompts of each batch.
-        earlier: Prompts of the rollouts that the estimators remember, see `memories_after`.
-        seed: Seed of the study.
-    """
+    """The gradients of `batch_gradients` on B batches, shape [1 + E, B, parameters]."""
     memories = memories_after(task, estimators, earlier, seed)
     by_batch = [
         batch_gradients(task, batch, memories, derive_seed(seed, schema.GRADIENT_NOISE, index))
@@ -204,12 +196,6 @@ def memories_after(
 def batch_gradients(task: Task, batch: Batch, memories: Sequence[EstimatorMemory], seed: int) -> Tensor:
     """Gradients on the completions of a batch: of the reward, then under each estimator.
 
-    Args:
-        task: What is sampled and weighted.
-        batch: P prompts.
-        memories: E estimators with what they remember, which does not change.
-        seed: Seed of the completions.
-
     Returns:
         Shape [1 + E, parameters].
     """
@@ -252,13 +238,6 @@ def weighted(
     """Each memory with statistics, mask and its weights of the same rollout.
 
     Equal statistics are computed once.
-
-    Args:
-        task: What is sampled and weighted.
-        memories: Estimators with what they remember.
-        batch: The prompts, and those that the reference reads.
-        seed: Seed of the completions.
-        observe: Whether each remembers the rollout afterwards.
     """
     scorer = task.pair.scorer
     rollout = task.pair.sample(batch, task.sampling, seed=seed)

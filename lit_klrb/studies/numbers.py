@@ -27,9 +27,6 @@ def rounded(values: Tensor, digits: int) -> Any:
 def lower_triangle(gram: Tensor) -> list[list[float]]:
     """The lower triangle of a Gram matrix, row by row, without the digits that gradients do not have.
 
-    Args:
-        gram: Inner products, shape [n, n].
-
     Example:
         >>> import torch
         >>> lower_triangle(torch.tensor([[400.0, 1 / 3], [1 / 3, 4.0]], dtype=torch.float64))

@@ -184,15 +184,7 @@ class CheckpointPair(ModelPair):
 def sample_completions(
     pair: Pair, batch: Batch, sampling: Sampling, seed: int, *, timed: bool = False
 ) -> Sample:
-    """Completions of a batch of prompts with their statistics, a few prompts at a time.
-
-    Args:
-        pair: Policy and reference.
-        batch: P prompts.
-        sampling: Completions per prompt.
-        seed: Seed of the completions.
-        timed: Whether to measure the time, for which the log-probabilities are computed once more.
-    """
+    """Completions of a batch of prompts with their statistics, a few prompts at a time."""
     watch = Stopwatch(running=timed)
     rollouts, parts = [], []
     for first in range(0, len(batch["tokens"]), _PROMPTS_PER_PASS):

@@ -17,11 +17,7 @@ class Study(ABC):
 
     @abstractmethod
     def parts(self, seed: int) -> Mapping[str, Callable[[], Any]]:
-        """The measurements by name, in order.
-
-        Args:
-            seed: Determines all random numbers of the study.
-        """
+        """The measurements by name, in order."""
 
     @abstractmethod
     def artifact(self, parts: Mapping[str, Any]) -> dict[str, Any]:

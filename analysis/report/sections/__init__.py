@@ -49,12 +49,7 @@ def added_sections() -> tuple[Builder, ...]:
 
 
 def sections_of(assessment: Assessment, added: Sequence[Builder]) -> dict[str, list[Section]]:
-    """The sections with content, by part of the page.
-
-    Args:
-        assessment: The assessed sweep.
-        added: Sections of other packages.
-    """
+    """The sections with content, by part of the page."""
     found = {}
     for part, own in PARTS.items():
         builders = own or added

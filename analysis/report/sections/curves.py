@@ -169,9 +169,6 @@ def _thinned(curve: Curve) -> Curve:
 def mean_curve(curves: Sequence[Curve]) -> tuple[Curve, Curve]:
     """The mean of several curves and half the width of its pointwise 95% t interval.
 
-    Args:
-        curves: Curves of one metric, one per replicate.
-
     Returns:
         Mean and half-width at the steps where every curve has a finite value.
     """
