@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 
 from analysis.report.elements import Figure, Section, Table
-from analysis.report.figures import INK, looks, sheet
+from analysis.report.figures import INK, sheet
 from analysis.report.html import page
 from analysis.results.curves import curves, last_completions
 from analysis.results.layout import REPORT
@@ -28,14 +28,6 @@ SHOWN = {
     schema.KL: "KL, nats per completion",
     schema.REVERSE_KL: "KL(reference‖policy), nats",
     schema.LENGTH: "length, tokens",
-}
-# Metrics of each rollout of a distillation, with the labels of their panels and of their lines.
-ROLLOUTS = {
-    "length, tokens": {schema.LENGTH: "length"},
-    "teacher's probability of the end": {"end_ref_prob": "end"},
-    "share of tokens": {"repeated": "equal the one two before"},
-    "share of the KL": {"improbable_kl": "log q < −20"}
-    | {f"kl_part_{i}": f"quarter {i}" for i in (1, 2, 3, 4)},
 }
 # Keys of the data whose values the page shows: what only one of the models reads.
 CONTEXT = ("system_prompt", "teacher_system_prompt", "teacher_examples")
@@ -71,7 +63,7 @@ def build_run(run: Path, output: Path | None = None) -> Path:
         found[f"val/{OBJECTIVE}"] = objective
     sections: dict[str, list[Section | None]] = {
         "Answer": [_curves(run, found)],
-        "Runs": [_completions(run), _rollouts(run)],
+        "Runs": [_completions(run)],
         "Settings": [_settings(run)],
     }
     parts = {part: [one for one in own if one is not None] for part, own in sections.items()}
@@ -154,45 +146,6 @@ def _curves(run: Path, found: Mapping[str, Curve]) -> Section:
         "curves",
         "Reward, KL and length" if schema.REWARD in map(key_of.get, measured) else "KL and length",
         figures=[Figure(drawn.svg, alt, CAPTION, table)],
-    )
-
-
-def _rollouts(run: Path) -> Section | None:
-    """Where student and teacher differ most, by rollout; None for a run that is no distillation."""
-    found = curves(run / schema.METRICS_DIR)
-    if "train/improbable_kl" not in found:
-        return None
-    labels = {name: label for panel in ROLLOUTS.values() for name, label in panel.items()}
-    measured = {name: found[f"train/{name}"] for name in labels if f"train/{name}" in found}
-    with sheet(2.4) as drawn:
-        for axes, (title, panel) in zip(
-            drawn.canvas.subplots(1, len(ROLLOUTS)), ROLLOUTS.items(), strict=True
-        ):
-            styles = looks(panel, next(iter(panel)))
-            for name in (name for name in panel if name in measured):
-                values = np.array(measured[name]["value"], dtype=np.float64)
-                axes.plot(measured[name]["step"], values, label=panel[name], **styles[name].line)
-            axes.set_ylim(bottom=0)
-            axes.set_xlabel("step")
-            axes.set_ylabel(title)
-            if len(panel) > 1:
-                axes.legend(fontsize=6)
-    rows = [
-        [labels[name], *(number(curve["value"][place]) for place in (0, -1))]
-        for name, curve in measured.items()
-    ]
-    return Section(
-        "rollouts",
-        "Student and teacher in training",
-        figures=[
-            Figure(
-                drawn.svg,
-                "Length, the teacher's probability of the end, and shares of the KL, by training step.",
-                "Means over each rollout. Log q < −20: the share of the KL at tokens that the teacher almost "
-                "excludes. Quarters: shares of the KL in the first to the last quarter of completions.",
-                Table("First and last rollout.", ("", "first", "last"), rows),
-            )
-        ],
     )
 
 

@@ -63,8 +63,7 @@ def compare(
     curves = [()] * len(designs) if curves is None else curves
     primary = primary_verdicts(designs, rules)
     gated = gated_verdicts(designs, primary, rules)
-    panels = sum(map(len, curves))
-    spreads = [spreads_of(mine, rules.alpha, panels) for mine in curves]
+    spreads = list(map(spreads_of, curves))
     tests = [secondary_verdicts(pairs, mine, rules) for pairs, mine in zip(designs, spreads, strict=True)]
     secondary = iter(
         corrected(

@@ -27,12 +27,9 @@ class Spread:
     test: SpreadTest
 
 
-def spreads_of(curves: Sequence[Curves], alpha: float, panels: int) -> list[Spread]:
-    """The spread of each metric, with a band that is simultaneous over `panels` panels."""
-    return [
-        Spread(one, spread_test(one.values, one.pairs.beta_index, one.pairs.unit, band_alpha=alpha / panels))
-        for one in curves
-    ]
+def spreads_of(curves: Sequence[Curves]) -> list[Spread]:
+    """The spread of each metric."""
+    return [Spread(one, spread_test(one.values, one.pairs.beta_index, one.pairs.unit)) for one in curves]
 
 
 def secondary_verdicts(pairs: Pairs, spreads: Sequence[Spread], rules: Rules) -> list[Verdict]:

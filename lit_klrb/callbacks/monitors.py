@@ -1,10 +1,8 @@
 """Monitors of the common evaluation: all KL estimates, the KL by position, and sample completions."""
 
 import csv
-import io
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -133,7 +131,7 @@ class KLMonitor(EvaluationMonitor):
 class CompletionTable(EvaluationMonitor):
     """Shows completions of each evaluation, beside those of the first, with rewards.
 
-    The table is printed and written to completions/step_N.csv and step_N.html.
+    The table is printed and written to completions/step_N.csv.
 
     Args:
         rows: Number of prompts to show, with one completion each.
@@ -159,7 +157,6 @@ class CompletionTable(EvaluationMonitor):
         header = ["first evaluation", "reward", step_label(trainer), "reward"]
         alone = first is current  # the first evaluation has nothing to be compared with
         shown = (header[2:], current) if alone else (header, rows)
-        self.write(trainer, schema.COMPLETIONS, "html", completion_page(*shown))
         columns = ["text_at_start", "reward_at_start", "text", "reward"]
         self.write(trainer, schema.COMPLETIONS, "csv", csv_text(columns, rows, csv.QUOTE_NONNUMERIC))
         if trainer.is_global_zero:
@@ -180,13 +177,6 @@ class CompletionTable(EvaluationMonitor):
         if not all(isinstance(row, list) and len(row) == 2 for row in rows):
             raise ConfigurationError("its completions of the first evaluation are not rows", key="ckpt_path")
         self._first = first
-
-
-def completion_page(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table as a complete HTML page."""
-    page = Console(record=True, width=160, file=io.StringIO())
-    page.print(text_table(header, rows))
-    return page.export_html()
 
 
 def together(evaluations: list[Evaluation]) -> tuple[TokenStats, Tensor, Tensor]:

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import unicodedata
-from html.parser import HTMLParser
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -18,7 +17,6 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from lit_klrb.callbacks import CompletionTable, PredictionWriter
-from lit_klrb.callbacks.monitors import completion_page
 from lit_klrb.cli.lightning import check_text
 from lit_klrb.errors import ConfigurationError, error_line, printable
 from lit_klrb.files import csv_text
@@ -55,26 +53,6 @@ def hostile(test):
 
 def steers(text):
     return any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in "\u202e\u2066" for c in text)
-
-
-class Page(HTMLParser):
-    """Names of the tags of a page, and the text of its body."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.tags, self.text = set(), ""
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-        assert not any(name.startswith("on") for name, _ in attrs)
-
-    def handle_comment(self, data):
-        pytest.fail(f"a comment: {data}")
-
-    def handle_data(self, data):
-        self.text += data
 
 
 @hostile
@@ -124,15 +102,6 @@ def test_in_a_csv_file(text):
     rows = [["first", "reward"], [text, 0.5], [text * 2, -1.0]]
     written = csv_text(rows[0], rows[1:], csv.QUOTE_NONNUMERIC)
     assert list(csv.reader(io.StringIO(written, newline=""), quoting=csv.QUOTE_NONNUMERIC)) == rows
-
-
-@hostile
-def test_on_a_page(text):
-    blank, page = Page(completion_page(["text"], [[""]])), Page(completion_page(["text"], [[text]]))
-    assert page.tags <= blank.tags | {"span"}
-    for line in printable(text, keep="\n").split("\n"):
-        # Lines are wrapped at the width of the page, by words where there are any.
-        assert "".join(line.split()) in "".join(page.text.replace("│", "").split())
 
 
 @hostile

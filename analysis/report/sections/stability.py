@@ -1,12 +1,11 @@
-"""Fig. 4b: the spread between replicates over the whole of training."""
+"""The spread between replicates over the whole of training."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 from analysis.report.assessment import Assessment
-from analysis.report.elements import Figure, Section, Table
-from analysis.report.figures import INK, looks, sheet
+from analysis.report.elements import Section, Table
 from analysis.stats import Comparison, Verdict
 from analysis.stats.secondary import Spread
 from analysis.stats.text import number
@@ -27,7 +26,6 @@ def stability(assessment: Assessment) -> Section | None:
             "level. The log ratio of spreads is averaged over all training steps. These tests are "
             "descriptive and listed with the others.",
         ],
-        figures=[_figure(assessment, [spread for _, spread in spreads])],
         tables=[_table(spreads), *_collapses(assessment.comparisons)],
         folded=True,
         numbers={
@@ -89,44 +87,3 @@ def _collapses(comparisons: Sequence[Comparison]) -> list[Table]:
             rows,
         )
     ]
-
-
-def _figure(assessment: Assessment, spreads: Sequence[Spread]) -> Figure:
-    control = assessment.sweep.plan.primary.control
-    return Figure(
-        _draw(assessment, spreads),
-        f"Log ratio of the spread between replicates of {control} to that of each estimator, at each "
-        "training step, with the band of relabelled data.",
-        f"Above 0 the estimator's replicates have less spread than {control}'s. With Bonferroni's correction "
-        "over panels, the bands contain all curves in 95% of relabelled data: a curve outside its band at "
-        "any step is evidence of a difference, a curve that crosses 0 is not.",
-        Table.of(
-            f"Log ratio of the spread of {control} to that of the estimator.",
-            spreads,
-            ("Arm", lambda spread: spread.curves.pairs.treatment),
-            ("Metric", lambda spread: spread.curves.metric),
-            ("Mean over steps", lambda spread: float(spread.test.curve.mean())),
-            ("Lowest", lambda spread: float(spread.test.curve.min())),
-            ("Highest", lambda spread: float(spread.test.curve.max())),
-            ("Band", lambda spread: f"± {number(spread.test.band)}"),
-        ),
-    )
-
-
-def _draw(assessment: Assessment, spreads: Sequence[Spread]) -> str:
-    styles = looks(assessment.sweep.plan.grid.arms, assessment.sweep.plan.primary.control)
-    names = list(dict.fromkeys(spread.curves.pairs.treatment for spread in spreads))
-    metrics = list(dict.fromkeys(spread.curves.metric for spread in spreads))
-    with sheet(0.5 + 1.3 * len(names)) as drawn:
-        panels = drawn.canvas.subplots(len(names), len(metrics), sharex=True, squeeze=False)
-        for spread in spreads:
-            axes = panels[names.index(spread.curves.pairs.treatment)][metrics.index(spread.curves.metric)]
-            axes.axhspan(-spread.test.band, spread.test.band, color="#EEEEEE", zorder=0)
-            axes.axhline(0, color=INK, linewidth=0.8)
-            name, metric = spread.curves.pairs.treatment, spread.curves.metric
-            axes.plot(spread.curves.steps, spread.test.curve, linewidth=1, **styles[name].line)
-            axes.set_title(f"{name}: {metric}", loc="left", fontsize=8)
-            axes.tick_params(labelsize=7.5)
-        for axes in panels[-1]:
-            axes.set_xlabel("training step", fontsize=8)
-    return drawn.svg
