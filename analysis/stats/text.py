@@ -7,7 +7,7 @@ from contextvars import ContextVar
 
 from analysis.stats.blocks import BlockTest
 from analysis.stats.frontier import Share
-from analysis.stats.intervals import Estimate, Interval
+from analysis.stats.intervals import Interval
 from analysis.stats.swaps import SwapTest
 
 _printed: ContextVar[list[float] | None] = ContextVar("_printed", default=None)
@@ -127,12 +127,6 @@ def interval_text(interval: Interval | None) -> str:
 def ends_text(interval: Interval | None, digits: int = 3) -> str:
     """The ends of an interval, without its level; a dash if there is none."""
     return "–" if interval is None else f"{number(interval.low, digits)} to {number(interval.high, digits)}"
-
-
-def with_ends(text: str, estimate: Estimate) -> str:
-    """The text of an estimate, with the ends of its 95% interval in parentheses, if there is one."""
-    interval = estimate.interval()
-    return text if interval is None else f"{text} ({ends_text(interval)})"
 
 
 def ratio_text(interval: Interval | None) -> str:

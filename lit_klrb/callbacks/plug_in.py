@@ -29,13 +29,13 @@ class KLEstimatorCallback(L.Callback):
         final_discount: Discount of the credit for later KLs at the last step, approached linearly from the
             estimator's own. From 0 to 1, a run begins with the little noise of each token's own KL, and ends
             without bias: this needs no allow_biased, as a final discount below 1 does.
-        final_forward: Share of the forward KL at the last step, approached linearly from the estimator's
-            own. From 1 to 0, a run begins with KL(reference‖policy) of each token, whose gradient reaches
-            tokens that the policy almost never samples, and ends without bias.
+        final_forward_share: Share of the forward KL at the last step, approached linearly from the
+            estimator's own. From 1 to 0, a run begins with KL(reference‖policy) of each token, whose gradient
+            reaches tokens that the policy almost never samples, and ends without bias.
 
     Raises:
         ConfigurationError: If a number is out of range, if both final_beta and target_kl are given, if
-            final_discount or final_forward is given to an estimator without that setting, or if the
+            final_discount or final_forward_share is given to an estimator without that setting, or if the
             estimator's gradient is known to be biased and allow_biased is false.
 
     Reference: Ziegler et al. (2019), arXiv:1909.08593, Section 2.2 (the controller).
@@ -49,7 +49,7 @@ class KLEstimatorCallback(L.Callback):
         target_kl: float | None = None,
         horizon: int = 10_000,
         final_discount: float | None = None,
-        final_forward: float | None = None,
+        final_forward_share: float | None = None,
     ) -> None:
         for name, value in (("beta", beta), ("final_beta", final_beta)):
             if value is not None and not 0 <= value < math.inf:
@@ -62,7 +62,9 @@ class KLEstimatorCallback(L.Callback):
                 f"kl.target_kl={target_kl} and kl.final_beta={final_beta} both move beta: give one of them"
             )
         # What the estimator remembers, and the estimator in force
-        self.memory = EstimatorMemory(estimator, final_discount=final_discount, final_forward=final_forward)
+        self.memory = EstimatorMemory(
+            estimator, final_discount=final_discount, final_forward_share=final_forward_share
+        )
         self.beta = beta
         self.final_beta, self.target_kl, self.horizon = final_beta, target_kl, horizon
         self.current = beta

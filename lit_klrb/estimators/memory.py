@@ -18,7 +18,7 @@ from lit_klrb.functional.logprobs import TokenStats, full_token_values
 # Settings that can change over a run: their names, and what is biased before they reach the unbiased value.
 _SETTINGS = {
     "discount": ("discount", "the gradient omits a token's effect on distant later KLs"),
-    "forward": ("share of the forward KL", "a token's own term is KL(reference || policy)"),
+    "forward_share": ("share of the forward KL", "a token's own term is KL(reference || policy)"),
 }
 
 
@@ -40,7 +40,7 @@ class EstimatorMemory:
             token id seen so far, and all others are 0.
         final_discount: Discount at progress 1, approached linearly from the estimator's own; None if it is
             constant.
-        final_forward: Share of the forward KL at progress 1, in the same way.
+        final_forward_share: Share of the forward KL at progress 1, in the same way.
 
     Attributes:
         estimator: The estimator with its settings at the current progress.
@@ -63,10 +63,10 @@ class EstimatorMemory:
         *,
         vocabulary_size: int | None = None,
         final_discount: float | None = None,
-        final_forward: float | None = None,
+        final_forward_share: float | None = None,
     ) -> None:
         self.estimator, self.vocabulary_size = estimator, vocabulary_size
-        finals = {"discount": final_discount, "forward": final_forward}
+        finals = {"discount": final_discount, "forward_share": final_forward_share}
         self.finals = {name: value for name, value in finals.items() if value is not None}
         self._initial, self._last = estimator, _with_finals(estimator, self.finals)
         self._progress = 0.0

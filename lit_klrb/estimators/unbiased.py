@@ -58,8 +58,8 @@ class RaoBlackwell(DiscountedEstimator):
     """The exact per-token KL in place of the log ratio: c_t = sum over s > t of KL_s, l_t = KL_t.
 
     Args:
-        forward: Share of KL(q || p), the forward KL, in the token's own term, 0 to 1: l_t is
-            (1 - forward) KL_t + forward KL(q || p)_t. Above 0 the gradient is biased. That of KL_t is small
+        forward_share: Share s of KL(q || p), the forward KL, in the token's own term, 0 to 1: l_t is
+            (1 - s) KL_t + s KL(q || p)_t. Above 0 the gradient is biased. That of KL_t is small
             where p gives almost no probability to what q prefers; that of the forward KL, p - q for the
             logits, is not.
 
@@ -68,7 +68,7 @@ class RaoBlackwell(DiscountedEstimator):
     "On-policy distillation of language models", arXiv:2306.13649.
     """
 
-    forward: float = 0.0
+    forward_share: float = 0.0
 
     recipe = Recipe(value="kl", score=(Term("kl", "after"),), pathwise="kl")
     explanation = Explanation(
@@ -85,30 +85,32 @@ class RaoBlackwell(DiscountedEstimator):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.forward <= 1:
-            raise ConfigurationError(f"must be between 0 and 1, got {self.forward}", key="forward")
+        if not 0 <= self.forward_share <= 1:
+            raise ConfigurationError(
+                f"must be between 0 and 1, got {self.forward_share}", key="forward_share"
+            )
 
     @property
     def _own(self) -> list[tuple[str, float]]:
         """The differentiated values with their shares."""
-        shares = {"kl": 1 - self.forward, "forward_kl": self.forward}
+        shares = {"kl": 1 - self.forward_share, "forward_kl": self.forward_share}
         return [(value, share) for value, share in shares.items() if share]
 
     @property
     @override
     def bias(self) -> str | None:
-        if not self.forward:
+        if not self.forward_share:
             return super().bias
         forward = (
-            f"with forward {self.forward:g} a token's own term is in part KL(reference || policy), the other "
-            "direction; use forward 0, or final_forward 0, which it decreases to"
+            f"with forward_share {self.forward_share:g} a token's own term is in part KL(reference || "
+            "policy), the other direction; use forward_share 0, or decrease it by final_forward_share 0"
         )
         return "; ".join(filter(None, (super().bias, forward)))
 
     @property
     @override
     def formula(self) -> str:
-        if not self.forward:
+        if not self.forward_share:
             return super().formula
         own = " + ".join(
             ("" if share == 1 else f"{share:g} ") + PER_TOKEN[value].symbol.format("t")
@@ -126,7 +128,7 @@ class RaoBlackwell(DiscountedEstimator):
     @property
     @override
     def is_fusable(self) -> bool:
-        return super().is_fusable and not self.forward
+        return super().is_fusable and not self.forward_share
 
 
 @final

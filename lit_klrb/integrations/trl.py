@@ -43,11 +43,11 @@ def with_kl_estimator(trainer: type[Any]) -> type[Any]:
     """A subclass of a trainer of TRL whose KL is computed by an estimator of this package.
 
     Its constructor takes `kl_estimator` beside the trainer's own arguments, and `final_discount` and
-    `final_forward`, towards which the estimator's discount and its share of the forward KL change over the
-    training. With `prefix_rewards`, the rewards are also called with the first token of completions and with
-    every such number of their tokens, as baselines of the tokens that follow. Without an estimator it is that
-    of `fit`: `RaoBlackwellControlVariate()`, and for distillation `RaoBlackwell(baseline=None, discount=0.0)`
-    with a final discount of 1.
+    `final_forward_share`, towards which the estimator's discount and its share of the forward KL change over
+    the training. With `prefix_rewards`, the rewards are also called with the first token of completions and
+    with every such number of their tokens, as baselines of the tokens that follow. Without an estimator it is
+    that of `fit`: `RaoBlackwellControlVariate()`, and for distillation
+    `RaoBlackwell(baseline=None, discount=0.0)` with a final discount of 1.
 
     The loss is a sum over tokens and a mean over completions, whatever `loss_type` is. The estimator's
     `off_policy` takes the place of TRL's clipping and importance weights. What the estimator remembers is
@@ -74,12 +74,12 @@ def with_kl_estimator(trainer: type[Any]) -> type[Any]:
             *args: Any,
             kl_estimator: KLEstimator | None = None,
             final_discount: float | None = None,
-            final_forward: float | None = None,
+            final_forward_share: float | None = None,
             prefix_rewards: int | None = None,
             **kwargs: Any,
         ) -> None:
             super().__init__(*args, **kwargs)
-            self.kl_memory = memory_of(self, kl_estimator, final_discount, final_forward)
+            self.kl_memory = memory_of(self, kl_estimator, final_discount, final_forward_share)
             check_prefix_rewards(self, self.kl_memory.estimator, prefix_rewards)
             self.kl_prefix_stride = prefix_rewards
             self.add_callback(MemoryKeeper(self.kl_memory))
@@ -150,7 +150,7 @@ def memory_of(
     trainer: Any,
     estimator: KLEstimator | None,
     final_discount: float | None,
-    final_forward: float | None,
+    final_forward_share: float | None,
 ) -> EstimatorMemory:
     """The memory of a trainer of TRL, with the estimator of `fit` if none is given.
 
@@ -165,7 +165,10 @@ def memory_of(
         final_discount = last if final_discount is None else final_discount
     size = len(trainer.model.get_output_embeddings().weight)
     memory = EstimatorMemory(
-        estimator, vocabulary_size=size, final_discount=final_discount, final_forward=final_forward
+        estimator,
+        vocabulary_size=size,
+        final_discount=final_discount,
+        final_forward_share=final_forward_share,
     )
     check_trainer(trainer, memory)
     if memory.passing_bias is not None:

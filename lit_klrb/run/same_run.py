@@ -158,7 +158,7 @@ def _objection_to_steps(old: Settings, new: Settings) -> str | None:
         return " (it can only increase)"
     if old.get("model.init_args.schedule", "constant") != "constant":
         return " (the learning rate's schedule depends on it)"
-    for schedule in ("kl.final_beta", "kl.final_discount", "kl.final_forward"):
+    for schedule in ("kl.final_beta", "kl.final_discount", "kl.final_forward_share"):
         if old.get(schedule) is not None:
             return f" ({schedule} depends on it)"
     if any(c["class_path"].startswith(STUDIES) for c in _listed(old.get("trainer.callbacks"))):

@@ -48,7 +48,10 @@ def test_the_controller_raises_beta_above_the_target_lowers_it_below_and_is_cut(
 
 
 def test_lines_from_the_estimators_settings_to_the_final_ones_in_steps_of_a_rollout():
-    estimator, finals = RaoBlackwell(discount=0.0, forward=1.0), {"final_discount": 1.0, "final_forward": 0.0}
+    estimator, finals = (
+        RaoBlackwell(discount=0.0, forward_share=1.0),
+        {"final_discount": 1.0, "final_forward_share": 0.0},
+    )
     callback, logged = KLEstimatorCallback(estimator, **finals), {}
     module = SimpleNamespace(uses_kl_estimator=True, steps_per_batch=2, log=logged.__setitem__)
     seen = []
@@ -58,8 +61,8 @@ def test_lines_from_the_estimators_settings_to_the_final_ones_in_steps_of_a_roll
         callback.on_train_batch_start(SimpleNamespace(global_step=step, max_steps=10), module, {}, step)
         seen.append(callback.memory.estimator.discount)
     assert seen == pytest.approx([0.0, 0.0, 0.2, 0.8])
-    assert logged == {"train/beta": 0.07, "train/discount": 0.8, "train/forward": pytest.approx(0.2)}
-    assert replace(callback.memory.estimator, discount=0.0, forward=1.0) == estimator
+    assert logged == {"train/beta": 0.07, "train/discount": 0.8, "train/forward_share": pytest.approx(0.2)}
+    assert replace(callback.memory.estimator, discount=0.0, forward_share=1.0) == estimator
 
 
 @pytest.mark.parametrize(
@@ -68,9 +71,21 @@ def test_lines_from_the_estimators_settings_to_the_final_ones_in_steps_of_a_roll
         (MonteCarlo(), {"final_discount": 1.0}, "final_discount: MonteCarlo has no discount; leave it out"),
         (RaoBlackwell(), {"final_discount": 1.5}, "final_discount: must be between 0 and 1, got 1.5"),
         (RaoBlackwell(), {"final_discount": 0.5}, "with discount 0.5 a token's effect on later KLs counts"),
-        (MonteCarlo(), {"final_forward": 0.0}, "final_forward: MonteCarlo has no forward; leave it out"),
-        (RaoBlackwell(), {"final_forward": -1.0}, "final_forward: must be between 0 and 1, got -1.0"),
-        (RaoBlackwell(), {"final_forward": 0.5}, "with forward 0.5 a token's own term is in part"),
+        (
+            MonteCarlo(),
+            {"final_forward_share": 0.0},
+            "final_forward_share: MonteCarlo has no forward_share; leave it out",
+        ),
+        (
+            RaoBlackwell(),
+            {"final_forward_share": -1.0},
+            "final_forward_share: must be between 0 and 1, got -1.0",
+        ),
+        (
+            RaoBlackwell(),
+            {"final_forward_share": 0.5},
+            "with forward_share 0.5 a token's own term is in part",
+        ),
     ],
 )
 def test_a_final_setting_that_cannot_be(estimator, final, message):

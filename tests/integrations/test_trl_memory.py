@@ -109,7 +109,7 @@ def trainer_in(folder, steps, estimator, **settings):
     policy, _ = models()
     policy.save_pretrained(folder / "policy")
     given = {"reward_funcs": lambda completion_ids, **_: [float(sum(ids) % 7) for ids in completion_ids]}
-    ours = ("final_discount", "final_forward", "prefix_rewards", "reward_funcs")
+    ours = ("final_discount", "final_forward_share", "prefix_rewards", "reward_funcs")
     given |= {name: settings.pop(name) for name in ours if name in settings}
     arguments = {
         "output_dir": str(folder / "out"), "beta": BETA, "num_generations": 2, "max_completion_length": 4,
@@ -159,13 +159,13 @@ def test_the_memory_is_resumed_with_the_checkpoint(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_discount_changes_over_the_training(tmp_path):
-    estimator = replace(ANNEALED, forward=1.0)
-    finals = {"final_discount": 1.0, "final_forward": 0.0}
+    estimator = replace(ANNEALED, forward_share=1.0)
+    finals = {"final_discount": 1.0, "final_forward_share": 0.0}
     trainer, seen = trainer_in(tmp_path, 4, estimator, **finals, save_strategy="no"), []
     observe = trainer.kl_memory.observe
 
     def observed(*arguments, **settings):
-        seen.append((trainer.kl_memory.estimator.discount, trainer.kl_memory.estimator.forward))
+        seen.append((trainer.kl_memory.estimator.discount, trainer.kl_memory.estimator.forward_share))
         observe(*arguments, **settings)
 
     trainer.kl_memory.observe = observed

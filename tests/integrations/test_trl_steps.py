@@ -155,7 +155,7 @@ def test_a_step_of_distillation_with_the_token_level_loss_is_that_of_trl(tmp_pat
 def test_a_step_of_distillation_with_the_forward_kl_is_that_of_trl(tmp_path):
     settings = {"per_device_train_batch_size": 4}
     theirs = step_of("Distillation", tmp_path, beta=0.0, **settings)
-    forward = RaoBlackwell(baseline=None, discount=0.0, forward=1.0, allow_biased=True)
+    forward = RaoBlackwell(baseline=None, discount=0.0, forward_share=1.0, allow_biased=True)
     ours = step_of("Distillation", tmp_path, forward, beta=1.0, **settings)
     assert theirs.norm() > 0.1
     torch.testing.assert_close(ours, 4 * theirs, rtol=1e-3, atol=1e-5)

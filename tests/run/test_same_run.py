@@ -32,7 +32,7 @@ def settings(**changes):
             "beta": 0.1,
             "final_beta": None,
             "final_discount": None,
-            "final_forward": None,
+            "final_forward_share": None,
         },
         "checkpoint": {"every_n_train_steps": 100},
     }
@@ -108,7 +108,7 @@ def test_a_served_teacher_may_have_moved():
         ("model__init_args__schedule", "cosine", "the learning rate's schedule depends on it"),
         ("kl__final_beta", 1.0, "kl.final_beta depends on it"),
         ("kl__final_discount", 1.0, "kl.final_discount depends on it"),
-        ("kl__final_forward", 0.0, "kl.final_forward depends on it"),
+        ("kl__final_forward_share", 0.0, "kl.final_forward_share depends on it"),
         ("trainer__callbacks", [MONITOR, STUDY], "the snapshots of a study depend on it"),
     ],
 )

@@ -1,12 +1,7 @@
-"""Language models small enough for exact computation, against which every estimator is tested.
-
-`tabular` enumerates all completions of bounded length; `automata` sums over all strings by a linear solve.
+"""Language models small enough for exact computation, against which every estimator is tested: `tabular`
+enumerates all completions of bounded length.
 """
 
-from .automata import (
-    ProbabilisticAutomaton as ProbabilisticAutomaton,
-    automata_kl as automata_kl,
-)
 from .tabular import (
     TabularLM as TabularLM,
     exact_kl as exact_kl,
