@@ -50,12 +50,12 @@ def test_both_ends_of_a_run():
     memory.progress = 1.0
     assert memory.estimator == RaoBlackwell()
     kept = EstimatorMemory(RaoBlackwell(forward_share=1.0), final_forward_share=0.5)
-    with pytest.raises(ConfigurationError, match=r"with forward 0\.5 a token's own term is in part"):
+    with pytest.raises(ConfigurationError, match=r"with forward_share 0\.5 a token's own term is in part"):
         kept.check_trainable()
 
 
 def test_a_share_is_refused_unless_a_bias_is_allowed_and_takes_no_fused_loss():
-    with pytest.raises(ConfigurationError, match="with forward 1 a token's own term is in part KL"):
+    with pytest.raises(ConfigurationError, match="with forward_share 1 a token's own term is in part KL"):
         RaoBlackwell(forward_share=1.0).check_trainable()
     RaoBlackwell(forward_share=1.0, allow_biased=True).check_trainable()
     assert RaoBlackwell().is_fusable
