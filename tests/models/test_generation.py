@@ -136,9 +136,8 @@ def test_tokens_sampled_from_cached_states_are_those_of_whole_sequences(kind):
     rollout = sample(policy, prompts, mask, 4, length=12, temperature=0.8, seed=3)
     uniforms = torch.rand(12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     probabilities = (completion_logits(policy, rollout) / 0.8).softmax(-1)
-    expected = inverse_transform(probabilities.flatten(0, 1), uniforms[:, : rollout.mask.shape[1]].flatten())[
-        0
-    ].view_as(rollout.mask)
+    sampled = inverse_transform(probabilities.flatten(0, 1), uniforms[:, : rollout.mask.shape[1]].flatten())
+    expected = sampled.view_as(rollout.mask)
     assert torch.equal(rollout.completions[rollout.mask], expected[rollout.mask])
     assert len(rollout.completions.unique()) > 10
 
