@@ -27,8 +27,6 @@ EXTENDED = {
     "DistillModule.load_pair",
     "DistillModule.on_validation_batch_start",
     "DistillModule.rollout_metrics",
-    "ReverseKLMonitor.on_validation_batch_end",
-    "Discounted.discounted",  # a description with an argument
     "RaoBlackwell.loss_recipes",  # its own term is a mean of two
 }
 # Properties that describe an estimator, which have a default.

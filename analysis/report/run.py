@@ -26,7 +26,6 @@ SHOWN = {
     schema.REWARD: "reward",
     OBJECTIVE: "J = reward − β·KL",
     schema.KL: "KL, nats per completion",
-    schema.REVERSE_KL: "KL(reference‖policy), nats",
     schema.LENGTH: "length, tokens",
 }
 # Keys of the data whose values the page shows: what only one of the models reads.

@@ -7,7 +7,6 @@ from .monitors import CompletionTable as CompletionTable, KLMonitor as KLMonitor
 from .plug_in import KLEstimatorCallback as KLEstimatorCallback
 from .predictions import PredictionWriter as PredictionWriter
 from .recorder import DivergedError as DivergedError, RunRecorder as RunRecorder
-from .reverse import ReverseKLMonitor as ReverseKLMonitor
 from .stop import StopBetweenSteps as StopBetweenSteps
 
 # What `help` lists

@@ -16,7 +16,7 @@ from lit_klrb.estimators import (
     TiltedRaoBlackwell,
 )
 from lit_klrb.estimators.advice import ADVICE, DEFAULT
-from lit_klrb.estimators.measurement import KL_LEVELS, TOP_K, measure
+from lit_klrb.estimators.measurement import TOP_K, measure
 from lit_klrb.estimators.recipe import NOTATION
 from lit_klrb.reward_functions import import_member
 
@@ -29,8 +29,6 @@ FITTED = {
     TiltedRaoBlackwell: "Its token values are fitted to earlier rollouts. Without them, the gradients are "
     "RaoBlackwell's; docs/variance.md measures it with many prompts.",
 }
-# Discounts of the credit for the future that are measured beside the default of 1
-DISCOUNTS = (0.9, 0.5, 0.0)
 
 
 def estimator_classes() -> dict[str, type[KLEstimator]]:
@@ -148,22 +146,6 @@ def _print_page(name: str, estimator: KLEstimator) -> None:
     )
     if note := FITTED.get(type(estimator)):
         print(note)
-    if discounted := [found for discount in DISCOUNTS if (found := estimator.discounted(discount))]:
-        _print_discounts(discounted)
-
-
-def _print_discounts(discounted: Sequence[KLEstimator]) -> None:
-    print(
-        "\nThe same with `discount` below 1, which is biased and needs allow_biased, unless final_discount is"
-        " 1: the discount then increases to 1 over the run, and the bias vanishes towards the last step."
-        " Cosine of gradients and ratio of norms:"
-    )
-    rows = []
-    for discount, estimator in zip(DISCOUNTS, discounted, strict=True):
-        measured = measure(estimator)
-        cells = ("-" if m.cosine is None else f"{m.cosine:.3f}, {m.norm_ratio:.3f}" for m in measured)
-        rows.append((f"{discount:g}", *cells))
-    _print_table(("discount", *(f"KL {level:g}" for level in KL_LEVELS)), rows)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -184,10 +184,6 @@ class KLEstimator(ABC):
         """Why its gradient is known to be biased on-policy, by definition or by its settings, or None."""
         return self.refusal
 
-    def discounted(self, discount: float) -> "KLEstimator | None":
-        """The same with this discount of the credit for later KLs; None if it has no discount."""
-        return None
-
     @property
     def topk(self) -> TopK | None:
         """The head of the vocabulary whose sums it reads from the statistics; None for none."""

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -184,10 +184,6 @@ class Discounted(KLEstimator):
         super().__post_init__()
         if not 0 <= self.discount <= 1:
             raise ConfigurationError(f"must be between 0 and 1, got {self.discount}", key="discount")
-
-    @override
-    def discounted(self, discount: float) -> "Discounted":
-        return replace(self, discount=discount)
 
     @property
     @override

@@ -1,6 +1,5 @@
 """Scoring: computes `TokenStats` and the policy loss from a rollout and two models."""
 
-import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -173,21 +172,6 @@ class Scorer:
             return token_stats(logits, reference_states, tokens, temperature, token_values, topk)
         arguments = self._tiled_arguments(rollout, reference_states)
         return tiled_token_stats(**arguments, mask=rollout.mask, token_values=token_values, topk=topk)
-
-    @torch.no_grad()
-    def reverse_stats(self, rollout: Rollout, read: Rollout) -> TokenStats:
-        """Token statistics with the models exchanged, for KL(reference‖policy), without a gradient.
-
-        Args:
-            rollout: Completions of the reference, after the prompts that it reads.
-            read: The same completions after the prompts that the policy reads.
-        """
-        exchanged = copy.copy(self)
-        exchanged.policy, exchanged.reference = self.reference, self.policy
-        exchanged._parts, exchanged._reading_reference = self._parts[::-1], nullcontext
-        policy_states = exchanged.reference_states(read)
-        with self._reading_reference():
-            return exchanged.stats(rollout, policy_states)
 
     def loss(
         self,

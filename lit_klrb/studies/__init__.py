@@ -5,7 +5,6 @@ A `PolicyStudy` is a callback of `fit`; a `Study` is run by `python -m lit_klrb 
 
 from .estimation import EstimationStudy as EstimationStudy, PairEstimationStudy as PairEstimationStudy
 from .gradient_noise import GradientNoiseStudy as GradientNoiseStudy
-from .pair_gradients import PairGradientNoiseStudy as PairGradientNoiseStudy
 from .pairs import CheckpointPair as CheckpointPair, ModelPair as ModelPair
 from .study import Study as Study
 

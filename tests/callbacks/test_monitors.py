@@ -20,7 +20,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:one of")
 
 MONITORS = [
     "--trainer.callbacks+=KLMonitor",
-    "--trainer.callbacks+=ReverseKLMonitor",
     *("--trainer.callbacks+=CompletionTable", "--trainer.callbacks.rows", "3"),
 ]
 

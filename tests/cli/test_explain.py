@@ -2,7 +2,6 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -104,29 +103,11 @@ def test_the_sequence_level_k3_loss_follows_the_reverse_kl():
     assert measured.norm_ratio == pytest.approx((reverse.norm() / true.norm()).item(), rel=1e-6)
 
 
-def test_discounts_are_those_of_estimators_that_have_one():
-    for kind in CLASSES.values():
-        expected = replace(kind(), discount=0.5) if hasattr(kind(), "discount") else None
-        assert kind().discounted(0.5) == expected
-
-
 def test_a_page_says_why_training_is_refused(capsys):
     text = output_of(capsys, "K3Reward")
     assert f"refused for training: {CLASSES['K3Reward'].refusal}" in text
     assert f"used by: {CLASSES['K3Reward'].explanation.used_by}" in text
     assert len(text.split("ratio of norms\n")[1].splitlines()) == len(KL_LEVELS)
-
-
-def test_a_page_shows_the_bias_of_discounts(capsys):
-    table = (
-        output_of(capsys, "RaoBlackwell").split("needs allow_biased, unless")[1].split("\n\n")[0].splitlines()
-    )
-    discounts = [line.split("\t") for line in table[2:]]
-    assert [row[0] for row in discounts] == ["0.9", "0.5", "0"]
-    # Without a future it is the token-level loss
-    expected = [f"{m.cosine:.3f}, {m.norm_ratio:.3f}" for m in measure(CLASSES["RaoBlackwellLoss"]())]
-    assert discounts[-1][1:] == expected
-    assert "allow_biased" not in output_of(capsys, "MonteCarlo")
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():

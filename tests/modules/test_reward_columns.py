@@ -13,7 +13,8 @@ from lit_klrb.data.modules import PreferenceDataModule, PromptDataModule
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.estimators import EstimatorMemory, MonteCarlo
 from lit_klrb.modules import DPOModule, RLOOModule
-from lit_klrb.studies import CheckpointPair, PairGradientNoiseStudy
+from lit_klrb.studies import CheckpointPair
+from replication.studies import PairGradientNoiseStudy
 
 NOUNS = ("film", "movie", "thriller", "comedy", "drama", "plot", "cast", "acting")
 PROMPTS = [f"{start} {noun}" for start in ("The", "This", "What a") for noun in NOUNS]

@@ -90,8 +90,7 @@ def test_the_evaluation_is_the_kl_to_the_teacher_with_its_context(
     distill, folder, tmp_path, capsys, teacher, named
 ):
     lora = ["--model.lora", "{r: 2}"] if teacher == "null" else []
-    extra = [*lora, "--trainer.callbacks+=ReverseKLMonitor"]
-    assert distill(*ONE_TOKEN, *extra, "--data.teacher_system_prompt", "Lie", teacher=teacher) == 0
+    assert distill(*ONE_TOKEN, *lora, "--data.teacher_system_prompt", "Lie", teacher=teacher) == 0
     tokenizer = load_tokenizer("policy_path", str(folder / "student"))
     pairs = [
         (by_hand(tokenizer, ("user", text)), by_hand(tokenizer, ("system", "Lie"), ("user", text)))
@@ -99,11 +98,6 @@ def test_the_evaluation_is_the_kl_to_the_teacher_with_its_context(
     ]
     expected = first_token_kl(folder, "student", "other" if teacher == "other" else "student", pairs)
     kl, printed = evaluated(capsys, tmp_path / "run")
-    final = json.loads((tmp_path / "run" / "summary.json").read_text())["final"]
-    exchanged = [pair[::-1] for pair in pairs]
-    other_way = first_token_kl(folder, "other" if teacher == "other" else "student", "student", exchanged)
-    assert final["reverse_kl"] == pytest.approx(other_way, rel=1e-4)
-    assert final["reverse_kl"] != pytest.approx(expected, rel=1e-3)
     assert expected > 1e-3
     assert kl == pytest.approx(expected, rel=1e-4)
     assert named in printed

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,6 @@ from analysis.stats.text import whole_percent
 from lit_klrb import schema
 
 METRICS = {schema.REWARD: "mean reward", schema.KL: "KL (nats)"}
-# Shown beside them where a run has it.
-_OPTIONAL = {schema.REVERSE_KL: "KL(reference‖policy) (nats)"}
 SOURCES = {
     "train": "on the prompts of each training step",
     "val": "by the common evaluator, on the same prompts for every run",
@@ -48,7 +46,7 @@ def training_curves(assessment: Assessment) -> Section | None:
             run.cell.id: {
                 f"{source}/{metric}": float(curve.value[-1])
                 for source in SOURCES
-                for metric in (*METRICS, *_OPTIONAL)
+                for metric in METRICS
                 if (curve := run.curves.get(f"{source}/{metric}")) is not None and len(curve.value)
             }
             for run in assessment.sweep.grid.values()
@@ -81,18 +79,13 @@ def _figure(assessment: Assessment, source: str, where: str) -> Figure | None:
     if not runs:
         return None
     name = NAMES[source]
-    metrics = METRICS | {
-        metric: label
-        for metric, label in _OPTIONAL.items()
-        if any(_curve(run, source, metric) for run in runs)
-    }
     return Figure(
-        _draw(assessment, runs, source, metrics),
+        _draw(assessment, runs, source),
         f"{name} curves of reward and KL against the training step for {len(runs)} runs, one row per β.",
         f"{name}: reward and KL {where}. Thick lines are means of an arm over its replicates, at the steps "
         "at which all of them have a value, with pointwise 95% t intervals; pale lines are single runs. "
         "Curves are not smoothed. A line that ends early is of a run that diverged.",
-        _table(assessment, runs, source, metrics),
+        _table(assessment, runs, source),
     )
 
 
@@ -101,12 +94,12 @@ def _curve(run: Run, source: str, metric: str) -> Curve | None:
     return curve if curve is not None and len(curve.step) else None
 
 
-def _table(assessment: Assessment, runs: Sequence[Run], source: str, metrics: Mapping[str, str]) -> Table:
+def _table(assessment: Assessment, runs: Sequence[Run], source: str) -> Table:
     rows = []
     for index, beta in assessment.sweep.plan.grid.beta.items():
         for name in assessment.sweep.plan.grid.arms:
             mine = [run for run in runs if run.point.beta_index == index and run.point.arm == name]
-            for metric, label in metrics.items():
+            for metric, label in METRICS.items():
                 curves = [curve for run in mine if (curve := _curve(run, source, metric)) is not None]
                 if curves:
                     first, last = np.transpose([curve.value[[0, -1]] for curve in curves])
@@ -121,15 +114,15 @@ def _table(assessment: Assessment, runs: Sequence[Run], source: str, metrics: Ma
     )
 
 
-def _draw(assessment: Assessment, runs: Sequence[Run], source: str, metrics: Mapping[str, str]) -> str:
+def _draw(assessment: Assessment, runs: Sequence[Run], source: str) -> str:
     plan = assessment.sweep.plan
     styles = looks(plan.grid.arms, plan.primary.control)
     with sheet(0.7 + 1.55 * len(plan.grid.beta)) as drawn:
         panels = drawn.canvas.subplots(
-            len(plan.grid.beta), len(metrics), sharex=True, sharey="col", squeeze=False
+            len(plan.grid.beta), len(METRICS), sharex=True, sharey="col", squeeze=False
         )
         for row, (index, beta) in zip(panels, plan.grid.beta.items(), strict=True):
-            for axes, (metric, label) in zip(row, metrics.items(), strict=True):
+            for axes, (metric, label) in zip(row, METRICS.items(), strict=True):
                 axes.set_title(f"β = {beta:g}: {label}", loc="left", fontsize=8)
                 axes.tick_params(labelsize=7.5)
                 for name, look in styles.items():

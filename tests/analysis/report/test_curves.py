@@ -40,16 +40,3 @@ def test_what_trains_nothing_is_shown_by_arm(tmp_path, undrawn):
     runs = write_sweep(tmp_path, betas={0: 0.1}, replicates=2, edit=with_shares)
     (table,) = training_curves(load_assessment(runs)).tables
     assert table.rows == [("MonteCarlo", "19%", "–"), ("RaoBlackwell", "75%", "–")]
-
-
-def test_the_other_direction_of_the_kl_is_shown_where_runs_have_it(tmp_path, undrawn):
-    def with_reverse(point, made):
-        made["curves"]["val/reverse_kl"] = {"step": [0, 4], "value": [0.5, 1.25]}
-        return made
-
-    runs = write_sweep(tmp_path, betas={0: 0.1}, replicates=2, edit=with_reverse)
-    training, validation = training_curves(load_assessment(runs)).figures
-    label = "KL(reference‖policy) (nats)"
-    row = ("RaoBlackwell", "0.1", label, 0.5, 1.25, 0.0, "2")
-    assert row in validation.table.rows
-    assert label not in {cells[2] for cells in training.table.rows}

@@ -11,9 +11,7 @@ def test_the_page_shows_the_evaluations_and_the_texts(tmp_path, capsys):
     (tmp_path / "run.json").write_text("{}")
     for folder in ("metrics/attempt_0", "completions"):
         (tmp_path / folder).mkdir(parents=True)
-    rows = (
-        "step,val/kl,val/kl_se,val/length,train/kl,val/reverse_kl\n0,7.25,0.5,24,,9\n1,,,,6,\n2,1.5,,8.5,,3\n"
-    )
+    rows = "step,val/kl,val/kl_se,val/length,train/kl\n0,7.25,0.5,24,\n1,,,,6\n2,1.5,,8.5,\n"
     (tmp_path / "metrics/attempt_0/metrics.csv").write_text(rows)
     config = 'data: {init_args: {teacher_system_prompt: Be <i>, teacher_examples: [["Q?", "A!"]]}}'
     (tmp_path / "config.yaml").write_text(config)
@@ -24,8 +22,8 @@ def test_the_page_shows_the_evaluations_and_the_texts(tmp_path, capsys):
     page = (tmp_path / "report.html").read_text("utf-8")
     cells = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", page)
     expected = [
-        ["0", "7.25", "0.980", "9.00", "24.00"],
-        ["2", "1.50", "–", "3.00", "8.50"],
+        ["0", "7.25", "0.980", "24.00"],
+        ["2", "1.50", "–", "8.50"],
         ["Why?", "The &lt;b&gt;.", "Arrr!"],
         ["teacher system prompt", "Be &lt;i&gt;"],
         ["teacher examples", "Q? A!"],

@@ -10,8 +10,8 @@ from analysis.results.artifacts import read_studies
 from analysis.stats.gradient_noise import NoiseSnapshot
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate
-from lit_klrb.studies import CheckpointPair, PairGradientNoiseStudy
-from lit_klrb.studies.pair_gradients import by_layer
+from lit_klrb.studies import CheckpointPair
+from replication.studies.pair_gradients import PairGradientNoiseStudy, by_layer
 
 # The fitted control variate warns where one of few completions dominates.
 pytestmark = pytest.mark.filterwarnings("ignore:one of .* completions has")
