@@ -31,11 +31,7 @@ def check_config_file(path: Path) -> None:
 
 
 def _text(path: Path) -> str:
-    """The text of a configuration file. Reading a pipe or a device might never end, so neither is read.
-
-    Raises:
-        ConfigurationError: If it is not a file of bounded size in UTF-8; names the file and the problem.
-    """
+    """The text of a configuration file. Reading a pipe or a device might never end, so neither is read."""
     with refusing(f"{path} cannot be read", OSError):  # such as a name that is too long
         exists = path.exists()
     if not exists:
@@ -53,11 +49,7 @@ def _text(path: Path) -> str:
 
 
 def _check_shape(text: str) -> None:
-    """Check the depth and the number of values.
-
-    Raises:
-        ConfigurationError: If one is too large.
-    """
+    """Check the depth and the number of values."""
     sizes: dict[str, int] = {}  # number of values under each anchor, with aliases expanded
     open_nodes: list[tuple[str | None, int]] = [(None, 0)]
     for event in _events(text):
@@ -82,11 +74,7 @@ def _check_shape(text: str) -> None:
 
 
 def _check_keys(text: str) -> None:
-    """Check that no mapping has a key twice, of which parsers keep the last value; `<<` merges several.
-
-    Raises:
-        ConfigurationError: If one has.
-    """
+    """Check that no mapping has a key twice, of which parsers keep the last value; `<<` merges several."""
     parents: list[set[str] | None] = []  # the keys of each open mapping; None for a list
     is_key: list[bool] = []  # whether the next node of each is a key
     for event in yaml.parse(text, Loader=yaml.CSafeLoader):
@@ -111,11 +99,7 @@ def _check_keys(text: str) -> None:
 
 
 def _events(text: str) -> Iterator[yaml.Event]:
-    """The events of one document.
-
-    Raises:
-        ConfigurationError: If there is another document, or a value of a type that is not allowed.
-    """
+    """The events of one document."""
     documents = 0
     for event in yaml.parse(text, Loader=yaml.CSafeLoader):
         documents += isinstance(event, yaml.DocumentStartEvent)

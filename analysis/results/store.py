@@ -179,11 +179,7 @@ def encode_result(result: dict[str, Any]) -> bytes:
 
 
 def read_result(path: Path, line: bytes | None = None) -> dict[str, Any]:
-    """Read a published result and check it against its checksum, its schema, and the name of its file.
-
-    Raises:
-        DamagedFileError: If it is not what was published.
-    """
+    """Read a published result and check it against its checksum, its schema, and the name of its file."""
     raw = read_bytes(path) if line is None else line
     content = read_json(path, raw)
     checksum = content.get(CHECKSUM) if isinstance(content, dict) else None

@@ -149,11 +149,7 @@ def _print_page(name: str, estimator: KLEstimator) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `explain [ESTIMATOR] [--json]` and return the exit code.
-
-    Raises:
-        ConfigurationError: If there is no such estimator.
-    """
+    """Run `explain [ESTIMATOR] [--json]` and return the exit code."""
     parser = Arguments("python -m lit_klrb explain", description=__doc__)
     parser.add_argument(
         "estimator",

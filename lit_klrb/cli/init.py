@@ -17,11 +17,7 @@ SHARED = Path("share", "lit-klrb", CONFIGS)
 
 
 def shipped() -> Path:
-    """The folder with the configurations: of the checkout, or of the installed package.
-
-    Raises:
-        ConfigurationError: If there is none.
-    """
+    """The folder with the configurations: of the checkout, or of the installed package."""
     checkout = Path(lit_klrb.__file__).parents[1] / CONFIGS
     files = [file for found in distributions(name="lit-klrb") for file in found.files or []]
     installed = [Path(str(f.locate())).parents[1] for f in files if SHARED.parts == f.parts[-5:-2]]
@@ -32,11 +28,7 @@ def shipped() -> Path:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `init DIR` and return the exit code.
-
-    Raises:
-        ConfigurationError: If DIR/configs exists.
-    """
+    """Run `init DIR` and return the exit code."""
     parser = Arguments("python -m lit_klrb init", description=__doc__)
     parser.add_argument("directory", type=local_path, metavar="DIR", help="the folder to write configs/ to")
     directory: Path = parser.parse_args(argv).directory

@@ -55,9 +55,6 @@ def main(argv: Sequence[str]) -> None:
     """Run a study and write the files of a run: config.yaml, studies/NAME.json, summary.json.
 
     A stopped study goes on in its directory if it is started again with the same configuration.
-
-    Raises:
-        ConfigurationError: If an option is not allowed.
     """
     quiet()
     options, config, study = parse(argv)

@@ -22,11 +22,7 @@ Advance = Callable[[int], None]
 
 
 def load(key: str, path: str, device: torch.device | str) -> Loaded:
-    """Load a model, frozen; a checkpoint's adapter is merged into its weights.
-
-    Raises:
-        ConfigurationError: If it cannot be loaded.
-    """
+    """Load a model, frozen; a checkpoint's adapter is merged into its weights."""
     loaded = Loaded.of(key, path)
     model = loading.freeze(merged(loaded.model) if has_adapter(loaded.model) else loaded.model)
     return loaded._replace(model=model.to(device))  # type: ignore[arg-type]

@@ -41,9 +41,6 @@ def open_splits(key: str, source: str, subset: str | None = None) -> Mapping[str
 
     The files of a folder are its splits, shards (`train-00000-of-00002.parquet`) parts of one; a single file
     is the train split. Folders of `save_to_disk` are read, too.
-
-    Raises:
-        ConfigurationError: If it cannot be read.
     """
     if not source:
         raise ConfigurationError(f"'' is empty; {ALLOWED}", key=key)

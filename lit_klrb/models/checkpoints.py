@@ -71,11 +71,7 @@ def model_from_checkpoint(checkpoint: dict[str, Any], role: Role = POLICY) -> Pr
 
 
 def token_values_from_checkpoint(checkpoint: dict[str, Any]) -> Tensor | None:
-    """The token values that a warm start fitted to its reward, shape [V]; None if it did not.
-
-    Raises:
-        ConfigurationError: If they are not a vector of finite numbers.
-    """
+    """The token values that a warm start fitted to its reward, shape [V]; None if it did not."""
     values = checkpoint.get(TOKEN_VALUES_KEY)
     if values is None:
         return None

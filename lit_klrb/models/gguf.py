@@ -187,11 +187,7 @@ def _only(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def _model(folder: str, file: str, header: GGUFHeader) -> PreTrainedModel:
-    """The model with dequantised weights, which transformers can save.
-
-    Raises:
-        ConfigurationError: If settings and tensors do not match exactly.
-    """
+    """The model with dequantised weights, which transformers can save."""
     config = AutoConfig.from_pretrained(folder, gguf_file=file, trust_remote_code=False)
     with torch.device("meta"):
         model = model_from_config(without_code(json.loads(config.to_json_string(use_diff=False))))

@@ -114,9 +114,6 @@ class ServedTeacher:
         Returns:
             Token ids and their log-probabilities, of the sampled token and of the k most likely, float64,
             shape [B, T, 2, 1 + k]; 0 outside the mask.
-
-        Raises:
-            ConfigurationError: If the server does not answer, or the answer is not what was asked for.
         """
         result = torch.zeros(*rollout.mask.shape, 2, 1 + self.k, dtype=torch.float64)
         rows = zip(rollout.tokens.cpu(), rollout.attention_mask.bool().cpu(), strict=True)
@@ -130,11 +127,7 @@ class ServedTeacher:
         return result.to(rollout.tokens.device)
 
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Compare the texts of tokens from the whole vocabulary with those that the server decodes.
-
-        Raises:
-            ConfigurationError: If one differs.
-        """
+        """Compare the texts of tokens from the whole vocabulary with those that the server decodes."""
         size = min(len(tokenizer), self.vocabulary)
         special = set(tokenizer.all_special_ids)
         tokens = [token for token in range(0, size, -(-size // _COMPARED)) if token not in special]

@@ -30,11 +30,7 @@ MAX_CHARACTERS = 2**27
 
 
 def tokenizer_from_folder(path: str) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a folder or a hub id, without running code that comes with it.
-
-    Raises:
-        ConfigurationError: If it cannot be loaded.
-    """
+    """Load the tokenizer of a folder or a hub id, without running code that comes with it."""
     with refusing("its tokenizer cannot be loaded"):
         _check_names_no_files(path)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
@@ -147,11 +143,7 @@ def common_vocabulary(
 
 
 def _check_names_no_files(path: str) -> None:
-    """Check that a tokenizer's settings name no files: its class would read any, even endless ones.
-
-    Raises:
-        ConfigurationError: If a text is the path of a file, or one that should be a token or a name is not.
-    """
+    """Check that a tokenizer's settings name no files: its class would read any, even endless ones."""
     for name in SETTINGS:
         content = _json_of(path, name)
         if name == "tokenizer.json":  # of which one part may be a path in place of the content

@@ -39,11 +39,7 @@ class CheckpointFiles(TorchCheckpointIO):
     def load_checkpoint(
         self, path: Any, map_location: Callable[..., Any] | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Check and read a checkpoint.
-
-        Raises:
-            ConfigurationError: If it is damaged.
-        """
+        """Check and read a checkpoint."""
         with concerning(path, key="ckpt_path"):
             check_intact(Path(path))
         with concerning(path, key="ckpt_path"):

@@ -89,11 +89,7 @@ def launcher_names() -> list[str]:
 
 
 def launcher(name: str) -> Callable[[Options], Launcher]:
-    """What makes the launcher of a name; one of another package cannot take the place of ours.
-
-    Raises:
-        ConfigurationError: If there is none.
-    """
+    """What makes the launcher of a name; one of another package cannot take the place of ours."""
     if name in OWN:
         module, _, attribute = OWN[name].partition(":")
         found = import_module(module)
