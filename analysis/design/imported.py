@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pydantic.dataclasses import dataclass
 
 from analysis.design.foreign import COLUMNS, COORDINATES, METRICS, LoggedRun, logged_runs
-from analysis.design.plan import read_checked
+from analysis.design.plan_file import read_checked
 from analysis.results import Cell, Plan, Point, Primary, Stage, layout
 from analysis.results.locked import IMPORTED, lock_document
 from analysis.results.plan import CLOSED

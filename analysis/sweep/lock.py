@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.design import Expansion
-from analysis.design.arms import examine
+from analysis.design.examination import examine
 from analysis.results import DamagedFileError, Plan, layout
 from analysis.results.locked import ARMS, CHOICE, LockedPlan, encode_plan, lock_document, trials_of
 from analysis.results.rate_choice import choice_of

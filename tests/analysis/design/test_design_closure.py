@@ -34,7 +34,7 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from analysis.design.cells import expand
-from analysis.design.plan import read_plan
+from analysis.design.plan_file import read_plan
 from analysis.report.build import code_version
 
 def hashes():
