@@ -66,13 +66,10 @@ class TrainedModule(L.LightningModule, ABC):
         warmup_steps: Optimizer steps over which the learning rate increases from 0.
         gradient_checkpointing: Store only the input of each block and recompute the rest in the backward
             pass: less memory, more time.
-        compile_backend: Backend of torch.compile for the model's blocks in training and scoring, such as
-            "inductor" (needs a C++ compiler or a GPU); None for no compilation. Sampling is never compiled,
-            as its shapes change with each token.
         seed: Seed of all random numbers of the module; set by --seed_everything.
 
     Raises:
-        ConfigurationError: If a number is out of range or the backend is unknown.
+        ConfigurationError: If a number is out of range.
     """
 
     # The role of the trained model, which names the attribute that holds it.
@@ -93,7 +90,6 @@ class TrainedModule(L.LightningModule, ABC):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = 0
     gradient_checkpointing: bool = False
-    compile_backend: str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -109,12 +105,6 @@ class TrainedModule(L.LightningModule, ABC):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigurationError(
                     f"must be finite and 0 or larger, got {getattr(self, name)}", key=name
-                )
-        if self.compile_backend is not None:
-            known = torch.compiler.list_backends(exclude_tags=())
-            if self.compile_backend not in known:
-                raise ConfigurationError(
-                    f"{self.compile_backend!r} is not one of {', '.join(known)}", key="compile_backend"
                 )
 
     @abstractmethod
@@ -152,10 +142,6 @@ class TrainedModule(L.LightningModule, ABC):
             raise ConfigurationError(
                 f"ModelParallelStrategy does not support {type(self).__name__}; use ddp, or one device",
                 key="trainer.strategy",
-            )
-        if self.compile_backend is not None:
-            raise ConfigurationError(
-                f"{self.compile_backend!r} is not supported by ModelParallelStrategy", key="compile_backend"
             )
         if getattr(self, "reference_path", None) == loading.ITSELF:
             raise ConfigurationError(
@@ -288,8 +274,6 @@ class TrainedModule(L.LightningModule, ABC):
             for block in blocks:
                 # Blocks checkpoint in training mode only; this does not change the mode of dropout layers
                 block.training = True
-        if self.compile_backend is not None:
-            self.trained.base_model.compile(backend=self.compile_backend, dynamic=True)
 
     def on_validation_epoch_end(self) -> None:
         """Log the evaluation."""

@@ -12,9 +12,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from lit_klrb.data.batches import pad
 from lit_klrb.data.pairs import PreferencePair, collate_pairs
 from lit_klrb.data.prompts import Prompt
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, check_positive
 from lit_klrb.estimators.token_values import TokenValues
-from lit_klrb.functional.preference import PreferenceLoss, check_preference_loss, preference_loss
+from lit_klrb.functional.preference import preference_loss
 from lit_klrb.models.generation import Rollout
 from lit_klrb.models.loading import GRAMMAR, ITSELF, TOKEN_VALUES_KEY, tokenizer_files
 from lit_klrb.modules.regularised import RegularisedModule
@@ -45,25 +45,18 @@ class DPOModule(RegularisedModule):
     Args:
         beta: Scale of the implicit reward beta · log(policy/reference); larger values keep the policy closer
             to the reference.
-        loss: The loss on the implicit rewards, see `preference_loss`.
-        label_smoothing: Assumed share of swapped preferences, for the losses sigmoid and robust.
-        length_normalised: Divide each log ratio by the number of tokens of its completion, so that length is
-            not rewarded.
     """
 
     reads = ("preferences", "prompts")
 
     reward_path: str | dict[str, float] = GRAMMAR
     beta: float = 0.1
-    loss: PreferenceLoss = "sigmoid"
-    label_smoothing: float = 0.0
-    length_normalised: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         # Token values that predict the rewards of the reference's completions; None for given pairs.
         self.token_value_table: Tensor | None = None
-        check_preference_loss(self.loss, self.beta, self.label_smoothing)
+        check_positive(beta=self.beta)
         if self.reference_path == ITSELF:
             raise ConfigurationError(
                 f"{ITSELF} is not supported by DPOModule, whose reference is fixed; a folder of that name is "
@@ -79,12 +72,8 @@ class DPOModule(RegularisedModule):
         """The DPO loss of a batch of pairs: all chosen completions, then all rejected ones."""
         rollout = Rollout(batch["tokens"], batch["attention_mask"], batch["mask"])
         log_ratio = self.pair.scorer.logprobs(rollout).sum(1) - batch["ref_logprob"]
-        if self.length_normalised:
-            log_ratio = log_ratio / rollout.mask.sum(1)
         chosen, rejected = log_ratio.chunk(2)
-        loss, stats = preference_loss(
-            chosen, rejected, beta=self.beta, kind=self.loss, label_smoothing=self.label_smoothing
-        )
+        loss, stats = preference_loss(chosen, rejected, beta=self.beta)
         metrics = {"loss": loss.detach(), "margin": stats.margin, "accuracy": stats.accuracy}
         self.log_metrics("train", metrics, batch_size=len(chosen))
         return loss

@@ -131,7 +131,7 @@ def test_every_argument_is_of_the_evaluation_or_of_training_alone():
     training = {
         *("completions_per_prompt", "policy_path", "policy_layers", "lora"),
         *("learning_rate", "weight_decay", "adam_epsilon"),
-        *("schedule", "warmup_steps", "gradient_checkpointing", "compile_backend", "seed"),
+        *("schedule", "warmup_steps", "gradient_checkpointing", "seed"),
         *("inner_epochs", "mini_batches", "missing_eos_penalty", "rollout_backend", "vllm_options"),
         "prefix_rewards",
         *("batch_size", "train_size"),

@@ -222,11 +222,6 @@ def test_what_needs_whole_models_is_refused_with_sharded_ones(chain, tmp_path):
         ("dpo",): "error: trainer.strategy: ModelParallelStrategy does not support DPOModule",
         ("rloo", "--model.lora", "{r: 2}"): "error: trainer.strategy: ModelParallelStrategy .* adapter",
         (
-            "rloo",
-            "--model.compile_backend",
-            "eager",
-        ): "error: model.init_args.compile_backend: 'eager' is not",
-        (
             *("rloo", "--model.inner_epochs", "1", "--model.reference_path", "policy"),
         ): "error: model.init_args.reference_path: 'policy' is not supported by ModelP",
         ("rloo", "--trainer.callbacks+=GradientNoiseStudy"): "error: trainer.callbacks: GradientNoiseS",

@@ -34,9 +34,6 @@ TRAINING = [
     ("dpo", ["--seed_everything", "3"]),
     ("dpo", ["--model.policy_path", "{rloo}"]),
     ("dpo", ["--model.beta", "3"]),
-    ("dpo", ["--model.loss", "hinge"]),
-    ("dpo", ["--model.label_smoothing", "0.3"]),
-    ("dpo", ["--model.length_normalised", "true"]),
     ("dpo", ["--model.reward_path", "cli_rewards:length"]),
     ("dpo", ["--model.completions_per_prompt", "3"]),
     ("reward", ["--seed_everything", "3"]),
@@ -213,7 +210,7 @@ def test_no_constructor_argument_is_left_out_above():
         *("model.lora", "model.policy_layers"),
         *("model.served_model", "model.served_timeout"),
     }
-    elsewhere |= {"model.gradient_checkpointing", "model.compile_backend"}
+    elsewhere |= {"model.gradient_checkpointing"}
     elsewhere |= {f"kl.estimator.{name}" for name in ("directions", "k", "support", "other_prompts")}
     for key, owned in owners.items():
         names = {name for owner in owned for name in inspect.signature(owner).parameters}

@@ -4,7 +4,6 @@ from collections import Counter
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
 from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
 
 from lit_klrb.modules import RLOOModule
@@ -12,7 +11,6 @@ from lit_klrb.modules import RLOOModule
 OPTIONS = {
     "checkpointing": ["--model.gradient_checkpointing", "true"],
     "accumulation": ["--trainer.accumulate_grad_batches", "2"],
-    "compiled": ["--model.compile_backend", "eager"],  # unlike "inductor" it needs no C++ compiler
     "bf16": ["--trainer.precision", "bf16-mixed"],
 }
 
@@ -39,17 +37,13 @@ def gradients(monkeypatch):
 def first_gradient(chain, gradients, run, *options):
     gradients.pop("gradient", None)
     gradients["calls"].clear()
-    # Without evaluations: compiling their shapes takes most of the time
     argv = ["--trainer.max_steps", "1", "--trainer.limit_val_batches", "0", *options]
     assert chain.run("fit", "rloo", *argv, run=run) == 0
     return gradients["gradient"], dict(gradients["calls"])
 
 
-# A warning of torch, which traces the hook that makes checkpointed inputs require gradients.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_alone_and_together_they_give_the_gradient(chain, tmp_path, gradients, monkeypatch):
     plain, plain_calls = first_gradient(chain, gradients, tmp_path / "plain")
-    counters.clear()  # another test may have compiled something
     for name, options in OPTIONS.items():
         gradient, calls = first_gradient(chain, gradients, tmp_path / name, *options)
         error = (gradient - plain).norm() / plain.norm()
@@ -58,8 +52,6 @@ def test_alone_and_together_they_give_the_gradient(chain, tmp_path, gradients, m
         if name == "checkpointing":
             sequences = plain_calls[True] - 4  # and the four prompts alone
             assert calls[True] == 2 * sequences > 0
-        assert (counters["stats"]["unique_graphs"] > 0) == (name == "compiled")
-        counters.clear()
     together = [word for options in OPTIONS.values() for word in options]
     gradient, _ = first_gradient(chain, gradients, tmp_path / "all", *together)
     assert (gradient - plain).norm() / plain.norm() < 0.1
