@@ -53,20 +53,6 @@ def test_reward_and_j_come_before_the_kl_and_what_trains_nothing_is_counted(tmp_
     assert "7 rows of the data left out" in page
 
 
-def test_the_page_of_a_distillation_shows_where_the_models_differ(tmp_path):
-    (tmp_path / "run.json").write_text("{}")
-    (tmp_path / "metrics/attempt_0").mkdir(parents=True)
-    rows = (
-        "step,val/kl,train/length,train/improbable_kl,train/kl_part_1\n0,7.25,,,\n1,,24,0.125,\n2,,12,0.5,1\n"
-    )
-    (tmp_path / "metrics/attempt_0/metrics.csv").write_text(rows)
-    assert main(["report", str(tmp_path)]) == 0
-    page = (tmp_path / "report.html").read_text("utf-8")
-    cells = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", page)
-    expected = ["length", "24.0", "12.0", "log q &lt; −20", "0.125", "0.500", "quarter 1", "1.00", "1.00"]
-    assert any(cells[place : place + len(expected)] == expected for place in range(len(cells)))
-
-
 def test_a_run_without_evaluations_is_refused(tmp_path, capsys):
     (tmp_path / "run.json").write_text("{}")
     assert main(["report", str(tmp_path)]) == 2
