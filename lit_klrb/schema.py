@@ -46,9 +46,21 @@ DIVERGED = "diverged"
 
 # In `summary.json`, and in what a sweep publishes: SHA-256 of the names and bytes of the trained weights.
 WEIGHTS = "weights_sha256"
+# In both: split -> SHA-256 of the encoded rows, in their order.
+ROWS = "rows_sha256"
 # In `summary.json`: the number of prompts of the evaluation, which its standard errors are of.
 PROMPTS = "evaluation_prompts"
 
+# Settings on which the common evaluation depends: runs that differ in one of them cannot be compared.
+EVALUATED_WITH = (
+    *("model.reference_path", "model.reward_path", "model.reward_label", "model.reward_output"),
+    *("model.max_new_tokens", "model.stop_at_eos", "model.temperature", "model.evaluation_completions"),
+    *("model.final_evaluation_completions", "model.evaluation_seed", "data.source", "data.eval_size"),
+    *("data.eval_batch_size", "data.min_prompt_tokens", "data.max_prompt_tokens", "data.system_prompt"),
+    *("data.teacher_system_prompt", "data.teacher_examples", "data.subset", "data.split", "data.eval_split"),
+    *("data.overlong", "data.chat_template_kwargs", "data.teacher_chat_template_kwargs"),
+    "trainer.precision",
+)
 # The trainer's option without which a run has no results.
 LIMIT_VAL_BATCHES = "trainer.limit_val_batches"
 

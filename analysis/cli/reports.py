@@ -1,9 +1,12 @@
 """The commands that read results: report, publish, verify, import and compare."""
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from analysis.design.imported import import_runs
+from analysis.results import layout
+from analysis.results.consistency import unstated
 from analysis.results.locked import LockedPlan
 
 if TYPE_CHECKING:
@@ -40,8 +43,11 @@ def publish_command(arguments: argparse.Namespace) -> int:
 
 
 def import_command(arguments: argparse.Namespace) -> int:
-    """Write runs of other software as a sweep."""
-    print(import_runs(arguments.source, arguments.config, arguments.output))
+    """Write runs of other software as a sweep, and say what their page will ask for."""
+    output = import_runs(arguments.source, arguments.config, arguments.output)
+    for line in unstated(LockedPlan.read(output / layout.PLAN)):
+        print(line, file=sys.stderr)
+    print(output)
     return 0
 
 

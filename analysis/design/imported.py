@@ -41,8 +41,10 @@ class Mapping:
             "{arm}-{beta}-{replicate}/trainer_state.json".
         runs: Arm, beta and replicate of each run, by name, for logs that have only `run`.
         setting: One sentence on the models, the data and the training.
-        kl_unit: "sequence" states that all logged KLs are sums over a completion. Without it there is no
-            verdict where those of two arms differ so much that one may be the mean over its tokens.
+        kl_unit: "sequence" states that all logged KLs are KL(policy || reference), summed over a completion.
+            Without it there is no verdict where those of two arms differ so much that one may be per token.
+        reward_unit: "task" states that all logged rewards are those of the task: of one function, scale and
+            sign, without a penalty. Without it there is no verdict where those of two arms differ as if not.
         incomplete: What is done where a run is missing: "withhold" gives no verdict, "leave_out_replicate"
             leaves out the runs of its replicate at its beta, in all arms.
     """
@@ -54,6 +56,7 @@ class Mapping:
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
     setting: str = ""
     kl_unit: Literal["sequence"] | None = None
+    reward_unit: Literal["task"] | None = None
     incomplete: Literal["withhold", "leave_out_replicate"] = "withhold"
 
     def check(self) -> "Mapping":
@@ -97,7 +100,7 @@ def import_runs(source: Path, mapping_path: Path, output: Path) -> Path:
         "files": {_relative(path, source): hashlib.sha256(path.read_bytes()).hexdigest() for path in logs},
         "columns": mapping.columns,
         "runs": mapping.runs,
-        **({} if mapping.kl_unit is None else {"kl_unit": mapping.kl_unit}),
+        **{key: unit for key in ("kl_unit", "reward_unit") if (unit := getattr(mapping, key)) is not None},
         **({} if mapping.incomplete == "withhold" else {"incomplete": mapping.incomplete}),
         **({"repeated_rows": repeated} if (repeated := sum(run.repeated for run in runs)) else {}),
     }

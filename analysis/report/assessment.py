@@ -1,14 +1,17 @@
 """A sweep with its comparisons, from which all sections are built."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from analysis.results.plan import Plan
+from analysis.results.records import Run
 from analysis.results.sweep import Sweep, load_sweep
 from analysis.stats import Comparison, Pairs, Rules, compare
 from analysis.stats.hypervolume import Reference
 from analysis.stats.matching import match, matched_curves
 from analysis.stats.pairs import Curves
+from analysis.stats.primary import primary_verdicts
 from analysis.stats.tuning import regrets_of
 from lit_klrb import schema
 
@@ -24,11 +27,13 @@ class Assessment:
         sweep: The run directory as read.
         comparisons: One per arm other than the control, in plan order; empty without matched pairs.
         withheld: Why there is no verdict, in a few words; empty if there is one.
+        worst: What the verdicts would be if the lost runs had been the worst; "" if none was lost.
     """
 
     sweep: Sweep
     comparisons: tuple[Comparison, ...]
     withheld: str = ""
+    worst: str = ""
 
     @property
     def complete(self) -> bool:
@@ -53,7 +58,37 @@ def load_assessment(directory: Path) -> Assessment:
         regrets_of(sweep),
     )
     comparisons = compare(designs, rules, [_curves(sweep, pairs) for pairs in designs])
-    return Assessment(sweep, comparisons, withheld)
+    return Assessment(sweep, comparisons, withheld, "" if withheld else _if_worst(sweep, rules))
+
+
+def _if_worst(sweep: Sweep, rules: Rules) -> str:
+    """The verdicts if each lost run had had the outcome of the worst run of its beta; "" if none was lost.
+
+    Lost are the runs that ended without a result, and those that an import lacks and whose replicates it
+    leaves out.
+    """
+    plan, places = sweep.plan, {cell.place: cell for cell in sweep.locked.cells.values()}
+    lost = [*sweep.lost, *(place for one in sweep.failures if (place := one.cell.place) is not None)]
+    everywhere = [run for run in (*sweep.grid.values(), *sweep.left_out) if not run.diverged]
+    filled = [*sweep.runs, *sweep.left_out]
+    for arm, index, replicate in lost:
+        same = [run for run in everywhere if run.point.beta_index == index]
+        if same:
+            worst = min(same, key=lambda run: _decisive(run, plan))
+            filled.append(replace(worst, cell=places[arm, index, replicate]))
+    if not lost:
+        return ""
+    whole = replace(sweep, runs=tuple(filled), left_out=())
+    designs = [match(whole, name, plan.primary.control) for name in plan.comparisons]
+    found = primary_verdicts([pairs for pairs in designs if len(pairs)], rules)
+    told = "; ".join(f"{one.treatment} against {one.control} {one.outcome.value}" for one in found)
+    return f"If {len(lost)} lost runs had been as the worst of their β, the verdict would be: {told}."
+
+
+def _decisive(run: Run, plan: Plan) -> float:
+    """What decides, higher being better."""
+    kl = run.outcome(schema.KL)
+    return -kl if plan.primary.outcome == schema.KL else run.outcome(schema.REWARD) - run.point.beta * kl
 
 
 def _withheld(sweep: Sweep, designs: Sequence[Pairs]) -> str:

@@ -1,66 +1,30 @@
-"""Checks of a locked plan, and of its runs: other cells, copies, impossible values, ignored settings."""
+"""Checks of a locked plan, and of its runs: other cells, impossible values, other units and lengths."""
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import Any, TypeVar
 
 from analysis.results import layout
-from analysis.results.locked import LockedPlan
-from analysis.results.plan import BETA, Plan, flat, plain_key
+from analysis.results.locked import LockedPlan, Origin
+from analysis.results.plan import Plan
+from analysis.results.problems import Problem, grouped
 from analysis.results.records import Cell, Failure, Run
+from analysis.results.settings import other_settings
+from analysis.results.traces import suspicious_traces
 from lit_klrb import schema
 
-Item = TypeVar("Item")
-Key = TypeVar("Key")
 # The common evaluator's KL is an average of exact KLs of tokens: what is below 0 is rounding.
 _ROUNDING = 1e-3
-# Larger ratios of two arms' KLs are those of different units, unless an import states their unit.
-_UNIT_RATIO = 8.0
+# Larger ratios of two arms' KLs or rewards are those of other units, unless an import states the unit.
+_KL_RATIO, _REWARD_RATIO = 8.0, 2.5
 # Settings whose product is the number of optimizer steps of a rollout.
 _PER_ROLLOUT = ("model.inner_epochs", "model.mini_batches")
-# The metrics whose curves identify a run.
-_TRACES = ("train/", "val/")
-# Sections of the settings that are recorded completely, apart from nulls, lists and local paths, and keys of
-# the trainer that are recorded.
-SECTIONS = ("model", "data", "kl")
-TRAINER = ("max_steps", "precision", "accumulate_grad_batches", "gradient_clip_val")
-# Beginnings of local paths, which are not recorded.
-LOCAL_PATHS = ("/", "~", ".")
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A problem with the files of a sweep.
-
-    Attributes:
-        text: One line that names the problem and the file.
-        serious: Whether it rules out a verdict, because the design that the tests assume cannot be trusted.
-        unread: Whether it is a file that could not be read, whose content is not known.
-        kind: What it has in common with others that are counted with it; "" if it stands alone.
-        count: Number of such problems, of which the text is about the first.
-    """
-
-    text: str
-    serious: bool = False
-    unread: bool = False
-    kind: str = ""
-    count: int = 1
-
-
-def counted(problems: Iterable[Problem]) -> list[Problem]:
-    """The problems, of each kind the first with their number."""
-    groups: dict[object, list[Problem]] = defaultdict(list)
-    for number, problem in enumerate(problems):
-        groups[(problem.kind, problem.serious, problem.unread) if problem.kind else number].append(problem)
-    return [
-        first
-        if not others
-        else replace(first, text=f"{first.text}; and {len(others)} more", count=1 + len(others))
-        for first, *others in groups.values()
-    ]
+# What no log shows, and a mapping states by these lines.
+UNSTATED = {
+    "reward_unit: task": "all rewards are of one function, scale and sign, and none contains the penalty",
+    "kl_unit: sequence": "all KLs are KL(policy \u2016 reference), summed over a completion",
+}
 
 
 def plan_problems(locked: LockedPlan) -> Iterator[Problem]:
@@ -75,11 +39,23 @@ def plan_problems(locked: LockedPlan) -> Iterator[Problem]:
         yield Problem(f"{text}; reward and KL are what the software that trained them logged")
         if origin.repeated_rows:
             yield Problem(f"{origin.repeated_rows} rows stood twice in what was imported and count once")
+        yield from map(Problem, unstated(locked))
     control = locked.plan.primary.control
     for label, arm in locked.arms.items():
         for key, (own, other) in arm.evaluation.items():
             text = f"{label} was evaluated with {key} = {own}, {control} with {other}"
             yield Problem(text, serious=True)
+
+
+def unstated(locked: LockedPlan) -> list[str]:
+    """One line on what no log shows and the mapping of an import does not state; empty if it states all."""
+    if (origin := locked.origin) is None:
+        return []
+    rewards = origin.reward_unit is not None or locked.plan.primary.outcome == schema.KL
+    known = (rewards, origin.kl_unit is not None)
+    lines = (f"`{line}` ({what})" for line, what in UNSTATED.items())
+    missing = [line for line, told in zip(lines, known, strict=True) if not told]
+    return [f"no log shows, and the mapping does not state: {'; '.join(missing)}"] if missing else []
 
 
 def _alien_cells(locked: LockedPlan) -> Iterator[str]:
@@ -93,7 +69,7 @@ def _alien_cells(locked: LockedPlan) -> Iterator[str]:
     ids = {cell.stage: cell.id for cell in cells if cell.arm is None}
     alien = ((cell, what) for cell in cells for what in _differences(cell, plan, ids))
     yield from (f"{layout.PLAN}: {cell}: {what}" for cell, what in [*alien][:1])
-    seeds = _grouped(((cell.place[1:], cell.seed) for cell in cells if cell.place), lambda pair: pair[0])
+    seeds = grouped(((cell.place[1:], cell.seed) for cell in cells if cell.place), lambda pair: pair[0])
     for (index, replicate), pairs in seeds.items():
         if len(own := sorted({seed for _, seed in pairs})) > 1:
             yield f"the runs of beta index {index}, replicate {replicate} have different seeds: {own}"
@@ -115,17 +91,16 @@ def _differences(cell: Cell, plan: Plan, ids: Mapping[str, str]) -> Iterator[str
 
 
 def inconsistencies(runs: Sequence[Run], locked: LockedPlan) -> Iterator[Problem]:
-    """Problems of the runs of a sweep that did not diverge."""
+    """Problems of the runs of a sweep."""
     plan, origin = locked.plan, locked.origin
-    trained = [run for run in runs if run.cell.arm is not None and not run.diverged]
-    grid = [run for run in trained if run.cell.point is not None]
-    yield from _copies(trained)
-    yield from _same_weights(trained)
+    arms = [run for run in runs if run.cell.arm is not None]
+    grid = [run for run in arms if run.cell.point is not None and not run.diverged]
+    yield from suspicious_traces(arms, plan)
+    yield from other_settings(arms, locked)
     yield from _negative(grid, imported=origin is not None)
-    if origin is not None and origin.kl_unit is None:
-        yield from _units(grid, plan)
-    yield from ignored_overrides(trained, plan, locked.rates)
-    for block in _grouped(grid, lambda run: plan.grid.block_of(run.point.replicate)).values():
+    if origin is not None:
+        yield from _units(grid, plan, origin)
+    for block in grouped(grid, lambda run: plan.grid.block_of(run.point.replicate)).values():
         yield from _unlike(block, "end at different steps", _last_step, _rollouts)
     yield from _unlike(grid, "were made with different versions", _versions)
 
@@ -137,32 +112,6 @@ def lost_runs(failures: Sequence[Failure], plan: Plan) -> Iterator[Problem]:
         told = ", ".join(f"{label} {counts[label]}" for label in plan.grid.arms)
         why = "sound only if the reason has nothing to do with how well they trained"
         yield Problem(f"runs without a result: {told}; their pairs are left out, which is {why}")
-
-
-def _copies(grid: Sequence[Run]) -> Iterator[Problem]:
-    """Runs whose curves agree in every digit. With the same seed, both arms may do the same."""
-
-    def traces(run: Run) -> tuple[tuple[str, bytes], ...]:
-        curves = [(key, run.curves[key].value) for key in sorted(run.curves) if key.startswith(_TRACES)]
-        long = any(len(value) > 1 for _, value in curves)
-        return tuple((key, value.tobytes()) for key, value in curves) if long else ()
-
-    for same, group in _grouped(grid, traces).items():
-        if same and len(group) > 1:
-            names = ", ".join(run.file for run in group)
-            seeds = len({run.cell.seed for run in group})
-            told = "different seeds" if seeds > 1 else "one seed: a copy, or arms that do the same"
-            text = f"{names}: the same curves in every digit at {told}"
-            yield Problem(text, serious=seeds > 1, kind="the same curves")
-
-
-def _same_weights(grid: Sequence[Run]) -> Iterator[Problem]:
-    """Runs of different seeds that ended with the same weights: copies, or runs that did not train."""
-    for weights, group in _grouped(grid, lambda run: run.weights).items():
-        seeds = len({run.cell.seed for run in group})
-        if weights and seeds > 1:
-            text = f"{len(group)} runs of {seeds} seeds have the same weights"
-            yield Problem(f"{text}, {schema.WEIGHTS} {weights[:12]}", serious=True, kind="the same weights")
 
 
 def _negative(grid: Sequence[Run], *, imported: bool) -> Iterator[Problem]:
@@ -177,23 +126,43 @@ def _negative(grid: Sequence[Run], *, imported: bool) -> Iterator[Problem]:
             yield Problem(f"the mean KL of {label} at beta index {index} is {mean:g}", serious=True)
 
 
-def _units(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
-    """Arms whose logged KLs differ as those of a token and of a whole completion do."""
-    means = _mean_kls(grid)
-    for index, beta in plan.grid.beta.items():
-        arms = {label: mean for (label, place), mean in means.items() if place == index and mean > 0}
-        least, most = (choose(arms, key=lambda label: arms[label], default="") for choose in (min, max))
-        if arms and arms[most] > _UNIT_RATIO * arms[least]:
-            text = (
-                f"at beta {beta:g} the KL of {most} is {arms[most] / arms[least]:.0f} times that of {least}"
-            )
-            why = "`kl_unit: sequence` in the mapping states that all are per completion"
-            yield Problem(f"{text}: per completion beside per token? {why}", serious=True)
+def _units(grid: Sequence[Run], plan: Plan, origin: Origin) -> Iterator[Problem]:
+    """Arms whose logged rewards or KLs differ as those in different units do, unless their unit is stated."""
+    reward, kl = UNSTATED.items()
+    asked = [
+        (schema.REWARD, "reward", _REWARD_RATIO, "another scale or sign, or a penalty within?", reward),
+        (schema.KL, "KL", _KL_RATIO, "per completion beside per token?", kl),
+    ]
+    stated = {schema.REWARD: origin.reward_unit, schema.KL: origin.kl_unit}
+    for key, name, most, why, (line, what) in asked:
+        for index, beta in plan.grid.beta.items() if stated[key] is None else ():
+            arms = grouped((run for run in grid if run.point.beta_index == index), lambda run: run.point.arm)
+            values = {arm: [run.outcome(key) for run in runs] for arm, runs in arms.items()}
+            ratio, high, low = _furthest(values)
+            if ratio > most or (ratio < 0 and key == schema.REWARD):
+                text = f"at beta {beta:g} the {name} of {high} is {ratio:.2g} times that of {low}: {why}"
+                yield Problem(f"{text} `{line}` in the mapping states that {what}", serious=True)
+
+
+def _furthest(values: Mapping[str, Sequence[float]]) -> tuple[float, str, str]:
+    """The ratio of the two means that differ most, below 0 for different signs, with the arms they are of.
+
+    It is 1 if runs of the two arms overlap, or the smaller mean is 0.
+    """
+    means = {arm: fmean(own) for arm, own in values.items()}
+    if len(means) < 2:
+        return 1.0, "", ""
+    least, most = (choose(means, key=lambda arm: means[arm]) for choose in (min, max))
+    high, low = (choose(means, key=lambda arm: abs(means[arm])) for choose in (max, min))
+    if means[least] < 0 < means[most]:
+        high, low = most, least
+    overlap = min(values[high]) <= max(values[low]) and max(values[high]) >= min(values[low])
+    return (1.0 if overlap or not means[low] else means[high] / means[low]), high, low
 
 
 def _mean_kls(grid: Sequence[Run]) -> dict[tuple[str, int], float]:
     """(arm, beta index) -> mean KL over replicates."""
-    groups = _grouped(grid, lambda run: (run.point.arm, run.point.beta_index))
+    groups = grouped(grid, lambda run: (run.point.arm, run.point.beta_index))
     return {place: fmean(run.outcome(schema.KL) for run in runs) for place, runs in groups.items()}
 
 
@@ -208,7 +177,7 @@ def _unlike(
         of: The property.
         compared: A property that must agree for a verdict; by default there is none.
     """
-    arms = sorted(_grouped(grid, lambda run: run.point.arm).items())
+    arms = sorted(grouped(grid, lambda run: run.point.arm).items())
     values = {label: sorted({of(run) for run in runs}) for label, runs in arms}
     if len({value for own in values.values() for value in own if value}) > 1:
         told = "; ".join(f"{label} {', '.join(own)}" for label, own in values.items())
@@ -230,64 +199,3 @@ def _rollouts(run: Run) -> str:
 
 def _versions(run: Run) -> str:
     return " ".join(f"{name} {version}" for name, version in sorted(run.versions.items()))
-
-
-def _grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Runs or cells by what they have in common."""
-    groups: dict[Key, list[Item]] = defaultdict(list)
-    for item in items:
-        groups[key(item)].append(item)
-    return groups
-
-
-def ignored_overrides(grid: Sequence[Run], plan: Plan, rates: Mapping[str, float]) -> Iterator[Problem]:
-    """A problem for each run whose recorded settings are not those of the plan.
-
-    Args:
-        grid: Runs of the grid and of the tuning stage. Those without recorded settings are skipped.
-        plan: Their plan.
-        rates: Arm -> the rate that was chosen for its runs in the grid.
-    """
-    last = plan.stages[list(plan.stages)[-1]]
-    shared = {key: value for key, value in last.overrides.items() if key not in last.inputs}
-    for run in filter(lambda run: run.settings, grid):
-        where = run.cell.point or run.cell.trial
-        beta = {} if where is None else {BETA: where.beta}
-        rate = {plan.tuning.key: rates.get(run.point.arm)} if plan.tuning and run.cell.point else {}
-        for key, value in _leaves({**shared, **beta, **run.cell.overrides, **rate}).items():
-            found = run.settings.get(key, run.settings.get(f"{key}.class_path"))
-            if _recorded(key, value) and not _same(value, found):
-                text = f"its settings have {key} = {found or 'none'}, expected {value}"
-                yield Problem(f"{run.file}: {text}", serious=True, kind=f"ignored {key}")
-
-
-def _leaves(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The plain values of overrides by plain key; a value replaces what earlier ones set below its key."""
-    found: dict[str, Any] = {}
-    for key, value in overrides.items():
-        for whole, leaf in flat({key: value}):
-            place = plain_key(whole).removesuffix(".class_path")
-            found = {old: kept for old, kept in found.items() if not old.startswith(f"{place}.")}
-            found[place] = leaf
-    return found
-
-
-def _recorded(key: str, value: Any) -> bool:
-    """Whether a run records this value of this key."""
-    section, _, rest = key.partition(".")
-    known = section in SECTIONS or (section == "trainer" and rest in TRAINER)
-    plain = value is not None and not isinstance(value, list)
-    return known and plain and not str(value).startswith(LOCAL_PATHS)
-
-
-def _same(expected: Any, found: str | None) -> bool:
-    """Whether a recorded value is the planned one, whatever the notation of numbers and classes."""
-    if found is None:
-        return False
-    try:
-        return float(expected) == float(found)
-    except ValueError:
-        one, other = str(expected).casefold(), found.casefold()
-        if f"{one}.{other}".replace(".", "").isidentifier():  # a class may be given with its package
-            one, other = one.rpartition(".")[2], other.rpartition(".")[2]
-        return one == other

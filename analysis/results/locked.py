@@ -24,8 +24,8 @@ from analysis.results.rules import check_plan
 from analysis.results.store import MALFORMED, DamagedFileError, digest, read_json, reason
 from lit_klrb.errors import ConfigurationError
 
-# Keys of the content: the properties of the arms, and the source of imported runs.
-ARMS, IMPORTED = "arms", "imported"
+# Keys of the content: configurations of the stages, properties of the arms, and the source of imported runs.
+CONFIGS, ARMS, IMPORTED = "configs", "arms", "imported"
 # The key of the document with the choice of rates.
 CHOICE = "choice"
 
@@ -40,6 +40,7 @@ class Origin:
         columns: What is read of a row -> its column.
         runs: Name of a run -> arm, beta and replicate, for logs that have only its name.
         kl_unit: "sequence" if that was stated of all KLs; None if they may be per token.
+        reward_unit: "task" if that was stated of all rewards; None if some may be penalised.
         incomplete: What is done where a run is missing: no verdict, or the replicate is left out at its beta.
         repeated_rows: Number of rows that stood in the logs before.
     """
@@ -49,8 +50,14 @@ class Origin:
     columns: dict[str, str]
     runs: dict[str, Any] = field(default_factory=dict)
     kl_unit: Literal["sequence"] | None = None
+    reward_unit: Literal["task"] | None = None
     incomplete: Literal["withhold", "leave_out_replicate"] = "withhold"
     repeated_rows: Count = 0
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether the replicate of a missing run is left out, at its beta."""
+        return self.incomplete == "leave_out_replicate"
 
 
 @dataclass(frozen=True, config=CLOSED)
@@ -81,6 +88,7 @@ class LockedPlan:
         history: Its versions, oldest first; the last is the plan.
         origin: Where the runs were imported from; None for runs of this package.
         choice: The choice of rates; None without tuning, or before it is complete.
+        config: The configuration of the last stage, with hashes in place of paths; empty for an import.
     """
 
     hash: str
@@ -91,6 +99,7 @@ class LockedPlan:
     document: Mapping[str, Any]
     origin: Origin | None = None
     choice: Choice | None = None
+    config: dict[str, Any] = field(default_factory=dict)
 
     @property
     def plan(self) -> Plan:
@@ -139,6 +148,7 @@ class LockedPlan:
             document=document,
             origin=content.get(IMPORTED),
             choice=document.get(CHOICE),
+            config=content.get(CONFIGS, {}).get([*plans[-1].stages][-1], {}),
         )
 
 

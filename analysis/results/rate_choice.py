@@ -12,9 +12,9 @@ import numpy as np
 
 from analysis.results import layout
 from analysis.results.artifacts import FloatArray
-from analysis.results.consistency import Problem
 from analysis.results.locked import Choice
 from analysis.results.plan import Plan
+from analysis.results.problems import Problem
 from analysis.results.records import Run
 from lit_klrb import schema
 

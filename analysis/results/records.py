@@ -186,6 +186,7 @@ class Run:
             diverged or did not write them.
         other_studies: Artifacts of studies that `analysis` does not read, by name, as published.
         weights: Hash of the trained weights; "" if unknown.
+        rows: Split -> hash of the encoded rows that it was trained on or evaluated with.
     """
 
     cell: Cell
@@ -200,6 +201,7 @@ class Run:
     prompts: dict[str, Values] = field(default_factory=dict)
     other_studies: Mapping[str, Any] = field(default_factory=dict)
     weights: str = ""
+    rows: dict[str, str] = field(default_factory=dict)
 
     @property
     def file(self) -> str:
@@ -243,6 +245,7 @@ class Run:
             prompts={} if diverged else content.get("prompts", {}),
             other_studies={name: one for name, one in studies.items() if name not in STUDIES},
             weights=content.get(schema.WEIGHTS, ""),
+            rows=content.get(schema.ROWS, {}),
             **{key: content[key] for key in ("final", "curves", "versions", "checksum")},
         )
 

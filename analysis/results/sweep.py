@@ -13,15 +13,10 @@ import numpy as np
 
 from analysis.results import layout
 from analysis.results.artifacts import GradientStudy, ValueStudy
-from analysis.results.consistency import (
-    Problem as Problem,
-    counted,
-    inconsistencies,
-    lost_runs,
-    plan_problems,
-)
-from analysis.results.locked import LockedPlan
+from analysis.results.consistency import inconsistencies, lost_runs, plan_problems
+from analysis.results.locked import LockedPlan, Origin
 from analysis.results.plan import Plan
+from analysis.results.problems import Problem as Problem, counted
 from analysis.results.rate_choice import choice_problems
 from analysis.results.records import Arm, Cell, Failure, Run, read_failure, read_run
 from analysis.results.store import (
@@ -40,6 +35,8 @@ Artifact = TypeVar("Artifact", ValueStudy, GradientStudy)
 Record = TypeVar("Record", Run, Failure)
 # Number of last values of a curve in a log that are not numbers if its run diverged.
 _LAST_VALUES = 3
+# Number of missing runs that are named.
+_NAMED = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,11 +131,11 @@ def load_sweep(directory: Path) -> Sweep:
     if not os.path.lexists(path := present(directory / layout.PLAN)):
         raise ConfigurationError(f"{directory}: has no {layout.PLAN}; the directory of a sweep is expected")
     locked = LockedPlan.read(path)
-    plan, imported = locked.plan, locked.origin is not None
+    plan, origin = locked.plan, locked.origin
     problems += plan_problems(locked)
     runs = _planned(read.values(), locked, layout.RESULTS, problems)
     failures = _planned(failed, locked, layout.FAILED, problems)
-    runs = _judged(runs, plan, problems, imported=imported)
+    runs = _judged(runs, plan, problems, origin)
     problems += inconsistencies(runs, locked)
     published = {run.cell.id for run in runs}
     problems += choice_problems(plan, runs, locked.choice)
@@ -148,8 +145,8 @@ def load_sweep(directory: Path) -> Sweep:
     order = {place: i for i, place in enumerate(plan.places)}
     runs.sort(key=lambda run: (order.get(run.cell.place or ("", 0, 0), -1), run.cell.id))
     found = Sweep(directory, plan, locked, tuple(runs), tuple(failures), problems, seconds)
-    if imported:
-        found = _without_incomplete(found)
+    if origin is not None:
+        found = _without_incomplete(found, leave_out=origin.leaves_out)
     return replace(found, problems=counted(found.problems))
 
 
@@ -216,7 +213,7 @@ def _difference(cell: Cell, locked: LockedPlan) -> str | None:
     return None
 
 
-def _judged(runs: Sequence[Run], plan: Plan, problems: list[Problem], *, imported: bool) -> list[Run]:
+def _judged(runs: Sequence[Run], plan: Plan, problems: list[Problem], origin: Origin | None) -> list[Run]:
     """The runs, diverged if they lack an outcome that the plan compares, and a problem for each left out.
 
     In a log of other software a value that is not a number may be a gap: such a run is left out, unless its
@@ -226,38 +223,43 @@ def _judged(runs: Sequence[Run], plan: Plan, problems: list[Problem], *, importe
     kept = []
     for run in runs:
         lacks = run.cell.arm is not None and any(key not in run.final for key in compared)
-        if imported and (lacks or run.diverged) and not _ends_in_nan(run, compared):
+        if origin is not None and (lacks or run.diverged) and not _ends_in_nan(run, compared):
             text = f"{run.file}: {run.cell.title}: the log ends without a number"
-            why = f"a run has diverged if its last {_LAST_VALUES} rows have none"
-            problems.append(Problem(f"{text}; {why}", serious=True, kind="ends without a number"))
+            why = f"a run has diverged if its last {_LAST_VALUES} rows have none, and others have"
+            kind = "ends without a number"
+            problems.append(Problem(f"{text}; {why}", serious=not origin.leaves_out, kind=kind))
         else:
             kept.append(replace(run, diverged=True) if lacks else run)
     return kept
 
 
 def _ends_in_nan(run: Run, metrics: Sequence[str]) -> bool:
-    """Whether the last values of the curve of a metric are not numbers."""
-    curves = [run.curves[key] for name in metrics if (key := f"train/{name}") in run.curves]
-    ends = [curve.value[-_LAST_VALUES:] for curve in curves]
+    """Whether the last values of the curve of a metric are not numbers, but earlier ones are."""
+    curves = [run.curves[key].value for name in metrics if (key := f"train/{name}") in run.curves]
+    ends = [value[-_LAST_VALUES:] for value in curves if np.isfinite(value).any()]
     return any(len(end) == _LAST_VALUES and not np.isfinite(end).any() for end in ends)
 
 
-def _without_incomplete(sweep: Sweep) -> Sweep:
-    """An import with a problem for each missing run, and without its replicate if the mapping says so."""
+def _without_incomplete(sweep: Sweep, *, leave_out: bool) -> Sweep:
+    """An import with a problem that names missing runs, and without their replicates if asked for."""
     missing = sweep.missing
     if not missing:
         return sweep
-    names = "; ".join(
-        f"{arm}, β = {sweep.plan.grid.beta[index]:g}, replicate {r}" for arm, index, r in missing
+    lost = {place[1:] for place in missing}
+    out = [run for run in sweep.runs if run.cell.place is not None and run.cell.place[1:] in lost]
+    names = [
+        f"{arm}, β = {sweep.plan.grid.beta[index]:g}, replicate {r}" for arm, index, r in missing[:_NAMED]
+    ]
+    names += [f"{len(missing) - _NAMED} more"] * (len(missing) > _NAMED)
+    done = (
+        f"left out with them, of the same replicates and β: {len(out)}"
+        if leave_out
+        else "`incomplete: leave_out_replicate` in the mapping leaves out their replicates at their β"
     )
-    leave_out = sweep.locked.origin is not None and sweep.locked.origin.incomplete == "leave_out_replicate"
-    done = ", whose replicate is left out at this beta in all arms" if leave_out else ""
-    text = f"{len(missing)} of {len(sweep.plan.places)} runs are missing{done}: {names}"
+    text = f"{len(missing)} of {len(sweep.plan.places)} runs are missing: {'; '.join(names)}; {done}"
     sweep = replace(sweep, problems=[*sweep.problems, Problem(text)])
     if not leave_out:
         return sweep
-    lost = {place[1:] for place in missing}
-    out = [run for run in sweep.runs if run.cell.place is not None and run.cell.place[1:] in lost]
     kept = tuple(run for run in sweep.runs if run not in out)
     return replace(sweep, runs=kept, lost=missing, left_out=tuple(out))
 

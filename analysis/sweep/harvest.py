@@ -9,10 +9,10 @@ from typing import Any
 import yaml
 
 from analysis.results import Cell
-from analysis.results.consistency import LOCAL_PATHS, SECTIONS, TRAINER
 from analysis.results.curves import curves, last_completions
 from analysis.results.layout import RESULT_SCHEMA
 from analysis.results.plan import flat
+from analysis.results.settings import LOCAL_PATHS, SECTIONS, TRAINER
 from lit_klrb import schema
 
 # Number of completions published per run, and the maximum number of characters of each.
@@ -42,7 +42,7 @@ def harvest(cell: Cell, run: Path, summary: dict[str, Any]) -> dict[str, Any]:
         "final": final,
         "curves": curves(run / schema.METRICS_DIR),
         "versions": summary["versions"],
-        **{key: summary[key] for key in (schema.WEIGHTS,) if key in summary},
+        **{key: summary[key] for key in (schema.WEIGHTS, schema.ROWS) if key in summary},
         **({"studies": studies} if studies else {}),
         **({"completions": shown} if shown else {}),
         **({"prompts": prompts} if prompts else {}),

@@ -140,6 +140,8 @@ class RunRecorder(L.Callback):
         self._write_evaluation(trainer)
         module = trainer.lightning_module
         extra: dict[str, Any] = {schema.WEIGHTS: digest(trainer.strategy.lightning_module_state_dict())}
+        if rows := _rows(trainer):
+            extra[schema.ROWS] = rows
         if isinstance(module, RegularisedModule) and module.prompt_means:  # empty without evaluations
             extra[schema.PROMPTS] = len(module.prompt_means[schema.KL])
         self._write(trainer, schema.DONE, self._final, **extra)
@@ -162,7 +164,7 @@ class RunRecorder(L.Callback):
                 self._write(trainer, schema.DIVERGED, {}, reason=message)
             raise DivergedError(message)
 
-    def _write(self, trainer: L.Trainer, state: str, final: dict[str, float], **extra: str | int) -> None:
+    def _write(self, trainer: L.Trainer, state: str, final: dict[str, float], **extra: Any) -> None:
         summary = {
             "state": state,
             "steps": trainer.global_step,
@@ -174,3 +176,9 @@ class RunRecorder(L.Callback):
             text = json.dumps(summary, indent=2, sort_keys=True, allow_nan=False)
             write_atomically(self.directory.path / schema.SUMMARY, text + "\n")
         self.begun = True
+
+
+def _rows(trainer: L.Trainer) -> dict[str, str]:
+    """Split -> hash of the rows that were read, of which runs of the same data have the same."""
+    selections = getattr(getattr(trainer, "datamodule", None), "selections", {})
+    return {split: selection.sha256 for split, selection in selections.items() if selection.sha256}

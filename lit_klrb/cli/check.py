@@ -46,20 +46,6 @@ from lit_klrb.models.served import is_address
 from lit_klrb.models.tokenizers import common_vocabulary
 from lit_klrb.reward_functions import KEY
 
-# Arguments on which the common evaluation depends: runs that differ in one of them cannot be compared.
-EVALUATION = {
-    "model": (
-        *("reference_path", "reward_path", "reward_label", "reward_output", "max_new_tokens", "stop_at_eos"),
-        *("temperature", "evaluation_completions", "final_evaluation_completions", "evaluation_seed"),
-    ),
-    "data": (
-        *("source", "eval_size", "eval_batch_size", "min_prompt_tokens", "max_prompt_tokens"),
-        *("system_prompt", "teacher_system_prompt", "teacher_examples", "subset", "split", "eval_split"),
-        *("overlong", "chat_template_kwargs", "teacher_chat_template_kwargs"),
-    ),
-}
-
-
 # Arguments of modules that name models, and what the models are used for.
 ROLES = {
     **dict.fromkeys(("policy_path", "reference_path"), POLICY),
@@ -158,13 +144,15 @@ class CheckCLI(LitCLI):
                 "optimises": _objective(kl, self.model.optimizer_steps),
                 "biased": _biased(kl, self.model.optimizer_steps),
             }
+        parts = (key.split(".") for key in schema.EVALUATED_WITH)
         answer["evaluation"] = {
             f"{section}.init_args.{key}": self.arguments(section)[key]
-            for section, keys in EVALUATION.items()
-            for key in keys
-            if key in self.arguments(section)
+            for section, key in parts
+            if section != "trainer" and key in self.arguments(section)
         }
-        answer["evaluation"][schema.LIMIT_VAL_BATCHES] = self.config["fit"].trainer.limit_val_batches
+        trainer = self.config["fit"].trainer
+        answer["evaluation"]["trainer.precision"] = trainer.precision
+        answer["evaluation"][schema.LIMIT_VAL_BATCHES] = trainer.limit_val_batches
         return answer
 
 

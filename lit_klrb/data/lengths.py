@@ -1,5 +1,7 @@
 """What is read of a split: rows are read as a whole or left out, and each that is left out is counted."""
 
+import hashlib
+import json
 import logging
 import statistics
 from collections.abc import Callable, Iterable
@@ -26,6 +28,9 @@ class Selection:
         limit: Maximum number of tokens of a prompt with its answer; None for no limit.
         overlong: What is done about longer ones: leave them out, cut the end of the answer, or refuse.
         name: What determines the limit, for messages.
+
+    Attributes:
+        sha256: Hash of what was made of the rows, in their order; "" before they are read.
     """
 
     key: str
@@ -36,6 +41,7 @@ class Selection:
     name: str = "max_tokens"
     total: int = 0
     cut: int = 0
+    sha256: str = ""
     lengths: list[int] = field(default_factory=list)
     # Why rows are left out, and where they are
     reasons: dict[str, list[str]] = field(default_factory=dict)
@@ -58,6 +64,7 @@ class Selection:
                 kept.append(make(index, row))
             except LeftOutError as reason:
                 self.reasons.setdefault(str(reason), []).append(row.place or f"row {self.total}")
+        self.sha256 = _hash_of(kept)
         self.conclude()
         return kept
 
@@ -121,3 +128,11 @@ class Selection:
             "median_tokens": statistics.median(lengths),
             "longest_tokens": max(lengths),
         }
+
+
+def _hash_of(examples: Iterable[Any]) -> str:
+    """SHA-256 of examples, which are tuples of plain values; of other values the type counts."""
+    result = hashlib.sha256()
+    for example in examples:
+        result.update(json.dumps(example, default=lambda value: type(value).__name__, skipkeys=True).encode())
+    return result.hexdigest()

@@ -61,6 +61,15 @@ def draw_curve(rng: np.random.Generator, last: float, *, steps: int = 20, start:
     return {"step": list(range(steps)), "value": [float(value) for value in path]}
 
 
+def settle(made: dict) -> dict:
+    """The result of a run, with its first evaluation that of the start and its last one its outcome."""
+    for key, value in made["final"].items():
+        if f"val/{key}" in made["curves"]:
+            curve = made["curves"][f"val/{key}"]["value"]
+            made["curves"][f"val/{key}"]["value"] = [0.4, *curve[1:-1], value]
+    return made
+
+
 def outcome(rng: np.random.Generator, beta: float, lift: float, luck: float) -> dict[str, float]:
     kl = 0.3 / beta * np.exp(0.1 * (luck + rng.normal()))
     reward = np.sqrt(kl) + 0.1 * (luck + rng.normal()) + lift
@@ -125,7 +134,7 @@ def write_sweep(
         point = (place["arm"], place["beta_index"], place["replicate"])
         kept = edit(point, content) if place["arm"] else content
         if kept is not None:
-            publish(runs / "results", kept)
+            publish(runs / "results", settle(kept) if place["arm"] else kept)
     return runs
 
 

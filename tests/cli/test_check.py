@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from lit_klrb.cli.check import AT_FIRST, EVALUATION, LATER
+from lit_klrb import schema
+from lit_klrb.cli.check import AT_FIRST, LATER
 from lit_klrb.cli.main import main
 from lit_klrb.data.modules import PromptDataModule
 from lit_klrb.data.tokenizer import train_bpe
@@ -139,7 +140,7 @@ def test_every_argument_is_of_the_evaluation_or_of_training_alone():
     mros = [cls for kind in (RLOOModule, PromptDataModule) for cls in kind.__mro__]
     ours = [cls for cls in mros if cls.__module__.startswith("lit_klrb.")]
     known = {name for cls in ours for name in inspect.signature(cls).parameters} - {"kwargs"}
-    evaluation = {key for keys in EVALUATION.values() for key in keys}
+    evaluation = {key.partition(".")[2] for key in schema.EVALUATED_WITH} - {"precision"}
     assert known == training | evaluation
     assert not training & evaluation
 

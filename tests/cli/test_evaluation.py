@@ -74,3 +74,27 @@ def test_what_measures_training_is_refused(chain, tmp_path, capsys, command):
     assert chain.run(command, "rloo", *extra, run=tmp_path) == 2
     line = "trainer.callbacks: EstimationStudy measures training, but this command does not train; use fit"
     assert capsys.readouterr().err.strip().splitlines() == [f"error: {line}"]
+
+
+def test_a_run_records_hashes_of_the_rows_that_it_read(chain, tmp_path):
+    """They depend on the rows alone, not on the seed."""
+
+    def rows(name, source, *extra):
+        run = tmp_path / name
+        few = ["--data.eval_size", "4", "--trainer.max_steps", "1", "--trainer.val_check_interval", "1"]
+        assert chain.run("fit", "rloo", "--data.source", str(source), *few, *extra, run=run) == 0
+        return json.loads((run / "summary.json").read_text())["rows_sha256"]
+
+    for name in ("acting", "plot"):
+        folder = tmp_path / f"rows-{name}"
+        folder.mkdir()
+        texts = {"train": ["It was good.", "It was bad."] * 4, "validation": [f"The {name} was good."] * 4}
+        for split, lines in texts.items():
+            content = "\n".join(json.dumps({"text": line}) for line in lines)
+            (folder / f"{split}.jsonl").write_text(content)
+    first = rows("first", tmp_path / "rows-acting")
+    assert first == rows("again", tmp_path / "rows-acting", "--seed_everything", "3")
+    second = rows("second", tmp_path / "rows-plot")
+    assert {*first} == {"train", "validation"}
+    assert second["train"] == first["train"]
+    assert second["validation"] != first["validation"]

@@ -68,6 +68,7 @@ def summary(assessment: Assessment) -> Section:
         paragraphs=[
             *biased_arms(assessment.sweep),
             " ".join([_counts(assessment), *_conditions(assessment)]),
+            *filter(None, [assessment.worst]),
             *_cautions(assessment),
         ],
         numbers={
@@ -83,7 +84,8 @@ def _why_not(assessment: Assessment) -> list[str]:
     if sweep.invalid:
         return [
             "There is no verdict: the runs are not those of the plan, or cannot be compared. Until this is "
-            "corrected, no number on this page supports a conclusion.",
+            "corrected, by running again what is named here or by a new plan that says it, no number on this "
+            "page supports a conclusion.",
             *sweep.invalid,
         ]
     if waiting:

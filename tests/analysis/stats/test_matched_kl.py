@@ -75,7 +75,7 @@ def test_p_is_that_of_all_swaps_with_a_new_fit_each(seeds_shared):
 def test_a_gap_without_noise_is_recovered_at_any_kl(ratio):
     kl = np.linspace(0.5, 5, 10)[:, None] * np.array([ratio, 1.0])
     reward = 1 + 2 * np.sqrt(kl) - 0.1 * kl + np.array([0.3, 0.0])
-    pairs = pairs_of(kl, reward, beta_index=np.arange(10) % 2)
+    pairs = pairs_of(kl, reward, beta_index=np.arange(10) // 2)
     found = matched_kl(pairs)
     assert found.estimate.value == pytest.approx(0.3)
     np.testing.assert_allclose(found.differences, 0.3)
@@ -84,13 +84,24 @@ def test_a_gap_without_noise_is_recovered_at_any_kl(ratio):
 
 def test_kls_that_do_not_overlap_and_diverged_runs_are_refused():
     kl = np.linspace(1, 2, 8)[:, None] * np.array([0.1, 1.0])
-    found = matched_kl(pairs_of(kl, np.sqrt(kl), beta_index=np.arange(8) % 2))
+    found = matched_kl(pairs_of(kl, np.sqrt(kl), beta_index=np.arange(8) // 2))
     assert found.overlap < 0.5
     assert found.refused.startswith("their KLs do not overlap (overlap 0.")
     assert np.isnan(found.estimate.value)
     pairs = apart()
     pairs.reward[0, 1] = np.nan
     assert "1 of the runs diverged" in matched_kl(pairs).refused
+
+
+@pytest.mark.parametrize(("between", "refused"), [(2.01, False), (1.99, True)])
+def test_the_kl_moves_more_than_twice_as_much_between_betas_as_within(between, refused):
+    """Two betas whose mean KLs have this SD, with an SD of 1 between the two replicates of each arm."""
+    within = np.array([-1.0, 1.0, -1.0, 1.0]) / np.sqrt(2)
+    means = 5 + np.array([-1.0, -1.0, 1.0, 1.0]) * between / np.sqrt(2)
+    kl = (means + within)[:, None] + np.array([0.3, 0.0])
+    found = matched_kl(pairs_of(kl, np.sqrt(kl), beta_index=np.arange(4) // 2))
+    assert ("nats between betas and 1.00 between replicates" in found.refused) is refused
+    assert np.isnan(found.estimate.value) == refused
 
 
 def test_one_beta_is_refused_and_two_are_not():
@@ -120,8 +131,9 @@ def test_few_distinct_kls_have_a_simpler_curve():
     assert curve_design(np.array([1.0, 2.0, 3.0, 3.0])).shape == (4, 1)
 
 
-def test_identical_runs_have_no_gap_and_cannot_reject():
-    pairs = pairs_of(np.ones((6, 2)), np.full((6, 2), 2.0), beta_index=np.arange(6) % 2)
+def test_runs_that_differ_in_nothing_but_beta_have_no_gap_and_cannot_reject():
+    beta = np.arange(6) % 2
+    pairs = pairs_of((1.0 + beta)[:, None] * np.ones(2), np.full((6, 2), 2.0), beta_index=beta)
     assert matched_kl(pairs).estimate.value == 0
     assert matched_kl_test(pairs).p_value == 1.0
 

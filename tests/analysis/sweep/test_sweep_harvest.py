@@ -92,15 +92,16 @@ def test_a_run_without_a_finite_reward_or_kl_has_diverged(tmp_path, cells, state
     assert result["versions"] == {"torch": "2"}
 
 
-def test_the_hash_of_the_weights_is_published(tmp_path, cells):
+def test_the_hashes_of_weights_and_rows_are_published(tmp_path, cells):
     """Runs that diverged have none, and those of earlier versions."""
     summary = {"state": "done", "final": {}, "versions": {}}
     assert "weights_sha256" not in harvest(cells[0], tmp_path, summary)
-    result = harvest(cells[0], tmp_path, summary | {"weights_sha256": "1f"})
+    hashes = {"weights_sha256": "1f", "rows_sha256": {"train": "2e"}}
+    result = harvest(cells[0], tmp_path, summary | hashes)
     assert result["weights_sha256"] == "1f"
     path = tmp_path / f"{cells[0].id}.json"
     path.write_bytes(encode_result(result))
-    assert read_run(path).cell.id == cells[0].id
+    assert read_run(path).rows == {"train": "2e"}
     assert read_result(path)["weights_sha256"] == "1f"
 
 

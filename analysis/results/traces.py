@@ -1,0 +1,147 @@
+"""Checks of what runs logged: copies, starts that differ, ends that are not the results."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from analysis.results.plan import Plan
+from analysis.results.problems import Problem, grouped
+from analysis.results.records import Run, Values
+from lit_klrb import schema
+
+# Runs with this share of their values in common, in every digit, are copies.
+_COPIED = 0.5
+# Values of a curve with fewer significant digits may agree by chance; so may the results of a whole run, of
+# which there are only two.
+_DIGITS, _DIGITS_OF_RESULTS = 4, 6
+# Shortest curve that identifies a run.
+_SHORTEST = 4
+_METRICS = (schema.REWARD, schema.KL)
+# Largest difference of two evaluations that are one, relative to the value, as curves are rounded; and in
+# standard errors, which are of the same completions.
+_ROUNDING, _OF_ERROR = 1e-4, 0.1
+
+
+def suspicious_traces(runs: Sequence[Run], plan: Plan) -> Iterator[Problem]:
+    """Problems of the curves and results of runs of arms, diverged ones included."""
+    trained = [run for run in runs if not run.diverged]
+    yield from _copies(trained)
+    yield from _same_weights(trained)
+    yield from _other_results(trained)
+    yield from _not_diverged(runs, trained)
+    yield from _other_starts([run for run in runs if run.cell.point is not None], plan)
+
+
+def _copies(runs: Sequence[Run]) -> Iterator[Problem]:
+    """Runs most of whose values are those of another run. With the same seed, two arms may do the same.
+
+    In the tuning stage they do so often, at small rates.
+    """
+    traces = {run.cell.id: _trace(run) for run in runs}
+    for same in grouped(runs, lambda run: traces[run.cell.id][0]).values():
+        values = np.array([traces[run.cell.id][1] for run in same])
+        for place in range(1, len(same)):
+            shares = (values[:place] == values[place]).mean(axis=1)
+            first = int(shares.argmax())
+            alike = same[place].cell.seed == same[first].cell.seed and same[place].cell.point is None
+            if shares[first] >= _COPIED and not alike:
+                yield _copy(same[place], same[first], shares[first], values.shape[1])
+
+
+def _copy(run: Run, other: Run, share: float, total: int) -> Problem:
+    seeds = run.cell.seed != other.cell.seed
+    what = "values of its KL" if total > len(_METRICS) else "results"
+    text = f"{run.file}: {round(share * total)} of {total} {what} are those of {other.file} in every digit"
+    why = "at another seed: a copy" if seeds else "at one seed: a copy, or arms that do the same"
+    serious = seeds and share != _COPIED  # one of two results may agree
+    return Problem(f"{text}, {why}", serious=serious, kind=f"a copy, {why}")
+
+
+def _trace(run: Run) -> tuple[bytes, Values]:
+    """Steps and values of a run's logged KL, or its results if it has no curve; `nan` if imprecise."""
+    curve = run.curves.get(f"train/{schema.KL}")
+    if curve is not None and len(curve.value) >= _SHORTEST:
+        return curve.step.tobytes(), _precise(curve.value, _DIGITS)
+    return b"", _precise(np.array([run.outcome(key) for key in _METRICS]), _DIGITS_OF_RESULTS)
+
+
+def _precise(values: Values, digits: int) -> Values:
+    """The values, `nan` in place of those with fewer significant digits.
+
+    Example:
+        >>> _precise(np.array([0.1234, 12.0, 0.0]), digits=4).tolist()
+        [0.1234, nan, nan]
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        unit = 10.0 ** (np.floor(np.log10(np.abs(values))) - digits + 2)
+        part = values / unit
+        return np.asarray(np.where(np.abs(part - np.round(part)) > 1e-6, values, np.nan))
+
+
+def _same_weights(runs: Sequence[Run]) -> Iterator[Problem]:
+    """Runs of different seeds that ended with the same weights: copies, or runs that did not train."""
+    for weights, group in grouped(runs, lambda run: run.weights).items():
+        seeds = len({run.cell.seed for run in group})
+        if weights and seeds > 1:
+            text = f"{len(group)} runs of {seeds} seeds have the same weights"
+            yield Problem(f"{text}, {schema.WEIGHTS} {weights[:12]}", serious=True, kind="the same weights")
+
+
+def _other_results(runs: Sequence[Run]) -> Iterator[Problem]:
+    """Runs whose results are not their last evaluation."""
+    for run in runs:
+        for key in _METRICS:
+            last, result = _last(run, key), run.outcome(key)
+            if last is not None and not abs(last - result) <= _ROUNDING * max(abs(last), abs(result)):
+                text = f"{run.file}: its {key} is {result:g}, but {last:g} at its last evaluation"
+                yield Problem(text, serious=True, kind=f"another {key} than evaluated")
+
+
+def _not_diverged(runs: Sequence[Run], trained: Sequence[Run]) -> Iterator[Problem]:
+    """Runs without results that were evaluated after the last step of the others."""
+    ends = {run.curves[key].step[-1] for run in trained for key in _evaluated(run)}
+    for run in runs:
+        keys = _evaluated(run)
+        values = [run.curves[key].value[-1] for key in keys if run.curves[key].step[-1] in ends]
+        if run.diverged and 0 < len(values) == len(keys) and np.isfinite(values).all():
+            text = f"{run.file}: has no reward or no KL, though its last evaluation has both"
+            yield Problem(f"{text}: it did not diverge", serious=True, kind="not diverged")
+
+
+def _other_starts(grid: Sequence[Run], plan: Plan) -> Iterator[Problem]:
+    """Runs of a pair whose evaluations before the first step differ, which are of one policy.
+
+    Not where arms start from policies of their own, or where the runs of a pair have other versions.
+    """
+    arms = [key for own in plan.grid.arms.values() for key in own]
+    if any(".policy" in key for key in arms):
+        return
+    for runs in grouped(grid, lambda run: (run.cell.seed, *run.point[1:], str(run.versions))).values():
+        for key in _METRICS:
+            starts = {run.point.arm: run.first(key) for run in runs}
+            if not _alike([*starts.values()], runs[0].first(f"{key}_se") or 0.0):
+                each = ", ".join(f"{arm} {'none' if v is None else f'{v:g}'}" for arm, v in starts.items())
+                place = f"β = {runs[0].point.beta:g}, replicate {runs[0].point.replicate}"
+                text = f"the {key} before the first step differs between arms, at {place}: {each}"
+                why = "one policy was evaluated in several ways, or on several data"
+                yield Problem(f"{text}; {why}", serious=True, kind=f"{key} of the start")
+
+
+def _alike(values: Sequence[float | None], error: float) -> bool:
+    """Whether evaluations are those of one policy; None if there was none."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return not known
+    return max(known) - min(known) <= max(_OF_ERROR * error, _ROUNDING * max(map(abs, known)))
+
+
+def _evaluated(run: Run) -> list[str]:
+    """The curves of its evaluations."""
+    keys = [f"val/{key}" for key in _METRICS]
+    return [key for key in keys if key in run.curves and len(run.curves[key].step)]
+
+
+def _last(run: Run, key: str) -> float | None:
+    """The last evaluation of a metric; None if there was none."""
+    curve = run.curves.get(f"val/{key}")
+    return None if curve is None or not len(curve.value) else float(curve.value[-1])
