@@ -1,14 +1,34 @@
-"""Comparison of run directories."""
+"""Runs in processes of a group, and comparison of run directories."""
 
 import re
 import shlex
 import signal
+import socket
+from contextlib import ExitStack
 
 import pytest
 import torch
 
 from analysis.results.curves import curves as read_curves
+from benchmarks.kills.children import Child
 from benchmarks.kills.compare import differences as differences, different, trained as trained
+
+
+def in_processes(number, command, argv, log):
+    """Run a command in processes forked from this one, which has the libraries loaded."""
+
+    def with_one_thread(argv):
+        torch.set_num_threads(1)  # a forked process has no others
+        return command(argv)
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "NODE_RANK": "0"}
+    ranks = [group | {"LOCAL_RANK": str(rank)} for rank in range(number)] if number > 1 else [{}]
+    with ExitStack() as running:
+        children = [running.enter_context(Child(with_one_thread, argv, log, rank)) for rank in ranks]
+        codes = [child.wait() for child in children]
+    assert codes == [0] * number, log.read_text()
 
 
 def weights_of(run):

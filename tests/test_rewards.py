@@ -136,6 +136,7 @@ def own_rewards(monkeypatch, **functions):
 
 
 def test_none_is_left_out_of_a_sum_and_refused_where_nothing_is_left(monkeypatch):
+    """trl#6534, as the next."""
     maths = lambda completions: [1.0, None]  # noqa: E731
     code = lambda completions: [None, 3.0]  # noqa: E731
     both = lambda completions: [5.0, 7.0]  # noqa: E731
@@ -167,6 +168,7 @@ def test_a_coroutine_reads_ids_and_state_and_logs_numbers_where_it_names_them(mo
 
 
 def test_the_toys_reward_refuses_texts_of_others():
+    """Public report: a model of one's own without a reward_path is scored 0 throughout."""
     with pytest.raises(
         ConfigurationError, match=r"^reward_path: grammar .* 3 of 6 words .* such as 'Explain'"
     ):

@@ -56,7 +56,7 @@ def build_run(run: Path, output: Path | None = None) -> Path:
     """
     output = run / REPORT if output is None else output
     check_target(output)
-    found = curves(run / schema.METRICS_DIR, ("train/", "val/", "data/"))
+    found = curves(run / schema.METRICS_DIR)
     beta = _beta(run)
     if beta is not None and (objective := _objective(found, beta)) is not None:
         found[f"val/{OBJECTIVE}"] = objective
@@ -107,7 +107,7 @@ def _counts(found: Mapping[str, Curve]) -> list[str]:
         for key, text in texts.items()
     }
     lines = [f"{whole_percent(sum(own) / len(own))} {text}." for text, own in shares.items() if own]
-    left_out = _by_step(found.get("data/left_out"))
+    left_out = _by_step(found.get("train/left_out"))
     rows = [f"{count(int(value), 'row')} of the data left out." for value in left_out.values() if value]
     return lines + rows[-1:]
 

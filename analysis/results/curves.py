@@ -15,8 +15,8 @@ _CURVES = ("train/", "val/")
 _DIGITS = 6
 
 
-def curves(metrics: Path, prefixes: tuple[str, ...] = _CURVES) -> dict[str, dict[str, list[Any]]]:
-    """The curves of a run, combined from the files of its attempts, for metrics of these beginnings.
+def curves(metrics: Path) -> dict[str, dict[str, list[Any]]]:
+    """The curves of a run, combined from the files of its attempts.
 
     A later attempt continues from a checkpoint: from the first step at which it logs a curve, its values
     replace those of earlier attempts.
@@ -30,7 +30,7 @@ def curves(metrics: Path, prefixes: tuple[str, ...] = _CURVES) -> dict[str, dict
             text = file.read()
         # An incomplete last line, from a machine that stopped, may end in a truncated number: drop it
         lines = text[: text.rfind("\n") + 1].splitlines(keepends=True)
-        attempt = _read_curves(csv.DictReader(lines), prefixes)
+        attempt = _read_curves(csv.DictReader(lines))
         for name, points in attempt.items():
             first = min(points)
             before = {step: value for step, value in stitched.get(name, {}).items() if step < first}
@@ -57,13 +57,11 @@ def _attempt(path: Path) -> int:
     return int(found[-1])
 
 
-def _read_curves(
-    rows: Iterable[dict[str, str]], prefixes: tuple[str, ...]
-) -> dict[str, dict[int, float | None]]:
+def _read_curves(rows: Iterable[dict[str, str]]) -> dict[str, dict[int, float | None]]:
     points: dict[str, dict[int, float | None]] = {}
     for row in rows:
         for name, value in row.items():
-            if name.startswith(prefixes) and value:
+            if name.startswith(_CURVES) and value:
                 rounded = float(f"{float(value):.{_DIGITS}g}")
                 points.setdefault(name, {})[int(row[schema.STEP])] = (
                     rounded if math.isfinite(rounded) else None

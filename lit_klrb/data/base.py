@@ -127,7 +127,8 @@ class CorpusDataModule(L.LightningDataModule, ABC):
             learner: Has the tokenizer, and a model's configurations in place of the model.
         """
         self._preview = learner
-        self.reviews["train"] = self.load("train")
+        for split in SPLITS["fit"]:  # the other one is refused now if it would be refused later
+            self.reviews[split] = self.load(split)
         examples = self.examples("train")
         shown = self.selections["train"].summary() | {"kind": self.contents[0]}
         return shown | {"first": self.visible(examples[0])}
@@ -200,10 +201,9 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         examples: Any = self.examples("train")
         module, selection = self._module, self.selections.get("train")
         if selection is not None and selection.left_out:
+            found, step = {"train/left_out": float(selection.left_out)}, self.trainer.global_step
             for logger in getattr(self.trainer, "loggers", ()):
-                logger.log_metrics(
-                    {"data/left_out": float(selection.left_out)}, step=self.trainer.global_step
-                )
+                logger.log_metrics(found, step=step)
         sampler = StepBatchSampler(
             size=len(examples),
             batch_size=self.batch_size,

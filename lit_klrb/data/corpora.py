@@ -146,17 +146,18 @@ def _identity(row: Row) -> str:
 
 
 def _pick(source: Source, splits: Mapping[str, Sequence[Row]], split: str, size: int) -> list[Row]:
-    _check_split(source, split, [name for name, rows in splits.items() if rows])
+    different = len({_identity(row) for rows in splits.values() for row in rows})
+    _check_split(source, split, [name for name, rows in splits.items() if rows], different)
     rows = list(splits[split])
     random.Random(derive_seed(0, "order", split)).shuffle(rows)
     return rows[:size] if size else rows
 
 
-def _check_split(source: Source, split: str, allowed: Iterable[str]) -> None:
+def _check_split(source: Source, split: str, allowed: Iterable[str], different: int = 0) -> None:
     if split not in allowed:
         names = ", ".join(sorted(allowed)) or "none"
         folder = "; the files of a folder are its splits, such as train.jsonl and test.jsonl"
-        file = f"; of the different prompts or texts of a file, one in {HELD_OUT_EVERY} is held out for it"
+        file = f"; one in {HELD_OUT_EVERY} of its different prompts or texts ({different}) is held out for it"
         path = Path(source.name).expanduser()
         hint = folder if path.is_dir() else file if path.is_file() else ""
         raise _error(source, f"has no {split} split with rows; its splits: {names}{hint}")

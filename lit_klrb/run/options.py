@@ -57,6 +57,11 @@ RULES = {
         lambda value: value in (None, 1) or bool({"MASTER_ADDR", "SLURM_NTASKS"} & {*os.environ}),
         "must be 1 without a launcher such as torchrun or Slurm on every node",
     ),
+    "callbacks": Rule(
+        lambda value: not re.search("LearningRateFinder|BatchSizeFinder", str(value)),
+        "must have no LearningRateFinder and no BatchSizeFinder: the schedule would not keep what they find, "
+        "and no configuration would record it; try rates in a sweep (docs/sweeps.md)",
+    ),
     "gradient_clip_val": Rule(
         lambda value: value is None or 0 <= value < math.inf, "must be null, or finite and 0 or larger"
     ),
@@ -77,4 +82,5 @@ def check_training_options(options: Mapping[str, Any]) -> None:
     """
     for name, rule in RULES.items():
         if name in options and not rule.allows(options[name]):
-            raise ConfigurationError(f"{rule.description}, got {options[name]}", key=name)
+            given = "" if isinstance(options[name], list) else f", got {options[name]}"
+            raise ConfigurationError(f"{rule.description}{given}", key=name)

@@ -4,16 +4,15 @@ import csv
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from runs import in_processes
 from transformers import AutoModelForCausalLM
 
 from benchmarks.kills.children import Child
@@ -37,23 +36,10 @@ KEEPER = "--trainer.callbacks+=cli_keeper.GradientKeeper"
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
 
-def run_with_one_thread(argv):
-    torch.set_num_threads(1)  # a forked process has no others
-    return main(argv)
-
-
 def fit(chain, stage, run, *extra):
-    """In as many processes as asked for, forked from this one, which has the libraries loaded."""
+    """In as many processes as asked for."""
     argv = chain.commands.argv("fit", stage, *extra, KEEPER, run=run)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "NODE_RANK": "0"}
-    ranks = [group | {"LOCAL_RANK": str(rank)} for rank in range(2)] if TWO[0] in extra else [{}]
-    log = run.with_suffix(".log")
-    with ExitStack() as running:
-        children = [running.enter_context(Child(run_with_one_thread, argv, log, rank)) for rank in ranks]
-        codes = [child.wait() for child in children]
-    assert codes == [0] * len(ranks), log.read_text()
+    in_processes(2 if TWO[0] in extra else 1, main, argv, run.with_suffix(".log"))
 
 
 @pytest.fixture(scope="module")

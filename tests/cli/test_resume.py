@@ -48,6 +48,7 @@ CASES = {
         ["--model.policy_config.resid_pdrop", "0.2", "--trainer.val_check_interval", "3"],
     ),
     "bfloat16": ("rloo", ["--trainer.precision", "bf16-true"]),
+    "end of an epoch": ("sft", ["--data.train_size", "16"]),  # after two batches of eight rows
     "reward model": ("reward", ["--model.classifier_config.resid_pdrop", "0.2"]),
 }
 # Number of batches before the stop, and whether it is in the validation after them.
@@ -61,6 +62,7 @@ CUTS = [
     *(("preferences", batches, batches == 2) for batches in (2, 3)),
     *(("dropout", batches, batches == 3) for batches in (2, 3)),
     ("bfloat16", 3, False),
+    ("end of an epoch", 2, False),
     ("reward model", 3, True),
 ]
 

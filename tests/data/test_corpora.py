@@ -128,7 +128,7 @@ def test_single_file_is_split_by_its_texts(tmp_path):
 
 
 def test_hub_id_is_left_to_the_datasets_library(monkeypatch, tmp_path):
-    """trl#dataset formats: subsets and splits of the hub; nothing of theirs is run."""
+    """TRL's formats: subsets and splits of the hub; nothing of theirs is run."""
     features = datasets.Features(
         {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["neg", "pos"])}
     )
@@ -152,6 +152,7 @@ def test_hub_id_is_left_to_the_datasets_library(monkeypatch, tmp_path):
 
 
 def test_whatever_the_datasets_library_reads_is_read(tmp_path):
+    """Public reports: shards in a folder, `save_to_disk`, `.jsonl.gz` and arrays of `.json`."""
     rows = [{"text": f"None {n}", "date": "2020-01-01 10:00:00"} for n in range(60)]
     lines = "\n".join(map(json.dumps, rows))
     (tmp_path / "a.jsonl").write_text(lines)

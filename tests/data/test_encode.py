@@ -185,7 +185,7 @@ def test_an_answer_ends_with_the_end_of_its_turn(tmp_path, model):
     assert tokenizer.decode(text.ids) == whole
     trained = [index for index, kept in zip(*text, strict=True) if kept]
     assert trained == [*plain(tokenizer, "Yes"), turn, *plain(tokenizer, "No"), turn], (
-        "trl#4147: answers alone"
+        "trl#4147, Megatron-Bridge#3359, nanochat#582: answers alone"
     )
     everything = examples(
         ReviewDataModule(train_on="all"), tokenizer, model, tmp_path / "chats", {"messages": chat}

@@ -4,14 +4,17 @@ import builtins
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 from functools import reduce
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError
@@ -246,11 +249,28 @@ def test_code_beside_the_weights_is_not_run(folder, monkeypatch):
     assert "evil" not in sys.modules
 
 
-def test_an_adapter_is_no_model(folder):
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's
+def test_an_adapter_is_merged_by_the_command_that_it_is_refused_with(folder, tmp_path, monkeypatch):
     """Loading it would download the model that it names."""
-    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "stranger/model"}')
-    with pytest.raises(ConfigurationError, match="this is an adapter; merge it into its model first"):
-        loading.load_model("policy_path", str(folder))
+    settings = {"target_modules": "all-linear", "fan_in_fan_out": True, "init_lora_weights": False}
+    base = AutoModelForCausalLM.from_pretrained(folder)
+    adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, task_type="CAUSAL_LM", **settings)).eval()
+    adapted.save_pretrained(tmp_path / "adapter")
+    with pytest.raises(
+        ConfigurationError, match="this is an adapter; merge it into its model first"
+    ) as error:
+        loading.load_model("policy_path", str(tmp_path / "adapter"))
+    _, _, code, *arguments = shlex.split(re.search("first: (python -c .*), and copy", str(error.value))[1])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["-c", *arguments])
+    exec(code)
+    for file in folder.glob("tokenizer*"):
+        shutil.copy(file, "MERGED")
+    tokens = loading.load_tokenizer("policy_path", "MERGED")("What a film!", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        found = loading.load_model("policy_path", "MERGED").eval()(tokens).logits
+        assert torch.allclose(found, adapted(tokens).logits, atol=1e-5)
+        assert not torch.allclose(found, loading.load_model("policy_path", str(folder)).eval()(tokens).logits)
 
 
 class Binary:

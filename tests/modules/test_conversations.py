@@ -114,6 +114,7 @@ def test_whole_conversations_end_with_one_eos(folder):
 
 
 def test_a_classifier_reads_conversations_in_its_own_template(folder):
+    """Public report: two BOS where tokenizer and template add one each."""
     reward = load_reward(str(folder / "classifier"))
     columns = {
         "prompts": [[message("user", question)] for question in QUESTIONS[:3]],

@@ -1,4 +1,4 @@
-"""The gradient of a step does not depend on how its rows are split into accumulated batches."""
+"""The gradient of a step does not depend on how its rows are split into accumulated batches and processes."""
 
 import json
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from chat_tokenizer import chat_tokenizer
 from lightning import Callback, Trainer
+from runs import in_processes
 
 from lit_klrb.data.modules import (
     LabelledReviewDataModule,
@@ -92,43 +93,60 @@ def make(kind, root):
 
 
 class Gradient(Callback):
-    """The gradient before the first optimizer step."""
+    """Writes the gradient before the first optimizer step."""
+
+    def __init__(self, file):
+        self.file = file
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         parameters = [p for p in pl_module.parameters() if p.grad is not None]
-        self.value = torch.cat([parameter.grad.flatten() for parameter in parameters]).clone()
+        if trainer.is_global_zero:
+            torch.save(torch.cat([parameter.grad.flatten() for parameter in parameters]), self.file)
 
 
-def gradient(kind, root, path, parts):
+def gradient(kind, root, path, parts, processes=1):
     """The gradient of the first step on the same rows in equal parts."""
     module, data = make(kind, root)
     source = str(root / f"{kind.__name__}.jsonl")
     given = {"preferences": source} if kind is DPOModule else {}
     # A module that samples splits its own rollout; the others get a batch for each part
-    size = 4 if kind in (RLOOModule, DistillModule) else 4 // parts
-    found = Gradient()
-    trainer = Trainer(
-        max_steps=1,
-        accumulate_grad_batches=parts,
-        accelerator="cpu",
-        callbacks=[found],
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=path,
-    )
-    trainer.fit(module, data(source=source, train_size=0, eval_size=2, batch_size=size, **given))
-    return found.value
+    size = 4 // processes if kind in (RLOOModule, DistillModule) else 4 // parts // processes
+    settings = {"source": source, "train_size": 0, "eval_size": 2, "batch_size": size, **given}
+
+    def fit(_):
+        trainer = Trainer(
+            max_steps=1,
+            accumulate_grad_batches=parts,
+            accelerator="cpu",
+            devices=processes,
+            strategy="ddp" if processes > 1 else "auto",
+            use_distributed_sampler=False,
+            callbacks=[Gradient(path / "gradient.pt")],
+            limit_val_batches=0,
+            num_sanity_val_steps=0,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=path,
+        )
+        trainer.fit(module, data(**settings))
+        return 0
+
+    fit(()) if processes == 1 else in_processes(processes, fit, (), path / "log")
+    return torch.load(path / "gradient.pt")
 
 
 # Lightning's own, about torch's trees and about models without dropout
-@pytest.mark.filterwarnings("ignore:.isinstance:FutureWarning", "ignore:Found .* eval mode")
+@pytest.mark.filterwarnings(
+    "ignore:.isinstance:FutureWarning",
+    "ignore:Found .* eval mode",
+    "ignore:.*multi-threaded.*fork:DeprecationWarning",
+)
 @pytest.mark.parametrize("kind", COLUMNS)
 def test_gradients_are_equal_however_rows_are_split(kind, root, tmp_path):
-    whole, two, four = (gradient(kind, root, tmp_path, parts) for parts in (1, 2, 4))
+    """mlx-lm#1413, trl#5619, trl#6024, ms-swift#10117: the last in two processes with two batches each."""
+    whole, *splits = (gradient(kind, root, tmp_path, *by) for by in ((1,), (2,), (4,), (1, 2), (2, 2)))
     assert whole.norm() > 1e-3
-    for split in (two, four):
+    for split in splits:
         assert (split - whole).norm() < 1e-5 * whole.norm()

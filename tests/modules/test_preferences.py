@@ -13,7 +13,9 @@ from lit_klrb.run import cache
 ROWS = [
     {"prompt": f"The {noun}", "chosen": " was a marvelous film", "rejected": f" was {word}"}
     for noun, word in zip(
-        ["film", "plot", "acting", "story"], ["bad", "so very bad", "ok", "dull"], strict=True
+        ["film", "plot", "acting", "story"],
+        ["bad", "so very bad and so very dull and ok", "ok", "dull"],
+        strict=True,
     )
 ]
 
@@ -34,6 +36,7 @@ def equal(first, other):
 
 
 def test_given_pairs_are_trained_on_with_the_references_logprobs(chain, tmp_path, preferences, monkeypatch):
+    """360-LLaMA-Factory#26, AReno#216: answers longer than max_new_tokens are those of the file."""
     seen = []
     original = DPOModule.given_pairs
     monkeypatch.setattr(
@@ -50,7 +53,7 @@ def test_given_pairs_are_trained_on_with_the_references_logprobs(chain, tmp_path
             (pair.rejected, "rejected", pair.rejected_ref_logprob),
         ):
             text = module.tokenizer(row[name], add_special_tokens=False)["input_ids"]
-            assert ids == [*text, eos][: module.sampling.max_new_tokens]
+            assert ids == [*text, eos]
             batch = pad([pair.prompt + ids], 0, side="left")["tokens"]
             with torch.no_grad():
                 logprobs = reference(batch).logits.log_softmax(-1)[0, len(pair.prompt) - 1 : -1]

@@ -1,6 +1,7 @@
-"""Files with the schemas of public data sets run through their stages as they are."""
+"""Files with the schemas of public data sets, and those of public bug reports, as the stages read them."""
 
 import json
+import re
 
 import pytest
 from chat_tokenizer import chat_tokenizer, message
@@ -87,6 +88,76 @@ SCHEMAS = {
         lambda n: {"instruction": "Double it.", "input": str(n), "output": str(2 * n), "text": None},
     ),
 }
+BEGUN, ASKED = "<bos>", "<bos><|user|>Is N even?<eos>\n<|assistant|>"
+# The first row as the model reads it, with N for numbers and a bar before each answer: one BOS, one end
+FIRST = {
+    "gsm8k": f"{BEGUN}What is N + N? | It is\n#### N<eos>",
+    "hh-rlhf": f"{BEGUN}\n\nHuman: Is N even?\n\nAssistant: |  I think so.<eos> |  No!<eos>",
+    "ultrafeedback_binarized": f"{ASKED} | No.<eos> | Yes.<eos>",
+    "UltraChat": f"{ASKED} | Yes.<eos>\n<|user|>Is it even?<eos>\n<|assistant|>Yes.<eos>",
+    "tldr": f"{BEGUN}SUBREDDIT: r/N\n\nPOST: long\n\nTL;DR: |",
+    "Capybara": f"{ASKED} | Yes.<eos>\n<|user|>Why?<eos>\n<|assistant|>So<eos>",
+    "OpenAssistant": f"{ASKED} |",
+    "ShareGPT": f"<bos><|system|>Be brief.<eos>\n{ASKED.removeprefix(BEGUN)} | Yes.<eos>",
+    "preferences with scores": f"{ASKED}No. | {ASKED}Yes.",
+    "instructions": f"{BEGUN}Double it.\n\nN\n\n | N<eos>",
+}
+LONG = "so " * 90
+# The stage, the rows, and what `check` says: what became of them, or the line that refuses them
+REPORTS = {
+    "360-LLaMA-Factory#26, AReno#216: max_new_tokens is no limit of given answers": (
+        "dpo",
+        [{"prompt": "Q0 ", "chosen": "Yes, it is even", "rejected": "Yes, it is odd"}],
+        {"left_out": {}, "first": f"{BEGUN}QN  | Yes, it is even<eos> | Yes, it is odd<eos>"},
+    ),
+    "ms-swift#2955: nothing of a conversation is cut at 64 tokens": (
+        "sft",
+        [{"messages": [message("user", f"Q0 {LONG[:150]}"), message("assistant", "Yes.")]}],
+        {"first": f"<bos><|user|>QN {LONG[:150]}<eos>\n<|assistant|> | Yes.<eos>"},
+    ),
+    "ms-swift#2955: an answer that does not fit is left out": (
+        "sft",
+        [{"prompt": "Q0 ", "completion": answer} for answer in ("Yes.", "No.", LONG)],
+        {"rows": 3, "left_out": {"longer than max_tokens=256": 1}, "cut": 0},
+    ),
+    "trl#1311: a pair without a difference is left out": (
+        "dpo",
+        [{"prompt": "Q0 ", "chosen": "Yes", "rejected": answer} for answer in ("Yes", "No", "no")],
+        {"rows": 3, "left_out": {"chosen equals rejected": 1}},
+    ),
+    "trl#1311: all pairs are without a difference": (
+        "dpo",
+        [{"prompt": "Q0 ", "chosen": "Yes", "rejected": "Yes"}] * 3,
+        "3 of 3 train rows cannot be read: 3 chosen equals rejected",
+    ),
+    "one overlong prompt is left out": (
+        "rloo",
+        [{"prompt": prompt} for prompt in ("Q0 ", "Q01", "Q02", f"Q0 {LONG}")],
+        {"rows": 4, "left_out": {"longer than the policy's context length=256": 1}},
+    ),
+    "tool calls have no content, and parts of text are a text": (
+        "sft",
+        [
+            {
+                "messages": [
+                    message("user", [{"type": "text", "text": "Q0 "}, {"type": "text", "text": "+ 2?"}]),
+                    {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]},
+                    message("tool", "4"),
+                    message("assistant", "It is 4."),
+                ]
+            }
+        ],
+        {
+            "first": "<bos><|user|>QN + N?<eos>\n<|assistant|> | <eos>\n<|tool|>N<eos>\n"
+            "<|assistant|>It is N.<eos>"
+        },
+    ),
+    "prompts that are all equal": (
+        "rloo",
+        "Q0",
+        "its splits: train; one in 20 of its different prompts or texts (1) is held out for it",
+    ),
+}
 KINDS = {
     "sft": ("SFTModule", "ReviewDataModule", ["policy_path"], "policy"),
     "dpo": ("DPOModule", "PreferenceDataModule", ["reference_path"], "policy"),
@@ -106,8 +177,53 @@ def models(tmp_path_factory):
     return root
 
 
+def arguments(models, stage, source, run):
+    """Those of fit."""
+    module, data, paths, model = KINDS[stage]
+    argv = ["--model", module, "--data", data, "--data.source", str(source)]
+    argv += [word for path in paths for word in (f"--model.{path}", str(models / model))]
+    if stage in ("dpo", "rloo"):
+        argv += ["--model.reward_path", str(models / "classifier"), "--model.max_new_tokens", "4"]
+        argv += ["--model.beta", "0.1"] if stage == "dpo" else ["--kl.beta", "0.1"]
+    if stage == "dpo":
+        argv += ["--data.preferences", str(source)]
+    argv += ["--data.train_size", "0", "--data.batch_size", "2", "--data.eval_size", "2"]
+    argv += ["--trainer.max_steps", "1", "--trainer.val_check_interval", "1", "--trainer.accelerator", "cpu"]
+    return [*argv, "--trainer.default_root_dir", str(run), "--trainer.enable_progress_bar", "false"]
+
+
+def checked(argv, capsys):
+    """What `check` says of the rows."""
+    assert main(["check", *argv, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["rows"]
+    return shown | {"first": re.sub(r"\d+", "N", shown["first"])}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_what_public_reports_were_of(models, tmp_path, capsys, name):
+    stage, rows, expected = REPORTS[name]
+    source = tmp_path / "data"
+    source.mkdir()
+    if isinstance(rows, str):  # a file alone
+        source /= "train.jsonl"
+        source.write_text("\n".join([json.dumps({"prompt": rows})] * 40))
+    else:
+        for number, split in enumerate(("train", "validation", "test")):
+            lines = [
+                json.dumps(row).replace("Q0", f"Q{number}") for row in rows[: None if number == 0 else 1]
+            ]
+            (source / f"{split}.jsonl").write_text("\n".join(lines))
+    argv = arguments(models, stage, source, tmp_path / "run")
+    if isinstance(expected, dict):
+        shown = checked(argv, capsys)
+        assert {key: shown[key] for key in expected} == expected
+    else:
+        assert main(["check", *argv]) == 2
+        assert expected in capsys.readouterr().err.strip().splitlines()[-1]
+
+
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_a_public_data_set_runs_as_it_is(models, tmp_path, name):
+def test_a_public_data_set_runs_as_it_is(models, tmp_path, capsys, name):
     stage, extra, row = SCHEMAS[name]
     named = dict(zip(extra[::2], extra[1::2], strict=True))
     splits = (named.get("--data.split", "train"), named.get("--data.eval_split", "test"))
@@ -115,16 +231,7 @@ def test_a_public_data_set_runs_as_it_is(models, tmp_path, name):
     folder.mkdir()
     for split, numbers in ((splits[0], range(120)), (splits[1], range(120, 124))):
         (folder / f"{split}.jsonl").write_text("\n".join(json.dumps(row(number)) for number in numbers))
-    module, data, paths, model = KINDS[stage]
-    argv = ["--model", module, "--data", data, "--data.source", str(folder), *extra]
-    argv += [word for path in paths for word in (f"--model.{path}", str(models / model))]
-    if stage in ("dpo", "rloo"):
-        argv += ["--model.reward_path", str(models / "classifier"), "--model.max_new_tokens", "4"]
-        argv += ["--model.beta", "0.1"] if stage == "dpo" else ["--kl.beta", "0.1"]
-    if stage == "dpo":
-        argv += ["--data.preferences", str(folder)]
-    argv += ["--data.train_size", "0", "--data.batch_size", "2", "--data.eval_size", "2"]
-    argv += ["--trainer.max_steps", "1", "--trainer.val_check_interval", "1", "--trainer.accelerator", "cpu"]
-    argv += ["--trainer.default_root_dir", str(tmp_path / "run"), "--trainer.enable_progress_bar", "false"]
+    argv = [*arguments(models, stage, folder, tmp_path / "run"), *extra]
+    assert checked(argv, capsys)["first"] == FIRST[name]
     assert main(["fit", *argv]) == 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["final"]

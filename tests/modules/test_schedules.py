@@ -1,13 +1,17 @@
-"""The schedules are those of transformers, without its import of peft."""
+"""The schedules are those of transformers, without its import of peft, and nothing else sets a rate."""
 
 import subprocess
 import sys
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import BatchSizeFinder
 from transformers import get_scheduler
 
+from lit_klrb.cli.main import main
+from lit_klrb.errors import ConfigurationError
 from lit_klrb.modules.schedules import scheduled
+from lit_klrb.run.options import check_training_options
 
 
 @pytest.mark.parametrize("warmup", [0, 3])
@@ -27,6 +31,17 @@ def test_rates_and_states_are_those_of_transformers(schedule, warmup):
     expected = rates(lambda optimizer: get_scheduler(theirs, optimizer, warmup, 10))
     assert ours[0] == pytest.approx(expected[0], abs=1e-15)
     assert ours[1].keys() == expected[1].keys()
+
+
+def test_a_rate_that_a_callback_finds_is_refused(tmp_path, capsys):
+    """The schedule returns to its own after one step, while the checkpoint names the one that was found."""
+    argv = ["--config", "configs/demo/sft.yaml", "--trainer.default_root_dir", str(tmp_path / "run")]
+    assert main(["fit", *argv, "--trainer.callbacks+=LearningRateFinder"]) == 2
+    said = "callbacks: must have no LearningRateFinder and no BatchSizeFinder: the schedule would not keep"
+    assert capsys.readouterr().err.strip().splitlines()[-1].startswith(f"error: trainer.{said}")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigurationError, match=f"^{said}"):
+        check_training_options({"max_steps": 1, "callbacks": [BatchSizeFinder()]})
 
 
 def test_peft_is_imported_only_for_an_adapter():

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,11 @@ SOURCES = {
     "val": "by the common evaluator, on the same prompts for every run",
 }
 NAMES = {"train": "Training", "val": "Validation"}
-# What carries no signal: shares of each training step, where a run logs them.
-_LOST = {
-    "equal_rewards": "Prompts whose completions have equal rewards",
-    "unfinished": "Completions cut at their largest length",
+# What carries no signal: shares of each training step, or a number of rows, where a run logs them.
+_LOST: dict[str, tuple[str, Callable[[float], str]]] = {
+    "equal_rewards": ("Prompts whose completions have equal rewards", whole_percent),
+    "unfinished": ("Completions cut at their largest length", whole_percent),
+    "left_out": ("Rows of the data left out", "{:.0f}".format),
 }
 # Lines are thinned to about this many points, more than a screen can show.
 _POINTS = 400
@@ -57,17 +58,17 @@ def training_curves(assessment: Assessment) -> Section | None:
 def _lost(assessment: Assessment) -> list[Table]:
     """The table of what carries no signal, by arm; none if no run records it."""
 
-    def share(arm: str, key: str) -> str:
+    def mean(arm: str, key: str) -> str:
         mine = [run for run in assessment.sweep.grid.values() if run.point.arm == arm]
         curves = [curve.value for run in mine if (curve := _curve(run, "train", key)) is not None]
         values = np.concatenate([np.empty(0), *curves])
         values = values[np.isfinite(values)]
-        return whole_percent(float(values.mean())) if len(values) else "–"
+        return _LOST[key][1](float(values.mean())) if len(values) else "–"
 
-    rows = [(arm, *(share(arm, key) for key in _LOST)) for arm in assessment.sweep.plan.grid.arms]
+    rows = [(arm, *(mean(arm, key) for key in _LOST)) for arm in assessment.sweep.plan.grid.arms]
     caption = "What trains nothing or is incomplete: means over the training steps of all runs of an arm."
     found = any(text != "–" for _, *texts in rows for text in texts)
-    return [Table(caption, ("Arm", *_LOST.values()), rows)] if found else []
+    return [Table(caption, ("Arm", *(name for name, _ in _LOST.values())), rows)] if found else []
 
 
 def _figure(assessment: Assessment, source: str, where: str) -> Figure | None:

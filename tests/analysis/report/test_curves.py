@@ -35,8 +35,9 @@ def test_what_trains_nothing_is_shown_by_arm(tmp_path, undrawn):
     def with_shares(point, made):
         share = 0.25 * point[2] if point[0] == "MonteCarlo" else 0.5  # by replicate
         made["curves"]["train/equal_rewards"] = {"step": [0, 1], "value": [share, 2 * share]}
+        made["curves"]["train/left_out"] = {"step": [0], "value": [7]}
         return made
 
     runs = write_sweep(tmp_path, betas={0: 0.1}, replicates=2, edit=with_shares)
     (table,) = training_curves(load_assessment(runs)).tables
-    assert table.rows == [("MonteCarlo", "19%", "–"), ("RaoBlackwell", "75%", "–")]
+    assert table.rows == [("MonteCarlo", "19%", "–", "7"), ("RaoBlackwell", "75%", "–", "7")]

@@ -37,7 +37,7 @@ def test_reward_and_j_come_before_the_kl_and_what_trains_nothing_is_counted(tmp_
     (tmp_path / "run.json").write_text("{}")
     (tmp_path / "metrics/attempt_0").mkdir(parents=True)
     rows = (
-        "step,val/kl,val/reward,train/equal_rewards,train/unfinished,data/left_out\n"
+        "step,val/kl,val/reward,train/equal_rewards,train/unfinished,train/left_out\n"
         "0,0,1.5,,,7\n1,,,0.25,1,\n2,4,3.5,0.75,,\n"
     )
     (tmp_path / "metrics/attempt_0/metrics.csv").write_text(rows)
