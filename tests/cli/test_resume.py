@@ -62,7 +62,7 @@ CUTS = [
     *(("preferences", batches, batches == 2) for batches in (2, 3)),
     *(("dropout", batches, batches == 3) for batches in (2, 3)),
     ("bfloat16", 3, False),
-    ("end of an epoch", 2, False),
+    ("end of an epoch", 3, False),  # the checkpoint is that of the second batch
     ("reward model", 3, True),
 ]
 
