@@ -29,6 +29,7 @@ from lit_klrb.modules.schedules import scheduled
 from lit_klrb.run.checkpoints import check_intact
 from lit_klrb.run.lightning_internals import trainer_of
 from lit_klrb.run.options import RULES, check_training_options
+from lit_klrb.run.resumable import check_states
 from lit_klrb.seeding import derive_seed
 
 log = logging.getLogger(__name__)
@@ -98,6 +99,8 @@ class TrainedModule(L.LightningModule, ABC):
         # The checkpoint to be restored. The command line sets it, as Lightning passes it to a module only
         # after `configure_model`.
         self.ckpt_path: str | None = None
+        # Its content, until it is compared with the optimizer
+        self._restored: dict[str, Any] | None = None
         self._checkpoint_step = 0
         self.save_hyperparameters()
         check_positive(learning_rate=self.learning_rate)
@@ -223,6 +226,7 @@ class TrainedModule(L.LightningModule, ABC):
         if trainer is not None:
             check_file("ckpt_path", trainer.ckpt_path)
             self._checkpoint_step = int(checkpoint.get("global_step", 0))
+            self._restored = checkpoint if trainer.state.fn == TrainerFn.FITTING else None
         if not hasattr(self, self.role.name):
             setattr(self, self.role.name, loading.model_from_checkpoint(checkpoint, self.role))
             self.tokenizer = loading.tokenizer_from_files(checkpoint.get(loading.TOKENIZER_KEY))
@@ -252,6 +256,10 @@ class TrainedModule(L.LightningModule, ABC):
         # Lightning refuses to clip gradients that an optimizer unscales itself; without this it does not
         optimizer._step_supports_amp_scaling = False
         scheduler = scheduled(optimizer, self.schedule, self.warmup_steps, self.trainer.max_steps)
+        if self._restored is not None and sharding_mesh(self.trainer) is None:  # shards are of other shapes
+            path, loop = str(self.trainer.ckpt_path), self.trainer.fit_loop.state_dict()
+            check_states(path, self._restored, optimizer, scheduler, loop, self.trainer.max_steps)
+        self._restored = None
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_train_start(self) -> None:

@@ -80,6 +80,10 @@ def _inner(value: object) -> dict[str, Edit]:
         "each_entry": lambda c: c.update(
             callbacks={k: _all(s, value) if isinstance(s, dict) else s for k, s in c["callbacks"].items()}
         ),
+        "each_loop": lambda c: c.update(loops=_all(c["loops"], value)),
+        "fit_loop": lambda c: c["loops"].update(fit_loop=_all(c["loops"]["fit_loop"], value)),
+        "optimizer": lambda c: c.update(optimizer_states=[_all(c["optimizer_states"][0], value)]),
+        "scheduler": lambda c: c.update(lr_schedulers=[_all(c["lr_schedulers"][0], value)]),
         "experience_each": lambda c: c.update(experience=[[value] * len(c["experience"][0])]),
     }
 
