@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = [
     "lit_klrb",  # the version, nothing else
     "lit_klrb.errors",
+    "lit_klrb.terminal",  # tables of commands
     "lit_klrb.extensions",  # entry points of other packages
     "lit_klrb.config_files",  # untrusted YAML
     "lit_klrb.schema",
@@ -68,7 +69,10 @@ REPLICATION_ROOMS = [
     "replication.__main__",
 ]
 # What both packages use: the standard library, and PyYAML.
-SHARED = {f"lit_klrb.{name}" for name in ("config_files", "errors", "extensions", "files", "schema", "stops")}
+SHARED = {
+    f"lit_klrb.{name}"
+    for name in ("config_files", "errors", "extensions", "files", "schema", "stops", "terminal")
+}
 MAY_IMPORT = {
     "lit_klrb.functional": {"lit_klrb.functional", "lit_klrb.errors"},
     "lit_klrb.estimators": {

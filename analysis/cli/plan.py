@@ -10,6 +10,7 @@ from analysis.design import expand, read_plan, smallest_p, with_source
 from analysis.results import Cell, Plan, layout
 from analysis.results.records import Arm
 from analysis.sweep import Clock, Locked, State, Store, duration, lock, survey
+from lit_klrb.terminal import print_table, say_loading
 
 # Assumed time of cells of a stage without a finished cell.
 ASSUMED_SECONDS = 60.0
@@ -27,6 +28,7 @@ def open_plan(arguments: argparse.Namespace, *, record: bool) -> tuple[Plan, lis
     plan = read_plan(arguments.config)
     if arguments.source is not None:
         plan = with_source(plan, arguments.source)
+    say_loading(f"checking the {len(plan.grid.arms)} arms of {plan.name}")
     expansion = expand(plan)
     store = Store(Path(plan.directory).absolute())
     locked = lock(plan, expansion, store.directory, record=record)
@@ -55,15 +57,16 @@ def plan_command(arguments: argparse.Namespace) -> int:
     plan, cells, store, workers, locked = open_plan(arguments, record=False)
     states = survey(cells, store)
     if arguments.cells:
-        for cell in cells:
-            print(f"{cell.id[:12]}  {states[cell.id].value:8}  seed {cell.seed:<10}  {cell}")
-    print("\n".join([*_arms(locked.arms), *_attainable(plan)]))
+        rows = [(cell.id[:12], states[cell.id].value, str(cell.seed), str(cell)) for cell in cells]
+        print_table(("id", "state", "seed", "cell"), rows)
+    print_table(("arm", "its gradient optimises"), [(label, str(arm)) for label, arm in locked.arms.items()])
+    print("\n".join([*_outcomes(locked.arms), *_attainable(plan)]))
     todo = [cell for cell in cells if states[cell.id] is State.TODO]
     print(f"{plan.name}: {len(cells)} cells, {len(todo)} to run, in {plan.directory}")
     if unused := _unused(cells, store, locked.changes):
         print(unused)
     if todo:
-        print("\n".join(_time(todo, Clock(cells, store), workers)))
+        _print_time(todo, Clock(cells, store), workers)
     if plan.comparisons:
         # Imported here as the statistics are slow to import
         from analysis.report.power import power
@@ -72,24 +75,23 @@ def plan_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _time(todo: Sequence[Cell], clock: Clock, workers: int) -> list[str]:
-    lines = []
+def _print_time(todo: Sequence[Cell], clock: Clock, workers: int) -> None:
+    rows = []
     for stage, count in Counter(cell.stage for cell in todo).items():
         seconds = clock.mean(stage)
         each = f"{seconds:.0f} s" if seconds else f"{ASSUMED_SECONDS:.0f} s (assumed: no time is known)"
-        lines.append(f"  {stage}: {count} to run, each {each}")
+        rows.append((stage, str(count), each))
+    print_table(("stage", "to run", "each"), rows)
     left = clock.left(todo, workers, ASSUMED_SECONDS)
     assert left is not None
-    return [*lines, f"  about {duration(left)} with {workers} at a time"]
+    print(f"about {duration(left)} with {workers} at a time")
 
 
-def _arms(arms: Mapping[str, Arm]) -> Iterator[str]:
-    """Lines with what each arm optimises, and where its evaluation differs from the control's."""
-    yield "arms:"
+def _outcomes(arms: Mapping[str, Arm]) -> Iterator[str]:
+    """Lines where an arm's evaluation differs from the control's."""
     for label, arm in arms.items():
-        yield f"  {label}: {arm}"
         for key, (own, control) in arm.evaluation.items():
-            yield f"    evaluated with {key} = {own}, the control with {control}: not the same outcome"
+            yield f"{label} is evaluated with {key} = {own}, the control with {control}: not the same outcome"
 
 
 def _blocks(plan: Plan) -> Iterator[str]:

@@ -8,6 +8,8 @@ from analysis.design.imported import import_runs
 from analysis.results import layout
 from analysis.results.consistency import unstated
 from analysis.results.locked import LockedPlan
+from lit_klrb.errors import printable
+from lit_klrb.terminal import say_loading
 
 if TYPE_CHECKING:
     from analysis.report.verify import Verification
@@ -18,6 +20,7 @@ NOT_ALL_COMPARED = 3
 
 def report_command(arguments: argparse.Namespace) -> int:
     """Write the report of a sweep and print its answer, or the page of a single run."""
+    say_loading(f"reading {arguments.runs}")
     # Imported here as the libraries for figures are slow to import
     from analysis.report.answer import sentence_of
     from analysis.report.assessment import load_assessment
@@ -36,6 +39,7 @@ def report_command(arguments: argparse.Namespace) -> int:
 
 def publish_command(arguments: argparse.Namespace) -> int:
     """Copy a sweep for publication and write its report there."""
+    say_loading(f"reading {arguments.runs}")
     from analysis.report.publish import publish
 
     print(publish(arguments.runs, arguments.output))
@@ -53,6 +57,7 @@ def import_command(arguments: argparse.Namespace) -> int:
 
 def compare_command(arguments: argparse.Namespace) -> int:
     """Print two sweeps side by side."""
+    say_loading(f"reading {arguments.first} and {arguments.second}")
     from analysis.report.side_by_side import side_by_side
 
     print("\n".join(map(printable, side_by_side(arguments.first, arguments.second, arguments.output))))
@@ -61,6 +66,7 @@ def compare_command(arguments: argparse.Namespace) -> int:
 
 def verify_command(arguments: argparse.Namespace) -> int:
     """Recompute a report, and print where it differs."""
+    say_loading(f"recomputing {arguments.report}")
     from analysis.report.sections import added_sections
     from analysis.report.verify import verify
 
@@ -91,8 +97,3 @@ def _plan_state(locked: LockedPlan) -> str:
     state = "recomputed" if locked.recomputed else "does NOT recompute"
     changed = "; changed after results" if locked.changed_after_results else ""
     return f"{locked.hash}, {state}{changed}"
-
-
-def printable(text: str) -> str:
-    """Escape control characters, which could rewrite the terminal, in text from a file."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

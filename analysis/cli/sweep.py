@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from analysis.cli.plan import open_plan
-from analysis.cli.reports import printable
 from analysis.results import Cell, Plan
 from analysis.results.store import read_result
 from analysis.sweep import Coordinator, Ended, Progress, State, Store
 from analysis.sweep.launchers import Options, launcher as launcher_of
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, printable
 from lit_klrb.stops import Stopped, Stops
 
 _STOPPING = "stopping: running cells save after this step; once more to stop at once, without saving"

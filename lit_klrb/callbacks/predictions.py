@@ -9,7 +9,7 @@ from rich.console import Console
 
 from lit_klrb.errors import printable
 from lit_klrb.files import write_atomically
-from lit_klrb.run.tables import text_table
+from lit_klrb.terminal import text_table
 
 PRINTED_ROWS, PRINTED_CHARACTERS = 10, 160
 

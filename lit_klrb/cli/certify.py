@@ -12,6 +12,7 @@ from lit_klrb.errors import ConfigurationError, error_line, printable, refusing
 from lit_klrb.estimators.certificate import TOLERANCE, ZERO, Certificate, GradientIdentity, Level, certify
 from lit_klrb.estimators.enumerated_loss import KNOWN, LossError
 from lit_klrb.reward_functions import import_member
+from lit_klrb.terminal import print_table
 
 CLAIMS = (*KNOWN, ZERO)
 # Claims that more than the gradient of that name fulfils: the other direction, of completions or of tokens.
@@ -85,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
     except LossError as error:
         print(error_line(f"{options.function} failed: {error}"), file=sys.stderr)
         return 1
-    print(printable("\n".join(_page(loss, found, options.claims)), keep="\n"))
+    _print_page(loss, found, options.claims)
     return int(options.claims is not None and not has_gradient(found, options.claims))
 
 
@@ -108,7 +109,7 @@ def _pairs(key: str, texts: Iterable[str]) -> Iterator[tuple[str, str]]:
         yield name, value
 
 
-def _page(loss: BoundLoss, found: Certificate, claim: str | None) -> list[str]:
+def _print_page(loss: BoundLoss, found: Certificate, claim: str | None) -> None:
     reads = (key if key == role else f"{key} ({role})" for key, role in loss.roles.items())
     lines = [f"{loss.name} reads {', '.join(reads)} and returns {loss.returned}"]
     lines += _gradient("gradient", found.on_policy)
@@ -117,14 +118,14 @@ def _page(loss: BoundLoss, found: Certificate, claim: str | None) -> list[str]:
     if found.alone is not None:
         lines += _gradient("one completion alone", found.alone)
     lines += _remarks(loss, found)
-    lines += ["", *_table("completions of the policy", found.on_policy)]
+    print(*map(printable, lines), "", sep="\n")
+    _print_levels("completions of the policy", found.on_policy)
     if found.off_policy is not None:
-        lines += ["", *_gradient("off-policy, with old log-probabilities", found.off_policy)]
-        lines += _table("completions of another policy", found.off_policy)
+        print("", *_gradient("off-policy, with old log-probabilities", found.off_policy), sep="\n")
+        _print_levels("completions of another policy", found.off_policy)
     if claim is not None:
         holds = "has" if has_gradient(found, claim) else "does NOT have"
-        lines += ["", f"{loss.name} {holds} the gradient that it claims: {claim}"]
-    return lines
+        print(printable(f"\n{loss.name} {holds} the gradient that it claims: {claim}", keep="\n"))
 
 
 def _gradient(label: str, verdict: GradientIdentity) -> list[str]:
@@ -167,12 +168,12 @@ def _size(level: Level) -> str:
     return f"{level.tokens} tokens, {level.positions} positions, KL {level.kl:.3g}"
 
 
-def _table(title: str, verdict: GradientIdentity) -> Iterator[str]:
-    yield f"{title}; the cosine of its expected gradient with each known one:"
-    sizes = f"{'tokens':>6}{'positions':>11}{'KL':>6}"
-    yield f"{sizes}{'norm / KL gradient':>20}{'bias':>8}" + "".join(f"{name:>19}" for name in KNOWN)
+def _print_levels(title: str, verdict: GradientIdentity) -> None:
+    print(f"{title}; the cosine of its expected gradient with each known one:")
+    rows = []
     for level in verdict.levels:
         cosines = (level.cosines[name] for name in KNOWN)
-        cells = "".join(f"{'-' if cosine is None else f'{cosine:.3f}':>19}" for cosine in cosines)
-        sizes = f"{level.tokens:>6}{level.positions:>11}{level.kl:>6.3g}"
-        yield f"{sizes}{level.norm_ratio:>20.3f}{level.bias:>8.3f}{cells}"
+        sizes = (str(level.tokens), str(level.positions), f"{level.kl:.3g}")
+        cells = ("-" if cosine is None else f"{cosine:.3f}" for cosine in cosines)
+        rows.append((*sizes, f"{level.norm_ratio:.3f}", f"{level.bias:.3f}", *cells))
+    print_table(("tokens", "positions", "KL", "norm / KL gradient", "bias", *KNOWN), rows)

@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import sys
 from collections.abc import Sequence
 
 from lit_klrb import estimators
@@ -19,6 +18,7 @@ from lit_klrb.estimators.advice import ADVICE, DEFAULT
 from lit_klrb.estimators.measurement import TOP_K, measure
 from lit_klrb.estimators.recipe import NOTATION
 from lit_klrb.reward_functions import import_member
+from lit_klrb.terminal import print_table
 
 # What is not measured with one completion of one prompt, by estimator
 FITTED = {
@@ -75,29 +75,13 @@ def _describe(name: str, estimator: KLEstimator) -> dict[str, str | None]:
     }
 
 
-def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table as wide as the terminal, and one tab-separated line per row to a pipe."""
-    if not sys.stdout.isatty():
-        for row in (header, *rows):
-            print("\t".join(row))
-        return
-    from rich.console import Console
-
-    from lit_klrb.run.tables import text_table
-
-    table = text_table(header, rows)
-    for column, name in zip(table.columns, header, strict=True):
-        column.no_wrap = name in ("estimator", "training")
-    Console().print(table)
-
-
 def _overview() -> list[dict[str, str | None]]:
     return [_describe(name, kind()) for name, kind in estimator_classes().items()]
 
 
 def _print_overview() -> None:
     print(f"Which to use; the default of fit is {DEFAULT.__name__}:")
-    _print_table(
+    print_table(
         ("situation", "estimator", "because"),
         [(advice.situation, advice.estimator.__name__, advice.reason) for advice in ADVICE],
     )
@@ -106,7 +90,7 @@ def _print_overview() -> None:
     for about in _overview():
         training = "yes" if about["refusal"] is None else "refused"
         rows.append((about["name"] or "", about["optimises"] or "", training))
-    _print_table(("estimator", "its gradient optimises", "training"), rows)
+    print_table(("estimator", "its gradient optimises", "training"), rows)
     print("\nFormula, cost, bias and where it is used: python -m lit_klrb explain NAME")
 
 
@@ -132,7 +116,7 @@ def _print_page(name: str, estimator: KLEstimator) -> None:
         f"\nExpected value and gradient on an enumerated model{head}, compared with the exact KL and its"
         " gradient:"
     )
-    _print_table(
+    print_table(
         ("KL", "mean value", "cosine of gradients", "ratio of norms"),
         [
             (

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lit_klrb.cli.arguments import Arguments
-from lit_klrb.cli.main import say_loading
 from lit_klrb.errors import printable
+from lit_klrb.terminal import say_loading
 
 if TYPE_CHECKING:
     from lit_klrb.comparison.compare import Track
@@ -101,20 +101,23 @@ def main(argv: Sequence[str]) -> int:
         ConfigurationError: If an option is wrong, or models or files cannot be used.
     """
     options = parser().parse_args(argv)
-    from lit_klrb.comparison.report import text_report
+    from lit_klrb.comparison.report import print_report
     from lit_klrb.comparison.summary import summary
     from lit_klrb.functional.statistics import FEW_PROMPTS
     from lit_klrb.models.loading import silence
 
     silence()
-    say_loading(f"{', '.join(options.policy)} and {options.reference}")
+    say_loading(f"loading {', '.join(options.policy)} and {options.reference}")
     measured = _measured(options)
     prompts = min(table.clusters for candidate in measured for table in candidate.tables.values())
     if prompts < FEW_PROMPTS:
         few = f"{prompts} {'texts' if options.prompts is None else 'prompts'}, too few for standard errors"
         print(f"warning: {few}: give at least {FEW_PROMPTS}", file=sys.stderr)
     found = summary(measured, options.reference, options.level)
-    print(json.dumps(found, indent=2) if options.json else text_report(found))
+    if options.json:
+        print(json.dumps(found, indent=2))
+    else:
+        print_report(found)
     return 0
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from lit_klrb import __version__
 from lit_klrb.cli.help import short_help
-from lit_klrb.errors import ConfigurationError, error_line, printable
+from lit_klrb.errors import ConfigurationError, error_line
 from lit_klrb.extensions import COMMANDS as ADDED, extensions, load
 from lit_klrb.stops import Stopped, Stops
+from lit_klrb.terminal import say_loading
 
 COMMANDS = {
     "fit": "train a model and write a run directory",
@@ -28,6 +29,11 @@ COMMANDS = {
 }
 # Commands of Lightning; every other command is the module of its name in this folder
 RUNS = ("fit", "validate", "test", "predict")
+# What the others import, where that takes seconds
+SLOW = {
+    **dict.fromkeys(("explain", "certify"), "torch"),
+    **dict.fromkeys(("check", "study", "export", "kl", "import-gguf"), "Lightning and transformers"),
+}
 # Packages that `pip install --no-deps` beside torch leaves out, for the message about one
 DEPENDENCIES = {"lightning", "transformers", "datasets", "omegaconf", "jsonargparse", "yaml", "numpy", "rich"}
 # What the libraries in Rust raise, which is no Exception: a pattern of a tokenizer can take too many steps.
@@ -96,27 +102,24 @@ def _run(command: str, rest: list[str]) -> int:
     added = extensions(ADDED)
     if command in added and command not in COMMANDS:
         return printing(lambda: load(added[command])(rest))
+    help_only = bool({"-h", "--help"} & {*rest})
     if command not in COMMANDS:
         given = f"unknown command {command}" if command else "a command is missing"
         raise ConfigurationError(
             f"{given}; one of {', '.join([*COMMANDS, *added])} expected, --help explains them"
         )
     if command not in RUNS:
+        if (libraries := SLOW.get(command)) and not help_only:
+            say_loading(f"loading {libraries}")
         own = import_module(f"lit_klrb.cli.{command.replace('-', '_')}")
         return printing(lambda: own.main(rest))
-    if {"-h", "--help"} & {*rest}:
+    if help_only:
         return printing(lambda: print(short_help(command, COMMANDS[command]), end=""))
-    say_loading("Lightning and transformers")
+    say_loading("loading Lightning and transformers")
     from lit_klrb.cli.lightning import main as run
 
     every = ["--help" if word == "--help-all" else word for word in rest]
     return run([command, *every]) if every == rest else printing(lambda: run([command, *every]))
-
-
-def say_loading(what: str) -> None:
-    """Say on a terminal what is being loaded, as it can take seconds."""
-    if sys.stderr.isatty():
-        print(f"loading {printable(what)} ...", file=sys.stderr, flush=True)
 
 
 def _help() -> str:

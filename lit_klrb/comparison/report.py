@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from lit_klrb.comparison.estimates import EXACT, HT, K1, LIKELIHOOD, RB
 from lit_klrb.errors import printable
+from lit_klrb.terminal import print_table
 
 
 class Part(NamedTuple):
@@ -17,13 +18,12 @@ class Part(NamedTuple):
     rows: Sequence[Sequence[str]] = ()
 
 
-def text_report(summary: dict[str, Any]) -> str:
-    """The summary as text for a terminal of a hundred columns."""
-    parts = []
-    for section in sections(summary):
-        table = _aligned(section.header, section.rows) if section.rows else []
-        parts.append("\n".join(map(printable, [section.heading, *section.lines, *table])))
-    return "\n\n".join(parts)
+def print_report(summary: dict[str, Any]) -> None:
+    """Print the summary: sentences, and tables as wide as the terminal or tab-separated."""
+    for number, section in enumerate(sections(summary)):
+        print("\n" * bool(number) + "\n".join(map(printable, [section.heading, *section.lines])))
+        if section.rows:
+            print_table(section.header, section.rows)
 
 
 def sections(summary: dict[str, Any]) -> list[Part]:
@@ -117,14 +117,3 @@ def _cells(numbers: dict[str, Any]) -> tuple[str, str, str]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
-
-
-def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns of equal width: the first to the left, the others to the right."""
-    table = [header, *rows]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = []
-    for first, *rest in table:
-        cells = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
-        lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
-    return lines

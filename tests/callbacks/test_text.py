@@ -21,7 +21,7 @@ from lit_klrb.cli.lightning import check_text
 from lit_klrb.errors import ConfigurationError, error_line, printable
 from lit_klrb.files import csv_text
 from lit_klrb.run.loggers import run_loggers
-from lit_klrb.run.tables import text_table
+from lit_klrb.terminal import text_table
 
 HOSTILE = [
     "good [/i] film",

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import sys
 from pathlib import Path
 
 import certify_losses as losses
@@ -217,7 +218,11 @@ def test_the_example_of_the_documentation(tmp_path, monkeypatch, capsys):
     command = re.search(r"python -m lit_klrb (certify my_losses.*)", page)[1]
     (tmp_path / "my_losses.py").write_text(script)
     monkeypatch.syspath_prepend(tmp_path)
-    assert run(capsys, *command.split()[1:])[:2] == (1, output)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "100")
+    code, shown, _ = run(capsys, *command.split()[1:])
+    plain = re.sub("\x1b\\[[0-9;]*m", "", shown)
+    assert (code, [line.rstrip() for line in plain.splitlines()]) == (1, output.splitlines())
 
 
 def test_every_name_has_one_role():

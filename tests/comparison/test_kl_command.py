@@ -145,7 +145,7 @@ def test_a_position_that_one_text_reaches_has_no_error(kl, tmp_path):
     arguments = ("--texts", str(tmp_path / "texts.txt"), "--direction", "forward")
     code, output, _ = kl(*arguments)
     assert code == 0
-    assert re.search(r"^3-4 +2 +\S+ +- +- +\d+%$", output, re.MULTILINE)
+    assert re.search(r"^3-4\t2\t\S+\t-\t-\t\d+%$", output, re.MULTILINE)
     first, *_, last = json.loads(kl(*arguments, "--json")[1])["policies"][0]["directions"]["forward"][
         "positions"
     ]

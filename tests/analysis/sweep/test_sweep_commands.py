@@ -168,15 +168,16 @@ def test_plan_prints_cells_time_and_power(project, capsys):
     assert main(["plan", "--config", str(project.write()), "--workers", "2"]) == 0
     output = capsys.readouterr().out
     assert "10 cells, 10 to run" in output
-    assert "rloo: 8 to run, each 60 s (assumed: no time is known)" in output
+    assert "rloo\t8\t60 s (assumed: no time is known)\n" in output
     assert "about 6 min 00 s with 2 at a time" in output
     assert "4 matched pairs" in output
     assert "smallest two-sided p of a swap test 0.12, level 0.05" in output
     assert "CANNOT reject" in output
     assert [path.name for path in (project.directory / "plan").iterdir()] == ["plan.json"]
     assert "seed" not in output
+    assert "\nMonteCarlo\t" in output
     assert main(["plan", "--config", str(project.write()), "--cells"]) == 0
-    assert capsys.readouterr().out.count("  todo      seed ") == 10
+    assert capsys.readouterr().out.count("\ttodo\t") == 10
 
 
 def test_plan_uses_finished_cells_and_their_times(swept, capsys):
@@ -185,7 +186,7 @@ def test_plan_uses_finished_cells_and_their_times(swept, capsys):
     assert main(["plan", "--config", str(swept.write(grid={"replicates": 4})), "--workers", "4"]) == 0
     output = capsys.readouterr().out
     assert "18 cells, 8 to run" in output
-    assert "rloo: 8 to run, each 90 s\n  about 3 min 00 s with 4 at a time" in output
+    assert "rloo\t8\t90 s\nabout 3 min 00 s with 4 at a time" in output
     assert "smallest two-sided p of a swap test 0.0078, level 0.05" in output
     assert "can reject" in output
 

@@ -72,7 +72,7 @@ def test_a_killed_sweep_continues_to_the_same_results(project):
 def test_the_plan_prints_the_cells_of_tuning_and_their_time(project):
     code, output = project.run("plan", "--cells", "--config", project.write(tuning=TUNING))
     assert code == 0, output
-    assert f"tuning: {CELLS} to run, each 60 s (assumed" in output
+    assert f"tuning\t{CELLS}\t60 s (assumed" in output
     assert "tuning MonteCarlo rate=0.1 beta=0.1 #0" in output
     assert "3 rates from 0.1 to 0.4 of lr" in output
 

@@ -1,0 +1,89 @@
+"""What commands print: tables of untrusted text, and what is being loaded."""
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lit_klrb.errors import printable
+
+if TYPE_CHECKING:  # rich is imported where a table is drawn, as the core works without it
+    from rich.table import Table
+    from rich.text import Text
+
+_NUMBER = re.compile(r"[-−]?\d.*|-|")
+# Cells from this length on are text that wraps, with lines between the rows
+_LONG = 40
+# What is left to each column of texts where names and numbers are not broken, in characters
+_LEAST = 10
+
+
+def text_table(header: Sequence[str], rows: Iterable[Sequence[Any]], lines: bool = True) -> "Table":
+    """A table in which text is not parsed as markup or emoji codes and cannot control the terminal.
+
+    Args:
+        header: Names of the columns.
+        rows: Cells; floats are shown with three significant digits.
+        lines: Draw lines between cells.
+
+    Example:
+        >>> from rich.console import Console
+        >>> Console(width=40).print(text_table(["text"], [["[/i] :smile:"]]))
+        ┏━━━━━━━━━━━━━━┓
+        ┃ text         ┃
+        ┡━━━━━━━━━━━━━━┩
+        │ [/i] :smile: │
+        └──────────────┘
+    """
+    from rich import box
+    from rich.table import Table
+
+    style = {} if lines else {"box": box.SIMPLE_HEAD, "show_edge": False, "collapse_padding": True}
+    table = Table(show_lines=lines, **style)  # type: ignore[arg-type]
+    for name in header:
+        table.add_column(_cell(name), overflow="fold")  # wraps long words instead of truncating them
+    for row in rows:
+        table.add_row(*map(_cell, row))
+    return table
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table as wide as the terminal, and one tab-separated line per row to a pipe.
+
+    Args:
+        header: Names of the columns.
+        rows: Cells; columns of numbers are aligned to the right.
+    """
+    if not sys.stdout.isatty():
+        for row in (header, *rows):
+            print("\t".join(map(printable, row)))
+        return
+    from rich.console import Console
+
+    console = Console()
+    lines = any(len(cell) >= _LONG for row in rows for cell in row)
+    table = text_table(header, rows, lines)
+    cells = [[str(name), *(row[place] for row in rows)] for place, name in enumerate(header)]
+    whole = [not any(" " in cell for cell in column) for column in cells]
+    needed = sum(max(map(len, column)) if kept else _LEAST for column, kept in zip(cells, whole, strict=True))
+    for column, texts, kept in zip(table.columns, cells, whole, strict=True):
+        column.justify = "right" if all(map(_NUMBER.fullmatch, texts[1:])) else "left"
+        # Names and numbers stay whole if that leaves space for the others; the rest is between columns
+        column.no_wrap = kept and needed + (3 if lines else 2) * len(cells) < console.width
+    console.print(table)
+
+
+def say_loading(what: str) -> None:
+    """Say on a terminal what is being loaded or computed, as it can take seconds.
+
+    Args:
+        what: Such as "loading torch".
+    """
+    if sys.stderr.isatty():
+        print(printable(f"{what} ..."), file=sys.stderr, flush=True)
+
+
+def _cell(value: Any) -> "Text":
+    from rich.text import Text
+
+    return Text(printable(f"{value:.3g}" if isinstance(value, float) else str(value), keep="\n"))
