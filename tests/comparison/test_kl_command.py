@@ -182,7 +182,7 @@ def test_progress_is_lines_where_there_is_no_terminal(kl, models, monkeypatch):
 def test_a_model_compared_with_itself(kl):
     code, output, _ = kl(*PROMPTS, "--direction", "forward", policy=("reference",))
     assert code == 0
-    assert re.search(r"^Rao-Blackwell +0 +0 +0 to 0 ", output, re.MULTILINE)
+    assert re.search(r"^Rao-Blackwell\t0\t0\t0 to 0\t", output, re.MULTILINE)
     assert "nan" not in output  # no share of nothing
     assert "reverse" not in output
 
