@@ -13,7 +13,8 @@ Item = TypeVar("Item")
 # The content of a cell: text, a number, an interval, or nothing, which is a dash.
 Cell = str | float | Interval | None
 
-_NUMERIC = re.compile(r"[+−]?[\d.,]+(?:e[−+]?\d+)?(?: ?%)?|[–−+∞]+")
+_NUMBER = r"[+−]?[\d.,]+(?:e[−+]?\d+)?(?: ?%)?"
+_NUMERIC = re.compile(rf"{_NUMBER}(?: \({_NUMBER} to {_NUMBER}\)| to {_NUMBER})?|[–−+∞]+")
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Table:
 
     @cached_property  # the page asks for it at every cell
     def numeric(self) -> frozenset[int]:
-        """The columns that have only numbers, and are right-aligned."""
+        """The columns that have only numbers and intervals, and are right-aligned."""
         columns = enumerate(zip(*self.cells, strict=True))
         return frozenset(place for place, cells in columns if all(map(_NUMERIC.fullmatch, cells)))
 

@@ -29,7 +29,7 @@ _DASHES: tuple[Dashes, ...] = (
 )
 INK = "#333333"
 FAINT = "#B8B8B8"
-# In inches; scaled to the width of a phone, text still has 9 px.
+# In inches; on a phone a point of text is about a pixel.
 WIDTH = 5.2
 # Above this number of marks in all comparisons, they are rasterised: as shapes they would take megabytes.
 MANY = 200
@@ -42,8 +42,12 @@ _STYLE = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # repeated in the SVG for every text
-    "font.size": 9,
-    "axes.titlesize": 9,
+    "font.size": 11,
+    "axes.titlesize": 11,
+    "axes.labelsize": 11,
+    "legend.fontsize": 11,
+    "xtick.labelsize": 10.5,
+    "ytick.labelsize": 10.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": INK,
@@ -106,7 +110,7 @@ class Sheet:
 
     def legend(self, handles: Sequence[Line2D] | None = None, columns: int = 1) -> None:
         """Add a legend above the axes: of the given entries, or of all that is labelled."""
-        self.canvas.legend(handles=handles, loc="outside upper left", ncols=columns, fontsize=8)
+        self.canvas.legend(handles=handles, loc="outside upper left", ncols=columns)
 
 
 def log_scale(axis: XAxis | YAxis) -> None:

@@ -26,7 +26,7 @@ def render(assessment: Assessment, parts: Mapping[str, Sequence[Section]], made:
     ]
     return page(
         title_of(assessment),
-        " · ".join(filter(None, facts)),
+        [*filter(None, facts)],
         parts,
         assessment.withheld,
         meaning_of(assessment),
@@ -35,7 +35,7 @@ def render(assessment: Assessment, parts: Mapping[str, Sequence[Section]], made:
 
 def page(
     title: str,
-    kicker: str,
+    kicker: Sequence[str],
     parts: Mapping[str, Sequence[Section]],
     withheld: str = "",
     lead: str = "",

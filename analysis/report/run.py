@@ -68,7 +68,7 @@ def build_run(run: Path, output: Path | None = None) -> Path:
     parts = {part: [one for one in own if one is not None] for part, own in sections.items()}
     parts = {part: own for part, own in parts.items() if own}
     title = _title(found) or f"Run {run.name}"
-    write_output(output, page(title, f"Run {run.name}", parts, lead=" ".join(_counts(found))))
+    write_output(output, page(title, [f"Run {run.name}"], parts, lead=" ".join(_counts(found))))
     return output
 
 
@@ -137,7 +137,7 @@ def _curves(run: Path, found: Mapping[str, Curve]) -> Section:
             if key_of[label] not in (schema.REWARD, OBJECTIVE):
                 axes.set_ylim(bottom=0)
             axes.set_xlabel("step")
-            axes.set_title(label, loc="left", fontsize=8)
+            axes.set_title(label, loc="left")
     header = [name for label in measured for name in (label, "± 95 %")[: 1 + bool(errors[label])]]
     table = Table("Evaluations.", ("step", *header), rows)
     alt = f"{' and '.join(measured)} at {len(steps)} evaluations, from step {steps[0]} to {steps[-1]}."

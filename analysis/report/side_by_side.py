@@ -73,7 +73,7 @@ def side_by_side(first: Path, second: Path, output: Path | None = None) -> list[
         check_target(output)
         title = f"{' and '.join(_names(*sweeps))}, side by side"
         section = Section("comparison", "Two sweeps, unpaired", paragraphs=notes, tables=tables)
-        write_output(output, page(title, "Comparison of sweeps", {"Answer": [section]}).encode())
+        write_output(output, page(title, ["Comparison of sweeps"], {"Answer": [section]}).encode())
     return [*notes, *(line for table in tables for line in _as_text(table))]
 
 

@@ -124,14 +124,13 @@ def _draw(assessment: Assessment, runs: Sequence[Run], source: str) -> str:
         )
         for row, (index, beta) in zip(panels, plan.grid.beta.items(), strict=True):
             for axes, (metric, label) in zip(row, METRICS.items(), strict=True):
-                axes.set_title(f"β = {beta:g}: {label}", loc="left", fontsize=8)
-                axes.tick_params(labelsize=7.5)
+                axes.set_title(f"β = {beta:g}: {label}", loc="left")
                 for name, look in styles.items():
                     mine = [run for run in runs if run.point.beta_index == index and run.point.arm == name]
                     curves = [curve for run in mine if (curve := _curve(run, source, metric)) is not None]
                     _draw_arm(axes, curves, look, rasterized=len(runs) > MANY)
         for axes in panels[-1]:
-            axes.set_xlabel("training step", fontsize=8)
+            axes.set_xlabel("training step")
         drawn.legend(legend_lines(styles, lines=True), columns=2)
     return drawn.svg
 

@@ -228,7 +228,7 @@ def _draw(assessment: Assessment, comparisons: Sequence[Comparison]) -> str:
                 _draw_estimate(axes, *overall, len(ticks) - 1 + offset, look)
             axes.axvline(0, color=INK, linewidth=0.8)
             axes.set_title(title, loc="left")
-            axes.set_xlabel(f"difference to {plan.primary.control}\n({unit_of(comparisons[0])})", fontsize=8)
+            axes.set_xlabel(f"difference to {plan.primary.control}\n({unit_of(comparisons[0])})")
             axes.grid(visible=False, axis="y")
         panels[0].set_yticks(range(len(ticks)), ticks)
         panels[0].invert_yaxis()

@@ -105,8 +105,7 @@ def _draw(assessment: Assessment, runs: list[Run], points: FloatArray, on: BoolA
             _draw_runs(panel, mine, styles)
             for axis, key in ((panel.xaxis, schema.KL), (panel.yaxis, schema.REWARD)):
                 _limit(axis, np.array([run.outcome(key) for run in mine]))
-            panel.set_title(f"β = {beta:g}", loc="left", fontsize=8)
-            panel.tick_params(labelsize=7)
+            panel.set_title(f"β = {beta:g}", loc="left")
         drawn.legend([*legend_lines(styles, lines=False), *marks], columns=2)
     return drawn.svg
 
@@ -177,9 +176,8 @@ def _label_betas(axes: Axes, runs: list[Run], control: str) -> None:
             textcoords="offset points",
             ha="right",
             va="bottom",
-            fontsize=8,
             bbox={"boxstyle": "square,pad=0.1", "color": "white", "alpha": 0.7},
-            zorder=2.5,
+            zorder=5,
         )
 
 

@@ -34,7 +34,7 @@ def test_a_column_has_the_decimals_that_its_largest_number_needs():
     rows = list(zip("abc", (0.012345, -0.5, float("nan")), ends, strict=True))
     table = Table("", ("Arm", "Difference", "Interval"), rows)
     assert table.cells == [("a", "0.012", "−0.50 to 12.00"), ("b", "−0.500", "–"), ("c", "–", "0.00 to 0.25")]
-    assert table.numeric == {1}
+    assert table.numeric == {1, 2}
 
 
 def test_every_figure_has_alternative_text_and_its_numbers(better):
