@@ -117,11 +117,12 @@ def whole_percent(share: float) -> str:
     return f"{_note(100 * share):.0f}%"
 
 
-def interval_text(interval: Interval | None) -> str:
-    """The interval with its level, or the reason why there is none."""
+def interval_text(interval: Interval | None, decimals: int | None = None) -> str:
+    """The interval with its level, by default with three digits, or the reason why there is none."""
     if interval is None:
         return "no interval: too few replicates"
-    return f"{percent(interval.level)} CI {ends_text(interval)}"
+    ends = ends_text(interval) if decimals is None else aligned_ends(interval, decimals)
+    return f"{percent(interval.level)} CI {ends}"
 
 
 def ends_text(interval: Interval | None, digits: int = 3) -> str:

@@ -24,7 +24,6 @@ from analysis.stats.text import (
     number,
     percent,
     probability,
-    signed,
 )
 from analysis.stats.verdict import Outcome
 
@@ -137,8 +136,9 @@ def _by_outcome(comparisons: Sequence[Comparison]) -> list[Conclusion]:
     """One line per outcome with its arms; conclusive outcomes come first."""
     control = comparisons[0].pairs.control
     arms: dict[Outcome, list[str]] = {}
+    decimals = decimals_of([one.decision.primary.estimate.value for one in comparisons])
     for comparison in sorted(comparisons, key=lambda one: -abs(one.decision.primary.estimate.value)):
-        arms.setdefault(comparison.decision.outcome, []).append(_with_difference(comparison))
+        arms.setdefault(comparison.decision.outcome, []).append(_with_difference(comparison, decimals))
     return [
         Conclusion(outcome.value, f"{_AGAINST[outcome].format(control)}: {', '.join(arms[outcome])}.")
         for outcome in Outcome
@@ -146,13 +146,13 @@ def _by_outcome(comparisons: Sequence[Comparison]) -> list[Conclusion]:
     ]
 
 
-def _with_difference(comparison: Comparison) -> str:
+def _with_difference(comparison: Comparison, decimals: int) -> str:
     """An arm with its difference in the primary outcome, unless that is in ranks."""
     name, primary = comparison.pairs.treatment, comparison.decision.primary
     if comparison.pairs.diverged.any():
         return name
     outcome = "KL" if primary.claim.key == "kl" else "J"
-    return f"{name} ({outcome} {signed(primary.estimate.value)})"
+    return f"{name} ({outcome} {aligned(primary.estimate.value, decimals, sign=True)})"
 
 
 def _verdict_table(comparisons: Sequence[Comparison]) -> Table:
@@ -212,8 +212,10 @@ def _card(name: str, verdict: Verdict) -> Card:
     if math.isnan(verdict.estimate.value):
         return Card(name, "–", verdict.untested)
     how = (verdict.untested and "not tested") or f"{probability(verdict.adjusted)} (Holm)"
-    detail = f"{verdict.unit}; {interval_text(verdict.interval)}; {how}"
-    return Card(name, signed(verdict.estimate.value), detail)
+    value, interval = verdict.estimate.value, verdict.interval
+    decimals = decimals_of([value, *(interval.ends if interval else ())])
+    detail = f"{verdict.unit}; {interval_text(interval, decimals)}; {how}"
+    return Card(name, aligned(value, decimals, sign=True), detail)
 
 
 def _counts(assessment: Assessment) -> str:
