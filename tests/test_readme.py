@@ -27,10 +27,6 @@ EXAMPLES = {
 }
 
 
-# What Lightning warns of where no command line silences it
-@pytest.mark.filterwarnings("ignore:.*in eval mode at the start of training")
-@pytest.mark.filterwarnings("ignore:.*does not have many workers")
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated")
 @pytest.mark.parametrize("page", EXAMPLES)
 def test_the_python_examples_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

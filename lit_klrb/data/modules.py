@@ -291,7 +291,18 @@ def _not_empty(content: Any) -> Any:
 @final
 @dataclass(kw_only=True, eq=False, repr=False)
 class PromptDataModule(Prompts):
-    """Prompts for training and evaluation."""
+    """Prompts for training and evaluation.
+
+    Example: what `check` shows of a data set, here the generated reviews.
+
+        >>> from types import SimpleNamespace
+        >>> from lit_klrb.data.tokenizer import grammar_tokenizer
+        >>> data = PromptDataModule(source="grammar", train_size=16)
+        >>> learner = SimpleNamespace(tokenizer=grammar_tokenizer(), trained=SimpleNamespace(config=None))
+        >>> shown = data.preview(learner)
+        >>> shown["rows"], shown["left_out"], shown["first"]
+        (16, {}, 'I watched this movie last |')
+    """
 
     contents = ("prompts", "prompts")
 

@@ -47,7 +47,20 @@ class K2Loss(ComposedEstimator):
 @final
 @dataclass(frozen=True, kw_only=True)
 class K3Loss(ComposedEstimator):
-    """GRPO's penalty: l_t = k3(r_t)."""
+    """GRPO's penalty: l_t = k3(r_t).
+
+    Example: the gradient of the KL is (-0.5493, 0.5493) there (see `RaoBlackwell`); this is p - q,
+        that of KL(reference || policy).
+
+        >>> import torch
+        >>> from lit_klrb.functional import token_stats
+        >>> logits, reference = torch.zeros(2, requires_grad=True), torch.tensor([0.9, 0.1]).log()
+        >>> tokens, mask = torch.tensor([[0], [1]]), torch.ones(2, 1, dtype=torch.bool)
+        >>> stats = token_stats(logits.expand(2, 1, 2), reference.expand(2, 1, 2), tokens)
+        >>> K3Loss(baseline=None).surrogate(stats, mask).backward()  # for study; training needs allow_biased
+        >>> logits.grad
+        tensor([-0.4000,  0.4000])
+    """
 
     recipe = Recipe(value="k3", pathwise="k3")
     refusal = f"its gradient is the token-level part of that of KL(reference || policy); {_INSTEAD}"

@@ -68,6 +68,19 @@ class RaoBlackwellTopK(TopKEstimator):
         Summing the likely categories and sampling the others: Liu, Regier, Tripuraneni, Jordan, McAuliffe
         (2019), "Rao-Blackwellized stochastic gradients for discrete distributions", arXiv:1810.04777. The
         non-negative rest is added here.
+
+    Example: a head of one token of three, p = (1/2, 1/4, 1/4). Their mean is the exact KL, 0.2231.
+
+        >>> import torch
+        >>> from lit_klrb.functional import token_stats
+        >>> policy, reference = torch.tensor([0.5, 0.25, 0.25]).log(), torch.tensor([0.2, 0.4, 0.4]).log()
+        >>> tokens, mask = torch.tensor([[0], [1], [2]]), torch.ones(3, 1, dtype=torch.bool)
+        >>> estimator = RaoBlackwellTopK(k=1)
+        >>> shape = (3, 1, 3)
+        >>> stats = token_stats(policy.expand(shape), reference.expand(shape), tokens, topk=estimator.topk)
+        >>> values = estimator.value(stats, mask)
+        >>> values, values @ policy.exp()
+        (tensor([0.1581, 0.2881, 0.2881]), tensor(0.2231))
     """
 
     recipe = Recipe(value="topk", score=(Term("topk", "after"),), pathwise="topk")

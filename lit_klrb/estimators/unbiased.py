@@ -66,6 +66,20 @@ class RaoBlackwell(DiscountedEstimator):
     Reference: Amini, Vieira, Cotterell (2025), "Better estimation of the KL divergence between language
     models", arXiv:2504.10637, Theorem 4. The forward KL on the student's own samples: Agarwal et al. (2024),
     "On-policy distillation of language models", arXiv:2306.13649.
+
+    Example: completions of one token, p = (1/2, 1/2) and q = (0.9, 0.1). The surrogate's gradient for the
+        logits is that of the KL, p (log p/q - KL).
+
+        >>> import torch
+        >>> from lit_klrb.functional import token_stats
+        >>> logits, reference = torch.zeros(2, requires_grad=True), torch.tensor([0.9, 0.1]).log()
+        >>> tokens, mask = torch.tensor([[0], [1]]), torch.ones(2, 1, dtype=torch.bool)
+        >>> stats = token_stats(logits.expand(2, 1, 2), reference.expand(2, 1, 2), tokens)
+        >>> RaoBlackwell().value(stats.detach(), mask)
+        tensor([0.5108, 0.5108])
+        >>> RaoBlackwell(baseline=None).surrogate(stats, mask).backward()
+        >>> logits.grad
+        tensor([-0.5493,  0.5493])
     """
 
     forward_share: float = 0.0
