@@ -59,7 +59,8 @@ def plan_command(arguments: argparse.Namespace) -> int:
     if arguments.cells:
         rows = [(cell.id[:12], states[cell.id].value, str(cell.seed), str(cell)) for cell in cells]
         print_table(("id", "state", "seed", "cell"), rows)
-    print_table(("arm", "its gradient optimises"), [(label, str(arm)) for label, arm in locked.arms.items()])
+    arms = [(label, arm.name, arm.optimises or "") for label, arm in locked.arms.items()]
+    print_table(("arm", "estimator", "its gradient optimises"), arms)
     print("\n".join([*_outcomes(locked.arms), *_attainable(plan)]))
     todo = [cell for cell in cells if states[cell.id] is State.TODO]
     print(f"{plan.name}: {len(cells)} cells, {len(todo)} to run, in {plan.directory}")

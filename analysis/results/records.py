@@ -75,11 +75,15 @@ class Arm:
         default_factory=dict
     )
 
-    def __str__(self) -> str:
+    @property
+    def name(self) -> str:
+        """The estimator, and whether it is biased, or else the module."""
         if self.estimator is None:
             return self.module or "unknown"
-        name = f"{self.estimator}{', biased' if self.biased else ''}"
-        return f"{name}: optimises {self.optimises}" if self.optimises else name
+        return f"{self.estimator}{', biased' if self.biased else ''}"
+
+    def __str__(self) -> str:
+        return f"{self.name}: optimises {self.optimises}" if self.estimator and self.optimises else self.name
 
 
 @dataclass(frozen=True, config=CLOSED)
