@@ -82,9 +82,6 @@ class Arm:
             return self.module or "unknown"
         return f"{self.estimator}{', biased' if self.biased else ''}"
 
-    def __str__(self) -> str:
-        return f"{self.name}: optimises {self.optimises}" if self.estimator and self.optimises else self.name
-
 
 @dataclass(frozen=True, config=CLOSED)
 class Cell:
