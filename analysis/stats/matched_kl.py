@@ -83,7 +83,7 @@ def matched_kl(pairs: Pairs, *, least_overlap: float = LEAST_OVERLAP) -> Matched
     refused = ""
     if not between > LEAST_SPREAD * within:
         refused = (
-            "with one beta its slope is noise between replicates"
+            "with one beta its slope is noise between replicates; 2 betas are needed"
             if len(pairs.beta_indices) == 1
             else f"the SD of the KL is {number(between)} nats between betas and {number(within)} between "
             f"replicates: with at most {LEAST_SPREAD:g} times that its slope may be noise"

@@ -62,11 +62,10 @@ def draw_curve(rng: np.random.Generator, last: float, *, steps: int = 20, start:
 
 
 def settle(made: dict) -> dict:
-    """The result of a run, with its first evaluation that of the start and its last one its outcome."""
+    """The result of a run, with its outcome as its last evaluation."""
     for key, value in made["final"].items():
         if f"val/{key}" in made["curves"]:
-            curve = made["curves"][f"val/{key}"]["value"]
-            made["curves"][f"val/{key}"]["value"] = [0.4, *curve[1:-1], value]
+            made["curves"][f"val/{key}"]["value"][-1] = value
     return made
 
 
@@ -127,6 +126,8 @@ def write_sweep(
                     for source, steps in (("train", 20), ("val", 5))
                     for key in ("reward", "kl")
                 }
+                for key in ("reward", "kl"):  # all runs have one start
+                    curves[f"val/{key}"]["value"][0] = 0.4
                 made.append(result(where, final, curves=curves))
     write_plan(runs, made, estimators, betas, replicates, primary, setting, blocks)
     for content in made:
