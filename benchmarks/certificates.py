@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from analysis.stats.gradient_variance import disjoint_differences, squared_distances
-from analysis.stats.hypervolume import hypervolume_test
+from analysis.stats.gradient_variance import disjoint_halves, squared_distances
+from analysis.stats.hypervolume import hypervolume_differences
+from analysis.stats.inversion import mean_swap_test
 from analysis.stats.power import Rate, rejection_rates, swap_p_values
 from analysis.stats.scenario import STANDARD, Scenario
 from analysis.stats.stability import spread_test
 
-from .certificates_design import frontiers, power, rates
+from .certificates_design import blocks, frontiers, power, rates
 from .certificates_primary import growth, matched, objective
 from .table import markdown
 
@@ -36,7 +37,7 @@ RESAMPLES = 199
 
 
 def report(quick: bool) -> str:
-    """Eleven tables as Markdown."""
+    """Ten tables as Markdown."""
     repetitions = 20 if quick else 500
     few = repetitions // 4
     errors = " and ".join(f"{Rate(LEVEL, count).error:.3f}" for count in (repetitions, few))
@@ -47,7 +48,7 @@ def report(quick: bool) -> str:
         f"errors are {errors}."
     )
     primary = [objective(repetitions), matched(repetitions), growth(4 * repetitions)]
-    design = [make(repetitions) for make in (frontiers, power, rates)]
+    design = [make(repetitions) for make in (frontiers, power, rates, blocks)]
     tests = [_sweeps(repetitions, few), _gradients(repetitions), _stability(few)]
     return "\n\n".join([intro, *primary, *design, *tests])
 
@@ -86,9 +87,9 @@ def _sweeps(repetitions: int, few: int) -> str:
             rng = np.random.default_rng(1)
             volumes = []
             for _ in range(few):
-                found = hypervolume_test(scenario.simulate(rng, **settings), CORNER, resamples=RESAMPLES)
-                same_side = (found.differences.sum() > 0) == upwards
-                volumes.append(same_side and found.test.p_value / 2 <= LEVEL)
+                found = hypervolume_differences(scenario.simulate(rng, **settings), CORNER)
+                same_side = (found.sum() > 0) == upwards
+                volumes.append(same_side and mean_swap_test(found).p_value / 2 <= LEVEL)
             rows.append([label, str(count), *(str(rates[key]) for key in TESTS), _share(volumes)])
     return "### Swap tests of a sweep\n\n" + markdown(["truth", "S", *TESTS, "hypervolume"], rows)
 
@@ -109,7 +110,7 @@ def _gradients(repetitions: int) -> str:
             grams = [draw_gradients(rng, batches, kind, ratio=ratio) for _ in range(repetitions)]
             distances = np.array([squared_distances(gram) for gram in grams])  # [repetitions, 2, B]
             tests = [
-                swap_p_values(np.array([disjoint_differences(gram) for gram in grams])),
+                swap_p_values(np.array([np.subtract(*disjoint_halves(gram)) for gram in grams])),
                 swap_p_values(distances[:, 1] - distances[:, 0]),
                 *(test(distances[:, 0], distances[:, 1]) for test in WRONG.values()),
             ]
@@ -157,7 +158,7 @@ def _stability(repetitions: int) -> str:
                 curves = draw_curves(rng, count, **settings)  # [S, 2, T]
                 found = spread_test(curves, beta_index, units, resamples=RESAMPLES)
                 anywhere.append(found.pointwise.p_value <= LEVEL)
-                average.append(found.mean.value > 0 and found.integrated.p_value / 2 <= LEVEL)
+                average.append(found.ratio < 0 and found.integrated.p_value / 2 <= LEVEL)
                 steps = stats.levene(curves[:, 0], curves[:, 1], center="median", axis=0).pvalue
                 pointwise.append((steps <= LEVEL).any())
             rows.append([label, str(count), *map(_share, (average, anywhere, pointwise))])

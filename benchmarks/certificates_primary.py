@@ -8,7 +8,7 @@ import numpy as np
 from analysis.stats import Pairs
 from analysis.stats.contrast import mean_of
 from analysis.stats.intervals import Estimate, stratified_mean
-from analysis.stats.matched_kl import curve_design, matched_kl, matched_kl_p_value
+from analysis.stats.matched_kl import curve_design, matched_kl
 from analysis.stats.objective import objective_contrast
 from analysis.stats.power import Rate, swap_p_values
 
@@ -98,7 +98,8 @@ def _matched_row(ratio: float, unlike: bool, repetitions: int) -> list[str]:
                 refused.append(bool(matched_kl(pairs).refused))
                 former.estimates.append(pooled_curve(pairs)[0])
                 continue
-            (powers if gap else sizes).append(matched_kl_p_value(pairs, seed=repetition) <= LEVEL)
+            p_value = matched_kl(pairs, least_overlap=0.0).estimate.p_value
+            (powers if gap else sizes).append(p_value <= LEVEL)
             if not gap:
                 former_size.append(pooled_curve(pairs)[1])
     old_p = swap_p_values(np.array(former_size))

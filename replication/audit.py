@@ -15,9 +15,10 @@ from scipy import stats
 from analysis.results.records import LARGEST_VALUE
 from analysis.results.store import DamagedFileError, read_bytes
 from analysis.stats import frontier
+from analysis.stats.blocks import TTest
 from analysis.stats.claims import FRONTIER_SHARE, MATCHED_KL, OBJECTIVE
-from analysis.stats.holm import NO_TEST, corrected
-from analysis.stats.matched_kl import matched_kl, matched_kl_test
+from analysis.stats.correction import NO_TEST, corrected
+from analysis.stats.matched_kl import matched_kl
 from analysis.stats.objective import objective_contrast
 from analysis.stats.pairs import BoolArray, Pairs
 from analysis.stats.rules import Rules
@@ -144,7 +145,7 @@ def audit_points(points: Sequence[PublishedRun], control: str) -> list[str]:
         lines += [f"  {one.claim.key}: {one.sentence}" for one in verdicts if one.treatment == name]
     if tests:
         lines.append(
-            f"p-values are after Holm's correction over these {len(tests)} tests, and intervals are "
+            f"p-values are corrected over these {len(tests)} tests, and intervals are "
             "simultaneous. The tests are exploratory, as none was planned."
         )
     return [*lines, FRONTIER_SHARE.caveat]
@@ -198,7 +199,7 @@ def _tests(pairs: Pairs, with_beta: bool) -> list[Verdict]:
     """All tests for which there are columns."""
     found = [Verdict.on(OBJECTIVE, pairs, objective_contrast(pairs))] if with_beta else []
     fit = matched_kl(pairs)
-    test = NO_TEST if fit.refused else matched_kl_test(pairs)
+    test = NO_TEST if fit.refused else TTest(fit.estimate.p_value)
     matched = Verdict.about(MATCHED_KL, pairs, fit.estimate, "reward units", test)
     return [*found, replace(matched, untested=fit.refused), *secondary_verdicts(pairs, [], Rules())]
 

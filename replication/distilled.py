@@ -7,8 +7,8 @@ import numpy as np
 from scipy import stats
 
 from analysis.results.artifacts import FloatArray
-from analysis.stats.holm import holm
-from analysis.stats.intervals import Estimate
+from analysis.stats.correction import one_step
+from analysis.stats.intervals import Estimate, Interval
 from replication import schema
 from replication.artifacts import DistillationArtifact
 
@@ -23,7 +23,8 @@ class DistilledArm:
         kl: Final KL of the evaluation runs, shape [runs].
         log_ratio: Mean over runs of the log of its KL over the control's.
         p: Two-sided p of a paired t-test of that mean; NaN for the control.
-        p_holm: The same with Holm's correction over all arms and points of the map.
+        p_adjusted: The same corrected for all arms and points of the map.
+        level: .05 over their number, the level of an interval that agrees with it.
     """
 
     rate: float
@@ -31,12 +32,18 @@ class DistilledArm:
     kl: FloatArray
     log_ratio: Estimate
     p: float
-    p_holm: float
+    p_adjusted: float
+    level: float
 
     @property
     def mean(self) -> Estimate:
         """Mean KL over runs."""
         return Estimate.of_mean(self.kl)
+
+    @property
+    def interval(self) -> Interval | None:
+        """The interval of the log ratio, simultaneous over all arms and points of the map."""
+        return self.log_ratio.interval(1 - self.level)
 
 
 def distilled_arms(artifact: DistillationArtifact, control: str) -> dict[str, list[DistilledArm]]:
@@ -55,7 +62,7 @@ def distilled_arms(artifact: DistillationArtifact, control: str) -> dict[str, li
             ratios[arm, cell] = Estimate.of_mean(difference)
             if arm not in (control, schema.ANALYTIC):
                 tests[arm, cell] = _paired_p(difference)
-    adjusted = dict(zip(tests, holm(list(tests.values())), strict=True))
+    adjusted = dict(zip(tests, one_step(list(tests.values())), strict=True))
     rates = np.array(artifact.learning_rates)
     return {
         arm: [
@@ -66,6 +73,7 @@ def distilled_arms(artifact: DistillationArtifact, control: str) -> dict[str, li
                 ratios[arm, cell],
                 tests.get((arm, cell), float("nan")),
                 float(adjusted.get((arm, cell), float("nan"))),
+                0.05 / max(1, len(tests)),
             )
             for cell in range(len(artifact.cells))
         ]

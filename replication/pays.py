@@ -17,11 +17,15 @@ from analysis.report.figures import Look, legend_lines, looks, sheet
 from analysis.results.records import Run
 from analysis.results.sweep import Sweep, load_sweep
 from analysis.stats.contrast import Contrast, equal_betas, mean_of
-from analysis.stats.intervals import Estimate
+from analysis.stats.correction import corrected
+from analysis.stats.intervals import Estimate, Interval
 from analysis.stats.matching import match
 from analysis.stats.objective import objective
 from analysis.stats.pairs import FloatArray, Pairs
-from analysis.stats.tuning import regret_variance, regrets_of
+from analysis.stats.primary import primary_finding
+from analysis.stats.rules import Rules
+from analysis.stats.tuning import regret_variance, tuned_arms
+from analysis.stats.verdict import Verdict
 from lit_klrb import schema
 
 RESULTS = Path(__file__).parent / "results"
@@ -65,7 +69,7 @@ class Place:
     """
 
     rates: tuple[float, float]
-    difference: Estimate
+    difference: Verdict
     shares: FloatArray
     share: Estimate
     share_variance: float
@@ -93,10 +97,11 @@ class Place:
         gain = float(weights @ gains)
         share = float(weights @ differences) / gain
         shares = share + (differences - share * gains) / gain
-        variance = regret_variance(regrets_of(sweep), treatment, control)
+        tuned = tuned_arms(sweep)
+        variance = regret_variance(tuned, treatment, control)
         return cls(
             (_rate(sweep, control), _rate(sweep, treatment)),
-            _mean(differences, pairs).widened(variance),
+            corrected([primary_finding(pairs, Rules(tuned=tuned))], 0.05)[0],
             shares,
             _mean(shares, pairs).widened(variance / gain**2),
             variance / gain**2,
@@ -143,13 +148,19 @@ def table(toy: Mapping[str, Place], tasks: Mapping[str, Place]) -> list[str]:
     """Lines with the numbers of each place, and of the contrasts, whose intervals are simultaneous."""
     lines = []
     for name, place in {**toy, **tasks}.items():
-        both = f"{_number(place.difference)} | {_number(place.share)}"
+        both = " | ".join(
+            _number(estimate, interval)
+            for estimate, interval in (
+                (place.difference.estimate, place.difference.interval),
+                (place.share, place.share.interval()),
+            )
+        )
         rates = " | ".join(f"{rate:g}" for rate in place.rates)
         where = f"{place.room:.2f} | {place.kl:.2f} | {place.completions}"
         lines.append(f"| {name} | {where} | {rates} | {both} |")
     for factor, found in contrasts(toy).items():
         first, *_, last = FACTORS[factor]
-        lines.append(f"- `{last}` − `{first}`: {_number(found, 1 - 0.05 / len(FACTORS))}")
+        lines.append(f"- `{last}` − `{first}`: {_number(found, found.interval(1 - 0.05 / len(FACTORS)))}")
     return lines
 
 
@@ -192,9 +203,8 @@ def _mark(axes: Axes, place: Place, factor: str, look: Look, number: int) -> Non
     axes.plot(at, place.share.value, look.marker, color=look.colour, markersize=5, transform=beside)
 
 
-def _number(found: Estimate, level: float = 0.95) -> str:
+def _number(found: Estimate, interval: Interval | None) -> str:
     """An estimate with its interval."""
-    interval = found.interval(level)
     assert interval is not None
     return f"{found.value:+.3f} ({interval.low:.3f} to {interval.high:.3f})".replace("-", "−")
 

@@ -116,13 +116,13 @@ def _attainable(plan: Plan) -> list[str]:
         f"{', '.join(others)} against {primary.control}, by {_DECIDES[primary.outcome]}",
         f"  {len(grid.beta)} betas x {grid.replicates} replicates = {plan.pairs} matched pairs",
         *_blocks(plan),
-        f"  {test}, level {plan.level:.2g} (alpha {primary.alpha:g} over {len(others)}, Holm): {verdict}",
+        f"  {test}, level {plan.level:.2g} (alpha {primary.alpha:g} over {len(others)}): {verdict}",
     ]
     if plan.tuning:
         rates = sorted(plan.tuning.rates)
         lines.append(
-            f"  each arm at its best of {len(rates)} rates from {rates[0]:g} to {rates[-1]:g} of "
-            f"{plan.tuning.key}, by {plan.tuning.replicates} runs at each rate and beta"
+            f"  each arm at one of {len(rates)} rates from {rates[0]:g} to {rates[-1]:g} of "
+            f"{plan.tuning.key}, chosen by {plan.tuning.replicates} runs at each rate and beta"
         )
     if shared:
         lines.append(f"  all runs share one {' and one '.join(shared)}: what is found holds given these")

@@ -12,7 +12,7 @@ from analysis.stats.hypervolume import Reference
 from analysis.stats.matching import match, matched_curves
 from analysis.stats.pairs import Curves
 from analysis.stats.primary import primary_verdicts
-from analysis.stats.tuning import regrets_of
+from analysis.stats.tuning import tuned_arms
 from lit_klrb import schema
 
 # Why a plan that was changed after results could have been seen has no verdict.
@@ -55,7 +55,7 @@ def load_assessment(directory: Path) -> Assessment:
         len(plan.comparisons),
         corner_of(sweep),
         withheld,
-        regrets_of(sweep),
+        tuned_arms(sweep),
     )
     comparisons = compare(designs, rules, [_curves(sweep, pairs) for pairs in designs])
     return Assessment(sweep, comparisons, withheld, "" if withheld else _if_worst(sweep, rules))

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from analysis.report.pilot import warnings
 from analysis.results import Plan
 from analysis.results.sweep import Sweep, load_sweep
@@ -34,7 +36,7 @@ def power(plan: Plan, pilot: Path | None) -> list[str]:
     """Lines for `analysis plan`: type-I error, power, replicates needed, and other designs.
 
     Args:
-        plan: The plan; each treatment is compared with the control at the level of Holm's first step.
+        plan: The plan; each treatment is compared with the control at the level of each comparison.
         pilot: The directory of an earlier sweep with the plan's control and one of its other arms.
 
     Raises:
@@ -70,17 +72,20 @@ def power(plan: Plan, pilot: Path | None) -> list[str]:
 
 
 def _over_blocks(plan: Plan, scenario: Scenario, source: str, pairs: Pairs | None) -> Iterator[str]:
-    """What is detected, depending on how much differences vary between blocks, which no pilot shows."""
+    """What is detected, by how much differences vary between blocks, which a pilot over blocks shows."""
     blocks, subject = len(plan.grid.blocks), _SUBJECTS[scenario.outcome]
     spreads = f": {_spreads(scenario)}" if pairs is None else ""
     yield f"power ({source}{spreads}; t test over {blocks} blocks, level {plan.level:.2g})"
     found = detectable_over_blocks(scenario, blocks, plan.level, pairs)
     for count, (spread, reach) in enumerate(found.items()):
         unit = "nats" if scenario.outcome == "kl" else "reward units"
-        yield (
-            f"  difference in {subject} detected with 80% power: {number(reach)} {unit}, if the difference "
-            f"varies between blocks by SD {number(spread)} ({count} times that of a pair)"
-        )
+        what = f"difference in {subject} detected with 80% power: {number(reach)} {unit}"
+        if pairs is not None and pairs.over_blocks:
+            shown = f"as the pilot's means of {len(np.unique(pairs.block))} blocks have SD {number(spread)}"
+            yield f"  {what}, {shown}; the error of that SD is included"
+        else:
+            by = f"SD {number(spread)} ({count} times that of a pair)"
+            yield f"  {what}, if the difference varies between blocks by {by}"
 
 
 def _spreads(scenario: Scenario) -> str:
@@ -163,8 +168,9 @@ def _measured(plan: Plan, pilot: Sweep) -> tuple[Scenario, Pairs]:
             f"--pilot: {pilot.directory} decides by the KL alone, so it has no spread of rewards"
         )
     for name in plan.comparisons:
-        # The power is that of a test that swaps pairs
-        pairs = replace(match(pilot, name, plan.primary.control), blocks=0)
+        pairs = match(pilot, name, plan.primary.control)
+        if not plan.grid.over_blocks:  # the power is that of a test that swaps pairs
+            pairs = replace(pairs, blocks=())
         scenario = scenario_of(pairs, plan.primary.outcome)
         if scenario is not None:
             return scenario, pairs

@@ -12,7 +12,7 @@ from analysis.report.elements import Section, Table
 from analysis.report.html import page
 from analysis.results.sweep import Sweep, load_sweep
 from analysis.stats.arms import OBJECTIVE, arm_outcomes
-from analysis.stats.holm import holm
+from analysis.stats.correction import one_step
 from analysis.stats.intervals import Estimate, weighted_sum
 from analysis.stats.pairs import FloatArray
 from analysis.stats.text import count, interval_text, number, signed
@@ -23,7 +23,7 @@ from lit_klrb.files import check_target, write_output
 _CAUTION = (
     "The runs of two sweeps are not matched: a difference may be due to anything else that differs between "
     "them, such as checkpoints, prompts, seeds, evaluation or code. Differences are between means of "
-    "replicates over common betas, with Welch's intervals; p-values are corrected over all rows (Holm)."
+    "replicates over common betas, with Welch's intervals; these and p-values are corrected over all rows."
 )
 
 
@@ -126,17 +126,18 @@ def _differences(first: Sweep, second: Sweep) -> Table:
     found = arm_differences(first, second)
     names = _names(first, second)
     withheld = bool(first.invalid or second.invalid or _shared(first, second))
-    p_values = holm([one.estimate.p_value for one in found])
+    p_values = one_step([one.estimate.p_value for one in found])
+    level = 1 - 0.05 / max(1, int((~np.isnan(p_values)).sum()))
     return Table(
         f"Difference in J: arms of {names[1]} minus arms of {names[0]}.",
-        ("Arm", "Against", "Common β", "Difference", "95% CI", "p (Welch, Holm)"),
+        ("Arm", "Against", "Common β", "Difference", "Interval", "p (Welch)"),
         [
             (
                 one.ours,
                 one.theirs,
                 ", ".join(f"{beta:g}" for beta in one.betas) or "none",
                 signed(one.estimate.value),
-                interval_text(one.estimate.interval()),
+                interval_text(one.estimate.interval(level)),
                 "withheld" if withheld else number(float(p_value), 2),
             )
             for one, p_value in zip(found, p_values, strict=True)

@@ -268,7 +268,7 @@ class Plan:
 
     @property
     def level(self) -> float:
-        """The level of Holm's first step, which the smallest p of the family must not exceed."""
+        """The level of each comparison, which the smallest p of the family must not exceed."""
         return self.primary.alpha / max(1, len(self.comparisons))
 
     @property

@@ -57,16 +57,24 @@ def choice_of(plan: Plan, runs: Sequence[Run]) -> Choice:
     return Choice(best_rates(plan, runs), dict(sorted(trials.items())))
 
 
+def edge_of(rates: Sequence[float], rate: float) -> str:
+    """Whether a rate is the "smallest" or the "largest" of ascending rates, or neither, ""."""
+    return {rates[0]: "smallest", rates[-1]: "largest"}.get(rate, "")
+
+
 def at_the_edge(plan: Plan, chosen: Mapping[str, float]) -> list[str]:
-    """One line per arm whose best rate is the smallest or the largest of the grid."""
+    """One line per arm whose rate is the smallest or the largest tried, with the two rates beyond it."""
     rates = sorted(plan.tuning.rates) if plan.tuning else []
-    ends = {"smallest": rates[:1], "largest": rates[-1:]}
-    return [
-        f"the best rate of {arm}, {rate:g}, is the {name} of those tried: its optimum may lie outside"
-        for arm, rate in chosen.items()
-        for name, end in ends.items()
-        if [rate] == end
-    ]
+    lines = []
+    for arm, rate in chosen.items():
+        if rates and (edge := edge_of(rates, rate)):
+            inner = rates[1] if edge == "smallest" else rates[-2]
+            beyond = " and ".join(f"{rate * (rate / inner) ** step:.2g}" for step in (1, 2))
+            lines.append(
+                f"{arm} is at the {edge} rate tried, {rate:g}: its optimum may lie beyond, and the next two "
+                f"rates to try are {beyond}"
+            )
+    return lines
 
 
 def choice_problems(plan: Plan, runs: Sequence[Run], choice: Choice | None) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from analysis.results import layout
 from analysis.results.artifacts import GradientStudy, ValueStudy
 from analysis.results.consistency import inconsistencies, lost_runs, plan_problems
 from analysis.results.locked import LockedPlan, Origin
-from analysis.results.plan import Plan
+from analysis.results.plan import Plan, plain_key
 from analysis.results.problems import Problem as Problem, counted
 from analysis.results.rate_choice import choice_problems
 from analysis.results.records import Arm, Cell, Failure, Run, read_failure, read_run
@@ -33,6 +33,8 @@ from lit_klrb.errors import ConfigurationError
 
 Artifact = TypeVar("Artifact", ValueStudy, GradientStudy)
 Record = TypeVar("Record", Run, Failure)
+# The settings that determine the weights from which a run starts.
+_STARTS = ("model.policy_path", "model.policy_layers")
 # Number of last values of a curve in a log that are not numbers if its run diverged.
 _LAST_VALUES = 3
 # Number of missing runs that are named.
@@ -110,8 +112,37 @@ class Sweep:
 
     @property
     def warm_starts(self) -> int:
-        """Number of different sets of checkpoints from which the runs of the grid started."""
-        return len({run.cell.needs for run in self.grid.values()})
+        """Number of different weights from which the runs of the grid started."""
+        return len({self._start(run.cell.needs, run.cell.overrides) for run in self.grid.values()})
+
+    @property
+    def distinct_blocks(self) -> tuple[int, ...]:
+        """For each block of the plan, the position of the first one that is the same.
+
+        The same are blocks whose values agree, whatever the spelling of a path, and whose checkpoints have
+        the same weights.
+        """
+        ids = {run.cell.stage: run.cell.id for run in self.landmarks}
+        kinds = []
+        for block in self.plan.grid.blocks.values():
+            inputs = {key: self._weights(ids.get(stage, stage)) for key, stage in block.inputs.items()}
+            values = {**block.overrides, **inputs}
+            kinds.append({plain_key(key): _spelled(value) for key, value in values.items()})
+        return tuple(map(kinds.index, kinds))
+
+    def _weights(self, cell: str) -> str:
+        """The hash of the weights that a cell ended with; its id if that is not known."""
+        return next((run.weights for run in self.landmarks if run.cell.id == cell and run.weights), cell)
+
+    def _start(self, needs: Iterable[str], overrides: Mapping[str, Any]) -> tuple[object, ...]:
+        """The weights that a run starts from, as far as they are those of checkpoints or settings."""
+        places = (str(_spelled(value)) for key, value in overrides.items() if plain_key(key) in _STARTS)
+        return (*map(self._weights, needs), *places)
+
+
+def _spelled(value: Any) -> Any:
+    """A value, a path in one of its spellings."""
+    return os.path.normpath(value) if isinstance(value, str) else value
 
 
 def load_sweep(directory: Path) -> Sweep:

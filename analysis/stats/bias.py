@@ -38,8 +38,9 @@ class BiasVerdict:
         estimate: The bias, in the unit of `margin`.
         margin: Largest bias that is regarded as none, fixed in the plan.
         tail: `tail_index` of the differences whose mean is tested; NaN if unknown.
-        equivalence_p: The larger p-value of the two one-sided tests.
-        difference_p: p-value of the two-sided test of no bias.
+        equivalence_p: The larger p-value of the two one-sided tests, corrected.
+        difference_p: p-value of the two-sided test of no bias, corrected.
+        family: Number of biases over which both are corrected.
     """
 
     estimate: Estimate
@@ -47,6 +48,7 @@ class BiasVerdict:
     tail: float
     equivalence_p: float
     difference_p: float
+    family: int = 1
 
     @classmethod
     def of(cls, estimate: Estimate, margin: float, tail: float = math.nan) -> Self:
@@ -55,8 +57,8 @@ class BiasVerdict:
 
     @property
     def interval(self) -> Interval | None:
-        """The 90% interval; within the margin it means equivalence."""
-        return self.estimate.interval(1 - 2 * ALPHA)
+        """The interval that means equivalence if it is within the margin: of 90% for a single bias."""
+        return self.estimate.interval(1 - 2 * ALPHA / self.family)
 
     @property
     def heavy_tailed(self) -> bool:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from analysis.stats.correction import corrected
 from analysis.stats.decision import Decision
-from analysis.stats.holm import corrected
 from analysis.stats.matched_kl import MatchedKL
 from analysis.stats.pairs import Curves, Pairs
 from analysis.stats.primary import gated_verdicts, primary_verdicts
@@ -19,7 +19,7 @@ class Comparison:
 
     Attributes:
         pairs: The matched pairs.
-        decision: The conclusion from the primary outcome, after Holm's correction over all comparisons.
+        decision: The conclusion from the primary outcome, corrected over all comparisons.
         matched: The verdict on the reward at matched KL, tested only if the primary test rejects.
         fit: The model of the reward at matched KL; None if the plan decides by the KL.
         secondary: All other tests; one family over all comparisons.

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
-from analysis.results.plan import FEWEST_BLOCKS
 from analysis.stats.intervals import Estimate, clustered_mean, stratified_mean
 from analysis.stats.pairs import FloatArray, Pairs
 
@@ -47,7 +46,7 @@ def over_blocks(contrast: Contrast, pairs: Pairs) -> bool:
 
     Not that of ranks and counts, which can be the same in all of a few blocks: a t test would give p = 0.
     """
-    return len(np.unique(pairs.block)) >= FEWEST_BLOCKS and not contrast.ranked
+    return pairs.over_blocks and not contrast.ranked
 
 
 def mean_of(contrast: Contrast, pairs: Pairs) -> Estimate:
@@ -60,7 +59,7 @@ def mean_of(contrast: Contrast, pairs: Pairs) -> Estimate:
         return Estimate.of_mean(np.array([each.value for each in block_means(contrast, pairs).values()]))
     if pairs.seeds_shared:
         return clustered_mean(contrast.values, contrast.weights, pairs.replicate)
-    strata = pairs.beta_index * max(1, pairs.blocks) + pairs.block
+    strata = pairs.beta_index * max(1, len(pairs.blocks)) + pairs.block
     return stratified_mean(contrast.values, contrast.weights, strata)
 
 
@@ -69,7 +68,7 @@ def block_means(contrast: Contrast, pairs: Pairs) -> dict[int, Estimate]:
     found = {}
     for block in np.unique(pairs.block):
         rows = pairs.block == block
-        own = replace(pairs.subset(rows), blocks=0)
+        own = replace(pairs.subset(rows), blocks=())
         part = replace(contrast, values=contrast.values[rows], weights=equal_betas(own))
         found[int(block)] = mean_of(part, own)
     return found

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import moocore
 import numpy as np
+from scipy import stats
 
 from analysis.stats.intervals import Interval
 from analysis.stats.pairs import BoolArray, FloatArray, Pairs
@@ -56,18 +57,24 @@ class Share:
         count: Frontier points of the treatment.
         total: Frontier points of both, |F|.
         discordant: Pairs with exactly one run on the frontier; only these affect the swap test.
-        interval: Bootstrap interval of the share over replicates; None with too few replicates.
     """
 
     count: int
     total: int
     discordant: int
-    interval: Interval | None = None
 
     @property
     def value(self) -> float:
         """The share; `nan` without frontier points."""
         return self.count / self.total if self.total else float("nan")
+
+    @property
+    def interval(self) -> Interval | None:
+        """Clopper and Pearson's 95% interval of the share of so many points; None without any."""
+        if not self.total:
+            return None
+        found = stats.binomtest(self.count, self.total).proportion_ci(0.95, "exact")
+        return Interval(float(found.low), float(found.high), 0.95)
 
 
 def pooled_frontier(pairs: Pairs, cut: float = np.inf) -> BoolArray:
@@ -78,7 +85,7 @@ def pooled_frontier(pairs: Pairs, cut: float = np.inf) -> BoolArray:
     return nondominated(pairs.kl, pairs.reward) & (np.nan_to_num(pairs.kl, nan=np.inf) < cut)
 
 
-def pooled_share(pairs: Pairs, cut: float = np.inf, *, resamples: int = 1_000) -> Share:
+def pooled_share(pairs: Pairs, cut: float = np.inf) -> Share:
     """The treatment's share of the pooled frontier.
 
     The share increases with an arm's spread as well as with its quality, and depends on the number of
@@ -87,52 +94,10 @@ def pooled_share(pairs: Pairs, cut: float = np.inf, *, resamples: int = 1_000) -
     Args:
         pairs: The matched pairs.
         cut: Only frontier points with KL below this count.
-        resamples: Bootstrap resamples of the replicates (within each KL weight, or of whole blocks).
-
-    Returns:
-        Counts, and a 95% percentile interval if there are at least two replicates everywhere.
     """
     member = pooled_frontier(pairs, cut)
-    interval = None
-    shares = _resampled_shares(pairs, cut, resamples) if resamples and member.any() else None
-    if shares is not None:
-        low, high = np.quantile(shares, [0.025, 0.975])
-        interval = Interval(float(low), float(high), 0.95)
     one_sided = member[:, 0] != member[:, 1]
-    return Share(int(member[:, 0].sum()), int(member.sum()), int(one_sided.sum()), interval)
-
-
-def _resampled_shares(pairs: Pairs, cut: float, resamples: int) -> FloatArray | None:
-    """The share in each bootstrap resample, shape [resamples]; None if a stratum has only one replicate.
-
-    The frontiers of all resamples are computed together. With the distinct runs of a resample ordered by
-    increasing KL, then decreasing reward, a run is on the frontier if its reward exceeds all earlier ones.
-    """
-    groups = pairs.replicate if pairs.seeds_shared else np.arange(len(pairs))
-    strata = np.zeros_like(pairs.beta_index) if pairs.seeds_shared else pairs.beta_index
-    rng = np.random.default_rng(0)
-    times = np.zeros((resamples, len(pairs)))  # how often each pair occurs in a resample
-    for stratum in np.unique(strata):
-        names, place = np.unique(groups[strata == stratum], return_inverse=True)
-        if len(names) < 2:
-            return None
-        drawn = rng.integers(len(names), size=(resamples, len(names)))
-        counts = np.apply_along_axis(np.bincount, 1, drawn, minlength=len(names))
-        times[:, strata == stratum] = counts[:, place]
-    finite = ~pairs.diverged
-    points, place = np.unique(
-        np.column_stack([pairs.kl[finite], -pairs.reward[finite]]), axis=0, return_inverse=True
-    )
-    ours, all_ = (np.zeros((resamples, len(points))) for _ in range(2))
-    for point, pair, side in zip(place.ravel(), *np.nonzero(finite), strict=True):
-        all_[:, point] += times[:, pair]
-        if side == 0:
-            ours[:, point] += times[:, pair]
-    reward = -points[:, 1]
-    best = np.maximum.accumulate(np.where(all_ > 0, reward, -np.inf), axis=1)
-    before = np.concatenate([np.full((resamples, 1), -np.inf), best[:, :-1]], axis=1)
-    on = (reward > before) & (points[:, 0] < cut)
-    return np.asarray((ours * on).sum(axis=1) / np.maximum(1.0, (all_ * on).sum(axis=1)))
+    return Share(int(member[:, 0].sum()), int(member.sum()), int(one_sided.sum()))
 
 
 def share_contributions(pairs: Pairs, cut: float = np.inf) -> FloatArray:

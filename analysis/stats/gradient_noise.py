@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.stats.claims import Claim
+from analysis.stats.correction import corrected, one_step
 from analysis.stats.gradient_variance import GradientVariance, compare_gradient_variance
-from analysis.stats.holm import corrected, holm
 from analysis.stats.kl_reward import LOG_RATIO
 from analysis.stats.pairs import FloatArray
 from analysis.stats.swaps import swap_test
@@ -88,7 +88,7 @@ def compare_noise(
     """Compare each estimator's gradient variance with the control's, per snapshot, for KL and objective.
 
     The tests flip signs of disjoint pairs of batches, which is exact for any number of batches and different
-    means. Holm's correction is applied over all of them.
+    means. The correction is over all of them.
 
     Args:
         snapshots: At least one; with fewer than three no claim is made.
@@ -131,7 +131,7 @@ class LayerFinding:
     Attributes:
         ratio: Ratio of the variances.
         p: Two-sided p of exact sign flips of the differences between disjoint pairs of batches.
-        p_holm: The same with Holm's correction over all layers, terms and estimators of the snapshot.
+        p_adjusted: The same corrected for all layers, terms and estimators of the snapshot.
     """
 
     layer: str
@@ -139,7 +139,7 @@ class LayerFinding:
     estimator: str
     ratio: float
     p: float
-    p_holm: float
+    p_adjusted: float
 
 
 def compare_layers(
@@ -163,7 +163,7 @@ def compare_layers(
     return [
         LayerFinding(layer, term, name, float(own.mean() / theirs.mean()), p, adjusted)
         for (layer, term, name, own, theirs), p, adjusted in zip(
-            compared, p_values, holm(p_values).tolist(), strict=True
+            compared, p_values, one_step(p_values).tolist(), strict=True
         )
     ]
 

@@ -11,6 +11,7 @@ import numpy as np
 from scipy import stats
 
 from analysis.stats.intervals import Estimate, log_ratio
+from analysis.stats.inversion import ratio_swap_test
 from analysis.stats.pairs import FloatArray
 from analysis.stats.swaps import SwapTest, swap_test
 
@@ -25,7 +26,8 @@ class GradientVariance:
     Attributes:
         log_ratio: Log of the ratio treatment / control, with a jackknife standard error over batches.
         test: Sign flips of the differences of squared distances to each estimator's mean.
-        exact_test: Sign flips on disjoint pairs of batches: exact for any number of batches, less powerful.
+        exact_test: Sign flips on disjoint pairs of batches, with an interval of the log ratio: exact for any
+            number of batches, less powerful.
         kurtosis: Kurtosis of the squared distances of treatment and control (3 for a Gaussian).
         top_share: Largest share of one batch in the trace of treatment and control.
         batches: Number of batches, B.
@@ -67,7 +69,7 @@ def compare_gradient_variance(gram: FloatArray) -> GradientVariance:
         # Without batch b, a trace is S - d_b B / (B - 1)
         log_ratio(traces, traces[:, None] - distances * side / (side - 2)),
         swap_test(distances[1] - distances[0]),
-        swap_test(disjoint_differences(gram)),
+        ratio_swap_test(*disjoint_halves(gram))[1],
         tuple(float(k) for k in stats.kurtosis(distances, axis=1, fisher=False)),  # type: ignore[arg-type]
         tuple(float(share) for share in distances.max(axis=1) / np.maximum(traces, np.finfo(float).tiny)),  # type: ignore[arg-type]
         side // 2,
@@ -81,8 +83,8 @@ def squared_distances(gram: FloatArray) -> FloatArray:
     return np.stack([np.diag(part) - 2 * part.mean(axis=1) + part.mean() for part in parts])
 
 
-def disjoint_differences(gram: FloatArray) -> FloatArray:
-    """v_j(control) - v_j(treatment), v_j = ||g_2j-1 - g_2j||^2 / 2 over disjoint pairs of batches."""
+def disjoint_halves(gram: FloatArray) -> FloatArray:
+    """v_j = ||g_2j-1 - g_2j||^2 / 2 of treatment and control over disjoint pairs, shape [2, B / 2]."""
     batches = len(gram) // 2
     first = np.arange(0, batches - 1, 2)
 
@@ -90,4 +92,4 @@ def disjoint_differences(gram: FloatArray) -> FloatArray:
         one, two = offset + first, offset + first + 1
         return np.asarray(gram[one, one] + gram[two, two] - 2 * gram[one, two]) / 2
 
-    return halves(batches) - halves(0)
+    return np.stack([halves(0), halves(batches)])

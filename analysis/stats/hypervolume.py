@@ -4,19 +4,13 @@ The geometry is computed by moocore, after a check of its input: a nan may make 
 points outside the reference corner are ignored without a warning.
 """
 
-from dataclasses import dataclass
-
 import moocore
 import numpy as np
 
-from analysis.stats.pairs import FloatArray, IntArray, Pairs
-from analysis.stats.swaps import RESAMPLES, SwapTest, sign_flip_test, swap_test
+from analysis.stats.pairs import FloatArray, Pairs
 
 Reference = tuple[float, float]
 """(KL in nats, reward) of the corner from which hypervolume is measured."""
-
-# With more betas a replicate has too many label patterns to tabulate; whole replicates are swapped then.
-_MAX_LEVELS = 10
 
 
 def hypervolume(kl: FloatArray, reward: FloatArray, reference: Reference) -> float:
@@ -47,64 +41,19 @@ def hypervolume(kl: FloatArray, reward: FloatArray, reference: Reference) -> flo
     return float(moocore.hypervolume(np.column_stack([np.log(kl), reward]), corner, maximise=[False, True]))
 
 
-@dataclass(frozen=True, eq=False)
-class HypervolumeTest:
-    """Comparison of the hypervolumes of two estimators per replicate.
+def hypervolume_differences(pairs: Pairs, reference: Reference) -> FloatArray:
+    """HV(treatment) - HV(control) of the runs of each replicate, without diverged ones; shape [S].
 
-    Attributes:
-        differences: HV(treatment) - HV(control) of each replicate, shape [S].
-        test: The swap test of their sum.
-    """
-
-    differences: FloatArray
-    test: SwapTest
-
-
-def hypervolume_test(pairs: Pairs, reference: Reference, *, resamples: int = RESAMPLES) -> HypervolumeTest:
-    """Compare the hypervolumes of the two estimators' runs in each replicate.
-
-    A hypervolume is not a sum over pairs. The difference is therefore tabulated for every labelling of a
-    replicate's pairs, and read from the table for each swap. Blocked designs swap whole replicates.
+    A hypervolume is not a sum over pairs: a swap exchanges the labels of a whole replicate.
 
     Args:
         pairs: The matched pairs.
-        reference: Corner fixed in advance. With a corner computed from all runs the test remains exact, but
+        reference: Corner fixed in advance. With a corner computed from all runs a test remains exact, but
             the difference cannot be compared with that of other sweeps.
-        resamples: Number of random swaps if enumeration would need more.
     """
-    rows = [np.flatnonzero(pairs.replicate == replicate) for replicate in np.unique(pairs.replicate)]
-    whole = pairs.seeds_shared or max(map(len, rows), default=0) > _MAX_LEVELS
-    tables = []
-    for members in rows:
-        last = 2 ** len(members) - 1
-        codes = np.array([0, last]) if whole else np.arange(last + 1)
-        tables.append(_labelled_differences(pairs, members, reference, codes))
-    differences = np.array([table[0] for table in tables])
-    if whole:
-        return HypervolumeTest(differences, swap_test(differences, resamples=resamples))
-
-    def total(signs: FloatArray) -> FloatArray:
-        swapped = (signs < 0).astype(np.int64)
-        codes = [swapped[..., members] @ (1 << np.arange(len(members))) for members in rows]
-        return np.asarray(sum(table[code] for table, code in zip(tables, codes, strict=True)))
-
-    scale = max((float(np.abs(table).max()) for table in tables), default=0.0)
-    return HypervolumeTest(differences, sign_flip_test(len(pairs), total, scale=scale, resamples=resamples))
-
-
-def _labelled_differences(
-    pairs: Pairs, members: IntArray, reference: Reference, codes: IntArray
-) -> FloatArray:
-    """HV difference of one replicate where bit i of a code swaps its pair i; shape [codes].
-
-    Code i from the start is the complement of code i from the end: it assigns to one estimator the runs that
-    its complement assigns to the other.
-    """
-    kl, reward = pairs.kl[members], pairs.reward[members]
-    kept = np.isfinite(kl) & np.isfinite(reward)  # diverged runs contribute nothing
-    volumes = []
-    for column in (codes[:, None] >> np.arange(len(members))) & 1:
-        runs = np.arange(len(members)), column
-        finite = kept[runs]
-        volumes.append(hypervolume(kl[runs][finite], reward[runs][finite], reference))
-    return np.asarray(np.subtract(volumes, volumes[::-1]))
+    volumes = np.zeros((pairs.replicates, 2))
+    for place, replicate in enumerate(np.unique(pairs.replicate)):
+        for side in (0, 1):
+            rows = (pairs.replicate == replicate) & ~pairs.diverged[:, side]
+            volumes[place, side] = hypervolume(pairs.kl[rows, side], pairs.reward[rows, side], reference)
+    return np.asarray(volumes[:, 0] - volumes[:, 1])

@@ -99,27 +99,29 @@ class Estimate:
         """
         if not self.degrees > 0 or not self.standard_error > 0:
             return None
-        return detectable_effect(self.degrees, alpha, 0.8) * self.standard_error
+        return detectable_effect(self.degrees, alpha, 0.8, pilot=self.degrees) * self.standard_error
 
 
 @functools.cache
-def detectable_effect(degrees: float, alpha: float, power: float, *, known: bool = False) -> float:
-    """The effect, in estimated standard errors, that a t test detects with probability `power`.
+def detectable_effect(degrees: float, alpha: float, power: float, *, pilot: float) -> float:
+    """The effect, in standard errors estimated from a pilot, that a t test detects with probability `power`.
+
+    The probability is a mean over the error of the test, and over the true standard error given its estimate.
 
     Args:
-        degrees: Degrees of freedom of the test, and of the estimated standard error.
+        degrees: Degrees of freedom of the test.
         alpha: Two-sided level.
         power: The probability.
-        known: Whether the effect is in true standard errors instead.
+        pilot: Degrees of freedom of the estimated standard error; infinite if it is known.
 
     Example:
-        >>> round(detectable_effect(9, 0.05, 0.8, known=True), 3), round(detectable_effect(9, 0.05, 0.8), 3)
-        (3.149, 3.464)
+        >>> [round(detectable_effect(9, 0.05, 0.8, pilot=pilot), 3) for pilot in (math.inf, 9)]
+        [3.149, 3.464]
     """
     quantiles = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
     errors = np.sqrt(stats.chi2.ppf(quantiles, degrees) / degrees)
     critical = stats.t.ppf(1 - alpha / 2, degrees) * errors
-    scales = np.ones(1) if known else errors
+    scales = np.ones(1) if math.isinf(pilot) else np.sqrt(stats.chi2.ppf(quantiles, pilot) / pilot)
 
     def lacks(effect: float) -> float:
         means = effect * scales[:, None]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.stats.bias import BiasVerdict, reference_bias, standard_bias
-from analysis.stats.holm import holm
+from analysis.stats.correction import one_step
 from analysis.stats.intervals import Estimate, log_ratio
 from analysis.stats.pairs import FloatArray
 
@@ -104,26 +104,21 @@ def _bias(
 def corrected_biases(
     snapshots: Mapping[int, Mapping[str, EstimatorSpread]],
 ) -> dict[int, dict[str, EstimatorSpread]]:
-    """The same spreads with Holm's correction over the p-values of all biases.
+    """The same spreads, the tests of their biases corrected for the number of all.
 
     Args:
         snapshots: Results of `estimator_spreads` by step.
     """
-    tested = {
-        (step, name): spread.bias
-        for step, found in snapshots.items()
-        for name, spread in found.items()
-        if spread.bias is not None
-    }
-    adjusted = (
-        holm([getattr(bias, key) for bias in tested.values()]).tolist()
-        for key in ("equivalence_p", "difference_p")
-    )
-    biases = {
-        place: replace(bias, equivalence_p=equivalence, difference_p=difference)
-        for (place, bias), equivalence, difference in zip(tested.items(), *adjusted, strict=True)
-    }
+    size = sum(spread.bias is not None for found in snapshots.values() for spread in found.values())
+
+    def corrected(bias: BiasVerdict) -> BiasVerdict:
+        equivalence, difference = one_step([bias.equivalence_p, bias.difference_p], size)
+        return replace(bias, equivalence_p=float(equivalence), difference_p=float(difference), family=size)
+
     return {
-        step: {name: replace(spread, bias=biases.get((step, name))) for name, spread in found.items()}
+        step: {
+            name: replace(spread, bias=spread.bias and corrected(spread.bias))
+            for name, spread in found.items()
+        }
         for step, found in snapshots.items()
     }

@@ -20,12 +20,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.stats.intervals import Estimate
-from analysis.stats.pairs import FloatArray, IntArray, Pairs
-from analysis.stats.swaps import Alternative, SwapTest, p_values, sign_flip_test, swap_signs
+from analysis.stats.pairs import FloatArray, Pairs
+from analysis.stats.swaps import unit_sums
 from analysis.stats.text import number
 
 LEAST_OVERLAP = 0.5
 LEAST_SPREAD = 2.0
+_LABEL = np.array([0.5, -0.5])
 # With less than this share of its variance left, the label is a function of KL: the gap cannot be estimated.
 _COLLINEAR = 1e-9
 # Residuals below this share of the rewards are rounding errors of 0.
@@ -73,12 +74,15 @@ def matched_kl(pairs: Pairs, *, least_overlap: float = LEAST_OVERLAP) -> Matched
         nothing = np.full(len(pairs), math.nan)
         reason = f"{diverged} of the runs diverged and have no KL" if diverged else "there are no pairs"
         return MatchedKL(Estimate(math.nan), math.nan, reason, nothing, np.zeros(1))
-    model = _Model(pairs)
-    gap, error, overlap = (float(found[0]) for found in model.fit(np.ones((1, model.units))))
-    label = np.array([0.5, -0.5])
-    curve = np.asarray(np.linalg.lstsq(model.design, (pairs.reward - gap * label).ravel(), rcond=None)[0])
-    curve = curve.astype(np.float64)
-    left = pairs.reward - (model.design @ curve).reshape(-1, 2)
+    design = curve_design(pairs.kl.ravel())
+    gap, error, overlap = _fit(pairs, design)
+    if design.shape[1] > 1:
+        # A frontier with a narrow hump is none of these curves: what one power less changes is an error, too
+        simpler, _, overlap = _fit(pairs, design[:, :-1])
+        error = math.hypot(error, gap - simpler)
+    label = 0.0 if math.isnan(gap) else gap * _LABEL
+    curve = np.linalg.lstsq(design, (pairs.reward - label).ravel(), rcond=None)[0].astype(np.float64)
+    left = pairs.reward - (design @ curve).reshape(-1, 2)
     between, within = kl_spread(pairs)
     refused = ""
     if not between > LEAST_SPREAD * within:
@@ -92,7 +96,8 @@ def matched_kl(pairs: Pairs, *, least_overlap: float = LEAST_OVERLAP) -> Matched
         refused = f"their KLs do not overlap (overlap {overlap:.2f}, {least_overlap:g} is needed)"
     if refused:
         return MatchedKL(Estimate(math.nan), overlap, refused, left[:, 0] - left[:, 1], curve)
-    estimate = Estimate(gap, error, model.units - 1.0) if model.units > 1 else Estimate(gap)
+    units = len(np.unique(pairs.unit))
+    estimate = Estimate(gap, error, units - 1.0) if units > 1 else Estimate(gap)
     return MatchedKL(estimate, overlap, "", left[:, 0] - left[:, 1], curve)
 
 
@@ -115,29 +120,6 @@ def kl_spread(pairs: Pairs) -> tuple[float, float]:
     return between, math.sqrt(np.mean(variances)) if variances else 0.0
 
 
-def matched_kl_test(pairs: Pairs) -> SwapTest:
-    """The swap test of the gap divided by its clustered standard error, both recomputed for every swap.
-
-    The gap itself is not a valid statistic: swapped data have more overlap of the KLs than the observed data,
-    so the variance of the gap under swaps is not that of the estimate.
-
-    Args:
-        pairs: Pairs without diverged runs.
-    """
-    model = _Model(pairs)
-    return sign_flip_test(model.units, model.statistic)
-
-
-def matched_kl_p_value(
-    pairs: Pairs, *, alternative: Alternative = "two-sided", resamples: int = 999, seed: int = 0
-) -> float:
-    """The p-value of the same test, for simulations."""
-    model = _Model(pairs)
-    signs, exact = swap_signs(model.units, resamples, seed)
-    observed, null = model.statistic(np.ones((1, model.units)))[0], model.statistic(signs)
-    return float(p_values(observed, null, alternative, exact=exact, tolerance=2.0**-32))
-
-
 def curve_design(kl: FloatArray) -> FloatArray:
     """Columns 1, sqrt(KL), KL, KL^1.5 of the curve, shape [N, 4].
 
@@ -149,81 +131,23 @@ def curve_design(kl: FloatArray) -> FloatArray:
     return np.asarray(np.polynomial.polynomial.polyvander(root, max(0, degree)))
 
 
-class _Model:
-    """The model for many labellings at once, with an error for what the curve may miss.
-
-    A frontier with a narrow hump is none of these curves: the difference between the gap and that of a curve
-    with one power less is added to the standard error, in quadrature.
-    """
-
-    def __init__(self, pairs: Pairs) -> None:
-        self.design = curve_design(pairs.kl.ravel())
-        self._full = _Fit(pairs, self.design)
-        self.units = self._full.units
-        less = self.design[:, :-1]
-        self._simpler = _Fit(pairs, less) if less.shape[1] > 1 else None
-
-    def fit(self, signs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Gap, its standard error, and overlap, for signs [N, units]; shape [N] each."""
-        product, score, length = self._full.sums(signs)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            gap = product / length
-            error = np.hypot(score, self._misfit(signs, gap) * length) / length
-        overlap = 2 * (self._simpler or self._full).sums(signs)[2] / self._full.pairs
-        return gap, error, overlap
-
-    def statistic(self, signs: FloatArray) -> FloatArray:
-        """The gap over its standard error, shape [...] for signs [..., units]; antisymmetric in the signs."""
-        flat = signs.reshape(-1, self.units)
-        product, score, length = self._full.sums(flat)
-        usable = length > _COLLINEAR * self._full.pairs
-        gap = product / np.where(usable, length, 1.0)
-        error = np.hypot(score, self._misfit(flat, gap) * length)
-        found = np.where(usable, product / np.maximum(error, self._full.floor), 0.0)
-        return np.asarray(found.reshape(signs.shape[:-1]))
-
-    def _misfit(self, signs: FloatArray, gap: FloatArray) -> FloatArray:
-        """Difference between the gap and that of the simpler curve; 0 without one."""
-        if self._simpler is None:
-            return np.zeros_like(gap)
-        product, _, length = self._simpler.sums(signs)
-        return np.asarray(gap - product / np.maximum(length, _COLLINEAR * self._full.pairs))
-
-
-class _Fit:
-    """Least squares by partial regression.
+def _fit(pairs: Pairs, design: FloatArray) -> tuple[float, float, float]:
+    """Gap, its clustered standard error, and overlap, by partial regression; `nan` if KL determines the arm.
 
     With Q an orthonormal basis of the curve's columns, M = 1 - QQ', l = M label and r = M R, the gap is
     l'r / l'l, and the residual of the model is r - gap l.
     """
-
-    def __init__(self, pairs: Pairs, design: FloatArray) -> None:
-        # Scaled columns, so that the numerical rank does not depend on the unit of KL
-        scaled = design / np.abs(design).max(axis=0)
-        left, sizes, _ = np.linalg.svd(scaled, full_matrices=False)
-        basis = left[:, sizes > 1e-10 * sizes[0]]
-        reward = pairs.reward.ravel()
-        rest = reward - basis @ (basis.T @ reward)
-        rest[np.abs(rest) <= _ROUNDING * np.abs(reward).max()] = 0.0
-        self._basis = basis.reshape(len(pairs), 2, -1)
-        self._rest = rest.reshape(-1, 2)
-        names, self._place = np.unique(pairs.unit, return_inverse=True)
-        self.units, self.pairs = len(names), len(pairs)
-        self._members: IntArray | None = None if self.units == len(pairs) else np.arange(self.units)
-        free = max(1, 2 * len(pairs) - basis.shape[1] - 1)
-        self._correction = self.units / max(1, self.units - 1) * (2 * len(pairs) - 1) / free
-        self.floor = 1e-9 * (float(np.abs(rest).max(initial=0.0)) or 1.0) * math.sqrt(2 * len(pairs))
-
-    def sums(self, signs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """l'r, the root of the summed squared cluster scores, and l'l; shape [N] each."""
-        turned = signs[:, self._place]
-        ours, theirs = self._basis[:, 0], self._basis[:, 1]
-        on_curve = turned @ (ours - theirs) / 2
-        length = len(self._rest) / 2 - (on_curve**2).sum(axis=1)
-        product = turned @ (self._rest[:, 0] - self._rest[:, 1]) / 2
-        first, second = turned / 2 - on_curve @ ours.T, -turned / 2 - on_curve @ theirs.T
-        gap = product / np.maximum(length, _COLLINEAR * len(self._rest))
-        scores = first * self._rest[:, 0] + second * self._rest[:, 1] - gap[:, None] * (first**2 + second**2)
-        if self._members is not None:
-            scores = scores @ (self._place[:, None] == self._members)
-        return product, np.sqrt(self._correction * (scores**2).sum(axis=1)), length
+    # Scaled columns, so that the numerical rank does not depend on the unit of KL
+    left, sizes, _ = np.linalg.svd(design / np.abs(design).max(axis=0), full_matrices=False)
+    basis = left[:, sizes > 1e-10 * sizes[0]]
+    reward = pairs.reward.ravel()
+    label, rest = (values - basis @ (basis.T @ values) for values in (np.tile(_LABEL, len(pairs)), reward))
+    rest[np.abs(rest) <= _ROUNDING * np.abs(reward).max()] = 0.0
+    length = float(label @ label)
+    if length <= _COLLINEAR * len(pairs):
+        return math.nan, math.nan, 0.0
+    gap = float(label @ rest) / length
+    scores = unit_sums(label * (rest - gap * label), np.repeat(pairs.unit, 2))
+    units, free = len(scores), max(1, 2 * len(pairs) - basis.shape[1] - 1)
+    correction = units / max(1, units - 1) * (2 * len(pairs) - 1) / free
+    return gap, math.sqrt(correction * float(scores @ scores)) / length, 2 * length / len(pairs)

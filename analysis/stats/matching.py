@@ -44,7 +44,7 @@ def match(sweep: Sweep, treatment: str, control: str) -> Pairs:
         replicates if shared else np.arange(len(rows)),
         outcomes(schema.KL),
         np.zeros((len(rows), 2)) if sweep.plan.primary.outcome == schema.KL else outcomes(schema.REWARD),
-        blocks=len(sweep.plan.grid.blocks),
+        blocks=sweep.distinct_blocks,
     )
 
 

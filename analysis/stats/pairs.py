@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.results.artifacts import FloatArray as FloatArray
+from analysis.results.plan import FEWEST_BLOCKS
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -27,7 +28,8 @@ class Pairs:
         unit: Swap unit of each pair, shape [P]: pairs of the same unit are swapped together.
         kl: KL(policy || reference) in nats, shape [P, 2].
         reward: Mean reward, shape [P, 2].
-        blocks: Number of blocks in the plan; replicate r belongs to block r mod `blocks`. 0 without blocks.
+        blocks: For each block of the plan, the first one that is the same: two whose runs start from the
+            same weights are one. Replicate r belongs to block r mod their number; empty without blocks.
 
     Raises:
         ValueError: If the shapes disagree.
@@ -41,7 +43,7 @@ class Pairs:
     unit: IntArray
     kl: FloatArray
     reward: FloatArray
-    blocks: int = 0
+    blocks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name, rest in {"beta_index": [], "replicate": [], "unit": [], "kl": [2], "reward": [2]}.items():
@@ -70,7 +72,13 @@ class Pairs:
     @property
     def block(self) -> IntArray:
         """Block of each pair, shape [P]; 0 without blocks."""
-        return self.replicate % max(1, self.blocks)
+        blocks = np.array(self.blocks or (0,))
+        return np.asarray(blocks[self.replicate % len(blocks)])
+
+    @property
+    def over_blocks(self) -> bool:
+        """Whether there are enough different blocks to show how much they differ."""
+        return len(np.unique(self.block)) >= FEWEST_BLOCKS
 
     @property
     def seeds_shared(self) -> bool:

@@ -11,7 +11,7 @@ from analysis.stats import frontier
 from analysis.stats.contrast import mean_of
 from analysis.stats.intervals import Estimate, detectable_effect
 from analysis.stats.kl_reward import kl_contrast
-from analysis.stats.matched_kl import matched_kl, matched_kl_p_value
+from analysis.stats.matched_kl import matched_kl
 from analysis.stats.objective import objective_contrast
 from analysis.stats.pairs import FloatArray, Pairs
 from analysis.stats.scenario import Scenario
@@ -90,16 +90,23 @@ def rejection_rates(
     found = {}
     for key in tests:
         if key == MATCHED_KL:
-            p_values = np.ones(sweeps)
-            for index, pairs in enumerate(map(scenario.pairs_of, kl, reward)):
-                if not matched_kl(pairs).refused:
-                    own = {"resamples": resamples, "seed": seed + index}
-                    p_values[index] = matched_kl_p_value(pairs, alternative=alternative, **own)
+            fits = [matched_kl(pairs).estimate for pairs in map(scenario.pairs_of, kl, reward)]
+            p_values = np.array([_one_p(fit, alternative) for fit in fits])
         else:
             sums = _sums(scenario, key, kl, reward)
             p_values = swap_p_values(sums, alternative, resamples, seed)
         found[key] = Rate(float((p_values <= alpha).mean()), sweeps)
     return found
+
+
+def _one_p(estimate: Estimate, alternative: Alternative) -> float:
+    """The p-value of a t test; 1 without an estimate."""
+    if not estimate.degrees > 0:
+        return 1.0
+    if alternative == "two-sided":
+        return estimate.p_value
+    favoured = (estimate.value > 0) == (alternative == "greater")
+    return estimate.p_value / 2 if favoured else 1 - estimate.p_value / 2
 
 
 def primary_rate(scenario: Scenario, *, lift: float, alpha: float, sweeps: int = SWEEPS) -> Rate:
@@ -173,7 +180,7 @@ def detectable_difference(pairs: Pairs, replicates: int, level: float) -> float 
     Args:
         pairs: Pairs of a pilot, or of the sweep itself.
         replicates: Replicates of the planned sweep.
-        level: The level of Holm's first step.
+        level: The level of each comparison.
     """
     estimate = mean_of(objective_contrast(pairs), pairs)
     if not estimate.degrees > 0:
@@ -189,7 +196,7 @@ def expected_detectable(scenario: Scenario, level: float) -> float:
     found = [mean_of(objective_contrast(pairs), pairs) for pairs in map(scenario.pairs_of, kl, reward)]
     degrees = float(np.median([estimate.degrees for estimate in found]))
     squares = float(np.mean([estimate.standard_error**2 for estimate in found]))
-    return math.sqrt(squares) * detectable_effect(degrees, level, POWER, known=True)
+    return math.sqrt(squares) * detectable_effect(degrees, level, POWER, pilot=math.inf)
 
 
 def detectable_over_blocks(
@@ -197,28 +204,38 @@ def detectable_over_blocks(
 ) -> dict[float, float]:
     """The differences in what decides that a t test over blocks detects with 80 % power.
 
-    The variance of a block's mean is that between blocks plus that of the mean of the block's own pairs.
+    A standard error from a pilot is an estimate, over whose error the power is a mean. The variance of a
+    block's mean is that between blocks plus that of the mean of the block's own pairs: a pilot without
+    blocks shows only the second.
 
     Args:
         scenario: The pairs of the planned sweep, within blocks.
         blocks: Number of blocks, with equally many replicates.
-        level: The level of Holm's first step.
+        level: The level of each comparison.
         pairs: Pairs of a pilot. The spread of their differences is then used instead of the simulated one,
             which is far too large where a larger KL is paid for by the reward of the same run.
 
     Returns:
-        SD of the difference between blocks, 0 to 2 SDs of a pair's difference -> difference, both in reward
-        units, or in nats if the KL decides.
+        SD of the difference between blocks -> difference, both in reward units, or in nats if the KL
+        decides: with a pilot over blocks the SD of its blocks' means, otherwise 0 to 2 SDs of a pair's
+        difference.
     """
+    degrees = math.inf
     if pairs is None:
         drawn = scenario.draw(np.random.default_rng(0), SWEEPS)
         error = float(_sums(scenario, scenario.outcome, *drawn).sum(axis=1).std())
     else:
         pairs = pairs.subset(np.asarray(~pairs.diverged.any(axis=1)))
         contrast = (kl_contrast if scenario.outcome == "kl" else objective_contrast)(pairs)
-        error = mean_of(contrast, pairs).standard_error * math.sqrt(pairs.replicates / scenario.replicates)
+        found = mean_of(contrast, pairs)
+        degrees = found.degrees
+        if pairs.over_blocks:
+            spread = found.standard_error * math.sqrt(degrees + 1)
+            effect = detectable_effect(blocks - 1, level, POWER, pilot=degrees)
+            return {spread: effect * spread / math.sqrt(blocks)}
+        error = found.standard_error * math.sqrt(pairs.replicates / scenario.replicates)
     spreads = [count * error * math.sqrt(scenario.pairs) for count in range(3)]
-    reach = detectable_effect(blocks - 1, level, POWER, known=True)
+    reach = detectable_effect(blocks - 1, level, POWER, pilot=degrees)
     return {spread: reach * math.sqrt(error**2 + spread**2 / blocks) for spread in spreads}
 
 
@@ -229,7 +246,7 @@ def detectable_ratio(scenario: Scenario, level: float) -> float | None:
 
     Args:
         scenario: A scenario in which the KL decides.
-        level: The level of Holm's first step.
+        level: The level of each comparison.
 
     Returns:
         The ratio, treatment over control, to a hundredth of `log_kl_sd`; None if no ratio is detected, as

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from analysis.stats.pairs import FloatArray
+from analysis.stats.tuning import Tuned
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Rules:
         comparisons: Number of comparisons in the plan, including those that lost all their pairs.
         corner: KL and reward of the corner of the hypervolume; None if there is no hypervolume.
         withheld: Why there is no verdict, or "".
-        regrets: Arm -> bootstrap samples of what it loses by its chosen rate, where rates were tuned.
+        tuned: Arm -> what is known of its chosen rate, where rates were tuned.
     """
 
     alpha: float = 0.05
@@ -27,4 +27,4 @@ class Rules:
     comparisons: int = 0
     corner: tuple[float, float] | None = None
     withheld: str = ""
-    regrets: Mapping[str, FloatArray] = field(default_factory=dict)
+    tuned: Mapping[str, Tuned] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Secondary tests, which are descriptive: one Holm family over all comparisons."""
+"""Secondary tests, which are descriptive: one family over all comparisons."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -9,12 +9,13 @@ import numpy as np
 from analysis.stats import claims, frontier
 from analysis.stats.claims import Claim
 from analysis.stats.contrast import Contrast
-from analysis.stats.hypervolume import Reference, hypervolume_test
+from analysis.stats.hypervolume import Reference, hypervolume_differences
 from analysis.stats.intervals import Estimate
+from analysis.stats.inversion import mean_swap_test
 from analysis.stats.kl_reward import LOG_RATIO, log_kl_contrast, reward_contrast
 from analysis.stats.pairs import Curves, FloatArray, Pairs
 from analysis.stats.rules import Rules
-from analysis.stats.stability import SpreadTest, roughness_test, spread_test
+from analysis.stats.stability import SpreadTest, roughness_contributions, spread_test
 from analysis.stats.swaps import swap_test
 from analysis.stats.verdict import Verdict
 
@@ -84,21 +85,23 @@ def _dominance(claim: Claim, contributions: Callable[[Pairs], FloatArray], pairs
 def _hypervolume(corner: Reference | None, pairs: Pairs) -> Verdict | None:
     if corner is None:
         return None
-    found = hypervolume_test(pairs, corner)
-    mean = Estimate.of_mean(found.differences)
-    return Verdict.about(claims.HYPERVOLUME, pairs, mean, "nats of log KL × reward", found.test)
+    differences = hypervolume_differences(pairs, corner)
+    mean, test = Estimate.of_mean(differences), mean_swap_test(differences)
+    return Verdict.about(claims.HYPERVOLUME, pairs, mean, "nats of log KL × reward", test)
 
 
 def _stability(spread: Spread) -> Iterator[Verdict]:
     curves, test = spread.curves, spread.test
     largest = float(test.curve[np.abs(test.curve).argmax()]) if len(test.curve) else 0.0
-    roughness, swaps = roughness_test(curves.values, curves.pairs.beta_index, curves.pairs.unit)
-    tests = (test.mean, test.integrated), (Estimate(largest), test.pointwise), (roughness, swaps)
+    rough = roughness_contributions(curves.values, curves.pairs.beta_index)
+    tests = (
+        (Estimate(test.ratio), test.integrated),
+        (Estimate(largest), test.pointwise),
+        (Estimate.of_mean(rough), mean_swap_test(rough, units=curves.pairs.unit)),
+    )
     words = claims.of_curves(curves.metric, "log KL" if curves.metric == "kl" else "the reward")
     for claim, (estimate, swap) in zip(words, tests, strict=True):
-        # The tests are of control / treatment, the estimates of treatment / control
-        ratio = replace(estimate, value=-estimate.value)
-        yield Verdict.about(claim, curves.pairs, ratio, LOG_RATIO, swap)
+        yield Verdict.about(claim, curves.pairs, estimate, LOG_RATIO, swap)
 
 
 def _collapses(pairs: Pairs) -> Verdict | None:

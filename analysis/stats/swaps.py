@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 from scipy import stats
 
+from analysis.stats.intervals import Interval
 from analysis.stats.pairs import FloatArray, IntArray
 
 Alternative = Literal["two-sided", "greater", "less"]
@@ -18,7 +19,7 @@ RESAMPLES = 9_999
 # Statistics that differ by less than this share of the size of their terms are tied, so that ties survive
 # rounding errors. A tolerance relative to the observed value would be 0 if that value is 0, and rounding to a
 # grid would tear apart ties at the middle between two of its points.
-_TIE = 2.0**-32
+TIE = 2.0**-32
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class SwapTest:
         units: Number of units whose swap changes the statistic.
         resamples: Number of swaps evaluated: all if `exact`, else the number of random swaps.
         exact: Whether every swap was enumerated.
+        interval: Two-sided level -> the interval of a mean, which excludes 0 if and only if p is at most the
+            level (see `inversion`); None for a statistic without one.
     """
 
     p_value: float
@@ -38,6 +41,7 @@ class SwapTest:
     units: int
     resamples: int
     exact: bool
+    interval: Callable[[float], Interval | None] | None = field(default=None, repr=False, compare=False)
 
 
 def swap_test(
@@ -72,9 +76,9 @@ def swap_test(
     if not np.isfinite(contributions).all():
         raise ValueError("contributions must be finite: rank diverged runs last before testing")
     sums = unit_sums(contributions, units)
-    sums = sums[np.abs(sums) > np.abs(contributions).max(initial=0.0) * _TIE]
+    sums = sums[np.abs(sums) > np.abs(contributions).max(initial=0.0) * TIE]
     count = len(sums)
-    if count and np.ptp(np.abs(sums)) <= np.abs(sums[0]) * _TIE:  # equal sizes: a sign test
+    if count and np.ptp(np.abs(sums)) <= np.abs(sums[0]) * TIE:  # equal sizes: a sign test
         p_value = stats.binomtest(int((sums > 0).sum()), count, alternative=alternative).pvalue
         sides = 2 if alternative == "two-sided" else 1
         return SwapTest(float(p_value), min(1.0, sides * 2.0**-count), count, 2**count, True)
@@ -108,9 +112,9 @@ def sign_flip_test(
         resamples: Number of random swaps if enumeration would need more.
     """
     observed, mirrored = statistic(np.ones(count)), statistic(-np.ones(count))
-    sides = 2 if alternative == "two-sided" or abs(observed - mirrored) <= scale * _TIE else 1
+    sides = 2 if alternative == "two-sided" or abs(observed - mirrored) <= scale * TIE else 1
     signs, exact = swap_signs(count, resamples)
-    p_value = float(p_values(observed, statistic(signs), alternative, exact=exact, tolerance=scale * _TIE))
+    p_value = float(p_values(observed, statistic(signs), alternative, exact=exact, tolerance=scale * TIE))
     least = min(1.0, sides * (2.0**-count if exact else 1 / (resamples + 1)))
     return SwapTest(p_value, least, count, len(signs), exact)
 

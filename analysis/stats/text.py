@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from analysis.stats.blocks import BlockTest
+from analysis.stats.blocks import TTest
 from analysis.stats.frontier import Share
 from analysis.stats.intervals import Interval
 from analysis.stats.swaps import SwapTest
@@ -139,16 +139,19 @@ def these_blocks(blocks: int) -> str:
     """A condition, in words; "" without blocks.
 
     Example:
-        >>> these_blocks(2), these_blocks(7), these_blocks(0)
-        ('on these two blocks', 'on these 7 blocks', '')
+        >>> these_blocks(1), these_blocks(2), these_blocks(7), these_blocks(0)
+        ('on this one block', 'on these two blocks', 'on these 7 blocks', '')
     """
+    if blocks == 1:
+        return "on this one block"
     return f"on these {'two' if blocks == 2 else blocks} blocks" if blocks else ""
 
 
-def evidence_text(test: SwapTest | BlockTest, alpha: float = 0.05) -> str:
+def evidence_text(test: SwapTest | TTest, alpha: float = 0.05) -> str:
     """The p-value and its method; from random swaps near `alpha` also its Monte Carlo error."""
-    if isinstance(test, BlockTest):
-        return f"t test over {count(test.blocks, 'block')}, {probability(test.p_value)}"
+    if isinstance(test, TTest):
+        over = f" over {count(test.blocks, 'block')}" if test.blocks else ""
+        return f"t test{over}, {probability(test.p_value)}"
     if test.exact:
         return f"exact swap {probability(test.p_value)}"
     error = math.sqrt(test.p_value * (1 - test.p_value) / test.resamples)
@@ -164,5 +167,5 @@ def share_text(share: Share) -> str:
     interval = interval_text(None)
     if share.interval is not None:
         ends = " to ".join(map(whole_percent, share.interval.ends))
-        interval = f"{percent(share.interval.level)} CI {ends}, for this share alone"
+        interval = f"{percent(share.interval.level)} CI {ends}, of so many independent points"
     return f"{share.count}/{share.total} ({whole_percent(share.value)}, {interval})"

@@ -3,25 +3,58 @@
 The runs of the grid compare arms at the rates that were chosen for them. At another rate an arm may be
 better; what it loses is its regret. The regrets are not known, but the runs of the tuning stage show how
 large they may be. Their mean square is added to the variance of a difference between arms, so that its
-interval is for the arms at their true best rates. `python -m benchmarks certificates` has its coverage.
+interval is for the arms at their true best rates. At the smallest or largest rate tried, nothing shows where
+the optimum is: there the comparison is one at that rate. `python -m benchmarks certificates` has coverage,
+width and power.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.results.rate_choice import trial_outcomes
+from analysis.results.rate_choice import edge_of, trial_outcomes
 from analysis.results.sweep import Sweep
-from analysis.stats.pairs import FloatArray, IntArray
+from analysis.stats.intervals import Estimate
+from analysis.stats.pairs import BoolArray, FloatArray, IntArray
+from lit_klrb import schema
 
 # Number of bootstrap samples.
 SAMPLES = 2_000
+# Level of the intervals of an arm's rates, divided by their number, by which a rate is clearly worse.
+_LEVEL = 0.05
 
 
-def regrets_of(sweep: Sweep) -> dict[str, FloatArray]:
-    """Arm -> bootstrap samples of what it loses by its chosen rate; empty without a choice.
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """What the tuning stage shows about the chosen rate of an arm.
+
+    Attributes:
+        rate: The rate.
+        edge: "smallest" or "largest" if it is that of those tried, or "".
+        left_out: Rates that are clearly worse than the best one, and no part of the curve.
+        regrets: Bootstrap samples of what the arm loses by its rate; zeros at an edge.
+    """
+
+    rate: float
+    edge: str
+    left_out: tuple[float, ...]
+    regrets: FloatArray
+
+    @property
+    def loss(self) -> float:
+        """The root mean square of what the arm may lose by its rate."""
+        return float(np.sqrt((self.regrets**2).mean()))
+
+
+def tuned_arms(sweep: Sweep, *, ratio: bool = False) -> dict[str, Tuned]:
+    """What is known of each arm's rate; empty without a choice.
 
     All arms share the resampled replicates, as their runs share seeds.
+
+    Args:
+        sweep: The sweep.
+        ratio: Whether regrets are those of the logarithm of a KL, where it decides, instead of the KL.
     """
     if sweep.plan.tuning is None or not sweep.rates:
         return {}
@@ -29,20 +62,37 @@ def regrets_of(sweep: Sweep) -> dict[str, FloatArray]:
     outcomes = trial_outcomes(sweep.plan, sweep.trials)
     count = sweep.plan.tuning.replicates
     drawn = np.random.default_rng(0).integers(count, size=(SAMPLES, count))
-    return {
-        arm: regrets(outcomes[arm], np.log(rates), rates.index(rate), drawn)
-        for arm, rate in sweep.rates.items()
-        if rate in rates and np.isfinite(outcomes[arm]).any()
-    }
+    found = {}
+    for arm, rate in sweep.rates.items():
+        if rate not in rates or not np.isfinite(outcomes[arm]).any():
+            continue
+        edge, chosen = edge_of(rates, rate), rates.index(rate)
+        logs = sweep.plan.primary.outcome == schema.KL
+        values = _logs(outcomes[arm]) if logs else outcomes[arm]
+        kept, best, own = resampled(values, np.log(rates), chosen, drawn)
+        lost = np.exp(-own) - np.exp(-best) if logs and not ratio else best - own
+        usable = np.isfinite(outcomes[arm]).all(axis=0)
+        left_out = tuple(rates[index] for index in np.flatnonzero(usable & ~kept))
+        found[arm] = Tuned(rate, edge, left_out, np.zeros_like(lost) if edge else np.maximum(0.0, lost))
+    return found
 
 
-def regrets(outcomes: FloatArray, log_rates: FloatArray, chosen: int, drawn: IntArray) -> FloatArray:
-    """Samples of the best outcome at any rate, less that at the chosen one.
+def _logs(outcomes: FloatArray) -> FloatArray:
+    """Negative logarithms of KLs, from negative KLs; `nan` where a KL is not positive."""
+    return -np.log(np.where(outcomes < 0, -outcomes, np.nan))
+
+
+def resampled(
+    outcomes: FloatArray, log_rates: FloatArray, chosen: int, drawn: IntArray
+) -> tuple[BoolArray, FloatArray, FloatArray]:
+    """Which rates are on the curve, and samples of the outcome at the best rate, and at the chosen one.
 
     Each sample resamples replicates, and chooses a rate again. The best outcome is that of a parabola in the
     log rate through the means at the best rate and its two neighbours: an arm's outcome is a parabola only
-    near its optimum, as it falls steeply where runs begin to collapse. Deviations from the means are scaled
-    by sqrt(n / (n - 1)), as those of resampled values are too small.
+    near its optimum, as it falls steeply where runs begin to collapse. A rate whose interval lies below that
+    of the best one, both simultaneous over the rates, is therefore left out, unless it is one of the best
+    three, which a parabola needs. Deviations from the means are
+    scaled by sqrt(n / (n - 1)), as those of resampled values are too small.
 
     Args:
         outcomes: Outcomes of n replicates at R rates, higher being better, shape [n, R]; rates at which a
@@ -52,26 +102,37 @@ def regrets(outcomes: FloatArray, log_rates: FloatArray, chosen: int, drawn: Int
         drawn: Indices of resampled replicates, shape [samples, n].
 
     Returns:
-        Regrets, shape [samples], not negative.
+        Mask of the rates, shape [R], and the two outcomes, shape [samples] each.
 
     Example:
         >>> same = np.tile([0.0, 1.0, 0.0], (4, 1))                  # without noise, chosen at the top
-        >>> regrets(same, np.arange(3.0), 1, np.zeros((2, 4), dtype=int)).tolist()
-        [0.0, 0.0]
+        >>> resampled(same, np.arange(3.0), 1, np.zeros((2, 4), dtype=int))[1].tolist()
+        [1.0, 1.0]
     """
-    usable = np.asarray(np.isfinite(outcomes).all(axis=0))
-    at, values = log_rates[usable], outcomes[:, usable]
-    own = int(usable[:chosen].sum())
+    kept = _kept(outcomes)
+    kept[chosen] = True
+    at, values, own = log_rates[kept], outcomes[:, kept], int(kept[:chosen].sum())
     means, count = values.mean(axis=0), len(values)
     sampled = means + (values[drawn].mean(axis=1) - means) * np.sqrt(count / (count - 1))
-    return np.asarray(np.maximum(0.0, _tops(sampled, at) - sampled[:, own]))
+    return kept, _tops(sampled, at), np.asarray(sampled[:, own])
 
 
-def regret_variance(regrets: Mapping[str, FloatArray], treatment: str, control: str) -> float:
+def _kept(values: FloatArray) -> BoolArray:
+    """Mask of the finite rates that are among the best three, or not clearly worse than the best."""
+    finite = np.asarray(np.isfinite(values).all(axis=0))
+    means = np.where(finite, values.mean(axis=0), -np.inf)
+    level = 1 - _LEVEL / max(1, int(finite.sum()))
+    ends = [Estimate.of_mean(column).interval(level) for column in values.T]
+    best, third = ends[int(means.argmax())], np.sort(means)[-min(3, len(means))]
+    near = [best is None or own is None or own.high >= best.low for own in ends]
+    return np.asarray(finite & (np.array(near) | (means >= third)))
+
+
+def regret_variance(arms: Mapping[str, Tuned], treatment: str, control: str) -> float:
     """The mean square of the difference between the regrets of two arms; 0 without tuning."""
-    if treatment not in regrets or control not in regrets:
+    if treatment not in arms or control not in arms:
         return 0.0
-    return float(((regrets[treatment] - regrets[control]) ** 2).mean())
+    return float(((arms[treatment].regrets - arms[control].regrets) ** 2).mean())
 
 
 def _tops(sampled: FloatArray, at: FloatArray) -> FloatArray:

@@ -12,14 +12,15 @@ from typing import Self
 
 import numpy as np
 
-from analysis.stats.blocks import BlockTest
+from analysis.stats.blocks import TTest
 from analysis.stats.claims import Claim
 from analysis.stats.contrast import Contrast, mean_of, over_blocks
 from analysis.stats.frontier import Share
 from analysis.stats.intervals import Estimate, Interval
+from analysis.stats.inversion import mean_swap_test
 from analysis.stats.kl_reward import LOG_RATIO
 from analysis.stats.pairs import Pairs
-from analysis.stats.swaps import SwapTest, swap_test
+from analysis.stats.swaps import SwapTest
 from analysis.stats.text import (
     count,
     evidence_text,
@@ -63,13 +64,13 @@ class Verdict:
         control: Label of the arm it is compared with.
         estimate: The difference (or log ratio) with its standard error.
         unit: Unit of the estimate.
-        test: The test of no difference: an exact swap test, or a t test over blocks.
+        test: The test of no difference: a swap test, or a t test.
         replicates: n; for a sweep never the number of prompts, steps or batches.
-        adjusted: The p-value after correction for the family of tests; `nan` before `holm.corrected`.
+        adjusted: The p-value after correction for the family of tests; `nan` before `correction.corrected`.
         attainable: The smallest attainable corrected p-value.
         alpha: Level of the family.
-        level: Level of Holm's first step, alpha divided by the size of the family, which the interval, the
-            equivalence test and the detectable difference have.
+        level: Alpha divided by the size of the family: the level of the test, of its interval, of the
+            equivalence test and of the detectable difference.
         margin: Equivalence margin fixed in the plan, in `unit`; None if equivalence is never concluded.
         share: The counts of a claim on frontier shares, shown instead of the difference.
         doubt: Why the result is inconclusive whatever the test, or "".
@@ -84,7 +85,7 @@ class Verdict:
     control: str
     estimate: Estimate
     unit: str
-    test: SwapTest | BlockTest
+    test: SwapTest | TTest
     replicates: int
     adjusted: float = math.nan
     attainable: float = math.nan
@@ -99,22 +100,27 @@ class Verdict:
     blocks: int = 0
 
     @classmethod
-    def about(
-        cls, claim: Claim, pairs: Pairs, estimate: Estimate, unit: str, test: SwapTest | BlockTest
-    ) -> Self:
+    def about(cls, claim: Claim, pairs: Pairs, estimate: Estimate, unit: str, test: SwapTest | TTest) -> Self:
         """A verdict on the two arms of matched pairs, not yet corrected."""
         blocks = len(np.unique(pairs.block)) if pairs.blocks else 0
         arms = pairs.treatment, pairs.control
         return cls(claim, *arms, estimate, unit, test, pairs.replicates, blocks=blocks)
 
     @classmethod
-    def on(cls, claim: Claim, pairs: Pairs, contrast: Contrast) -> Self:
-        """A verdict on the mean of a contrast, by its swap test or over blocks; not yet corrected."""
-        mean = mean_of(contrast, pairs)
+    def on(cls, claim: Claim, pairs: Pairs, contrast: Contrast, variance: float = 0.0) -> Self:
+        """A verdict on the mean of a contrast, by its swap test or over blocks; not yet corrected.
+
+        Args:
+            claim: The claim.
+            pairs: The matched pairs.
+            contrast: Their differences.
+            variance: Variance of an independent error of the mean, which test and interval include.
+        """
+        mean = mean_of(contrast, pairs).widened(variance)
         test = (
-            BlockTest.of(mean)
+            TTest.over_blocks(mean)
             if over_blocks(contrast, pairs)
-            else swap_test(contrast.contributions, pairs.unit)
+            else mean_swap_test(contrast.values, contrast.weights, pairs.unit, variance=variance)
         )
         return cls.about(claim, pairs, mean, contrast.unit, test)
 
@@ -134,18 +140,32 @@ class Verdict:
         ):
             favours = (self.estimate.value > 0) == self.claim.higher_is_better
             return Outcome.BETTER if favours else Outcome.WORSE
-        if self.margin is not None and _at_most(self.estimate.equivalence_p(self.margin), self.level):
+        if self.margin is not None and self._within(self.margin):
             return Outcome.EQUIVALENT
         possible = math.isnan(self.attainable) or _at_most(self.attainable, self.alpha)
         return Outcome.INCONCLUSIVE if possible else Outcome.CANNOT_REJECT
 
     @property
     def interval(self) -> Interval | None:
-        """The interval of the estimate, simultaneous with those of its family except for a share."""
+        """The interval of the estimate, simultaneous with those of its family except for a share.
+
+        It is that of the test, and excludes 0 if and only if the test rejects.
+        """
         if self.share is not None:
             return self.share.interval
-        interval, (low, high) = self.estimate.interval(1 - self.level), self.claim.bounds
+        interval, (low, high) = self._interval(self.level), self.claim.bounds
         return interval and replace(interval, low=max(low, interval.low), high=min(high, interval.high))
+
+    def _interval(self, level: float) -> Interval | None:
+        """The interval of the test at a two-sided level."""
+        if isinstance(self.test, SwapTest) and self.test.interval is not None:
+            return self.test.interval(level)
+        return self.estimate.interval(1 - level)
+
+    def _within(self, margin: float) -> bool:
+        """Whether both one-sided tests of equivalence reject, each at the level: TOST."""
+        interval = self._interval(2 * self.level)
+        return interval is not None and -margin < interval.low and interval.high < margin
 
     @property
     def label(self) -> str:
@@ -165,7 +185,7 @@ class Verdict:
             return f"There is no verdict on {self.claim.subject}: {self.withheld}."
         evidence = f"{self._difference()}; {evidence_text(self.test, self.level)}"
         if not math.isclose(self.adjusted, self.test.p_value, rel_tol=_ROUNDING):
-            evidence += f", {probability(self.adjusted)} after Holm's correction"
+            evidence += f", {probability(self.adjusted)} after correction"
         evidence += f"; {self._counts()}"
         subject, arms = self.claim.subject, f"{self.treatment} against {self.control}"
         match self.outcome:
@@ -195,7 +215,7 @@ class Verdict:
     @property
     def over_blocks(self) -> bool:
         """Whether the claim is about blocks like these, and not only about these."""
-        return isinstance(self.test, BlockTest)
+        return isinstance(self.test, TTest) and self.test.blocks > 0
 
     @property
     def condition(self) -> str:

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 from replication.claims.claim import Citation, Number, PublishedClaim, Ruling, Status
 from replication.claims.evidence import Evidence
-from replication.claims.measure import difference_text, distilled, p_text, ratio_text
-from replication.claims.trained import Trained, better, compared, designs_of, kl_finding
+from replication.claims.measure import difference_text, distilled, p_text, with_level
+from replication.claims.trained import Trained, better, compared, decidable, designs_of, kl_finding
 
 # Arm of the enumerated study -> arm of the neural sweeps.
 _NEURAL = {
@@ -24,14 +24,15 @@ class _Point(NamedTuple):
         where: The point or sweep.
         capacity: "full" if the student can match its teacher.
         text: The ratio of KLs with its p.
-        nearer: Whether it ends significantly nearer to the teacher than the control.
+        nearer: Whether it ends significantly nearer to the teacher than the control; None if its test cannot
+            reject.
     """
 
     arm: str
     where: str
     capacity: str
     text: str
-    nearer: bool
+    nearer: bool | None
 
 
 def _points(evidence: Evidence, arms: tuple[str, ...], control: str, discounts: bool = False) -> list[_Point]:
@@ -42,8 +43,8 @@ def _points(evidence: Evidence, arms: tuple[str, ...], control: str, discounts: 
             arm,
             f"enumerated, {cell}",
             cell.capacity,
-            f"{ratio_text(one.log_ratio)}, {p_text(one.p_holm)}",
-            one.log_ratio.value < 0 and one.p_holm < 0.05,
+            f"{with_level(one.log_ratio.value, one.interval)}, {p_text(one.p_adjusted)}",
+            one.log_ratio.value < 0 and one.p_adjusted < 0.05,
         )
         for arm in arms
         for cell, one in zip(evidence.distillation.cells, enumerated[arm], strict=True)
@@ -58,7 +59,13 @@ def _points(evidence: Evidence, arms: tuple[str, ...], control: str, discounts: 
     tests = compared([design for _, design in neural], kl_finding)
     names = {label: arm for arm, label in _NEURAL.items()}
     return found + [
-        _Point(names.get(label, label), sweep.title, capacity, difference_text(test), better(test))
+        _Point(
+            names.get(label, label),
+            sweep.title,
+            capacity,
+            difference_text(test),
+            better(test) if decidable(test) else None,
+        )
         for (capacity, (sweep, label, _)), test in zip(neural, tests, strict=True)
     ]
 
@@ -69,8 +76,9 @@ def _labels(trained: Trained, arms: tuple[str, ...], discounts: bool) -> list[st
 
 
 def _count(points: list[_Point], arm: str, capacity: str) -> tuple[int, int]:
-    """At how many points an arm ends nearer, and of how many."""
-    found = [one.nearer for one in points if (one.arm, one.capacity) == (arm, capacity)]
+    """At how many points an arm ends nearer, and of how many whose test can reject."""
+    own = [one.nearer for one in points if (one.arm, one.capacity) == (arm, capacity)]
+    found = [nearer for nearer in own if nearer is not None]
     return sum(found), len(found)
 
 

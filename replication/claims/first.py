@@ -7,7 +7,7 @@ from analysis.stats.kl_values import EstimatorSpread
 from analysis.stats.text import number
 from replication.claims.claim import Citation, Number, PublishedClaim, Ruling, Status
 from replication.claims.evidence import STUDIES, Evidence
-from replication.claims.measure import above, below, log_ratio, ratio_text, spreads, trained_cases
+from replication.claims.measure import above, below, count_text, log_ratio, ratio_text, spreads, trained_cases
 
 _PAPER = (
     "Amini, Vieira, Cotterell (2025), Better Estimation of the KL Divergence Between Language Models, "
@@ -188,7 +188,7 @@ def _overhead(evidence: Evidence) -> Ruling:
 
 
 def _count(found: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> str:
-    return f"{int(found.sum())} of {len(found)}"
+    return count_text(int(found.sum()), len(found))
 
 
 def _table_differences() -> str:

@@ -4,16 +4,19 @@ from functools import partial
 
 import numpy as np
 
-from analysis.stats.text import number, percent
-from analysis.stats.verdict import Verdict as Tested
+from analysis.stats.intervals import Interval
+from analysis.stats.matching import match
+from analysis.stats.text import number
+from analysis.stats.verdict import Outcome, Verdict as Tested
 from replication.audit_share import points_needed, sign_p
 from replication.claims.claim import Citation, Number, PublishedClaim, Ruling, Status
 from replication.claims.evidence import Evidence
-from replication.claims.measure import difference_text, p_text, ratio_ends, share_text
+from replication.claims.measure import difference_text, p_text, share_text, with_level
 from replication.claims.trained import (
     Design,
     better,
     compared,
+    decidable,
     kl_finding,
     share_finding,
     worse,
@@ -42,14 +45,19 @@ def _designs(evidence: Evidence, estimators: tuple[str, str]) -> list[Design]:
 def _frontier(evidence: Evidence, cut: float, wins: tuple[tuple[int, int], ...], published: str) -> Ruling:
     correct, released = (_designs(evidence, pair) for pair in (_CORRECT, _RELEASED))
     found = _shares([*correct, *released], cut)
+    reached = [design for design, _ in found]
     numbers = [
+        Number(f"share of {arm} against {control}: {one.title}", published, "none: an arm has no run there")
+        for one, arm, control in (*correct, *released)
+        if (one, arm, control) not in reached
+    ]
+    numbers += [
         Number(f"share of {arm} against {control}: {one.title}", published, share_text(share))
         for (one, arm, control), share in found
     ]
-    designs = [design for design, _ in found]
     numbers += [
         Number(f"KL of {arm} over that of {control}: {one.title}", "–", difference_text(ratio))
-        for (one, arm, control), ratio in zip(designs, compared(designs, kl_finding), strict=True)
+        for (one, arm, control), ratio in zip(reached, compared(reached, kl_finding), strict=True)
     ]
     numbers += [
         Number(f"p if the published share is {k} of {n} points", "–", number(sign_p(k, n), 2))
@@ -57,23 +65,28 @@ def _frontier(evidence: Evidence, cut: float, wins: tuple[tuple[int, int], ...],
     ]
     needed = points_needed(wins[0][0] / wins[0][1])
     numbers.append(Number("points needed to show such a share (power 80 %)", "–", str(needed)))
-    ours, theirs = ([share for design, share in found if design in group] for group in (correct, released))
+    ours, theirs = (
+        [share for design, share in found if design in group and decidable(share)]
+        for group in (correct, released)
+    )
     return Ruling(*_conclusion(ours, theirs), tuple(numbers))
 
 
 def _shares(designs: list[Design], cut: float) -> list[tuple[Design, Tested]]:
-    """The shares of the frontier; a sweep without a run on this part has none, and is not in the family."""
-    finding = partial(share_finding, cut=cut)
-    shares = [one.share for one in compared(designs, finding)]
-    reached = [one for one, share in zip(designs, shares, strict=True) if share is not None and share.total]
-    return list(zip(reached, compared(reached, finding), strict=True))
+    """The shares of the frontier; a sweep in which an arm has no run there has none, and no test."""
+    reached = [
+        (one, arm, control)
+        for one, arm, control in designs
+        if (match(one.sweep, arm, control).kl < cut).any(axis=0).all()
+    ]
+    return list(zip(reached, compared(reached, partial(share_finding, cut=cut)), strict=True))
 
 
 def _conclusion(ours: list[Tested], released: list[Tested]) -> tuple[Status, str]:
     baseline = "with a correct leave-one-out baseline"
     above = sum(map(better, ours))
-    if above == len(ours):
-        return Status.HOLDS, f"In every sweep, {baseline}."
+    if ours and above == len(ours):
+        return Status.HOLDS, f"In every sweep that can tell, {baseline}."
     share = f"{above} of {len(ours)} shares {'is' if above == 1 else 'are'} significantly above a half"
     if above:
         return Status.ONLY_IF, f"the sweep is one of those below with a significant share: {share}."
@@ -107,19 +120,21 @@ def _stable(evidence: Evidence) -> Ruling:
             continue  # such as of a plan that grew after its results were seen
         for metric in ("reward", "kl"):
             found = one.claim(arm, f"spread_{metric}")
-            low, high = found["interval"]
-            outcomes.append(found["outcome"])
+            low, high = found["interval"] or (np.nan, np.nan)
+            ends = Interval(low, high, found["level"]) if found["interval"] else None
+            cannot = found["outcome"] == Outcome.CANNOT_REJECT.value
+            outcomes += [] if cannot else [found["outcome"]]
             rows.append(
                 Number(
                     f"spread of the {metric.replace('kl', 'KL')} between replicates, {arm} over {control}: "
                     f"{one.title}",
                     "below 1",
-                    f"{ratio_ends(found['estimate'], low, high)} at {percent(found['level'])}, "
-                    f"{p_text(found['p_holm'])}",
+                    f"{with_level(found['estimate'], ends)}, {p_text(found['p_adjusted'])}"
+                    + (", cannot reject at this design" if cannot else ""),
                 )
             )
     numbers = tuple(rows)
-    if all(outcome == "better" for outcome in outcomes):
+    if outcomes and all(outcome == "better" for outcome in outcomes):
         return Ruling(Status.HOLDS, "Replicates differ significantly less in every sweep.", numbers)
     if any(outcome == "better" for outcome in outcomes):
         return Ruling(Status.ONLY_IF, "the sweep is one of those below with a significant ratio.", numbers)
@@ -145,8 +160,9 @@ def frontier_claims() -> tuple[PublishedClaim, ...]:
         f"{sizes} MonteCarlo and RaoBlackwell have the correct leave-one-out baseline. The released "
         "estimators leave the KL inside the advantage undetached, as the paper's code does. How many "
         "points the published share is of is not known to us, and it decides whether chance gives as much. "
-        "A share of the frontier also rewards spread, and below a KL it rewards a small KL. Sweeps without a "
-        "run on this part are left out, of the correction for multiple tests too."
+        "A share of the frontier also rewards spread, and below a KL it rewards a small KL. A sweep in "
+        "which an arm has no run on this part has no share, and is left out of the correction too; one that "
+        "cannot reject after that correction counts for no verdict."
     )
     return (
         PublishedClaim(

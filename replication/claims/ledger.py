@@ -107,7 +107,8 @@ def _page(claim: PublishedClaim, ruling: Ruling) -> str:
     rows = "\n".join(
         f"| {_cell(one.what)} | {_cell(one.published)} | {_cell(one.ours)} |" for one in ruling.numbers
     )
-    table = f"| number (95 % interval) | published | ours |\n|---|---|---|\n{rows}\n\n" if rows else ""
+    header = "| number (95 % interval, or at its level) | published | ours |\n|---|---|---|"
+    table = f"{header}\n{rows}\n\n" if rows else ""
     code = f"\n\nReleased code: {source.code}." if source.code else ""
     return f"""# {claim.title}
 

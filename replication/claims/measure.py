@@ -7,14 +7,15 @@ from pathlib import PurePosixPath
 import numpy as np
 
 from analysis.results.artifacts import FloatArray, ValueSnapshot, ValueStudy
-from analysis.stats.intervals import Estimate
+from analysis.stats.frontier import Share
+from analysis.stats.intervals import Estimate, Interval
 from analysis.stats.kl_reward import LOG_RATIO
 from analysis.stats.kl_values import EstimatorSpread, estimator_spreads
-from analysis.stats.text import number
+from analysis.stats.text import ends_text, number, percent
 from analysis.stats.verdict import Verdict
 from replication.claims.claim import Number
 from replication.claims.evidence import Evidence
-from replication.claims.trained import Trained, better, objectives, worse
+from replication.claims.trained import Trained, better, decidable, objectives, worse
 from replication.distilled import DistilledArm, distilled_arms
 
 # Up to this, a relative distance is rounding.
@@ -51,8 +52,8 @@ def mean_text(values: Sequence[float] | FloatArray) -> str:
 
 
 def p_text(p: float) -> str:
-    """A p-value after Holm's correction."""
-    return f"p {'< 0.0001' if p < 1e-4 else f'= {number(p, 2)}'} (Holm)"
+    """A corrected p-value."""
+    return f"p {'< 0.0001' if p < 1e-4 else f'= {number(p, 2)}'}"
 
 
 def log_ratio(treatment: Sequence[float] | FloatArray, control: Sequence[float] | FloatArray) -> Estimate:
@@ -118,19 +119,40 @@ def objective_rows(trained: Trained, arms: Sequence[str | None], published: str 
 
 
 def difference_text(verdict: Verdict) -> str:
-    """An estimate with its 95% interval, p and, if that is significant, the direction."""
-    text = ratio_text if verdict.unit == LOG_RATIO else interval_text
-    significant, higher = better(verdict) or worse(verdict), verdict.estimate.value > 0
-    direction = (": higher" if higher else ": lower") if significant else ""
+    """An estimate with its simultaneous interval, p, and the direction, if the test rejects."""
+    value, of_ratio = verdict.estimate.value, verdict.unit == LOG_RATIO
+    text = with_level(value, verdict.interval, ratio=of_ratio)
     unit = " of the ranks" if verdict.unit.startswith("rank") else ""
-    return f"{text(verdict.estimate)}{unit}, {p_text(verdict.adjusted)}{direction}"
+    direction = ": higher" if value > 0 else ": lower"
+    if not decidable(verdict):
+        direction = ", cannot reject at this design"
+    elif not (better(verdict) or worse(verdict)):
+        direction = ""
+    note = f"; {verdict.note}" if verdict.note else ""
+    return f"{text}{unit}, {p_text(verdict.adjusted)}{direction}{note}"
+
+
+def with_level(value: float, interval: Interval | None, *, ratio: bool = True) -> str:
+    """An estimate with its interval and the level of that, both exponentials for the log of a ratio."""
+    text = number(float(np.exp(value)) if ratio else value)
+    if interval is None:
+        return text
+    return f"{text} ({ends_text(interval.exp() if ratio else interval)} at {percent(interval.level)})"
+
+
+def count_text(count: int, total: int) -> str:
+    """A number of so many, with Clopper and Pearson's 95% interval of its share."""
+    ends = ends_text(Share(count, total, 0).interval)
+    return f"{count} of {total} ({count / total:.0%}; {ends})"
 
 
 def share_text(verdict: Verdict) -> str:
     """A share of the frontier with its interval and p."""
     share = verdict.share
     assert share is not None
-    interval = share.interval
-    ends = f"; {number(interval.low)} to {number(interval.high)}" if interval else ""
     p = f", {p_text(verdict.adjusted)}" if share.discordant else ""
-    return f"{share.count} of {share.total} ({share.value:.0%}{ends}){p}"
+    return (
+        count_text(share.count, share.total)
+        + p
+        + ("" if decidable(verdict) else ", cannot reject at this design")
+    )

@@ -7,6 +7,7 @@ from replication.claims.measure import ROUNDING, difference_text, mean_text, obj
 from replication.claims.trained import (
     better,
     compared,
+    decidable,
     designs_of,
     kl_finding,
     objective_finding,
@@ -15,6 +16,7 @@ from replication.claims.trained import (
 )
 
 _DEFAULT = "RaoBlackwellControlVariate"
+_CANNOT = "No comparison can reject after correction, whatever its runs show."
 # Its arm of that name has an earlier estimator, with a single coefficient.
 _EARLIER = "imdb_small"
 
@@ -29,9 +31,12 @@ def _default_on_reviews(evidence: Evidence) -> Ruling:
     numbers = tuple(
         row for one, _ in found.values() for row in objective_rows(one, [one.arm(_DEFAULT)], "above 0")
     )
+    found = {title: one for title, one in found.items() if decidable(one[1])}
     higher, lower = ([title for title, (_, test) in found.items() if side(test)] for side in (better, worse))
+    if not found:
+        return Ruling(Status.INCONCLUSIVE, _CANNOT, numbers)
     if len(higher) == len(found):
-        return Ruling(Status.HOLDS, "In every comparison on reviews.", numbers)
+        return Ruling(Status.HOLDS, "In every comparison on reviews that can tell.", numbers)
     if not higher:
         return Ruling(Status.FAILS, "In no comparison on reviews.", numbers)
     elsewhere = f"it ends significantly lower in {len(lower)} of {len(found) - len(higher)}"
@@ -51,9 +56,13 @@ def _prefix_rewards(evidence: Evidence) -> Ruling:
         Number(f"J of {arm} minus that of {control}, {one.title}", "above 0", difference_text(test))
         for (one, arm, control), test in zip(designs, tests, strict=True)
     )
+    if not any(map(decidable, tests)):
+        return Ruling(Status.INCONCLUSIVE, _CANNOT, numbers)
+    designs = [design for design, test in zip(designs, tests, strict=True) if decidable(test)]
+    tests = [test for test in tests if decidable(test)]
     higher, lower = ([*map(side, tests)] for side in (better, worse))
     if all(higher):
-        return Ruling(Status.HOLDS, "In every comparison.", numbers)
+        return Ruling(Status.HOLDS, "In every comparison that can tell.", numbers)
     if any(lower) or not any(higher):
         return Ruling(Status.FAILS, "It ends significantly lower, or nowhere higher.", numbers)
     where = "; ".join(
@@ -80,17 +89,28 @@ def _annealed(evidence: Evidence) -> Ruling:
     )
     by_sweep: dict[str, list[bool]] = {}
     for (sweep, *_), test in zip(designs, tests, strict=True):
-        by_sweep.setdefault(sweep.title, []).append(better(test))
+        if decidable(test):
+            by_sweep.setdefault(sweep.title, []).append(better(test))
+    if not by_sweep:
+        return Ruling(Status.INCONCLUSIVE, _CANNOT, numbers)
     won = {title: all(found) for title, found in by_sweep.items()}
     best = [title for title, all_of_them in won.items() if all_of_them]
     if len(best) == len(won):
-        return Ruling(Status.HOLDS, "It ends significantly nearer than both everywhere.", numbers)
+        return Ruling(
+            Status.HOLDS,
+            f"It ends significantly nearer than both in all {len(won)} sweeps that can tell.",
+            numbers,
+        )
     if not best:
-        return Ruling(Status.FAILS, "Nowhere does it end significantly nearer than both.", numbers)
+        return Ruling(
+            Status.FAILS,
+            f"In none of {len(won)} sweeps that can tell does it end significantly nearer than both.",
+            numbers,
+        )
     return Ruling(
         Status.ONLY_IF,
         f"teacher, student and number of steps are those of: {'; '.join(best)}. In the other "
-        f"{len(won) - len(best)} of {len(won)} sweeps it is not found nearer than both.",
+        f"{len(won) - len(best)} of {len(won)} sweeps that can tell it is not found nearer than both.",
         numbers,
     )
 
@@ -153,7 +173,7 @@ def own_claims() -> tuple[PublishedClaim, ...]:
             "The sweeps smollm2_reviews, _samples, _starts, _rates, _parts and _places in "
             "replication/results.",
             "One model, and one reward, a function of words that says much of unfinished completions and has "
-            "no limit; eight steps. Intervals of this page leave out the choice of rates.",
+            "no limit; eight steps.",
             _prefix_rewards,
         ),
         PublishedClaim(

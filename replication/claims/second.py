@@ -16,8 +16,9 @@ from replication.claims.measure import (
     objective_rows,
     p_text,
     ratio_text,
+    with_level,
 )
-from replication.claims.trained import better, compared, designs_of, kl_finding
+from replication.claims.trained import better, compared, decidable, designs_of, kl_finding
 
 _PAPER = "Tang, Munos (2025), On a few pitfalls in KL divergence gradient estimation for RL, arXiv:2506.09477"
 _READ = Citation(_PAPER, "The abstract and the beginning of the introduction were read.")
@@ -147,7 +148,7 @@ def _distillation(evidence: Evidence) -> Ruling:
     outcomes = {"full": set[bool](), "limited": set[bool]()}
     for cell, own, other in zip(evidence.distillation.cells, arms[token], arms[sequence], strict=True):
         published = "0.39 (3.0 / 7.7)"
-        text = f"{ratio_text(other.log_ratio)}, {p_text(other.p_holm)}"
+        text = f"{with_level(other.log_ratio.value, other.interval)}, {p_text(other.p_adjusted)}"
         numbers.append(Number(f"KL, sequence over token level, enumerated, {cell}", published, text))
         numbers.append(
             Number(
@@ -156,7 +157,7 @@ def _distillation(evidence: Evidence) -> Ruling:
                 f"{number(other.mean.value)}, {number(own.mean.value)}",
             )
         )
-        outcomes[cell.capacity].add(other.log_ratio.value < 0 and other.p_holm < 0.05)
+        outcomes[cell.capacity].add(other.log_ratio.value < 0 and other.p_adjusted < 0.05)
     neural = [
         (capacity, design)
         for capacity, one in evidence.students
@@ -166,7 +167,8 @@ def _distillation(evidence: Evidence) -> Ruling:
     for (capacity, (one, _, _)), found in zip(neural, tests, strict=True):
         text = difference_text(found)
         numbers.append(Number(f"KL, sequence over token level, {one.title}", "0.39 (3.0 / 7.7)", text))
-        outcomes[capacity].add(better(found))
+        if decidable(found):
+            outcomes[capacity].add(better(found))
     everywhere = outcomes["full"] | outcomes["limited"]
     if everywhere == {True}:
         return Ruling(Status.HOLDS, "At every point of the map.", tuple(numbers))

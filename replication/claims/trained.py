@@ -10,14 +10,17 @@ import numpy as np
 
 from analysis.results.store import DamagedFileError, read_json
 from analysis.results.sweep import Sweep, load_sweep
-from analysis.stats.claims import FRONTIER_SHARE, KL_DECIDES, OBJECTIVE
-from analysis.stats.holm import corrected
+from analysis.stats.claims import FRONTIER_SHARE, KL_DECIDES
+from analysis.stats.correction import corrected
 from analysis.stats.kl_reward import log_kl_contrast
 from analysis.stats.matching import match
-from analysis.stats.objective import objective_contrast
 from analysis.stats.pairs import Pairs
+from analysis.stats.primary import primary_finding
+from analysis.stats.rules import Rules
 from analysis.stats.secondary import share_verdict
+from analysis.stats.tuning import regret_variance, tuned_arms
 from analysis.stats.verdict import Outcome, Verdict
+from lit_klrb import schema
 from lit_klrb.errors import ConfigurationError
 
 NUMBERS = "results.json"
@@ -88,9 +91,10 @@ def load_trained(directory: Path, title: str) -> Trained:
     return Trained(title, sweep, read_json(directory / NUMBERS))
 
 
-def compared(designs: Iterable[Design], finding: Callable[[Pairs], Verdict]) -> list[Verdict]:
-    """A test of each arm against another, with Holm's correction over all designs."""
-    return corrected([finding(match(one.sweep, arm, control)) for one, arm, control in designs], _ALPHA)
+def compared(designs: Iterable[Design], finding: Callable[[Pairs, Sweep], Verdict]) -> list[Verdict]:
+    """A test of each arm against another, corrected over all designs."""
+    pairs = ((match(one.sweep, arm, control), one.sweep) for one, arm, control in designs)
+    return corrected([finding(*one) for one in pairs], _ALPHA)
 
 
 def designs_of(trained: Trained, *pairs: tuple[str, str]) -> list[Design]:
@@ -99,17 +103,19 @@ def designs_of(trained: Trained, *pairs: tuple[str, str]) -> list[Design]:
     return [(trained, arm, control) for arm, control in pairs if arm in arms and control in arms]
 
 
-def objective_finding(pairs: Pairs) -> Verdict:
-    """The difference in J = reward − β KL, at equal weights of all β."""
-    return Verdict.on(OBJECTIVE, pairs, objective_contrast(pairs))
+def objective_finding(pairs: Pairs, sweep: Sweep) -> Verdict:
+    """The difference in J = reward − β KL, as in a report."""
+    return primary_finding(pairs, Rules(tuned=tuned_arms(sweep)))
 
 
-def kl_finding(pairs: Pairs) -> Verdict:
-    """The log ratio of the KLs."""
-    return Verdict.on(KL_DECIDES, pairs, log_kl_contrast(pairs))
+def kl_finding(pairs: Pairs, sweep: Sweep) -> Verdict:
+    """The log ratio of the KLs, with the choice of rates where the KL chose them."""
+    tuned = tuned_arms(sweep, ratio=True) if sweep.plan.primary.outcome == schema.KL else {}
+    variance = regret_variance(tuned, pairs.treatment, pairs.control)
+    return Verdict.on(KL_DECIDES, pairs, log_kl_contrast(pairs), variance)
 
 
-def share_finding(pairs: Pairs, cut: float = np.inf) -> Verdict:
+def share_finding(pairs: Pairs, sweep: Sweep, cut: float = np.inf) -> Verdict:
     """The share of the frontier of both arms with a KL below `cut`, in nats."""
     return share_verdict(FRONTIER_SHARE, pairs, cut)
 
@@ -120,6 +126,11 @@ def objectives(trained: Trained) -> dict[str, Verdict]:
     plan = trained.sweep.plan
     designs = [(trained, arm, plan.primary.control) for arm in plan.comparisons]
     return {one.treatment: one for one in compared(designs, objective_finding)}
+
+
+def decidable(verdict: Verdict) -> bool:
+    """Whether the test could have rejected: otherwise it says nothing about a claim."""
+    return verdict.outcome is not Outcome.CANNOT_REJECT
 
 
 def better(verdict: Verdict) -> bool:

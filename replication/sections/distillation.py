@@ -10,7 +10,6 @@ from matplotlib.ticker import NullFormatter
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Figure, Section, Table
 from analysis.report.figures import INK, Look, legend_lines, looks, sheet
-from analysis.stats.intervals import Estimate
 from analysis.stats.text import number, ratio_text
 from replication import schema
 from replication.artifacts import (
@@ -80,11 +79,11 @@ def _figure(
         f"Forest plot of the final KL of each arm relative to “{control}”, at each point of the map, with "
         "one panel per capacity of the student.",
         f"Left of 1 an arm ends nearer to the teacher than “{control}”. Geometric mean over runs (n counts "
-        "runs) with its 95% t interval, for one comparison at a time; logarithmic axis. Each arm is at its "
+        "runs) with its t interval, simultaneous over the map; logarithmic axis. Each arm is at its "
         "own best rate. The arm with the smallest worst ratio comes first.",
         Table(
-            f"KL over that of “{control}”: geometric mean over runs with a 95% t interval. p of paired "
-            "t-tests of its log with Holm's correction over the whole table.",
+            f"KL over that of “{control}”: geometric mean over runs with a t interval. p of paired "
+            "t-tests of its log; both are corrected over the whole table.",
             ("Arm", *map(str, artifact.cells)),
             [(arm, *map(_ratio, found)) for arm, found in compared.items()],
         ),
@@ -92,8 +91,8 @@ def _figure(
 
 
 def _ratio(arm: DistilledArm) -> str:
-    interval = ratio_text(arm.log_ratio.interval())
-    return f"{number(float(np.exp(arm.log_ratio.value)))} ({interval}, p = {number(arm.p_holm, 2)})"
+    interval = ratio_text(arm.interval)
+    return f"{number(float(np.exp(arm.log_ratio.value)))} ({interval}, p = {number(arm.p_adjusted, 2)})"
 
 
 def _problem(cell: DistillationCell) -> str:
@@ -115,7 +114,7 @@ def _draw(
                 for cell, arm in zip(artifact.cells, found, strict=True):
                     if cell.capacity == capacity:
                         name = _problem(cell)
-                        _draw_ratio(axes, row + spread[name], arm.log_ratio, styles[name])
+                        _draw_ratio(axes, row + spread[name], arm, styles[name])
             axes.axvline(1, color=INK, linewidth=0.8)
             axes.set_title(f"{capacity} capacity", loc="left", fontsize=8)
             axes.set_xscale("log")
@@ -129,11 +128,11 @@ def _draw(
     return drawn.svg
 
 
-def _draw_ratio(axes: Axes, row: float, log_ratio: Estimate, look: Look) -> None:
-    interval = log_ratio.interval()
+def _draw_ratio(axes: Axes, row: float, arm: DistilledArm, look: Look) -> None:
+    interval = arm.interval
     if interval is not None:
         axes.plot(np.exp([interval.low, interval.high]), [row, row], color=look.colour, linewidth=1.2)
-    axes.plot([np.exp(log_ratio.value)], [row], look.marker, color=look.colour, markersize=4)
+    axes.plot([np.exp(arm.log_ratio.value)], [row], look.marker, color=look.colour, markersize=4)
 
 
 def _numbers(found: list[DistilledArm], worst: float | None) -> dict[str, Any]:
@@ -142,6 +141,6 @@ def _numbers(found: list[DistilledArm], worst: float | None) -> dict[str, Any]:
         "kl": [one.mean.value for one in found],
         "standard_error": [one.mean.standard_error for one in found],
         "log_ratio": [one.log_ratio.value for one in found],
-        "p_holm": [one.p_holm for one in found],
+        "p_adjusted": [one.p_adjusted for one in found],
         "worst_ratio": worst,
     }

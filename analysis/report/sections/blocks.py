@@ -4,9 +4,10 @@ import json
 
 from analysis.report.assessment import Assessment
 from analysis.report.elements import Section, Table
+from analysis.stats.blocks import most_unseen
 from analysis.stats.contrast import block_means
 from analysis.stats.primary import primary_contrast
-from analysis.stats.text import these_blocks
+from analysis.stats.text import count, these_blocks, whole_percent
 
 _OVER = (
     "Mean differences are means of the blocks' means, with t tests and t intervals over these. Whatever else "
@@ -42,19 +43,26 @@ def blocks(assessment: Assessment) -> Section | None:
 
 
 def block_condition(assessment: Assessment) -> str:
-    """Whether the verdicts are about other blocks, in a sentence; "" without blocks."""
+    """Whether the verdicts are about other blocks, in a sentence or two; "" without blocks."""
     labels, comparisons = list(assessment.sweep.plan.grid.blocks), assessment.comparisons
     if not labels:
         return ""
-    found = f"The replicates are of {len(labels)} blocks ({', '.join(labels)})."
-    over = [
-        comparison.pairs.treatment for comparison in comparisons if comparison.decision.primary.over_blocks
-    ]
+    same = assessment.sweep.distinct_blocks
+    found = f"The replicates are of {count(len(set(same)), 'block')} ({', '.join(labels)})."
+    for first in sorted(set(same)):
+        if same.count(first) > 1:
+            names = ", ".join(label for label, one in zip(labels, same, strict=True) if one == first)
+            found += f" {names} have the same weights and settings and count as one."
+    over = [one.pairs.treatment for one in comparisons if one.decision.primary.over_blocks]
     if not over:
         return f"{found} All statements hold {these_blocks(comparisons[0].decision.primary.blocks)} only."
     which = "" if len(over) == len(comparisons) else f" on {', '.join(over)}"
-    sample = "as far as these are a sample of such blocks"
-    return f"{found} The verdict{which} is about others like them, {sample}."
+    most = whole_percent(most_unseen(comparisons[0].decision.primary.blocks))
+    return (
+        f"{found} The verdict{which} is about others like them, as far as these are a sample of such blocks. "
+        f"What happens in none of these blocks, such as a collapse, is no part of it: up to {most} of "
+        "others may have it (95%, Clopper and Pearson)."
+    )
 
 
 def _contents(assessment: Assessment) -> Table:

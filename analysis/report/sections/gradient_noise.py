@@ -32,7 +32,7 @@ def gradient_noise(assessment: Assessment) -> Section | None:
     if not measured:
         return None
     layers = {
-        one.prefix + label: {f"{f.layer} {f.term} {f.estimator}": [f.ratio, f.p, f.p_holm] for f in found}
+        one.prefix + label: {f"{f.layer} {f.term} {f.estimator}": [f.ratio, f.p, f.p_adjusted] for f in found}
         for one in measured
         for label, found in one.layers.items()
     }
@@ -114,14 +114,14 @@ def _by_layer(measured: _Measured) -> list[Table]:
     return [
         Table.of(
             f"{measured.prefix}{label}: variance of each layer's gradient relative to "
-            f"{measured.control}, from disjoint pairs of batches. p: exact sign flips, with Holm's "
-            "correction over this table.",
+            f"{measured.control}, from disjoint pairs of batches. p: exact sign flips, corrected "
+            "over this table.",
             found,
             ("Layer", lambda row: row.layer),
             ("Gradient of", lambda row: row.term),
             ("Estimator", lambda row: row.estimator),
             ("Ratio", lambda row: row.ratio),
-            ("p (Holm)", lambda row: number(row.p_holm, 2)),
+            ("p (corrected)", lambda row: number(row.p_adjusted, 2)),
         )
         for label, found in measured.layers.items()
     ]
@@ -138,7 +138,7 @@ def _numbers(measured: _Measured, finding: NoiseFinding) -> dict[str, Any]:
         "interval": verdict.interval and verdict.interval.ends,
         "p_pairs": variance.exact_test.p_value,
         "p_centred": variance.test.p_value,
-        "p_holm": verdict.adjusted,
+        "p_adjusted": verdict.adjusted,
         "outcome": verdict.outcome.value,
         "top_share": list(variance.top_share),
     }
@@ -182,11 +182,12 @@ def _figure(measured: _Measured) -> Figure:
         _draw(findings, measured.names, control),
         f"Forest plot of the gradient's variance under each estimator relative to {control}, for the KL and "
         f"the whole objective at each snapshot of training, β = {measured.beta:g}.",
-        f"{measured.prefix}Left of 1 an estimator has less noise than {control}. Bars are 95% jackknife-t "
-        "intervals over batches (n counts batches), for one comparison at a time.",
+        f"{measured.prefix}Left of 1 an estimator has less noise than {control}. Bars are the ratios "
+        "that exact sign flips of disjoint pairs of batches do not reject (n counts batches), simultaneous "
+        "over the table.",
         Table.of(
             f"{measured.prefix}Variance relative to {control}. p (pairs): exact sign flips of disjoint pairs "
-            "of batches, on which the verdict is based after Holm's correction over this table. p (centred): "
+            "of batches, from which are verdict and interval, corrected over this table. p (centred): "
             "sign flips of distances to the mean, more powerful, but too small if tails differ. Kurtosis and "
             "largest share of one batch: estimator / control.",
             findings,
@@ -194,9 +195,9 @@ def _figure(measured: _Measured) -> Figure:
             ("Gradient of", lambda found: found.term),
             ("Estimator", lambda found: found.verdict.treatment),
             ("Ratio", lambda found: float(np.exp(found.verdict.estimate.value))),
-            ("95% CI", lambda found: found.verdict.interval and found.verdict.interval.exp()),
+            ("Interval", lambda found: found.verdict.interval and found.verdict.interval.exp()),
             ("p (pairs)", lambda found: number(found.verdict.test.p_value, 2)),
-            ("p (Holm)", lambda found: number(found.verdict.adjusted, 2)),
+            ("p (corrected)", lambda found: number(found.verdict.adjusted, 2)),
             ("p (centred)", lambda found: number(found.variance.test.p_value, 2)),
             ("Kurtosis", lambda found: " / ".join(number(one, 2) for one in found.variance.kurtosis)),
             (

@@ -53,8 +53,8 @@ def estimation(assessment: Assessment) -> Section | None:
             "completions of a prompt: the square root of the mean variance over prompts. The results apply "
             "to these policies.",
             f"The bias is measured against {_standard(artifact)}; equivalence within "
-            f"{artifact.tolerance:.0%} and bias are tested at 5%, corrected over all "
-            "estimators and snapshots (Holm), and “inconclusive” does not mean “unbiased”. If the values "
+            f"{artifact.tolerance:.0%} and bias are tested at 5%, with their intervals corrected over all "
+            "estimators and snapshots, and “inconclusive” does not mean “unbiased”. If the values "
             "are so heavy-tailed that they have no variance (tail index 1/2 or more), the result is "
             "inconclusive: values that dominate their mean may be too rare to occur among them.",
         ],

@@ -146,16 +146,18 @@ def _rows(comparison: Comparison, blocks: Sequence[str]) -> Iterator[tuple[str, 
 def _tests(assessment: Assessment) -> Table:
     alpha, comparisons = assessment.sweep.plan.primary.alpha, assessment.comparisons
     primary = comparisons[0].decision.primary
-    p_value = "p (t over blocks, or swap)" if primary.over_blocks else "p (swap)"
+    p_value = "p (t, or swap)"
     levels = f"{percent(1 - primary.level)} for the first two"
     if others := comparisons[0].secondary:
         levels += f", {percent(1 - others[0].level)} for the others"
     return Table.of(
-        f"All planned tests, two-sided at {alpha:g}. “{primary.claim.key}” is the primary outcome, with "
-        "Holm's correction over the planned comparisons; “matched_kl” is a separate family, tested only "
-        "where the primary test rejects; all others are descriptive and form one family. Intervals are "
-        "simultaneous, each at the level of the first step of Holm's correction in its family: "
-        f"{levels}; those of frontier shares are 95% each. The hypervolume is that of each replicate's runs, "
+        f"All planned tests, two-sided at {alpha:g}. “{primary.claim.key}” is the primary outcome, "
+        "corrected over the planned comparisons; “matched_kl” is a separate family, tested only "
+        "where the primary test rejects; all others are descriptive and form one family. Each p and its "
+        "interval are of one test, simultaneous in its family (Bonferroni): an interval excludes 0 if and "
+        f"only if the corrected p is at most {alpha:g}. Their levels: {levels}; intervals of "
+        "frontier shares, 95% each, are of so many independent points, which those of a frontier are not. "
+        "The hypervolume is that of each replicate's runs, "
         "on log KL and reward, up to the worst of any run. “Least p” is the smallest attainable corrected p.",
         [verdict for comparison in comparisons for verdict in comparison.verdicts],
         ("Test", lambda verdict: f"{verdict.claim.key}: {verdict.claim.subject}"),
@@ -163,7 +165,7 @@ def _tests(assessment: Assessment) -> Table:
         ("Estimate", _estimate),
         ("Interval", lambda verdict: ends_text(verdict.interval)),
         (p_value, lambda verdict: number(verdict.test.p_value, 2)),
-        ("p (Holm)", lambda verdict: number(verdict.adjusted, 2)),
+        ("p (corrected)", lambda verdict: number(verdict.adjusted, 2)),
         ("Least p", lambda verdict: number(verdict.attainable, 2)),
         ("Verdict", lambda verdict: verdict.label),
     )

@@ -21,8 +21,8 @@ GLOSSARY = (
     ("Reward at matched KL", "the difference in reward between two arms at the same KL"),
     (
         "Simultaneous interval",
-        "an interval at the level of the first step of Holm's correction; all intervals of a family are "
-        "valid together",
+        "an interval of all differences that the corrected test does not reject; all intervals of a family "
+        "are valid together",
     ),
     ("Replicate", "one repetition of the whole grid with its own seeds; n counts replicates"),
     (
@@ -55,8 +55,7 @@ def _inference(assessment: Assessment) -> str:
     return (over_blocks if primary.over_blocks else "") + (
         f"n counts replicates. The exact tests swap the labels of two arms within {swaps}; their null "
         f"hypothesis is that the outcomes of both arms are exchangeable. The primary outcome is "
-        f"{primary.claim.subject}, with Holm's correction over {count(planned, 'planned comparison')}. "
-        f"Intervals are simultaneous, {percent(1 - primary.level)} each, the level of the first step of "
-        "that correction: an interval may include 0 although the corrected p of a later step is below "
-        f"{primary.alpha:g}. All other tests are descriptive."
+        f"{primary.claim.subject}, with Bonferroni's correction over {count(planned, 'planned comparison')}. "
+        f"Intervals are simultaneous, {percent(1 - primary.level)} each: all differences that the corrected "
+        f"test does not reject at {primary.alpha:g}. All other tests are descriptive."
     )

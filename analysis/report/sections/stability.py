@@ -23,8 +23,8 @@ def stability(assessment: Assessment) -> Section | None:
         paragraphs=[
             "Spread is the sum over replicates of the absolute deviation from their median at the same step, "
             "β and arm. For the KL it is that of its logarithm, as the spread of a KL increases with its "
-            "level. The log ratio of spreads is averaged over all training steps. These tests are "
-            "descriptive and listed with the others.",
+            "level. The ratio of spreads is that of their sums over all training steps, in each of which "
+            "that of both arms is 1. These tests are descriptive and listed with the others.",
         ],
         tables=[_table(spreads), *_collapses(assessment.comparisons)],
         folded=True,
@@ -32,7 +32,7 @@ def stability(assessment: Assessment) -> Section | None:
             f"{spread.curves.pairs.treatment}, {spread.curves.metric}": {
                 "log_ratio": (verdict := _verdicts(comparison, spread)[0]).estimate.value,
                 "p": verdict.test.p_value,
-                "p_holm": verdict.adjusted,
+                "p_adjusted": verdict.adjusted,
                 "p_any_step": spread.test.pointwise.p_value,
                 "outcome": verdict.outcome.value,
             }
@@ -51,10 +51,10 @@ def _verdicts(comparison: Comparison, spread: Spread) -> tuple[Verdict, Verdict,
 
 def _table(rows: Sequence[tuple[Comparison, Spread]]) -> Table:
     return Table.of(
-        "Spread between replicates relative to the control, averaged over training steps, with its "
-        "simultaneous jackknife interval over swap units. Any step: test of the largest ratio at a single "
+        "Spread between replicates relative to the control, each training step counting the same, with its "
+        "simultaneous interval. Any step: test of the largest ratio at a single "
         "step, corrected for the number of steps. Roughness: squared increments within runs, relative to the "
-        "control. All p-values are after Holm's correction over all descriptive tests.",
+        "control. All p-values are corrected over all descriptive tests.",
         [(spread, *_verdicts(comparison, spread)) for comparison, spread in rows],
         ("Arm", lambda row: row[0].curves.pairs.treatment),
         ("Metric", lambda row: "reward" if row[0].curves.metric == schema.REWARD else "log KL"),
@@ -82,7 +82,7 @@ def _collapses(comparisons: Sequence[Comparison]) -> list[Table]:
     return [
         Table(
             "Matched pairs with diverged runs; exact McNemar test of pairs in which only one run diverged, "
-            "after Holm's correction over all descriptive tests.",
+            "corrected over all descriptive tests.",
             ("Arm", "Only it diverged", "Only the control diverged", "Both", "p"),
             rows,
         )

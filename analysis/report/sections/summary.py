@@ -12,7 +12,7 @@ from analysis.report.sections.blocks import block_condition
 from analysis.report.sections.outcomes import forests
 from analysis.results.sweep import Sweep
 from analysis.stats import Comparison, Verdict
-from analysis.stats.blocks import BlockTest
+from analysis.stats.blocks import TTest
 from analysis.stats.claims import FRONTIER_SHARE
 from analysis.stats.kl_reward import kl_ratio
 from analysis.stats.text import (
@@ -36,11 +36,6 @@ _AGAINST = {
     Outcome.NOT_TESTED: "Not tested against {}",
     Outcome.NO_VERDICT: "No verdict against {}",
 }
-# Why an interval and a p-value can seem to contradict each other.
-_WHY_ZERO = (
-    " An interval that includes 0 beside a small p is no contradiction: it has the level of the first step "
-    "of Holm's correction, the p-value that of a later one."
-)
 # The largest integer that JSON holds exactly.
 _LARGEST = 2**53
 # Number of problems that are shown beside a verdict.
@@ -120,11 +115,11 @@ def verdict_numbers(verdict: Verdict) -> dict[str, Any]:
         "interval": verdict.interval and verdict.interval.ends,
         "level": 1 - verdict.level,
         "p": test.p_value,
-        "p_holm": verdict.adjusted,
-        "p_holm_attainable": verdict.attainable,
+        "p_adjusted": verdict.adjusted,
+        "p_adjusted_attainable": verdict.attainable,
         **(
             {"blocks": test.blocks}
-            if isinstance(test, BlockTest)
+            if isinstance(test, TTest)
             else {"swaps": None if test.resamples > _LARGEST else test.resamples, "exact": test.exact}
         ),
         "replicates": verdict.replicates,
@@ -164,15 +159,15 @@ def _verdict_table(comparisons: Sequence[Comparison]) -> Table:
     )
     return Table.of(
         f"Each arm against {control}: difference in {primary.claim.subject} ({primary.unit}) with its "
-        f"{level} interval, simultaneous over all arms."
-        + (_WHY_ZERO if any(map(_rejects_with_zero, comparisons)) else ""),
+        f"{level} interval, simultaneous over all arms, which excludes 0 if and only if p, corrected for as "
+        f"many, is at most {primary.alpha:g}.",
         comparisons,
         ("Arm", lambda one: one.pairs.treatment),
         ("Verdict", lambda one: one.decision.outcome.value),
         ("Difference", lambda one: aligned(one.decision.primary.estimate.value, decimals, sign=True)),
         ("Interval", lambda one: aligned_ends(one.decision.primary.interval, decimals)),
-        ("p (Holm)", lambda one: aligned(one.decision.primary.adjusted, 3)),
-        *(() if primary.claim.key == "kl" else matched),
+        ("p", lambda one: aligned(one.decision.primary.adjusted, 3)),
+        *matched,
         ("KL ratio", lambda one: aligned(kl_ratio(one.pairs), 2)),
     )
 
@@ -180,13 +175,6 @@ def _verdict_table(comparisons: Sequence[Comparison]) -> Table:
 def _at_matched_kl(decimals: int, comparison: Comparison) -> str:
     comparable = comparison.fit is not None and not comparison.fit.refused
     return aligned(comparison.matched.estimate.value, decimals, sign=True) if comparable else "–"
-
-
-def _rejects_with_zero(comparison: Comparison) -> bool:
-    """Whether the test rejects although the interval, at the level of Holm's first step, includes 0."""
-    primary = comparison.decision.primary
-    interval = primary.interval
-    return interval is not None and primary.adjusted < primary.alpha and interval.low <= 0 <= interval.high
 
 
 def sentences(comparison: Comparison) -> list[str]:
@@ -211,7 +199,7 @@ def _conclusion(comparison: Comparison) -> Conclusion:
 def _card(name: str, verdict: Verdict) -> Card:
     if math.isnan(verdict.estimate.value):
         return Card(name, "–", verdict.untested)
-    how = (verdict.untested and "not tested") or f"{probability(verdict.adjusted)} (Holm)"
+    how = (verdict.untested and "not tested") or probability(verdict.adjusted)
     value, interval = verdict.estimate.value, verdict.interval
     decimals = decimals_of([value, *(interval.ends if interval else ())])
     detail = f"{verdict.unit}; {interval_text(interval, decimals)}; {how}"
@@ -244,7 +232,9 @@ def _conditions(assessment: Assessment) -> list[str]:
         texts.append(
             f"The setting: {assessment.sweep.plan.setting} All statements apply to this setting only."
         )
-    if assessment.sweep.warm_starts == 1:
+    if assessment.sweep.warm_starts == 1 and not any(
+        c.decision.primary.over_blocks for c in assessment.comparisons
+    ):
         texts.append(
             "All runs share one warm start and one reference: all statements are conditional on these, and "
             "do not apply to other checkpoints."
@@ -253,6 +243,6 @@ def _conditions(assessment: Assessment) -> list[str]:
     if any(c.pairs.diverged.any() for c in assessment.comparisons):
         texts.append(
             "Some runs diverged. They rank last: differences are compared by rank within each β instead of "
-            "by value, and there is no comparison at matched KL."
+            "by value, which a t test over blocks cannot, and there is no comparison at matched KL."
         )
     return texts

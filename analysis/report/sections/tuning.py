@@ -12,7 +12,7 @@ from analysis.results.sweep import Sweep
 from analysis.stats.intervals import Estimate
 from analysis.stats.pairs import FloatArray
 from analysis.stats.text import aligned, count, decimals_of, ends_text, number
-from analysis.stats.tuning import regrets_of
+from analysis.stats.tuning import Tuned, tuned_arms
 from lit_klrb import schema
 
 
@@ -24,7 +24,7 @@ def tuning(assessment: Assessment) -> Section | None:
         return None
     sign, name = -1.0 if plan.primary.outcome == schema.KL else 1.0, plan.primary.symbol
     outcomes = {arm: sign * values for arm, values in trial_outcomes(plan, sweep.trials).items()}
-    regrets = {arm: float(np.sqrt((values**2).mean())) for arm, values in regrets_of(sweep).items()}
+    tuned = tuned_arms(sweep)
     runs = count(plan.tuning.replicates, "replicate")
     return Section(
         "tuning",
@@ -34,16 +34,27 @@ def tuning(assessment: Assessment) -> Section | None:
             f"with {runs} at each β, with other seeds than those of the grid. Each arm's rate is the one "
             f"with the best mean {name} over β, of those at which no run diverged; plan.json has it.",
             "What an arm loses by its chosen rate, compared with the best rate in the range, is estimated by "
-            "resampling replicates, with a parabola in the log rate around the best rate. The mean square of "
-            "the difference between two arms' losses widens the interval of their comparison.",
-            *(f"{line[0].upper()}{line[1:]}." for line in at_the_edge(plan, sweep.rates)),
+            f"resampling replicates, with a parabola {'of log KL ' if sign < 0 else ''}in the log rate "
+            "around the best rate. The mean square of the difference between two arms' losses widens the "
+            "interval of their comparison.",
+            *(
+                f"Clearly worse for {arm}, and not on its curve: "
+                f"{', '.join(f'{rate:g}' for rate in one.left_out)}."
+                for arm, one in tuned.items()
+                if one.left_out
+            ),
+            *(
+                f"{line}. The choice adds no uncertainty to this arm: it is compared at this rate."
+                for line in at_the_edge(plan, sweep.rates)
+            ),
         ],
         figures=[_figure(sweep, outcomes, name)],
-        tables=[_table(sweep, outcomes, regrets, name)],
+        tables=[_table(sweep, outcomes, tuned, name)],
         numbers={
             arm: {
                 "chosen": sweep.rates.get(arm),
-                "loss": regrets.get(arm),
+                "loss": tuned[arm].loss if arm in tuned else None,
+                "left_out": list(tuned[arm].left_out) if arm in tuned else [],
                 "outcomes": dict(zip(map(str, sorted(plan.tuning.rates)), values.T.tolist(), strict=True)),
             }
             for arm, values in outcomes.items()
@@ -51,9 +62,7 @@ def tuning(assessment: Assessment) -> Section | None:
     )
 
 
-def _table(
-    sweep: Sweep, outcomes: Mapping[str, FloatArray], regrets: Mapping[str, float], name: str
-) -> Table:
+def _table(sweep: Sweep, outcomes: Mapping[str, FloatArray], tuned: Mapping[str, Tuned], name: str) -> Table:
     rates = sorted(sweep.plan.tuning.rates) if sweep.plan.tuning else []
     decimals = decimals_of(float(mean) for values in outcomes.values() for mean in values.mean(axis=0))
     return Table(
@@ -65,7 +74,9 @@ def _table(
                 arm,
                 *(aligned(float(mean), decimals) for mean in values.mean(axis=0)),
                 f"{sweep.rates[arm]:g}" if arm in sweep.rates else "–",
-                aligned(regrets.get(arm), decimals),
+                f"at the {tuned[arm].edge} rate tried"
+                if arm in tuned and tuned[arm].edge
+                else aligned(tuned[arm].loss if arm in tuned else None, decimals),
             )
             for arm, values in outcomes.items()
         ],

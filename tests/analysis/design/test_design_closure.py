@@ -19,7 +19,7 @@ CHANGED = {
     "lit_klrb/callbacks/bar.py": "cell",
     "lit_klrb/data/__init__.py": "cell",
     "lit_klrb/schema.py": "cell report",
-    "analysis/stats/holm.py": "report",
+    "analysis/stats/correction.py": "report",
     "analysis/report/templates/report.css": "report",
     "analysis/results/rules.py": "report",
     "lit_klrb/cli/explain.py": "",

@@ -48,7 +48,9 @@ def verdicts(directory):
     for verdict in comparison.verdicts:
         said = verdict_numbers(verdict)
         if verdict in comparison.secondary:
-            said = {key: said[key] for key in said.keys() - {"p_holm", "p_holm_attainable", "outcome"}}
+            said = {
+                key: said[key] for key in said.keys() - {"p_adjusted", "p_adjusted_attainable", "outcome"}
+            }
         if not verdict.claim.key.startswith(("spread_", "roughness_")):
             found.append(str(sorted(said.items())))
     return found

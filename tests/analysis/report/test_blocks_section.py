@@ -1,6 +1,7 @@
 """Sweeps with blocks: the page, its numbers, and what is verified."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +11,13 @@ from synthetic import diverge, edit_plan, write_sweep
 
 from analysis.cli import main
 from analysis.report import power
-from analysis.report.assessment import load_assessment
+from analysis.report.assessment import Assessment, load_assessment
 from analysis.report.build import build
+from analysis.report.sections.blocks import block_condition
+from analysis.results.plan import Block
+from analysis.stats import Rules, compare
 from analysis.stats.arms import start_of
+from analysis.stats.matching import match
 from analysis.stats.text import signed
 
 LIFT = {"RaoBlackwell": 0.4}
@@ -57,12 +62,37 @@ def test_the_verdict_is_over_blocks_and_each_block_is_shown(tmp_path, undrawn, c
     assert comparison["decided_by"] == "block_test"
     assert "The replicates are of 3 blocks (dpo-0, dpo-1, dpo-2). The verdict is about others" in text
     assert "are conditional on these, and do not apply to other checkpoints" not in text
-    assert "Not simulated: it depends on how much differences vary between blocks." in text
+    assert "such as a collapse, is no part of it: up to 71% of others may have it" in text
+    assert "simulated sweeps of 3 blocks without a mean difference" in text
     assert "policy = dpo-1" in text
     assert f"all, block dpo-1 {signed(means[1])}" in text
     assert main(["verify", str(runs)]) == 0
     assert main(["publish", str(runs), "--output", str(tmp_path / "shared")]) == 0
     assert main(["verify", str(tmp_path / "shared")]) == 0
+
+
+@pytest.mark.parametrize("alike", ["weights", "paths"])
+def test_warm_starts_of_equal_weights_are_one_block(tmp_path, alike):
+    sweep = load_assessment(write_sweep(tmp_path, replicates=6, blocks=3, lift=LIFT, edit=shift)).sweep
+    assert (sweep.distinct_blocks, sweep.warm_starts) == ((0, 1, 2), 3)
+    if alike == "weights":
+        runs = [
+            replace(run, weights="same" if run.cell.stage in ("dpo-0", "dpo-2") else run.cell.stage)
+            for run in sweep.runs
+        ]
+        sweep = replace(sweep, runs=tuple(runs))
+        assert sweep.warm_starts == 2
+    else:
+        paths = "runs/a.ckpt", "runs/b.ckpt", "./runs//a.ckpt"
+        blocks = {path: Block({"model.init_args.policy_path": path}) for path in paths}
+        sweep = replace(sweep, plan=replace(sweep.plan, grid=replace(sweep.plan.grid, blocks=blocks)))
+    assert sweep.distinct_blocks == (0, 1, 0)
+    pairs = match(sweep, "RaoBlackwell", "MonteCarlo")
+    found = compare([pairs], Rules())
+    assert "on these two blocks" in found[0].decision.primary.sentence
+    text = block_condition(Assessment(sweep, found))
+    assert text.startswith("The replicates are of 2 blocks")
+    assert "have the same weights and settings and count as one" in text
 
 
 def test_the_page_of_two_blocks_is_about_these_two(tmp_path, undrawn):

@@ -46,7 +46,7 @@ def plan(tmp_path, monkeypatch):
     return read_plan(tmp_path / "plan.yaml")
 
 
-def test_power_is_that_of_the_planned_design_at_holms_first_step(plan):
+def test_power_is_that_of_the_planned_design_at_the_level_of_a_comparison(plan):
     design = replace(
         STANDARD,
         betas=tuple(STANDARD.betas[i] for i in (0, 2, 5)),

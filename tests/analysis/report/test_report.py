@@ -1,18 +1,15 @@
 """The page of a sweep."""
 
 import re
-from dataclasses import replace
 
 import pytest
 from reading import FIVE, SMALL, Page, numbers, page_of, text_of
 from synthetic import diverge, fail, write_sweep
 
 from analysis.cli.main import main
-from analysis.report.assessment import load_assessment
 from analysis.report.build import build
 from analysis.report.elements import Table
 from analysis.report.figures import sheet
-from analysis.report.sections import summary
 from analysis.report.verify import verify
 from analysis.stats.intervals import Interval
 
@@ -153,21 +150,6 @@ def test_more_than_two_estimators_are_compared_with_the_planned_control(tmp_path
     assert set(found) == set(others) == set(told)
     assert list(found) == sorted(told, key=lambda name: -abs(told[name]))
     assert all(float(found[name].replace("−", "-")) == pytest.approx(told[name], rel=0.01) for name in told)
-
-
-def test_an_interval_with_0_beside_a_small_p_is_explained(tmp_path):
-    explained = "An interval that includes 0 beside a small p is no contradiction"
-    arms = {
-        "estimators": ("MonteCarlo", "RaoBlackwell", "K3Loss"),
-        "lift": {"RaoBlackwell": 0.5, "K3Loss": -0.5},
-    }
-    assessment = load_assessment(write_sweep(tmp_path, replicates=4, **arms))
-    assert explained not in summary(assessment).tables[0].caption
-    first, other = assessment.comparisons
-    around_0 = replace(first.decision.primary, estimate=replace(first.decision.primary.estimate, value=0.0))
-    assert around_0.adjusted < around_0.alpha
-    first = replace(first, decision=replace(first.decision, primary=around_0))
-    assert explained in summary(replace(assessment, comparisons=(first, other))).tables[0].caption
 
 
 def test_runs_without_curves_have_no_curve_section(tmp_path, undrawn):

@@ -107,7 +107,7 @@ def test_the_primary_test_is_certified_for_the_design_of_the_sweep(better, tmp_p
 
 
 def test_hypervolume_and_stability_are_reported(tmp_path, undrawn):
-    steady = write_sweep(tmp_path, lift={"RaoBlackwell": 0.6}, replicates=6)
+    steady = write_sweep(tmp_path, lift={"RaoBlackwell": 0.9}, replicates=10)
     page = Page(build(steady).read_text("utf-8"))
     numbers = json.loads((steady / "results.json").read_text())["sections"]
     found = next(
@@ -122,7 +122,7 @@ def test_hypervolume_and_stability_are_reported(tmp_path, undrawn):
             for rows in [pairs.replicate == replicate]
             for column in (0, 1)
         ]
-        for replicate in range(6)
+        for replicate in range(10)
     ]
     expected = np.mean([ours - theirs for ours, theirs in volumes])
     assert found["estimate"] == pytest.approx(expected)
@@ -131,7 +131,7 @@ def test_hypervolume_and_stability_are_reported(tmp_path, undrawn):
     assert numbers["stability"]["RaoBlackwell, reward"]["outcome"] in ("inconclusive", "better", "worse")
     assert "exact McNemar test" not in page.text, "no run diverged"
     edit = diverge(("MonteCarlo", 2, 0))
-    diverged = stability(load_assessment(write_sweep(tmp_path / "diverged", replicates=6, edit=edit)))
+    diverged = stability(load_assessment(write_sweep(tmp_path / "diverged", replicates=10, edit=edit)))
     assert "exact McNemar test" in diverged.tables[1].caption
     assert diverged.tables[1].rows[0][:4] == ("RaoBlackwell", "0", "1", "0")
 

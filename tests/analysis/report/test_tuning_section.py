@@ -1,7 +1,7 @@
 """Tuned sweeps: the section on the choice of rates, and intervals that include it."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -14,7 +14,9 @@ from analysis.results import Cell
 from analysis.results.locked import LockedPlan, encode_plan, hash_of
 from analysis.results.rate_choice import choice_of
 from analysis.results.records import read_run
-from analysis.stats.tuning import regret_variance, regrets_of
+from analysis.stats import Rules, compare
+from analysis.stats.matching import match
+from analysis.stats.tuning import regret_variance, resampled, tuned_arms
 
 BETAS = {0: 0.1, 1: 0.3}
 RATES = [1e-4, 2e-4, 4e-4]
@@ -58,7 +60,8 @@ def test_the_page_shows_the_choice_and_can_be_verified(tmp_path, capsys):
     page = build(tuned(tmp_path, noise=0.01)).read_text("utf-8")
     assert "Choice of rates" in page
     assert "mathdefault" not in page, "labels of axes are plain text"
-    assert "The best rate of RaoBlackwell, 0.0004, is the largest of those tried" in page
+    assert "RaoBlackwell is at the largest rate tried, 0.0004: its optimum may lie beyond" in page
+    assert "the next two rates to try are 0.0008 and 0.0016" in page
     numbers = json.loads((tmp_path / "results.json").read_text())["sections"]["tuning"]
     assert {arm: numbers[arm]["chosen"] for arm in ESTIMATORS} == BEST
     assert main(["verify", str(tmp_path)]) == 0
@@ -69,17 +72,40 @@ def test_the_page_shows_the_choice_and_can_be_verified(tmp_path, capsys):
 def test_the_interval_of_the_comparison_includes_the_choice(tmp_path):
     found = load_assessment(tuned(tmp_path, noise=2.0))
     (comparison,) = found.comparisons
-    verdict, added = comparison.decision.primary, regret_variance(regrets_of(found.sweep), *ESTIMATORS)
+    verdict, added = comparison.decision.primary, regret_variance(tuned_arms(found.sweep), *ESTIMATORS)
     plain = write_sweep(tmp_path / "plain", betas=BETAS, replicates=6, lift={"RaoBlackwell": 0.3})
     (untuned,) = load_assessment(plain).comparisons
     before = untuned.decision.primary
     assert added > 0.001
     assert verdict.estimate.value == before.estimate.value
     assert verdict.estimate.standard_error**2 == pytest.approx(before.estimate.standard_error**2 + added)
-    assert verdict.test == before.test
+    assert verdict.test.p_value > before.test.p_value
     assert before.outcome.name == "BETTER"
     assert verdict.outcome.name == "INCONCLUSIVE"
-    assert "the choice of rates could explain the difference" in verdict.sentence
+    assert "RaoBlackwell at the largest rate tried" in verdict.sentence
+    assert "the interval includes the choice of the rate of MonteCarlo" in verdict.sentence
+
+
+def test_a_rate_that_collapses_is_not_on_the_curve_of_the_logarithm():
+    """Three log rates with a flat optimum in the middle, and a KL of 60 instead of 8 at a fourth."""
+    rng = np.random.default_rng(0)
+    kls = np.array([9.0, 8.0, 9.0, 60.0]) * np.exp(0.02 * rng.normal(size=(4, 4)))
+    drawn = rng.integers(4, size=(500, 4))
+    kept, best, own = resampled(-np.log(kls), np.log([1.0, 3.0, 9.0, 27.0]), 1, drawn)
+    assert kept.tolist() == [True, True, True, False]
+    assert np.sqrt(((best - own) ** 2).mean()) < 0.02
+
+
+def test_the_chosen_rate_at_an_edge_adds_nothing(tmp_path):
+    sweep = load_assessment(tuned(tmp_path, noise=0.5)).sweep
+    arms = tuned_arms(sweep)
+    assert (arms["RaoBlackwell"].edge, arms["MonteCarlo"].edge) == ("largest", "")
+    assert not arms["RaoBlackwell"].regrets.any()
+    assert arms["MonteCarlo"].loss > 0
+    both = {"MonteCarlo": replace(arms["MonteCarlo"], edge="smallest"), "RaoBlackwell": arms["RaoBlackwell"]}
+    pairs = match(sweep, "RaoBlackwell", "MonteCarlo")
+    found = compare([pairs], Rules(tuned=both))[0].decision.primary
+    assert found.note == "RaoBlackwell at the largest rate tried; MonteCarlo at the smallest rate tried"
 
 
 def test_a_rate_at_which_a_run_diverged_is_not_chosen(tmp_path):

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from designs import draw_pairs, pairs_of, swapped
+from statsmodels.stats.proportion import proportion_confint
 
 from analysis.stats import frontier
 
@@ -70,7 +71,7 @@ def test_each_contribution_changes_its_sign_only_under_its_own_swap(seed):
 
 def test_share_counts_and_contributions_agree():
     pairs = draw_pairs(np.random.default_rng(1), replicates=8)
-    share = frontier.pooled_share(pairs, resamples=0)
+    share = frontier.pooled_share(pairs)
     contributions = frontier.share_contributions(pairs)
     assert contributions.sum() == 2 * share.count - share.total
     assert np.abs(contributions).sum() == share.discordant
@@ -78,8 +79,8 @@ def test_share_counts_and_contributions_agree():
 
 def test_a_cut_removes_frontier_points_with_more_kl():
     pairs = pairs_of([[1, 2], [3, 4]], [[1, 2], [3, 4]])
-    assert frontier.pooled_share(pairs, resamples=0).total == 4
-    assert frontier.pooled_share(pairs, 3.0, resamples=0).total == 2
+    assert frontier.pooled_share(pairs).total == 4
+    assert frontier.pooled_share(pairs, 3.0).total == 2
     assert frontier.pooled_share(pairs, 0.5).total == 0
 
 
@@ -109,43 +110,8 @@ def test_a_diverged_run_is_dominated_by_others_and_ties_with_diverged_ones():
     assert frontier.matched_dominance_contributions(pairs).tolist() == [1.0, 0.0, -1.0]
 
 
-def test_the_bootstrap_interval_contains_the_share_and_is_reproducible():
-    pairs = draw_pairs(np.random.default_rng(2), replicates=6)
-    first, second = (frontier.pooled_share(pairs, resamples=200) for _ in range(2))
-    assert first == second
-    assert first.interval.low <= first.value <= first.interval.high
-
-
-def test_resampled_frontiers_equal_those_computed_one_by_one():
-    pairs = draw_pairs(np.random.default_rng(3), replicates=4)
-    pairs.kl[1] = pairs.kl[0]
-    pairs.reward[1] = pairs.reward[0]  # exact ties
-    pairs.kl[2, 1] = np.nan
-    rng = np.random.default_rng(0)
-    shares = []
-    draws = [np.flatnonzero(pairs.beta_index == b)[rng.integers(4, size=(200, 4))] for b in range(3)]
-    for rows in np.concatenate(draws, axis=1):
-        on = frontier.nondominated(pairs.kl[rows], pairs.reward[rows])
-        on &= np.nan_to_num(pairs.kl[rows], nan=9) < 4
-        shares.append(on[:, 0].sum() / max(1, on.sum()))
-    interval = frontier.pooled_share(pairs, 4.0, resamples=200).interval
-    assert [interval.low, interval.high] == pytest.approx(np.quantile(shares, [0.025, 0.975]))
-    assert len(set(shares)) > 10
-
-
-def test_blocks_are_resampled_whole():
-    # two replicates: each resample of whole blocks is one of three frontiers, so the limits are among them
-    pairs = draw_pairs(np.random.default_rng(2), replicates=2, seeds_shared=True)
-    shares = []
-    for block in (0, 1):
-        rows = pairs.replicate == block
-        on = frontier.nondominated(pairs.kl[rows], pairs.reward[rows])
-        shares.append(on[:, 0].sum() / on.sum())
-    shares.append(frontier.pooled_share(pairs, resamples=0).value)
-    interval = frontier.pooled_share(pairs, resamples=400).interval
-    assert min(abs(interval.low - share) for share in shares) < 1e-12
-    assert min(abs(interval.high - share) for share in shares) < 1e-12
-
-
-def test_one_replicate_has_no_interval():
-    assert frontier.pooled_share(draw_pairs(np.random.default_rng(0), replicates=1)).interval is None
+def test_the_interval_of_a_share_is_clopper_and_pearsons():
+    share = frontier.Share(1, 4, 3)
+    assert share.interval.ends == pytest.approx(proportion_confint(1, 4, method="beta"))
+    assert share.interval.low < share.value < share.interval.high
+    assert frontier.Share(0, 0, 0).interval is None

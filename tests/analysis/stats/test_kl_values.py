@@ -59,8 +59,10 @@ def test_p_values_of_biases_are_corrected_together(drawn):
     found = estimator_spreads(values, ht, [1, 4])
     snapshots = corrected_biases({0: found, 9: found})
     raw = [found[name].bias.difference_p for name in ("rb", "off", "ht")] * 2
-    expected = multipletests(raw, method="holm")[1]
+    expected = multipletests(raw, method="bonferroni")[1]
     for name, p_value in zip(("rb", "off", "ht"), expected[:3], strict=True):
         assert snapshots[0][name].bias.difference_p == pytest.approx(p_value)
     assert snapshots[9]["off"].bias.outcome is BiasOutcome.BIASED
     assert snapshots[0]["k1"].bias is None
+    alone, among = found["off"].bias.interval, snapshots[0]["off"].bias.interval
+    assert (alone.level, among.level) == pytest.approx((0.9, 1 - 0.1 / 6))

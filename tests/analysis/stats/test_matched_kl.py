@@ -1,14 +1,12 @@
-"""The reward at matched KL against statsmodels, with a new fit for each swap, and its coverage."""
-
-from itertools import product
+"""The reward at matched KL against statsmodels, and its coverage."""
 
 import numpy as np
 import pytest
 import statsmodels.api as sm
-from designs import draw_pairs, pairs_of, swapped
+from designs import draw_pairs, pairs_of
 from scipy import stats
 
-from analysis.stats.matched_kl import curve_design, matched_kl, matched_kl_p_value, matched_kl_test
+from analysis.stats.matched_kl import curve_design, matched_kl
 
 
 def apart(seed=0, *, ratio=0.6, gap=0.0, replicates=4, seeds_shared=False, **design):
@@ -50,25 +48,6 @@ def test_estimate_error_and_overlap_are_those_of_statsmodels(seeds_shared):
     assert found.estimate.degrees == len(np.unique(pairs.unit)) - 1
     assert found.overlap == pytest.approx(overlap)
     assert found.differences.mean() == pytest.approx(gap)
-
-
-@pytest.mark.parametrize("seeds_shared", [False, True])
-def test_p_is_that_of_all_swaps_with_a_new_fit_each(seeds_shared):
-    replicates = 7 if seeds_shared else 3
-    pairs = apart(seed=3, gap=0.05, replicates=replicates, seeds_shared=seeds_shared, betas=(0.05, 0.1))
-    units = np.unique(pairs.unit)
-    values = []
-    for signs in product([False, True], repeat=len(units)):
-        gap, error, _ = fitted(swapped(pairs, np.array(signs)[pairs.unit]))
-        values.append(gap / error)
-    values = np.array(values)
-    observed = values[0]
-    upper, lower = (values >= observed - 1e-9).mean(), (values <= observed + 1e-9).mean()
-    found = matched_kl_test(pairs)
-    assert found.exact
-    assert found.p_value == pytest.approx(min(1, 2 * min(upper, lower)))
-    assert matched_kl_p_value(pairs) == pytest.approx(found.p_value)
-    assert matched_kl_p_value(pairs, alternative="greater") == pytest.approx(upper)
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.5, 0.4])
@@ -135,22 +114,20 @@ def test_runs_that_differ_in_nothing_but_beta_have_no_gap_and_cannot_reject():
     beta = np.arange(6) % 2
     pairs = pairs_of((1.0 + beta)[:, None] * np.ones(2), np.full((6, 2), 2.0), beta_index=beta)
     assert matched_kl(pairs).estimate.value == 0
-    assert matched_kl_test(pairs).p_value == 1.0
+    assert matched_kl(pairs).estimate.p_value == 1.0
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.3])
-def test_intervals_and_test_keep_their_level_if_kls_differ(ratio):
+def test_intervals_keep_their_level_if_kls_differ(ratio):
     """320 sweeps of 4 betas and 6 replicates, within three binomial errors of the nominal rates.
 
     replication/evidence/certificates.md has more of them, and the curve without the label, whose coverage at
     0.3 is 0.6.
     """
-    covered, rejected, sweeps = 0, 0, 320
+    covered, sweeps = 0, 320
     for seed in range(sweeps):
         pairs = apart(seed, ratio=ratio, replicates=6, betas=(0.05, 0.1, 0.2, 0.4))
         found = matched_kl(pairs).estimate
         covered += abs(found.value) <= stats.t.ppf(0.975, found.degrees) * found.standard_error
-        rejected += matched_kl_p_value(pairs, resamples=199, seed=seed) <= 0.05
     error = np.sqrt(0.05 * 0.95 / sweeps)
     assert covered / sweeps > 0.95 - 3 * error
-    assert rejected / sweeps < 0.05 + 3 * error

@@ -135,5 +135,5 @@ def test_the_detectable_effect_is_detected_with_80_percent_power(count, alpha):
 def test_the_detectable_effect_of_a_known_error_is_that_of_statsmodels():
     from statsmodels.stats.power import TTestPower
 
-    effect = detectable_effect(9.0, 0.05, 0.8, known=True) / np.sqrt(10)
+    effect = detectable_effect(9.0, 0.05, 0.8, pilot=np.inf) / np.sqrt(10)
     assert TTestPower().power(effect, 10, 0.05) == pytest.approx(0.8, abs=1e-3)

@@ -43,6 +43,8 @@ def test_ratios_of_kls_are_means_of_paired_logarithms(name):
     else:
         test, scale = stats.ttest_1samp(ratios, 0), 1
     (verdict,) = compared([(one, *arms)], kl_finding)
+    if one.sweep.plan.tuning:
+        return  # the choice of rates widens it
     found = verdict.estimate.interval()
     assert verdict.estimate.value == pytest.approx(ratios.mean())
     assert (found.low, found.high) == pytest.approx(np.array(test.confidence_interval()) / scale)
@@ -52,20 +54,17 @@ def test_a_share_counts_the_points_of_the_common_frontier_below_the_cut():
     one = TRAINED["noise"]
     pairs = match(one.sweep, "rb", "mc")
     on = nondominated(pairs.kl, pairs.reward) & (pairs.kl < 5)
-    (verdict,) = compared([(one, "rb", "mc")], lambda both: share_finding(both, 5.0))
+    (verdict,) = compared([(one, "rb", "mc")], lambda *both: share_finding(*both, 5.0))
     assert (verdict.share.count, verdict.share.total) == (on[:, 0].sum(), on.sum())
     assert 0 < verdict.share.total < nondominated(pairs.kl, pairs.reward).sum()
 
 
-def test_holms_correction_is_over_all_designs():
+def test_the_correction_is_over_all_designs():
     one = TRAINED["noise"]
-    alone = compared([(one, "rb", "mc")], kl_finding)[0].test.p_value
+    (alone,) = compared([(one, "rb", "mc")], kl_finding)
     several = compared([(one, arm, "mc") for arm in ("tilted", "rb", "combination")], kl_finding)
-    ordered = sorted(several, key=lambda verdict: verdict.test.p_value)
-    place = next(i for i, verdict in enumerate(ordered) if verdict.treatment == "rb")
-    assert ordered[place].test.p_value == alone
-    assert ordered[place].adjusted >= min(1, (3 - place) * alone)
-    assert ordered[0].adjusted == min(1, 3 * ordered[0].test.p_value)
+    assert several[1].adjusted == min(1, 3 * alone.adjusted)
+    assert several[1].interval.low < alone.interval.low
 
 
 def all_swaps(differences):
@@ -86,10 +85,10 @@ def test_a_p_of_random_swaps_is_near_that_of_all():
         pairs = match(one.sweep, arm, "mc")
         every[arm] = all_swaps(np.asarray(objective_contrast(pairs).contributions))
         assert abs(reported[arm] - every[arm]) < 5 * np.sqrt(every[arm] / RESAMPLES) + 2 / RESAMPLES
-    holm = dict(zip(every, multipletests(list(every.values()), method="holm")[1], strict=True))
-    printed = {arm: float(f"{p:.3g}") for arm, p in holm.items()}
-    assert (printed["rb"], printed["tilted"], printed["combination"]) == (0.0147, 1.07e-05, 0.0299)
-    assert holm["mc-x4"] < 1e-5
+    corrected = dict(zip(every, multipletests([*every.values()], method="bonferroni")[1], strict=True))
+    printed = {arm: float(f"{p:.3g}") for arm, p in corrected.items()}
+    assert (printed["rb"], printed["tilted"], printed["combination"]) == (0.0295, 1.43e-05, 0.12)
+    assert corrected["mc-x4"] < 1e-5
 
 
 def test_an_arm_is_found_by_its_estimator():

@@ -1,0 +1,155 @@
+"""The swap test of a weighted mean, and its interval: all differences that the test does not reject.
+
+If the true difference is d, swapping a pair's labels changes the sign of its value less d. The sum of the
+swapped values is then at least the observed one if and only if the weighted mean of the units that are
+swapped is at most d. The p-value of every d, and so the interval, follows from these means of all swaps
+(the typical values of J. A. Hartigan, JASA 64, 1969): p is at most a level if and only if the interval of
+that level excludes 0.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from analysis.stats.intervals import Interval
+from analysis.stats.pairs import FloatArray, IntArray
+from analysis.stats.swaps import RESAMPLES, TIE, SwapTest, swap_signs, unit_sums
+
+# Relative rounding error of a number of swaps.
+_ROUNDING = 1e-9
+# Share of all sizes below which a size is set to it, so that ratios are finite.
+_LEAST = 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class Inversion:
+    """The differences that a swap test does not reject, at every level.
+
+    Attributes:
+        centre: The weighted mean.
+        means: The weighted mean of the units that each swap changes, ascending; of swaps that change any.
+        swaps: Number of swaps, the observed labelling included.
+        variance: Variance of an independent error of the mean, added in quadrature to each half of the
+            interval: that of the choice of rates.
+    """
+
+    centre: float
+    means: FloatArray
+    swaps: int
+    variance: float = 0.0
+
+    def interval(self, level: float) -> Interval | None:
+        """The interval at a two-sided level; None if no difference can be rejected at it."""
+        unchanged = self.swaps - len(self.means)
+        rank = math.floor(self.swaps * level / 2 * (1 + _ROUNDING)) - unchanged
+        if not 0 <= rank < len(self.means):
+            return None
+        other = stats.norm.isf(level / 2) * math.sqrt(self.variance)
+        low, high = (math.hypot(self.centre - self.means[place], other) for place in (rank, -1 - rank))
+        return Interval(self.centre - low, self.centre + high, 1 - level)
+
+    @property
+    def p_value(self) -> float:
+        """The smallest level whose interval excludes 0; 1 if there is none."""
+        if self.centre == 0:
+            return 1.0
+        means, centre = np.sign(self.centre) * self.means, abs(self.centre)
+        means = means if self.centre > 0 else means[::-1]
+        levels = 2 * (np.arange(len(means)) + self.swaps - len(means)) / self.swaps
+        with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0 stands for an end at 0
+            reach = np.sqrt(np.maximum(0.0, centre**2 - np.maximum(0.0, centre - means) ** 2))
+            other = 2 * stats.norm.sf(np.nan_to_num(reach / math.sqrt(self.variance), posinf=math.inf))
+        return min(1.0, float(np.maximum(levels, other)[means > 0].min(initial=1.0)))
+
+
+def mean_swap_test(
+    values: FloatArray,
+    weights: FloatArray | None = None,
+    units: IntArray | None = None,
+    *,
+    variance: float = 0.0,
+    resamples: int = RESAMPLES,
+) -> SwapTest:
+    """The two-sided swap test of a weighted mean of values, with its interval at every level.
+
+    Args:
+        values: Value of each pair, whose sign a swap changes under the null hypothesis, shape [P]; finite.
+        weights: Positive weights, shape [P]; equal by default.
+        units: Pairs with equal entries are swapped together, shape [P]; by default each pair separately.
+        variance: As of `Inversion`.
+        resamples: Number of random swaps if enumeration would need more.
+
+    Raises:
+        ValueError: If a value is not finite.
+
+    Example:
+        >>> found = mean_swap_test(np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))  # 2 of 64 swaps
+        >>> found.p_value, found.interval(0.05).ends
+        (0.03125, [1.0, 6.0])
+    """
+    weights = np.ones(len(values)) if weights is None else weights
+    if not np.isfinite(values).all():
+        raise ValueError("values must be finite: rank diverged runs last before testing")
+    sums, sizes = unit_sums(values * weights, units), unit_sums(weights, units)
+    scale = float(np.abs(values * weights).max(initial=0.0))
+    return _inverted(sums, sizes, scale, resamples, variance)
+
+
+def ratio_swap_test(
+    ours: FloatArray, theirs: FloatArray, units: IntArray | None = None, *, resamples: int = RESAMPLES
+) -> tuple[float, SwapTest]:
+    """The log of the ratio of two sums of matched sizes, and its swap test.
+
+    If the true ratio is r, a swap exchanges r times theirs with ours: the ratio of the sums over the pairs
+    that are swapped takes the place of their mean.
+
+    Args:
+        ours: Sizes, not negative, shape [P].
+        theirs: Sizes of the other, not negative, shape [P].
+        units: As of `mean_swap_test`.
+        resamples: As of `mean_swap_test`.
+
+    Example:
+        >>> ratio, found = ratio_swap_test(np.arange(1.0, 7.0), 2 * np.arange(1.0, 7.0))
+        >>> round(math.exp(ratio), 3), found.p_value, np.exp(found.interval(0.05).ends).round(3).tolist()
+        (0.5, 0.03125, [0.5, 0.5])
+    """
+    least = np.finfo(float).tiny + _LEAST * float(ours.sum() + theirs.sum())
+    ours, theirs = (np.maximum(unit_sums(sizes, units), least) for sizes in (ours, theirs))
+    ratio = math.log(ours.sum() / theirs.sum()) if len(ours) else 0.0
+    scale = float(np.maximum(ours, theirs).max(initial=0.0))
+    return ratio, _inverted(ours - theirs, theirs, scale, resamples, transform=np.log1p)
+
+
+def _inverted(
+    sums: FloatArray,
+    sizes: FloatArray,
+    scale: float,
+    resamples: int,
+    variance: float = 0.0,
+    transform: Callable[[FloatArray], FloatArray] = np.asarray,
+) -> SwapTest:
+    """The test that the sums, each less its size times the true difference, change their sign under swaps.
+
+    Args:
+        sums: Sum of each unit, shape [units].
+        sizes: Its positive size.
+        scale: Size of the terms of the sums, to which rounding errors are relative.
+        resamples: As of `mean_swap_test`.
+        variance: As of `Inversion`.
+        transform: Increasing function of differences, 0 at 0, of whose values the interval is.
+    """
+    tolerance = scale * TIE
+    signs, exact = swap_signs(len(sums), resamples)
+    swapped = np.concatenate([np.ones((1, len(sums))), signs < 0])
+    swapped = swapped[swapped.any(axis=1)]  # first the whole, then the swaps that change any unit
+    parts = swapped @ sums
+    parts[np.abs(parts) <= tolerance] = 0.0
+    means = transform(parts / (swapped @ sizes)) if len(sums) else np.zeros(1)
+    inversion = Inversion(float(means[0]), np.sort(means[1:]), len(signs) + (not exact), variance)
+    informative = int((np.abs(sums) > tolerance).sum())
+    least = min(1.0, max(2.0 ** (1 - informative), 0.0 if exact else 2 / inversion.swaps))
+    return SwapTest(inversion.p_value, least, informative, len(signs), exact, inversion.interval)
