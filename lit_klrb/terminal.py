@@ -14,8 +14,6 @@ if TYPE_CHECKING:  # rich is imported where a table is drawn, as the core works 
 _NUMBER = re.compile(r"[-−]?\d.*|-|")
 # Cells from this length on are text that wraps, with lines between the rows
 _LONG = 40
-# What is left to each column of texts where names and numbers are not broken, in characters
-_LEAST = 10
 
 
 def text_table(header: Sequence[str], rows: Iterable[Sequence[Any]], lines: bool = True) -> "Table":
@@ -38,7 +36,7 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence[Any]], lines: bool
     from rich import box
     from rich.table import Table
 
-    style = {} if lines else {"box": box.SIMPLE_HEAD, "show_edge": False, "collapse_padding": True}
+    style = {} if lines else {"box": box.SIMPLE_HEAD, "show_edge": False, "padding": (0, 1, 0, 0)}
     table = Table(show_lines=lines, **style)  # type: ignore[arg-type]
     for name in header:
         table.add_column(_cell(name), overflow="fold")  # wraps long words instead of truncating them
@@ -64,12 +62,16 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     lines = any(len(cell) >= _LONG for row in rows for cell in row)
     table = text_table(header, rows, lines)
     cells = [[str(name), *(row[place] for row in rows)] for place, name in enumerate(header)]
-    whole = [not any(" " in cell for cell in column) for column in cells]
-    needed = sum(max(map(len, column)) if kept else _LEAST for column, kept in zip(cells, whole, strict=True))
-    for column, texts, kept in zip(table.columns, cells, whole, strict=True):
+    widths = [max(map(len, column)) for column in cells]
+    words = [max(len(word) for text in column for word in [*text.split(), ""]) for column in cells]
+    space = console.width - (3 if lines else 2) * len(cells) - 1
+    # The widest columns wrap first, and no word is broken where that is possible
+    while sum(widths) > space and widths != words:
+        widest = max(range(len(cells)), key=lambda place: (widths[place] > words[place], widths[place]))
+        widths[widest] -= 1
+    for column, texts, width in zip(table.columns, cells, widths, strict=True):
         column.justify = "right" if all(map(_NUMBER.fullmatch, texts[1:])) else "left"
-        # Names and numbers stay whole if that leaves space for the others; the rest is between columns
-        column.no_wrap = kept and needed + (3 if lines else 2) * len(cells) < console.width
+        column.width = width if sum(widths) <= space else None
     console.print(table)
 
 
