@@ -22,8 +22,7 @@ test: check  ## lint, types and the default test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 mistakes: $(VENV)/.dev  ## try every wrong input that is known: about half an hour
-	rm -rf runs/mistakes
-	PYTHONPATH=tests $(BIN)/python -m mistakes --work runs/mistakes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'slow or not slow' tests/cli/test_mistakes.py
 
 # The models of configs/imdb_small and replication/configs/imdb_night; a stage that was stopped resumes from its last checkpoint.
 WORLDS := runs/imdb_small runs/imdb_night

@@ -1,5 +1,6 @@
 """Runs in processes of a group, and comparison of run directories."""
 
+import csv
 import re
 import shlex
 import signal
@@ -12,6 +13,7 @@ import torch
 from analysis.results.curves import curves as read_curves
 from benchmarks.kills.children import Child
 from benchmarks.kills.compare import differences as differences, different, trained as trained
+from lit_klrb.cli import lightning as cli
 
 
 def in_processes(number, command, argv, log):
@@ -33,6 +35,34 @@ def in_processes(number, command, argv, log):
 
 def weights_of(run):
     return torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+
+
+def equal(first, other):
+    """Whether two dictionaries of weights are equal, bit for bit."""
+    return first.keys() == other.keys() and all(torch.equal(first[key], other[key]) for key in first)
+
+
+def rows_of(run):
+    """The rows of a run's metrics, as text."""
+    with next(run.glob("metrics/*/metrics.csv")).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def logged(run, name):
+    """Step -> value of a metric."""
+    return {int(row["step"]): float(row[name]) for row in rows_of(run) if row.get(name)}
+
+
+def with_callback(patch, callback, *, last=False):
+    """Give each trainer of the command line a callback, the first or the last of them."""
+    original = cli.LitCLI.instantiate_trainer
+
+    def instantiate(self, **kwargs):
+        trainer = original(self, **kwargs)
+        trainer.callbacks.insert(len(trainer.callbacks) if last else 0, callback)
+        return trainer
+
+    patch.setattr(cli.LitCLI, "instantiate_trainer", instantiate)
 
 
 def curves(run):

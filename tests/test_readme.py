@@ -36,18 +36,18 @@ def test_the_python_examples_run(page, tmp_path, monkeypatch):
     assert runner.tries > 5
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_commands_name_what_is_there(command):
-    _, _, module, *arguments = command.split()
-    assert module in ("lit_klrb", "analysis", "benchmarks", "replication")
-    for option, value in pairwise(arguments):
-        if option == "--config" and not value.startswith("my_"):
-            assert (ROOT / value).exists()
+def test_the_commands_name_what_is_there():
+    assert len(COMMANDS) > 20
+    for command in COMMANDS:
+        _, _, module, *arguments = command.split()
+        assert module in ("lit_klrb", "analysis", "benchmarks", "replication"), command
+        for option, value in pairwise(arguments):
+            assert option != "--config" or value.startswith("my_") or (ROOT / value).exists(), command
 
 
-@pytest.mark.parametrize(("page", "link"), LINKS)
-def test_links_lead_somewhere(page, link):
-    assert ((ROOT / page).parent / link).exists()
+def test_links_lead_somewhere():
+    assert len(LINKS) > 50
+    assert [(page, link) for page, link in LINKS if not ((ROOT / page).parent / link).exists()] == []
 
 
 def test_the_readme_says_what_it_is_then_how_to_install_and_try_it_and_has_a_picture():

@@ -1,10 +1,9 @@
 """Tokens per second and shares of time: their sums, and no influence on training."""
 
-import csv
 import itertools
 
 import pytest
-import torch
+from runs import equal, rows_of, weights_of
 
 from benchmarks import throughput
 from lit_klrb.rollouts import stopwatch
@@ -13,8 +12,7 @@ MONITOR = "--trainer.callbacks+=benchmarks.throughput.RolloutThroughput"
 
 
 def logged(run):
-    with next(run.glob("metrics/*/metrics.csv")).open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row.get("throughput/share_update")]
+    rows = [row for row in rows_of(run) if row.get("throughput/share_update")]
     return {
         int(row["step"]): {k: float(v) for k, v in row.items() if k.startswith("through")} for row in rows
     }
@@ -25,11 +23,7 @@ def test_a_rollouts_time_is_split_and_its_tokens_are_counted(chain, tmp_path, mo
     for module in (stopwatch, throughput):
         monkeypatch.setattr(module, "now", lambda: float(next(ticks)))
     assert chain.run("fit", "rloo", MONITOR, run=tmp_path) == 0
-    first, other = (
-        torch.load(path, weights_only=True)["state_dict"]
-        for path in (chain.checkpoint("rloo"), tmp_path / "checkpoints" / "last.ckpt")
-    )
-    assert all(torch.equal(first[key], other[key]) for key in first)
+    assert equal(weights_of(chain.root / "rloo"), weights_of(tmp_path))
     found = logged(tmp_path)
     steps = sorted(found)
     assert all(b - a == steps[1] - steps[0] for a, b in itertools.pairwise(steps))
@@ -45,8 +39,3 @@ def test_a_rollouts_time_is_split_and_its_tokens_are_counted(chain, tmp_path, mo
         update_seconds = shares["update"] * whole
         ratio = metrics["throughput/update_tokens_per_s"] / metrics["throughput/rollout_tokens_per_s"]
         assert ratio * update_seconds in (pytest.approx(1), pytest.approx(inner))
-
-
-def test_a_module_without_rollouts_is_refused(chain, tmp_path, capsys):
-    assert chain.run("fit", "sft", MONITOR, run=tmp_path) == 2
-    assert "RolloutThroughput measures rollouts, but SFTModule has none" in capsys.readouterr().err

@@ -4,6 +4,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
+from runs import rows_of
 
 from lit_klrb.callbacks import DistillationMonitor, distillation
 from lit_klrb.errors import ConfigurationError
@@ -102,8 +103,7 @@ def test_a_run_has_the_monitor_and_its_metrics(chain, tmp_path, caplog, monkeypa
     assert chain.run("fit", "distill", run=tmp_path) == 0
     lines = [record.getMessage() for record in caplog.records]
     assert sum("of the completions has" in line for line in lines) == 1
-    header, *rows = next(tmp_path.rglob("metrics.csv")).read_text().splitlines()
-    values = dict(zip(header.split(","), rows[1].split(","), strict=True))
+    values = rows_of(tmp_path)[1]
     assert 0 <= float(values["train/improbable_kl"]) <= 1
     assert sum(float(values[f"train/kl_part_{i}"]) for i in (1, 2, 3, 4)) == pytest.approx(1, abs=1e-5)
 

@@ -1,13 +1,11 @@
 """Schedules of beta and of the discount, and the controller of beta."""
 
-import re
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from lit_klrb.callbacks import KLEstimatorCallback
-from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import MonteCarlo, RaoBlackwell
 
 
@@ -63,46 +61,3 @@ def test_lines_from_the_estimators_settings_to_the_final_ones_in_steps_of_a_roll
     assert seen == pytest.approx([0.0, 0.0, 0.2, 0.8])
     assert logged == {"train/beta": 0.07, "train/discount": 0.8, "train/forward_share": pytest.approx(0.2)}
     assert replace(callback.memory.estimator, discount=0.0, forward_share=1.0) == estimator
-
-
-@pytest.mark.parametrize(
-    ("estimator", "final", "message"),
-    [
-        (MonteCarlo(), {"final_discount": 1.0}, "final_discount: MonteCarlo has no discount; leave it out"),
-        (RaoBlackwell(), {"final_discount": 1.5}, "final_discount: must be between 0 and 1, got 1.5"),
-        (RaoBlackwell(), {"final_discount": 0.5}, "with discount 0.5 a token's effect on later KLs counts"),
-        (
-            MonteCarlo(),
-            {"final_forward_share": 0.0},
-            "final_forward_share: MonteCarlo has no forward_share; leave it out",
-        ),
-        (
-            RaoBlackwell(),
-            {"final_forward_share": -1.0},
-            "final_forward_share: must be between 0 and 1, got -1.0",
-        ),
-        (
-            RaoBlackwell(),
-            {"final_forward_share": 0.5},
-            "with forward_share 0.5 a token's own term is in part",
-        ),
-    ],
-)
-def test_a_final_setting_that_cannot_be(estimator, final, message):
-    with pytest.raises(ConfigurationError, match=re.escape(message)):
-        KLEstimatorCallback(estimator, **final)
-
-
-def test_a_module_without_a_kl_term_is_left_alone():
-    bystander = SimpleNamespace(uses_kl_estimator=False)
-    KLEstimatorCallback(MonteCarlo(), 0.3).on_train_batch_start(None, bystander, {}, 0)
-    assert not hasattr(bystander, "beta")
-
-
-def test_several_steps_per_rollout_without_a_correction_need_the_users_word(chain, tmp_path, capsys):
-    uncorrected = ["--model.inner_epochs", "2", "--kl.estimator.off_policy", "none"]
-    assert chain.run("fit", "rloo", *uncorrected, run=tmp_path) == 2
-    error = capsys.readouterr().err
-    assert "kl.estimator.init_args.off_policy: must not be none with 2 optimizer steps per rollout" in error
-    word = ["--kl.estimator.allow_biased", "true", "--trainer.max_steps", "2"]
-    assert chain.run("fit", "rloo", *uncorrected, *word, run=tmp_path) == 0

@@ -36,30 +36,17 @@ def test_a_full_disk_is_said_and_the_run_goes_on_when_there_is_room(chain, tmp_p
     assert not [*differences(weights_of(run), weights_of(chain.root / "rloo"))]
 
 
-def test_a_second_run_in_the_same_directory_is_refused_and_touches_nothing(chain, tmp_path, capsys):
-    run = tmp_path / "run"
-    assert chain.run("fit", "sft", run=run) == 0
-    with RunDirectory(run) as first:
-        first.begin(RunDirectory(run).run_id or None)
-        before = contents(tmp_path)
-        assert chain.run("fit", "sft", run=run) == 2
-        assert contents(tmp_path) == before
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith(f"error: trainer.default_root_dir: another run is writing to {run}; ")
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
         ["--data.source", "/no/where.jsonl"],
-        ["--model.policy_path", "/no/where.ckpt"],
         ["--model.max_new_tokens", "1000"],
         ["--model.reward_path", "math:sqrt"],
         ["--trainer.callbacks+=EstimationStudy", "--trainer.callbacks.prompts", "1000"],
     ],
     ids=lambda wrong: wrong[0],
 )
-def test_three_failing_starts_leave_a_good_run_where_it_is(chain, tmp_path, wrong):
+def test_failing_starts_leave_a_good_run_where_it_is(chain, tmp_path, wrong):
     run = tmp_path / "run"
     with RunDirectory(run) as directory:
         directory.begin()
@@ -67,7 +54,7 @@ def test_three_failing_starts_leave_a_good_run_where_it_is(chain, tmp_path, wron
             (run / name).parent.mkdir(exist_ok=True)
             (run / name).write_text(f"the good run's {name}")
     before = contents(tmp_path)
-    for _ in range(3):
+    for _ in range(2):
         assert chain.run("fit", "rloo", *wrong, run=run) == 2
     assert contents(tmp_path) == before
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
@@ -80,10 +67,3 @@ def test_a_logger_of_ones_own_takes_nothing_from_the_runs_record(chain, tmp_path
     assert [*own.rglob("metrics.csv")]
     assert (run / "metrics" / "attempt_0" / "metrics.csv").stat().st_size > 100
     assert [*run.rglob("events.out.tfevents.*")]
-
-
-def test_without_a_logger_the_runs_record_stays(chain, tmp_path):
-    run = tmp_path / "run"
-    assert chain.run("fit", "sft", "--trainer.logger", "false", run=run) == 0
-    assert (run / "metrics" / "attempt_0" / "metrics.csv").stat().st_size > 100
-    assert not [*run.rglob("events.out.tfevents.*")]

@@ -27,17 +27,6 @@ VERDICTS = {
     "detached": ("zero", 0),
     "jensen_shannon": (None, None),
 }
-RECIPES = {
-    "K1Loss": "zero",
-    "K2Loss": "kl_own_token",
-    "RaoBlackwellLoss": "kl_own_token",
-    "K3Loss": "reverse_own_token",
-    "K3LossSequence": "reverse",
-    "MonteCarlo": "kl",
-    "MonteCarloRewardToGo": "kl",
-    "RaoBlackwell": "kl",
-    "RaoBlackwellTopK": "kl",
-}
 
 
 @functools.cache
@@ -64,16 +53,6 @@ def test_plain_functions_of_known_gradients(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "baseline"), [(name, None) for name in RECIPES] + [("RaoBlackwell", "leave_one_out")]
-)
-def test_the_estimators_of_this_package(name, baseline):
-    found = certify(BoundLoss(name, losses.recipe(name, baseline), {}, {}))
-    assert found.on_policy.name == RECIPES[name]
-    assert found.padding == 0
-    assert (found.alone_error is not None) is (baseline is not None)
-
-
-@pytest.mark.parametrize(
     ("name", "normalisation", "has"),
     [("token_mean", "batch", True), ("length_mean", "length", False), ("k2", "sum", True),
      ("without_mask", "batch", True)],
@@ -96,13 +75,6 @@ def test_sums_over_the_batch_positions_and_padding_are_told_apart():
     assert certificate("k2").padding == 0
     assert not certificate("k2").over_batch
     assert not certificate("k2").over_width
-
-
-def test_the_claim_reverse_is_fulfilled_by_either_form():
-    for name, own in (("k3", True), ("sequence_k3", False)):
-        assert has_gradient(certificate(name), "reverse")
-        assert has_gradient(certificate(name), "reverse_own_token") is own
-        assert not has_gradient(certificate(name), "kl")
 
 
 def test_a_clamp_shows_at_the_larger_kl():
@@ -186,13 +158,10 @@ def test_parameters_by_name_role_and_value(capsys):
     ("words", "code", "message"),
     [
         (["certify_losses:unknown"], 2, "the parameter banana is not known"),
-        (["certify_losses:nothing"], 2, "module 'certify_losses' has no attribute 'nothing'"),
         (["no_such_module:f"], 2, "No module named 'no_such_module'"),
         (["certify_losses"], 2, "MODULE:FUNCTION is expected, got certify_losses"),
-        (["certify_losses:torch"], 2, "certify_losses:torch is not a function"),
         (["certify_losses:k2", "--claims", "k2"], 2, "invalid choice: 'k2'"),
         (["certify_losses:k2", "--argument", "mask=banana"], 2, "the role must be one of logits"),
-        (["certify_losses:k2", "--argument", "mask"], 2, "NAME=VALUE is expected"),
         (["certify_losses:k2", "--option", "beta=1"], 2, "has no parameter beta; it has logprobs"),
         (["certify_losses:k2", "--option", "mask=["], 2, "mask has no plain value: ["),
         (["certify_losses:text"], 2, "must return a scalar, or a tensor of shape"),
@@ -200,8 +169,6 @@ def test_parameters_by_name_role_and_value(capsys):
         (["torch:exp"], 2, "torch:exp has no signature: write a function that calls it"),
         (["certify_losses:fails"], 1, "certify_losses:fails failed: KeyError: 'kl'"),
         (["certify_losses:in_place"], 1, "certify_losses:in_place failed: it changes its inputs in place"),
-        (["certify_losses:on_arrays"], 1, "certify_losses:on_arrays failed: it changes its inputs in place"),
-        (["certify_losses:exits"], 1, "certify_losses:exits failed: SystemExit: 0"),
         (["certify_losses:infinite"], 1, "failed: the loss is -inf for completions of"),
     ],
 )

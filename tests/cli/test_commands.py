@@ -5,19 +5,11 @@ import json
 
 import pytest
 import torch
+from runs import equal, rows_of, weights_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lit_klrb.cli.main import main
 from lit_klrb.modules import RLOOModule
-
-
-def weights_of(path):
-    return torch.load(path, weights_only=True)["state_dict"]
-
-
-def metrics_of(run):
-    with next(run.rglob("attempt_0/metrics.csv")).open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def final_of(run):
@@ -51,14 +43,14 @@ def test_the_final_evaluation_is_kept_per_prompt(chain):
 
 
 def test_the_evaluation_before_the_first_step_is_logged_and_the_last_one_is_the_result(chain):
-    rows = [row for row in metrics_of(chain.root / "rloo") if row["val/kl"]]
+    rows = [row for row in rows_of(chain.root / "rloo") if row["val/kl"]]
     assert [int(row["step"]) for row in rows] == [0, 3, 6]
     assert float(rows[-1]["val/kl"]) == final_of(chain.root / "rloo")["kl"]
     # It starts exactly where the warm start ended: same prompts, seeds and policy.
     before, warm = rows[0], final_of(chain.root / "dpo")
     assert float(before["val/kl"]) == warm["kl"] > 0
     assert float(before["val/reward"]) == warm["reward"]
-    first = next(row for row in metrics_of(chain.root / "dpo") if row["val/kl"])
+    first = next(row for row in rows_of(chain.root / "dpo") if row["val/kl"])
     assert float(first["val/kl"]) == pytest.approx(0, abs=1e-6)
 
 
@@ -83,15 +75,6 @@ def test_evaluation_commands_print_the_common_evaluation(chain, capsys, command,
     assert not (tmp_path / "run").exists()
 
 
-def test_predict_writes_and_shows_completions(chain, capsys, tmp_path):
-    extra = ["--ckpt_path", chain.checkpoint("rloo")]
-    assert chain.run("predict", "rloo", *extra, run=tmp_path) == 0
-    rows = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
-    assert len(rows) == 8 * 4, "eval_size prompts, evaluation_completions each"
-    assert list(rows[0]) == ["prompt", "completion", "reward", "kl", "length"]
-    assert rows[0]["prompt"].split()[0] in capsys.readouterr().out
-
-
 def test_an_export_is_the_policy_for_transformers(chain, tmp_path):
     folder = tmp_path / "policy"
     argv = ["export", "--ckpt_path", chain.checkpoint("rloo"), "--output_dir", str(folder)]
@@ -108,10 +91,7 @@ def test_a_folder_and_a_checkpoint_start_the_same_run(chain, tmp_path):
     folder = tmp_path / "dpo"
     assert main(["export", "--ckpt_path", chain.checkpoint("dpo"), "--output_dir", str(folder)]) == 0
     assert chain.run("fit", "rloo", "--model.policy_path", str(folder), run=tmp_path / "run") == 0
-    first, other = (
-        weights_of(root / "checkpoints" / "last.ckpt") for root in (chain.root / "rloo", tmp_path / "run")
-    )
-    assert all(torch.equal(first[key], other[key]) for key in first)
+    assert equal(weights_of(chain.root / "rloo"), weights_of(tmp_path / "run"))
 
 
 def test_an_earlier_run_in_the_same_place_is_kept(chain, tmp_path, capsys):
@@ -127,7 +107,7 @@ def test_an_earlier_run_in_the_same_place_is_kept(chain, tmp_path, capsys):
 
 def test_a_run_that_ends_between_two_evaluations_is_evaluated_at_its_end(chain, tmp_path):
     assert chain.run("fit", "rloo", "--trainer.max_steps", "5", run=tmp_path) == 0
-    rows = [row for row in metrics_of(tmp_path) if row["val/kl"]]
+    rows = [row for row in rows_of(tmp_path) if row["val/kl"]]
     assert [int(row["step"]) for row in rows] == [0, 3, 5]
     assert final_of(tmp_path)["kl"] == float(rows[-1]["val/kl"]) != float(rows[1]["val/kl"])
 
@@ -146,7 +126,7 @@ def test_accumulation_splits_the_rollout_and_not_the_gradient(chain, tmp_path):
     for parts in (1, 2, 4):
         extra = ["--trainer.accumulate_grad_batches", str(parts), "--trainer.limit_val_batches", "0"]
         assert chain.run("fit", "rloo", *extra, run=tmp_path / str(parts)) == 0
-    whole, *others = (weights_of(tmp_path / str(parts) / "checkpoints" / "last.ckpt") for parts in (1, 2, 4))
+    whole, *others = (weights_of(tmp_path / str(parts)) for parts in (1, 2, 4))
     for other in others:
         assert all(torch.allclose(whole[key], other[key], atol=2e-5) for key in whole)
 

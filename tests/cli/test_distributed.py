@@ -1,6 +1,5 @@
 """Two processes compared with one with the same global batch: rollouts, gradients, metrics, resuming."""
 
-import csv
 import json
 import os
 import re
@@ -12,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
-from runs import in_processes
+from runs import in_processes, rows_of
 from transformers import AutoModelForCausalLM
 
 from benchmarks.kills.children import Child
@@ -64,9 +63,7 @@ def rloo(chain, tmp_path_factory):
 
 
 def metrics(run):
-    with next(run.glob("metrics/*/metrics.csv")).open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return {(row["step"], k): float(v) for row in rows for k, v in row.items() if v and k != "epoch"}
+    return {(row["step"], k): float(v) for row in rows_of(run) for k, v in row.items() if v and k != "epoch"}
 
 
 def check_same_gradients(one, two):
@@ -164,32 +161,13 @@ def test_one_command_starts_both_processes(chain, tmp_path):
     assert [(tmp_path / "run" / f"rollout_0_{rank}.pt").exists() for rank in range(2)] == [True, True]
 
 
-@pytest.mark.slow  # the same for each module
-@pytest.mark.parametrize(
-    ("stage", "options"),
-    [
-        ("sft", ()),
-        ("distill", ("--model.gradient_checkpointing", "true")),
-        ("rloo", ("--trainer.accumulate_grad_batches", "2")),
-    ],
-)
-def test_two_sharded_processes_equal_one_for_other_settings(chain, tmp_path, stage, options):
-    one, two = tmp_path / "one", tmp_path / "two"
-    fit(chain, stage, one, *options)
-    fit(chain, stage, two, *options, "--data.batch_size", str(BATCH[stage] // 2), *SHARDED)
-    check_same_gradients(one, two)
-
-
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
         (FSDPStrategy(), "trainer.strategy: FSDPStrategy is not supported; use ddp"),
         (ModelParallelStrategy(), "trainer.strategy.data_parallel_size: must be 2, got auto"),
         (ModelParallelStrategy(2, 2), "trainer.strategy.tensor_parallel_size: must be 1, got 2"),
-        (
-            ModelParallelStrategy(2, 1),
-            "trainer.strategy.save_distributed_checkpoint: must be false, got True",
-        ),
+        (ModelParallelStrategy(2, 1), "trainer.strategy.save_distributed_checkpoint: must be false, got"),
     ],
 )
 def test_other_strategies_are_refused(strategy, message):

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,9 +47,42 @@ def test_the_version(capsys):
     assert capsys.readouterr().out == f"lit_klrb {lit_klrb.__version__}\n"
 
 
-@pytest.mark.parametrize(
-    "argv", [["explain", "K3Loss", "--json"], ["explain"], ["fit", "--help"], ["--help"]]
-)
+USER_CODE = """
+from dataclasses import dataclass
+import lightning as L
+from lit_klrb.estimators import MonteCarlo
+
+def fail(*args, **kwargs):
+    raise RuntimeError("no luck")
+
+class Callback(L.Callback):
+    on_train_start = fail
+
+class Module(L.LightningModule):
+    __init__ = fail
+
+@dataclass(frozen=True, kw_only=True)
+class Estimator(MonteCarlo):
+    weights = fail
+"""
+
+
+def test_an_exception_in_user_code_is_one_line_that_says_where(chain, capsys, monkeypatch, tmp_path):
+    (tmp_path / "user_code.py").write_text(USER_CODE)
+    monkeypatch.syspath_prepend(tmp_path)
+    root = ["--trainer.default_root_dir", str(tmp_path / "run"), "--trainer.max_steps", "1"]
+    for argv in (
+        chain.commands.argv("fit", "rloo", "--trainer.callbacks+=user_code.Callback", *root),
+        chain.commands.argv("fit", "rloo", "--kl.estimator", "user_code.Estimator", *root),
+        ["fit", "--model", "user_code.Module", "--data", "PromptDataModule", *root],
+    ):
+        assert main(argv) == 2
+        line = capsys.readouterr().err.strip().splitlines()[-1]
+        assert line.startswith("error: ")
+        assert re.search(r"RuntimeError: no luck \(.*user_code\.py, line 7\)", line)
+
+
+@pytest.mark.parametrize("argv", [["explain"], ["fit", "--help"]])
 def test_a_reader_that_stops_early_ends_a_command_quietly(argv):
     command = [sys.executable, "-m", "lit_klrb", *argv]
     reader, writer = os.pipe()

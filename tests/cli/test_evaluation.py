@@ -48,11 +48,6 @@ def test_standard_errors_name_the_number_of_prompts(chain, tmp_path, capsys, cap
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["evaluation_prompts"] == prompts
 
 
-def test_a_checkpoint_of_another_kind_of_module(chain, tmp_path, capsys):
-    assert chain.run("validate", "rloo", "--ckpt_path", chain.checkpoint("reward"), run=tmp_path) == 2
-    assert f"ckpt_path: {chain.checkpoint('reward')}: contains no policy" in capsys.readouterr().err
-
-
 def test_a_reference_with_other_words(chain, tmp_path, capsys):
     """Two vocabularies of the same size with different words."""
     model, tokenizer = loading.load_checkpoint("key", chain.checkpoint("sft"))

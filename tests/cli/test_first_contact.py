@@ -55,11 +55,6 @@ def test_a_run_directory_has_a_name(tmp_path, capsys, monkeypatch, command, valu
     assert capsys.readouterr().err == expected
 
 
-def test_short_words_are_not_corrected_to_anything():
-    assert suggestion("xyz", ["max_steps", "x_lim", "beta"]) == ""
-    assert suggestion("kl.etsimator", ["kl.estimator", "kl.beta"]) == " (did you mean kl.estimator?)"
-
-
 @pytest.mark.parametrize("name", ["demo", "imdb_small", "imdb"])
 def test_the_plan_of_a_sweep_is_not_a_configuration(capsys, name):
     path = f"configs/{name}/sweep.yaml"
@@ -70,41 +65,11 @@ def test_the_plan_of_a_sweep_is_not_a_configuration(capsys, name):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        (
-            "x.jsonl",
-            '{"text": "a"}\n{"text": "caf\xe9"}\n'.encode("latin-1"),
-            "x.jsonl cannot be read: 'utf-8' codec can't decode byte 0xe9",
-        ),
-        ("x.jsonl", b'{"prompt": [{"role": "user"}]}', "row 1 has the message {'role': 'user'}; messages"),
-        ("x.jsonl", b'{"words": "a"}', "has no column prompt, messages or text; its columns: words"),
-    ],
-)
-def test_files_that_cannot_be_prompts(chain, tmp_path, capsys, name, content, message):
-    (tmp_path / name).write_bytes(content)
-    assert message in refusal(chain, tmp_path, capsys, "rloo", "--data.source", str(tmp_path / name))
-
-
-def test_a_missing_table_is_not_looked_up_on_the_hub(chain, tmp_path, capsys):
-    line = refusal(chain, tmp_path, capsys, "rloo", "--data.source", "no.csv")
-    assert line == "error: data.init_args.source: no.csv does not exist"
-
-
 def test_a_folder_without_a_train_split(chain, tmp_path, capsys):
     for name in ("neg", "pos"):
         write_rows(tmp_path / f"{name}.jsonl", [{"text": text} for text in TEXTS[:3]])
     line = refusal(chain, tmp_path, capsys, "rloo", "--data.source", str(tmp_path))
     assert "has no split train; its splits: neg, pos; choose with split, eval_split" in line
-
-
-def test_conversations_as_preferences(chain, tmp_path, capsys):
-    answer = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    source = write_rows(tmp_path / "pairs.jsonl", [{"chosen": answer, "rejected": answer}])
-    assert "is a conversation, but the tokenizer has no chat template; start from a" in refusal(
-        chain, tmp_path, capsys, "dpo", "--data.preferences", source
-    )
 
 
 def batches(columns):

@@ -5,8 +5,8 @@ import warnings
 
 import pytest
 from lightning.pytorch.callbacks import Callback
+from runs import with_callback
 
-from lit_klrb.cli import lightning as cli
 from lit_klrb.cli.warned import once_of_a_kind
 
 STEPS = 40
@@ -29,18 +29,11 @@ class Watch(Callback):
 def watched(chain, tmp_path_factory):
     """A run with all monitors: the run directory, the counts of objects, the warnings."""
     watch, run = Watch(), tmp_path_factory.mktemp("long") / "run"
-    original = cli.LitCLI.instantiate_trainer
-
-    def with_watch(self, **kwargs):
-        trainer = original(self, **kwargs)
-        trainer.callbacks.insert(0, watch)
-        return trainer
-
     monitors = ["--trainer.callbacks+=KLMonitor"]
     length = ["--trainer.max_steps", str(STEPS), "--trainer.val_check_interval", "10"]
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
-        patch.setattr(cli.LitCLI, "instantiate_trainer", with_watch)
+        with_callback(patch, watch)
         assert chain.run("fit", "rloo", *length, *monitors, run=run) == 0
     return run, watch, shown
 

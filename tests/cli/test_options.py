@@ -1,11 +1,10 @@
 """Every constructor argument has an effect on the run."""
 
-import csv
 import inspect
 import json
 
 import pytest
-import torch
+from runs import equal, rows_of, weights_of
 
 from lit_klrb import estimators, modules
 from lit_klrb.callbacks import KLEstimatorCallback
@@ -85,14 +84,6 @@ EVALUATION = [
 ]
 
 
-def weights_of(path):
-    return torch.load(path, weights_only=True)["state_dict"]
-
-
-def equal(first, other):
-    return first.keys() == other.keys() and all(torch.equal(first[key], other[key]) for key in first)
-
-
 @pytest.fixture(scope="module")
 def files(chain, tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
@@ -113,8 +104,8 @@ def test_the_option_changes_the_trained_policy(chain, files, tmp_path, stage, ex
     monkeypatch.syspath_prepend(str(__file__).rpartition("/")[0])
     extra = [word if word.startswith("{grammar") else word.format_map(files) for word in extra]
     assert chain.run("fit", stage, *NO_EVALUATION, *extra, run=tmp_path) == 0
-    changed = weights_of(tmp_path / "checkpoints" / "last.ckpt")
-    assert not equal(weights_of(chain.checkpoint(stage)), changed)
+    changed = weights_of(tmp_path)
+    assert not equal(weights_of(chain.root / stage), changed)
 
 
 @pytest.fixture(scope="module")
@@ -122,14 +113,14 @@ def with_learned_reward(chain, tmp_path_factory):
     run = tmp_path_factory.mktemp("learned")
     reward = ["--model.reward_path", chain.checkpoint("reward")]
     assert chain.run("fit", "rloo", *NO_EVALUATION, *reward, run=run) == 0
-    return weights_of(run / "checkpoints" / "last.ckpt"), reward
+    return weights_of(run), reward
 
 
 @pytest.mark.parametrize("extra", LEARNED, ids=" ".join)
 def test_the_option_of_a_learned_reward_changes_the_policy(chain, tmp_path, with_learned_reward, extra):
     expected, reward = with_learned_reward
     assert chain.run("fit", "rloo", *NO_EVALUATION, *reward, *extra, run=tmp_path) == 0
-    assert not equal(expected, weights_of(tmp_path / "checkpoints" / "last.ckpt"))
+    assert not equal(expected, weights_of(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -146,14 +137,14 @@ def test_the_option_of_a_single_estimator_changes_the_policy(chain, tmp_path, es
     for value in values:
         settings = ["--kl.estimator", estimator, f"--kl.estimator.{option}", value]
         assert chain.run("fit", "rloo", *NO_EVALUATION, *settings, run=tmp_path / value) == 0
-        trained.append(weights_of(tmp_path / value / "checkpoints" / "last.ckpt"))
+        trained.append(weights_of(tmp_path / value))
     assert not equal(*trained)
 
 
 @pytest.mark.parametrize("extra", EVALUATION, ids=" ".join)
 def test_the_option_changes_the_evaluation_and_not_the_training(chain, tmp_path, extra):
     assert chain.run("fit", "rloo", *extra, run=tmp_path) == 0
-    assert equal(weights_of(chain.checkpoint("rloo")), weights_of(tmp_path / "checkpoints" / "last.ckpt"))
+    assert equal(weights_of(chain.root / "rloo"), weights_of(tmp_path))
     final, other = (
         json.loads((root / "summary.json").read_text())["final"] for root in (chain.root / "rloo", tmp_path)
     )
@@ -176,8 +167,7 @@ def test_only_the_last_evaluation_has_more_completions(chain, tmp_path, capsys):
 
 
 def evaluations_of(run):
-    text = (run / "metrics" / "attempt_0" / "metrics.csv").read_text()
-    rows = [row for row in csv.DictReader(text.splitlines()) if row["val/kl"]]
+    rows = [row for row in rows_of(run) if row["val/kl"]]
     return [{name: row[name] for name in row if name.startswith("val/")} for row in rows]
 
 

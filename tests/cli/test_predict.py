@@ -1,14 +1,11 @@
 """`predict` completes the prompts of a file, and writes completions with their rewards and KLs."""
 
 import json
-import sys
-from types import ModuleType
 
 import pytest
 import torch
-from chat_tokenizer import chat_tokenizer, message
 
-from lit_klrb.models.loading import fresh_model, load_model, load_tokenizer
+from lit_klrb.models.loading import load_model, load_tokenizer
 from lit_klrb.rewards import load_reward
 
 PROMPTS = ["The film", "What a", "I saw this thriller", "The film", "The acting was superb"]
@@ -71,42 +68,10 @@ def test_a_policy_without_a_reward(chain, tmp_path):
     assert predicted(tmp_path)[0].keys() == {"prompt", "completion", "kl", "length"}
 
 
-def echo(prompts, completions, wanted):
-    assert [prompt[-1]["content"] for prompt in prompts] == wanted
-    return [float(len(text)) for text in wanted]
-
-
-def test_conversations_with_a_reward_of_their_columns(chain, tmp_path, monkeypatch, capsys):
-    module = ModuleType("echo_rewards")
-    module.echo = echo
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    tokenizer = chat_tokenizer()
-    fresh_model(CONFIG, tokenizer, seed=0).save_pretrained(tmp_path / "policy")
-    tokenizer.save_pretrained(tmp_path / "policy")
-    rows = [{"prompt": [message("user", text)], "wanted": text} for text in PROMPTS]
-    paths = [
-        word
-        for key in ("policy_path", "reference_path")
-        for word in (f"--model.{key}", str(tmp_path / "policy"))
-    ]
-    source = ["--data.source", write(tmp_path / "chats.jsonl", rows), "--data.system_prompt", "Be brief"]
-    reward = ["--model.reward_path", "echo_rewards:echo", "--model.evaluation_completions", "1"]
-    assert chain.run("predict", "rloo", *paths, *source, *reward, run=tmp_path) == 0
-    for row, text in zip(predicted(tmp_path), PROMPTS, strict=True):
-        assert row["prompt"] == [message("system", "Be brief"), message("user", text)]
-        assert isinstance(row["completion"], str)
-        assert row["reward"] == len(text)
-        assert row["kl"] == pytest.approx(0, abs=1e-6)
-    assert "user: The film" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (
-            [{"text": "The film"}],
-            "has no test split with rows; its splits: train; of the different prompts or texts",
-        ),
+        ([{"text": "The film"}], "has no test split with rows; its splits: train; one in 20 of its"),
         ([{"prompt": 5}], "row 1 has the prompt 5; a text of Unicode characters is expected"),
         ([{"words": "The film"}], "row 1 has no column prompt, messages or text; its columns: words"),
         ([{"prompt": ""}], "1 of 1 test rows cannot be read: 1 empty"),

@@ -6,9 +6,8 @@ import signal
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from runs import assert_same_run, resume_command, signals_heard  # noqa: F401
+from runs import assert_same_run, resume_command, signals_heard, with_callback  # noqa: F401
 
-from lit_klrb.cli import lightning as cli
 from lit_klrb.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("signals_heard")
@@ -33,15 +32,8 @@ def signalled(chain, monkeypatch):
     """Run a command that receives a signal in a hook; return its exit code."""
 
     def run(number, hook, count, *arguments, **keywords):
-        original = cli.LitCLI.instantiate_trainer
-
-        def with_signal(self, **kwargs):
-            trainer = original(self, **kwargs)
-            trainer.callbacks.insert(0, Signal(number, hook, count))
-            return trainer
-
         with monkeypatch.context() as patched:
-            patched.setattr(cli.LitCLI, "instantiate_trainer", with_signal)
+            with_callback(patched, Signal(number, hook, count))
             return chain.run(*arguments, **keywords)
 
     return run

@@ -17,9 +17,8 @@ from lit_klrb.comparison.estimates import (
     difference,
     skewed_interval,
 )
-from lit_klrb.functional import TokenStats, token_stats
+from lit_klrb.functional import token_stats
 from lit_klrb.functional.enumeration import TabularLM, exact_kl, num_prefixes
-from lit_klrb.functional.statistics import ratio_of_means
 
 PAIRS, VOCABULARY, LENGTH = 12, 3, 4
 REPLICATES, PROMPTS, COMPLETIONS, LEVEL = 600, 24, 4, 0.95
@@ -95,15 +94,6 @@ def test_intervals_cover_the_exact_kl(population, estimates, name):
         assert mean_error == pytest.approx(values.std().item(), rel=0.15)
 
 
-def test_errors_of_independent_tokens_cover_too_rarely(population, replicates):
-    intervals = []
-    for table in replicates:
-        kl = table.stats.kl[table.mask]
-        half = scipy_stats.norm.ppf((1 + LEVEL) / 2) * kl.std().item() / math.sqrt(len(kl))
-        intervals.append((kl.mean().item() - half, kl.mean().item() + half))
-    assert coverage(intervals, population.kl_per_token) < 0.75
-
-
 def test_the_interval_is_that_of_student_without_skewness():
     symmetric = torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0], dtype=torch.float64)
     quantile = scipy_stats.t.ppf(0.975, 4)
@@ -152,32 +142,6 @@ def test_positions_add_up_to_the_kl_of_the_sequence(population):
         )
 
 
-def test_a_position_counts_the_prompts_that_reach_it():
-    lengths, kl = (
-        (4, 4, 2, 1),
-        torch.tensor([[1.0, 2.0, 5.0, 3.0], [2.0, 4.0, 8.0, 3.0], [3.0] * 4, [4.0] * 4]),
-    )
-    mask = torch.arange(4) < torch.tensor(lengths)[:, None]
-    stats = TokenStats(kl, kl, kl).masked(mask)
-
-    def at(last, rows=slice(None)):
-        table = TokenTable(
-            stats.map(lambda field: field[rows]), mask[rows], kl[rows], torch.arange(4)[rows], 1
-        )
-        return next(position for position in table.positions(LEVEL) if position["last"] == last)
-
-    for last, values in ((2, [2.0, 4.0, 3.0]), (4, [4.0, 5.5])):
-        expected = scipy_stats.ttest_1samp(values, 0)
-        assert at(last)["estimate"] / at(last)["se"] == pytest.approx(expected.statistic)
-    low, high = expected.confidence_interval(LEVEL)
-    assert (at(4)["low"], at(4)["high"]) == pytest.approx((low, high))
-    alone = at(4, rows=slice(1, None))
-    assert {name: alone[name] for name in ("tokens", "estimate", "se", "low", "high")} == {
-        **{"tokens": 2, "estimate": 5.5},
-        **dict.fromkeys(("se", "low", "high")),
-    }
-
-
 def test_a_ratio_has_the_error_of_the_jackknife(population):
     table = population.sample(torch.Generator().manual_seed(4), prompts=60)
     estimate = table.estimates(LEVEL)[RB]["token"]
@@ -186,13 +150,6 @@ def test_a_ratio_has_the_error_of_the_jackknife(population):
     jackknife = ((len(kl) - 1) / len(kl) * (left_out - left_out.mean()).square().sum()).sqrt()
     assert estimate.value == pytest.approx((kl.sum() / counts.sum()).item())
     assert estimate.error == pytest.approx(jackknife.item(), rel=0.02)
-
-
-def test_a_ratio_of_proportional_sums_has_no_error():
-    tokens = torch.tensor([1.0, 5.0, 20.0, 3.0], dtype=torch.float64)
-    ratio, influences = ratio_of_means(3 * tokens, tokens)
-    assert ratio.item() == pytest.approx(3)
-    assert influences.abs().max() < 1e-12
 
 
 def test_given_texts_have_no_estimates_that_need_samples(population):

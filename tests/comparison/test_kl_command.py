@@ -10,12 +10,10 @@ import torch
 
 from lit_klrb.cli.main import main
 from lit_klrb.comparison.inputs import encode_prompts, read_table
-from lit_klrb.comparison.measure import load, noise_floor, text_rollouts, token_table
+from lit_klrb.comparison.measure import load, noise_floor, text_rollouts
 from lit_klrb.data.tokenizer import grammar_tokenizer, train_bpe
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.models import scoring
 from lit_klrb.models.loading import fresh_model, load_tokenizer
-from lit_klrb.rollouts.pair import Pair
 
 CONFIG = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 32}
 TEXTS = ["I saw this film last night.", "What a marvelous thriller!", "Do not miss it!", "It was a treat."]
@@ -120,17 +118,6 @@ def test_completions_are_sampled_from_the_first_model_of_each_direction(models, 
     assert "KL(reference‖policy) of the reference's own" in found["directions"]["reverse"]["estimand"]
 
 
-def test_logits_of_all_tokens_are_never_computed(models, monkeypatch):
-    pair = Pair(*(load("policy", str(models / name), "cpu") for name in ("first", "reference")))
-    monkeypatch.setattr(scoring, "completion_logits", None)
-    rollouts = text_rollouts([[5, 6, 7], [8, 9]], 0, batch_size=2)
-    cluster = torch.arange(2)
-    settings = {"cluster": cluster, "group_size": None, "key": "texts", "advance": lambda rows: None}
-    table = token_table(pair, rollouts, **settings)
-    assert table.mask.tolist() == [[True, True], [True, False]]
-    assert bool((table.stats.kl > 0).eq(table.mask).all())
-
-
 def test_the_noise_floor_is_rounding(models):
     policy = load("policy", str(models / "first"), "cpu")
     floor = noise_floor(policy.model, text_rollouts([[5, 6, 7], [8, 9]], 0, batch_size=2)[0], 1.0)
@@ -165,18 +152,6 @@ def test_two_policies_are_compared_in_pairs(kl, models):
     assert (pair["first"], pair["second"]) == (str(models / "first"), str(models / "second"))
     difference = pair["differences"]["forward"]["sequence"]
     assert difference["estimate"] == pytest.approx(first["estimate"] - second["estimate"])
-
-
-def test_progress_is_lines_where_there_is_no_terminal(kl, models, monkeypatch):
-    monkeypatch.setattr("lit_klrb.cli.kl.PROGRESS_INTERVAL", 0.0)
-    code, _, error = kl(*PROMPTS, "--direction", "forward", "--completions_per_prompt", "2", "--limit", "4")
-    policy = models / "first"
-    assert code == 0
-    few = "warning: 4 prompts, too few for standard errors: give at least 10"
-    assert [line for line in error.splitlines() if line != few] == [
-        *(f"completions of {policy}: {rows} of 4" for rows in (3, 4)),
-        *(f"forward KL of {policy}: {rows} of 8" for rows in (6, 8)),
-    ]
 
 
 def test_a_model_compared_with_itself(kl):
@@ -248,9 +223,7 @@ def test_the_encoded_conversation(models):
         (("--texts", "prompts.jsonl"), "prompts.jsonl has no column text; its columns: prompt"),
         (("--prompts", "chat.jsonl"), "prompt 1 is a conversation, but the tokenizer has no chat"),
         ((*PROMPTS, "--completions_per_prompt", "0"), "must be positive and finite, got 0"),
-        ((*PROMPTS, "--temperature", "warm"), "argument --temperature: invalid float value: 'warm'"),
         (("--texts", "texts.txt", "--teacher_system", "Be"), "teacher_system: needs prompts: texts have no"),
-        ((*PROMPTS, "--level", "95"), "must be at least 0.5 and below 1, got 95"),
         ((*PROMPTS, "--device", "tpu9"), "device: tpu9 cannot be used"),
         (("--prompts", "prompts.jsonl", "--max_new_tokens", "99"), "exceeds the policy's context length, 32"),
     ],
@@ -260,12 +233,6 @@ def test_wrong_usage_ends_in_one_line(kl, arguments, message):
     assert (code, output) == (2, "")
     assert len(error.splitlines()) == 1
     assert message in error
-
-
-def test_few_prompts_are_said(kl):
-    code, _, error = kl(*PROMPTS)
-    assert code == 0
-    assert "warning: 4 prompts, too few for standard errors: give at least 10" in error
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import json
 import pytest
 from chat_tokenizer import by_hand, chat_tokenizer, message
 
-from lit_klrb.data.chat import Conversation, as_messages, is_messages
+from lit_klrb.data.chat import Conversation, as_messages
 from lit_klrb.data.corpora import Source, load_rows
 from lit_klrb.data.encode import Reader
 from lit_klrb.data.kinds import PROMPT, parse_rows
@@ -135,14 +135,6 @@ def pair_of(tokenizer, source, system=None):
     return PreferencePair.of(*(reader.answered(row.prompt, answer) for answer in row.answers))
 
 
-def test_preferences_of_texts_stay_texts_without_a_system_prompt(tmp_path, tokenizer):
-    source = write(tmp_path / "pairs.jsonl", [{"prompt": "Hi", "chosen": "Yes", "rejected": "No"}])
-    pair = pair_of(tokenizer, source)
-    assert pair[:3] == (tokenizer("Hi")["input_ids"], *answers(tokenizer))
-    pair = pair_of(tokenizer, source, "Act")
-    assert pair[:3] == (by_hand(tokenizer, ("system", "Act"), ("user", "Hi")), *answers(tokenizer))
-
-
 def test_a_template_without_an_eos_after_the_answer():
     """The EOS of an earlier turn, or a BOS that is the same token, ends nothing."""
     template = "{{ eos_token }}{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
@@ -157,7 +149,6 @@ def test_a_template_without_an_eos_after_the_answer():
         ([], r"row 1 is \[\]; a list of messages is expected"),
         ([message("human", "Hi")], "row 1 has the role 'human'; allowed: system, developer, user, assistant"),
         ([{"from": "human", "value": "Hi"}], "row 1 has the message .*; messages have role and content"),
-        (["Hi"], "row 1 has the message 'Hi'; messages have role and content"),
         ([message("user", 5)], "row 1 has the content 5; allowed: strings"),
         ([message("user", [{"type": "image", "url": "Hi"}])], r"row 1 has the content \[{'type"),
         ([SYSTEM], "row 1 ends with a system message; a user's is expected"),
@@ -180,7 +171,6 @@ def test_what_is_no_conversation_is_named(tmp_path, tokenizer, value, message):
             "chosen, ends with the role user; the assistant's answer is",
         ),
         ({"chosen": [ANSWER], "rejected": [ANSWER]}, "row 1 has no message before the assistant's"),
-        ({"chosen": [], "rejected": [USER, ANSWER]}, "chosen, is []; a list of messages is expected"),
     ],
 )
 def test_what_are_no_preferences_is_named(tmp_path, row, message):
@@ -224,8 +214,3 @@ def test_a_hostile_template_runs_in_the_sandbox(tmp_path, monkeypatch, template)
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
     assert chat.messages == (message("user", "Hi"), message("assistant", "Yes"))
-
-
-def test_what_are_messages():
-    assert is_messages([USER])
-    assert not any(map(is_messages, ("Hi", [], ["Hi"], None, (USER,), USER)))

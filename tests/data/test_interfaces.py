@@ -3,23 +3,9 @@
 import pytest
 from single_steps import attached
 
-from lit_klrb.data.interfaces import Corpus, Learner, PairMaker
-from lit_klrb.data.modules import PreferenceDataModule, PromptDataModule, ReviewDataModule
+from lit_klrb.data.modules import PreferenceDataModule, PromptDataModule
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import RaoBlackwell
-from lit_klrb.modules import DPOModule
-
-
-def test_what_each_side_offers(chain, tmp_path):
-    module, _ = attached(chain, tmp_path, RaoBlackwell())
-    assert isinstance(module, Learner)
-    assert module.steps_per_batch
-    assert not isinstance(module, PairMaker)
-    pair_maker = DPOModule(reference_path="x")
-    assert isinstance(pair_maker, PairMaker)
-    assert not hasattr(pair_maker, "steps_per_batch")
-    assert isinstance(ReviewDataModule(), Corpus)
-    assert not isinstance(PromptDataModule(), Corpus)
 
 
 def test_pairs_need_a_module_that_makes_them(chain, tmp_path):

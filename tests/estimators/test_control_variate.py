@@ -37,17 +37,6 @@ def test_unbiased_over_all_batches(contexts, vocab, length, groups, group_size, 
     torch.testing.assert_close(gradient, exact_gradient(case, beta), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("baseline", ["leave_one_out", None])
-def test_the_order_of_prompts_and_of_their_completions_has_no_influence(baseline):
-    stats, mask, rewards = random_stats(4, 3, seed=6)
-    order = torch.arange(12).view(4, 3)[[2, 3, 1, 0]][:, [1, 2, 0]].flatten()
-    estimator = RaoBlackwellControlVariate(baseline=baseline)
-    weights = estimator.weights(stats, mask, rewards, beta=BETA, group_size=3)
-    moved = estimator.weights(rows_of(stats, order), mask[order], rewards[order], beta=BETA, group_size=3)
-    for field, expected in zip(moved, weights, strict=True):
-        torch.testing.assert_close(field, expected[order], rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("off_policy", ["none", "prefix"])
 def test_each_direction_alone_is_unbiased_over_all_batches(direction, off_policy):
@@ -223,15 +212,6 @@ def test_coefficients_equal_their_definition(groups, group_size, related):
         assert beyond.all()
 
 
-def test_a_dominant_group_causes_no_rounding_errors_in_others():
-    slope, noise = torch.randn(2, 8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    slope[:2] *= 1e12
-    origin = noise / 10 - slope
-    coefficients = cross_fitted_coefficients(origin, {"kl": slope}, 2)["kl"][:, 0]
-    torch.testing.assert_close(coefficients, plain_coefficients(origin, {"kl": slope}, 2)["kl"])
-    assert (coefficients[:2] > 0.5).all()
-
-
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("size", [0.0, 1e-17])
 def test_negligible_directions_have_coefficient_zero(size):
@@ -240,40 +220,6 @@ def test_negligible_directions_have_coefficient_zero(size):
     coefficients = cross_fitted_coefficients(noise, {"kl": size * noise, "token_values": 0 * noise}, 2)
     assert all((values * size).abs().max() < 1e-12 for values in coefficients.values())
     assert not cross_fitted_coefficients(0 * noise, {"kl": noise}, 2)["kl"].any()
-
-
-def test_scaling_rewards_and_beta_scales_the_score_weights():
-    stats, mask, rewards = random_stats(6, 2, seed=1)
-    small, large = (
-        RaoBlackwellControlVariate().weights(
-            stats._replace(
-                **{
-                    name: unit * getattr(stats, name)
-                    for name in ("value", "expected_value", "reward_to_come")
-                }
-            ),
-            mask,
-            unit * rewards,
-            beta=unit * BETA,
-            group_size=2,
-        )
-        for unit in (1, 1e6)
-    )
-    torch.testing.assert_close(large.score, 1e6 * small.score)
-    torch.testing.assert_close(large.value, small.value)
-
-
-def test_a_groups_coefficient_is_independent_of_its_own_rollout():
-    stats, mask, rewards = random_stats(6, 2, seed=1)
-    estimator = RaoBlackwellControlVariate()
-    before = estimator.weights(stats, mask, rewards, beta=BETA, group_size=2).kl
-    stats.logprobs[4:6] += torch.randn(2, 4, dtype=torch.float64)
-    after = estimator.weights(stats, mask, 10 * rewards.roll(1), beta=BETA, group_size=2).kl
-    rewards[4:6] += 3
-    moved = estimator.weights(stats, mask, rewards, beta=BETA, group_size=2).kl
-    assert torch.equal(before[4:6], moved[4:6])
-    assert not torch.equal(before[:4], moved[:4])
-    assert not torch.equal(before[4:6], after[4:6])
 
 
 @pytest.mark.parametrize("off_policy", ["none", "prefix", "sequence", "clip"])

@@ -9,14 +9,7 @@ from enumerated import Variation, expected_gradient
 from test_names_in_use import CASE, per_completion
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators import (
-    K2Loss,
-    MonteCarloRewardToGo,
-    RaoBlackwell,
-    RaoBlackwellLoss,
-    Recipe,
-    Term,
-)
+from lit_klrb.estimators import K2Loss, MonteCarloRewardToGo, RaoBlackwellLoss, Recipe, Term
 from lit_klrb.functional.enumeration import exact_kl_gradient
 from replication.rivals import MiniLLM
 
@@ -110,9 +103,3 @@ def test_the_sampled_future_from_the_own_token_on_counts_it_twice():
     assert (expected(After(baseline=None)) - exact).abs().max() < 1e-10
     with pytest.raises(ConfigurationError, match="counts the own token twice"):
         SampledFuture().check_trainable()
-
-
-def test_the_exact_arms_have_the_gradient_of_the_kl():
-    exact = exact_kl_gradient(CASE.policy, CASE.reference)
-    for estimator in (MonteCarloRewardToGo(baseline=None), RaoBlackwell(baseline=None)):
-        assert (expected(estimator) - exact).abs().max() < 1e-10

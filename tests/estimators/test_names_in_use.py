@@ -74,26 +74,3 @@ def test_eleven_names_have_four_gradients_of_which_two_are_equal_on_policy():
             if (found[pair[0]] - found[pair[1]]).abs().max() < 1e-3
         }
         assert equal == (set() if off_policy else {frozenset({"K2Loss", "K2Loss(off_policy='token')"})})
-
-
-def test_the_expectation_of_all_k2_names_is_the_token_level_part():
-    tokens, mask = CASE.sequences
-    leaf = CASE.policy.logits.clone().requires_grad_()
-    stats, probability = CASE.stats(leaf), CASE.policy.logprobs(tokens, mask).exp()
-    token_level = probability @ torch.where(mask, stats.kl, 0).sum(1)
-    (expected,) = torch.autograd.grad(token_level, leaf)
-    for entry in NAMES_IN_USE:
-        mean = probability @ per_completion(theirs(entry), off_policy=False)
-        same = (mean - expected.flatten()).abs().max() < TOLERANCE
-        assert same == (entry.estimator.__name__ == "K2Loss"), entry.name
-
-
-def test_values_are_those_of_the_name():
-    """k1+ and k3+ report k1 and k3: straight through."""
-    values = torch.tensor([[-1.0, -0.2]]), torch.tensor([[-0.5, -2.0]]), torch.tensor([[-1.0, -0.2]])
-    losses = {entry.name: entry.loss(*values) for entry in NAMES_IN_USE}
-    log_ratio = values[0] - values[1]
-    for name in ("k1 in the loss", "k1+", "K4", "own token's k1 as advantage"):
-        torch.testing.assert_close(losses[name], log_ratio)
-    for name in ("k3 in the loss", "k3+", "K3++", "unbiased_gradient", "ratio times k3 (unbiased KL)"):
-        torch.testing.assert_close(losses[name], log_ratio + (-log_ratio).exp() - 1)

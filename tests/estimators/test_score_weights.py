@@ -21,17 +21,3 @@ def test_score_weights_equal_their_definitions_and_are_zero_outside_the_mask(nam
     weights = getattr(estimators, name)(baseline=baseline).weights(stats, mask, group_size=group_size).score
     assert torch.allclose(weights, expected, rtol=0, atol=1e-12)
     assert not weights[~mask].any()
-
-
-@pytest.mark.parametrize("baseline", [None, "leave_one_out"])
-@pytest.mark.parametrize("name", DEFINITIONS)
-def test_rewards_enter_with_a_minus_sign_and_their_own_baseline(name, baseline):
-    mask = CASE.sequences[1][ROWS]
-    stats = CASE.stats(CASE.policy.logits).map(lambda field: field[ROWS])
-    estimator, rewards = getattr(estimators, name)(baseline=baseline), CASE.rewards[ROWS]
-    weights = estimator.weights(stats, mask, rewards, beta=0.3, group_size=3).score
-    for row in range(len(ROWS)):
-        others = [other for other in range(row // 3 * 3, row // 3 * 3 + 3) if other != row]
-        advantage = rewards[row] - (0 if baseline is None else rewards[others].mean())
-        alone = 0.3 * estimator.weights(stats, mask, group_size=3).score[row]
-        assert torch.allclose(weights[row], torch.where(mask[row], alone - advantage, 0), rtol=0, atol=1e-12)

@@ -104,33 +104,6 @@ def test_without_token_values_it_is_rao_blackwell(off_policy, discount):
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize("off_policy", ["none", "clip", "token", "prefix"])
-def test_micro_batches_have_no_influence(off_policy):
-    stats, mask, _ = rollout()
-    estimator = RaoBlackwellTokenValues(off_policy=off_policy)
-    behaviour = stats.logprobs - 0.1
-    weights = estimator.weights(stats, mask, group_size=GROUP)
-    whole = estimator.loss(stats, mask, weights, behaviour_logprobs=behaviour)
-    parts = [
-        len(rows)
-        * estimator.loss(
-            rows_of(stats, rows),
-            mask[rows],
-            weights.map(lambda field, rows=rows: field[rows]),
-            behaviour_logprobs=behaviour[rows],
-        )
-        for rows in torch.arange(9).split(2)
-    ]
-    assert whole.item() == pytest.approx(sum(parts).item() / 9, abs=1e-12)
-
-
-def test_a_discount_is_refused_for_training_unless_allowed():
-    RaoBlackwellTokenValues().check_trainable()
-    with pytest.raises(ValueError, match=r"with discount 0.5 a token's effect on later KLs"):
-        RaoBlackwellTokenValues(discount=0.5).check_trainable()
-    RaoBlackwellTokenValues(discount=0.5, allow_biased=True).check_trainable()
-
-
 @pytest.mark.parametrize("discount", [1.0, 0.6])
 def test_the_table_is_the_regression_of_the_kl_to_come_on_the_token_before_it(discount):
     vocabulary, count, length, ridge = 5, 30, 6, 2.0

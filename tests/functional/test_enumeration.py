@@ -130,15 +130,6 @@ def test_optimal_policy_is_the_tilted_reference_and_a_stationary_maximum(shape, 
     assert value > exact_objective(reference, reference, reward, beta)
 
 
-def test_path_to_the_optimum_starts_at_the_reference():
-    reference = random_model(SHAPES[1], 7)
-    reward = torch.arange(len(reference.sequences()[0]), dtype=torch.float64)
-    start = optimal_policy(reference, reward, math.inf)
-    assert exact_kl(start, reference).abs() < 1e-12
-    path = [exact_kl(optimal_policy(reference, reward, 10 / s), reference) for s in (0.1, 0.5, 1.0)]
-    assert 0 < path[0] < path[1] < path[2]
-
-
 def test_excluded_tokens_cost_nothing_when_shared_and_everything_when_not():
     reference = random_model((3, 4, 3, 0), 8)
     reference.logits[1, 2] = -math.inf
@@ -157,18 +148,10 @@ def test_excluded_tokens_cost_nothing_when_shared_and_everything_when_not():
     torch.testing.assert_close(optimum.logprobs(tokens, mask), reference.logprobs(tokens, mask))
 
 
-def test_gradients_reach_a_float32_table():
-    table = torch.zeros(2, 3, requires_grad=True)
-    exact_kl(TabularLM(table, 2), random_model((2, 3, 2, 0), 10)).backward()
-    assert table.grad is not None
-    assert table.grad.abs().max() > 0
-
-
 @pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: TabularLM(torch.zeros(3), 2), "logits: must have shape"),
-        (lambda: TabularLM(torch.zeros(3, 1), 2), "logits: must have shape"),
         (lambda: TabularLM(torch.zeros(1, 2), 0), "max_length: must be at least 1, got 0"),
         (lambda: TabularLM(torch.zeros(1, 2), 2, 2), "eos_token_id: must be in 0..1, got 2"),
         (
@@ -178,10 +161,6 @@ def test_gradients_reach_a_float32_table():
         (
             lambda: optimal_policy(TabularLM(torch.zeros(1, 2), 2), torch.zeros(3), 0.0),
             "beta: must be positive, got 0.0",
-        ),
-        (
-            lambda: optimal_policy(TabularLM(torch.zeros(1, 2), 2), torch.zeros(2), 1.0),
-            r"reward: must have shape \[3\]",
         ),
     ],
 )

@@ -50,14 +50,6 @@ def test_horvitz_thompson_by_its_definition(world):
         assert estimate == pytest.approx(expected, abs=1e-12)
 
 
-def test_horvitz_thompson_gains_where_completions_repeat_and_is_monte_carlo_where_none_can():
-    rare = torch.tensor([-30.0, -31.0], dtype=torch.float64)
-    ratio = torch.tensor([0.4, 0.8], dtype=torch.float64)
-    tokens = torch.tensor([[1], [2]])
-    estimate = horvitz_thompson(ratio, rare, tokens, tokens > 0, 2)
-    assert estimate.item() == pytest.approx(0.6, abs=1e-6)
-
-
 def test_what_padding_holds_does_not_tell_completions_apart():
     tokens = torch.tensor([[1, 7], [1, 9]])
     mask = torch.tensor([[True, False], [True, False]])
@@ -135,12 +127,6 @@ def test_values_are_laid_out_by_prompt(world):
     }
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
-def test_a_fixed_alpha_leaves_the_value_unbiased(world, alpha):
-    _, _, logp, log_ratio, kl = world
-    assert (logp.exp() @ kl_control_variate(log_ratio, alpha)).item() == pytest.approx(kl, abs=1e-12)
-
-
 def test_the_fitted_alpha_is_minus_the_regression_slope(world):
     log_ratio = world[3]
     covariance = np.cov(log_ratio.numpy(), np.exp(-log_ratio.numpy()))
@@ -164,11 +150,8 @@ def test_a_fit_that_rests_on_one_completion_warns():
 def test_a_fit_without_variation_is_monte_carlo(value, dtype):
     for size in range(2, 12):
         assert fit_control_variate(torch.full((size,), value, dtype=dtype)).item() == 0
-
-
-def test_one_completion_is_too_few_to_fit():
     with pytest.raises(ConfigurationError, match="at least 2"):
-        fit_control_variate(torch.zeros(1))
+        fit_control_variate(torch.full((1,), value, dtype=dtype))
 
 
 def test_the_standard_error_is_that_of_the_prompts_means():

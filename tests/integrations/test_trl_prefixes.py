@@ -124,12 +124,7 @@ def test_a_trainer_calls_its_rewards_with_the_first_tokens(tmp_path):
     ("estimator", "changes", "stride", "message"),
     [
         (PREFIXES, {}, 0, "prefix_rewards: must be at least 1, got 0"),
-        (
-            RaoBlackwell(),
-            {},
-            2,
-            "prefix_rewards: 2 has no effect with RaoBlackwell; RaoBlackwellCon",
-        ),
+        (RaoBlackwell(), {}, 2, "prefix_rewards: 2 has no effect with RaoBlackwell; RaoBlackwellCon"),
         (PREFIXES, {"teacher_model": None}, 1, "prefix_rewards: 1 has no effect in distillation"),
         (PREFIXES, {"tools": [print]}, 1, "prefix_rewards: 1 is not supported with tools or environments"),
         (PREFIXES, {"environments": [1]}, 1, "prefix_rewards: 1 is not supported with tools or environments"),

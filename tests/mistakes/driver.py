@@ -1,4 +1,4 @@
-"""Runs commands with wrong input, each in its own process, and judges how each one ends.
+"""Runs commands with wrong input, each in its own process, and says what is wrong with how one ends.
 
 A mistake is a command line with the error line that is expected. `judge` runs it in a fork of this process,
 which has imported everything: mistakes do not affect each other, and one that hangs is killed.
@@ -16,46 +16,24 @@ import sys
 import time
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
-from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
 SECONDS = 60.0
-MEMORY = 8 * 2**30
+GIGABYTES = 8
 # A child that neither answers nor dies at its alarm is ended after so many seconds more.
 GRACE = 5.0
-
-
-class Verdict(Enum):
-    """How a command with wrong input can end."""
-
-    CLEAR = "clear"
-    ACCEPTED = "accepted rightly"
-    UNHELPFUL = "one line that does not help"
-    NOISY = "more than one line"
-    SILENT = "accepted wrongly"
-    WRONG_CODE = "another exit code"
-    TRACEBACK = "tracebacks"
-    HANG = "hangs"
-    MEMORY = "more than eight gigabytes"
-    OUTSIDE = "code run, or something outside read, written or deleted"
-
-
-RIGHT = {Verdict.CLEAR, Verdict.ACCEPTED}
 
 
 class Mistake(NamedTuple):
     """A wrong command line.
 
     Args:
-        argv: Its arguments; FILES, CHAIN and RUN stand for the folders of the tests' files, of finished runs
-            and of the run to be made.
+        argv: Its arguments; FILES, CHAIN, RUN and CASE stand for the folders of the tests' files, of finished
+            runs, of the run to be made and of a stranger's files.
         line: A regular expression that its one line must match; None where the input is fine.
         stage: The demo's configuration that the arguments are added to; None if they are all there is.
-        command: What is done with it.
-        code: The exit code; None for 2, and for 0 where the input is fine.
         quick: Whether the default test run tries it.
         program: The package whose command line it is.
         make: Writes a stranger's file into a folder; the command may accept it.
@@ -65,37 +43,27 @@ class Mistake(NamedTuple):
     argv: Sequence[str]
     line: str | None
     stage: str | None = "rloo"
-    command: str = "fit"
-    code: int | None = None
     quick: bool = False
     program: str = "lit_klrb"
     make: Callable[[Path], None] | None = None
     name: str = ""
 
     def __str__(self) -> str:
-        if self.name:
-            return self.name
-        where = f"{self.command} {self.stage}: " if self.stage else ""
-        return where + " ".join(self.argv)[:100]
+        where = f"{self.stage}: " if self.stage else ""
+        return self.name or where + " ".join(self.argv)[:100]
 
 
-class Judgement(NamedTuple):
-    """How a mistake ended, what it printed, and how long it took."""
-
-    verdict: Verdict
-    output: str
-    seconds: float
-
-
-def judge(mistake: Mistake, run: Callable[[], int], seconds: float = SECONDS) -> Judgement:
-    """Run a mistake in a fork of this process and judge how it ends.
+def judge(mistake: Mistake, run: Callable[[], int], seconds: float = SECONDS) -> tuple[str, str]:
+    """Run a mistake in a fork of this process.
 
     Args:
         mistake: What its line must say.
         run: Runs it, and returns the exit code.
         seconds: When it counts as hung.
+
+    Returns:
+        What is wrong with how it ended, "" if nothing is, and what it printed to standard error.
     """
-    started = time.monotonic()
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -107,52 +75,30 @@ def judge(mistake: Mistake, run: Callable[[], int], seconds: float = SECONDS) ->
     if said is None:
         os.killpg(child, signal.SIGKILL)
     _, status, usage = os.wait4(child, 0)
-    took = time.monotonic() - started
-    if usage.ru_maxrss > MEMORY // 1024:
-        return Judgement(Verdict.MEMORY, f"{usage.ru_maxrss / 2**20:.1f} GiB", took)
+    if usage.ru_maxrss > GIGABYTES << 20:
+        return f"it takes {usage.ru_maxrss / 2**20:.1f} GiB", ""
     if said is None:
-        return Judgement(Verdict.HANG, f"did not end within {seconds:g} s, nor at an alarm", took)
+        return f"it does not end within {seconds:g} s, nor at an alarm", ""
     if not said:
-        return Judgement(Verdict.TRACEBACK, f"the process died: wait status {status}", took)
-    kind, code, output = json.loads(said)
-    return Judgement(Verdict[kind] if kind else verdict_of(mistake, code, output), output, took)
+        return f"the process died: wait status {status}", ""
+    wrong, code, output = json.loads(said)
+    return wrong or complaint(mistake, code, output), output
 
 
-def verdict_of(mistake: Mistake, code: int, output: str) -> Verdict:
-    """How a command ended that did end, by its exit code and what it printed to standard error."""
-    if mistake.make is not None and code == 0:
-        return Verdict.ACCEPTED
+def complaint(mistake: Mistake, code: int, output: str) -> str:
+    """What is wrong with a command that did end, by its exit code and what it printed to standard error."""
     lines = len(output.splitlines())
-    if mistake.make is not None and "Traceback" not in output and (lines == 1 or _verified(mistake, code)):
-        return Verdict.CLEAR
+    if mistake.make is not None:
+        found_differences = mistake.argv[0] == "verify" and code in (1, 3)
+        fine = code == 0 or (lines == 1 and "Traceback" not in output) or found_differences
+        return "" if fine else f"exit code {code} without one line"
     if mistake.line is None:
-        return Verdict.ACCEPTED if code == (mistake.code or 0) else Verdict.WRONG_CODE
-    if "Traceback" in output:
-        return Verdict.TRACEBACK
-    if code == 0:
-        return Verdict.SILENT
-    if code != (mistake.code or 2):
-        return Verdict.WRONG_CODE
-    if len(output.splitlines()) != 1:
-        return Verdict.NOISY
-    return Verdict.CLEAR if re.search(mistake.line, output) else Verdict.UNHELPFUL
-
-
-def _verified(mistake: Mistake, code: int) -> bool:
-    """Whether a command printed differences that it found, to standard output."""
-    return mistake.argv[0] == "verify" and code in (1, 3)
-
-
-def summary(verdicts: Counter[Verdict]) -> str:
-    """The counts in one line.
-
-    Example:
-        >>> summary(Counter({Verdict.CLEAR: 2, Verdict.HANG: 1}))
-        '3 tried: 2 clear, 0 accepted rightly, 0 tracebacks, 1 hangs'
-    """
-    always = {Verdict.CLEAR, Verdict.ACCEPTED, Verdict.TRACEBACK, Verdict.HANG}
-    parts = [f"{verdicts[kind]} {kind.value}" for kind in Verdict if kind in always or verdicts[kind]]
-    return f"{verdicts.total()} tried: {', '.join(parts)}"
+        return "" if code == 0 else f"exit code {code} for what is fine"
+    if code != 2:
+        return f"exit code {code}"
+    if lines != 1:
+        return f"{lines} lines"
+    return "" if re.search(mistake.line, output) else f"a line without {mistake.line}"
 
 
 class _HangError(BaseException):
@@ -176,7 +122,7 @@ def _answer(run: Callable[[], int], seconds: float, writing: int) -> None:
 
 
 def _ended(run: Callable[[], int], seconds: float) -> tuple[str, int, str]:
-    """The name of a verdict, or "" if the exit code and the output decide; both."""
+    """A complaint, or "" if the exit code and the output decide; both."""
     import torch
 
     logging.disable(logging.WARNING)  # the error is one line, after any warnings
@@ -190,11 +136,11 @@ def _ended(run: Callable[[], int], seconds: float) -> tuple[str, int, str]:
             warnings.simplefilter("ignore")
             code = run()
     except _HangError:
-        return Verdict.HANG.name, 0, traceback.format_exc()
+        return f"it does not end within {seconds:g} s", 0, traceback.format_exc()
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
     except BaseException:  # whatever a user would see as a traceback
-        return Verdict.TRACEBACK.name, 1, traceback.format_exc()
+        return "a traceback", 1, traceback.format_exc()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     return "", code, errors.getvalue().strip()

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from itertools import product
@@ -50,7 +51,6 @@ KEYS: dict[str, Any] = {
     "quantization_config": {"quant_method": "theirs"},
     "chat_template": [{"name": "../../../home/new", "template": "x"}],
     "target_modules": "(a*)*b",
-    "init_lora_weights": "pissa_niter_99999999",
     "megatron_core": "theirs",
     "extends": "HOME/secret.txt",
 }
@@ -179,17 +179,24 @@ CHAT = [*KL, "--prompts", "FILES/prompts.jsonl", "--max_new_tokens", "2"]
 TEXTS = [*KL, "--texts", "FILES/few.txt"]
 
 
-def make_strangers(root: Path) -> None:
+def make_strangers(root: Path, finished: Path) -> None:
     """Write what is read beside the strangers' files."""
+    from analysis.report.build import build
+    from lit_klrb.cli.export import export_checkpoint
     from lit_klrb.models import loading
 
-    shutil.copytree(root / "model", root / "chat_model")
-    tokenizer = loading.load_tokenizer("model", str(root / "model"))
+    export_checkpoint(str(finished / "sft" / "checkpoints" / "last.ckpt"), str(root / "chat_model"))
+    (root / "chat_model" / "SHA256SUMS").unlink()  # it would refuse damaged weights before they are read
+    tokenizer = loading.load_tokenizer("model", str(root / "chat_model"))
     tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }} : {{ m['content'] }} . {% endfor %}"
     tokenizer.save_pretrained(root / "chat_model", save_jinja_files=False)
     (root / "few.txt").write_text("I saw this film.\nIt was good.\n")
     chat = {"prompt": [{"role": "user", "content": "I saw this film ."}]}
     (root / "prompts.jsonl").write_text(json.dumps(chat) + "\n")
+    sys.path.insert(0, str(Path(__file__).parents[1] / "analysis"))
+    from synthetic import write_sweep
+
+    build(write_sweep(root / "sweep", betas={0: 0.1, 1: 0.3}, replicates=4))
 
 
 def _of_checkpoints(root: Path, finished: Path, count: int) -> Iterator[Mistake]:
@@ -227,72 +234,9 @@ def _of_folders(root: Path, finished: Path, count: int) -> Iterator[Mistake]:
     yield from folder._replace(kind="folder weights", file="model/model.safetensors").damaged(TEXTS)
 
 
-TEMPLATES = [
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "{{ cycler.__init__.__globals__.os.system('touch HOME/ran') }}",
-    "{% include 'HOME/secret.txt' %}",
-    "{% import 'HOME/secret.txt' as s %}{{ s }}",
-    "{{ raise_exception('no\nluck\x1b[2J') }}",
-    "{{ messages | map(attribute='__class__') | list }}",
-    "{{ messages.append(messages) }}{{ messages }}",
-    "{{ 'a' * 10**11 }}",
-    "{{ 10 ** 10 ** 10 }}",
-    "{% for i in range(10**9) %}a{% endfor %}",
-    "{% for i in range(99999) %}{% for j in range(99999) %}a{% endfor %}{% endfor %}",
-    "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
-    "{% for i in [1] recursive %}{{ loop([1]) }}{% endfor %}",
-    "{{ 'a'.center(10**11) }}",
-    "{{ '%099999999999d' % 1 }}",
-    "{{ '{:>99999999999}'.format(1) }}",
-    "{{ ('a' * 9999) | wordwrap(1) | indent(99999) }}",
-    "{{ range(10**10) | list }}",
-    "{{ lipsum(n=999999) }}",
-    "{{ strftime_now('%' * 99999) }}",
-    "{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}{{ n.x }}",
-    "{% generation %}{% endgeneration %}",
-    "{{",
-    "{% for %}",
-    "",
-    "\ud800",
-    "{#" * 50_000,
-    "(" * 50_000 + "{{" + "(" * 5_000,
-]
-
-
-def _of_templates(root: Path, finished: Path, count: int) -> Iterator[Mistake]:
-    """Chat templates, which are programs in a sandbox."""
-    source = root / "chat_model"
-    for number, template in enumerate(TEMPLATES):
-        for named in (False, True):
-
-            def make(case, template=template, named=named):
-                shutil.copytree(source, case / "model")
-                path = case / "model" / "tokenizer_config.json"
-                text = at_home(template, case.parent / "home")
-                value = {"default": text} if named else text
-                path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": value}))
-
-            yield _case(f"template {number} {named} {template[:40]!a}", CHAT, make)
-
-
-def _of_data(root: Path, finished: Path, count: int) -> Iterator[Mistake]:
-    """Rows of texts and of conversations."""
-    rows = {
-        "texts": {"text": "It was good."},
-        "prompts": json.loads((root / "prompts.jsonl").read_text()),
-    }
-    for name, row in rows.items():
-        argv = [word.replace("CASE/model", "FILES/chat_model") for word in KL]
-        argv += [f"--{name}", "CASE/rows.jsonl", "--max_new_tokens", "2"]
-        write = lambda case, row=row: (case / "rows.jsonl").write_text(json.dumps(row) + "\n")  # noqa: E731
-        data = Document(f"data {name}", "rows.jsonl", write, row)
-        yield from data.edited(argv, count, 2)
-        yield from data.damaged(argv)
-
-
 def _of_sweeps(root: Path, finished: Path, count: int) -> Iterator[Mistake]:
     """Directories of sweeps: locked plans and results, that are reported."""
-    source = root / "sweeps" / "whole"
+    source = root / "sweep"
     result = next((source / "results").glob("*.json")).relative_to(source)
     commands = {
         "report": ["report", "CASE/sweep", "--output", "RUN/report.html"],
@@ -314,12 +258,13 @@ def _of_sweeps(root: Path, finished: Path, count: int) -> Iterator[Mistake]:
 
 @cache
 def strangers(root: Path, finished: Path, count: int = 40) -> list[Mistake]:
-    """All files of strangers, about a thousand.
+    """All files of strangers, about nine hundred.
 
     Args:
-        root: What `make_files` wrote.
+        root: Where the files that they are changed from are written, once.
         finished: Finished runs, by stage.
         count: Changed entries of each document.
     """
-    kinds = (_of_checkpoints, _of_folders, _of_templates, _of_data, _of_sweeps)
+    make_strangers(root, finished)
+    kinds = (_of_checkpoints, _of_folders, _of_sweeps)
     return [mistake for kind in kinds for mistake in kind(root, finished, count)]

@@ -1,68 +1,97 @@
-"""All tables of mistakes, the files that they use, and how a mistake is run."""
+"""All mistakes but the files of strangers, the files that they use, and how one is run."""
 
 import os
 import re
-import sys
-from collections.abc import Callable, Iterator
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from re import escape
 
-from mistakes.checkpoints import make_checkpoints, wrong_checkpoints
-from mistakes.code import make_code, wrong_code
 from mistakes.configs import make_configs, wrong_configs
-from mistakes.data import make_data, wrong_data
-from mistakes.driver import SECONDS, Judgement, Mistake, Verdict, judge
-from mistakes.models import make_models, wrong_models
-from mistakes.places import make_places, wrong_places
-from mistakes.plans import make_plans, wrong_logs, wrong_plans
-from mistakes.results import damaged_results, make_sweeps, wrong_results
-from mistakes.settings import combinations, commands, out_of_range, wrong_types
-from mistakes.strangers import SECONDS as LONGEST, SECRET, make_strangers, strangers
+from mistakes.driver import Mistake, judge
+from mistakes.strangers import SECONDS as LONGEST, SECRET
 
-HERE = Path(__file__).parent
-TABLES: dict[str, Callable[[], Iterator[Mistake]]] = {
-    table.__name__: table
-    for table in (
-        *(wrong_types, out_of_range, combinations, commands, wrong_data, wrong_configs),
-        *(wrong_checkpoints, wrong_models, wrong_places, wrong_code),
-        *(wrong_results, damaged_results, wrong_plans, wrong_logs),
-    )
-}
+# One key of each type, with values of other types: all types are checked in one place.
+TYPES = [
+    ("rloo", "model.init_args", "completions_per_prompt", ("many", "1.5", "[1]")),
+    ("rloo", "trainer", "max_steps", ("many", "1.5", "[1]")),
+    ("rloo", "kl", "beta", ("much", "[1]", "")),
+    ("rloo", "kl.estimator.init_args", "clip_range", ("much", "[1]", "")),
+    ("rloo", "model.init_args", "stop_at_eos", ("maybe", "2")),
+    ("rloo", "data.init_args", "source", ("[1, 2]",)),
+    ("rloo", "model.init_args", "schedule", ("x",)),
+    ("rloo", "kl.estimator.init_args", "baseline", ("x",)),
+    ("rloo", "trainer", "precision", ("x",)),
+]
+# Numbers out of range, as YAML writes them: the values, and the keys of each place.
+RANGES: list[tuple[tuple[str, ...], str, str, str]] = [
+    (("0", "-1", ".nan", ".inf"), "rloo", "model.init_args", "learning_rate temperature"),
+    (("0", "-1", ".nan", ".inf"), "rloo", "kl", "target_kl"),
+    (("0", "-1", ".nan", ".inf"), "rloo", "kl.estimator.init_args", "clip_range"),
+    (("0", "-1", ".nan", ".inf"), "dpo", "model.init_args", "beta"),
+    (("-1", ".nan", ".inf"), "rloo", "model.init_args", "weight_decay adam_epsilon missing_eos_penalty"),
+    (("-1", ".nan", ".inf"), "rloo", "kl", "beta final_beta"),
+    (("-1", ".nan", ".inf"), "rloo", "trainer", "gradient_clip_val"),
+    (("0", "-1"), "rloo", "model.init_args", "completions_per_prompt max_new_tokens evaluation_completions"),
+    (("0", "-1"), "rloo", "model.init_args", "inner_epochs mini_batches"),
+    (("0", "-1"), "rloo", "data.init_args", "batch_size eval_size eval_batch_size min_prompt_tokens"),
+    (("0", "-1"), "rloo", "kl", "horizon"),
+    (("0", "-1"), "sft", "data.init_args", "max_tokens"),
+    (("0", "-1"), "sft", "model.init_args", "vocab_size"),
+    (("0", "-1"), "rloo", "trainer", "max_steps accumulate_grad_batches check_val_every_n_epoch"),
+    (("-1",), "rloo", "model.init_args", "warmup_steps"),
+    (("-1",), "rloo", "data.init_args", "train_size"),
+    (("-1",), "rloo", "trainer", "log_every_n_steps"),
+]
 
 
-def make_files(root: Path, finished: Path) -> None:
-    """Write all files that mistakes use.
+def mistakes() -> Iterator[Mistake]:
+    """All mistakes, those of settings.txt and commands.txt first."""
+    for (stage, *argv), line, quick in _rows("settings.txt"):
+        yield Mistake(argv, line, stage, quick)
+    for argv, line, quick in _rows("commands.txt"):
+        yield Mistake(argv, line, None, quick)
+    for stage, place, name, values in TYPES:
+        for value in values:
+            line = rf"^error: {escape(place)}\.{name}: .*{escape(value)}.* is not (of type|one of) "
+            yield Mistake(_option(place, name, value), line, stage)
+    for values, stage, place, names in RANGES:
+        for name in names.split():
+            for value in values:
+                line = rf"^error: {escape(place)}\.{name}:? must .*{escape(value.lstrip('.'))}"
+                yield Mistake(_option(place, name, value), line, stage)
+    yield from wrong_configs()
 
-    Args:
-        root: A new folder for the files.
-        finished: Finished runs, by stage.
-    """
-    root.mkdir(parents=True)
-    make_data(root)
-    make_configs(root)
-    make_code(root)
-    make_places(root)
-    make_checkpoints(root, finished)
-    make_models(root, finished)
-    make_sweeps(root)
-    make_plans(root)
-    make_strangers(root)
+
+def _option(place: str, name: str, value: str) -> list[str]:
+    return [f"--{place.removesuffix('.init_args')}.{name}={value}"]
+
+
+def _rows(name: str) -> Iterator[tuple[list[str], str | None, bool]]:
+    """Rows `arguments => line`: arguments, pattern of the error (None for `fine`), whether quick."""
+    for row in (Path(__file__).parent / name).read_text("utf-8").splitlines():
+        if row and not row.startswith("#"):
+            arguments, line = row.removeprefix("! ").split("=> ")
+            argv = shlex.split(arguments.replace("{", "'{").replace("}", "}'"))
+            yield argv, None if line == "fine" else line, row.startswith("! ")
 
 
 class Desk:
     """The environment of mistakes: their files, finished runs, and a new folder for each.
 
     Args:
-        files: The folder written by `make_files`.
+        files: A new folder for their files.
         commands: The command line with other settings than the demo, see `conftest.Commands`.
         scratch: Creates a new folder.
     """
 
     def __init__(self, files, commands, scratch):
         self.files, self.commands, self.scratch = files, commands, scratch
+        make_configs(files)
+        (files / "a_file").write_text("a file\n")
 
-    def judge(self, mistake: Mistake, seconds: float = SECONDS) -> Judgement:
-        """Run a mistake in a new folder and judge how it ends."""
+    def complaint(self, mistake: Mistake) -> str:
+        """Run a mistake in a new folder; "" if it ends as it should."""
         folder = self.scratch()
         places = {
             "FILES": self.files,
@@ -76,11 +105,10 @@ class Desk:
 
         argv = [placed(argument) for argument in mistake.argv]
         if mistake.stage is not None:
-            argv = self.commands.argv(mistake.command, mistake.stage, *argv, run=folder / "run")
+            argv = self.commands.argv("fit", mistake.stage, *argv, run=folder / "run")
 
         def run():
             os.chdir(folder)
-            sys.path[:0] = [str(self.files), str(HERE)]
             if mistake.program == "analysis":
                 from analysis.cli import main
             else:
@@ -88,16 +116,13 @@ class Desk:
             return main(argv)
 
         if mistake.make is not None:
-            return _judge_stranger(mistake, run, folder)
-        return judge(mistake._replace(line=mistake.line and placed(mistake.line, escape)), run, seconds)
-
-    def strangers(self, count: int = 40) -> list[Mistake]:
-        """The files of strangers, with so many changes of each document."""
-        return strangers(self.files, self.commands.root, count)
+            return _strangers_complaint(mistake, run, folder)
+        wrong, output = judge(mistake._replace(line=mistake.line and placed(mistake.line, escape)), run)
+        return wrong and f"{wrong}; got:\n{output}"
 
 
-def _judge_stranger(mistake: Mistake, run: Callable[[], int], folder: Path) -> Judgement:
-    """Judge a stranger's file, and whether the home beside it is unchanged and its secret nowhere else."""
+def _strangers_complaint(mistake: Mistake, run, folder: Path) -> str:
+    """Whether the command ends well, the home beside the file is unchanged and its secret nowhere else."""
     home, case, made = folder / "home", folder / "case", folder / "run"
     for path in (home / "notes", case, made):
         path.mkdir(parents=True)
@@ -107,13 +132,13 @@ def _judge_stranger(mistake: Mistake, run: Callable[[], int], folder: Path) -> J
     assert mistake.make is not None
     mistake.make(case)
     before = _contents(folder, made)
-    judgement = judge(mistake, run, LONGEST)
+    wrong, output = judge(mistake, run, LONGEST)
     after = _contents(folder, made)
     found = [str(path) for path in before.keys() | after.keys() if before.get(path) != after.get(path)]
     written = [path for path in made.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
-    if found or written or SECRET in judgement.output:
-        return judgement._replace(verdict=Verdict.OUTSIDE, output=f"{found} {written} {judgement.output}")
-    return judgement
+    if found or written or SECRET in output:
+        return f"it read or changed {found} {written}; got:\n{output}"
+    return wrong and f"{wrong}; got:\n{output}"
 
 
 def _contents(folder: Path, made: Path) -> dict[Path, object]:

@@ -1,8 +1,5 @@
 """A classifier on the backbone of another model: its hidden states, a new head, and what is refused."""
 
-import json
-import shutil
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -123,11 +120,9 @@ def test_an_adapter_is_merged(policy, tmp_path):
     ("settings", "message"),
     [
         ({"n_embd": 16}, r"the weight \S+ has the shape \[.+\]; the settings make it \[.+\]"),
-        ({"n_positions": 8}, r"the weight \S+ has the shape \[16, 8\]; the settings make it \[8, 8\]"),
         ({"n_layer": 3}, r"it has no weights for \S*h\.2\.\S+"),
         ({"resid_dropout": 0.7}, r"gpt2 has no setting resid_dropout \(did you mean resid_pdrop\?\)"),
         ({"vocab_size": 3}, "vocab_size follows from backbone_path"),
-        ({"model_type": "bert"}, "model_type follows from backbone_path"),
         ({"resid_pdrop": "a"}, "resid_pdrop"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -160,14 +155,3 @@ def test_a_part_that_is_missing_is_not_made_up(folder, encoder):
             ConfigurationError, match=f"^backbone_path: {place}: it has no weights for {name}$"
         ):
             on(place)
-
-
-def test_code_beside_the_weights_is_not_run(folder, tmp_path):
-    copy = shutil.copytree(folder, tmp_path / "copy")
-    (copy / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    config = json.loads((copy / "config.json").read_text())
-    auto_map = {"AutoModelForSequenceClassification": "evil.M", "AutoConfig": "evil.C"}
-    (copy / "config.json").write_text(json.dumps({**config, "auto_map": auto_map}))
-    model, _ = on(copy)
-    assert "auto_map" not in loading.config_dict(model)
-    assert not (tmp_path / "ran").exists()

@@ -13,6 +13,7 @@ from pathlib import Path
 import peft
 import pytest
 import torch
+from pickles import Touch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -24,16 +25,6 @@ from lit_klrb.rewards import load_reward
 
 TINY = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 16}
 LAYER = "transformer.h.0.mlp.c_fc.weight"
-
-
-class Touch:
-    """Makes a file when it is unpickled."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (Path(self.path),)
 
 
 def saved(folder, role):

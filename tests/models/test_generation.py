@@ -63,20 +63,6 @@ def test_first_tokens_follow_the_models_distribution_at_the_temperature(model, t
         )
 
 
-def test_second_tokens_are_drawn_anew_given_the_first(model):
-    draws = 4000
-    rollout = sample(model, PROMPTS[:1], MASK[:1], draws, length=2, eos=())
-    first = rollout.completions[:, 0].mode().values
-    tokens = rollout.completions[rollout.completions[:, 0] == first, 1]
-    with torch.no_grad():
-        logits = model(torch.cat([PROMPTS[0], first[None]])[None]).logits[0, -1]
-    expected = logits.softmax(-1) * len(tokens)
-    observed, kept = torch.bincount(tokens, minlength=6), expected > 5
-    scale = observed[kept].sum() / expected[kept].sum()
-    assert kept.sum() > 1
-    assert chisquare(observed[kept].numpy(), (expected[kept] * scale).numpy(), sum_check=False).pvalue > 1e-3
-
-
 def test_a_batch_cut_into_parts_gives_the_same_tokens(model):
     whole = sample(model, PROMPTS, MASK, 3, eos=()).tokens
     sampling = Sampling(3, 4, 1.0)
@@ -142,16 +128,6 @@ def test_tokens_sampled_from_cached_states_are_those_of_whole_sequences(kind):
     assert len(rollout.completions.unique()) > 10
 
 
-def test_left_padding_changes_no_logit(model):
-    rollout = sample(model, PROMPTS, MASK, 2)
-    logits = completion_logits(model, rollout)
-    for row in range(len(logits)):
-        alone = rollout.tokens[row][rollout.attention_mask[row]]
-        count = int(rollout.mask[row].sum())
-        expected = model(alone[None, :-1]).logits[0, -count:]
-        assert torch.allclose(logits[row][rollout.mask[row]], expected, atol=1e-4)
-
-
 def test_the_seed_decides_and_the_surrounding_randomness_is_left_alone(model):
     torch.manual_seed(7)
     state = torch.get_rng_state()
@@ -181,23 +157,6 @@ def test_what_a_models_generation_settings_ask_for_is_left_out(model):
         assert (unlimited.completions[:, 1:][unlimited.completions[:, :-1] == EOS] != EOS).any()
     finally:
         model.generation_config = own
-
-
-def test_pairs_of_tokens_follow_the_models_distribution(model):
-    """The second token is sampled from cached states of a padded prompt and the first token."""
-    draws = 6000
-    rollout = sample(model, PROMPTS, MASK, draws, length=2, eos=())
-    for prompt, mask, tokens in zip(PROMPTS, MASK, rollout.completions.view(2, draws, 2), strict=True):
-        with torch.no_grad():
-            following = torch.cat([prompt[mask].expand(6, -1), torch.arange(6)[:, None]], 1)
-            first = model(prompt[mask][None]).logits[0, -1].softmax(-1)
-            pairs = (first[:, None] * model(following).logits[:, -1].softmax(-1)).flatten() * draws
-        observed = torch.bincount(tokens[:, 0] * 6 + tokens[:, 1], minlength=36)
-        kept = pairs > 5
-        cells = [*zip(observed[kept].tolist(), pairs[kept].tolist(), strict=True)]
-        cells.append((observed[~kept].sum().item(), pairs[~kept].sum().item()))
-        seen, expected = zip(*cells, strict=True)
-        assert chisquare(seen, expected, sum_check=False).pvalue > 1e-3
 
 
 def test_completions_that_reach_over_the_models_positions_are_refused(model):

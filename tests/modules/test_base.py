@@ -62,10 +62,7 @@ def test_training_without_an_estimator_is_refused_and_evaluation_is_not(chain, t
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"max_steps": -1, "max_epochs": 1},
-            "max_steps: must be at least 1: training data are infinite, got -1",
-        ),
+        ({"max_steps": -1, "max_epochs": 1}, "max_steps: must be at least 1: training data are infinite"),
         ({"limit_train_batches": 2}, "limit_train_batches: must be null or 1.0, .*, got 2"),
         ({"overfit_batches": 0.5}, "limit_train_batches: must be null or 1.0, .*, got 0.5"),
         ({"limit_train_batches": 1}, "limit_train_batches: must be null or 1.0, .*, got 1"),
@@ -77,9 +74,3 @@ def test_infinite_data_need_a_number_of_steps(tmp_path, settings, message):
     module = SFTModule(policy_config={"model_type": "gpt2"})
     with pytest.raises(ConfigurationError, match=message):
         make_trainer(tmp_path, **settings).fit(module, datamodule=ReviewDataModule(**SIZES))
-
-
-@pytest.mark.parametrize("name", ["weight_decay", "adam_epsilon", "warmup_steps"])
-def test_settings_of_the_optimizer_are_checked(name):
-    with pytest.raises(ConfigurationError, match=f"{name}: must be finite and 0 or larger, got -1"):
-        SFTModule(policy_config={"model_type": "gpt2"}, **{name: -1})

@@ -44,22 +44,6 @@ def test_a_pruned_model_is_healed_saved_and_exported(chain, whole, tmp_path):
     assert healed(chain, whole, run, *extra, "--model.learning_rate", "1e-12", "--ckpt_path", checkpoint) == 0
 
 
-@pytest.mark.parametrize(
-    ("layers", "message"),
-    [
-        ("[]", "must be different indices of layers, from 0, got []"),
-        ("[0, -1]", "must be different indices of layers, from 0, got [0, -1]"),
-        ("[2, 2]", "must be different indices of layers, from 0, got [2, 2]"),
-        ("[0, 3]", "3 is not a layer: they are 0 to 2"),
-    ],
-)
-def test_wrong_layers_are_one_line(chain, whole, tmp_path, capsys, layers, message):
-    extra = ["--model.policy_path", whole, "--model.policy_layers", layers]
-    assert healed(chain, whole, tmp_path / "run", *extra) == 2
-    line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert line == f"error: model.init_args.policy_layers: {message}"
-
-
 @pytest.mark.parametrize("stage", ["sft", "distill"])
 def test_a_new_model_has_its_own_number_of_layers(chain, tmp_path, capsys, stage):
     assert chain.run("fit", stage, "--model.policy_layers", "[0]", run=tmp_path / "run") == 2

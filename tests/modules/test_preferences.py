@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from runs import equal, weights_of
 
 from lit_klrb.data.batches import pad
 from lit_klrb.models import loading
@@ -27,14 +28,6 @@ def preferences(tmp_path):
     return str(path)
 
 
-def weights(run):
-    return torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-
-
-def equal(first, other):
-    return all(torch.equal(first[key], other[key]) for key in first)
-
-
 def test_given_pairs_are_trained_on_with_the_references_logprobs(chain, tmp_path, preferences, monkeypatch):
     """360-LLaMA-Factory#26, AReno#216: answers longer than max_new_tokens are those of the file."""
     seen = []
@@ -43,7 +36,7 @@ def test_given_pairs_are_trained_on_with_the_references_logprobs(chain, tmp_path
         DPOModule, "given_pairs", lambda self, rows: seen.append((self, original(self, rows))) or seen[0][1]
     )
     assert chain.run("fit", "dpo", "--data.preferences", preferences, run=tmp_path / "run") == 0
-    assert not equal(weights(tmp_path / "run"), weights(chain.root / "dpo"))
+    assert not equal(weights_of(tmp_path / "run"), weights_of(chain.root / "dpo"))
     module, pairs = seen[0]
     eos, reference = module.tokenizer.eos_token_id, loading.load_model("path", chain.checkpoint("sft")).eval()
     assert len(pairs) == len(ROWS)
@@ -76,12 +69,12 @@ def test_the_references_part_is_computed_once(chain, tmp_path, preferences, monk
     assert len(calls) == 1
     assert chain.run("fit", "dpo", *extra, run=tmp_path / "second") == 0
     assert len(calls) == 1
-    assert equal(weights(tmp_path / "first"), weights(tmp_path / "second"))
+    assert equal(weights_of(tmp_path / "first"), weights_of(tmp_path / "second"))
     (file,) = (tmp_path / "cache").iterdir()
     file.write_bytes(file.read_bytes()[:100])
     assert chain.run("fit", "dpo", *extra, run=tmp_path / "third") == 0
     assert len(calls) == 2
-    assert equal(weights(tmp_path / "first"), weights(tmp_path / "third"))
+    assert equal(weights_of(tmp_path / "first"), weights_of(tmp_path / "third"))
     assert chain.run("fit", "dpo", *extra, "--model.temperature", "0.5", run=tmp_path / "other") == 0
     assert len(calls) == 3
 
@@ -93,26 +86,3 @@ def test_a_digest_is_of_every_weight(chain):
     with torch.no_grad():
         list(model.parameters())[-1].view(-1)[-1] += 1e-6
     assert cache.weights_digest(model) != before
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"prompt": "a", "chosen": "b"}, "has no column rejected; its columns: prompt, chosen"),
-        (
-            {"prompt": [{"role": "user"}], "chosen": "b", "rejected": "c"},
-            "row 1 has the message {'role'",
-        ),
-        (
-            {"prompt": "", "chosen": "b", "rejected": "c"},
-            "1 of 1 train rows cannot be read: 1 an empty",
-        ),
-    ],
-)
-def test_other_data_sets_are_refused_in_one_line(chain, tmp_path, capsys, row, message):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(row))
-    assert chain.run("fit", "dpo", "--data.preferences", str(path), run=tmp_path / "run") == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith(f"error: data.init_args.preferences: {path}")
-    assert message in error

@@ -49,10 +49,7 @@ SCHEMAS = {
         [],
         lambda n: {
             "source": "Airoboros",
-            "conversation": [
-                {"input": f"Is {n} even?", "output": "Yes."},
-                {"input": "Why?", "output": "So"},
-            ],
+            "conversation": [{"input": f"Is {n} even?", "output": "Yes."}, {"input": "Why?", "output": "So"}],
         },
     ),
     "OpenAssistant": (

@@ -46,23 +46,6 @@ def test_its_checkpoint_is_a_reward(run):
     assert torch.equal(load_reward(path, "negative")(texts), -reward(texts))
 
 
-def test_it_is_no_policy_and_a_policy_is_no_reward(run, chain, tmp_path, capsys):
-    path = str(run / "checkpoints" / "last.ckpt")
-    assert chain.run("fit", "rloo", "--model.policy_path", path, run=tmp_path / "run") == 2
-    assert f"{path}: contains no policy" in capsys.readouterr().err
-    other = chain.checkpoint("sft")
-    assert chain.run("fit", "rloo", "--model.reward_path", other, run=tmp_path / "run") == 2
-    assert f"{other}: contains no classifier" in capsys.readouterr().err
-
-
-def test_policies_are_trained_with_it(run, chain, tmp_path):
-    path = str(run / "checkpoints" / "last.ckpt")
-    assert chain.run("fit", "rloo", "--model.reward_path", path, run=tmp_path / "run") == 0
-    final = json.loads((tmp_path / "run" / "summary.json").read_text())["final"]
-    plain = json.loads((chain.root / "rloo" / "summary.json").read_text())["final"]
-    assert final["reward"] != plain["reward"]
-
-
 def test_it_is_validated_tested_and_predicts(chain, run):
     path = str(run / "checkpoints" / "last.ckpt")
     for command in ("validate", "test", "predict"):

@@ -4,13 +4,12 @@ import csv
 import json
 import sys
 from dataclasses import replace
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 from lightning import Trainer
 
 from lit_klrb.data.modules import PreferenceDataModule, PromptDataModule
-from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.estimators import EstimatorMemory, MonteCarlo
 from lit_klrb.modules import DPOModule, RLOOModule
 from lit_klrb.studies import CheckpointPair
@@ -46,22 +45,6 @@ def source(tmp_path, monkeypatch):
     for name, part in {"train": rows[:16], "validation": rows[16:20], "test": rows[20:]}.items():
         (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, part)))
     return str(folder)
-
-
-def test_beginnings_of_texts_have_the_columns_of_their_texts(chain, tmp_path):
-    rows = [{"text": f"{text} was superb", "label": n % 2, "number": n} for n, text in enumerate(PROMPTS)]
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    for name, part in {"train": rows[:16], "validation": rows[16:20], "test": rows[20:]}.items():
-        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, part)))
-    module = RLOOModule(policy_path=chain.checkpoint("dpo"), reference_path=chain.checkpoint("sft"))
-    data = PromptDataModule(source=str(folder), batch_size=8, train_size=0, eval_size=4)
-    attached(chain, tmp_path, data, module)
-    batch = next(iter(data.train_dataloader()))
-    for row, tokens in zip(batch["rows"], batch["tokens"], strict=True):
-        prompt = module.tokenizer.decode(tokens, skip_special_tokens=True)
-        assert rows[row["number"]]["text"].startswith(prompt)
-        assert row["label"] == row["number"] % 2
 
 
 def attached(chain, tmp_path, data, module):
@@ -150,27 +133,6 @@ def test_a_study_of_checkpoints_gives_the_reward_the_columns(chain, source):
     other = replace(pair, reward_path="signed_rewards:doubled")
     study = replace(study, pairs=[other])
     assert study.measure(seed=0)["snapshots"][0]["gram"][0][0] == pytest.approx(4 * reward, rel=1e-3)
-
-
-def test_the_batches_of_two_processes_are_the_rows_of_one(source):
-    def batch(rank, processes):
-        data = PromptDataModule(source=source, batch_size=8 // processes, train_size=0, eval_size=4)
-        data.trainer = SimpleNamespace(
-            lightning_module=SimpleNamespace(
-                tokenizer=grammar_tokenizer(), trained=None, reads=data.contents
-            ),
-            **{"global_step": 1, "accumulate_grad_batches": 1},
-            **{"global_rank": rank, "world_size": processes},
-        )
-        data.setup("fit")
-        return next(iter(data.train_dataloader()))
-
-    whole, *parts = batch(0, 1), batch(0, 2), batch(1, 2)
-    assert whole["rows"] == [row for part in parts for row in part["rows"]]
-    tokens = [row[row > 0].tolist() for part in (whole, *parts) for row in part["tokens"]]
-    assert tokens[:8] == tokens[8:]
-    for row, ids in zip(whole["rows"], tokens[:8], strict=True):
-        assert PROMPTS[row["number"]] == grammar_tokenizer().decode(ids)
 
 
 def test_equal_rewards_are_counted_and_said_once(chain, tmp_path, capsys, monkeypatch):

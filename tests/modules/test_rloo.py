@@ -11,7 +11,7 @@ from lit_klrb.functional import token_stats
 from lit_klrb.models import scoring
 from lit_klrb.models.heads import SplitModel
 from lit_klrb.models.scoring import completion_logits
-from lit_klrb.modules import DPOModule, RLOOModule, SFTModule
+from lit_klrb.modules import RLOOModule
 
 RIGHT = [
     ("MonteCarlo", "none"),
@@ -167,15 +167,6 @@ def test_any_number_of_processes_evaluates_a_checkpoint_and_as_many_as_before_re
     assert "saved by 2 processes" in capsys.readouterr().err
 
 
-def test_a_renamed_weight_in_a_checkpoint_is_an_error(chain, tmp_path):
-    saved = torch.load(chain.checkpoint("rloo"), weights_only=True)
-    key = next(iter(saved["state_dict"]))
-    saved["state_dict"][key + "x"] = saved["state_dict"].pop(key)
-    torch.save(saved, tmp_path / "bad.ckpt")
-    with pytest.raises(ConfigurationError, match=r"wte\.weight"):
-        RLOOModule.load_from_checkpoint(tmp_path / "bad.ckpt")
-
-
 def test_the_policy_trains_and_the_reference_does_not(chain, tmp_path):
     module, _ = attached(chain, tmp_path, estimators.MonteCarlo())
     assert not any(p.requires_grad for p in module.reference.parameters())
@@ -184,11 +175,6 @@ def test_the_policy_trains_and_the_reference_does_not(chain, tmp_path):
         id(p) for group in module.configure_optimizers()["optimizer"].param_groups for p in group["params"]
     }
     assert trained == {id(p) for p in module.policy.parameters()}
-
-
-@pytest.mark.parametrize(("kind", "expected"), [(SFTModule, True), (DPOModule, False), (RLOOModule, False)])
-def test_dropout_acts_in_maximum_likelihood_only(kind, expected):
-    assert kind.uses_dropout is expected
 
 
 def test_the_callback_refuses_what_is_known_wrong_and_a_second_estimator(chain, tmp_path):
@@ -200,10 +186,3 @@ def test_the_callback_refuses_what_is_known_wrong_and_a_second_estimator(chain, 
     other = KLEstimatorCallback(module.kl_estimator, 0.7)
     other.setup(module.trainer, module, "fit")
     assert module.beta == 0.7
-
-
-def test_a_module_without_a_kl_term_says_so(capsys):
-    module = SFTModule(policy_config={"model_type": "gpt2"})
-    module.print = print
-    KLEstimatorCallback(estimators.MonteCarlo(), 0.1).setup(None, module, "fit")
-    assert "SFTModule has no KL term" in capsys.readouterr().out

@@ -92,31 +92,21 @@ NOT_THAT = "does not send the prompt_logprobs of vLLM's completions"
 SPOILED = {
     "late": (late, "does not answer as a teacher (timed out)"),
     "garbage": (lambda _: b"<html>", "does not answer as a teacher (Expecting value"),
-    "broken off": (lambda answer: json.dumps(answer)[:50].encode(), "does not answer as a teacher ("),
     "deep": (lambda _: b"[" * 200_000, "does not answer as a teacher ("),
     "failing": (lambda _: (500, b"out of memory"), "does not answer as a teacher (500: out of memory)"),
     "refusing": (lambda _: (400, b"k is\nat most 20"), "refuses a request, 400: k is at most 20"),
     "elsewhere": (lambda _: (302, b""), "refuses a request, 302:"),
     "endless": (lambda _: b" " * (served._REST + 2**20), "sends more than"),
-    "a list": (lambda _: [], NOT_THAT),
     "no choices": (lambda _: {"choices": []}, NOT_THAT),
-    "null": (changed(lambda a: a["choices"][-1].update(prompt_logprobs=None)), NOT_THAT),
-    "no position": (changed(lambda a: a["choices"][-1]["prompt_logprobs"].__setitem__(-1, None)), NOT_THAT),
     "a word": (changed(lambda a: first(a).__setitem__("word", {"logprob": -1.0})), NOT_THAT),
     "a missing position": (
         changed(lambda a: a["choices"][-1]["prompt_logprobs"].pop()),
         "sends [1, 2, 2, 3] positions for",
     ),
     "none": (changed(lambda a: first(a).clear()), "sends 0 log-probabilities at a position"),
-    "another": (changed(lambda a: first(a).__setitem__("7", {"logprob": -9.0})), "sends 3 log-probabilities"),
-    "beyond": (
-        changed(lambda a: first(a).__setitem__("7", first(a).pop("1"))),
-        "sends token 7; the",
-    ),
+    "beyond": (changed(lambda a: first(a).__setitem__("7", first(a).pop("1"))), "sends token 7; the"),
     "NaN": (changed(lambda a: first(a, "0").update(logprob=float("nan"))), "sends [nan"),
-    "minus infinity": (changed(lambda a: first(a, "0").update(logprob=float("-inf"))), "sends [-inf"),
     "another spelling": (changed(lambda a: first(a).__setitem__("01", {"logprob": -9.0})), NOT_THAT),
-    "positive": (changed(lambda a: first(a, "0").update(logprob=0.5)), "sends [0.5"),
 }
 
 
@@ -256,10 +246,7 @@ def test_one_of_several_models_is_named():
         ({"temperature": 0.7}, "temperature: must be 1 for a served teacher, got 0.7"),
         ({"policy_path": None, "policy_config": {}}, "policy_config: a student with new weights takes its"),
         ({"served_timeout": 0}, "served_timeout: must be positive and finite, got 0"),
-        (
-            {"reference_path": "teacher", "served_model": "x"},
-            "served_model: x needs the address of",
-        ),
+        ({"reference_path": "teacher", "served_model": "x"}, "served_model: x needs the address of"),
     ],
 )
 def test_settings_that_a_served_teacher_cannot_have(settings, message):
@@ -334,10 +321,7 @@ def test_another_tokenizer_is_one_line(chain, tmp_path, capsys, arguments, teach
         (["--kl.estimator.support", "policy"], "RaoBlackwellTopK needs more than a served teacher sends"),
         (["--kl.estimator", "RaoBlackwellTokenValues"], "RaoBlackwellTokenValues needs more than a served"),
         (["--trainer.callbacks+=KLMonitor"], "trainer.callbacks: KLMonitor needs all logits of the teacher"),
-        (
-            ["--trainer.callbacks+=lit_klrb.studies.GradientNoiseStudy"],
-            "trainer.callbacks: GradientNoiseStudy needs all logits of the teacher",
-        ),
+        (["--trainer.callbacks+=lit_klrb.studies.GradientNoiseStudy"], "GradientNoiseStudy needs all logits"),
     ],
 )
 def test_what_needs_all_logits_is_refused(chain, tmp_path, capsys, arguments, extra, message):

@@ -7,11 +7,9 @@ import pytest
 import torch
 from chat_tokenizer import by_hand, chat_tokenizer, message
 from lightning.pytorch.callbacks import Callback
-from runs import assert_same_run
+from runs import assert_same_run, with_callback
 
-from lit_klrb.cli import lightning as cli
 from lit_klrb.cli.main import main
-from lit_klrb.data.encode import encode
 from lit_klrb.models.loading import fresh_model, load_model, load_tokenizer
 
 CONFIG = {"model_type": "gpt2", "n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 96}
@@ -139,15 +137,6 @@ def test_a_column_has_what_each_teacher_reads(distill, folder, tmp_path, capsys)
     assert kl == pytest.approx(first_token_kl(folder, "student", "student", pairs), rel=1e-4)
 
 
-def test_texts_of_a_column_are_read_as_they_are(distill, folder, tmp_path, capsys):
-    tokenizer = load_tokenizer("policy_path", str(folder / "student"))
-    rows = [{"prompt": text, "teacher_prompt": f"Lie. {text}"} for text in QUESTIONS]
-    assert distill(*ONE_TOKEN, source=write(tmp_path / "texts", rows)) == 0
-    pairs = [tuple(encode(rows[n][name], None, tokenizer).ids for name in rows[n]) for n in range(16, 20)]
-    kl, _ = evaluated(capsys, tmp_path / "run")
-    assert kl == pytest.approx(first_token_kl(folder, "student", "student", pairs), rel=1e-4)
-
-
 class Stopped(Exception):
     """Stands for a kill."""
 
@@ -157,41 +146,19 @@ def test_a_resumed_run_is_the_same_bit_for_bit(distill, tmp_path, monkeypatch, t
     extra = ["--data.teacher_system_prompt", "Lie", "--checkpoint.every_n_train_steps", "1"]
     extra += ["--model.mini_batches", steps_per_rollout, "--kl.estimator.off_policy", "prefix"]
     assert distill(*extra, teacher=teacher) == 0
-    original = cli.LitCLI.instantiate_trainer
 
     class StopAt(Callback):
         def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
             if batch_idx == 2:  # with two steps per rollout, the second is made after resuming
                 raise Stopped
 
-    def with_a_stop(self, **kwargs):
-        trainer = original(self, **kwargs)
-        trainer.callbacks.append(StopAt())
-        return trainer
-
     with monkeypatch.context() as patched:
-        patched.setattr(cli.LitCLI, "instantiate_trainer", with_a_stop)
+        with_callback(patched, StopAt(), last=True)
         with pytest.raises(Stopped):
             distill(*extra, teacher=teacher, where="stopped")
     checkpoint = str(tmp_path / "stopped" / "checkpoints" / "last.ckpt")
     assert distill(*extra, "--ckpt_path", checkpoint, teacher=teacher, where="stopped") == 0
     assert_same_run(tmp_path / "run", tmp_path / "stopped")
-
-
-def test_the_gradient_noise_follows_the_teachers_context(distill, folder, tmp_path):
-    """With the reference's own context the KL of the same weights has a gradient."""
-    study = ["--trainer.callbacks+=GradientNoiseStudy", "--trainer.callbacks.batches", "4"]
-    study += ["--trainer.callbacks.prompts_per_batch", "1", "--trainer.callbacks.at", "[0.0]"]
-    study += ["--trainer.callbacks.earlier_rollouts", "2", "--data.train_size", "16"]
-    norms = []
-    for context in ([], ["--data.teacher_system_prompt", "Lie"]):
-        where = f"run{len(norms)}"
-        assert distill(*study, *context, "--trainer.max_steps", "1", where=where) == 0
-        snapshot = json.loads((tmp_path / where / "studies" / "gradient_noise.json").read_text())[
-            "snapshots"
-        ][0]
-        norms.append(max(abs(row[-1]) for row in snapshot["gram"]))
-    assert norms[0] < 1e-9 < 1e-4 < norms[1]
 
 
 LONG = [{"prompt": [message("user", f"Hi {n}")], "teacher_prompt": f"Hi{' so' * 20}"} for n in range(24)]
@@ -211,67 +178,32 @@ CONTEXT = ["--data.teacher_system_prompt", "Lie"]
             "reference's context length=64",
         ),
         ("other", NUMBER, [], "data.init_args.source: the teacher_prompt of 'Hi 1"),
-        (
-            "other",
-            BEGINNINGS,
-            [],
-            "data.init_args.source: the column teacher_prompt needs conversations or texts in the column",
-        ),
-        (
-            "other",
-            BEGINNINGS,
-            ["--data.teacher_examples", '[["2?", "Two."]]'],
-            "data.init_args.teacher_examples: needs conversations or texts in the column prompt",
-        ),
-        (
-            "other",
-            BEGINNINGS,
-            CONTEXT,
-            "data.init_args.teacher_system_prompt: needs conversations or texts in the column prompt",
-        ),
-        (
-            "policy",
-            None,
-            [],
-            "model.init_args.reference_path: policy has a KL of 0 to the policy on the same",
-        ),
+        ("other", BEGINNINGS, [], "data.init_args.source: the column teacher_prompt needs conversations or"),
+        ("other", BEGINNINGS, CONTEXT, "data.init_args.teacher_system_prompt: needs conversations or texts"),
+        ("policy", None, [], "model.init_args.reference_path: policy has a KL of 0 to the policy on the"),
         (
             "policy",
             None,
             [*CONTEXT, "--model.mini_batches", "2"],
-            "model.init_args.reference_path: policy changes with each optimizer step, of which a rollout has",
-        ),
-        (
-            "policy",
-            None,
-            [*CONTEXT, "--model.policy_path", "null", "--model.policy_config", "{model_type: gpt2}"],
-            "model.init_args.reference_path: policy needs a student that can teach itself: policy_path",
+            "reference_path: policy changes with each optimizer",
         ),
         ("null", None, CONTEXT, "model.init_args.reference_path: None means the policy with its adapter"),
-        (
-            "null",
-            None,
-            ["--model.lora", "{r: 2}"],
-            "model.init_args.reference_path: None has a KL of 0 to the policy with a new adapter on the same",
-        ),
+        ("null", None, ["--model.lora", "{r: 2}"], "model.init_args.reference_path: None has a KL of 0 to"),
     ],
 )
 def test_what_a_teacher_cannot_read_is_one_line(distill, tmp_path, capsys, teacher, rows, extra, message):
     source = None if rows is None else write(tmp_path / "rows", rows)
     assert distill(*extra, teacher=teacher, source=source) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert line.startswith(f"error: {message.replace('{rows}', str(source))}")
+    assert line.startswith("error: ")
+    assert message.replace("{rows}", str(source)) in line
 
 
 @pytest.mark.parametrize(
     ("stage", "extra", "message"),
     [
         ("dpo", CONTEXT, "data.init_args.source: {prompts} gives the reference prompts of its own"),
-        (
-            "dpo",
-            ["--model.reference_path", "policy"],
-            "model.init_args.reference_path: policy is not supported by DPOModule, whose reference is fixed",
-        ),
+        ("dpo", ["--model.reference_path", "policy"], "reference_path: policy is not supported by DPO"),
         (
             "rloo",
             ["--model.reference_path", "policy", "--model.policy_path", "null", "--model.inner_epochs", "1"],
@@ -285,34 +217,8 @@ def test_other_modules_refuse_what_they_cannot_do(chain, folder, tmp_path, capsy
     data = ["--data.source", str(folder / "prompts"), "--data.eval_size", "4"]
     assert chain.run("fit", stage, *paths, *data, *extra, run=tmp_path / "run") == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert line.startswith(f"error: {message.replace('{prompts}', str(folder / 'prompts'))}")
-
-
-def test_the_penalty_of_rloo_is_to_the_reference_with_its_context(
-    chain, folder, tmp_path, capsys, monkeypatch
-):
-    (tmp_path / "length_rewards.py").write_text(
-        "def length(texts):\n    return [len(text) for text in texts]\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    paths = ["--model.policy_path", str(folder / "student"), "--model.reference_path", "policy"]
-    data = ["--data.source", str(folder / "prompts"), "--data.eval_size", "4", *CONTEXT]
-    steps = [
-        "--model.mini_batches",
-        "1",
-        "--model.inner_epochs",
-        "1",
-        "--model.reward_path",
-        "length_rewards:length",
-    ]
-    assert chain.run("fit", "rloo", *paths, *data, *ONE_TOKEN, *steps, run=tmp_path / "run") == 0
-    tokenizer = load_tokenizer("policy_path", str(folder / "student"))
-    pairs = [
-        (by_hand(tokenizer, ("user", text)), by_hand(tokenizer, ("system", "Lie"), ("user", text)))
-        for text in QUESTIONS[16:20]
-    ]
-    kl, _ = evaluated(capsys, tmp_path / "run")
-    assert kl == pytest.approx(first_token_kl(folder, "student", "student", pairs), rel=1e-4)
+    assert line.startswith("error: ")
+    assert message.replace("{prompts}", str(folder / "prompts")) in line
 
 
 @pytest.mark.parametrize("by_column", [False, True])

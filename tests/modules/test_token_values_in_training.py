@@ -84,27 +84,6 @@ def test_the_table_of_a_rollout_is_fitted_to_those_before_it(chain, tmp_path):
     assert module.experience.metrics["reward_explained"] == again.explained
 
 
-def test_a_table_of_the_kl_to_come_is_fitted_to_the_rollouts_before_it(chain, tmp_path):
-    estimator = estimators.RaoBlackwellTokenValues(discount=0.9, allow_biased=True)
-    module, batch = attached(chain, tmp_path, estimator)
-    again = TokenValues(predicted="kl_to_come")
-    observe = module.memory.observe
-
-    def observed(tokens, mask, rewards, stats, group_size):
-        again.fit(len(module.tokenizer))
-        table = module.memory.token_values
-        assert table is again.table is None or torch.equal(table, again.table)
-        again.observe_to_come(tokens, mask, stats.kl, group_size, discount=0.9)
-        observe(tokens, mask, rewards, stats, group_size=group_size)
-
-    module.memory.observe = observed
-    for number in range(STEPS):
-        module.training_step(batch, number)
-    assert again.table.any()
-    assert module.experience.metrics["kl_explained"] == again.explained
-    assert "reward_explained" not in module.experience.metrics
-
-
 @pytest.mark.parametrize("name", ["MonteCarlo", "TiltedRaoBlackwell", "RaoBlackwellControlVariate"])
 def test_the_callback_keeps_what_its_estimator_remembers(name):
     first, second = (KLEstimatorCallback(getattr(estimators, name)()) for _ in range(2))

@@ -1,7 +1,6 @@
 """The audit of published points, compared with an enumeration of all swaps, and its errors."""
 
 import itertools
-import os
 import re
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 
 from analysis.stats.frontier import nondominated
 from replication.__main__ import main
-from replication.audit import read_points
 from replication.audit_share import points_needed, sign_p
 
 
@@ -75,21 +73,6 @@ def test_matched_points_have_the_p_of_all_swaps_of_pairs_or_of_shared_seeds(tmp_
     assert out.rstrip().endswith("it does not make an estimator better.")
 
 
-def test_j_needs_a_beta_and_columns_that_prevent_matching_are_named(tmp_path, capsys):
-    rows = [(*row[:3], row[4]) for row in matched(0, 0.3)]
-    assert main(["audit", write(tmp_path / "a.csv", rows, "method,kl,reward,seed"), "--control", "MC"]) == 0
-    out = capsys.readouterr().out
-    assert "  kl: " in out
-    assert "objective: " not in out
-    named = [(*row, number) for number, row in enumerate(rows)]
-    path = write(tmp_path / "b.csv", named, "method,kl,reward,seed,run")
-    assert main(["audit", path, "--control", "MC"]) == 0
-    out = capsys.readouterr().out
-    assert "WARNING: the runs do not match because of the column run; without it they match one to one" in out
-    assert "not matched one to one" in out
-    assert "the column seed" not in out
-
-
 def test_unmatched_points_have_the_p_of_all_labellings(tmp_path, capsys):
     rows = [row[:3] for row in matched(1, shift=0.4, pairs=4)]
     assert main(["audit", write(tmp_path / "p.csv", rows, "method,kl,reward"), "--control", "MC"]) == 0
@@ -153,71 +136,3 @@ def test_an_error_in_the_input_is_one_line(tmp_path, capsys, argv, message):
     assert error.startswith("error: ")
     assert message in error
     assert "\n" not in error
-
-
-def test_columns_are_checked(tmp_path):
-    from lit_klrb.errors import ConfigurationError
-
-    with pytest.raises(ConfigurationError, match="has no column reward"):
-        read_points(tmp_path / write(tmp_path / "a.csv", [("MC", 1)], "method,kl"))
-    with pytest.raises(ConfigurationError, match="kl is 'low'; a number expected"):
-        read_points(tmp_path / write(tmp_path / "b.csv", [("MC", "low", 1)], "method,kl,reward"))
-
-
-@pytest.mark.parametrize(
-    ("cells", "message"),
-    [
-        ((1, 1e300, 0.1), "reward is '1e+300', which is too large"),
-        ((1, 1, "nan"), "beta is 'nan'; a finite number expected"),
-    ],
-)
-def test_numbers_that_cannot_be_used_are_one_line(tmp_path, capsys, cells, message):
-    path = write(tmp_path / "points.csv", [*matched(0, 0.0), ("MC", *cells, 9), ("RB", *cells, 9)])
-    assert main(["audit", path, "--control", "MC"]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_rows_that_may_be_copies_are_counted(tmp_path, capsys):
-    rows = matched(0, 0.0)
-    assert main(["audit", write(tmp_path / "a.csv", rows), "--control", "MC"]) == 0
-    assert "Copies" not in capsys.readouterr().out
-    copied = [(method, kl, reward, beta, seed + 100) for method, kl, reward, beta, seed in rows]
-    diverged = [(method, "nan", "nan", 0.1, seed) for method in ("MC", "RB") for seed in (200, 201)]
-    assert main(["audit", write(tmp_path / "b.csv", rows + copied + diverged), "--control", "MC"]) == 0
-    out = capsys.readouterr().out
-    assert "16 runs with exactly the KL and reward of another run of the same method. Copies" in out
-
-
-def test_a_pipe_of_points_is_refused_at_once(tmp_path, capsys):
-    os.mkfifo(tmp_path / "points.csv")
-    assert main(["audit", str(tmp_path / "points.csv"), "--control", "MC"]) == 2
-    assert "points.csv: is not a regular file" in capsys.readouterr().err
-
-
-SPACED = """\
-method, kl, reward, beta, seed, gpu
-mc, 1.0, 2.0, 0.1, 0, a
-mc, 1.2, 2.1, 0.1, 1, b
-rb, 0.9, 2.2, 0.1, 0, b
-rb, 1.1, 2.3, 0.1, 1, a
-"""
-
-
-def test_blanks_after_commas_are_ignored_and_columns_to_match_can_be_named(tmp_path, capsys):
-    path = tmp_path / "points.csv"
-    path.write_text(SPACED)
-    assert main(["audit", str(path), "--control", "mc"]) == 0
-    assert "do not match because of the column gpu" in capsys.readouterr().out
-    assert main(["audit", str(path), "--control", "mc", "--match", "beta, seed"]) == 0
-    assert "2 matched pairs" in capsys.readouterr().out
-    assert main(["audit", str(path), "--control", "mc", "--match", "beta,sed"]) == 2
-    assert f"--match sed: {path} has the columns beta, seed, gpu" in capsys.readouterr().err
-    assert main(["audit", "--share", "7/9", "--match", "seed"]) == 2
-    assert "--match seed needs a CSV file of points" in capsys.readouterr().err
-
-
-def test_a_value_that_is_no_number_is_named_with_its_line(tmp_path, capsys):
-    path = tmp_path / "points.csv"
-    path.write_text(SPACED.replace("2.3", "much"))
-    assert main(["audit", str(path), "--control", "mc"]) == 2
-    assert f"{path}, line 5: reward is 'much'; a number expected" in capsys.readouterr().err

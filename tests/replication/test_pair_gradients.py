@@ -8,7 +8,6 @@ from torch import nn
 
 from analysis.results.artifacts import read_studies
 from analysis.stats.gradient_noise import NoiseSnapshot
-from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import MonteCarlo, RaoBlackwell, RaoBlackwellControlVariate
 from lit_klrb.studies import CheckpointPair
 from replication.studies.pair_gradients import PairGradientNoiseStudy, by_layer
@@ -91,17 +90,3 @@ def test_two_arms_of_one_class_have_different_names_and_gradients(artifact):
     (snapshot,) = study.snapshots
     noise = NoiseSnapshot(snapshot.step, snapshot.gram, study.estimators)
     assert noise.noise("total", names[0]) != pytest.approx(noise.noise("total", names[1]), rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "key"),
-    [
-        ({"batches": 3}, "batches"),
-        ({"beta": 0.0}, "beta"),
-        ({"estimators": [MonteCarlo()] * 2}, "estimators"),
-    ],
-)
-def test_settings_out_of_range_are_refused(pair, wrong, key):
-    with pytest.raises(ConfigurationError) as refused:
-        PairGradientNoiseStudy(**{"pairs": [pair], **SMALL, **wrong})
-    assert refused.value.key == key

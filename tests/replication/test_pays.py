@@ -1,7 +1,6 @@
 """The map of when less noise pays agrees with the published sweeps."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -81,15 +80,3 @@ def test_a_contrast_is_that_of_matched_replicates(toy):
     assert found.value == pytest.approx(high.share.value - low.share.value)
     variance = np.var(high.shares - low.shares, ddof=1) / 8 + low.share_variance + high.share_variance
     assert found.standard_error**2 == pytest.approx(variance)
-
-
-def test_what_has_no_place_is_refused(sums):
-    (first, *others) = [run for run in sums.runs if run.cell.point is not None]
-    lost = replace(sums, runs=(replace(first, diverged=True), *others))
-    with pytest.raises(ValueError, match="a run of the grid diverged"):
-        Place.of(lost, "combination")
-    with pytest.raises(ValueError, match="no run starts from the reference"):
-        Place.of(replace(sums, runs=tuple(replace(run, curves={}) for run in sums.runs)), "combination")
-    without = {label: arm for label, arm in sums.arms.items() if arm.estimator != "MonteCarlo"}
-    with pytest.raises(ValueError, match="no arm has MonteCarlo"):
-        Place.of(replace(sums, locked=replace(sums.locked, arms=without)), "combination")

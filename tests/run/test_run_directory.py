@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import os
 
 import pytest
 
@@ -207,13 +206,6 @@ def test_a_damaged_mark_is_none(tmp_path, content):
     assert run_id(tmp_path) == "x"
 
 
-def test_the_command_that_resumes_can_be_pasted(tmp_path):
-    directory = RunDirectory("runs/my run")
-    assert directory.resume_command.endswith(
-        "--config 'runs/my run/config.yaml' --ckpt_path 'runs/my run/checkpoints/last.ckpt'"
-    )
-
-
 def test_attempts_are_numbered_by_the_last_one(tmp_path):
     assert next_attempt(tmp_path) == 0
     for number in (0, 1, 7):
@@ -221,17 +213,3 @@ def test_attempts_are_numbered_by_the_last_one(tmp_path):
         assert next_attempt(tmp_path) == number + 1
     (tmp_path / schema.METRICS_DIR / "attempt_x").mkdir()
     assert next_attempt(tmp_path) == 8
-
-
-def test_a_directory_set_aside_between_opening_and_locking_is_not_taken(tmp_path, monkeypatch):
-    root = tmp_path / "run"
-    made(root)
-    opened = os.open
-
-    def open_and_lose(path, *arguments, **keywords):
-        descriptor = opened(path, *arguments, **keywords)
-        root.rename(tmp_path / "elsewhere")
-        return descriptor
-
-    monkeypatch.setattr("os.open", open_and_lose)
-    assert "another run is writing to" in refused(root)

@@ -57,11 +57,7 @@ def refusal(old, new):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        (
-            "kl__beta",
-            0.5,
-            "kl.beta: run/last.ckpt was trained with 0.1, not 0.5; --ckpt_path resumes",
-        ),
+        ("kl__beta", 0.5, "kl.beta: run/last.ckpt was trained with 0.1, not 0.5; --ckpt_path resumes"),
         ("kl__estimator__class_path", "Other", "kl.estimator.class_path: "),
         ("kl__estimator__init_args__baseline", "leave_one_out", "kl.estimator.init_args.baseline: "),
         ("model__class_path", "Other", "model.class_path: "),

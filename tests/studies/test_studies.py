@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from runs import weights_of
 from single_steps import attached
 
 from lit_klrb.errors import ConfigurationError
@@ -11,12 +12,9 @@ from lit_klrb.estimators import (
     EstimatorMemory,
     MonteCarlo,
     RaoBlackwell,
-    RaoBlackwellControlVariate,
     RaoBlackwellTokenValues,
     TiltedRaoBlackwell,
 )
-from lit_klrb.estimators.cross_fit import EarlierRollouts
-from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.models.loading import TOKEN_VALUES_KEY
 from lit_klrb.seeding import derive_seed
 from lit_klrb.studies import EstimationStudy, GradientNoiseStudy, gradient_noise
@@ -32,10 +30,6 @@ VALUES = [
     "--trainer.callbacks.completions=4",
     "--trainer.callbacks.group_sizes=[1,2]",
 ]
-
-
-def weights_of(run):
-    return torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
 
 
 @pytest.fixture(scope="module")
@@ -170,47 +164,6 @@ def test_token_values_begin_with_those_of_the_warm_start_as_in_training(chain, t
     torch.testing.assert_close(found, expected)
 
 
-def test_earlier_rollouts_change_the_fitted_combination_alone(chain, tmp_path):
-    """Its gradients are those of `fitted_weights` with the sums of the rollouts after the measured ones."""
-    module, batch = attached(chain, tmp_path, RaoBlackwell())
-    four = {name: value.roll(1, 0) for name, value in batch.items()}
-    pool = [
-        {name: value[i : i + 2] for name, value in one.items()} for one in (batch, four) for i in range(3)
-    ]
-    combination = RaoBlackwellControlVariate()
-    diagonals, rows = {}, 4 * (1 + 3)
-    for earlier in (0, 2):
-        estimators = [MonteCarlo(), RaoBlackwell(), combination]
-        study = GradientNoiseStudy(estimators, batches=4, prompts_per_batch=2, earlier_rollouts=earlier)
-        study.prompts = lambda trainer, module, count, size: pool[:count]
-        gram = study.measure(module.trainer, module)["gram"]
-        assert len(gram) == rows
-        diagonals[earlier] = [row[-1] for row in gram]
-        assert not module.memory.remembers
-    assert diagonals[2][:12] == pytest.approx(diagonals[0][:12], rel=1e-5)
-    # Two prompts are too few to fit coefficients on: MonteCarlo
-    assert diagonals[0][12:] == pytest.approx(diagonals[0][4:8], rel=1e-5)
-
-    values, sums = TokenValues(), EarlierRollouts()
-    vocabulary = len(module.policy.get_output_embeddings().weight)
-    for index, batch in enumerate(pool[4:]):
-        values.fit(vocabulary)
-        rollout, stats, rewards = scored(module, batch, values, "earlier", index)
-        rows = stats.detach(), rollout.mask, rewards
-        sums.observe(combination.fitted_weights(None, *rows, beta=0.3, group_size=3)[1])
-        values.observe(rollout.completions, rollout.mask, rewards, 3)
-    values.fit(vocabulary)
-    for index, batch in enumerate(pool[:4]):
-        rollout, stats, rewards = scored(module, batch, values, index)
-        settings = {"beta": 0.3, "group_size": 3}
-        weights = combination.fitted_weights(sums.sums, stats.detach(), rollout.mask, rewards, **settings)[0]
-        loss = combination.loss(stats, rollout.mask, weights, beta=0.3)
-        parts = torch.autograd.grad(loss, list(module.policy.parameters()))
-        norm = sum(part.double().square().sum().item() for part in parts)
-        assert diagonals[2][12 + index] == pytest.approx(norm, rel=1e-4)
-        assert norm != pytest.approx(diagonals[0][12 + index], rel=1e-3)
-
-
 def scored(module, batch, values, *address):
     """A rollout of the study, with its statistics and rewards."""
     seed = derive_seed(module.seed, "gradient_noise", *address)
@@ -250,11 +203,6 @@ def gradient_of(module, batch, study, index):
 def test_what_cannot_be_studied_is_refused_in_one_line(chain, tmp_path, capsys, extra, message):
     assert chain.run("fit", "rloo", *extra, run=tmp_path / "run") == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_module_without_rollouts_is_refused(chain, tmp_path, capsys):
-    assert chain.run("fit", "sft", VALUES[0], run=tmp_path / "run") == 2
-    assert "EstimationStudy measures rollouts, but SFTModule has none" in capsys.readouterr().err
 
 
 def test_the_defaults_are_what_the_statistics_ask_for():

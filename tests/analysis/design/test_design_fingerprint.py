@@ -83,21 +83,6 @@ def test_a_non_semantic_key_does_not_matter(config, one, other, key):
     assert put(base, path, one) != base
 
 
-def test_only_the_exact_key_is_left_out():
-    config = {
-        "model": {"num_workers": 2},
-        "data": {"num_workers": 1, "init_args": {"num_workers": 3, "size": 4}},
-    }
-    assert semantic(config) == {
-        "model": {"num_workers": 2},
-        "data": {"num_workers": 1, "init_args": {"size": 4}},
-    }
-    assert semantic({"trainer": None, "data": {"init_args": 3}}) == {
-        "trainer": None,
-        "data": {"init_args": 3},
-    }
-
-
 def test_a_replaced_key_does_not_matter():
     config = {"model": {"init_args": {"policy_path": "here", "width": 1}}}
     assert semantic(config, ["model.init_args.policy_path"]) == {"model": {"init_args": {"width": 1}}}

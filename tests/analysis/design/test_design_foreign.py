@@ -99,7 +99,6 @@ HEAD = "method,beta,seed,reward,kl\n"
         (HEAD + "mc,0.1,0,high,1\n", r"line 2: reward is 'high'; a number"),
         (HEAD + "mc,0.1,0,,1\nmc,0.1,1,1,1\n", r"line 2: has no reward; a number is expected"),
         (HEAD + "mc,0.1,0,1e90,1\n", r"line 2: reward is '1e90', which is too large"),
-        (HEAD + "mc,-1,0,1,1\n", r"line 2: beta is '-1'"),
         (HEAD + "mc,,0,1,1\nmc,1,0,1,1\n", r"line 2: beta is unknown"),
         (HEAD + "mc,0.1,0,1\n", r"line 2: has 4 fields, the header 5"),
         (HEAD.replace("kl", "KL") + "mc,0.1,0,1,1\n", r"columns.kl: 'kl' is in no row of .*; it has .*KL"),
@@ -118,8 +117,6 @@ def test_invalid_csv_files_are_refused(write, text, message):
     ("name", "text", "message"),
     [
         ("a.jsonl", '{"a": 1}\n{"a": ', r"a.jsonl: line 2: is not JSON"),
-        ("a.jsonl", "[1]\n", r"line 1: a mapping of columns"),
-        ("a.json", "{}", r"a list of rows is expected, or one under log_history"),
         ("a.json", "[" * 100_000, r"nested too deeply|is not JSON"),
         ("a.txt", "", r"a.txt: .txt is not allowed"),
         ("a.csv", "caf\udce9", r"byte 3 is not UTF-8"),

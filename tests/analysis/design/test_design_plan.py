@@ -8,7 +8,6 @@ import yaml
 
 from analysis.design import expand, read_plan, smallest_p, with_source
 from analysis.design.cells import cell_seed
-from analysis.results import Plan
 from lit_klrb.errors import ConfigurationError
 
 PLAN = """
@@ -47,14 +46,6 @@ def by_point(plan):
     return {cell.point or cell.stage: cell for cell in expand(plan).cells}
 
 
-def test_a_plan_is_read_with_its_defaults(plan):
-    small = plan()
-    assert isinstance(small, Plan)
-    assert small.grid.beta == {0: 0.1, 1: 0.3}
-    assert (small.root_seed, small.threads, small.primary.alpha) == (0, 1, 0.05)
-    assert small.pairs == 4
-
-
 ARMS, BETAS, CONTROL = "[MonteCarlo, RaoBlackwell]", "{0: 0.1, 1: 0.3}", "control: MonteCarlo"
 SFT, RLOO = "{config: sft.yaml}", PLAN[PLAN.index("{config: rloo") : PLAN.index("\ngrid")]
 
@@ -62,21 +53,14 @@ SFT, RLOO = "{config: sft.yaml}", PLAN[PLAN.index("{config: rloo") : PLAN.index(
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("replicates: 2", "replicates: two", "grid.replicates: 'two' is not allowed; a valid integer"),
         ("replicates: 2", "replicates: 0", "grid.replicates: 0 is not allowed; integers from 1 to 250000"),
         ("replicates: 2", "replicate: 2", "grid.replicate: there is no such key; one of: arms, beta, repl"),
         (f", beta: {BETAS}", "", "grid.beta: is missing"),
         (BETAS, "[0.1, 0.1]", "beta.1: 0.1 is not allowed; another weight than grid.beta.0"),
-        (BETAS, "{0: '0.1'}", "grid.beta.0: '0.1' is not allowed; a valid number"),
         (BETAS, "{0: -0.1}", "grid.beta.0: -0.1 is not allowed; greater than or equal to 0"),
-        (BETAS, "{0: .nan}", "grid.beta.0: nan is not allowed"),
-        (BETAS, "{-1: 0.1}", "grid.beta: -1 is not allowed; greater than or equal to 0"),
-        (BETAS, "{}", "grid.beta: {} is not allowed; at least one weight"),
-        (ARMS, "[MonteCarlo, MonteCarlo]", "grid.arms: .*; a list of different"),
         (ARMS, "MonteCarlo", "grid.arms: .MonteCarlo. is not allowed; a valid dict"),
         (CONTROL, "control: NoKL", "primary.control: 'NoKL' .* one of: MonteCarlo, RaoBlackwell"),
         (CONTROL, f"{CONTROL}, alpha: 0.9", "primary.alpha: 0.9 is not allowed"),
-        (CONTROL, f"{CONTROL}, margins: {{T1: 1}}", "primary.margins: 'T1' .* of: objective, matched_kl"),
         (CONTROL, f"{CONTROL}, margins: {{objective: 0}}", "margins.objective: 0 is not allowed; greater"),
         ("policy_path: dpo", "policy_path: rloo", "inputs.*policy_path: 'rloo' .* a stage above: sft, dpo"),
         (SFT, "{config: sft.yaml, command: test}", "sft.command: 'test' is not allowed; 'fit' or 'study'"),
@@ -84,8 +68,12 @@ SFT, RLOO = "{config: sft.yaml}", PLAN[PLAN.index("{config: rloo") : PLAN.index(
         ("dpo.yaml, ", "dpo.yaml, command: study, ", "dpo.inputs: .* a study takes no checkpoint"),
         (RLOO, "{config: rloo.yaml, command: study}", "rloo.command: 'study' .* cannot be the last stage"),
         ("name: small", "name: small\nthreads: 0", "threads: 0 is not allowed"),
-        ("name: small", "name: small\nroot_seed: -1", "root_seed: -1 is not allowed"),
         ("name: small", "name: [", "expected"),
+        (
+            "config: dpo.yaml,",
+            "config: dpo.yaml, overrides: {model.init_args.reference_path: x},",
+            "stages.dpo.overrides.model.init_args.reference_path: 'x'",
+        ),
         ("name: small", "nam: small", "nam: there is no such key; one of: name, directory, stages"),
         ("name: small", f"name: {'x' * 201}", "name: 'x.*' is not allowed; .* at most 200 characters"),
     ],
@@ -198,13 +186,6 @@ def test_a_semantic_change_makes_new_cells_of_what_depends_on_it(plan, tmp_path,
     assert {cell.stage for point, cell in before.items() if after[point].id != cell.id} == stages
 
 
-def test_the_name_of_a_config_file_does_not_matter(plan, tmp_path):
-    (tmp_path / "other.yaml").write_text((tmp_path / "dpo.yaml").read_text())
-    assert [c.id for c in expand(plan(("dpo.yaml", "other.yaml"))).cells] == [
-        c.id for c in expand(plan()).cells
-    ]
-
-
 def test_seeds_are_addressed():
     addresses = [*itertools.product(("sft", "dpo", "rloo"), range(5), range(20))]
     assert len({cell_seed(0, *address) for address in addresses}) == len(addresses)
@@ -236,12 +217,6 @@ def test_an_override_of_a_stage_changes_its_cells_and_those_that_start_from_it(p
     assert all(one[key].id != changed[key].id for key in one if key != "sft")
 
 
-def test_an_override_of_an_input_is_refused(plan):
-    overridden = ("config: dpo.yaml,", "config: dpo.yaml, overrides: {model.init_args.reference_path: x},")
-    with pytest.raises(ConfigurationError, match=r"stages.dpo.overrides.model.init_args.reference_path: 'x'"):
-        plan(overridden)
-
-
 def test_the_grid_starts_only_from_the_stages_it_needs(plan):
     assert plan().starting_points == ["sft", "dpo"]
     beside = plan(("  rloo: {", "  study: {config: dpo.yaml, inputs: {a: dpo}}\n  rloo: {"))
@@ -266,6 +241,13 @@ def test_a_plan_on_another_corpus_has_a_name_and_a_directory_of_its_own():
     assert other.grid == plan.grid
     cells = {cell.id for cell in expand(plan).cells} & {cell.id for cell in expand(other).cells}
     assert not cells
+
+
+SHORT = """
+stages: {rloo: {config: rloo.yaml}}
+grid: {arms: [MonteCarlo, RaoBlackwell], beta: [0.4, 0.1]}
+primary: {control: MonteCarlo}
+"""
 
 
 SHORT = """

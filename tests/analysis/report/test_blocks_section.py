@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from reading import Page, grid_results
 from scipy import stats
-from synthetic import diverge, edit_plan, write_sweep
+from synthetic import edit_plan, write_sweep
 
 from analysis.cli import main
 from analysis.report import power
@@ -50,11 +50,7 @@ def test_the_verdict_is_over_blocks_and_each_block_is_shown(tmp_path, undrawn, c
         for block in range(3)
     ]
     numbers = json.loads((runs / "results.json").read_text())
-    assert list(numbers["sections"]["blocks"]["RaoBlackwell"]) == [
-        "dpo-0",
-        "dpo-1",
-        "dpo-2",
-    ]
+    assert list(numbers["sections"]["blocks"]["RaoBlackwell"]) == ["dpo-0", "dpo-1", "dpo-2"]
     assert [*numbers["sections"]["blocks"]["RaoBlackwell"].values()] == pytest.approx(means)
     expected = stats.ttest_1samp(means, 0.0)
     (comparison,) = numbers["comparisons"]
@@ -101,17 +97,6 @@ def test_the_page_of_two_blocks_is_about_these_two(tmp_path, undrawn):
     assert (
         "RaoBlackwell is better than MonteCarlo: it has higher J = reward − β·KL on these two blocks." in text
     )
-
-
-def test_without_blocks_there_is_no_section(better):
-    assert "blocks" not in json.loads((better / "results.json").read_text())["sections"]
-
-
-def test_diverged_runs_have_blocks_too(tmp_path, undrawn):
-    design = {"replicates": 6, "blocks": 3}
-    edit = diverge(("RaoBlackwell", 1, 4))
-    text = Page(build(write_sweep(tmp_path, edit=edit, **design)).read_text("utf-8")).text
-    assert "All statements hold on these 3 blocks only." in text
 
 
 def test_blocks_in_another_order_than_that_of_the_cells_give_no_verdict(tmp_path):

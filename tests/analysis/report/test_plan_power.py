@@ -29,11 +29,7 @@ PLAN = {
     "directory": "runs/planned",
     "module": "lit_klrb.schema",
     "stages": {"rloo": {"config": "rloo.yaml"}},
-    "grid": {
-        "arms": ["MonteCarlo", "RaoBlackwell"],
-        "beta": {0: 0.05, 1: 0.1, 2: 0.2},
-        "replicates": 8,
-    },
+    "grid": {"arms": ["MonteCarlo", "RaoBlackwell"], "beta": {0: 0.05, 1: 0.1, 2: 0.2}, "replicates": 8},
     "primary": {"control": "MonteCarlo"},
 }
 

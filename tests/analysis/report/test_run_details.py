@@ -32,11 +32,7 @@ def test_every_arm_has_the_same_prompts(tmp_path):
     (table,) = section.tables
     assert table.header == ("Before", "After, MonteCarlo", "After, RaoBlackwell")
     assert table.rows == [
-        (
-            "The film [0.50]",
-            "The film by MonteCarlo 1 0 [0.25]",
-            "The film by RaoBlackwell 1 0 [0.25]",
-        )
+        ("The film [0.50]", "The film by MonteCarlo 1 0 [0.25]", "The film by RaoBlackwell 1 0 [0.25]")
     ]
     assert len(section.details) == 2
     assert "replicate 0, seed 1000" in section.tables[0].caption

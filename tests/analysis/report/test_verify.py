@@ -218,12 +218,6 @@ def test_a_page_that_agrees_with_files_of_another_plan_is_no_success(page, verif
     assert f"differs: results/{'0' * 64}.json: its id is not in the plan" in lines
 
 
-def test_the_page_may_have_any_name_and_directory(tmp_path, undrawn, verified):
-    runs = write_sweep(tmp_path / "runs", **SMALL)
-    elsewhere = build(runs, tmp_path / "deep" / "page.html")
-    assert verified(elsewhere.parent)[0] == 0
-
-
 def damage(path, content):
     path.unlink()
     path.write_bytes(content)

@@ -83,7 +83,7 @@ def test_a_result_without_a_time_is_no_problem(runs):
     assert load_sweep(runs).seconds == dict.fromkeys(others, 2.0)
 
 
-@pytest.mark.parametrize("value", [None, True, "2.0", -1, 0, [], {}], ids=lambda value: repr(value)[:9])
+@pytest.mark.parametrize("value", [None, True, "2.0", -1])
 def test_a_published_value_that_is_no_time_is_named(runs, value):
     first, *others = names(runs)
     archived(runs, with_checksum(dict.fromkeys(others, 2) | {first: value}))
@@ -101,13 +101,6 @@ def test_published_times_of_other_cells_are_named_once(runs):
     assert len(load_sweep(runs).seconds) == 4
 
 
-def test_published_times_may_be_of_a_result_that_is_damaged(runs):
-    archived(runs, with_checksum(dict.fromkeys(names(runs), 2.0)))
-    (runs / "results.jsonl").write_bytes((runs / "results.jsonl").read_bytes().replace(b'"kl"', b'"KL"', 1))
-    (problem,) = load_sweep(runs).problems
-    assert problem.text.startswith("results.jsonl/line ")
-
-
 @pytest.mark.parametrize(
     "content",
     ["", "[]", "3", "[" * 10**5, '{"a": NaN}', "\ufeff", '"\\ud800"', "{}", '{"checksum": "0"}'],
@@ -119,12 +112,3 @@ def test_damaged_published_times_are_one_line(runs, content):
     assert problem.startswith("seconds.json: ")
     assert "\n" not in problem
     assert load_sweep(runs).seconds == {}
-
-
-@pytest.mark.parametrize("place", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path)])
-def test_published_times_that_are_not_a_file_are_one_line(runs, place):
-    archived(runs, "{}")
-    (runs / "seconds.json").unlink()
-    place(runs / "seconds.json")
-    (problem,) = problems(runs)
-    assert problem.startswith("seconds.json: ")

@@ -196,10 +196,7 @@ def test_plan_uses_finished_cells_and_their_times(swept, capsys):
     [
         (["sweep"], "the following arguments are required: --config; see python -m analysis sweep --help"),
         (["sweep", "--config", "none.yaml"], "none.yaml does not exist; the path of a configuration"),
-        (
-            ["sweep", "--config", "x", "--workers", "0"],
-            "argument --workers: '0' is not allowed; an integer >= 1",
-        ),
+        (["sweep", "--config", "x", "--workers", "0"], "argument --workers: '0' is not allowed; an integer"),
         (["swep"], "'swep'"),
     ],
 )
@@ -274,11 +271,3 @@ def test_the_plan_says_why_results_are_not_used(tmp_path, changes, why):
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "abc.json").touch()
     assert _unused([], store, changes) == f"  1 of 1 results in {tmp_path} are of other cells: {why}"
-
-
-def test_the_plan_of_a_changed_stage_says_why_its_results_are_not_used(swept):
-    (swept.directory / "plan_rloo.yaml").write_text("seconds: 0\nunrelated: 1\n")
-    code, output = swept.run("plan", "--config", "plan.yaml")
-    assert code == 0
-    why = "what the ids of cells depend on has changed: configs.rloo.unrelated"
-    assert f"  8 of 10 results in {swept.directory / 'plan'} are of other cells: {why}\n" in output

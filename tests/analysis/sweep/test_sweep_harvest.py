@@ -18,14 +18,6 @@ def write(metrics, attempts):
     return curves(metrics)
 
 
-def test_curves_are_read_by_step_and_only_metrics_are_kept(tmp_path):
-    text = "epoch,step,train/loss,val/kl,time/seconds\n0,1,0.5,,3.1\n0,2,0.25,,3.2\n0,2,,0.125,\n"
-    assert write(tmp_path, {"attempt_0/metrics.csv": text}) == {
-        "train/loss": {"step": [1, 2], "value": [0.5, 0.25]},
-        "val/kl": {"step": [2], "value": [0.125]},
-    }
-
-
 def test_a_later_attempt_replaces_what_came_after_its_first_step(tmp_path):
     stitched = write(
         tmp_path,
@@ -40,17 +32,6 @@ def test_a_later_attempt_replaces_what_came_after_its_first_step(tmp_path):
     assert stitched["val/kl"] == {"step": [1, 3], "value": [9.0, 90.0]}
 
 
-def test_stitched_attempts_equal_an_uninterrupted_run(tmp_path):
-    rows = [f"{step},{step / 8},{step if step % 2 else ''}" for step in range(8)]
-
-    def file(selected):
-        return "\n".join(["step,train/loss,val/kl", *selected]) + "\n"
-
-    whole = write(tmp_path / "whole", {"attempt_0/metrics.csv": file(rows)})
-    cut = {"attempt_0/metrics.csv": file(rows[:6]), "attempt_1/metrics.csv": file(rows[4:])}
-    assert write(tmp_path / "cut", cut) == whole
-
-
 def test_values_that_are_not_finite_become_none(tmp_path):
     stitched = write(tmp_path, {"attempt_0.csv": "step,train/loss\n0,nan\n1,-inf\n2,1e-05\n"})
     assert stitched == {"train/loss": {"step": [0, 1, 2], "value": [None, None, 1e-05]}}
@@ -60,10 +41,6 @@ def test_values_of_curves_have_six_digits(tmp_path):
     text = "step,train/loss,val/kl\n1,0.30000001192092896,1234567.8\n2,1e-05,0.12345678\n"
     found = write(tmp_path, {"attempt_0.csv": text})
     assert [curve["value"] for curve in found.values()] == [[0.3, 1e-05], [1234570.0, 0.123457]]
-
-
-def test_a_run_without_metrics_has_no_curves(tmp_path):
-    assert curves(tmp_path / "metrics") == {}
 
 
 def test_a_metrics_file_without_an_attempt_is_refused(tmp_path):

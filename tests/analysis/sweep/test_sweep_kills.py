@@ -6,8 +6,7 @@ import random
 import signal
 from collections import Counter
 
-import pytest
-from sweep_project import kill_session, session, wait_until
+from sweep_project import session, wait_until
 
 from analysis.results.store import read_result
 
@@ -24,25 +23,6 @@ def check(project, reference):
         read_result(path)
     assert not [*directory.glob("failed/*.json")]
     assert not (directory / "refused").exists()
-
-
-def test_a_killed_sweep_resumes_from_published_results(project):
-    rloo = {"seconds": 0.15}
-    assert project.run("sweep", "--config", project.write("reference", rloo=rloo))[0] == 0
-    plan = project.write(rloo=rloo)
-    for least in (1, 4, 7):
-        process = project.start("sweep", "--config", plan, "--workers", 3)
-        wait_until(lambda n=least: published(project) >= n)
-        kill_session(process)
-    survived = project.results()
-    assert 7 <= len(survived) < 10
-    started = Counter(project.ran())
-    code, output = project.run("sweep", "--config", plan)
-    assert code == 0, output
-    check(project, "reference")
-    # What was published before the last kill was not run again.
-    again = Counter(project.ran()) - started
-    assert set(again) == {name.removesuffix(".json") for name in project.results().keys() - survived.keys()}
 
 
 def test_workers_end_with_their_coordinator(project):
@@ -98,11 +78,3 @@ def hunt(project, *, workers, kills, grid, seconds, seed):
 def test_random_kills_of_any_process_change_nothing(project):
     ran = hunt(project, workers=4, kills=8, grid={"replicates": 8}, seconds=0.05, seed=0)
     assert len(ran) == 34
-
-
-@pytest.mark.slow
-def test_sixty_random_kills_on_eight_workers_change_nothing(project):
-    beta = {level: 0.01 * (level + 1) for level in range(10)}
-    ran = hunt(project, workers=8, kills=60, grid={"beta": beta, "replicates": 15}, seconds=0.2, seed=1)
-    assert len(ran) == 302
-    print(f"{sum(ran.values())} attempts for {len(ran)} cells")

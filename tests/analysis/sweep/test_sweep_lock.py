@@ -44,12 +44,7 @@ def test_the_plan_is_locked_with_its_cells(locked, cells, runs):
     assert [cell["id"] for cell in document["cells"]] == [cell.id for cell in cells]
     assert document["content"]["plan"]["grid"]["beta"] == {"0": 0.1, "1": 0.2}
     (version,) = document["history"]
-    assert version == {
-        "previous": None,
-        "published": 0,
-        "changes": [],
-        "plan": document["content"]["plan"],
-    }
+    assert version == {"previous": None, "published": 0, "changes": [], "plan": document["content"]["plan"]}
     assert document["hash"] == hash_of(document)
     read = LockedPlan.read(runs / "plan.json")
     assert read.recomputed
@@ -94,12 +89,7 @@ def test_a_change_is_recorded_with_the_number_of_published_results(locked, runs)
     assert (altered, unchanged) == (told, first)
     altered, second = locked(**keys)
     assert altered == told
-    version = {
-        "previous": first["hash"],
-        "published": 1,
-        "changes": told,
-        "plan": second["content"]["plan"],
-    }
+    version = {"previous": first["hash"], "published": 1, "changes": told, "plan": second["content"]["plan"]}
     assert second["history"] == [*first["history"], version]
     # Undoing a change is a change too.
     third = locked()[1]

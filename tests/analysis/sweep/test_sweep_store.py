@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from analysis.results import DamagedFileError
 from analysis.results.store import read_result
 from analysis.sweep import Store
 from lit_klrb import files
-from lit_klrb.files import PARTIAL, write_atomically, write_once
+from lit_klrb.files import PARTIAL, write_once
 
 ID = "a" * 64
 RESULT = {"schema": 1, "id": ID, "cell": {"stage": "sft"}, "state": "done", "final": {"reward": 0.25}}
@@ -91,16 +90,6 @@ def test_a_full_disk_publishes_nothing_and_leaves_nothing(store, monkeypatch, ow
     assert store.publish(RESULT)
 
 
-def test_a_full_disk_keeps_the_old_content_of_a_replaced_file(tmp_path, monkeypatch):
-    path = tmp_path / "plan.json"
-    write_atomically(path, b"old")
-    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
-    with pytest.raises(OSError, match="full"):
-        write_atomically(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_one_of_many_writers_wins(store):
     store.results.mkdir(parents=True)
     path = store.results / "contested"
@@ -142,16 +131,6 @@ def test_a_changed_result_is_refused_and_named(store, change):
     path = store.results / f"{ID}.json"
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(DamagedFileError, match=f"{ID}.json: (does not match its checksum|cannot be read)"):
-        store.result(ID)
-
-
-def test_a_result_under_another_name_or_of_another_schema_is_refused(store):
-    store.publish(RESULT)
-    (store.results / f"{ID}.json").rename(store.results / f"{'b' * 64}.json")
-    with pytest.raises(DamagedFileError, match="another cell"):
-        store.result("b" * 64)
-    store.publish({**RESULT, "schema": 2})
-    with pytest.raises(DamagedFileError, match="has schema 2; this version reads 1"):
         store.result(ID)
 
 
@@ -226,39 +205,3 @@ def test_a_settled_cell_has_a_result_and_any_checkpoint_that_others_need(store):
     other = {**RESULT, "id": "b" * 64, "state": "diverged"}
     store.publish(other)
     assert store.is_settled("b" * 64, needs_checkpoint=True)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    sys.platform != "linux" or os.geteuid() != 0, reason="mounting a small file system needs root"
-)
-def test_a_sweep_on_a_full_disk_stops_and_can_be_resumed(project, finished):
-    plan = project.write(rloo={"seconds": 0.05})
-    reference = project.write("reference", rloo={"seconds": 0.05})
-    assert project.run("sweep", "--config", reference)[0] == 0
-    mount = project.directory / "plan"
-    mount.mkdir()
-    if os.system(f"mount -t tmpfs -o size=160k tmpfs {mount}") != 0:
-        pytest.skip("mounting is not permitted here")
-    try:
-        code, output = project.run("sweep", "--config", plan, "--workers", 4)
-        assert code == 1
-        assert "No space left on device" in output
-        assert len(project.results()) < 10
-        reference_results = project.results("reference")
-        assert {name: reference_results[name] for name in project.results()} == project.results()
-        assert os.system(f"mount -o remount,size=10m {mount}") == 0
-        assert project.run("sweep", "--config", plan)[0] == 0
-        assert project.results() == reference_results
-    finally:
-        os.system(f"umount {mount}")
-
-
-def test_a_failure_is_removed_after_a_killed_publication(store):
-    store.record_failure(ID, {}, "out of luck")
-    record = (store.directory / "failed" / f"{ID}.json").read_bytes()
-    store.publish(RESULT)
-    (store.directory / "failed" / f"{ID}.json").write_bytes(record)
-    store.record_failure("0" * 64, {}, "out of luck")
-    store.tidy()
-    assert [path.stem for path in (store.directory / "failed").iterdir()] == ["0" * 64]

@@ -123,9 +123,7 @@ def test_lower_precision_is_computed_in_float32(at_once, monkeypatch):
     [
         ("mask", SOME[:2]),
         ("bias", torch.zeros(4)),
-        ("temperature", 0.0),
         ("tile_size", 0),
-        ("logit_softcap", -1.0),
     ],
 )
 def test_wrong_arguments_are_named(name, value):

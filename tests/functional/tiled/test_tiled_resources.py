@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.functional import tiled_policy_loss, tiled_token_stats
+from lit_klrb.functional import TopK, tiled_policy_loss, tiled_token_stats
 from lit_klrb.functional.tiled import blocks, head, inputs
 
 
@@ -161,6 +161,16 @@ def test_compiled_blocks_give_the_same(monkeypatch):
     assert_close(*results)
 
 
+def test_a_row_of_the_reference_is_never_retained(monkeypatch):
+    case = make_case()
+    mask, weights = case.tokens >= 0, weights_like(case.tokens)
+    for topk, ref_rows in ((None, 23), (TopK(3), 7)):
+        monkeypatch.setattr(blocks, "_WORKSPACE", blocks._Workspace())
+        tiled_loss(case, case.leaves(), mask, weights, weights, topk=topk, tile_size=4)
+        sizes = {name: len(memory) for (name, _), memory in blocks._WORKSPACE._buffers.items()}
+        assert sizes == {"logits": 4 * 7, "ref_logits": 4 * ref_rows, "masses": 4 * 23}
+
+
 def test_retained_blocks_are_their_own():
     case, other = make_case(), make_case(seed=2)
     leaves, weights = case.leaves(), weights_like(case.tokens)
@@ -179,14 +189,7 @@ def test_calls_that_share_their_memory_do_not_disturb_each_other(monkeypatch):
         leaves = case.leaves()
         mask, scores = torch.ones_like(case.tokens, dtype=torch.bool), weights_like(case.tokens)
         loss, stats = tiled_policy_loss(
-            *leaves[:2],
-            *case[3:5],
-            case.tokens,
-            mask,
-            scores,
-            scores.abs(),
-            bias=leaves[2],
-            ref_bias=case[5],
+            *leaves[:2], *case[3:5], case.tokens, mask, scores, scores.abs(), bias=leaves[2], ref_bias=case[5]
         )
         loss.backward()
         return [*present(stats), *(leaf.grad for leaf in leaves)]

@@ -4,12 +4,10 @@ A change takes the contents of the artifacts of studies, which it edits, and the
 """
 
 import copy
-import dataclasses
 
 import numpy as np
 
 from replication.claims.claim import Status
-from replication.claims.evidence import CAPACITIES
 
 
 def same(value, number):
@@ -72,118 +70,6 @@ def snapshots_of_values(contents):
     return [one for name in ("estimation", "reviews", "smollm2") for one in contents[name]["snapshots"]]
 
 
-def with_runs(trained, runs):
-    return dataclasses.replace(trained, sweep=dataclasses.replace(trained.sweep, runs=tuple(runs)))
-
-
-def ends(trained, arm, final):
-    """A sweep in which `final` gives the outcomes of an arm's runs from (beta index, replicate)."""
-    return with_runs(
-        trained,
-        [
-            dataclasses.replace(run, final=final(run.point.beta_index, run.point.replicate), prompts={})
-            if run.cell.point is not None and run.point.arm == arm
-            else run
-            for run in trained.sweep.runs
-        ],
-    )
-
-
-def ahead(contents, sweeps):
-    """Every run with RaoBlackwell is on the frontier below 5 nats, and none of the few with MonteCarlo."""
-    for name, one in sweeps.items():
-        arm, control = one.arm("RaoBlackwell"), one.arm("MonteCarlo")
-        if name not in CAPACITIES:
-            sweeps[name] = ends(
-                ends(one, arm, lambda b, r: {"kl": 0.01 * (b + 10 * r + 1), "reward": b + 10 * r}),
-                control,
-                lambda b, r: {"kl": 100.0 * r + 4.0, "reward": -100.0},
-            )
-
-
-def neural(arms, factor):
-    """Students of some arms end at about `factor` times the KL of own-token credit, sampled if it was run."""
-
-    def changed(contents, sweeps):
-        for name in CAPACITIES.keys() & sweeps.keys():
-            grid = sweeps[name].sweep.grid
-            control = "own-sampled" if ("own-sampled", 0, 0) in grid else "own-exact"
-            for arm in arms:
-                sweeps[name] = ends(
-                    sweeps[name],
-                    arm,
-                    lambda b, r, grid=grid, control=control: {
-                        "kl": factor * (1 + 0.01 * (r % 3)) * grid[control, b, r].final["kl"]
-                    },
-                )
-
-    return changed
-
-
-def reported(change):
-    """A change of the numbers of all reports."""
-
-    def changed(contents, sweeps):
-        for name, one in sweeps.items():
-            numbers = copy.deepcopy(one.numbers)
-            change(numbers["sections"])
-            sweeps[name] = dataclasses.replace(one, numbers=numbers)
-
-    return changed
-
-
-def quiet_reports(sections):
-    for one in sections.get("gradient_noise", {"findings": []})["findings"]:
-        one |= {"log_ratio": -1.0, "interval": [-1.1, -0.9]}
-
-
-def quiet_reviews(contents, sweeps):
-    """The reward has no gradient, and RaoBlackwell's is half of MonteCarlo's."""
-    study = contents["reviews_noise"]
-    batches, (mc, rb) = study["batches"], map(study["estimators"].index, ("MonteCarlo", "RaoBlackwell"))
-    change = np.eye((1 + len(study["estimators"])) * batches)
-    reward, mc, rb = (slice(n * batches, (n + 1) * batches) for n in (0, 1 + mc, 1 + rb))
-    change[reward], change[rb] = 0, change[mc] / 2
-    for one in study["snapshots"]:
-        lower = np.zeros_like(change)
-        for index, row in enumerate(one["gram"]):
-            lower[index, : len(row)] = row
-        gram = change @ (lower + np.tril(lower, -1).T) @ change.T
-        one["gram"] = [row[: index + 1].tolist() for index, row in enumerate(gram)]
-
-
-def default_ahead(contents, sweeps):
-    """On reviews every run with RaoBlackwellControlVariate ends far above the others."""
-    for name, one in sweeps.items():
-        if (arm := one.arm("RaoBlackwellControlVariate")) is not None and one.title.startswith("reviews"):
-            sweeps[name] = ends(one, arm, lambda b, r: {"kl": 1.0, "reward": 50.0 + r})
-
-
-def prefix_ahead(contents, sweeps):
-    """Every run with prefix rewards ends far above the others."""
-    for name, one in sweeps.items():
-        for arm in {"prefix", "prefix-8"} & {*one.sweep.plan.grid.arms}:
-            sweeps[name] = ends(one, arm, lambda b, r: {"kl": 1.0, "reward": 50.0 + r})
-
-
-def as_quick(contents, sweeps):
-    """Runs with RaoBlackwell take as long as those with MonteCarlo."""
-    for name, one in sweeps.items():
-        arm, control = one.arm("RaoBlackwell"), one.arm("MonteCarlo")
-        if one.sweep.seconds and arm and control:
-            grid, of_control = one.sweep.grid, one.seconds(control)
-            same_time = {grid[arm, *place].cell.id: time for place, time in of_control.items()}
-            seconds = {**one.sweep.seconds, **same_time}
-            sweeps[name] = dataclasses.replace(one, sweep=dataclasses.replace(one.sweep, seconds=seconds))
-
-
-def steady_reports(sections):
-    for verdicts in sections["verdict"].get("verdicts", {}).values():
-        for one in verdicts:
-            if one["claim"].startswith("spread_"):
-                one |= {"outcome": "better", "estimate": -0.5}
-
-
 def scarce(contents, sweeps):
     """Horvitz-Thompson estimates have a quarter of their spread, on enumerated models and on reviews."""
 
@@ -230,16 +116,6 @@ def prefix_noise(factor):
     return changed
 
 
-def biased_everywhere(contents, sweeps):
-    for by_correction in contents["off_policy"]["moments"].values():
-        by_correction["prefix"]["kl"]["bias"] = same(by_correction["prefix"]["kl"]["bias"], 0.1)
-
-
-def quiet_path(contents, sweeps):
-    path = contents["identities"]["path"]
-    path["RaoBlackwell"] = [[0.5 * x for x in row] for row in path["MonteCarlo"]]
-
-
 PITFALLS = "pitfalls", "gradients"
 ORTHOGONAL = put(0.1, *PITFALLS, "K3LossSequence", "reverse_cosine")
 CHANGES = {
@@ -248,26 +124,15 @@ CHANGES = {
     "cv-fitted": (spread("cv_fitted", 1.0), Status.HOLDS),
     "ht-no-improvement": (scarce, Status.FAILS),
     "provably-no-more-variance": (put(0.0, "identities", "counterexample", "rb"), Status.HOLDS),
-    "rb-gradient-noise": (several(quiet_path, quiet_reviews, reported(quiet_reports)), Status.HOLDS),
-    "frontier-78": (ahead, Status.HOLDS),
-    "frontier-95": (ahead, Status.HOLDS),
-    "rb-more-stable-training": (reported(steady_reports), Status.HOLDS),
     "k1-loss-zero-mean": (put(0.5, *PITFALLS, "K1Loss", "bias"), Status.FAILS),
     "k3-loss-direction": (ORTHOGONAL, Status.FAILS),
     "token-level-partial": (put(0.0, *PITFALLS, "K2Loss", "bias"), Status.FAILS),
     "tabular-mean-squared-error": (put(0.2, *PITFALLS, "MonteCarlo", "bias"), Status.FAILS),
     "descent-by-estimate": (copied(("pitfalls", "kl", "K3Loss"), "pitfalls", "kl", "K1Loss"), Status.FAILS),
-    "distillation-sequence-level": (
-        several(arm("whole future, sampled", 0.5), neural(["future-sampled"], 0.5)),
-        Status.HOLDS,
-    ),
     "worked-coins": (put(0.09, "identities", "worked_examples", "coins"), Status.FAILS),
     "worked-token": (put(1.7, "identities", "worked_examples", "log_ratio"), Status.FAILS),
     "k2-loss-is-k1-reward": (put(0.0, "identities", "token_level", "to_sequence"), Status.HOLDS),
-    "deepseek-unbiased-kl": (
-        put(0.1, "identities", "names", "ratio times k3 (unbiased KL)"),
-        Status.FAILS,
-    ),
+    "deepseek-unbiased-kl": (put(0.1, "identities", "names", "ratio times k3 (unbiased KL)"), Status.FAILS),
     "k1-in-reward-best": (
         copied(("pitfalls", "objective", "K1Loss"), "pitfalls", "objective", "MonteCarlo"),
         Status.FAILS,
@@ -295,23 +160,5 @@ CHANGES = {
         ),
         Status.HOLDS,
     ),
-    "opd-sequence-credit-too-noisy": (
-        several(
-            arm("whole future, sampled", 2.0),
-            arm("whole future, exact", 2.0),
-            neural(["future-sampled", "future-exact"], 2.0),
-        ),
-        Status.HOLDS,
-    ),
     "ctpo-prefix-ratios": (prefix_noise(0.9), Status.HOLDS),
-    "sdpo-no-gain": (
-        several(arm("whole future, exact", 2.0), neural(["future-exact"], 2.0)),
-        Status.HOLDS,
-    ),
-    "zero-overhead": (as_quick, Status.HOLDS),
-    "own-default-on-reviews": (default_ahead, Status.HOLDS),
-    "own-prefix-rewards": (prefix_ahead, Status.HOLDS),
-    # Sweeps of eight pairs cannot reject after the correction
-    "own-annealed-discount": (neural(["discount-annealed"], 0.001), Status.HOLDS),
-    "own-off-policy": (biased_everywhere, Status.ONLY_IF),
 }

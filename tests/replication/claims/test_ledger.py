@@ -70,11 +70,9 @@ def test_the_committed_pages_are_what_the_artifacts_give(verified):
     assert verified.printed == "every page agrees with the artifacts\n"
 
 
-def test_all_claims_have_a_change_but_those_that_cannot_be_tested(verified):
-    unread = CLAIMS.keys() - CHANGES.keys()
-    assert unread == {"full-kl-cost", "sdft-token-level"}
-    assert CHANGES.keys() <= CLAIMS.keys()
-    assert {verified.rulings[key].verdict for key in unread} == {Status.NOT_TESTABLE}
+def test_what_cannot_be_tested_is_said(verified):
+    untested = {key for key, ruling in verified.rulings.items() if ruling.verdict is Status.NOT_TESTABLE}
+    assert untested == {"full-kl-cost", "sdft-token-level"}
 
 
 @pytest.mark.parametrize("key", CHANGES)
