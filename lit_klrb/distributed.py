@@ -124,6 +124,11 @@ def sharding_mesh(trainer: L.Trainer) -> "DeviceMesh | None":
     return strategy.device_mesh["data_parallel"] if isinstance(strategy, ModelParallelStrategy) else None
 
 
+def divides_models(trainer: L.Trainer) -> bool:
+    """Whether models are divided among the processes, which may not have started yet."""
+    return isinstance(trainer.strategy, ModelParallelStrategy)
+
+
 def cluster_plugins() -> list[ClusterEnvironment]:
     """How processes of a SLURM job find each other; empty elsewhere, where Lightning decides.
 

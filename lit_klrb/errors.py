@@ -2,6 +2,7 @@
 
 import errno
 import math
+import re
 import textwrap
 import unicodedata
 from collections.abc import Iterator
@@ -56,6 +57,17 @@ def brief(error: BaseException) -> str:
     return textwrap.shorten(text, 200, placeholder=" ...") or type(error).__name__
 
 
+def is_exhausted(error: BaseException) -> bool:
+    """Whether an error is that of a full disk or another `EXHAUSTED` resource, also in libraries in Rust.
+
+    Example:
+        >>> is_exhausted(RuntimeError("I/O error: No space left on device (os error 28)"))
+        True
+    """
+    said = re.search(r"\(os error (\d+)\)", str(error))
+    return (error.errno if isinstance(error, OSError) else said and int(said[1])) in EXHAUSTED
+
+
 def _is_printable(character: str) -> bool:
     category = unicodedata.category(character)
     return character in JOINERS or not (category[0] == "C" or category in ("Zl", "Zp"))
@@ -86,7 +98,8 @@ def refusing(message: str, *kinds: type[Exception], key: str | None = None) -> I
 
     Args:
         message: What is wrong.
-        kinds: The exceptions that are converted, all by default; a `ConfigurationError` passes unchanged.
+        kinds: The exceptions that are converted, all by default; a `ConfigurationError` passes unchanged, and
+            so does what `is_exhausted`, as nothing is wrong with the input.
         key: The argument that is wrong.
 
     Example:
@@ -101,6 +114,8 @@ def refusing(message: str, *kinds: type[Exception], key: str | None = None) -> I
     except ConfigurationError:
         raise
     except converted as error:
+        if is_exhausted(error):
+            raise
         raise ConfigurationError(f"{message}: {brief(error)}", key=key) from error
 
 

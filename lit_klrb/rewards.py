@@ -14,6 +14,7 @@ from lit_klrb.data.encode import classifier_ids
 from lit_klrb.data.grammar import ReviewGrammar, split_words
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
+from lit_klrb.models.trials import has_weights
 from lit_klrb.reward_functions import (
     COMPLETIONS,
     KEY,
@@ -279,16 +280,31 @@ def load_reward(
     Raises:
         ConfigurationError: If it cannot be loaded.
     """
+    parts, labels = reward_parts(path, label)
+    rewards = [(_load_part(part, labels.get(part), output, device), weight) for part, weight in parts.items()]
+    if isinstance(path, str) and not isinstance(rewards[0][0], FunctionReward):
+        return rewards[0][0]
+    return EveryReward(rewards[0][0] if isinstance(path, str) else WeightedReward(rewards))
+
+
+def reward_parts(
+    path: str | Mapping[str, float], label: str | Mapping[str, str] | None
+) -> tuple[Mapping[str, float], Mapping[str, str]]:
+    """The weight of each reward, and the rewarded label of each classifier that has one.
+
+    Args:
+        path: See `load_reward`.
+        label: See `load_reward`.
+
+    Raises:
+        ConfigurationError: If there are none, a weight is not finite, or a label is of no classifier.
+    """
     parts = {path: 1.0} if isinstance(path, str) else path
     if odd := [name for name in parts if not isinstance(name, str)]:
         raise ConfigurationError(f"{odd[0]!r} is not the name of a reward", key=KEY)
     if not parts or not all(math.isfinite(weight) for weight in parts.values()):
         raise ConfigurationError(f"{dict(parts)} must name rewards, each with a finite weight", key=KEY)
-    labels = _labels_of(list(parts), label)
-    rewards = [(_load_part(part, labels.get(part), output, device), weight) for part, weight in parts.items()]
-    if isinstance(path, str) and not isinstance(rewards[0][0], FunctionReward):
-        return rewards[0][0]
-    return EveryReward(rewards[0][0] if isinstance(path, str) else WeightedReward(rewards))
+    return parts, _labels_of(list(parts), label)
 
 
 def _labels_of(paths: Sequence[str], label: str | Mapping[str, str] | None) -> Mapping[str, str]:
@@ -313,10 +329,13 @@ def _load_part(path: str, label: str | None, output: RewardOutput, device: torch
         module, _, name = path.partition(":")
         return FunctionReward(path, import_member(path, module, name, KEY))
     source = KEY, path, loading.CLASSIFIER
-    classifier = loading.load_model(*source).to(device)  # type: ignore[arg-type]
+    classifier = loading.load_model(*source)
+    if is_whole := has_weights(classifier):
+        classifier.to(device)  # type: ignore[arg-type]
     reward = ClassifierReward(path, classifier, loading.load_tokenizer(*source), label, output)
-    with loading.errors_of(KEY, path):
-        _check_padding(reward)
+    if is_whole:
+        with loading.errors_of(KEY, path):
+            _check_padding(reward)
     return reward
 
 

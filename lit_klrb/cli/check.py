@@ -2,21 +2,24 @@
 
 With the arguments of `fit` it says what would be trained, with --json for programs. Without arguments,
 standard input is a JSON list of command lines of `fit` and standard output a JSON list of answers; a sweep
-calls this with every stage and every arm when its plan is made. Settings are parsed, the module, the data
-module and the callbacks are instantiated, and configurations and tokenizers of models are loaded, with
-arguments the training rows, too; but no trainer is created, no weights of folders are loaded, and a plan's
-command lines need no hub.
+calls this with every stage and every arm when its plan is made. The run is set up by what sets it up in
+`fit`, with models that are made from configurations, without the weights of folders. The checkpoint of a run
+that a line before has checked is known, too. A plan's command lines need no hub and no device, and of the
+rows only a few of the embedded world's.
 """
 
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
+from jsonargparse import Namespace
+from lightning.pytorch.accelerators import AcceleratorRegistry
+from lightning.pytorch.loggers.logger import DummyLogger
 
 from lit_klrb import rewards, schema
 from lit_klrb.callbacks import KLEstimatorCallback
@@ -24,45 +27,41 @@ from lit_klrb.cli import study
 from lit_klrb.cli.arguments import Arguments
 from lit_klrb.cli.lightning import LitCLI
 from lit_klrb.cli.mistakes import ending_of
-from lit_klrb.cli.preview import lines as lines_of_rows, preview
 from lit_klrb.cli.upstream import PATHS, paths_of
 from lit_klrb.cli.warned import quiet
+from lit_klrb.data.base import CorpusDataModule
 from lit_klrb.data.rows import suffix_of
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.estimators.checked import check_served
 from lit_klrb.files import local_path
-from lit_klrb.models.bfloat16 import slow_precision
-from lit_klrb.models.loading import (
-    CLASSIFIER,
-    GRAMMAR,
-    ITSELF,
-    POLICY,
-    check_exists,
-    is_checkpoint,
-    looks_local,
-)
-from lit_klrb.models.outlines import Outline, outline
+from lit_klrb.models.loading import GRAMMAR, check_exists, is_checkpoint
+from lit_klrb.models.rehearsal import Made, Rehearsal, UnknownModelError, rehearsing
 from lit_klrb.models.served import is_address
-from lit_klrb.models.tokenizers import common_vocabulary
+from lit_klrb.modules.base import TrainedModule
 from lit_klrb.reward_functions import KEY
+from lit_klrb.run.lightning_internals import attach
 
-# Arguments of modules that name models, and what the models are used for.
-ROLES = {
-    **dict.fromkeys(("policy_path", "reference_path"), POLICY),
-    **dict.fromkeys(("classifier_path", "reward_path"), CLASSIFIER),
-}
 # How an unbiased estimator can be biased: by what corrects the later steps on a rollout.
 LATER = "after the first step on a rollout"
 # Or by settings that change over the run, and are unbiased at its end.
 AT_FIRST = "before the last step"
-# Their values that name none.
-NO_MODELS = (GRAMMAR, ITSELF)
+# Rows of each split that are read when a plan is made.
+FEW = 64
 # Arguments of data modules that name data.
 DATA = ("source", "preferences")
 
 
 class CheckCLI(LitCLI):
-    """Instantiates what `fit` would train, without training it."""
+    """Sets up what `fit` would train by the methods that `fit` calls, with models that have no weights.
+
+    Args:
+        args: A command line of `fit`.
+        made: See `check`.
+    """
+
+    def __init__(self, args: Sequence[str], made: dict[Path, Made] | None) -> None:
+        self.rehearsal, self.is_here = Rehearsal(made), made is None
+        self.rows: dict[str, Any] | None = None
+        super().__init__(args)
 
     def before_instantiate_classes(self) -> None:
         """Check that all inputs exist, folders and data included."""
@@ -73,72 +72,60 @@ class CheckCLI(LitCLI):
                     if key != "reference_path" or not is_address(path):
                         check_input(key, path)
 
-    def models(self, hub: bool) -> dict[str, Outline]:
-        """The models that the run loads, by argument.
-
-        Args:
-            hub: Whether hub ids are loaded, too, which a misspelt folder would be taken for.
-
-        Raises:
-            ConfigurationError: If one cannot be loaded, or policy and reference have other vocabularies.
-        """
-        settings = self.arguments("model")
-        paths = {key: path for key in ROLES if isinstance(path := settings.get(key), str)}
-        found = {
-            key: outline(key, path, ROLES[key])
-            for key, path in paths.items()
-            if (hub or looks_local(path)) and ":" not in path and path not in NO_MODELS
-            # A checkpoint without content is one that a plan's stage will write
-            if not (is_checkpoint(path) and local_path(path).stat().st_size == 0)
-        }
-        policy, reference = found.get("policy_path"), found.get("reference_path")
-        if policy is not None and reference is not None:
-            known = policy.vocabulary or reference.vocabulary or 0
-            sides = ((each.words, each.vocabulary or known) for each in (policy, reference))
-            common_vocabulary("reference_path", paths["reference_path"], *sides)
-        return found
-
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """None, as the machine that makes the plan need not have the devices of those that run it."""
-        return None  # type: ignore[return-value]
+        """As `fit` does; a plan's machine need not have the devices of those that run it."""
+        config = self._get(self.config_init, "trainer")
+        config.enable_progress_bar = False
+        elsewhere = ("auto", "gpu", *(name for name, _ in AcceleratorRegistry.items() if name != "cpu"))
+        if not self.is_here and config.accelerator in elsewhere:
+            config.accelerator, config.devices, config.num_nodes = "cpu", 1, 1
+            if not isinstance(config.strategy, str):
+                config.strategy = "auto"
+        trainer = super().instantiate_trainer(**kwargs)
+        trainer.loggers = [DummyLogger()]  # in place of those that write
+        return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:
-        pass
+        """What `fit` does before it reads weights."""
+        module, data = self.model, self.datamodule
+        attach(self.trainer, module, data)
+        if not isinstance(module, TrainedModule) or not isinstance(data, CorpusDataModule):
+            return  # setting up those of others can take any time
+        data.check_module("fit")
+        paths = [path for key in DATA for path in paths_of(self.arguments("data").get(key))]
+        if reads_rows := self.is_here or paths == [GRAMMAR]:
+            if not self.is_here:
+                data.sizes = {split: min(size, FEW) for split, size in data.sizes.items()}
+            data.setup("fit")
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            callback.setup(self.trainer, module, "fit")
+        module.setup("fit")
+        with suppress(UnknownModelError), rehearsing(self.rehearsal):
+            module.configure_model()
+        if hasattr(module, module.role.name):
+            self.rows = data.preview() if reads_rows else None
+            if self.rehearsal.made is not None:
+                made = Made(module.role.name, module.trained, module.tokenizer)
+                self.rehearsal.made[self.directory.checkpoint.absolute()] = made
 
     def arguments(self, section: str) -> dict[str, Any]:
         """The resolved arguments of the module or the data module."""
-        settings: dict[str, Any] = self.config["fit"][section].init_args.as_dict()
+        settings: dict[str, Any] = self.config["fit"][section].get("init_args", Namespace()).as_dict()
         return settings
 
-    def _slow_precision(self) -> str | None:
-        trainer = self.config["fit"].trainer
-        on_cpu = trainer.accelerator == "cpu" or not torch.cuda.is_available()
-        return slow_precision(str(trainer.precision or ""), torch.device("cpu")) if on_cpu else None
-
-    def answer(self, hub: bool = False) -> dict[str, Any]:
-        """The run's module and estimator, and the arguments on which its evaluation depends.
-
-        Args:
-            hub: Whether models of the hub are loaded, and the training rows read.
-        """
+    def answer(self) -> dict[str, Any]:
+        """The run's module and estimator, and the arguments on which its evaluation depends."""
         kl = self.config_init["fit"]["kl"]
         data = self.arguments("data")
         answer: dict[str, Any] = {
             "module": type(self.model).__name__,
-            "models": {
-                key: {**found.shown(), "path": self.arguments("model")[key]}
-                for key, found in self.models(hub).items()
-            },
+            "models": self.rehearsal.models,
             "prompts": {key: data[key] for key in ("source", "train_size", "batch_size") if key in data},
-            "rows": preview(self.datamodule, self.arguments("model")) if hub else None,
+            "rows": self.rows,
             "steps": self.config["fit"].trainer.max_steps,
-            "slow": self._slow_precision(),
             "estimator": None,
         }
         if getattr(self.model, "uses_kl_estimator", False):
-            kl.memory.check_trainable(self.model.optimizer_steps)
-            if getattr(self.model, "is_served", False):
-                check_served(kl.memory.estimator)
             answer["estimator"] = {
                 "name": type(kl.memory.estimator).__name__,
                 "optimises": _objective(kl, self.model.optimizer_steps),
@@ -202,16 +189,17 @@ def check_input(key: str, path: str) -> None:
         check_exists(key, path)
 
 
-def check(argv: Sequence[str], hub: bool = False) -> dict[str, Any]:
+def check(argv: Sequence[str], made: dict[Path, Made] | None = None) -> dict[str, Any]:
     """Check whether a run could start.
 
     Args:
         argv: A command line: "fit" or "study", and its arguments.
-        hub: Whether models of the hub are loaded.
+        made: In a plan, what the runs that were checked before will write, to which this run is added; None
+            for a run that would start here and now.
 
     Returns:
         Either {"error": one line} or {"module": class name or None, "models": {key: {"type", "vocabulary"}},
-        "prompts": {key: value}, "rows": see `preview` or None, "steps": number, "slow": line or None,
+        "prompts": {key: value}, "rows": numbers and the first row or None, "steps": number,
         "estimator": {"name", "optimises", "biased"} or None,
         "evaluation": {key: value}}; a study has no models, prompts and steps.
     """
@@ -219,7 +207,7 @@ def check(argv: Sequence[str], hub: bool = False) -> dict[str, Any]:
         if argv[:1] == ["study"]:
             study.parse(argv[1:])
             return {"module": None, "estimator": None, "evaluation": {}}
-        return CheckCLI(argv).answer(hub)
+        return CheckCLI(argv, made).answer()
     except Exception as error:
         ended = ending_of(error, {})
         return {"error": str(ended) if ended else " ".join(f"{type(error).__name__}: {error}".split())}
@@ -242,10 +230,12 @@ def main(argv: Sequence[str]) -> int:
     known, options = parser.parse_known_args(argv)
     requests = [["fit", *options]] if options else _requests()
     quiet()
-    with redirect_stdout(sys.stderr):  # constructors may print, and standard output is for the answers
-        answers = [check(request, hub=bool(options)) for request in requests]
+    with redirect_stdout(StringIO()) as said:  # standard output is for the answers
+        made: dict[Path, Made] = {}
+        answers = [check(request, None if options else made) for request in requests]
     if options and "error" in answers[0]:
         raise ConfigurationError(answers[0]["error"])
+    sys.stderr.write(said.getvalue())
     if options and not known.json:
         print("\n".join(_lines(answers[0])))
     else:
@@ -261,7 +251,7 @@ def _lines(answer: dict[str, Any]) -> list[str]:
     lines = [
         f"model: {answer['module']}{': ' if models else ''}{', '.join(models)}",
         f"data: {', '.join(f'{key} {value}' for key, value in answer['prompts'].items())}",
-        *(lines_of_rows(answer["rows"]) if answer["rows"] else []),
+        *(_lines_of_rows(answer["rows"]) if answer["rows"] else []),
         f"length: {steps} steps" + (f" of {size} rows" if size else ""),
     ]
     if estimator is not None:
@@ -269,9 +259,20 @@ def _lines(answer: dict[str, Any]) -> list[str]:
         if isinstance(estimator["biased"], str):
             biased += f" {estimator['biased']}"
         lines.append(f"estimator: {estimator['name']}, {biased}; optimises {estimator['optimises']}")
-    if answer["slow"]:
-        lines.append(answer["slow"])
     return [*lines, "everything that fit checks before the first step is in order; --json for programs"]
+
+
+def _lines_of_rows(shown: dict[str, Any]) -> list[str]:
+    """The rows, for a reader."""
+    left_out = sum(shown["left_out"].values())
+    why = ", ".join(f"{count} {reason}" for reason, count in shown["left_out"].items())
+    found = f"rows: {shown['rows']} {shown['kind']}, {left_out} left out" + (f" ({why})" if why else "")
+    if shown["cut"]:
+        found += f", {shown['cut']} cut"
+    if shown["longest_tokens"]:
+        found += f"; tokens: median {shown['median_tokens']:g}, longest {shown['longest_tokens']}"
+    first = shown["first"].replace("\n", "\\n")
+    return [found, f"first row: {first}"]
 
 
 def _requests() -> list[list[str]]:

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from lit_klrb.cli.arguments import Arguments
-from lit_klrb.errors import ConfigurationError, refusing
+from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import local_path, remove_abandoned
 
 EPILOG = """GGUF is the format of llama.cpp. The weights, often of 4 to 8 bits, become numbers of 32 bits, so
@@ -33,12 +33,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--output_dir", required=True, metavar="DIR", help="the folder to write, a new one")
     arguments = parser.parse_args(argv)
     target = local_path(arguments.output_dir, "output_dir").absolute()
-    with refusing(
-        f"cannot write {arguments.output_dir}", OSError, key="output_dir"
-    ):  # such as a name that is too long
-        remove_abandoned(target)  # what a call left that was killed after it had made the folder
-        exists = target.exists()
-    if exists:
+    remove_abandoned(target)  # what a call left that was killed after it had made the folder
+    if target.exists():
         raise ConfigurationError(f"{arguments.output_dir} exists; name a new folder", key="output_dir")
     from lit_klrb.models import gguf, loading
 

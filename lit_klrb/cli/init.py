@@ -33,9 +33,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("directory", type=local_path, metavar="DIR", help="the folder to write configs/ to")
     directory: Path = parser.parse_args(argv).directory
     target = directory / CONFIGS
-    with refusing(f"cannot write {target}", OSError):  # such as a name that is too long
-        exists = target.exists()
-    if exists:
+    if target.exists():
         raise ConfigurationError(f"{target} exists; name another folder")
     with refusing(f"cannot write {target}", OSError):
         shutil.copytree(shipped(), target)

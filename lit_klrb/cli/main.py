@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lit_klrb import __version__
 from lit_klrb.cli.help import short_help
-from lit_klrb.errors import ConfigurationError, error_line
+from lit_klrb.errors import ConfigurationError, brief, error_line, is_exhausted
 from lit_klrb.extensions import COMMANDS as ADDED, extensions, load
 from lit_klrb.stops import Stopped, Stops
 from lit_klrb.terminal import say_loading
@@ -73,16 +73,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return stop.exit_code
     except BaseException as error:
         missing = str(getattr(error, "name", None) or "").partition(".")[0]
+        code = 1 if is_exhausted(error) else 2
         if isinstance(error, ConfigurationError):
             line = str(error)
         elif isinstance(error, ModuleNotFoundError) and missing in DEPENDENCIES:
             line = f"{command} needs {missing}, which is not installed: pip install lit-klrb"
+        elif isinstance(error, OSError) and error.strerror:
+            line = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        elif code == 1:
+            line = brief(error)
         elif type(error).__name__ == PANIC:
             line = f"a tokenizer cannot be used: its library fails ({error})"
         else:
             raise
         print(error_line(line), file=sys.stderr)
-        return 2
+        return code
 
 
 def console() -> int:

@@ -19,9 +19,9 @@ from lit_klrb.comparison.measure import (
 )
 from lit_klrb.comparison.summary import Candidate
 from lit_klrb.data.kinds import TEACHER_PROMPT
+from lit_klrb.data.lengths import context_length
 from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.models.generation import Rollout, Sampling
-from lit_klrb.models.limits import context_length
 from lit_klrb.rollouts.pair import Loaded, Pair
 
 # Starts a progress bar with a description and a number of rows.

@@ -88,7 +88,8 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         self.reviews: dict[str, Sequence[Row]] = {}
         # What became of the rows of each split
         self.selections: dict[str, Selection] = {}
-        self._preview: Learner | None = None
+        # Whether nothing is computed by a model
+        self.is_preview = False
 
     @property
     def rows(self) -> Source:
@@ -120,15 +121,9 @@ class CorpusDataModule(L.LightningDataModule, ABC):
             key, learner.tokenizer, ends, *settings, say=partial(log.warning, "%s: %s", self.source)
         )
 
-    def preview(self, learner: Learner) -> dict[str, Any]:
-        """What the training data become, without a model: rows, what is left out and why, the first row.
-
-        Args:
-            learner: Has the tokenizer, and a model's configurations in place of the model.
-        """
-        self._preview = learner
-        for split in SPLITS["fit"]:  # the other one is refused now if it would be refused later
-            self.reviews[split] = self.load(split)
+    def preview(self) -> dict[str, Any]:
+        """What the training data become, if its model has no weights: rows, what is left out, the first."""
+        self.is_preview = True
         examples = self.examples("train")
         shown = self.selections["train"].summary() | {"kind": self.contents[0]}
         return shown | {"first": self.visible(examples[0])}
@@ -152,7 +147,7 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         Raises:
             ConfigurationError: If it has no tokenizer or no model.
         """
-        module: Any = self._preview or self._module
+        module: Any = self._module
         if not isinstance(module, Learner):
             raise ConfigurationError(
                 f"{type(self).__name__} needs a module with a tokenizer and a trained model, "
@@ -171,7 +166,7 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         Raises:
             ConfigurationError: If the module needs batches of another kind.
         """
-        self._check_module(stage)
+        self.check_module(stage)
         for split in SPLITS[stage]:
             given = given_prompts(self.rows) if stage == "predict" and self.want == "prompts" else None
             if given is not None:
@@ -186,7 +181,12 @@ class CorpusDataModule(L.LightningDataModule, ABC):
                     *(self.sizes[split], split, self.source, len(self.reviews[split])),
                 )
 
-    def _check_module(self, stage: str) -> None:
+    def check_module(self, stage: str) -> None:
+        """Check that the module reads what the batches contain.
+
+        Raises:
+            ConfigurationError: If not.
+        """
         if self.trainer is None:
             return
         contents, module = self.contents[stage != "fit"], type(self._module).__name__

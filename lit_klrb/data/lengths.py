@@ -130,6 +130,23 @@ class Selection:
         }
 
 
+def context_length(model: Any) -> int | None:
+    """The number of tokens that a model can read; None without a limit."""
+    return getattr(getattr(model, "config", None), "max_position_embeddings", None)
+
+
+def check_context_length(model: Any, length: int, name: str, *, key: str, given: str = "") -> None:
+    """Check that a model can read a sequence.
+
+    Raises:
+        ConfigurationError: If not.
+    """
+    limit = context_length(model)
+    if limit is not None and length > limit:
+        given = given or f"a sequence of {length} tokens"
+        raise ConfigurationError(f"{given} exceeds {name}'s context length, {limit}", key=key)
+
+
 def _hash_of(examples: Iterable[Any]) -> str:
     """SHA-256 of examples, which are tuples of plain values; of other values the type counts."""
     result = hashlib.sha256()

@@ -14,6 +14,7 @@ from lit_klrb.data.encode import Encoded, LeftOutError
 from lit_klrb.data.grammar import ReviewGrammar
 from lit_klrb.data.interfaces import PairMaker
 from lit_klrb.data.kinds import Row, parse_rows
+from lit_klrb.data.lengths import check_context_length, context_length
 from lit_klrb.data.pairs import PreferencePair, collate_pairs
 from lit_klrb.data.prompts import Prompt, PromptReader, prompt_batch
 from lit_klrb.data.rows import open_splits
@@ -45,12 +46,12 @@ class GivenAnswers(CorpusDataModule, ABC):
         Raises:
             ConfigurationError: If `max_tokens` exceeds the model's context length.
         """
-        positions = getattr(self.learner.trained.config, "max_position_embeddings", None)
-        if None not in (positions, self.max_tokens) and self.max_tokens > positions:  # type: ignore[operator]
-            raise ConfigurationError(
-                f"{self.max_tokens} exceeds the model's context length, {positions}", key="max_tokens"
-            )
-        return self.max_tokens or min(positions or LONGEST, LONGEST)
+        model = self.learner.trained
+        if self.max_tokens is None:
+            return min(context_length(model) or LONGEST, LONGEST)
+        given = str(self.max_tokens)
+        check_context_length(model, self.max_tokens, "the model", key="max_tokens", given=given)
+        return self.max_tokens
 
     def show(self, start: Sequence[int], *answers: Sequence[int]) -> str:
         """Token ids as text, with bars between."""
@@ -241,7 +242,10 @@ class Prompts(CorpusDataModule, ABC):
     def prompts(self, split: str) -> list[Prompt]:
         """The prompts, which depend on the source, the system prompt and the tokenizer.
 
-        Those that leave no room for a completion in the context of policy or reference are left out.
+        Given ones that leave no room for a completion in the context of policy or reference are left out.
+
+        Raises:
+            ConfigurationError: If the beginnings of texts leave none.
         """
         learner, rows = self.learner, self.reviews[split]
         reader = PromptReader(
@@ -256,8 +260,8 @@ class Prompts(CorpusDataModule, ABC):
             teacher_template=self.teacher_chat_template_kwargs,
         )
         new = getattr(learner, "max_new_tokens", 1)
-        models = learner.trained, getattr(learner, "reference", None) or learner.trained
-        own, theirs = (_positions(model) for model in models)
+        own = context_length(learner.trained)
+        theirs = context_length(getattr(learner, "reference", None) or learner.trained)
 
         def make(index: int, row: Row) -> Prompt:
             prompt = reader.read(index, row)
@@ -270,16 +274,16 @@ class Prompts(CorpusDataModule, ABC):
                     selection.within(Encoded(ids, []), new)
             return prompt
 
-        return self.read(split, rows, make)
+        prompts = self.read(split, rows, make)
+        longest = max((len(prompt.tokens) for prompt in prompts), default=0)
+        given = f"{new} after a prompt of {longest} tokens"
+        check_context_length(learner.trained, longest + new, "the policy", key="max_new_tokens", given=given)
+        return prompts
 
 
 def _shown(prompt: Prompt, tokenizer: Any) -> str:
     parts = [prompt.tokens] if prompt.teacher is None else [prompt.tokens, prompt.teacher]
     return " | ".join([*(str(tokenizer.decode(list(ids))) for ids in parts), ""]).rstrip(" ")
-
-
-def _positions(model: Any) -> int | None:
-    return getattr(getattr(model, "config", None), "max_position_embeddings", None)
 
 
 def _not_empty(content: Any) -> Any:
@@ -365,7 +369,7 @@ class PreferenceDataModule(Prompts, GivenAnswers):
         """Pairs for the train split, prompts for the others."""
         if split != "train":
             return self._shared_prompts(split)
-        if self._preview is not None:  # without a model
+        if self.is_preview:
             return self._shared_prompts(split) if self.preferences is None else self._given()
         learner = self.learner
         if not isinstance(learner, PairMaker):

@@ -13,11 +13,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lit_klrb.errors import ConfigurationError, refusing
+from lit_klrb.models.trials import has_weights
 from lit_klrb.seeding import forked_rng
 
 ADAPTER = "default"
 # Arguments of LoraConfig with which peft imports a module of the given name.
 IMPORTING_ARGUMENTS = {"megatron_config", "megatron_core"}
+# Initialisations that decompose the weights of a layer
+OF_WEIGHTS = ("pissa", "olora", "corda", "loftq", "lora_ga", "mica")
 # Arguments that select layers, by regular expressions or names, and that initialise them.
 PREPARING: dict[str, Any] = {
     **{"target_modules": "all-linear", "exclude_modules": None, "layers_to_transform": None},
@@ -52,6 +55,8 @@ def add_adapter(model: PreTrainedModel, settings: dict[str, Any], seed: int) -> 
 
     with refusing(str(settings), TypeError, ValueError, key="lora"):
         config = LoraConfig(**{"target_modules": "all-linear", "task_type": "CAUSAL_LM", **settings})
+        if not has_weights(model) and str(config.init_lora_weights).startswith(OF_WEIGHTS):
+            config.init_lora_weights = True
         with forked_rng(seed), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "fan_in_fan_out is set to")  # GPT-2's transposed layers
             # Not the model's own add_adapter, which refuses releases of peft that work

@@ -10,6 +10,7 @@ from lit_klrb.models.adapters import has_adapter, merged
 from lit_klrb.models.checkpoints import model_from_checkpoint, read_checkpoint
 from lit_klrb.models.loading import is_checkpoint, load_tokenizer, read_folder, reading
 from lit_klrb.models.roles import CLASSIFIER, check_settings, config_dict, model_from_config
+from lit_klrb.models.trials import has_weights
 from lit_klrb.seeding import derive_seed, forked_rng
 
 # Settings of a classifier that those of the given model and its tokenizer determine.
@@ -65,6 +66,8 @@ def _on_folder(path: str, settings: Mapping[str, Any]) -> PreTrainedModel:
     kind = AutoConfig.from_pretrained(path, trust_remote_code=False).model_type
     check_settings({**settings, "model_type": kind}, (), CLASSIFIER)
     model, found = read_folder(path, CLASSIFIER, **settings)
+    if not has_weights(model):
+        return model
     within = model.base_model_prefix + "."
     other = {name: shapes for name, *shapes in found["mismatched_keys"]}
     random = sorted({*found["missing_keys"], *other})

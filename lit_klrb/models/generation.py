@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
 
+from lit_klrb.data.lengths import check_context_length
 from lit_klrb.errors import ConfigurationError, check_positive
-from lit_klrb.models.limits import check_context_length
 from lit_klrb.models.precision import fast_autocast
 from lit_klrb.models.sharding import agreed
 from lit_klrb.models.trials import continues, continuing, eval_mode, key_value_cache, position_ids

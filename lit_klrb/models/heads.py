@@ -13,7 +13,15 @@ from lit_klrb.distributed import whole
 from lit_klrb.models.generation import Rollout
 from lit_klrb.models.precision import fast_autocast
 from lit_klrb.models.sharding import RUN_BACKBONE, is_sharded
-from lit_klrb.models.trials import agree, continues, continuing, eval_mode, key_value_cache, position_ids
+from lit_klrb.models.trials import (
+    agree,
+    continues,
+    continuing,
+    eval_mode,
+    has_weights,
+    key_value_cache,
+    position_ids,
+)
 
 # Two sequences with the same prompt.
 TRIAL = [[0, 1, 2, 3, 4], [0, 1, 2, 4, 3]]
@@ -58,6 +66,10 @@ class SplitModel(NamedTuple):
         whole_passes = _checkpoints_gradients(self.backbone) or is_sharded(self.model)
         with nullcontext() if whole_passes else fast_autocast(self.backbone):
             states = [self._read(rollout.part(*part), self.caches and not whole_passes) for part in parts]
+        dtype = self.head.weight.dtype
+        if dtype.itemsize < states[0].dtype.itemsize:
+            # Some architectures add up states in float32 beside weights of 16 bits, and round before the head
+            states = [state.to(dtype) for state in states]
         if len(states) == 1:
             return states[0]
         whole_states = torch.cat([pad(state, (0, 0, 0, width - state.shape[1])) for state in states])
@@ -142,6 +154,8 @@ def split_model(model: PreTrainedModel) -> SplitModel | None:
     if backbone is model or not isinstance(backbone, PreTrainedModel) or type(head) is not nn.Linear:
         return None
     softcap = getattr(model.config, "final_logit_softcapping", None)
+    if not has_weights(model):
+        return SplitModel(model, backbone, head, softcap, caches=False)
     for caches in (True, False):
         split = SplitModel(model, backbone, head, softcap, caches)
         if _parts_agree(model, split):

@@ -40,7 +40,7 @@ def with_layers(model: PreTrainedModel, layers: Sequence[int]) -> PreTrainedMode
         for key, value in config.items()
         if _is_per_layer(key, value, count)
     }
-    with forked_rng(0):  # the random initial weights are overwritten
+    with forked_rng(0), model.device:  # the random initial weights are overwritten
         kept = model_from_config({**config, name: len(layers)})
     weights = model.state_dict()
     sources = {key: _source(key, stack, layers) for key in kept.state_dict()}

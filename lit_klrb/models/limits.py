@@ -1,5 +1,6 @@
 """Limits of what a configuration may ask for: a model is no larger than the file that holds its weights."""
 
+import json
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -10,9 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as registration
+from transformers.utils import CONFIG_NAME
 
 from lit_klrb.errors import ConfigurationError, refusing
-from lit_klrb.files import LARGEST, parse_object
+from lit_klrb.files import LARGEST, parse_object, read_regular
 
 # Numbers of a configuration that do not size a model: bases and lengths of positions, ids of tokens.
 NOT_SIZES = re.compile(r"theta|base|window|length|_id(s|_|$)|seed|positions?_embeddings|factor|scal")
@@ -49,23 +51,6 @@ def check_device(name: str) -> None:
     # torch without CUDA asserts
     with refusing(f"{name} cannot be used", RuntimeError, AssertionError, key="device"):
         torch.empty(0, device=name)
-
-
-def context_length(model: Any) -> int | None:
-    """The number of tokens that a model can read; None without a limit."""
-    return getattr(model.config, "max_position_embeddings", None)
-
-
-def check_context_length(model: Any, length: int, name: str, *, key: str, given: str = "") -> None:
-    """Check that a model can read a sequence.
-
-    Raises:
-        ConfigurationError: If not.
-    """
-    limit = context_length(model)
-    if limit is not None and length > limit:
-        given = given or f"a sequence of {length} tokens"
-        raise ConfigurationError(f"{given} exceeds {name}'s context length, {limit}", key=key)
 
 
 def check_numbers(config: Mapping[str, Any], size: Size) -> None:
@@ -105,6 +90,24 @@ def at_most(size: Size) -> Iterator[None]:
             )
 
     with registration.register_module_parameter_registration_hook(count):
+        yield
+
+
+@contextmanager
+def limited(path: str) -> Iterator[None]:
+    """Stop the construction of a model that is larger than the weights in its folder.
+
+    Raises:
+        ConfigurationError: If the configuration asks for more, or names code.
+    """
+    folder = Path(path)
+    if not folder.is_dir():  # a hub id, whose files are not here yet
+        yield
+        return
+    size = size_of_folder(folder)
+    if (folder / CONFIG_NAME).is_file():
+        check_numbers(json.loads(read_regular(folder / CONFIG_NAME)), size)
+    with at_most(size):
         yield
 
 

@@ -3,7 +3,6 @@
 Only weights, settings and text are loaded, never code; see docs/security.md.
 """
 
-import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -11,14 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import CONFIG_NAME, logging
+from transformers.utils import logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from lit_klrb.data.tokenizer import grammar_tokenizer
 from lit_klrb.errors import ConfigurationError, concerning, refusing
-from lit_klrb.files import local_path, read_regular
+from lit_klrb.files import local_path
 from lit_klrb.models import gguf
 from lit_klrb.models.checkpoints import (
     ADAPTER_KEY as ADAPTER_KEY,
@@ -30,7 +30,8 @@ from lit_klrb.models.checkpoints import (
     token_values_from_checkpoint,
 )
 from lit_klrb.models.folders import check_entries, check_weights
-from lit_klrb.models.limits import at_most, check_numbers, size_of_folder
+from lit_klrb.models.limits import limited
+from lit_klrb.models.rehearsal import Made, current_rehearsal, without_weights
 from lit_klrb.models.roles import (
     CLASSIFIER as CLASSIFIER,
     POLICY as POLICY,
@@ -55,6 +56,8 @@ GRAMMAR = "grammar"
 ITSELF = "policy"
 # The index of a layer in the name of a weight.
 NUMBER = re.compile(r"\.\d+\.")
+# The largest new model, in weights, that a rehearsal builds and tries.
+TRIED = 2**24
 # Prefixes of the weights of transformers' classification heads.
 CLASSIFIER_HEADS = ("score.", "classifier.", "classification_head.")
 
@@ -133,13 +136,27 @@ def load_model(key: str, path: str, role: Role = POLICY) -> PreTrainedModel:
     Raises:
         ConfigurationError: If it does not exist, or is not a complete model for the role.
     """
+    planned, rehearsal = _planned(path), current_rehearsal()
     with reading(key, path) as place:
-        if is_checkpoint(path):
+        if planned is not None:
+            model = planned.model
+            if planned.role != role.name:
+                raise ConfigurationError(f"will contain no {role.name}, but a {planned.role}")
+        elif is_checkpoint(path):
             model = model_from_checkpoint(read_checkpoint(place, role), role)
         else:
             model = _model_from_folder(place, role)
         check_predicts(None, model, role)
-        return model
+    if rehearsal is not None:
+        size = getattr(model.config, "vocab_size", None)
+        rehearsal.models[key] = {"type": model.config.model_type, "vocabulary": size, "path": path}
+    return model
+
+
+def _planned(path: str) -> Made | None:
+    """In a rehearsal, what a checkpoint will hold that another run of the plan writes; None otherwise."""
+    rehearsal = current_rehearsal()
+    return None if rehearsal is None else rehearsal.planned(path, looks_local(path))
 
 
 def read_folder(path: str, role: Role, **settings: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
@@ -158,30 +175,16 @@ def read_folder(path: str, role: Role, **settings: Any) -> tuple[PreTrainedModel
             "copy the tokenizer's files of its model to MERGED"
         )
     check_weights(Path(path))
+    if current_rehearsal() is not None:
+        return without_weights(path, role, settings), dict.fromkeys(
+            ("missing_keys", "mismatched_keys", "unexpected_keys"), ()
+        )
     with limited(path):
         model, found = role.auto_class.from_pretrained(
             path, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True, **settings
         )
     fuse_activations(model)
     return model, found
-
-
-@contextmanager
-def limited(path: str) -> Iterator[None]:
-    """Stop the construction of a model that is larger than the weights in its folder.
-
-    Raises:
-        ConfigurationError: If the configuration asks for more, or names code.
-    """
-    folder = Path(path)
-    if not folder.is_dir():  # a hub id, whose files are not here yet
-        yield
-        return
-    size = size_of_folder(folder)
-    if (folder / CONFIG_NAME).is_file():
-        check_numbers(json.loads(read_regular(folder / CONFIG_NAME)), size)
-    with at_most(size):
-        yield
 
 
 def _model_from_folder(path: str, role: Role) -> PreTrainedModel:
@@ -221,6 +224,8 @@ def load_tokenizer(key: str, path: str, role: Role = POLICY) -> PreTrainedTokeni
     """
     if path == GRAMMAR:
         return grammar_tokenizer()
+    if (planned := _planned(path)) is not None:
+        return planned.tokenizer
     with reading(key, path) as place:
         if is_checkpoint(path):
             return tokenizer_from_files(read_checkpoint(place, role).get(TOKENIZER_KEY))
@@ -240,7 +245,7 @@ def load_token_values(key: str, path: str) -> Tensor | None:
     Raises:
         ConfigurationError: If it does not exist, or the values are damaged.
     """
-    if not is_checkpoint(path):
+    if not is_checkpoint(path) or _planned(path) is not None:
         return None
     with reading(key, path) as place:
         return token_values_from_checkpoint(read_checkpoint(place))
@@ -291,8 +296,17 @@ def fresh_model(
     ids = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
     given = {**ids, "pad_token_id": tokenizer.pad_token_id, "vocab_size": len(tokenizer)}
     check_settings(config, given, role)
-    with forked_rng(derive_seed(seed, "initial weights")):
-        model = model_from_config({**config, **given}, role)
+
+    def build() -> PreTrainedModel:
+        with forked_rng(derive_seed(seed, "initial weights")):
+            return model_from_config({**config, **given}, role)
+
+    if current_rehearsal() is not None:
+        with torch.device("meta"):
+            model = build()
+        if model.num_parameters() > TRIED:
+            return model
+    model = build()
     check_predicts(role.config_key, model, role)
     return model
 

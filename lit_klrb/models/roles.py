@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from lit_klrb.errors import ConfigurationError, refusing
-from lit_klrb.models.trials import SHORTEST, eval_mode, reads_padding
+from lit_klrb.models.trials import SHORTEST, eval_mode, has_weights, reads_padding
 
 # Number of tokens of the text on which a model is tried.
 PROBE_LENGTH = 10
@@ -74,6 +74,16 @@ def model_from_config(config: dict[str, Any], role: Role = POLICY) -> PreTrained
     return model
 
 
+def check_role(kind: str, role: Role) -> None:
+    """Check that an architecture is one of a role.
+
+    Raises:
+        ConfigurationError: If not.
+    """
+    if kind not in role.architectures:
+        raise ConfigurationError(f"{kind} is not the architecture of a {role.name}")
+
+
 def fuse_activations(model: PreTrainedModel) -> None:
     """Compute `gelu_new`, the activation of GPT-2, by torch's function, one operation instead of nine.
 
@@ -121,7 +131,7 @@ def check_predicts(key: str | None, model: PreTrainedModel, role: Role) -> None:
         raise ConfigurationError(f"its context length, {positions}, is below {SHORTEST}", key=key)
     # Some architectures reserve two positions
     length = min(PROBE_LENGTH, positions) - 2
-    if role != POLICY or length < 2:
+    if role != POLICY or length < 2 or not has_weights(model):
         return
     tokens = torch.zeros(2, length, dtype=torch.long, device=model.device)
     tokens[1, 1:] = 1

@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from lit_klrb.notes import say_once
@@ -44,6 +44,11 @@ def eval_mode(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for module, was_training in modes:
             module.training = was_training
+
+
+def has_weights(model: nn.Module) -> bool:
+    """Whether a model has the numbers that its outputs depend on."""
+    return not any(weight.is_meta for weight in model.parameters())
 
 
 def position_ids(attention_mask: Tensor) -> Tensor:

@@ -18,12 +18,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lit_klrb import schema
 from lit_klrb.data.encode import end_tokens
-from lit_klrb.distributed import check_strategy, sharding_mesh
+from lit_klrb.distributed import check_strategy, divides_models, sharding_mesh
 from lit_klrb.errors import ConfigurationError, check_positive
 from lit_klrb.models import loading
 from lit_klrb.models.adapters import adapter_settings, add_adapter
 from lit_klrb.models.bfloat16 import slow_precision
 from lit_klrb.models.layers import check_layers, with_layers
+from lit_klrb.models.rehearsal import current_rehearsal
 from lit_klrb.models.sharding import shard
 from lit_klrb.modules.schedules import scheduled
 from lit_klrb.run.checkpoints import check_intact
@@ -139,7 +140,7 @@ class TrainedModule(L.LightningModule, ABC):
                 log.warning(slow)
 
     def _check_sharding(self) -> None:
-        if sharding_mesh(self.trainer) is None:
+        if not divides_models(self.trainer):
             return
         if not self.shards:
             raise ConfigurationError(
@@ -154,7 +155,7 @@ class TrainedModule(L.LightningModule, ABC):
     def shard(self, *models: PreTrainedModel) -> None:
         """Divide models among the processes, if the trainer's strategy asks for it."""
         trainer = trainer_of(self)
-        mesh = None if trainer is None else sharding_mesh(trainer)
+        mesh = None if trainer is None or current_rehearsal() else sharding_mesh(trainer)
         if mesh is None:
             return
         for model in models:

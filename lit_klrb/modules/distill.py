@@ -13,6 +13,7 @@ from lit_klrb.functional import TokenStats
 from lit_klrb.functional.mismatch import Mismatch, mismatch
 from lit_klrb.models import loading, served
 from lit_klrb.models.generation import Rollout
+from lit_klrb.models.rehearsal import UnknownModelError, current_rehearsal
 from lit_klrb.modules.on_policy import OnPolicyModule
 from lit_klrb.rollouts.pair import Pair
 
@@ -127,6 +128,8 @@ class DistillModule(OnPolicyModule):
         """
         if not self.is_served:
             return super().load_pair()
+        if current_rehearsal():
+            raise UnknownModelError(self.reference_path)
         topk = self.kl_estimator.topk if hasattr(self, "memory") else None
         k = served.DEFAULT_K if topk is None else topk.k
         size = len(self.policy.get_output_embeddings().weight)

@@ -64,6 +64,24 @@ class DPOModule(RegularisedModule):
                 key="reference_path",
             )
 
+    def setup(self, stage: str) -> None:
+        """Check that pairs can be made, if the data do not have them.
+
+        Raises:
+            ConfigurationError: If completions_per_prompt is 1.
+        """
+        super().setup(stage)
+        if stage == "fit" and getattr(self.trainer.datamodule, "preferences", "") is None:  # type: ignore[attr-defined]
+            self._check_pairs()
+
+    def _check_pairs(self) -> None:
+        if self.completions_per_prompt < 2:
+            raise ConfigurationError(
+                "must be at least 2 unless the data module has preferences, got "
+                f"{self.completions_per_prompt}",
+                key="completions_per_prompt",
+            )
+
     def build_policy(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The policy of policy_path, or the reference."""
         return self.load_policy()
@@ -92,12 +110,7 @@ class DPOModule(RegularisedModule):
         Raises:
             ConfigurationError: If completions_per_prompt is 1, or all prompts are skipped.
         """
-        if self.sampling.completions_per_prompt < 2:
-            raise ConfigurationError(
-                "must be at least 2 unless the data module has preferences, got "
-                f"{self.sampling.completions_per_prompt}",
-                key="completions_per_prompt",
-            )
+        self._check_pairs()
         starts = range(0, len(prompts), PROMPTS_PER_BATCH)
         tokens = [prompt.tokens for prompt in prompts]
         parts = [tokens[first : first + PROMPTS_PER_BATCH] for first in starts]

@@ -123,6 +123,9 @@ class OnPolicyModule(RegularisedModule, ABC):
                 f"{type(self).__name__} needs a KLEstimatorCallback among the trainer's callbacks"
             )
         self.memory.check_trainable(self.optimizer_steps)
+        prompts = getattr(self.trainer.datamodule, "batch_size", None)  # type: ignore[attr-defined]
+        if prompts is not None:
+            self._check_parts(prompts)
         if self.prefix_rewards is not None and not self.kl_estimator.reads_prefix_rewards:
             raise ConfigurationError(
                 f"{self.prefix_rewards} has no effect with {self.kl_estimator.label}; "
@@ -226,12 +229,7 @@ class OnPolicyModule(RegularisedModule, ABC):
             ConfigurationError: If P is not a multiple of `parts`, as completions of a prompt stay together.
         """
         prompts = len(batch["tokens"])
-        if prompts % self.parts:
-            raise ConfigurationError(
-                f"{prompts} prompts cannot be split evenly into mini_batches={self.mini_batches} × "
-                f"trainer.accumulate_grad_batches={self.trainer.accumulate_grad_batches} parts",
-                key="batch_size",
-            )
+        self._check_parts(prompts)
         return self.pair.sample(
             batch,
             self.sampling,
@@ -239,6 +237,14 @@ class OnPolicyModule(RegularisedModule, ABC):
             rows_before=self.global_rank * prompts * self.group_size,
             backend=self.backend,
         )
+
+    def _check_parts(self, prompts: int) -> None:
+        if prompts % self.parts:
+            raise ConfigurationError(
+                f"{prompts} prompts cannot be split evenly into mini_batches={self.mini_batches} × "
+                f"trainer.accumulate_grad_batches={self.trainer.accumulate_grad_batches} parts",
+                key="batch_size",
+            )
 
     def training_rewards(self, rollout: Rollout, rewards: Tensor) -> Tensor:
         """Rewards minus the penalty of completions without EOS, shape [B]; of 0 in distillation."""

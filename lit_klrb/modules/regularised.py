@@ -20,7 +20,7 @@ from lit_klrb.models.generation import Rollout, Sampling
 from lit_klrb.models.served import ServedTeacher
 from lit_klrb.modules.base import PolicyModule
 from lit_klrb.reward_functions import TrainerState
-from lit_klrb.rewards import NoReward, Reward, RewardOutput, TrainingReward, load_reward
+from lit_klrb.rewards import NoReward, Reward, RewardOutput, TrainingReward, load_reward, reward_parts
 from lit_klrb.rollouts.pair import Loaded, Pair
 from lit_klrb.rollouts.stopwatch import Stopwatch
 from lit_klrb.run.lightning_internals import trainer_of
@@ -108,6 +108,8 @@ class RegularisedModule(PolicyModule, ABC):
         # Policy and reference, once they are loaded
         self.pair: Pair
         self.reward: Reward
+        if self.reward_path is not None:
+            reward_parts(self.reward_path, self.reward_label)
         check_at_least(1, evaluation_completions=self.evaluation_completions)
         if self.final_evaluation_completions is not None:
             check_at_least(1, final_evaluation_completions=self.final_evaluation_completions)

@@ -11,12 +11,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from lit_klrb.data.chat import as_messages, is_messages
 from lit_klrb.data.encode import end_tokens
 from lit_klrb.data.kinds import PROMPT
+from lit_klrb.data.lengths import check_context_length
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.functional import TokenStats, TopK
 from lit_klrb.models import loading
 from lit_klrb.models.adapters import adapter_off, has_adapter
 from lit_klrb.models.generation import Rollout, Sampling, generate_completions
-from lit_klrb.models.limits import check_context_length
 from lit_klrb.models.scoring import Scorer
 from lit_klrb.models.served import ServedTeacher
 from lit_klrb.models.tokenizers import common_vocabulary

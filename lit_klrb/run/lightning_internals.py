@@ -6,11 +6,25 @@ A new release of Lightning may break them, which `tests/run/test_lightning_inter
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.trainer.configuration_validator import _verify_loop_configurations
+from lightning.pytorch.trainer.states import TrainerFn
 
 
 def trainer_of(module: L.LightningModule) -> L.Trainer | None:
     """The trainer of a module; None without one, as in `load_from_checkpoint`."""
     return module._trainer
+
+
+def attach(trainer: L.Trainer, module: L.LightningModule, data: L.LightningDataModule) -> None:
+    """Connect a module and its data with a trainer, as `Trainer.fit` does before anything else.
+
+    Raises:
+        MisconfigurationException: If the module lacks what every training needs.
+    """
+    trainer.state.fn = TrainerFn.FITTING
+    trainer.strategy.connect(module)
+    trainer._data_connector.attach_data(module, datamodule=data)
+    _verify_loop_configurations(trainer)
 
 
 def set_logged_step(trainer: L.Trainer, step: int) -> None:

@@ -16,6 +16,17 @@ class Rule(NamedTuple):
     description: str
 
 
+def _names_devices(value: Any) -> bool:
+    """Whether a number or a list of devices, maybe as text, names one at least."""
+    if isinstance(value, str):
+        return value == "auto" or (value.strip() not in ("0", "") and _is_list(value))
+    return value is None or (value == -1 or value > 0 if isinstance(value, int) else bool(value))
+
+
+def _is_list(text: str) -> bool:
+    return re.fullmatch(r"\s*(-1|\d+(\s*,\s*\d+)*)\s*,?\s*", text) is not None
+
+
 def _at_least(least: int) -> Callable[[Any], bool]:
     return lambda value: value is None or value >= least
 
@@ -23,6 +34,7 @@ def _at_least(least: int) -> Callable[[Any], bool]:
 INFINITE = "training data are infinite, and max_steps ends training"
 RULES = {
     "max_steps": Rule(_at_least(1), "must be at least 1: training data are infinite"),
+    "devices": Rule(_names_devices, "must be auto, a number of devices, or their indices"),
     "max_epochs": Rule(lambda value: value in (None, -1), f"must be null: {INFINITE}"),
     "min_epochs": Rule(lambda value: value is None or value <= 1, f"must be null: {INFINITE}"),
     # The integer 1 means one batch, 1.0 all batches

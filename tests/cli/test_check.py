@@ -172,9 +172,7 @@ def test_rows_are_shown_as_the_model_reads_them(chain, tmp_path, capsys):
     assert main(["check", *sft]) == 0
     assert "rows: 4 reviews, 1 left out (1 longer than max_tokens=64)" in capsys.readouterr().out
     assert main(["check", *sft, "--model.vocab_size", "300"]) == 0
-    out = capsys.readouterr().out
-    assert "rows: 4 reviews; the tokenizer is not at hand" in out
-    assert "first row" not in out
+    assert "rows: 4 reviews, 1 left out" in capsys.readouterr().out, "with a tokenizer trained on them"
 
 
 @pytest.mark.parametrize("text", ["", "{", "7", "[[1]]", "[7]", "[[]]", '[["train"]]'])
@@ -200,3 +198,68 @@ def test_a_study_is_checked_without_being_run(monkeypatch, capsys, tmp_path):
     assert "completions: must be even, got 3" in odd["error"]
     assert misspelt["error"] == "unknown key study.init_args.policy (did you mean policies?)"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def ask_plan(chain, tmp_path, monkeypatch, capsys):
+    """Answers to runs with further arguments that start from the checkpoint of a stage yet to be run."""
+
+    def asked(*extras):
+        written = tmp_path / "sft" / "checkpoints" / "last.ckpt"
+        written.parent.mkdir(parents=True)
+        written.touch()
+        stage = chain.commands.argv("fit", "sft", "--model.policy_config.n_layer=2", run=tmp_path / "sft")
+        start = ["--model.policy_path", str(written), "--model.reference_path", str(written)]
+        runs = [chain.commands.argv("fit", "rloo", *start, *extra, run=tmp_path / "run") for extra in extras]
+        monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps([stage, *runs])))
+        capsys.readouterr()
+        assert main(["check"]) == 0
+        return json.loads(capsys.readouterr().out)[1:]
+
+    return asked
+
+
+# What fit refuses, and what the line says
+REFUSED_BY_FIT = {
+    "batch_size: 32 prompts cannot be split evenly into mini_batches=3": (
+        *("--model.mini_batches", "3", "--data.batch_size", "32"),
+    ),
+    "trainer.devices: must be auto, a number of devices, or their indices, got 0": ("--trainer.devices", "0"),
+    "`r` should be a positive integer value": ("--model.lora", "{r: 0}"),
+    "Target modules {'nothing'} not found": ("--model.lora", "{r: 2, target_modules: [nothing]}"),
+    "reward_path: {} must name rewards": ("--model.reward_path", "{}"),
+    "policy_layers: 5 is not a layer: they are 0 to 1": ("--model.policy_layers", "[5]"),
+    "63 after a prompt of 8 tokens exceeds the policy's context length, 64": ("--model.max_new_tokens", "63"),
+    "trainer.strategy: 'nothing' is refused": ("--trainer.strategy", "nothing"),
+    "data: ReviewDataModule provides reviews, but RLOOModule needs prompts": ("--data", "ReviewDataModule"),
+}
+
+
+def test_a_plan_refuses_what_fit_would_of_models_that_its_stages_have_yet_to_write(ask_plan):
+    fine = ["--model.lora", "{r: 2, init_lora_weights: pissa}", "--model.policy_layers", "[1]"]
+    *answers, right = ask_plan(*REFUSED_BY_FIT.values(), fine)
+    for message, answer in zip(REFUSED_BY_FIT, answers, strict=True):
+        assert message in answer.get("error", "accepted")
+    assert "error" not in right
+    assert right["models"]["policy_path"]["type"] == "gpt2"
+
+
+@pytest.mark.parametrize("arguments", [{"n_embd": 7}, {"activation_function": "nothing"}])
+def test_new_weights_are_refused_before_they_are_made(chain, capsys, arguments):
+    (option,) = [f"--model.policy_config.{key}={value}" for key, value in arguments.items()]
+    assert main(["check", *chain.commands.argv("fit", "sft", option)[1:]]) == 2
+    assert capsys.readouterr().err.startswith("error: model.init_args.policy_config: {'model_type': 'gpt2'")
+
+
+def test_folders_are_asked_without_their_weights(chain, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "model"
+    policy = loading.load_model("policy_path", chain.checkpoint("sft"))
+    policy.save_pretrained(folder)
+    loading.load_tokenizer("policy_path", chain.checkpoint("sft")).save_pretrained(folder)
+    weights = folder / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-64] + b"\xff" * 64)  # not finite
+    argv = chain.commands.argv("fit", "rloo", "--model.policy_path", str(folder))
+    assert main(["check", *argv[1:]]) == 0
+    assert main(["check", *argv[1:], "--model.policy_layers", "[1]"]) == 2
+    assert "policy_layers: 1 is not a layer: they are 0 to 0" in capsys.readouterr().err

@@ -210,3 +210,13 @@ def test_rows_of_similar_length_are_read_together_with_the_same_states_and_gradi
         found.append((states.detach(), *(weight.grad.clone() for weight in split.backbone.parameters())))
     for plain, parted in zip(*found, strict=True):
         torch.testing.assert_close(parted, plain, rtol=1e-10, atol=1e-10)
+
+
+def test_states_that_are_added_up_in_float32_are_rounded_before_a_head_of_16_bits():
+    config = AutoConfig.for_model("mamba", vocab_size=17, hidden_size=16, num_hidden_layers=1, state_size=4)
+    model = AutoModelForCausalLM.from_config(config).bfloat16()
+    everything = torch.ones(1, 4, dtype=torch.bool)
+    rollout = Rollout(torch.arange(4)[None], everything, everything[:, -2:])
+    split = split_model(model)
+    with torch.no_grad():
+        assert torch.equal(split.head(split.hidden_states(rollout)), completion_logits(model, rollout))

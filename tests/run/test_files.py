@@ -1,5 +1,6 @@
 """Files are written to free names and over ordinary files only, and read from ordinary files only."""
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -120,7 +121,28 @@ def test_the_process_id_of_a_container_is_no_obstacle(tmp_path, monkeypatch):
 def test_a_name_that_is_too_long_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("model.gguf").touch()
-    for command in (["init", "a" * 300], ["import-gguf", "model.gguf", "--output_dir", "a" * 300]):
+    long = "a" * 300
+    for command in (
+        ["init", long],
+        ["import-gguf", "model.gguf", "--output_dir", long],
+        ["import-gguf", f"{long}.gguf", "--output_dir", "out"],
+        ["export", "--ckpt_path", f"{long}.ckpt", "--output_dir", "out"],
+    ):
         assert main(command) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.endswith("File name too long")
+
+
+@pytest.mark.parametrize(
+    "full", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("No space left (os error 28)")]
+)
+def test_a_full_disk_is_not_blamed_on_the_file(tmp_path, monkeypatch, capsys, full):
+    def fail(*_):
+        raise full
+
+    monkeypatch.chdir(tmp_path)
+    Path("model.gguf").touch()
+    monkeypatch.setattr("lit_klrb.models.gguf.import_gguf", fail)
+    assert main(["import-gguf", "model.gguf", "--output_dir", "out"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: No space left")
