@@ -157,6 +157,7 @@ def _check_split(source: Source, split: str, allowed: Iterable[str], different: 
     if split not in allowed:
         names = ", ".join(sorted(allowed)) or "none"
         folder = "; the files of a folder are its splits, such as train.jsonl and test.jsonl"
+        folder += ", and rows that are also in a held-out split are left out of the others"
         file = f"; one in {HELD_OUT_EVERY} of its different prompts or texts ({different}) is held out for it"
         path = Path(source.name).expanduser()
         hint = folder if path.is_dir() else file if path.is_file() else ""

@@ -248,3 +248,12 @@ def test_a_split_without_reviews_is_named(tmp_path):
 def test_training_splits_are_different_and_not_the_evaluations(names):
     with pytest.raises(ConfigurationError, match=r"^split: must name different splits"):
         ReviewDataModule(split=names, eval_split="test")
+
+
+def test_prompts_that_are_all_in_the_test_split_too_are_said_to_be_left_out(tmp_path):
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text('{"prompt": "It was"}\n')
+    with pytest.raises(
+        ConfigurationError, match=r"has no train split .* also in a held-out split are left out"
+    ):
+        load_rows(Source(str(tmp_path), "prompts"))
