@@ -103,7 +103,7 @@ class CheckCLI(LitCLI):
         with suppress(UnknownModelError), rehearsing(self.rehearsal):
             module.configure_model()
         if hasattr(module, module.role.name):
-            self.rows = data.preview() if reads_rows else None
+            self.rows = data.preview(module) if reads_rows else None
             if self.rehearsal.made is not None:
                 made = Made(module.role.name, module.trained, module.tokenizer)
                 self.rehearsal.made[self.directory.checkpoint.absolute()] = made

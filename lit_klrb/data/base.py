@@ -88,8 +88,7 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         self.reviews: dict[str, Sequence[Row]] = {}
         # What became of the rows of each split
         self.selections: dict[str, Selection] = {}
-        # Whether nothing is computed by a model
-        self.is_preview = False
+        self._preview: Learner | None = None
 
     @property
     def rows(self) -> Source:
@@ -121,9 +120,16 @@ class CorpusDataModule(L.LightningDataModule, ABC):
             key, learner.tokenizer, ends, *settings, say=partial(log.warning, "%s: %s", self.source)
         )
 
-    def preview(self) -> dict[str, Any]:
-        """What the training data become, if its model has no weights: rows, what is left out, the first."""
-        self.is_preview = True
+    def preview(self, learner: Learner) -> dict[str, Any]:
+        """What the training data become, without a model: rows, what is left out and why, the first row.
+
+        Args:
+            learner: Has the tokenizer, and a model that needs no weights.
+        """
+        self._preview = learner
+        for split in SPLITS["fit"]:
+            if split not in self.reviews:
+                self.reviews[split] = self.load(split)
         examples = self.examples("train")
         shown = self.selections["train"].summary() | {"kind": self.contents[0]}
         return shown | {"first": self.visible(examples[0])}
@@ -147,7 +153,7 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         Raises:
             ConfigurationError: If it has no tokenizer or no model.
         """
-        module: Any = self._module
+        module: Any = self._preview or self._module
         if not isinstance(module, Learner):
             raise ConfigurationError(
                 f"{type(self).__name__} needs a module with a tokenizer and a trained model, "

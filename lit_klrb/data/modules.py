@@ -369,7 +369,7 @@ class PreferenceDataModule(Prompts, GivenAnswers):
         """Pairs for the train split, prompts for the others."""
         if split != "train":
             return self._shared_prompts(split)
-        if self.is_preview:
+        if self._preview is not None:  # without a model
             return self._shared_prompts(split) if self.preferences is None else self._given()
         learner = self.learner
         if not isinstance(learner, PairMaker):
