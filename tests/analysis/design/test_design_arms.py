@@ -169,9 +169,9 @@ def test_invalid_arms_are_refused(write, arms, message):
 def test_the_plan_records_what_each_arm_optimises(write, capsys, tmp_path):
     assert main(["plan", "--config", str(write())]) == 0
     out = capsys.readouterr().out
-    assert "  right: MonteCarlo: optimises a hash\n" in out
-    assert "  wrong: K3Loss, biased: optimises a hash\n" in out
-    assert "    evaluated with prompts = 16, the control with 8: not the same outcome\n" in out
+    assert "right\tMonteCarlo\ta hash\n" in out
+    assert "wrong\tK3Loss, biased\ta hash\n" in out
+    assert "evaluated with prompts = 16, the control with 8: not the same outcome\n" in out
     assert LockedPlan.read(tmp_path / "runs" / "plan.json").arms == {
         "right": Arm("FakeModule", "MonteCarlo", "a hash"),
         "wrong": Arm("FakeModule", "K3Loss", "a hash", biased=True),
