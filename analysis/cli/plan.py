@@ -8,6 +8,8 @@ from pathlib import Path
 
 from analysis.design import expand, read_plan, smallest_p, with_source
 from analysis.results import Cell, Plan, layout
+from analysis.results.locked import LockedPlan
+from analysis.results.rate_choice import at_the_edge
 from analysis.results.records import Arm
 from analysis.sweep import Clock, Locked, State, Store, duration, lock, survey
 from lit_klrb.terminal import print_table, say_loading
@@ -62,6 +64,8 @@ def plan_command(arguments: argparse.Namespace) -> int:
     arms = [(label, arm.name, arm.optimises or "") for label, arm in locked.arms.items()]
     print_table(("arm", "estimator", "its gradient optimises"), arms)
     print("\n".join([*_outcomes(locked.arms), *_attainable(plan)]))
+    for line in at_the_edge(plan, LockedPlan.read(store.directory / layout.PLAN).rates):
+        print(f"  {line}")
     todo = [cell for cell in cells if states[cell.id] is State.TODO]
     print(f"{plan.name}: {len(cells)} cells, {len(todo)} to run, in {plan.directory}")
     if unused := _unused(cells, store, locked.changes):

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from itertools import product
+from itertools import combinations, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from analysis.results import Cell, Plan, Point, Trial, layout
 from analysis.results.plan import BETA, SEED, TUNING
 from analysis.results.store import digest
 from lit_klrb import schema
+from lit_klrb.errors import ConfigurationError
 
 # Placeholders in the arguments of a cell: the sweep's directory, on which results do not depend, and the rate
 # that is chosen for its arm.
@@ -58,7 +59,7 @@ def expand(plan: Plan) -> Expansion:
     complete matched pairs, and slow changes of the machine affect all arms equally.
 
     Raises:
-        ConfigurationError: If a stage's configuration cannot be read.
+        ConfigurationError: If a stage's configuration cannot be read, or two blocks are the same.
     """
     configs = {name: read_config(stage.config, stage.overrides) for name, stage in plan.stages.items()}
     commands = sorted({stage.command for stage in plan.stages.values()})
@@ -68,6 +69,7 @@ def expand(plan: Plan) -> Expansion:
     hashed = {
         name: with_contents(semantic(config, plan.stages[name].inputs)) for name, config in configs.items()
     }
+    _check_blocks(plan)
     ids: dict[str, str] = {}
     cells: list[Cell] = []
 
@@ -86,6 +88,16 @@ def expand(plan: Plan) -> Expansion:
     for replicate, (index, beta), arm in grid:
         add(last, Point(arm, beta, index, replicate), digest(trials[arm]) if plan.tuning else "")
     return Expansion(cells, {"configs": hashed, "environment": surroundings})
+
+
+def _check_blocks(plan: Plan) -> None:
+    """Raise an error for two blocks whose files have the same content under other names."""
+    blocks = plan.grid.blocks.items()
+    contents = {label: {**with_contents(block.overrides), **block.inputs} for label, block in blocks}
+    for (one, ours), (other, theirs) in combinations(contents.items(), 2):
+        if ours == theirs:
+            text = f"{one} and {other} name files with the same content; blocks differ in what they share"
+            raise ConfigurationError(text, key="grid.blocks")
 
 
 def _cell(

@@ -95,6 +95,16 @@ def test_a_class_of_ones_own_that_a_block_names_is_part_of_ids(write, tmp_path, 
     assert {cell.id for cell in before.values()}.isdisjoint(cell.id for cell in cells(path).values())
 
 
+def test_copies_of_one_warm_start_are_no_blocks(write, tmp_path):
+    for name, content in (("one", "a"), ("copy", "a"), ("other", "b")):
+        (tmp_path / f"{name}.ckpt").write_text(content)
+    blocks = {name: {"overrides": {"model.policy_path": f"{name}.ckpt"}} for name in ("one", "copy", "other")}
+    last = {"inputs": {REFERENCE: "sft"}}
+    expand(read_plan(write({name: blocks[name] for name in ("one", "other")}, rloo=last)))
+    with pytest.raises(ConfigurationError, match="one and copy name files with the same content"):
+        expand(read_plan(write(blocks, rloo=last)))
+
+
 def test_trials_are_in_blocks_too(write):
     tuning = {"rates": [0.1, 0.2, 0.4], "replicates": 3, "key": "lr"}
     found = cells(write(tuning=tuning))

@@ -39,6 +39,11 @@ def test_the_grid_runs_at_the_rates_that_the_tuning_stage_chose(project):
     assert not sweep.invalid
     assert sweep.rates == best_rates(sweep.plan, sweep.runs)
     assert rates_of(project) == {arm: {rate} for arm, rate in sweep.rates.items()}
+    printed = project.run("plan", "--config", path)[1]
+    for arm, rate in sweep.rates.items():
+        beyond = {0.1: "0.05 and 0.025", 0.4: "0.8 and 1.6"}.get(rate)
+        assert (f"{arm} is at the " in printed) == (beyond is not None)
+        assert beyond is None or f"the next two rates to try are {beyond}" in printed
     seeds = {run.cell.seed for run in sweep.trials}
     assert len(seeds) == 4
     assert not seeds & {run.cell.seed for run in sweep.grid.values()}
