@@ -1,10 +1,9 @@
 """Every mistake of a user ends in one clear line and exit code 2: no traceback, no hang, nothing lost.
 
-The default run tries those that are marked as quick, and a sample of strangers' files; `make mistakes` all.
+The default run tries those that are marked as quick; `make mistakes` all.
 """
 
 import pytest
-from mistakes.strangers import strangers
 from mistakes.tables import Desk, mistakes
 
 
@@ -20,13 +19,3 @@ def desk(chain, tmp_path_factory):
 def test_a_mistake(desk, mistake):
     wrong = desk.complaint(mistake)
     assert not wrong, wrong
-
-
-@pytest.mark.parametrize("every", [80, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
-def test_files_of_strangers(desk, chain, every):
-    """Nine hundred in all, of every kind; one in eighty of them by default."""
-    made = strangers(desk.files, chain.root)
-    assert len({str(mistake) for mistake in made}) == len(made) > 800
-    for mistake in made[::every]:
-        wrong = desk.complaint(mistake)
-        assert not wrong, f"{mistake}: {wrong}"

@@ -3,7 +3,7 @@
 import pytest
 from single_steps import attached
 
-from lit_klrb.data.modules import PreferenceDataModule, PromptDataModule
+from lit_klrb.data.modules import PreferenceDataModule
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.estimators import RaoBlackwell
 
@@ -16,18 +16,6 @@ def test_pairs_need_a_module_that_makes_them(chain, tmp_path):
         data.setup("fit")
     data.setup("validate")
     assert len(data.val_dataloader()) == 1
-
-
-def test_tokens_need_a_module_with_a_tokenizer(chain, tmp_path):
-    module, _ = attached(chain, tmp_path, RaoBlackwell())
-    data = PromptDataModule(train_size=4, eval_size=4)
-    data.trainer = module.trainer
-    data.setup("fit")
-    del module.tokenizer
-    with pytest.raises(
-        ConfigurationError, match="needs a module with a tokenizer and a trained model, got RLOO"
-    ):
-        data.train_dataloader()
 
 
 def test_a_tokenizer_is_trained_on_reviews_only(chain, tmp_path, capsys):

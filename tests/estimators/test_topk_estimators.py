@@ -134,18 +134,6 @@ def test_mean_values_are_unbiased_or_a_lower_bound_as_they_say(kind):
             assert error < 0
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"k": 0}, "k: must be at least 1, got 0"),
-        ({"support": "teacher"}, "support: must be policy or reference, got 'teacher'"),
-    ],
-)
-def test_wrong_settings_are_named(settings, message):
-    with pytest.raises(ConfigurationError, match=message):
-        estimators.RaoBlackwellTopK(**settings)
-
-
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_biased_ones_train_only_if_told_to(kind):
     if kind.__name__ in UNBIASED:

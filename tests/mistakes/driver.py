@@ -17,7 +17,6 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 SECONDS = 60.0
@@ -30,27 +29,21 @@ class Mistake(NamedTuple):
     """A wrong command line.
 
     Args:
-        argv: Its arguments; FILES, CHAIN, RUN and CASE stand for the folders of the tests' files, of finished
-            runs, of the run to be made and of a stranger's files.
+        argv: Its arguments; FILES, CHAIN and RUN stand for the folders of the tests' files, of finished runs
+            and of the run to be made.
         line: A regular expression that its one line must match; None where the input is fine.
         stage: The demo's configuration that the arguments are added to; None if they are all there is.
         quick: Whether the default test run tries it.
-        program: The package whose command line it is.
-        make: Writes a stranger's file into a folder; the command may accept it.
-        name: Stands for the arguments where those of many mistakes are the same.
     """
 
     argv: Sequence[str]
     line: str | None
     stage: str | None = "rloo"
     quick: bool = False
-    program: str = "lit_klrb"
-    make: Callable[[Path], None] | None = None
-    name: str = ""
 
     def __str__(self) -> str:
         where = f"{self.stage}: " if self.stage else ""
-        return self.name or where + " ".join(self.argv)[:100]
+        return where + " ".join(self.argv)[:100]
 
 
 def judge(mistake: Mistake, run: Callable[[], int], seconds: float = SECONDS) -> tuple[str, str]:
@@ -88,10 +81,6 @@ def judge(mistake: Mistake, run: Callable[[], int], seconds: float = SECONDS) ->
 def complaint(mistake: Mistake, code: int, output: str) -> str:
     """What is wrong with a command that did end, by its exit code and what it printed to standard error."""
     lines = len(output.splitlines())
-    if mistake.make is not None:
-        found_differences = mistake.argv[0] == "verify" and code in (1, 3)
-        fine = code == 0 or (lines == 1 and "Traceback" not in output) or found_differences
-        return "" if fine else f"exit code {code} without one line"
     if mistake.line is None:
         return "" if code == 0 else f"exit code {code} for what is fine"
     if code != 2:

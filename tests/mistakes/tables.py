@@ -1,4 +1,4 @@
-"""All mistakes but the files of strangers, the files that they use, and how one is run."""
+"""All mistakes, the files that they use, and how one is run."""
 
 import os
 import re
@@ -9,7 +9,6 @@ from re import escape
 
 from mistakes.configs import make_configs, wrong_configs
 from mistakes.driver import Mistake, judge
-from mistakes.strangers import SECONDS as LONGEST, SECRET
 
 # One key of each type, with values of other types: all types are checked in one place.
 TYPES = [
@@ -93,15 +92,10 @@ class Desk:
     def complaint(self, mistake: Mistake) -> str:
         """Run a mistake in a new folder; "" if it ends as it should."""
         folder = self.scratch()
-        places = {
-            "FILES": self.files,
-            "CHAIN": self.commands.root,
-            "RUN": folder / "run",
-            "CASE": folder / "case",
-        }
+        places = {"FILES": self.files, "CHAIN": self.commands.root, "RUN": folder / "run"}
 
         def placed(text, quote=str):
-            return re.sub(r"\b(FILES|CHAIN|RUN|CASE)\b", lambda name: quote(str(places[name[1]])), text)
+            return re.sub(r"\b(FILES|CHAIN|RUN)\b", lambda name: quote(str(places[name[1]])), text)
 
         argv = [placed(argument) for argument in mistake.argv]
         if mistake.stage is not None:
@@ -109,39 +103,9 @@ class Desk:
 
         def run():
             os.chdir(folder)
-            if mistake.program == "analysis":
-                from analysis.cli import main
-            else:
-                from lit_klrb.cli.main import main
+            from lit_klrb.cli.main import main
+
             return main(argv)
 
-        if mistake.make is not None:
-            return _strangers_complaint(mistake, run, folder)
         wrong, output = judge(mistake._replace(line=mistake.line and placed(mistake.line, escape)), run)
         return wrong and f"{wrong}; got:\n{output}"
-
-
-def _strangers_complaint(mistake: Mistake, run, folder: Path) -> str:
-    """Whether the command ends well, the home beside the file is unchanged and its secret nowhere else."""
-    home, case, made = folder / "home", folder / "case", folder / "run"
-    for path in (home / "notes", case, made):
-        path.mkdir(parents=True)
-    (home / "secret.txt").write_text(SECRET)
-    (home / "notes" / "one").write_text("mine")
-    os.mkfifo(home / "pipe")
-    assert mistake.make is not None
-    mistake.make(case)
-    before = _contents(folder, made)
-    wrong, output = judge(mistake, run, LONGEST)
-    after = _contents(folder, made)
-    found = [str(path) for path in before.keys() | after.keys() if before.get(path) != after.get(path)]
-    written = [path for path in made.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
-    if found or written or SECRET in output:
-        return f"it read or changed {found} {written}; got:\n{output}"
-    return wrong and f"{wrong}; got:\n{output}"
-
-
-def _contents(folder: Path, made: Path) -> dict[Path, object]:
-    """What is in a folder, except in the one that the command writes."""
-    paths = [path for path in folder.rglob("*") if not path.is_relative_to(made)]
-    return {path: (path.lstat().st_mode, path.lstat().st_size, path.lstat().st_mtime_ns) for path in paths}

@@ -48,11 +48,6 @@ def test_the_checkpoint_before_the_newest_is_kept(tmp_path):
     assert (step_of(last), step_of(previous)) == (3, 2)
 
 
-def test_other_names_have_no_previous(tmp_path):
-    save(tmp_path / "step=3.ckpt", 1, 2)
-    assert names(tmp_path) == ["step=3.ckpt"]
-
-
 def killed_at(line, action):
     """Run `action` in a process of its own that is gone at the n-th line of the code that writes."""
     ours = {checkpoints.__file__, files.__file__}

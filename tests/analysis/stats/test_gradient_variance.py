@@ -7,11 +7,7 @@ import pytest
 from generators import draw_gradients
 from scipy import stats
 
-from analysis.stats.gradient_variance import (
-    compare_gradient_variance,
-    disjoint_halves,
-    squared_distances,
-)
+from analysis.stats.gradient_variance import compare_gradient_variance, disjoint_halves, squared_distances
 
 
 def pair(batches, seed=0, dimension=5):

@@ -83,14 +83,8 @@ def test_only_primary_claims_decide():
             verdict(0.0, 0.9, margin=0.5),
             "A and B are equivalent in J within the planned margin, ±0.500 units.",
         ),
-        (
-            verdict(p=0.5, attainable=0.1),
-            "This design cannot tell A from B, whatever the runs show.",
-        ),
-        (
-            replace(verdict(), withheld="partial sweep"),
-            "No verdict on A against B: partial sweep.",
-        ),
+        (verdict(p=0.5, attainable=0.1), "This design cannot tell A from B, whatever the runs show."),
+        (replace(verdict(), withheld="partial sweep"), "No verdict on A against B: partial sweep."),
     ],
 )
 def test_the_headline_names_the_outcome_that_decides(made, headline):

@@ -118,14 +118,7 @@ def test_lower_precision_is_computed_in_float32(at_once, monkeypatch):
         torch.testing.assert_close(one.double(), other, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("mask", SOME[:2]),
-        ("bias", torch.zeros(4)),
-        ("tile_size", 0),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), [("mask", SOME[:2]), ("bias", torch.zeros(4)), ("tile_size", 0)])
 def test_wrong_arguments_are_named(name, value):
     case = make_case()
     with pytest.raises(ConfigurationError, match=f"^{name}: must"):
