@@ -40,6 +40,7 @@ def preference_loss(
         The scalar loss, and detached `PreferenceStats`.
 
     Example:
+        >>> import torch
         >>> loss, stats = preference_loss(torch.tensor([1.0]), torch.tensor([0.0]), beta=1.0)
         >>> round(loss.item(), 4), stats.accuracy.item()
         (0.3133, 1.0)
