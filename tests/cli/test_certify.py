@@ -196,11 +196,3 @@ def test_every_name_has_one_role():
     assert set(SYNONYMS) <= set(ROLES)
     assert len(ROLE_OF) == sum(len(names.split()) for names in SYNONYMS.values())
     assert all(re.fullmatch(r"[a-z_]+", name) for name in ROLE_OF)
-
-
-def test_a_module_that_ends_the_process_is_not_imported(tmp_path, monkeypatch, capsys):
-    (tmp_path / "exits.py").write_text("import sys\n\nsys.exit(0)\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    code, page, error = run(capsys, "exits:f")
-    assert (code, page) == (2, "")
-    assert "cannot import exits:f: SystemExit: 0" in error

@@ -1,16 +1,11 @@
-"""Every constructor argument has an effect on the run."""
+"""Options have an effect on the run."""
 
-import inspect
 import json
 
 import pytest
 from runs import equal, rows_of, weights_of
 
-from lit_klrb import estimators, modules
-from lit_klrb.callbacks import KLEstimatorCallback
-from lit_klrb.data import modules as data_modules
 from lit_klrb.data.tokenizer import grammar_tokenizer
-from lit_klrb.modules.base import TrainedModule
 
 NO_EVALUATION = ["--trainer.limit_val_batches", "0", "--trainer.num_sanity_val_steps", "0"]
 
@@ -169,46 +164,3 @@ def test_only_the_last_evaluation_has_more_completions(chain, tmp_path, capsys):
 def evaluations_of(run):
     rows = [row for row in rows_of(run) if row["val/kl"]]
     return [{name: row[name] for name in row if name.startswith("val/")} for row in rows]
-
-
-def classes(module, base):
-    return [c for c in vars(module).values() if inspect.isclass(c) and issubclass(c, base)]
-
-
-def test_no_constructor_argument_is_left_out_above():
-    owners = {
-        "model": classes(modules, TrainedModule),
-        "data": classes(data_modules, data_modules.CorpusDataModule),
-        "kl": [KLEstimatorCallback],
-        "kl.estimator": classes(estimators, estimators.KLEstimator),
-    }
-    # Seeds follow --seed_everything. In tests/modules, test_preferences.py trains on a file of pairs that it
-    # writes, test_vllm.py with a stand-in for vLLM, test_lora.py an adapter; test_precision.py has the two
-    # options that change how a gradient is computed and not what it is; test_conversations.py has a system
-    # prompt, test_teacher_context.py one of the teacher and its examples, test_policy_layers.py fewer layers,
-    # test_served.py a teacher in an engine of its own.
-    # Options of one estimator have a test above; subsets and splits have one
-    # in tests/data/test_corpora.py, what a template reads and what is trained on in test_encode.py there.
-    wanted = {"seed_everything"}
-    elsewhere = {
-        "data.preferences",
-        *("data.system_prompt", "data.teacher_system_prompt", "data.teacher_examples"),
-        *("data.subset", "data.split", "data.eval_split", "data.train_on"),
-        *("data.chat_template_kwargs", "data.teacher_chat_template_kwargs"),
-        "model.rollout_backend",
-        "model.vllm_options",
-        *("model.lora", "model.policy_layers"),
-        *("model.served_model", "model.served_timeout"),
-    }
-    elsewhere |= {"model.gradient_checkpointing"}
-    elsewhere |= {f"kl.estimator.{name}" for name in ("directions", "k", "support", "other_prompts")}
-    for key, owned in owners.items():
-        names = {name for owner in owned for name in inspect.signature(owner).parameters}
-        wanted |= {f"{key}.{name}" for name in names - {"seed"}}
-    changed = {
-        word.removeprefix("--")
-        for extra in [*(extra for _, extra in TRAINING), *LEARNED, *EVALUATION]
-        for word in extra
-        if word.startswith("--")
-    }
-    assert wanted - changed == elsewhere

@@ -2,7 +2,6 @@
 
 import math
 import random
-import re
 from collections import Counter, defaultdict
 
 import pytest
@@ -129,14 +128,6 @@ def test_worlds_share_words_and_differ_in_odds(grammar):
     text = grammar.sample(0, 0).text
     assert math.isfinite(other.log_prob(text))
     assert abs(other.log_prob(text) - grammar.log_prob(text)) > 0.1
-
-
-def test_reviews_read_as_english(grammar):
-    for review in grammar.reviews(500, seed=7):
-        assert re.fullmatch(r"([A-Z]\w*(,? \w+)*[.!] ?)+(?<! )", review.text)
-        assert not re.search(r"\b[Aa] [aeiou]", review.text)
-        assert join_words(split_words(review.text)) == review.text
-        assert not re.search(r"\b(\w+) \1\b", review.text)
 
 
 def test_other_texts_have_log_odds_and_no_probability(grammar):

@@ -199,18 +199,6 @@ def test_a_saved_state_continues_bit_exactly(prior):
         assert torch.equal(field, other) if isinstance(field, torch.Tensor) else field == other, name
 
 
-def test_a_large_vocabulary_needs_no_matrix():
-    vocabulary = 152_000
-    values = TokenValues()
-    for tokens, mask, rewards in rollouts(3, groups=40):
-        values.fit(vocabulary)
-        values.observe(tokens * 12_000, mask, rewards, K)
-    values.fit(vocabulary)
-    assert values.table.shape == (vocabulary,)
-    assert values.table.count_nonzero() == V
-    assert values.explained > 0.5
-
-
 @pytest.mark.parametrize("wrong", [{"window": 0}, {"iterations": 0}, {"ridges": ()}, {"ridges": (1.0, -1.0)}])
 def test_settings_are_checked(wrong):
     with pytest.raises(ConfigurationError, match=f"token_values.{next(iter(wrong))}"):

@@ -246,17 +246,6 @@ def test_damaged_numbers_are_one_line(page, verified, content, message):
     assert message in line
 
 
-def test_numbers_of_the_wrong_types_differ(page, verified):
-    for wrong in ([], 3, "x", {"sha256": 1}, {"name": 5}, None):
-        edit_numbers(
-            page.parent,
-            lambda numbers, wrong=wrong: numbers.update(
-                dict.fromkeys(("page", "code", "engines", "plan", "sections"), wrong)
-            ),
-        )
-        assert verified(page)[0] == 1
-
-
 def test_a_missing_report_is_a_usage_error(tmp_path, verified):
     for path in (tmp_path, tmp_path / "none.html", tmp_path / "none"):
         code, (line,) = verified(path)

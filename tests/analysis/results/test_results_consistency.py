@@ -54,14 +54,6 @@ def told(runs):
     ]
 
 
-def test_a_negative_kl_gives_no_verdict(runs):
-    change(runs, lambda made: made["final"].update(kl=-0.5))
-    assert told(runs) == [("its KL is -0.5; a KL is not negative; and 5 more", True)]
-    assert [problem.count for problem in load_sweep(runs).problems] == [6]
-    change(runs, lambda made: made["final"].update(kl=-0.0005))
-    assert told(runs) == []
-
-
 def test_other_numbers_of_optimizer_steps_of_the_same_rollouts_are_a_caution(runs):
     def four_steps_per_rollout(made):
         made["curves"] = {

@@ -92,7 +92,9 @@ def test_diverged_pairs_are_left_out_and_without_values_or_the_same_prompts_ther
         assert not sweep.problems
         return matched_evaluations(sweep, match(sweep, "RaoBlackwell", "MonteCarlo"))
 
-    diverged = found("diverged", lambda made: made | {"state": "diverged", "final": {"reward": None, "kl": None}})
+    diverged = found(
+        "diverged", lambda made: made | {"state": "diverged", "final": {"reward": None, "kl": None}}
+    )
     assert [values.shape for values in diverged.values()] == [(3, PROMPTS), (2, PROMPTS), (3, PROMPTS)]
     assert found("old", lambda made: {k: v for k, v in made.items() if k != "prompts"}) == {}
     other = {"final": {"reward": 1.0, "kl": 1.0}, "prompts": {"reward": [1.0], "kl": [1.0]}}

@@ -162,14 +162,6 @@ def test_a_machine_that_cannot_run_a_cell_says_why(run, cells, store, launcher):
     assert store.failure(cells[4].id)["error"] == "node7 does not have it"
 
 
-def test_working_files_are_looked_at_once_a_minute(run, store, monkeypatch):
-    """Each look is at every published cell: after each cell, its time would grow with the square of them."""
-    looks = []
-    monkeypatch.setattr(Store, "trim", lambda self: looks.append(1))
-    assert run().complete
-    assert len(looks) == 1
-
-
 def test_a_usage_error_stops_its_arm_after_one_cell_and_no_other(run, cells, store, launcher):
     mine, others = ([c for c in cells[2:] if c.point.arm == name] for name in ("MonteCarlo", "RaoBlackwell"))
     launcher.script[mine[0].id] = [2]
