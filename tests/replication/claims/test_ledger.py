@@ -106,7 +106,7 @@ def test_a_sweep_in_which_an_arm_has_no_run_below_the_cut_is_in_no_family(verifi
     (row,) = [text for what, text in shares.items() if "released-rb" in what]
     assert row.startswith("16 of 27 (59%; 0.388 to 0.776), p = ")
     tested = [text for text in shares.values() if "p = " in text]
-    assert len(tested) == 4
+    assert len(tested) == 5
     assert found.verdict is Status.INCONCLUSIVE
 
 
