@@ -156,7 +156,7 @@ def own_claims() -> tuple[PublishedClaim, ...]:
         PublishedClaim(
             "own-default-on-reviews",
             "The default ends above Monte Carlo on real reviews",
-            "“RaoBlackwellControlVariate ends 1.14 above MonteCarlo in reward − β·KL”",
+            "On real reviews J is 4.71 with RaoBlackwellControlVariate, 3.58 with Monte Carlo.",
             Citation("This package, docs/results.md, lit_klrb", read),
             "The sweeps replication/results/imdb_noise, imdb_night, imdb_night_equal and smollm2_reviews.",
             "One reference, reward model and DPO checkpoint for each sweep, small models, short runs. Rates "
@@ -167,8 +167,8 @@ def own_claims() -> tuple[PublishedClaim, ...]:
         PublishedClaim(
             "own-prefix-rewards",
             "Prefix rewards end above Monte Carlo on SmolLM2's reviews",
-            "“prefix_rewards, the reward of the completion so far as a baseline, ends 1.81 above MonteCarlo "
-            "in reward − β·KL with the same samples and seconds”",
+            "On SmolLM2's reviews J is 3.71 with prefix_rewards, against Monte Carlo's 1.90, with the same "
+            "samples and 16 reward calls per answer instead of one.",
             Citation("This package, docs/results.md, lit_klrb", read),
             "The sweeps smollm2_reviews, _samples, _starts, _rates, _parts and _places in "
             "replication/results.",
@@ -179,7 +179,7 @@ def own_claims() -> tuple[PublishedClaim, ...]:
         PublishedClaim(
             "own-annealed-discount",
             "A discount from 0 to 1 over the run distils better than either",
-            "“`RaoBlackwell` with a discount from 0 to 1 over the run ends 4.03 lower” than without",
+            "On reviews `RaoBlackwell` ends at 21.9 nats with a discount from 0 to 1, at 25.9 without.",
             Citation("This package, docs/results.md and docs/distillation.md, lit_klrb", read),
             "The sweeps replication/results/distillation_full, distillation_limited and imdb_distill.",
             "Each arm at the best rate tried for it, of one run each; short runs, none of which has "
@@ -189,8 +189,9 @@ def own_claims() -> tuple[PublishedClaim, ...]:
         PublishedClaim(
             "own-off-policy",
             "Weights of the prefix, or of the sequence, give the off-policy gradient without bias",
-            "“`off_policy: prefix`: the exact gradient”. Shah et al. (arXiv:2512.21852) leave “an unbiased "
-            "sequence level reverse KL gradient estimate in off-policy settings for future work.”",
+            "`off_policy: prefix` stays exact over several optimizer steps per rollout. Shah et al. "
+            "(arXiv:2512.21852) leave “an unbiased sequence level reverse KL gradient estimate in off-policy "
+            "settings for future work.”",
             Citation("This package, docs/choosing.md, lit_klrb", read),
             "`python -m lit_klrb study --config replication/configs/studies/off_policy.yaml`; the sweep "
             "replication/results/off_policy.",
