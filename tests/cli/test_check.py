@@ -5,6 +5,7 @@ import io
 import json
 
 import pytest
+from transformers import T5Config
 
 from lit_klrb import schema
 from lit_klrb.cli.check import AT_FIRST, LATER
@@ -86,14 +87,15 @@ def test_a_discount_that_changes_is_named(ask):
 
 
 def test_every_mistake_is_one_line_and_the_others_are_answered(ask, tmp_path):
-    empty, bare, other = (tmp_path / name for name in ("empty", "bare", "other"))
+    empty, bare, other, encoder = (tmp_path / name for name in ("empty", "bare", "other", "encoder"))
     empty.mkdir()
     tokenizer = train_bpe(["It was good."], 262)
     config = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 64}
     model = loading.fresh_model(config, tokenizer, seed=0)
     model.save_pretrained(other)
     model.config.save_pretrained(bare)
-    for folder in (bare, other):
+    T5Config().save_pretrained(encoder)
+    for folder in (bare, other, encoder):
         tokenizer.save_pretrained(folder)
     mistakes = {
         "K3Loss is refused for training unless allow_biased": ["--kl.estimator", "K3Loss"],
@@ -102,6 +104,7 @@ def test_every_mistake_is_one_line_and_the_others_are_answered(ask, tmp_path):
         ],
         f"model.init_args.policy_path: {empty}: cannot be loaded: ": ["--model.policy_path", str(empty)],
         f"model.init_args.policy_path: {bare}: it has no weights": ["--model.policy_path", str(bare)],
+        f"{encoder}: t5 is not the architecture of a policy": ["--model.policy_path", str(encoder)],
         f"model.init_args.reference_path: {other} has another vocabulary than the policy": [
             *("--model.reference_path", str(other))
         ],
@@ -138,6 +141,12 @@ def test_a_missing_folder_is_no_hub_id(chain, capsys):
     assert capsys.readouterr().err.startswith(
         "error: model.init_args.policy_path: models/mine: cannot be loaded: "
     )
+
+
+def test_pairs_that_are_sampled_need_two_completions(chain, capsys):
+    argv = chain.commands.argv("fit", "dpo", "--model.completions_per_prompt", "1")[1:]
+    assert main(["check", *argv]) == 2
+    assert "completions_per_prompt: must be at least 2 unless the data" in capsys.readouterr().err
 
 
 def test_the_arguments_of_fit_print_one_answer(chain, capsys):
