@@ -6,6 +6,7 @@ Failed checks of a file are reported as problems.
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -125,19 +126,21 @@ class Sweep:
         ids = {run.cell.stage: run.cell.id for run in self.landmarks}
         kinds = []
         for block in self.plan.grid.blocks.values():
-            inputs = {key: self._weights(ids.get(stage, stage)) for key, stage in block.inputs.items()}
+            cells = {key: ids.get(stage, stage) for key, stage in block.inputs.items()}
+            inputs = {key: self._weights.get(cell, cell) for key, cell in cells.items()}
             values = {**block.overrides, **inputs}
             kinds.append({plain_key(key): _spelled(value) for key, value in values.items()})
         return tuple(map(kinds.index, kinds))
 
-    def _weights(self, cell: str) -> str:
-        """The hash of the weights that a cell ended with; its id if that is not known."""
-        return next((run.weights for run in self.landmarks if run.cell.id == cell and run.weights), cell)
+    @cached_property
+    def _weights(self) -> dict[str, str]:
+        """Id of a cell of a shared stage -> the hash of the weights that it ended with, where it is known."""
+        return {run.cell.id: run.weights for run in self.landmarks if run.weights}
 
     def _start(self, needs: Iterable[str], overrides: Mapping[str, Any]) -> tuple[object, ...]:
         """The weights that a run starts from, as far as they are those of checkpoints or settings."""
         places = (str(_spelled(value)) for key, value in overrides.items() if plain_key(key) in _STARTS)
-        return (*map(self._weights, needs), *places)
+        return (*(self._weights.get(cell, cell) for cell in needs), *places)
 
 
 def _spelled(value: Any) -> Any:
