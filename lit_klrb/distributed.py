@@ -1,7 +1,7 @@
 """Training in several processes (DDP, FSDP2): gathering the quantities that couple sequences.
 
-Every process has its own prompts, and score weights are computed on the rollouts of all processes. Evaluation
-is repeated in every process on all prompts, so its metrics need no reduction.
+Every process has its own prompts, and score weights are computed on the rollouts of all processes. Each
+samples its share of an evaluation and has the completions of all, so metrics need no reduction.
 """
 
 import os
@@ -25,12 +25,23 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
+# What ends a process that waits for another one.
+LOST = "another process of this run has ended, or does not answer"
 
 
 def world_size() -> int:
     """The number of processes that train together."""
     initialised = distributed.is_available() and distributed.is_initialized()
     return distributed.get_world_size() if initialised else 1
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an operation failed as another process has ended or does not answer.
+
+    The errors of gloo have no class of their own, but begin with the place in its source.
+    """
+    in_gloo = isinstance(error, RuntimeError) and "/gloo/" in str(error)
+    return world_size() > 1 and (in_gloo or isinstance(error, distributed.DistError))
 
 
 def gather(value: T) -> list[T]:
@@ -71,7 +82,7 @@ def gather_rows(tensor: Tensor) -> Tensor:
     """The rows of all processes, in the order of their ranks.
 
     Args:
-        tensor: Shape [B] or [B, T]. B must be equal in all processes; smaller T are padded with zeros.
+        tensor: Shape [B] or [B, T]; smaller T are padded with zeros.
 
     Example:
         >>> gather_rows(torch.tensor([1.0, 2.0]))
@@ -96,7 +107,7 @@ def gather_rollout(stats: TokenStats, mask: Tensor, rewards: Tensor) -> tuple[To
 
 
 def own_rows(gathered: Tensor, like: Tensor) -> Tensor:
-    """This process's rows of a tensor computed on gathered rows.
+    """This process's rows of a tensor computed on gathered rows, of which each process has as many.
 
     Example:
         >>> own_rows(torch.tensor([[1, 2, 3]]), like=torch.zeros(1, 2)).tolist()
@@ -105,6 +116,20 @@ def own_rows(gathered: Tensor, like: Tensor) -> Tensor:
     count, width = like.shape
     first = distributed.get_rank() * count if world_size() > 1 else 0
     return gathered[first : first + count, :width]
+
+
+def share(count: int) -> tuple[slice, int]:
+    """This process's share of some rows, and how many of them are for `gather_rows`.
+
+    A share has one row at least, which is then for no one: processes that divide a model run it together.
+
+    Example:
+        >>> share(3)
+        (slice(0, 3, None), 3)
+    """
+    rank, size = (distributed.get_rank(), world_size()) if world_size() > 1 else (0, 1)
+    first, last = count * rank // size, count * (rank + 1) // size
+    return slice(first, max(last, first + 1)), last - first
 
 
 def whole(tensor: Tensor) -> Tensor:

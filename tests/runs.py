@@ -18,6 +18,11 @@ from lit_klrb.cli import lightning as cli
 
 def in_processes(number, command, argv, log):
     """Run a command in processes forked from this one, which has the libraries loaded."""
+    assert exit_codes(number, command, argv, log) == [0] * number, log.read_text()
+
+
+def exit_codes(number, command, argv, log):
+    """The same, for any exit codes."""
 
     def with_one_thread(argv):
         torch.set_num_threads(1)  # a forked process has no others
@@ -29,8 +34,7 @@ def in_processes(number, command, argv, log):
     ranks = [group | {"LOCAL_RANK": str(rank)} for rank in range(number)] if number > 1 else [{}]
     with ExitStack() as running:
         children = [running.enter_context(Child(with_one_thread, argv, log, rank)) for rank in ranks]
-        codes = [child.wait() for child in children]
-    assert codes == [0] * number, log.read_text()
+        return [child.wait() for child in children]
 
 
 def weights_of(run):

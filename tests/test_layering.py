@@ -23,8 +23,8 @@ ROOMS = [
     "lit_klrb.seeding",
     "lit_klrb.functional",  # functions of tensors
     "lit_klrb.estimators",
-    "lit_klrb.run",  # a run's directory, files and loggers
     "lit_klrb.distributed",
+    "lit_klrb.run",  # a run's directory, files and loggers
     "lit_klrb.data",
     "lit_klrb.models",  # code that handles transformers models
     "lit_klrb.reward_functions",
@@ -81,7 +81,7 @@ MAY_IMPORT = {
         "lit_klrb.errors",
         "lit_klrb.extensions",
     },
-    "lit_klrb.run": {"lit_klrb.run", *SHARED},
+    "lit_klrb.run": {"lit_klrb.run", "lit_klrb.distributed", *SHARED},
     "analysis": {"analysis", *SHARED},
     # running and analysing a sweep share only its files
     "analysis.stats": {"analysis.stats", "analysis.design", "analysis.results", "lit_klrb"},

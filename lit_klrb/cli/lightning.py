@@ -37,7 +37,7 @@ from lit_klrb.cli.mistakes import EndedError, ending_of
 from lit_klrb.cli.parsing import OneLineParser
 from lit_klrb.cli.upstream import INITIAL, check_upstream, next_command
 from lit_klrb.cli.warned import once_of_a_kind, quiet
-from lit_klrb.distributed import check_strategy, cluster_plugins
+from lit_klrb.distributed import LOST, check_strategy, cluster_plugins, is_lost
 from lit_klrb.errors import OUTAGE, ConfigurationError, NoAnswerError, error_line, refusing
 from lit_klrb.estimators.advice import DEFAULT
 from lit_klrb.models.roles import CLASSIFIER
@@ -45,6 +45,7 @@ from lit_klrb.modules import DistillModule
 from lit_klrb.notes import say_once
 from lit_klrb.run.checkpoints import CheckpointFiles, damage, previous_of
 from lit_klrb.run.directory import RunDirectory, check_named
+from lit_klrb.run.lightning_internals import say_before_kill
 from lit_klrb.run.loggers import run_loggers
 from lit_klrb.run.options import check_training_options
 from lit_klrb.run.same_run import check_same_run, record, run_of
@@ -257,6 +258,7 @@ class LitCLI(LightningCLI):
                 own = run_loggers(self.directory.path, self.tensorboard)
                 self.trainer.loggers = [*own, *self.trainer.loggers]
                 self._tell_loggers()
+                say_before_kill(lambda: error_line(f"{LOST}; {self._resume_hint()}"))
                 super()._run_subcommand(subcommand)
             except BaseException as error:
                 hint = self._resume_hint()
@@ -265,6 +267,8 @@ class LitCLI(LightningCLI):
                 if isinstance(error, OSError) and error.errno in DISK_FULL:
                     line = f"{error.strerror}, in the run of {self.directory.path}; earlier files are whole"
                     raise EndedError(f"{line}; {hint}", OUTAGE) from error
+                if is_lost(error):
+                    raise EndedError(f"{LOST}; {hint}", OUTAGE) from error
                 if isinstance(error, NoAnswerError):
                     raise NoAnswerError(f"{error.message}; {hint}", key=error.key) from error
                 if isinstance(error, Stopped):

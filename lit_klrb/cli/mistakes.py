@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 import lit_klrb
 from lit_klrb.callbacks import DivergedError
 from lit_klrb.cli.setting_types import parameters, subclasses
+from lit_klrb.distributed import LOST, is_lost
 from lit_klrb.errors import CELL, EXHAUSTED, OUTAGE, ConfigurationError, NoAnswerError, brief
 from lit_klrb.estimators import KLEstimator
 from lit_klrb.studies.study import Study
@@ -88,6 +89,8 @@ def _of_cause(error: BaseException, settings: Mapping[str, Any], building: bool)
     named = building or any(_made_in(place, key, value) for key, value in settings.items())
     if (refused and named) or isinstance(error, MisconfigurationException):
         return EndedError(_of_option(error, settings), USAGE)
+    if is_lost(error):
+        return EndedError(LOST, OUTAGE)
     if isinstance(error, DivergedError):
         return EndedError(str(error), FAILURE)
     no_memory = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

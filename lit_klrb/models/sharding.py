@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.models.adapters import has_adapter
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -31,23 +30,18 @@ def shard(model: PreTrainedModel, mesh: "DeviceMesh") -> None:
     those of a frozen model for the pass alone.
 
     Raises:
-        ConfigurationError: If the model has an adapter, or no blocks.
+        ConfigurationError: If the model has no blocks.
     """
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     if is_sharded(model):
         return
-    key = "trainer.strategy"
-    if has_adapter(model):
-        raise ConfigurationError(
-            "ModelParallelStrategy does not support an adapter (lora); use ddp, or train all weights", key=key
-        )
     blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not blocks:
         raise ConfigurationError(
             f"ModelParallelStrategy does not support {type(model).__name__}, which has no blocks to shard; "
             "use ddp",
-            key=key,
+            key="trainer.strategy",
         )
     # Outputs that are views would matter for operations in place, of which there are none
     warnings.filterwarnings("ignore", "FSDP2-wrapped module")

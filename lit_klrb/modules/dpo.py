@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from lit_klrb.data.batches import pad
 from lit_klrb.data.pairs import PreferencePair, collate_pairs
 from lit_klrb.data.prompts import Prompt
+from lit_klrb.distributed import gather_rows, share
 from lit_klrb.errors import ConfigurationError, check_positive
 from lit_klrb.estimators.token_values import TokenValues
 from lit_klrb.functional.preference import preference_loss
@@ -47,6 +48,7 @@ class DPOModule(RegularisedModule):
             to the reference.
     """
 
+    shards = True
     reads = ("preferences", "prompts")
 
     reward_path: str | dict[str, float] = GRAMMAR
@@ -183,17 +185,21 @@ class DPOModule(RegularisedModule):
     def _complete(self, prompts: Sequence[list[int]], number: int) -> tuple[Tensor, ...]:
         """Completions of some prompts by the reference, and their log-probabilities under it."""
         batch = pad(prompts, self.tokenizer.pad_token_id, side="left")
-        batch = {key: value.to(self.device) for key, value in batch.items()}
-        seed = derive_seed(self.seed, "pairs", number)
-        rollout = self.pair.sample(batch, self.sampling, seed=seed, of_reference=True)
+        part, own = share(len(prompts))
+        batch = {key: value[part].to(self.device) for key, value in batch.items()}
+        seed, count = derive_seed(self.seed, "pairs", number), self.sampling.completions_per_prompt
+        rollout = self.pair.sample(
+            batch, self.sampling, seed=seed, rows_before=part.start * count, of_reference=True
+        )
         logprobs = self.pair.scorer.reference_logprobs(rollout).sum(1)
-        return tuple(tensor.cpu() for tensor in (*rollout[:3], logprobs))
+        return tuple(gather_rows(tensor[: own * count].cpu()) for tensor in (*rollout[:3], logprobs))
 
     def _ref_logprobs(self, pairs: Sequence[PreferencePair]) -> Tensor:
         """Log-probabilities of the chosen, then of the rejected completions, shape [2B]."""
         batch = collate_pairs(pairs, self.tokenizer.pad_token_id)
-        tensors = (batch[name].to(self.device) for name in ("tokens", "attention_mask", "mask"))
-        return self.pair.scorer.reference_logprobs(Rollout(*tensors)).sum(1).cpu()
+        part, own = share(len(batch["tokens"]))
+        tensors = (batch[name][part].to(self.device) for name in ("tokens", "attention_mask", "mask"))
+        return gather_rows(self.pair.scorer.reference_logprobs(Rollout(*tensors)).sum(1).cpu()[:own])
 
 
 def with_bar(parts: Sequence[T]) -> Iterable[T]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb import schema
+from lit_klrb.distributed import gather_rows, share
 from lit_klrb.errors import ConfigurationError, check_at_least
 from lit_klrb.estimators import RaoBlackwell, RaoBlackwellTopK
 from lit_klrb.functional import TokenStats
@@ -57,6 +58,15 @@ class Evaluation(NamedTuple):
             "length": mask.sum(1),
         }
         return {name: v.float().view(-1, self.completions_per_prompt) for name, v in columns.items()}
+
+    def everyones(self, prompts: int) -> "Evaluation":
+        """The completions of all processes, of which this one's are those of its first prompts."""
+        count = self.completions_per_prompt
+
+        def every(field: Tensor) -> Tensor:
+            return gather_rows(field[: prompts * count])
+
+        return Evaluation(self.rollout.map(every), self.stats.map(every), every(self.rewards), count)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -223,11 +233,14 @@ class RegularisedModule(PolicyModule, ABC):
     def _evaluate(self, batch: dict[str, Tensor], batch_idx: int) -> Evaluation:
         seed = derive_seed(self.evaluation_seed, "evaluation", batch_idx)
         pair, sampling = self.pair, self.evaluation_sampling
-        rollout = pair.sample(batch, sampling, seed=seed)
-        _, stats = pair.score(rollout, batch)
+        count = sampling.completions_per_prompt
+        part, prompts = share(len(batch["tokens"]))
+        own = {name: rows[part] for name, rows in batch.items()}
+        rollout = pair.sample(own, sampling, seed=seed, rows_before=part.start * count)
+        _, stats = pair.score(rollout, own)
         self._own_context = "teacher_tokens" in batch
-        rewards = pair.rewards(self.reward, rollout, batch)
-        return Evaluation(rollout, stats, rewards, sampling.completions_per_prompt)
+        rewards = pair.rewards(self.reward, rollout, own)
+        return Evaluation(rollout, stats, rewards, count).everyones(prompts)
 
     def conclude_evaluation(self, stage: str) -> None:
         """Log means with standard errors clustered by prompt."""

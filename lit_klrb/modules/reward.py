@@ -38,6 +38,7 @@ class ClassifierModule(TrainedModule, ABC):
 
     role = loading.CLASSIFIER
     uses_dropout = True
+    shards = True
     # Names of a new model's outputs.
     labels: ClassVar[tuple[str, ...]]
     # What `measures` returns of each example.
@@ -80,6 +81,12 @@ class ClassifierModule(TrainedModule, ABC):
             return classifier_on("backbone_path", self.backbone_path, config, self.seed)
         tokenizer = loading.load_tokenizer("tokenizer_path", self.tokenizer_path)
         return loading.fresh_model(config, tokenizer, self.seed, self.role), tokenizer
+
+    def configure_model(self) -> None:
+        """Build the classifier, and divide it among the processes if the trainer's strategy asks for it."""
+        super().configure_model()
+        if hasattr(self, self.role.name):
+            self.shard(self.classifier)
 
     @abstractmethod
     def measures(self, batch: dict[str, Tensor]) -> Tensor:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from lit_klrb.distributed import gather
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import PARTIAL, local_path, write_atomically
 from lit_klrb.run.checkpoints import digest, read
@@ -41,13 +42,17 @@ def cached(name: str, key: Any, compute: Callable[[], T]) -> T:
         name: A name for the result, with which the file's name begins.
         key: Everything the result depends on, as plain numbers, strings, lists and dictionaries.
         compute: Computes the result, of tensors, numbers, strings, lists and tuples; called if the file does
-            not exist or cannot be read.
+            not exist or cannot be read in a process of the run.
     """
     path = default_folder() / f"{name}-{_digest([FORMAT, key])[:32]}.pt"
-    try:
-        result: T = read(path)["result"]
+    found: list[T] = []
+    with contextlib.suppress(ConfigurationError, KeyError, OSError):  # missing or damaged
+        found.append(read(path)["result"])
         os.utime(path)  # for the order of removal
-    except (ConfigurationError, KeyError, OSError):  # missing or damaged
+    # Processes compute together, also if their caches are on different machines
+    if all(gather(bool(found))):
+        (result,) = found
+    else:
         result = compute()
         buffer = io.BytesIO()
         torch.save({"result": result}, buffer)

@@ -14,6 +14,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from torch import Tensor
 
 from lit_klrb import schema
+from lit_klrb.distributed import whole
 from lit_klrb.errors import ConfigurationError, concerning, refusing
 from lit_klrb.files import PARTIAL, damage as damage, sync, write_beside
 
@@ -120,7 +121,7 @@ def digest(state: Mapping[str, Tensor]) -> str:
     result = hashlib.sha256()
     for name, value in state.items():
         result.update(name.encode())
-        result.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        result.update(whole(value).detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return result.hexdigest()
 
 

@@ -3,11 +3,19 @@
 A new release of Lightning may break them, which `tests/run/test_lightning_internals.py` detects.
 """
 
+import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
+from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 from lightning.pytorch.trainer.configuration_validator import _verify_loop_configurations
 from lightning.pytorch.trainer.states import TrainerFn
+
+# How Lightning ends the first process and those that it started when one of these has failed, and for how
+# many seconds the first may see and explain that itself.
+_KILL, _GRACE = _ChildProcessObserver._terminate_all, 5.0
 
 
 def trainer_of(module: L.LightningModule) -> L.Trainer | None:
@@ -45,3 +53,17 @@ def count_completed_batches(checkpoint: dict[str, Any]) -> None:
     """
     batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]
     batches["ready"] = batches["completed"]
+
+
+def say_before_kill(line: Callable[[], str]) -> None:
+    """Print a line before Lightning kills this process, as one that it started has failed.
+
+    A process that computes for long, or waits for the lost one on a GPU, does not see that itself.
+    """
+
+    def said(observer: _ChildProcessObserver) -> None:
+        time.sleep(_GRACE)
+        print(line(), file=sys.stderr, flush=True)
+        _KILL(observer)
+
+    _ChildProcessObserver._terminate_all = said  # type: ignore[assignment, method-assign]

@@ -1,7 +1,16 @@
-import lightning as L
+import signal
+import subprocess
+import sys
+import time
 
+import lightning as L
+from lightning.fabric.strategies.launchers import subprocess_script
+
+from benchmarks.kills.children import Child
+from lit_klrb.run import lightning_internals
 from lit_klrb.run.lightning_internals import (
     count_completed_batches,
+    say_before_kill,
     set_logged_epoch,
     set_logged_step,
     trainer_of,
@@ -38,3 +47,18 @@ def test_a_batch_that_has_begun_is_not_counted():
     count_completed_batches(checkpoint)
     trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
     assert progress.total.ready == 3
+
+
+def hang_beside_a_failed_process(_):
+    lightning_internals._GRACE = 0.01
+    say_before_kill(lambda: "error: it has ended")
+    failed = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    subprocess_script._ChildProcessObserver.__init__.__defaults__ = (0.01,)
+    subprocess_script._launch_process_observer([failed])
+    time.sleep(60)
+
+
+def test_before_lightning_kills_a_process_that_waits_for_a_failed_one_a_line_says_why(tmp_path):
+    with Child(hang_beside_a_failed_process, [], tmp_path / "log", {}) as child:
+        assert child.wait(30) == -signal.SIGKILL
+    assert child.last_line == "error: it has ended"
