@@ -92,6 +92,10 @@ class ConfigurationError(ValueError):
         self.message, self.key = message, key
 
 
+class DamagedFileError(Exception):
+    """A file of a sweep that was edited, truncated, misplaced, or written by something else."""
+
+
 @contextmanager
 def refusing(message: str, *kinds: type[Exception], key: str | None = None) -> Iterator[None]:
     """Convert exceptions of libraries or of a user's code to a `ConfigurationError` with their reason.

@@ -139,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
     Args:
         argv: The arguments; those of the process by default.
     """
-    return run(_parser(), argv)
+    return run(_parser, argv)
 
 
 if __name__ == "__main__":

@@ -5,22 +5,12 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
-from analysis.cli.plan import plan_command
-from analysis.cli.reports import (
-    compare_command,
-    import_command,
-    publish_command,
-    report_command,
-    verify_command,
-)
-from analysis.cli.sweep import sweep_command
-from analysis.results import DamagedFileError
-from lit_klrb.errors import EXHAUSTED, ConfigurationError, error_line
+from lit_klrb.errors import EXHAUSTED, ConfigurationError, DamagedFileError, error_line
 from lit_klrb.stops import Stopped, Stops
 
 _DESCRIPTION = """\
@@ -49,14 +39,19 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
-    return run(_parser(), argv)
+    return run(_parser, argv)
 
 
-def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> int:
-    """Run the command `run` of a parser's arguments, with one line and an exit code for every error."""
+def run(parser: Callable[[], argparse.ArgumentParser], argv: Sequence[str] | None = None) -> int:
+    """Run the command `run` of a parser's arguments, with one line and an exit code for every error.
+
+    Args:
+        parser: Makes the parser; what it imports, for a second, can be stopped, too.
+        argv: The arguments; those of the process by default.
+    """
     try:
         with Stops():
-            arguments = parser.parse_args(argv)
+            arguments = parser().parse_args(argv)
             arguments.command = shlex.join(["python", "-m", "analysis", *(argv or sys.argv[1:])])
             code: int = arguments.run(arguments)
     except (ConfigurationError, DamagedFileError) as error:
@@ -84,6 +79,10 @@ def console() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from analysis.cli import reports
+    from analysis.cli.plan import plan_command
+    from analysis.cli.sweep import sweep_command
+
     parser = Parser(
         prog="python -m analysis",
         description=_DESCRIPTION,
@@ -139,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     report = commands.add_parser("report", help="write a self-contained HTML file and results.json")
-    report.set_defaults(run=report_command)
+    report.set_defaults(run=reports.report_command)
     report.add_argument(
         "runs", type=Path, metavar="RUNS_DIR", help="a sweep's directory, such as runs/demo, or a run's"
     )
@@ -148,14 +147,14 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     published = commands.add_parser("publish", help="copy plan, results in one file and report, to share")
-    published.set_defaults(run=publish_command)
+    published.set_defaults(run=reports.publish_command)
     published.add_argument(
         "runs", type=Path, metavar="RUNS_DIR", help="a sweep's directory, such as runs/demo"
     )
     published.add_argument("--output", required=True, type=Path, metavar="DIR", help="the directory to write")
 
     imported = commands.add_parser("import", help="import runs of other software as a sweep")
-    imported.set_defaults(run=import_command)
+    imported.set_defaults(run=reports.import_command)
     imported.add_argument(
         "source", type=Path, metavar="FILE", help="a log (.csv, .jsonl, .json) or a folder of logs"
     )
@@ -165,13 +164,13 @@ def _parser() -> argparse.ArgumentParser:
     imported.add_argument("--output", required=True, type=Path, metavar="DIR", help="the directory to write")
 
     compare = commands.add_parser("compare", help="compare two sweeps, unpaired")
-    compare.set_defaults(run=compare_command)
+    compare.set_defaults(run=reports.compare_command)
     compare.add_argument("first", type=Path, metavar="DIR", help="a sweep's directory")
     compare.add_argument("second", type=Path, metavar="DIR", help="the sweep to compare with it")
     compare.add_argument("--output", type=Path, metavar="FILE", help="also write an HTML page")
 
     verify = commands.add_parser("verify", help="recompute every number of a report from its results")
-    verify.set_defaults(run=verify_command)
+    verify.set_defaults(run=reports.verify_command)
     verify.add_argument("report", type=Path, metavar="REPORT_OR_DIR", help="a report or its directory")
     return parser
 

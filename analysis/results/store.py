@@ -21,7 +21,7 @@ from pydantic import Field, Strict, TypeAdapter, ValidationError
 
 from analysis.results import layout
 from analysis.results.layout import RESULT_SCHEMA
-from lit_klrb.errors import ConfigurationError
+from lit_klrb.errors import ConfigurationError, DamagedFileError as DamagedFileError
 from lit_klrb.files import LARGEST as LARGEST, read_regular
 
 # The exceptions that content of the wrong structure can raise; types raise a `ValidationError`, a ValueError.
@@ -43,10 +43,6 @@ _SHORT.maxstring = _SHORT.maxother = 60
 # The key of the checksum in results and in `seconds.json`, and what is wrong where it does not match.
 CHECKSUM = "checksum"
 _CHANGED = "does not match its checksum; it was changed after it was published"
-
-
-class DamagedFileError(Exception):
-    """A file that was edited, truncated, misplaced, or written by something else."""
 
 
 def canonical(content: object) -> bytes:

@@ -39,6 +39,7 @@ from lit_klrb.models.served import is_address
 from lit_klrb.modules.base import TrainedModule
 from lit_klrb.reward_functions import KEY
 from lit_klrb.run.lightning_internals import attach
+from lit_klrb.studies.base import PolicyStudy
 
 # How an unbiased estimator can be biased: by what corrects the later steps on a rollout.
 LATER = "after the first step on a rollout"
@@ -104,6 +105,10 @@ class CheckCLI(LitCLI):
             module.configure_model()
         if hasattr(module, module.role.name):
             self.rows = data.preview(module) if reads_rows else None
+            if self.rows and self.is_here:
+                for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+                    if isinstance(callback, PolicyStudy):
+                        callback.check_prompts(len(data.examples("train")), *callback.needs)
             if self.rehearsal.made is not None:
                 made = Made(module.role.name, module.trained, module.tokenizer)
                 self.rehearsal.made[self.directory.checkpoint.absolute()] = made

@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 import lit_klrb.data.modules
 import lit_klrb.modules
@@ -213,6 +214,8 @@ class LitCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Tell the module which checkpoint it is restored from, before it builds its model."""
         super().instantiate_classes()
+        if self.subcommand == "fit" and not is_overridden("train_dataloader", self.datamodule):
+            raise ConfigurationError(f"data: {type(self.datamodule).__name__} has no train_dataloader")
         self._get(self.config_init, "kl").chosen = any(f"{key}.".startswith("kl.") for key in self._given)
         self.model.ckpt_path = self._get(self.config_init, "ckpt_path")
 

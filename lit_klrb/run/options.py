@@ -1,9 +1,11 @@
 """Checks of trainer options that would train nothing, or not do what their name says."""
 
+import contextlib
 import math
 import os
 import re
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 from lit_klrb.errors import ConfigurationError
@@ -25,6 +27,17 @@ def _names_devices(value: Any) -> bool:
 
 def _is_list(text: str) -> bool:
     return re.fullmatch(r"\s*(-1|\d+(\s*,\s*\d+)*)\s*,?\s*", text) is not None
+
+
+def _is_time(value: Any) -> bool:
+    """Whether a value is null or a time above 0 that Lightning's timer can read."""
+    if isinstance(value, str):
+        return (
+            re.fullmatch(r"\s*\d+(:\d\d){3}\s*", value) is not None and re.search("[1-9]", value) is not None
+        )
+    with contextlib.suppress(TypeError, OverflowError):
+        return value is None or (timedelta(**value) if isinstance(value, Mapping) else value) > timedelta(0)
+    return False
 
 
 def _at_least(least: int) -> Callable[[Any], bool]:
@@ -53,9 +66,7 @@ RULES = {
     "accumulate_grad_batches": Rule(_at_least(1), "must be at least 1"),
     "log_every_n_steps": Rule(_at_least(0), "must be 0 or larger"),
     "num_sanity_val_steps": Rule(_at_least(-1), "must be -1, 0 or larger"),
-    "max_time": Rule(
-        lambda value: value is None or bool(re.search("[1-9]", str(value))), "must be null or above 0"
-    ),
+    "max_time": Rule(_is_time, "must be null, or above 0 as days:hours:minutes:seconds, such as 00:01:30:00"),
     "precision": Rule(
         lambda value: value != "16-true",
         "must not be 16-true, in which Adam's epsilon is 0: use 16-mixed, bf16-true or 32-true",

@@ -45,6 +45,7 @@ class PolicyStudy(L.Callback, ABC):
     """
 
     name: ClassVar[str]
+    needs = (0, 0)  # batches of training prompts and their size, if these are known before it measures
     needs_reference = True  # all of its logits, which a served teacher does not send
 
     def __init__(self, at: Sequence[float]) -> None:
@@ -70,6 +71,8 @@ class PolicyStudy(L.Callback, ABC):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Determine the steps of the snapshots; a resumed run has the earlier ones in its artifact."""
+        rows: Any = trainer.train_dataloader
+        self.check_prompts(len(rows.dataset), *self.needs)
         steps = [round(fraction * trainer.max_steps) for fraction in self.at]
         self._due = [step for step in steps if step >= trainer.global_step]
 
@@ -97,6 +100,17 @@ class PolicyStudy(L.Callback, ABC):
             path, json.dumps({"schema": schema.STUDY_SCHEMA, **self.design, "snapshots": snapshots}) + "\n"
         )
 
+    def check_prompts(self, found: int, batches: int, size: int) -> None:
+        """Check that there are so many training prompts.
+
+        Raises:
+            ConfigurationError: If there are fewer.
+        """
+        if batches * size > found:
+            raise ConfigurationError(
+                f"{type(self).__name__}: needs {batches} × {size} training prompts, got {found}"
+            )
+
     def prompts(self, trainer: L.Trainer, module: OnPolicyModule, batches: int, size: int) -> list[Batch]:
         """Batches of distinct training prompts, the same at every snapshot.
 
@@ -104,10 +118,7 @@ class PolicyStudy(L.Callback, ABC):
             ConfigurationError: If there are fewer training prompts.
         """
         loader: Any = trainer.train_dataloader
-        if batches * size > len(loader.dataset):
-            raise ConfigurationError(
-                f"{type(self).__name__}: needs {batches} × {size} training prompts, got {len(loader.dataset)}"
-            )
+        self.check_prompts(len(loader.dataset), batches, size)
         generator = torch.Generator().manual_seed(derive_seed(module.seed, self.name, "prompts"))
         order = torch.randperm(len(loader.dataset), generator=generator)[: batches * size]
         chosen = order.view(batches, size).tolist()

@@ -45,6 +45,7 @@ class EstimationStudy(PolicyStudy):
             check_at_least(2, prompts=prompts)
         check_group_sizes(completions, group_sizes)
         self.sizes, self.group_sizes = (prompts, completions), list(group_sizes)
+        self.needs = (1, prompts)
 
     @property
     def design(self) -> dict[str, Any]:

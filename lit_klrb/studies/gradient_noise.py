@@ -79,6 +79,7 @@ class GradientNoiseStudy(PolicyStudy):
             check_at_least(0, earlier_rollouts=earlier_rollouts)
         self.batches, self.prompts_per_batch = batches, prompts_per_batch
         self.earlier_rollouts = earlier_rollouts
+        self.needs = (batches + earlier_rollouts, prompts_per_batch)
 
     @property
     def design(self) -> dict[str, Any]:
@@ -92,8 +93,7 @@ class GradientNoiseStudy(PolicyStudy):
 
     def measure(self, trainer: L.Trainer, module: OnPolicyModule) -> dict[str, Any]:
         """beta, and the lower triangle of the Gram matrix, row by row."""
-        count = self.batches + self.earlier_rollouts
-        prompts = self.prompts(trainer, module, count, self.prompts_per_batch)
+        prompts = self.prompts(trainer, module, *self.needs)
         # The measured batches come first: they do not depend on the number of earlier rollouts
         measured, earlier = prompts[: self.batches], prompts[self.batches :]
         task = Task.of(module)

@@ -143,6 +143,21 @@ def test_a_missing_folder_is_no_hub_id(chain, capsys):
     )
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["--data", "lightning.LightningDataModule"], "data: LightningDataModule has no train_dataloader"),
+        (
+            ["--trainer.callbacks+=EstimationStudy", "--trainer.callbacks.prompts", "1000"],
+            "EstimationStudy: needs 1 × 1000 training prompts, got 32",
+        ),
+    ],
+)
+def test_what_fit_would_find_at_its_first_step(chain, capsys, wrong, message):
+    assert main(["check", *chain.commands.argv("fit", "rloo", *wrong)[1:]]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_pairs_that_are_sampled_need_two_completions(chain, capsys):
     argv = chain.commands.argv("fit", "dpo", "--model.completions_per_prompt", "1")[1:]
     assert main(["check", *argv]) == 2

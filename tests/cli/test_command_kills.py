@@ -4,6 +4,8 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 import time
 
 import pytest
@@ -111,3 +113,18 @@ def test_a_command_that_is_killed_and_repeated(chain, tmp_path, command):
                 finished(argv)
             assert contents(place) == expected
     print(f"{command.__name__}: {kills} kills in {seconds:.2f} s, {partly} with unfinished files")
+
+
+def test_sigterm_while_a_command_imports_is_a_stop(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'analysis.results':\n"
+        "            os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    place = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    command = [sys.executable, "-m", "analysis", "report", "runs/none"]
+    ended = subprocess.run(command, env={**os.environ, **place}, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (143, "stopped by SIGTERM\n")
