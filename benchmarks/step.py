@@ -82,13 +82,46 @@ def _on_smollm2(precision: str, inner_epochs: int, lora: bool = False) -> Compar
     )
     settings = {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"} if lora else None
     task = functools.partial(_smollm2, precision, settings)
-    return Comparison(title, variants, "0.8", "0.6", 3, task, rounds=3)
+    return Comparison(title, variants, "0.8", "0.6", 3, task, rounds=5)
+
+
+def _other(work: str, model: str, size: int, task: Callable[[Path], case.Task], rounds: int) -> Comparison:
+    *goals, variants = OTHERS[work]
+    return Comparison(f"{work}, {model}, and TRL", variants, "0.8", goals[size], 3, task, rounds)
 
 
 def _smollm2(precision: str, lora: dict[str, object] | None, folder: Path) -> case.Task:
     return case.smollm2(precision, lora)
 
 
+# Goals with the tiny model and with SmolLM2, and variants
+OTHERS: dict[str, tuple[str, str, list[Variant]]] = {
+    "dpo": (
+        "0.30",
+        "0.50",
+        [
+            Variant("DPO: **ours**", "our_dpo", {}),
+            Variant("DPO: TRL `DPOTrainer`, reference taken before", "trl_dpo", {"precompute": True}),
+            Variant("DPO: TRL `DPOTrainer`", "trl_dpo", {"precompute": False}),
+        ],
+    ),
+    "sft": (
+        "0.40",
+        "0.60",
+        [
+            Variant("SFT: **ours**", "our_sft", {}),
+            Variant("SFT: TRL `SFTTrainer`", "trl_sft", {}),
+        ],
+    ),
+    "distill": (
+        "0.40",
+        "0.35",
+        [
+            Variant("distillation: **ours**", "our_distill", {}),
+            Variant("distillation: TRL `DistillationTrainer`", "trl_distill", {}),
+        ],
+    ),
+}
 ESTIMATORS = ["RaoBlackwellControlVariate", "TiltedRaoBlackwell", "RaoBlackwell", "MonteCarlo"]
 COMPARISONS = {
     "step-1": _against_trl(1, cycles=3),
@@ -100,17 +133,13 @@ COMPARISONS = {
         "1.02",
         cycles=3,
     ),
-    "step-dpo": Comparison(
-        "DPO, and TRL",
-        [
-            Variant("DPO: **ours**", "our_dpo", {}),
-            Variant("DPO: TRL `DPOTrainer`, reference taken before", "trl_dpo", {"precompute": True}),
-            Variant("DPO: TRL `DPOTrainer`", "trl_dpo", {"precompute": False}),
-        ],
-        "0.8",
-        "0.5",
-        cycles=3,
-    ),
+    **{f"step-{work}": _other(work, "tiny GPT-2", 0, case.tiny, 8) for work in OTHERS},
+    **{
+        f"smollm2-bf16-{work}": _other(
+            work, "SmolLM2-135M, bf16-mixed", 1, functools.partial(_smollm2, "bf16-mixed", None), 5
+        )
+        for work in OTHERS
+    },
     **{
         f"smollm2-{name}-{steps}{'-lora' * lora}": _on_smollm2(precision, steps, lora)
         for name, precision in (("fp32", "32-true"), ("bf16", "bf16-mixed"))

@@ -1,18 +1,25 @@
 """The tasks of the training steps: an untrained tiny GPT-2, and SmolLM2-135M-Instruct."""
 
+import itertools
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
-from lit_klrb.data.pairs import PreferencePair
+from lit_klrb.data.pairs import PreferencePair, collate_pairs
 
 VOCABULARY, LAYERS, WIDTH = 8192, 4, 256
 PROMPTS, PROMPT_TOKENS, COMPLETION_TOKENS = 32, 16, 48
-PAIRS = 32
 BETA, LEARNING_RATE, CLIP_RANGE = 0.05, 1e-5, 0.2
 # Where `make chat` imports the model to.
 SMOLLM2 = Path("runs/models/smollm2")
@@ -40,6 +47,7 @@ class Task(NamedTuple):
         completion_tokens: T.
         precision: Lightning's name of the precision.
         lora: Arguments of `peft.LoraConfig`; None to train all weights.
+        spread: How far the numbers of words of given answers are from T, at most.
     """
 
     folder: Path
@@ -48,6 +56,7 @@ class Task(NamedTuple):
     completion_tokens: int
     precision: str = "32-true"
     lora: dict[str, Any] | None = None
+    spread: int = 0
 
     @property
     def dtype(self) -> torch.dtype:
@@ -64,11 +73,41 @@ class Task(NamedTuple):
         """Number of sampled tokens."""
         return self.sequences * self.completion_tokens
 
-    def batch(self) -> dict[str, torch.Tensor]:
-        """The prompts' tokens, left-padded."""
-        tokenizer = AutoTokenizer.from_pretrained(self.folder, padding_side="left")
-        encoded = tokenizer(list(self.prompts), return_tensors="pt", padding=True)
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's, which pads on the left."""
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(self.folder, padding_side="left")
+        return tokenizer
+
+    def batch(self, repeats: int = 1) -> dict[str, torch.Tensor]:
+        """The prompts' tokens, left-padded, each prompt a number of times."""
+        encoded = self.tokenizer([*self.prompts] * repeats, return_tensors="pt", padding=True)
         return {"tokens": encoded["input_ids"], "attention_mask": encoded["attention_mask"].bool()}
+
+    def pairs(self) -> list[tuple[str, str, str]]:
+        """Prompts with two answers each, as many answers as there are completions."""
+        drawn, pool = random.Random(0), " ".join(self.prompts).split()
+
+        def answer() -> str:
+            words = self.completion_tokens + drawn.randint(-self.spread, self.spread)
+            return " " + " ".join(drawn.choices(pool, k=words))
+
+        prompts = itertools.islice(itertools.cycle(self.prompts), self.sequences // 2)
+        return [(prompt, answer(), answer()) for prompt in prompts]
+
+    def pair_batch(self) -> dict[str, torch.Tensor]:
+        """The same as a batch of DPO, with any log-probabilities under the reference."""
+        tokenizer = self.tokenizer
+
+        def ids(text: str, end: int) -> list[int]:
+            encoded: list[int] = tokenizer(text)["input_ids"]
+            return encoded + [tokenizer.eos_token_id] * end
+
+        pairs = [
+            PreferencePair(ids(prompt, 0), ids(chosen, 1), ids(rejected, 1), -400.0, -400.0)
+            for prompt, chosen, rejected in self.pairs()
+        ]
+        return collate_pairs(pairs, tokenizer.pad_token_id)
 
     def operations(self, inner_epochs: int) -> float:
         """Floating-point operations of the products with weights in one cycle; attention is not counted.
@@ -93,7 +132,7 @@ def tiny(folder: Path) -> Task:
 
 def smollm2(precision: str, lora: dict[str, Any] | None = None) -> Task:
     """SmolLM2-135M-Instruct with eight beginnings of reviews, four completions of 24 tokens each."""
-    return Task(SMOLLM2.absolute(), BEGINNINGS, 4, 24, precision, lora)
+    return Task(SMOLLM2.absolute(), BEGINNINGS, 4, 24, precision, lora, spread=12)
 
 
 def build(folder: Path) -> None:
@@ -124,17 +163,6 @@ def draw(count: int, length: int, seed: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
     ids: list[list[int]] = torch.randint(VOCABULARY - 2, (count, length), generator=generator).tolist()
     return ids
-
-
-def pairs(count: int) -> list[PreferencePair]:
-    """Random pairs; the reference's log-probabilities do not influence the time of a step."""
-    parts = zip(
-        draw(count, PROMPT_TOKENS, 1),
-        draw(count, COMPLETION_TOKENS, 2),
-        draw(count, COMPLETION_TOKENS, 3),
-        strict=True,
-    )
-    return [PreferencePair(*part, -400.0, -400.0) for part in parts]
 
 
 def words(ids: list[int]) -> str:

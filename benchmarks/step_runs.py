@@ -11,12 +11,20 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from peft import LoraConfig
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-from trl import DPOConfig, DPOTrainer, RLOOConfig, RLOOTrainer
+from trl import (
+    DistillationConfig,
+    DistillationTrainer,
+    DPOConfig,
+    DPOTrainer,
+    RLOOConfig,
+    RLOOTrainer,
+    SFTConfig,
+    SFTTrainer,
+)
 
 import lit_klrb.estimators
 from lit_klrb.callbacks import KLEstimatorCallback
-from lit_klrb.data.pairs import collate_pairs
-from lit_klrb.modules import DPOModule, RLOOModule
+from lit_klrb.modules import DistillModule, DPOModule, RLOOModule, SFTModule
 
 from . import step_case as case
 from .throughput import RolloutThroughput
@@ -116,14 +124,37 @@ def our_dpo(task: case.Task, cycles: int) -> tuple[float, dict[str, float]]:
     """Seconds of a step of `DPOModule`; the reference's log-probabilities are in the batch."""
     module = DPOModule(reference_path=str(task.folder), learning_rate=case.LEARNING_RATE)
     clock = Clock()
-    _fit(
-        task,
-        module,
-        collate_pairs(case.pairs(case.PAIRS), case.VOCABULARY - 2),
-        cycles,
+    _fit(task, module, task.pair_batch(), cycles, LambdaCallback(on_train_batch_end=clock.tick))
+    return clock.seconds(1), {}
+
+
+def our_sft(task: case.Task, cycles: int) -> tuple[float, dict[str, float]]:
+    """Seconds of a step of `SFTModule` on prompts with answers, of which all tokens are trained on."""
+    module = SFTModule(policy_path=str(task.folder), learning_rate=case.LEARNING_RATE)
+    clock, pairs = Clock(), task.pair_batch()
+    batch = {name: pairs[name] for name in ("tokens", "attention_mask")}
+    _fit(task, module, batch, cycles, LambdaCallback(on_train_batch_end=clock.tick))
+    return clock.seconds(1), {}
+
+
+def our_distill(task: case.Task, cycles: int) -> tuple[float, dict[str, float]]:
+    """Seconds of a step of `DistillModule` with the loss per token that TRL has, and shares of its stages."""
+    module = DistillModule(
+        policy_path=str(task.folder),
+        reference_path=str(task.folder),
+        completions_per_prompt=1,
+        max_new_tokens=task.completion_tokens,
+        stop_at_eos=False,
+        learning_rate=case.LEARNING_RATE,
+    )
+    clock = Clock()
+    callbacks = (
+        KLEstimatorCallback(lit_klrb.estimators.RaoBlackwellLoss(allow_biased=True)),
+        RolloutThroughput(),
         LambdaCallback(on_train_batch_end=clock.tick),
     )
-    return clock.seconds(1), {}
+    logger = _fit(task, module, task.batch(task.completions_per_prompt), cycles, *callbacks)
+    return clock.seconds(1), logger.shares
 
 
 def _common(task: case.Task, folder: str, batch_size: int, steps: int) -> dict[str, Any]:
@@ -135,12 +166,10 @@ def _common(task: case.Task, folder: str, batch_size: int, steps: int) -> dict[s
         "per_device_train_batch_size": batch_size,
         "max_steps": steps,
         "learning_rate": case.LEARNING_RATE,
-        "beta": case.BETA,
         "report_to": "none",
         "save_strategy": "no",
         "disable_tqdm": True,
         "logging_strategy": "no",
-        "disable_dropout": True,
     }
 
 
@@ -156,6 +185,8 @@ def trl_rloo(task: case.Task, inner_epochs: int, cycles: int) -> tuple[float, di
             peft_config=None if task.lora is None else LoraConfig(**task.lora, task_type="CAUSAL_LM"),
             args=RLOOConfig(
                 **_common(task, output, task.sequences, cycles * inner_epochs),
+                beta=case.BETA,
+                disable_dropout=True,
                 num_generations=task.completions_per_prompt,
                 max_completion_length=task.completion_tokens,
                 generation_kwargs={"min_new_tokens": task.completion_tokens},
@@ -171,18 +202,58 @@ def trl_rloo(task: case.Task, inner_epochs: int, cycles: int) -> tuple[float, di
 
 def trl_dpo(task: case.Task, precompute: bool, cycles: int) -> tuple[float, dict[str, float]]:
     """Seconds of a step of TRL's `DPOTrainer`, with the reference's pass within it or before training."""
-    rows = case.pairs(case.PAIRS)
-    columns = {
-        name: [" " + case.words(getattr(pair, name)) for pair in rows] * cycles
-        for name in ("prompt", "chosen", "rejected")
-    }
+    names, rows = ("prompt", "chosen", "rejected"), task.pairs() * cycles
+    columns = {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
     clock = Clock()
     with tempfile.TemporaryDirectory() as output:
         trainer = DPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(task.folder),
             processing_class=AutoTokenizer.from_pretrained(task.folder),
             train_dataset=Dataset.from_dict(columns),
-            args=DPOConfig(**_common(task, output, case.PAIRS, cycles), precompute_ref_log_probs=precompute),
+            args=DPOConfig(
+                **_common(task, output, task.sequences // 2, cycles),
+                disable_dropout=True,
+                precompute_ref_log_probs=precompute,
+            ),
+            callbacks=[clock.in_trl()],
+        )
+        trainer.train()
+    return clock.seconds(1), {}
+
+
+def trl_sft(task: case.Task, cycles: int) -> tuple[float, dict[str, float]]:
+    """Seconds of a step of TRL's `SFTTrainer` on the same texts."""
+    texts = [prompt + answer for prompt, *pair in task.pairs() for answer in pair] * cycles
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as output:
+        trainer = SFTTrainer(
+            model=AutoModelForCausalLM.from_pretrained(task.folder),
+            processing_class=AutoTokenizer.from_pretrained(task.folder),
+            train_dataset=Dataset.from_dict({"text": texts}),
+            args=SFTConfig(**_common(task, output, task.sequences, cycles)),
+            callbacks=[clock.in_trl()],
+        )
+        trainer.train()
+    return clock.seconds(1), {}
+
+
+def trl_distill(task: case.Task, cycles: int) -> tuple[float, dict[str, float]]:
+    """Seconds of a step of TRL's `DistillationTrainer` with the reverse KL of each token."""
+    prompts = [*task.prompts] * task.completions_per_prompt * cycles
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as output:
+        trainer = DistillationTrainer(
+            model=str(task.folder),
+            teacher_model=str(task.folder),
+            processing_class=AutoTokenizer.from_pretrained(task.folder),
+            train_dataset=Dataset.from_dict({"prompt": prompts}),
+            args=DistillationConfig(
+                **_common(task, output, task.sequences, cycles),
+                beta=1.0,
+                disable_dropout=True,
+                max_completion_length=task.completion_tokens,
+                generation_kwargs={"min_new_tokens": task.completion_tokens},
+            ),
             callbacks=[clock.in_trl()],
         )
         trainer.train()

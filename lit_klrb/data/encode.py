@@ -70,7 +70,10 @@ def encode(
     text = prompt + (answer or "")
     spans = spans or ([(len(prompt), len(text))] if answer else [])
     ids, offsets = _tokens(text, tokenizer, needs_offsets=bool(prompt and spans))
-    mask = [any(end > first and start < last for first, last in spans) for start, end in offsets]
+    if offsets is None:
+        mask = [bool(spans)] * len(ids)
+    else:
+        mask = [any(end > first and start < last for first, last in spans) for start, end in offsets]
     before = beginning(tokenizer) if special_tokens else []
     if ids[: len(before)] != before:
         ids, mask = [*before, *ids], [*([False] * len(before)), *mask]
@@ -79,8 +82,8 @@ def encode(
 
 def _tokens(
     text: str, tokenizer: PreTrainedTokenizerBase, needs_offsets: bool
-) -> tuple[list[int], Iterable[Span]]:
-    """Token ids, and the characters of each; without offsets, all characters for each."""
+) -> tuple[list[int], Iterable[Span] | None]:
+    """Token ids, and the characters of each if they are needed."""
     if tokenizer.is_fast:
         backend = tokenizer.backend_tokenizer
         if backend.truncation is not None:
@@ -88,10 +91,10 @@ def _tokens(
         if backend.padding is not None:
             backend.no_padding()
         encoded = backend.encode(text, add_special_tokens=False)
-        return encoded.ids, encoded.offsets if needs_offsets else [(0, len(text))] * len(encoded.ids)
+        return encoded.ids, encoded.offsets if needs_offsets else None
     ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
     if not needs_offsets:
-        return ids, [(0, len(text))] * len(ids)
+        return ids, None
     # What is decoded of the beginnings tells where each token ends
     ends = [len(str(tokenizer.decode(ids[:count]))) for count in range(len(ids) + 1)]
     return ids, pairwise(ends)

@@ -33,6 +33,9 @@ LARGEST = 100.0
 LEAST, SPARED = 8, 0.1
 # The largest number of such parts of a batch, as each reads all weights.
 MOST = 4
+# Products with a weight that each further part must spare, as a pass through a small model takes as long for
+# few rows as for many.
+WORTH = 1e8
 
 
 class SplitModel(NamedTuple):
@@ -52,6 +55,12 @@ class SplitModel(NamedTuple):
     softcap: float | None
     caches: bool
 
+    @property
+    def weights(self) -> int:
+        """Number of the backbone's weights that each token is multiplied with."""
+        embedded: Any = self.backbone.get_input_embeddings()
+        return sum(weight.numel() for weight in self.backbone.parameters()) - embedded.weight.numel()
+
     def hidden_states(self, rollout: Rollout) -> Tensor:
         """Inputs of the head that predict the completion tokens, shape [B, T, D].
 
@@ -60,7 +69,7 @@ class SplitModel(NamedTuple):
         """
         width = rollout.mask.shape[1]
         # Processes that share blocks read as many parts: one
-        parts = by_length(rollout, 1 if is_sharded(self.model) else MOST)
+        parts = by_length(rollout, 1 if is_sharded(self.model) else MOST, self.weights)
         # Gradient checkpointing computes blocks again, without the cache; FSDP does not gather weights for
         # gradients through a cache
         whole_passes = _checkpoints_gradients(self.backbone) or is_sharded(self.model)
@@ -123,8 +132,13 @@ class SplitModel(NamedTuple):
         return hidden
 
 
-def by_length(rollout: Rollout, most: int) -> list[tuple[Tensor, int]]:
+def by_length(rollout: Rollout, most: int, weights: int) -> list[tuple[Tensor, int]]:
     """Rows of similar length, to be read together, so that little of what is read is padding.
+
+    Args:
+        rollout: B sequences with T completion positions.
+        most: The largest number of parts.
+        weights: Number of weights that each token is multiplied with.
 
     Returns:
         Indices of rows, and their largest length from 1 to T; one part if more would spare too little.
@@ -137,7 +151,9 @@ def by_length(rollout: Rollout, most: int) -> list[tuple[Tensor, int]]:
     for count in range(most, 1, -1):
         parts = [*zip(rows.chunk(count), (int(part[0]) for part in lengths.chunk(count)), strict=True)]
         read = sum(len(part) * length for part, length in parts)
-        if len(rows) >= LEAST * count and read <= (1 - SPARED) * rollout.mask.numel():
+        spared = rollout.mask.numel() - read
+        enough = max(SPARED * rollout.mask.numel(), WORTH * (count - 1) / weights)
+        if len(rows) >= LEAST * count and spared >= enough:
             return parts
     return [(torch.arange(len(rows), device=rows.device), width)]
 
