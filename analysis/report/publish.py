@@ -19,7 +19,7 @@ from analysis.results.store import (
 from analysis.results.sweep import load_sweep
 from analysis.stats.text import count
 from lit_klrb.errors import ConfigurationError
-from lit_klrb.files import write_atomically
+from lit_klrb.files import write_output
 
 
 def publish(runs_dir: Path, output: Path) -> Path:
@@ -53,10 +53,10 @@ def publish(runs_dir: Path, output: Path) -> Path:
     if os.path.lexists(plan := present(runs_dir / layout.PLAN)):
         _write_packed(output / layout.PLAN, read_bytes(plan))
     for path in layout.result_paths(runs_dir, layout.FAILED):
-        write_atomically(layout.result_path(output, path.stem, layout.FAILED), read_bytes(path))
+        write_output(layout.result_path(output, path.stem, layout.FAILED), read_bytes(path))
     _write_packed(output / layout.ARCHIVE, content)
     if sweep.seconds:
-        write_atomically(output / layout.TIMES, encode_seconds(sweep.seconds))
+        write_output(output / layout.TIMES, encode_seconds(sweep.seconds))
     return build(output, added=added_sections())
 
 
@@ -71,5 +71,5 @@ def _lines(runs_dir: Path) -> dict[Path, bytes]:
 
 def _write_packed(path: Path, content: bytes) -> None:
     """Write a file compressed, in place of one that is not."""
-    write_atomically(path.with_name(f"{path.name}.xz"), lzma.compress(content))
+    write_output(path.with_name(f"{path.name}.xz"), lzma.compress(content))
     path.unlink(missing_ok=True)

@@ -62,6 +62,9 @@ def lock(plan: Plan, expansion: Expansion, directory: Path, *, record: bool) -> 
         return Locked([], arms)
     # Properties of the arms are derived from the rest
     altered = list(changes({**before.document["content"], ARMS: None}, {**content, ARMS: None}))
+    was, blocks = [*before.plan.grid.blocks], [*plan.grid.blocks]
+    if was != blocks and {*was} == {*blocks}:  # replicate r is in block r mod B
+        altered.append(f"plan.grid.blocks: in the order {', '.join(was)} -> {', '.join(blocks)}")
     if altered and record:
         document = lock_document(
             plan,

@@ -61,6 +61,14 @@ def test_a_published_sweep_has_the_runs_of_the_sweep_and_verifies(runs, tmp_path
     assert "6 results" in capsys.readouterr().out
 
 
+def test_what_a_killed_publication_left_is_removed_by_the_next(runs, published):
+    left = [published / f".{name}.0123456789abcdef.partial" for name in ("plan.json.xz", "results.jsonl.xz")]
+    for path in left:
+        path.write_bytes(b"half of a file")
+    assert publish(runs, published) == 0
+    assert not any(path.exists() for path in left)
+
+
 def test_failures_are_published_too(runs, tmp_path, undrawn):
     name = grid_results(runs)["MonteCarlo", 0, 0]["id"]
     layout.result_path(runs, name).unlink()

@@ -53,6 +53,16 @@ def test_the_plan_is_locked_with_its_cells(locked, cells, runs):
     assert [*read.plan.stages] == ["sft", "dpo", "rloo"]
 
 
+def test_another_order_of_blocks_is_a_change_as_it_moves_their_replicates(locked, runs):
+    blocks = {name: {"overrides": {"lr": rate}} for name, rate in (("a", 0.1), ("b", 0.2), ("c", 0.3))}
+    locked(grid={"replicates": 3, "blocks": blocks})
+    begin(runs, results=1)
+    altered, document = locked(grid={"replicates": 3, "blocks": {name: blocks[name] for name in "bac"}})
+    assert altered == ["plan.grid.blocks: in the order a, b, c -> b, a, c"]
+    assert document["history"][-1]["changes"] == altered
+    assert LockedPlan.read(runs / "plan.json").changed_after_results
+
+
 def test_an_unchanged_plan_stays_byte_for_byte(locked, runs):
     locked()
     begin(runs, results=1)
