@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from replication.claims.claim import Citation, Number, PublishedClaim, Ruling, Status
-from replication.claims.evidence import Evidence
+from replication.claims.evidence import DEGENERATE, Evidence
 from replication.claims.measure import difference_text, distilled, p_text, with_level
 from replication.claims.trained import Trained, better, compared, decidable, designs_of, kl_finding
 
@@ -120,18 +120,18 @@ def _no_gain(evidence: Evidence) -> Ruling:
     exact = "whole future, exact"
     points = _points(evidence, (exact,), "own token, exact")
     numbers = _rows(points, {exact: "not below 1"})
-    (full, of_full), (limited, of_limited) = (_count(points, exact, one) for one in ("full", "limited"))
+    useful = [one for one in points if DEGENERATE not in one.where]
+    (full, of_full), (limited, of_limited) = (_count(useful, exact, one) for one in ("full", "limited"))
     counts = (
-        f"it ends significantly nearer at {full} of {of_full} points with a student that can match its "
-        f"teacher, and at {limited} of {of_limited} with one that cannot"
+        f"it ends significantly nearer than exact own-token credit at {full} of {of_full} points with a "
+        f"student that can match its teacher, and at {limited} of {of_limited} with one that cannot"
     )
-    if full + limited == 0:
-        return Ruling(Status.HOLDS, f"Against exact own-token credit, {counts}.", numbers)
-    if full + limited == of_full + of_limited:
-        return Ruling(Status.FAILS, f"Against exact own-token credit, {counts}.", numbers)
-    if full == 0:
-        return Ruling(Status.ONLY_IF, f"the student can match its teacher: {counts}.", numbers)
-    return Ruling(Status.INCONCLUSIVE, f"The student does not decide: {counts}.", numbers)
+    text = (
+        f"Their setting, feedback in a model's own context, was not run. With other teachers {counts}; "
+        "elsewhere no gain is shown, which is not the same as none."
+    )
+    everywhere = full + limited == of_full + of_limited
+    return Ruling(Status.FAILS if everywhere else Status.INCONCLUSIVE, text, numbers)
 
 
 def _as_sdpo(evidence: Evidence) -> Ruling:

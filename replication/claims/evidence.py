@@ -67,6 +67,8 @@ STUDIES = {
     "reviews_noise": StudyFile(REVIEWS, GRADIENT_NOISE, f"{_CONFIGS}/imdb_gradient_noise.yaml"),
     "smollm2": StudyFile(RESULTS / SMOLLM2, ESTIMATION, f"replication/configs/{SMOLLM2}/rloo.yaml", "fit"),
 }
+# What makes the end of a sweep useless, in its title.
+DEGENERATE = "students end completions at once"
 # Published sweep -> what it trains.
 INNER_STEPS = "off_policy"
 SWEEPS = {
@@ -86,7 +88,7 @@ SWEEPS = {
     "smollm2_places": "reviews, SmolLM2, β 0.1, one rate, eight warm starts, two places of sixteen",
     INNER_STEPS: "embedded world, four inner steps",
     "distillation_full": "embedded world, full",
-    "distillation_limited": "embedded world, limited, where students end completions at once",
+    "distillation_limited": f"embedded world, limited, where {DEGENERATE}",
     "imdb_distill": "reviews, limited",
     "smollm2_json": "SmolLM2 and its own context, one rate",
     "smollm2_credit": "SmolLM2 and its own context, two contexts, rates as chosen",
