@@ -5,7 +5,11 @@ samples its share of an evaluation and has the completions of all, so metrics ne
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import lightning as L
@@ -14,11 +18,19 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    ModelParallelStrategy,
+    ParallelStrategy,
+    SingleDeviceStrategy,
+    StrategyRegistry,
+)
 from torch import Tensor, distributed
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.functional import pad
 
 from lit_klrb.errors import ConfigurationError
+from lit_klrb.files import PARTIAL
 from lit_klrb.functional import TokenStats
 
 if TYPE_CHECKING:
@@ -143,15 +155,102 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor if full_tensor is None else full_tensor()
 
 
+class FSDP2(ModelParallelStrategy):
+    """FSDP2 of torch, which divides each weight among all processes: `--trainer.strategy fsdp2`.
+
+    Processes of one machine build their models one after the other, of which each keeps its part, so that its
+    memory holds one whole copy at a time. A checkpoint is one file, as of other strategies. The first process
+    writes it, and gathers a weight at a time, which it keeps in a file without a name on the same disk.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(tensor_parallel_size=1)
+
+    def setup_environment(self) -> None:
+        """See Lightning's; the number of processes is known now."""
+        self._data_parallel_size = self.num_nodes * self.num_processes
+        super().setup_environment()
+
+    @contextmanager
+    def model_sharded_context(self) -> Iterator[None]:
+        """The turn of this process to build its models."""
+        for _ in range(self.local_rank):
+            self.barrier()
+        yield
+        for _ in range(self.local_rank, self.num_processes):
+            self.barrier()
+
+    # This process's part of weights and moments; numbers of weights are those of other strategies
+    lightning_module_state_dict = ParallelStrategy.lightning_module_state_dict
+    optimizer_state = ParallelStrategy.optimizer_state
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None
+    ) -> None:
+        """Write a checkpoint; all processes must make this call."""
+        path = Path(self.broadcast(filepath))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stored = partial(self._stored, folder=path.parent)
+        weights = {name: stored(weight) for name, weight in checkpoint["state_dict"].items()}
+        optimizers = [
+            _with_moments(state, lambda _, v: stored(v)) for state in checkpoint.get("optimizer_states", [])
+        ]
+        checkpoint = {**checkpoint, "state_dict": weights, "optimizer_states": optimizers}
+        ParallelStrategy.save_checkpoint(self, checkpoint, path, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Restore this process's part of weights and moments, and return what else the checkpoint holds."""
+        optimizers = self.optimizers
+        self.optimizers = []  # Lightning's own numbers their weights in another way
+        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        self.optimizers = optimizers
+        for optimizer, state in zip(optimizers, checkpoint.get("optimizer_states", []), strict=False):
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            optimizer.load_state_dict(_with_moments(state, partial(_as_part, parameters)))
+        return checkpoint
+
+    def _stored(self, part: Tensor, folder: Path) -> Tensor | None:
+        """A whole tensor in a file; None beside the first process."""
+        tensor = whole(part)
+        if not self.is_global_zero:
+            return None
+        if tensor is part:  # each process has all of it
+            return tensor.cpu()
+        with NamedTemporaryFile(dir=folder, prefix=".", suffix=PARTIAL) as file:
+            stored = torch.from_file(file.name, shared=True, size=tensor.numel(), dtype=tensor.dtype)
+        return stored.view(tensor.shape).copy_(tensor)
+
+
+def _with_moments(state: dict[str, Any], change: Callable[[int, Tensor], Tensor | None]) -> dict[str, Any]:
+    """The state of an optimizer with other moments, by a function of the weight's number and the moment."""
+    moments = {
+        number: {name: change(number, value) for name, value in entry.items()}
+        for number, entry in state["state"].items()
+    }
+    return {**state, "state": moments}
+
+
+def _as_part(parameters: list[DTensor], number: int, moment: Tensor) -> Tensor:
+    """This process's part of a moment, as of its parameter; the count of steps is whole everywhere."""
+    parameter = parameters[number]
+    if moment.shape != parameter.shape:
+        return moment
+    moment = moment.to(parameter.device)
+    return distribute_tensor(moment, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+StrategyRegistry.register("fsdp2", FSDP2, description=FSDP2.__doc__, override=True)
+
+
 def sharding_mesh(trainer: L.Trainer) -> "DeviceMesh | None":
     """The processes among which models are divided, one dimension; None if each process holds them whole."""
     strategy = trainer.strategy
-    return strategy.device_mesh["data_parallel"] if isinstance(strategy, ModelParallelStrategy) else None
+    return strategy.device_mesh["data_parallel"] if isinstance(strategy, FSDP2) else None
 
 
 def divides_models(trainer: L.Trainer) -> bool:
     """Whether models are divided among the processes, which may not have started yet."""
-    return isinstance(trainer.strategy, ModelParallelStrategy)
+    return isinstance(trainer.strategy, FSDP2)
 
 
 def cluster_plugins() -> list[ClusterEnvironment]:
@@ -171,25 +270,14 @@ def cluster_plugins() -> list[ClusterEnvironment]:
 
 
 def check_strategy(trainer: L.Trainer) -> None:
-    """Check that models are whole in each process, or divided by FSDP2 with checkpoints in one file.
+    """Check that models are whole in each process, or divided by FSDP2.
 
     Raises:
-        ConfigurationError: If not; names the strategy and its setting.
+        ConfigurationError: If not; names the strategy.
     """
-    strategy, key = trainer.strategy, "trainer.strategy"
-    if isinstance(strategy, (SingleDeviceStrategy, DDPStrategy)):
-        return
-    if not isinstance(strategy, ModelParallelStrategy):
+    if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy, FSDP2)):
         raise ConfigurationError(
-            f"{type(strategy).__name__} is not supported; use ddp, one device, or ModelParallelStrategy for "
-            "models larger than a device",
-            key=key,
+            f"{type(trainer.strategy).__name__} is not supported; use ddp, one device, or fsdp2 for models "
+            "larger than a device",
+            key="trainer.strategy",
         )
-    settings = {
-        "data_parallel_size": trainer.num_devices * trainer.num_nodes,
-        "tensor_parallel_size": 1,
-        "save_distributed_checkpoint": False,
-    }
-    for name, value in settings.items():
-        if (given := getattr(strategy, f"_{name}")) != value:
-            raise ConfigurationError(f"must be {str(value).lower()}, got {given}", key=f"{key}.{name}")

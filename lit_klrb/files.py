@@ -11,9 +11,9 @@ import secrets
 import shutil
 import stat
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from lit_klrb.errors import ConfigurationError, brief
 
@@ -129,8 +129,12 @@ def write_once(path: Path, content: bytes) -> bool:
     return True
 
 
-def write_beside(path: Path, content: str | bytes | memoryview) -> Path:
+def write_beside(path: Path, content: str | bytes | memoryview | Callable[[BinaryIO], None]) -> Path:
     """Write the content to an unfinished file beside `path`, on the same file system, and sync it.
+
+    Args:
+        path: The final file.
+        content: Its content, or what writes it to a file.
 
     Returns:
         The unfinished file, to be renamed to `path`. It is removed if writing fails.
@@ -143,7 +147,10 @@ def write_beside(path: Path, content: str | bytes | memoryview) -> Path:
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PARTIAL}")
     try:
         with partial.open("xb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            if callable(content):
+                content(file)
+            else:
+                file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
     except BaseException:

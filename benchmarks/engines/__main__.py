@@ -16,11 +16,7 @@ from lit_klrb import schema
 
 RUNS = Path("runs/engines")
 SAMPLER_KL = "train/sampler_kl"
-SHARDED = [
-    *("--trainer.strategy", "ModelParallelStrategy", "--trainer.strategy.data_parallel_size", "2"),
-    *("--trainer.strategy.tensor_parallel_size", "1"),
-    *("--trainer.strategy.save_distributed_checkpoint", "false"),
-]
+SHARDED = ["--trainer.strategy", "fsdp2"]
 LLAMA = (
     "{model_type: llama, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, "
     "num_attention_heads: 2, max_position_embeddings: 64}"

@@ -1,5 +1,6 @@
 """Checkpoints of a run, which are written at the start of a step, when all earlier metrics are on disk."""
 
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -10,12 +11,15 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.run.lightning_internals import count_completed_batches
 from lit_klrb.run.loggers import MetricsLogger
 
-# The default interval between checkpoints: the maximum time of training that a kill loses.
-INTERVAL = timedelta(minutes=1)
+# The default interval between checkpoints: the maximum time of training that a kill loses; and the least one,
+# as a multiple of the time that saving took.
+INTERVAL, TIMES = timedelta(minutes=1), 20
 
 
 class RunCheckpoint(ModelCheckpoint):
     """Saves a checkpoint every minute, or at another interval, at the start of a step.
+
+    If saving takes more than three seconds, it is every twenty times that.
 
     At that point the metrics of the previous step are logged and its evaluation, if due, is complete.
     Lightning saves before both, so a run that is stopped then and resumed would never log them.
@@ -34,7 +38,8 @@ class RunCheckpoint(ModelCheckpoint):
         train_time_interval: timedelta | None = None,
         **kwargs: Any,
     ) -> None:
-        if not (every_n_train_steps or train_time_interval or kwargs.get("every_n_epochs")):
+        self._adapts = not (every_n_train_steps or train_time_interval or kwargs.get("every_n_epochs"))
+        if self._adapts:
             train_time_interval = INTERVAL
         super().__init__(
             every_n_train_steps=every_n_train_steps, train_time_interval=train_time_interval, **kwargs
@@ -49,8 +54,13 @@ class RunCheckpoint(ModelCheckpoint):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Save if a checkpoint is due; never between the accumulated batches of an optimizer step."""
-        if between_steps(trainer, batch_idx):
-            super().on_train_batch_end(trainer, pl_module, {}, batch, batch_idx)
+        if not between_steps(trainer, batch_idx):
+            return
+        began = time.monotonic()
+        super().on_train_batch_end(trainer, pl_module, {}, batch, batch_idx)
+        if self._adapts and self._last_global_step_saved == trainer.global_step:
+            took = timedelta(seconds=time.monotonic() - began)
+            self._train_time_interval = max(INTERVAL, TIMES * took)
 
     def on_train_batch_end(self, *_: Any) -> None:
         """Do nothing; `on_train_batch_start` of the next step saves."""

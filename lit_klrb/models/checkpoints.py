@@ -33,7 +33,7 @@ def read_checkpoint(path: str, role: Role = POLICY) -> dict[str, Any]:
         ConfigurationError: If it cannot be read, contains no model for the role, or belongs to a published
             cell of a sweep and has other weights than those of the result.
     """
-    checkpoint = read(Path(path))
+    checkpoint = read(Path(path), mmap=True)  # with the optimizer's moments, which models do not need
     if role.config_key not in checkpoint:
         raise ConfigurationError(
             f"contains no {role.name}: it was not written by a lit_klrb module that has one"

@@ -39,8 +39,7 @@ def shard(model: PreTrainedModel, mesh: "DeviceMesh") -> None:
     blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not blocks:
         raise ConfigurationError(
-            f"ModelParallelStrategy does not support {type(model).__name__}, which has no blocks to shard; "
-            "use ddp",
+            f"fsdp2 does not support {type(model).__name__}, which has no blocks to shard; use ddp",
             key="trainer.strategy",
         )
     # Outputs that are views would matter for operations in place, of which there are none

@@ -144,13 +144,11 @@ class TrainedModule(L.LightningModule, ABC):
             return
         if not self.shards:
             raise ConfigurationError(
-                f"ModelParallelStrategy does not support {type(self).__name__}; use ddp, or one device",
+                f"fsdp2 does not support {type(self).__name__}; use ddp, or one device",
                 key="trainer.strategy",
             )
         if getattr(self, "reference_path", None) == loading.ITSELF:
-            raise ConfigurationError(
-                f"{loading.ITSELF!r} is not supported by ModelParallelStrategy", key="reference_path"
-            )
+            raise ConfigurationError(f"{loading.ITSELF!r} is not supported by fsdp2", key="reference_path")
 
     def shard(self, *models: PreTrainedModel) -> None:
         """Divide models among the processes, if the trainer's strategy asks for it."""

@@ -1,13 +1,12 @@
 """Checkpoint files, which are written atomically and checked when they are read."""
 
 import hashlib
-import io
 import os
 import pickle
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
@@ -28,10 +27,8 @@ class CheckpointFiles(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Replace the checkpoint atomically; the old `last.ckpt` becomes `previous.ckpt`."""
-        buffer = io.BytesIO()
-        torch.save(checkpoint, buffer)
         target = Path(path)
-        partial = write_beside(target, buffer.getbuffer())
+        partial = write_beside(target, lambda file: _save(checkpoint, file))
         if target.name == Path(schema.CHECKPOINT).name and target.exists():
             _keep(target, previous_of(target))
         partial.replace(target)
@@ -47,6 +44,16 @@ class CheckpointFiles(TorchCheckpointIO):
             content: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only)
             check_tensors(content)
         return content
+
+
+def _save(checkpoint: dict[str, Any], file: BinaryIO) -> None:
+    """Write a checkpoint without a copy in memory."""
+    try:
+        torch.save(checkpoint, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):  # what torch says of a full disk
+            raise error.__context__ from None
+        raise
 
 
 def read(path: Path, mmap: bool = False) -> dict[str, Any]:

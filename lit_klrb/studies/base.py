@@ -31,7 +31,7 @@ def require_rollouts(callback: L.Callback, trainer: L.Trainer, module: L.Lightni
     if stage != "fit" and not trainer.global_step:  # steps were made if this is the evaluation after a fit
         raise ConfigurationError(f"{name} measures training, but this command does not train; use fit")
     if sharding_mesh(trainer) is not None:
-        raise ConfigurationError(f"{name} needs whole models, which ModelParallelStrategy divides")
+        raise ConfigurationError(f"{name} needs whole models, which fsdp2 divides")
 
 
 class PolicyStudy(L.Callback, ABC):

@@ -198,13 +198,13 @@ def test_checkpoints_by_time_change_nothing(chain, tmp_path, stage):
 
 
 class Minute(Callback):
-    """Lets a minute pass before a batch."""
+    """Lets a minute pass before a batch, or before each."""
 
     def __init__(self, batch):
         self.batch, self.now = batch, 0.0
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        self.now += 60.0 * (batch_idx == self.batch)
+        self.now += 60.0 * (self.batch in (batch_idx, None))
 
     def monotonic(self):
         return self.now
@@ -226,6 +226,22 @@ def test_checkpoints_by_time_are_never_within_an_optimizer_step(chain, tmp_path,
     monkeypatch.setattr(cli.CheckpointFiles, "save_checkpoint", noted)
     assert chain.run("fit", "rloo", *parts, run=tmp_path) == 0
     assert saved == [first, (3, 6, 6)]
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(2.0, [1, 2, 3, 4, 5, 6]), (6.0, [1, 3, 5, 6])])
+def test_saving_takes_a_twentieth_of_the_time_at_most(chain, tmp_path, monkeypatch, seconds, steps):
+    saved, clock = [], Minute(None)
+
+    def slow(self, checkpoint, path, **keywords):
+        saved.append(checkpoint["global_step"])
+        clock.now += seconds
+
+    with_callback(monkeypatch, clock)
+    for module in ("lightning.pytorch.callbacks.model_checkpoint", "lit_klrb.callbacks.checkpoint"):
+        monkeypatch.setattr(f"{module}.time", clock)
+    monkeypatch.setattr(cli.CheckpointFiles, "save_checkpoint", slow)
+    assert chain.run("fit", "sft", run=tmp_path) == 0
+    assert saved == steps
 
 
 def test_a_minute_is_all_that_a_kill_may_cost(chain):

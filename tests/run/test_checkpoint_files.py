@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import os
 import random
 import sys
@@ -112,6 +113,16 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert names(tmp_path) == ["last.ckpt", "previous.ckpt"]
     assert (step_of(last), step_of(tmp_path / "previous.ckpt")) == (2, 1)
+
+
+@pytest.mark.parametrize("size", [10, 10_000])
+def test_torch_does_not_hide_that_a_disk_is_full(size):
+    class Full(io.RawIOBase):
+        def write(self, _):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match="No space left"):
+        checkpoints._save({"weights": torch.zeros(size)}, Full())
 
 
 class Calls:
