@@ -93,7 +93,13 @@ claims: $(VENV)/.runtime  ## write the ledger of claims, replication/ledger, and
 	$(BIN)/python -m replication verify
 	$(BIN)/python -m replication verify replication/results
 
-docs: $(VENV)/.dev  ## the documentation site, site/index.html
+# Reports are pages of the site, written again when their numbers change
+REPORTS := $(patsubst %/results.json,site/%/report.html,$(shell find replication/results -name results.json))
+
+site/%/report.html: %/results.json | $(VENV)/.dev
+	@$(BIN)/python -m replication report $* --output $@
+
+docs: $(VENV)/.dev $(REPORTS)  ## the documentation site with all published reports, site/index.html
 	$(BIN)/python -m sphinx -q -W -b html -c docs . site
 	@echo "site/index.html"
 

@@ -113,8 +113,19 @@ def without_values(app: Any, what: str, name: str, obj: Any, skip: bool, options
     return True if what == "class" and not has_text and name not in SHOWN else None
 
 
+def with_reports(app: Any, docname: str, source: list[str]) -> None:
+    """Link the page of a published sweep to its reports, which `make docs` has written into the site."""
+    if re.fullmatch("replication/results/[^/]+/README", docname):
+        folder = app.outdir / Path(docname).parent
+        pages = [page.relative_to(folder).as_posix() for page in sorted(folder.rglob("report.html"))]
+        if pages:
+            links = "\n".join(f'- <a href="{page}">The whole report ({page})</a>' for page in pages)
+            source[0] = source[0].replace("\n\n", f"\n\n{links}\n\n", 1)
+
+
 def setup(app: Any) -> None:
     """Register the treatment of docstrings, before that of their sections, and of members."""
     app.connect("autodoc-process-docstring", all_arguments, priority=50)
     app.connect("autodoc-process-docstring", plain, priority=100)
     app.connect("autodoc-skip-member", without_values)
+    app.connect("source-read", with_reports)

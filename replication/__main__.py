@@ -30,7 +30,7 @@ def claims_command(arguments: argparse.Namespace) -> int:
 
 def report_command(arguments: argparse.Namespace) -> int:
     """Write the report of a sweep with the sections on enumerated models."""
-    print(build(arguments.runs, added=SECTIONS))
+    print(build(arguments.runs, arguments.output, SECTIONS))
     return 0
 
 
@@ -101,6 +101,9 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="write the report of a sweep, with its enumerated models")
     report.set_defaults(run=report_command)
     report.add_argument("runs", type=Path, metavar="RUNS_DIR", help="a sweep's directory")
+    report.add_argument(
+        "--output", type=Path, metavar="FILE", help="the file to write (default: RUNS_DIR/report.html)"
+    )
     rebuilt = commands.add_parser("rebuild", help="write the reports of published sweeps again")
     rebuilt.set_defaults(run=rebuild_command)
     rebuilt.add_argument(

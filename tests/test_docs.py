@@ -18,6 +18,9 @@ PACKAGES = ("functional", "functional.enumeration", "estimators", "modules", "ca
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     target = tmp_path_factory.mktemp("site")
+    report = target / "replication" / "results" / "noise" / "report.html"  # as `make docs` has written it
+    report.parent.mkdir(parents=True)
+    report.write_text("the report")
     command = [sys.executable, "-m", "sphinx", "-q", "-b", "html", "-W", "-c", DOCS, ROOT, target]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -56,6 +59,8 @@ def test_the_reference_has_every_public_name_and_links_lead_somewhere(site):
                 broken.append(f"{page.relative_to(site)}: {link}")
     assert broken == []
     assert (site / "llms.txt").exists()
+    linked = {page.parent.name for page, text in pages.items() if 'href="report.html"' in text}
+    assert linked == {"noise"}, "the page whose report is there, and no other"
 
 
 def test_the_index_of_estimators_has_each_once():
