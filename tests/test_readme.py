@@ -2,10 +2,13 @@
 
 import doctest
 import re
+import shlex
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+
+from lit_klrb.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -15,6 +18,15 @@ COMMANDS = sorted(
         line.partition("#")[0].strip()
         for text in TEXTS.values()
         for line in re.findall(r"^python -m .*$", text, re.MULTILINE)
+    }
+)
+# With their continuation lines, without those that import a module of the reader's
+FITS = sorted(
+    {
+        command
+        for text in TEXTS.values()
+        for command in re.findall(r"^python -m lit_klrb fit (?:.*\\\n)*.*$", text, re.MULTILINE)
+        if not re.search(r"my_\w+[.:]", command)
     }
 )
 LINKS = [
@@ -43,6 +55,21 @@ def test_the_commands_name_what_is_there():
         assert module in ("lit_klrb", "analysis", "benchmarks", "replication"), command
         for option, value in pairwise(arguments):
             assert option != "--config" or value.startswith("my_") or (ROOT / value).exists(), command
+
+
+def test_the_options_of_fit_are_what_it_takes(capsys):
+    assert len(FITS) > 15
+    wrong = {}
+    for command in FITS:
+        words = shlex.split(command.replace("\\\n", ""), comments=True)[3:]
+        try:
+            main([*words, "--print_config"])
+        except SystemExit as ended:
+            if ended.code:
+                wrong[command] = capsys.readouterr().err
+        else:
+            wrong[command] = capsys.readouterr().err
+    assert wrong == {}
 
 
 def test_links_lead_somewhere():
