@@ -5,15 +5,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, cast
 
 import lightning as L
 from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_klrb.data.batches import Batch
 from lit_klrb.data.corpora import Source, given_prompts, load_rows
 from lit_klrb.data.encode import Reader, end_tokens
-from lit_klrb.data.interfaces import Learner
 from lit_klrb.data.kinds import Row, Want
 from lit_klrb.data.lengths import Overlong, Selection
 from lit_klrb.data.samplers import StepBatchSampler
@@ -27,6 +27,16 @@ SPLITS = {
     "test": ("test",),
     "predict": ("test",),
 }
+
+
+class Learner(Protocol):
+    """A module that is trained on the batches of a data module."""
+
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def trained(self) -> PreTrainedModel:
+        """The model that is trained."""
 
 
 # Settings are dataclass fields, as those of the modules.
@@ -90,14 +100,10 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         self.selections: dict[str, Selection] = {}
         self._preview: Learner | None = None
 
-    @property
-    def rows(self) -> Source:
-        """Where the rows come from."""
-        return Source(self.source, self.want, self.subset, self.split, self.eval_split)
-
     def load(self, split: str) -> Sequence[Row]:
         """Load a split of the source."""
-        return load_rows(self.rows, split, self.sizes[split])
+        source = Source(self.source, self.want, self.subset, self.split, self.eval_split)
+        return load_rows(source, split, self.sizes[split])
 
     def read(
         self,
@@ -113,12 +119,9 @@ class CorpusDataModule(L.LightningDataModule, ABC):
 
     def reader(self, key: str = "source") -> Reader:
         """Reads prompts and answers as the learner does."""
-        learner = self.learner
-        ends = end_tokens(learner.tokenizer, learner.trained)
-        settings = self.system_prompt, self.chat_template_kwargs
-        return Reader(
-            key, learner.tokenizer, ends, *settings, say=partial(log.warning, "%s: %s", self.source)
-        )
+        tokenizer, say = self.learner.tokenizer, partial(log.warning, "%s: %s", self.source)
+        ends = end_tokens(tokenizer, self.learner.trained)
+        return Reader(key, tokenizer, ends, self.system_prompt, self.chat_template_kwargs, say)
 
     def preview(self, learner: Learner) -> dict[str, Any]:
         """What the training data become, without a model: rows, what is left out and why, the first row.
@@ -148,18 +151,12 @@ class CorpusDataModule(L.LightningDataModule, ABC):
 
     @property
     def learner(self) -> Learner:
-        """The module that is trained or evaluated.
+        """The module that is trained or evaluated."""
+        return cast(Learner, self._preview or self._module)
 
-        Raises:
-            ConfigurationError: If it has no tokenizer or no model.
-        """
-        module: Any = self._preview or self._module
-        if not isinstance(module, Learner):
-            raise ConfigurationError(
-                f"{type(self).__name__} needs a module with a tokenizer and a trained model, "
-                f"got {type(module).__name__}"
-            )
-        return module
+    def show(self, *parts: Sequence[int]) -> str:
+        """Token ids as text, with bars between the parts."""
+        return " | ".join(str(self.learner.tokenizer.decode(list(part))) for part in parts)
 
     @property
     def _module(self) -> L.LightningModule:
@@ -167,73 +164,64 @@ class CorpusDataModule(L.LightningDataModule, ABC):
         return self.trainer.lightning_module
 
     def setup(self, stage: str) -> None:
-        """Load the splits of the stage; for predict, all prompts of a file of prompts.
-
-        Raises:
-            ConfigurationError: If the module needs batches of another kind.
-        """
+        """Load the splits of the stage; for predict, all prompts of a file of prompts."""
         self.check_module(stage)
         for split in SPLITS[stage]:
-            given = given_prompts(self.rows) if stage == "predict" and self.want == "prompts" else None
-            if given is not None:
+            if stage == "predict" and self.want == "prompts" and (given := given_prompts(self.source)):
                 self.reviews[split] = given
                 continue
-            announced = split in self.reviews
-            self.reviews[split] = self.load(split)
-            if len(self.reviews[split]) < self.sizes[split] and not announced:
-                log.warning(
-                    "%s is %d, but the %s split of %s has %d rows: all are used",
+            announced, size = split in self.reviews, self.sizes[split]
+            rows = self.reviews[split] = self.load(split)
+            if len(rows) < size and not announced:
+                name, about = (
                     "train_size" if split == "train" else "eval_size",
-                    *(self.sizes[split], split, self.source, len(self.reviews[split])),
+                    f"{split} split of {self.source}",
                 )
+                log.warning(f"{name} is {size}, but the {about} has {len(rows)} rows: all are used")
 
     def check_module(self, stage: str) -> None:
-        """Check that the module reads what the batches contain.
-
-        Raises:
-            ConfigurationError: If not.
-        """
+        """Check that the module reads what the batches contain."""
         if self.trainer is None:
             return
-        contents, module = self.contents[stage != "fit"], type(self._module).__name__
-        reads = getattr(self._module, "reads", (None, None))[stage != "fit"]
+        contents, module = self.contents[stage != "fit"], self._module
+        reads = getattr(module, "reads", (None, None))[stage != "fit"]
         if contents != reads:
-            needs = f"needs {reads}" if reads else "is not a module of lit_klrb"
-            raise ConfigurationError(f"data: {type(self).__name__} provides {contents}, but {module} {needs}")
+            needs = f"{type(module).__name__} {f'needs {reads}' if reads else 'is not a module of lit_klrb'}"
+            raise ConfigurationError(f"data: {type(self).__name__} provides {contents}, but {needs}")
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Infinite batches, starting with that of the current step."""
-        assert self.trainer is not None
+        trainer = self.trainer
+        assert trainer is not None
         examples: Any = self.examples("train")
-        module, selection = self._module, self.selections.get("train")
+        selection = self.selections.get("train")
         if selection is not None and selection.left_out:
-            found, step = {"train/left_out": float(selection.left_out)}, self.trainer.global_step
-            for logger in getattr(self.trainer, "loggers", ()):
-                logger.log_metrics(found, step=step)
+            for logger in getattr(trainer, "loggers", ()):
+                logger.log_metrics({"train/left_out": float(selection.left_out)}, step=trainer.global_step)
         sampler = StepBatchSampler(
             size=len(examples),
             batch_size=self.batch_size,
             seed=self.seed,
-            start=self.trainer.global_step * self.trainer.accumulate_grad_batches,
+            start=trainer.global_step * trainer.accumulate_grad_batches,
             # A module that takes several steps on a rollout needs its batch for each
-            repeat=getattr(module, "steps_per_batch", 1),
-            rank=self.trainer.global_rank,
-            world_size=self.trainer.world_size,
+            repeat=getattr(self._module, "steps_per_batch", 1),
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
         )
         return DataLoader(examples, batch_sampler=sampler, collate_fn=partial(self.collate, "train"))
 
     def val_dataloader(self) -> DataLoader[Any]:
         """The validation split, in order."""
-        return self._evaluation_loader("validation")
+        return self._in_order("validation")
 
     def test_dataloader(self) -> DataLoader[Any]:
         """The test split, in order."""
-        return self._evaluation_loader("test")
+        return self._in_order("test")
 
     def predict_dataloader(self) -> DataLoader[Any]:
         """The test split or all prompts of a file, in order."""
-        return self._evaluation_loader("test")
+        return self._in_order("test")
 
-    def _evaluation_loader(self, split: str) -> DataLoader[Any]:
+    def _in_order(self, split: str) -> DataLoader[Any]:
         examples: Any = self.examples(split)
         return DataLoader(examples, batch_size=self.eval_batch_size, collate_fn=partial(self.collate, split))

@@ -11,12 +11,7 @@ Batch = dict[str, Any]
 
 
 def pad(rows: Sequence[Sequence[int]], pad_token_id: int, side: Literal["left", "right"]) -> Batch:
-    """Pad rows of token ids to equal length.
-
-    Args:
-        rows: Token ids of each example.
-        pad_token_id: The padding token.
-        side: "left" for prompts, which completions follow; "right" otherwise.
+    """Pad rows of token ids to equal length, prompts on the left, which completions follow.
 
     Returns:
         `tokens` (int64) and `attention_mask` (bool), both [B, longest row].

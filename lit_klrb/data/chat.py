@@ -16,8 +16,6 @@ from lit_klrb.errors import ConfigurationError, refusing
 Message = Mapping[str, Any]
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 ROLES = (SYSTEM, "developer", USER, ASSISTANT, "tool")
-
-
 # Whether a template makes a text in time, which is tried once for each.
 _TRIED: dict[str, bool] = {}
 
@@ -38,16 +36,13 @@ class Conversation:
 
     @classmethod
     def read(cls, key: str, place: str, value: Any, tools: Any = None) -> Self:
-        """Check a value of unknown origin.
+        """Check a value of unknown origin: a list of messages with known roles, whose contents are text.
 
         Args:
             key: The argument that names its source, for the error message.
             place: Where it comes from.
-            value: A list of messages {"role": ..., "content": ...}; a content may be parts that are all text.
+            value: The list; a content may be parts that are all text.
             tools: What the assistant may call, for the template: a list, or one as JSON.
-
-        Raises:
-            ConfigurationError: If it is not a list of messages whose content is text, or has an unknown role.
         """
         if not isinstance(value, (list, tuple)) or not value:
             raise ConfigurationError(f"{place} is {shown(value)}; a list of messages is expected", key=key)
@@ -66,20 +61,10 @@ class Conversation:
             given = json.loads(tools) if isinstance(tools, str) else tools
         return cls(tuple(messages), place, {"tools": given} if given else {})
 
-    def identity(self, part: slice = slice(None)) -> str:
-        """A hash of messages, in hexadecimal digits."""
-        messages = json.dumps(self.messages[part], sort_keys=True, default=str)
+    def identity(self) -> str:
+        """A hash of the messages, in hexadecimal digits."""
+        messages = json.dumps(self.messages, sort_keys=True, default=str)
         return hashlib.sha256(messages.encode()).hexdigest()
-
-    def with_settings(self, settings: Mapping[str, Any]) -> Self:
-        """The conversation with more settings of the template."""
-        return replace(self, settings={**self.settings, **settings}) if settings else self
-
-    @property
-    def last_role(self) -> str:
-        """The role of the last message."""
-        role: str = self.messages[-1]["role"]
-        return role
 
     def with_system(self, system: str | None, *, instead: bool = False) -> Self:
         """The conversation after a system message, unless `system` is None."""
@@ -89,67 +74,32 @@ class Conversation:
         return replace(self, messages=({"role": SYSTEM, "content": system}, *self.messages[has_one:]))
 
     def with_examples(self, examples: Sequence[tuple[str, str]]) -> Self:
-        """The conversation after questions with answers, which follow its system message.
-
-        Example:
-            >>> system, user = {"role": "system", "content": "Be"}, {"role": "user", "content": "2?"}
-            >>> chat = Conversation((system, user), "")
-            >>> [message["content"] for message in chat.with_examples([("1?", "One.")]).messages]
-            ['Be', '1?', 'One.', '2?']
-        """
+        """The conversation after questions with answers, which follow its system message."""
         start = int(self.messages[0]["role"] in ROLES[:2])
-        turns = [
-            {"role": role, "content": text}
-            for pair in examples
-            for role, text in zip((USER, ASSISTANT), pair, strict=True)
-        ]
+        pairs = [((USER, question), (ASSISTANT, answer)) for question, answer in examples]
+        turns = [{"role": role, "content": text} for pair in pairs for role, text in pair]
         return replace(self, messages=(*self.messages[:start], *turns, *self.messages[start:]))
-
-    def before_answer(self, key: str) -> Self:
-        """The conversation without its last message if that is the assistant's.
-
-        Raises:
-            ConfigurationError: If there is nothing before it.
-        """
-        if self.last_role != ASSISTANT:
-            return self
-        if len(self.messages) == 1:
-            raise ConfigurationError(f"{self.place} has no message before the assistant's", key=key)
-        return replace(self, messages=self.messages[:-1])
 
     def prompt(self, key: str, tokenizer: PreTrainedTokenizerBase) -> str:
         """The text that a policy continues: up to the beginning of an answer, or a begun answer.
 
         As in TRL, a last message of the assistant is the beginning of the answer.
-
-        Raises:
-            ConfigurationError: If the last message is the system's, the tokenizer has no chat template, or
-                the template refuses the messages.
         """
-        if self.last_role in ROLES[:2]:
+        if (role := self.messages[-1]["role"]) in ROLES[:2]:
             raise ConfigurationError(
-                f"{self.place} ends with a {self.last_role} message; a user's is expected", key=key
+                f"{self.place} ends with a {role} message; a user's is expected", key=key
             )
-        begun = self.last_role == ASSISTANT
-        settings = {"continue_final_message": begun, "add_generation_prompt": not begun}
-        return self.rendered(key, tokenizer, **settings)
+        begun = role == ASSISTANT
+        return self.rendered(key, tokenizer, continue_final_message=begun, add_generation_prompt=not begun)
 
     def text(self, key: str, tokenizer: PreTrainedTokenizerBase) -> str:
-        """The whole conversation as text, without the end-of-sequence token if it ends with one.
-
-        Raises:
-            ConfigurationError: As `prompt`.
-        """
+        """The whole conversation as text, without the end-of-sequence token if it ends with one."""
         text, eos = self.rendered(key, tokenizer), tokenizer.eos_token
         before, _, after = text.rpartition(eos) if eos else ("", "", text)
         return text if after.strip() else before  # templates have a newline after it
 
     def rendered(self, key: str, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> str:
-        """The whole text that the chat template makes.
-
-        Raises:
-            ConfigurationError: If the tokenizer has no chat template, or the template refuses the messages.
-        """
+        """The whole text that the chat template makes."""
         if tokenizer.chat_template is None:
             raise ConfigurationError(
                 f"{self.place} is a conversation, but the tokenizer has no chat template; start from a model "
@@ -164,14 +114,13 @@ class Conversation:
         template = str(tokenizer.chat_template)
         if template not in _TRIED:
             _TRIED[template] = ends_in_time(render)
+        place = f"{self.place}: the chat template"
         if not _TRIED[template]:
-            raise ConfigurationError(
-                f"{self.place}: the chat template takes too much time or memory", key=key
-            )
-        with refusing(f"{self.place}: the chat template refuses it", key=key):
+            raise ConfigurationError(f"{place} takes too much time or memory", key=key)
+        with refusing(f"{place} refuses it", key=key):
             text = render()
         if not isinstance(text, str) or not text or not is_unicode(text):
-            raise ConfigurationError(f"{self.place}: the chat template makes no text of it", key=key)
+            raise ConfigurationError(f"{place} makes no text of it", key=key)
         return text
 
 
@@ -182,14 +131,11 @@ def _as_text(message: Any) -> Any:
     # Tables have None where a message lacks an entry of the others
     kept = {name: without_none(entry) for name, entry in message.items() if entry is not None}
     content = kept.get("content", "" if "tool_calls" in kept else None)
-    if isinstance(content, list) and all(map(_is_text, content)):
-        content = "".join(part["text"] for part in content)
+    if isinstance(content, list):
+        parts = [part for part in content if isinstance(part, Mapping) and part.get("type", "text") == "text"]
+        texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+        content = "".join(texts) if len(texts) == len(content) else content
     return kept if content is None else {**kept, "content": content}
-
-
-def _is_text(part: Any) -> bool:
-    is_part = isinstance(part, Mapping) and part.get("type", "text") == "text"
-    return is_part and isinstance(part.get("text"), str)
 
 
 def without_none(value: Any) -> Any:
@@ -215,15 +161,12 @@ def as_messages(
         >>> as_messages([[{"role": "user", "content": "2+2?"}]], ["4"])["completions"]
         [[{'role': 'assistant', 'content': '4'}]]
     """
-    begun = [prompt[-1]["role"] == ASSISTANT for prompt in prompts]
-    starts = [prompt[-1]["content"] if answer else "" for prompt, answer in zip(prompts, begun, strict=True)]
-    return {
-        "prompts": [list(prompt[:-1] if a else prompt) for prompt, a in zip(prompts, begun, strict=True)],
-        "completions": [
-            [{"role": ASSISTANT, "content": start + text}]
-            for start, text in zip(starts, completions, strict=True)
-        ],
-    }
+    given, answers = list[list[Message]](), list[list[Message]]()
+    for prompt, text in zip(prompts, completions, strict=True):
+        begun = prompt[-1]["role"] == ASSISTANT
+        given.append(list(prompt[:-1] if begun else prompt))
+        answers.append([{"role": ASSISTANT, "content": (prompt[-1]["content"] if begun else "") + text}])
+    return {"prompts": given, "completions": answers}
 
 
 def is_unicode(text: str) -> bool:

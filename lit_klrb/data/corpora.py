@@ -18,30 +18,20 @@ from lit_klrb.errors import ConfigurationError
 from lit_klrb.files import local_path
 from lit_klrb.seeding import derive_seed
 
-GRAMMAR = "grammar"
+KEY, GRAMMAR = "source", "grammar"
 HELD_OUT = ("test", "validation")
 HELD_OUT_EVERY = 20  # one in 20 train rows is held out for a split that the source lacks
 log = logging.getLogger(__name__)
 
 
 class Source(NamedTuple):
-    """Where rows come from.
-
-    Args:
-        name: "grammar" for the embedded world, a hub id, a folder or a file, see `open_splits`.
-        want: What is read of each row.
-        subset: The subset of a hub id or of a folder.
-        train: The split to train on, or several joined by "+", which are shuffled together.
-        evaluation: The split of validation and test; None for those of these names, or held-out rows.
-        key: The argument that names it, for error messages.
-    """
+    """Where rows come from, and what is read of each: see the arguments of `CorpusDataModule`."""
 
     name: str = GRAMMAR
     want: Want = "texts"
     subset: str | None = None
     train: str = "train"
     evaluation: str | None = None
-    key: str = "source"
 
 
 def load_rows(source: Source | str = GRAMMAR, split: str = "train", size: int = 0) -> list[Row]:
@@ -49,16 +39,7 @@ def load_rows(source: Source | str = GRAMMAR, split: str = "train", size: int = 
 
     If a source has no test or validation split, one in 20 train rows is held out for it, chosen by a hash of
     the prompt or of the text. Rows of the test split are removed from all other splits, and those of the
-    validation split from all splits but test; their number is logged.
-
-    Args:
-        source: The source; a name alone is read for its texts.
-        split: "train", "validation" or "test".
-        size: Maximum number of rows; 0 for all.
-
-    Raises:
-        ConfigurationError: If the source or split does not exist, a row has another form, or `size` is 0 for
-            the grammar, whose reviews are unlimited.
+    validation split from all splits but test; their number is logged. A size of 0 is for all rows.
 
     Example:
         >>> load_rows("grammar", "test", size=2) == load_rows("grammar", "test", size=3)[:2]
@@ -68,35 +49,30 @@ def load_rows(source: Source | str = GRAMMAR, split: str = "train", size: int = 
     if source.name != GRAMMAR:
         parts = source.train.split("+") if split == "train" else [split]
         splits = _load_splits(source)
-        chosen = [_pick(source, splits, part, size) for part in parts]
-        together = [row for part in chosen for row in part]
+        together = [row for part in parts for row in _pick(source, splits, part, size)]
         return together if len(parts) == 1 else _pick(source, {split: together}, split, size)
-    _check_split(source, split, ("train", *HELD_OUT))
-    if source.want == "preferences":
-        return grammar_pairs(split, size)
+    if split not in (own := ("train", *HELD_OUT)):
+        raise _no_split(source, split, own)
     if not size:
         raise _error(source, "is unlimited: a size of 0 (all rows) is allowed for other sources")
+    if source.want == "preferences":
+        return grammar_pairs(split, size)
     reviews = ReviewGrammar().reviews(size, derive_seed(0, "corpus", split))
     return [Row(None, (review.text,), review.label) for review in reviews]
 
 
-def given_prompts(source: Source) -> list[Row] | None:
-    """All prompts of a single file, in its order; None if it is no file, or has texts instead of prompts.
-
-    Raises:
-        ConfigurationError: If the file cannot be read, or has wrong values.
-    """
-    if not local_path(source.name, source.key).is_file():
-        return None
-    rows = open_splits(source.key, source.name)["train"]
-    prompts = parse_rows(source.key, source.name, rows, source.want)
-    return prompts if any(row.is_prompt for row in prompts) else None
+def given_prompts(source: str) -> list[Row]:
+    """All prompts of a single file, in its order; none if it is no file, or has texts instead of prompts."""
+    if not local_path(source, KEY).is_file():
+        return []
+    prompts = parse_rows(KEY, source, open_splits(KEY, source)["train"], "prompts")
+    return prompts if any(row.prompt is not None for row in prompts) else []
 
 
 @cache
 def _load_splits(source: Source) -> dict[str, list[Row]]:
     """The splits that are read of a source, in its order; held-out rows are removed from the others."""
-    opened = open_splits(source.key, source.name, source.subset)
+    opened = open_splits(KEY, source.name, source.subset)
     trained = source.train.split("+")
     names = {name: name for name in (*trained, *HELD_OUT) if name in opened}
     if source.evaluation is not None:
@@ -106,12 +82,11 @@ def _load_splits(source: Source) -> dict[str, list[Row]]:
         if given not in opened:
             raise _error(source, f"has no split {given}; its splits: {', '.join(sorted(opened))}")
         place = source.name if len(opened) == 1 else f"{source.name}: {given}"
-        known[given] = known.get(given) or parse_rows(source.key, place, list(opened[given]), source.want)
+        known[given] = known.get(given) or parse_rows(KEY, place, list(opened[given]), source.want)
         splits[name] = known[given]
-    missing = [name for name in trained if name not in splits]
-    if missing and not splits:
+    if not splits:
         found = ", ".join(sorted(opened))
-        raise _error(source, f"has no split {missing[0]}; its splits: {found}; choose with split, eval_split")
+        raise _error(source, f"has no split {trained[0]}; its splits: {found}; choose with split, eval_split")
     return hold_out(source, splits)
 
 
@@ -129,9 +104,8 @@ def hold_out(source: Source, given: Mapping[str, list[Row]]) -> dict[str, list[R
         if not (name == "validation" and source.evaluation is not None):
             splits[name] = [row for row in rows if _identity(row) not in seen]
         if splits[name] and (dropped := len(rows) - len(splits[name])):
-            log.warning(
-                "%s: dropped %d %s rows that are also in a held-out split", source.name, dropped, name
-            )
+            about = f"{source.name}: dropped {dropped} {name} rows"
+            log.warning(f"{about} that are also in a held-out split")
         if name in HELD_OUT:
             seen.update(map(_identity, rows))
     return splits
@@ -139,30 +113,31 @@ def hold_out(source: Source, given: Mapping[str, list[Row]]) -> dict[str, list[R
 
 def _identity(row: Row) -> str:
     """What rows of the same prompt have in common; a row without one is on its own."""
-    if not row.is_prompt or not row.answers:
+    if row.prompt is None or not row.answers:
         return row.text
     # Its CRC-32 decides the split, and is far from uniform over short texts that differ in a digit
     return hashlib.sha256((row.text or str(row.answers[0])).encode()).hexdigest()
 
 
 def _pick(source: Source, splits: Mapping[str, Sequence[Row]], split: str, size: int) -> list[Row]:
-    different = len({_identity(row) for rows in splits.values() for row in rows})
-    _check_split(source, split, [name for name, rows in splits.items() if rows], different)
-    rows = list(splits[split])
+    rows = list(splits.get(split, ()))
+    if not rows:
+        different = {_identity(row) for some in splits.values() for row in some}
+        raise _no_split(source, split, [name for name, some in splits.items() if some], len(different))
     random.Random(derive_seed(0, "order", split)).shuffle(rows)
     return rows[:size] if size else rows
 
 
-def _check_split(source: Source, split: str, allowed: Iterable[str], different: int = 0) -> None:
-    if split not in allowed:
-        names = ", ".join(sorted(allowed)) or "none"
-        folder = "; the files of a folder are its splits, such as train.jsonl and test.jsonl"
-        folder += ", and rows that are also in a held-out split are left out of the others"
-        file = f"; one in {HELD_OUT_EVERY} of its different prompts or texts ({different}) is held out for it"
-        path = Path(source.name).expanduser()
-        hint = folder if path.is_dir() else file if path.is_file() else ""
-        raise _error(source, f"has no {split} split with rows; its splits: {names}{hint}")
+def _no_split(source: Source, split: str, found: Iterable[str], different: int = 0) -> ConfigurationError:
+    path, hint = Path(source.name).expanduser(), ""
+    if path.is_dir():
+        hint = "; the files of a folder are its splits, such as train.jsonl and test.jsonl"
+        hint += ", and rows that are also in a held-out split are left out of the others"
+    elif path.is_file():
+        hint = f"; one in {HELD_OUT_EVERY} of its different prompts or texts ({different}) is held out for it"
+    names = ", ".join(sorted(found)) or "none"
+    return _error(source, f"has no {split} split with rows; its splits: {names}{hint}")
 
 
 def _error(source: Source, problem: str) -> ConfigurationError:
-    return ConfigurationError(f"{source.name} {problem}", key=source.key)
+    return ConfigurationError(f"{source.name} {problem}", key=KEY)

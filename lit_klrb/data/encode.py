@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -17,19 +17,22 @@ from lit_klrb.data.kinds import Content
 from lit_klrb.errors import ConfigurationError
 
 Span = tuple[int, int]
+T = TypeVar("T")
 
 
 class LeftOutError(ValueError):
     """A row that cannot be read as a whole; the message is the reason, which is counted."""
 
 
-class Encoded(NamedTuple):
-    """Token ids of a text.
+def not_empty(content: T) -> T:
+    """A text or token ids; if there are none, the row is left out."""
+    if not content:
+        raise LeftOutError("empty")
+    return content
 
-    Attributes:
-        ids: The ids.
-        mask: Which of them belong to an answer.
-    """
+
+class Encoded(NamedTuple):
+    """Token ids of a text, and which of them belong to an answer."""
 
     ids: list[int]
     mask: list[bool]
@@ -91,13 +94,12 @@ def _tokens(
         if backend.padding is not None:
             backend.no_padding()
         encoded = backend.encode(text, add_special_tokens=False)
-        return encoded.ids, encoded.offsets if needs_offsets else None
-    ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    if not needs_offsets:
-        return ids, None
-    # What is decoded of the beginnings tells where each token ends
-    ends = [len(str(tokenizer.decode(ids[:count]))) for count in range(len(ids) + 1)]
-    return ids, pairwise(ends)
+        ids, offsets = encoded.ids, encoded.offsets
+    else:
+        ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        # What is decoded of the beginnings tells where each token ends
+        offsets = pairwise(len(str(tokenizer.decode(ids[:count]))) for count in range(len(ids) + 1))
+    return ids, offsets if needs_offsets else None
 
 
 def classifier_ids(
@@ -105,11 +107,7 @@ def classifier_ids(
 ) -> list[int]:
     """Token ids of a text for a classifier, with what its tokenizer puts before and after a text, once.
 
-    Args:
-        text: The text.
-        tokenizer: The classifier's.
-        special_tokens: False for what a chat template made, which has its special tokens.
-        max_tokens: A longer text is truncated; None for the whole.
+    Longer texts are truncated to `max_tokens`; what a chat template made has its special tokens.
     """
     before = beginning(tokenizer) if special_tokens else []
     start = str(tokenizer.decode(before)) if before else ""
@@ -120,11 +118,8 @@ def classifier_ids(
 
 def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The ids of the special tokens that a tokenizer puts before a text; most have none, or a BOS."""
-    return list(_beginning(tokenizer, str(getattr(tokenizer, "_tokenizer", None) and _post(tokenizer))))
-
-
-def _post(tokenizer: PreTrainedTokenizerBase) -> str:
-    return str(tokenizer.backend_tokenizer.post_processor)
+    backend = getattr(tokenizer, "_tokenizer", None)
+    return list(_beginning(tokenizer, str(backend and backend.post_processor)))
 
 
 @lru_cache(maxsize=64)
@@ -132,8 +127,7 @@ def _beginning(tokenizer: PreTrainedTokenizerBase, post_processor: str) -> tuple
     (text,) = tokenizer(["a"], add_special_tokens=False)["input_ids"]
     (whole,) = tokenizer(["a"])["input_ids"]
     starts = range(len(whole) - len(text) + 1)
-    start = next((n for n in starts if whole[n : n + len(text)] == text), 0)
-    return tuple(whole[:start])
+    return tuple(whole[: next((n for n in starts if whole[n : n + len(text)] == text), 0)])
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> tuple[int, ...]:
@@ -154,8 +148,7 @@ class Reader:
         key: The argument that names their source, for error messages.
         tokenizer: The model's.
         ends: The tokens that can end a completion, see `end_tokens`.
-        system_prompt: A system message for conversations without one; given prompts that are texts become
-            the user's message.
+        system_prompt: A system message for conversations without one, which texts then become.
         template: Further settings of the chat template.
         say: Called with what the template does unasked, once for each.
     """
@@ -171,84 +164,87 @@ class Reader:
     ) -> None:
         self.key, self.tokenizer, self.ends, self.system = key, tokenizer, ends, system_prompt
         self.template, self._say, self._said = template or {}, say, set[str]()
-        added = tokenizer.added_tokens_decoder.values()
-        self.controls = [token.content for token in added if token.special] + list(
-            tokenizer.all_special_tokens
-        )
+        added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+        self.controls = [*added, *tokenizer.all_special_tokens]
 
-    def say(self, line: str) -> None:
-        """Say a line, unless it was said before."""
-        if line not in self._said:
-            self._said.add(line)
-            self._say(line)
+    def say(self, does: str) -> None:
+        """Say what the chat template does, unless it was said before."""
+        if does not in self._said:
+            self._said.add(does)
+            self._say(f"the chat template {does}")
 
-    def chat(self, content: Content, role: str, place: str = "") -> Conversation:
-        """Content as a conversation, before a system message and with the template's settings.
-
-        Raises:
-            LeftOutError: If the text of a message contains a control token.
-        """
+    def chat(self, content: Content, role: str) -> Conversation:
+        """Content without control tokens as a conversation, with system message and template's settings."""
         if isinstance(content, str):
-            content = Conversation(({"role": role, "content": content},), place or shown(content))
+            content = Conversation(({"role": role, "content": content},), shown(content))
         for message in content.messages:
             for control in self.controls:
                 if control in message["content"]:
                     raise LeftOutError(f"a message contains the control token {control}")
-        return content.with_settings(self.template)
+        chat = content if role == ASSISTANT else content.with_system(self.system)
+        return replace(chat, settings={**chat.settings, **self.template})
 
     def prompt(self, content: Content) -> list[int]:
         """A prompt alone: up to the beginning of an answer, or a begun one."""
         if isinstance(content, str) and self.system is None:
             return encode(content, None, self.tokenizer).ids
-        text = self.chat(content, USER).with_system(self.system).prompt(self.key, self.tokenizer)
+        text = self.chat(content, USER).prompt(self.key, self.tokenizer)
         return encode(text, None, self.tokenizer, special_tokens=False).ids
 
     def answered(self, prompt: Content, answer: Content) -> Encoded:
         """A prompt with its answer, which has one end of a completion."""
-        if isinstance(prompt, str) and isinstance(answer, str) and self.system is None:
-            encoded = encode(prompt, answer, self.tokenizer)
-            start, ids = encoded.start, encoded.ids
-            ends = [place for place in range(start, len(ids)) if ids[place] in self.ends]
-            if ends and self._is_text(ids[ends[0] + 1 :]):
-                raise LeftOutError("an end within the answer")
-            ids = ids[: ends[0] + 1] if ends else [*ids, self.tokenizer.eos_token_id]
-            return Encoded(ids, [place >= start for place in range(len(ids))])
-        before = self.chat(prompt, USER).with_system(self.system)
-        messages = (*before.messages, *self.chat(answer, ASSISTANT).messages)
-        return self._rendered(replace(before, messages=messages), [len(before.messages)])
+        not_empty(answer)
+        if not (isinstance(prompt, str) and isinstance(answer, str) and self.system is None):
+            chat, number = self._joined(prompt, answer)
+            return self._rendered(chat, [number])
+        encoded = encode(prompt, answer, self.tokenizer)
+        start, ids = encoded.start, encoded.ids
+        ends = [place for place in range(start, len(ids)) if ids[place] in self.ends]
+        if ends and self._is_text(ids[ends[0] + 1 :]):
+            raise LeftOutError("an end within the answer")
+        ids = ids[: ends[0] + 1] if ends else [*ids, self.tokenizer.eos_token_id]
+        return Encoded(ids, [place >= start for place in range(len(ids))])
 
     def classified(self, prompt: Content, answer: Content, max_tokens: int | None = None) -> Encoded:
         """A prompt with its answer as a classifier reads both, of a conversation without the end."""
+        are_texts = isinstance(prompt, str) and isinstance(answer, str)
         if isinstance(prompt, str) and isinstance(answer, str):
-            if self.system is not None:
-                raise ConfigurationError("needs conversations, but the pairs are texts", key="system_prompt")
-            ids = classifier_ids(prompt + answer, self.tokenizer, max_tokens=max_tokens)
+            text = self._plain(prompt + not_empty(answer), "pairs")
         else:
-            before = self.chat(prompt, USER).with_system(self.system)
-            messages = (*before.messages, *self.chat(answer, ASSISTANT).messages)
-            text = replace(before, messages=messages).text(self.key, self.tokenizer)
-            ids = classifier_ids(text, self.tokenizer, special_tokens=False, max_tokens=max_tokens)
+            text = self._joined(prompt, answer)[0].text(self.key, self.tokenizer)
+        ids = classifier_ids(text, self.tokenizer, special_tokens=are_texts, max_tokens=max_tokens)
         return Encoded(ids, [True] * len(ids))
 
     def whole(self, content: Content, answers_only: bool = True) -> Encoded:
         """A whole text, or a conversation with its answers, or all of it as one answer."""
+        is_text = isinstance(content, str)
         if isinstance(content, str):
-            if self.system is not None:
-                raise ConfigurationError("needs conversations, but the rows are texts", key="system_prompt")
-            ids = encode("", content, self.tokenizer).ids
+            text = self._plain(not_empty(content), "rows")
         else:
-            chat = self.chat(content, USER).with_system(self.system)
-            roles = [message["role"] for message in chat.messages]
+            chat = self.chat(content, USER)
             if answers_only:
+                roles = [message["role"] for message in chat.messages]
                 return self._rendered(chat, [n for n, role in enumerate(roles) if role == ASSISTANT and n])
             text = chat.rendered(self.key, self.tokenizer)
-            ids = encode("", text, self.tokenizer, special_tokens=False).ids
+        ids = encode("", text, self.tokenizer, special_tokens=is_text).ids
         last = max((place for place, index in enumerate(ids) if index in self.ends), default=None)
         if last is None or self._is_text(ids[last + 1 :]):
             ids = [*ids, self.tokenizer.eos_token_id]
         else:
             ids = ids[: last + 1]  # templates have a newline after it
         return Encoded(ids, [True] * len(ids))
+
+    def _plain(self, text: str, what: str) -> str:
+        """A text, before which no system message can be."""
+        if self.system is not None:
+            raise ConfigurationError(f"needs conversations, but the {what} are texts", key="system_prompt")
+        return text
+
+    def _joined(self, prompt: Content, answer: Content) -> tuple[Conversation, int]:
+        """A prompt with its answer as a conversation, and the number of the answer's message."""
+        before = self.chat(prompt, USER)
+        messages = (*before.messages, *self.chat(answer, ASSISTANT).messages)
+        return replace(before, messages=messages), len(before.messages)
 
     def _is_text(self, ids: Sequence[int]) -> bool:
         return bool(str(self.tokenizer.decode(list(ids))).strip())
@@ -266,17 +262,13 @@ class Reader:
                     raise LeftOutError(
                         "the chat template gives the prompt another text once the answer is there"
                     )
-                self.say(
-                    "the chat template changes earlier turns once an answer is there; they are not trained on"
-                )
+                self.say("changes earlier turns once an answer is there; they are not trained on")
                 continue
             if start == before.rendered(self.key, self.tokenizer):
-                self.say(
-                    "the chat template has no generation prompt: answers begin with what it puts before them"
-                )
+                self.say("has no generation prompt: answers begin with what it puts before them")
             through = replace(chat, messages=chat.messages[: number + 1])
             if not text.startswith(through.rendered(self.key, self.tokenizer)):
-                self.say("the chat template changes an answer once there are later messages")
+                self.say("changes an answer once there are later messages")
             found = [text.find(end, len(start)) + len(end) for end in ends if end in text[len(start) :]]
             is_ended = bool(found)
             spans.append((len(start), min(found, default=len(text))))

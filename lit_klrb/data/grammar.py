@@ -5,8 +5,7 @@ import random
 import re
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import accumulate
 from typing import NamedTuple
@@ -21,29 +20,11 @@ END = ""  # the end of a review, a language model's EOS
 Stack = tuple[str, ...]  # words and rules not yet expanded, in order
 
 
-@dataclass(frozen=True, slots=True)
-class Review:
-    """A review and its sentiment.
-
-    Args:
-        text: The text.
-        label: 1 positive, 0 negative, None unknown.
-    """
+class Review(NamedTuple):
+    """A review and its label: 1 positive, 0 negative."""
 
     text: str
-    label: int | None
-
-
-class Entropy(NamedTuple):
-    """The lowest cross-entropy that a language model can reach.
-
-    Attributes:
-        per_review: In nats per review, its end included.
-        per_token: In nats per token, where the end of a review counts as a token.
-    """
-
-    per_review: float
-    per_token: float
+    label: int
 
 
 class Arc(NamedTuple):
@@ -86,12 +67,7 @@ class ReviewGrammar:
     holds exactly for every review of the grammar and every prefix of a review.
 
     Args:
-        seed: Seed of the frequencies of phrases; words and sentences do not depend on it.
         rules: The sentences, in the notation of `lit_klrb.data.world`.
-
-    Raises:
-        ValueError: If a text has two derivations, or if a word other than the sentiment words depends on the
-            label.
 
     Example:
         >>> grammar = ReviewGrammar()
@@ -103,8 +79,8 @@ class ReviewGrammar:
         4
     """
 
-    def __init__(self, seed: int = 0, rules: str = RULES) -> None:
-        world = read_world(rules, derive_seed(seed, "world"))
+    def __init__(self, rules: str = RULES) -> None:
+        world = read_world(rules)
         self._strengths = world.strengths
         self._states = _build_states(world)
         self._cumulative = [
@@ -129,27 +105,6 @@ class ReviewGrammar:
         """The first `n` reviews of the stream given by `seed`."""
         return [self.sample(seed, index) for index in range(n)]
 
-    def log_prob(self, text: str, label: int | None = None) -> float:
-        """Log-probability of a complete review, in nats.
-
-        Args:
-            text: The text.
-            label: The label for log p(text | label); None for log p(text), with equally probable labels.
-
-        Returns:
-            The log-probability; -inf for a text that the grammar does not generate.
-        """
-        state, logs = 0, [0.0, 0.0]
-        for word in [*split_words(text), END]:
-            arc = next((arc for arc in self._states[state] if arc.word == word), None)
-            if arc is None:
-                return -math.inf
-            logs = [log + math.log(odds) for log, odds in zip(logs, arc.odds, strict=True)]
-            state = arc.target
-        if label is not None:
-            return logs[label]
-        return logs[0] + math.log1p(math.exp(logs[1] - logs[0])) - math.log(2)  # log((p0 + p1) / 2)
-
     def log_odds(self, text: str) -> float:
         """Log odds that a text is positive, in nats; exact for reviews of the grammar and their prefixes.
 
@@ -162,8 +117,8 @@ class ReviewGrammar:
         """`log_odds` clipped to ±`LOG_ODDS_CLIP`: the reward of the review world."""
         return max(-LOG_ODDS_CLIP, min(LOG_ODDS_CLIP, self.log_odds(text)))
 
-    def entropy(self, given: int = 0) -> Entropy:
-        """Entropy of the texts with unknown labels: the minimum of a language model's cross-entropy.
+    def entropy_per_token(self, given: int = 0) -> float:
+        """The lowest cross-entropy of a language model, in nats per token; the end of a review is one.
 
         The next word depends on the preceding words only through their state s and evidence E, so the entropy
         is the finite sum Σ_t Σ_{s,E} P_t(s, E)·H(next word | s, E).
@@ -171,9 +126,6 @@ class ReviewGrammar:
         Args:
             given: Number of words at the start of each review that are not predicted: 1 for a model without a
                 beginning-of-sequence token.
-
-        Returns:
-            The entropy of the words after the first `given` ones.
         """
         predict = cache(self._predict)
         nats = tokens = 0.0
@@ -187,7 +139,7 @@ class ReviewGrammar:
                 for successor, probability in successors.items():
                     following[successor] += mass * probability
             position, layer = position + 1, following
-        return Entropy(nats, nats / tokens)
+        return nats / tokens
 
     def _predict(self, state: int, evidence: int) -> tuple[float, dict[tuple[int, int], float]]:
         """Entropy of the next word, and the probabilities of the following (state, evidence)."""
@@ -208,7 +160,6 @@ def _build_states(world: World) -> list[list[Arc]]:
     states = []
     for stack in stacks:  # stacks found in the body are appended and visited in turn
         following = list(_next_words(world, stack))
-        _check_words(world, following)
         for _, _, rest in following:
             if rest not in numbers:
                 numbers[rest] = len(stacks)
@@ -227,14 +178,3 @@ def _next_words(world: World, stack: Stack) -> Iterator[tuple[str, tuple[float, 
         for symbols, (negative, positive) in world.rules[stack[0]]:
             for word, odds, rest in _next_words(world, symbols + stack[1:]):
                 yield word, (negative * odds[0], positive * odds[1]), rest
-
-
-def _check_words(world: World, following: Sequence[tuple[str, tuple[float, float], Stack]]) -> None:
-    """Check the conditions of the exact posterior: unique derivations, evidence in sentiment words only."""
-    words = [word for word, _, _ in following]
-    if len(set(words)) < len(words):
-        raise ValueError(f"two alternatives start with the same word: {sorted(words)}")
-    for word, (negative, positive), _ in following:
-        evidence = EVIDENCE_UNIT * world.strengths.get(word, 0)
-        if not math.isclose(math.log(positive / negative), evidence, abs_tol=1e-9):
-            raise ValueError(f"{word!r} is evidence of the label in one place but not in another")

@@ -8,8 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from lit_klrb.data.chat import ASSISTANT, USER, Conversation, is_unicode, shown
 from lit_klrb.data.rows import RawRow
@@ -34,7 +33,7 @@ class Row:
     """What a stage reads of a row.
 
     Args:
-        prompt: What answers follow; None for whole texts.
+        prompt: What answers follow, used as a whole; None for whole texts.
         answers: The text or conversation; the completion; or the chosen and the rejected one.
         label: 1 positive, 0 negative, None unknown.
         columns: The other columns of the row, which reach rewards.
@@ -60,23 +59,14 @@ class Row:
         parts = [[c] if isinstance(c, str) else [m["content"] for m in c.messages] for c in contents]
         return "".join(text for part in parts for text in part)
 
-    @property
-    def is_prompt(self) -> bool:
-        """Whether it has a prompt, which is used as a whole."""
-        return self.prompt is not None
-
 
 def parse_rows(key: str, place: str, rows: Sequence[RawRow], want: Want) -> list[Row]:
-    """The rows of a table.
-
-    Raises:
-        ConfigurationError: If a row has another form; names its number and its columns.
-    """
+    """The rows of a table."""
     parsed, said = [], Counter[str]()
     for number, raw in enumerate(rows, 1):
         row, note = converted(raw, want)
         said.update([note] if note else [])
-        parsed.append(READ[want](key, f"{place} row {number}", row))
+        parsed.append(READ[want](_Raw(key, f"{place} row {number}", row)))
     for note, count in said.items():
         log.warning("%s: converted %d of %d rows: %s", place, count, len(parsed), note)
     return parsed
@@ -94,21 +84,19 @@ def converted(row: RawRow, want: Want) -> tuple[RawRow, str]:
     if not has & {MESSAGES, PROMPT, TEXT, CHOSEN}:
         turns = row.get("conversations") or row.get("conversation")
         if isinstance(turns, list) and all(isinstance(turn, Mapping) for turn in turns):
-            return {**row, MESSAGES: [message for turn in turns for message in _messages(turn)]}, (
-                "conversations are messages"
-            )
+            messages = [message for turn in turns for message in _messages(turn)]
+            return row | {MESSAGES: messages}, "conversations are messages"
         if {"question", "answer"} <= has:
-            note = "question and answer are prompt and completion"
-            return {**row, PROMPT: row["question"], COMPLETION: row["answer"]}, note
+            own = {PROMPT: row["question"], COMPLETION: row["answer"]}
+            return row | own, "question and answer are prompt and completion"
         if {"instruction", "output"} <= has:
             parts = [str(row[name]) for name in ("instruction", "input") if row.get(name)]
-            note = "instruction, input and output are prompt and completion"
-            return {**row, PROMPT: "\n\n".join([*parts, ""]), COMPLETION: row["output"]}, note
-    pair = [row.get(CHOSEN), row.get(REJECTED)]
-    if want != "texts" and PROMPT not in has and all(isinstance(text, str) for text in pair):
-        both = zip(*map(str, pair), strict=False)
-        same = sum(1 for _ in takewhile(lambda letters: letters[0] == letters[1], both))
-        length = str(pair[0])[:same].rfind(LAST) + len(LAST)
+            own = {PROMPT: "\n\n".join([*parts, ""]), COMPLETION: row["output"]}
+            return row | own, "instruction, input and output are prompt and completion"
+    pair = [text for text in (row.get(CHOSEN), row.get(REJECTED)) if isinstance(text, str)]
+    if want != "texts" and PROMPT not in has and len(pair) == 2:
+        differ = (n for n, (one, other) in enumerate(zip(*pair, strict=False)) if one != other)
+        length = pair[0][: next(differ, len(pair[1]))].rfind(LAST) + len(LAST)
         if length >= len(LAST):
             rest = {name: row[name][length:] for name in (CHOSEN, REJECTED)}
             note = f"the prompt of a dialogue is what both have up to the last {LAST.strip()!r}"
@@ -121,122 +109,112 @@ def _messages(turn: Mapping[str, Any]) -> list[RawRow]:
     if {"from", "value"} <= turn.keys():
         return [{"role": SPEAKERS.get(turn["from"], turn["from"]), "content": turn["value"]}]
     if {"input", "output"} <= turn.keys():
-        both = ((USER, turn["input"]), (ASSISTANT, turn["output"]))
-        return [{"role": role, "content": content} for role, content in both]
+        return [{"role": USER, "content": turn["input"]}, {"role": ASSISTANT, "content": turn["output"]}]
     return [dict(turn)]
 
 
-def _others(row: RawRow, *names: str) -> RawRow:
-    return {name: value for name, value in row.items() if name not in names}
+class _Raw(NamedTuple):
+    """A row in one of the forms above, with the argument and the place that error messages name."""
+
+    key: str
+    place: str
+    row: RawRow
+
+    def has(self, *names: str) -> bool:
+        """Whether the row has values in these columns."""
+        return all(self.row.get(name) is not None for name in names)
+
+    def content(self, name: str, wanted: str = "") -> Content:
+        """The text or the conversation in a column."""
+        if name not in self.row:
+            columns = ", ".join(self.row) or "none"
+            raise self.error(f" has no column {wanted or name}; its columns: {columns}")
+        value = self.row[name]
+        if isinstance(value, list) or name == MESSAGES:
+            place = self.place if name in (PROMPT, MESSAGES) else f"{self.place}, {name},"
+            return Conversation.read(self.key, place, value, self.row.get("tools"))
+        if not isinstance(value, str) or not is_unicode(value):
+            raise self.error(f" has the {name} {shown(value)}; a text of Unicode characters is expected")
+        return value
+
+    def parsed(self, prompt: Content | None, answers: Sequence[Content], *names: str) -> Row:
+        """The row, without the columns that became prompt and answers."""
+        if len({isinstance(content, str) for content in (prompt, *answers) if content is not None}) > 1:
+            raise self.error(
+                " has a text beside a list of messages; both are expected to be of the same form"
+            )
+        columns = {name: value for name, value in self.row.items() if name not in names}
+        return Row(prompt, tuple(answers), None, columns, self.place)
+
+    def error(self, problem: str) -> ConfigurationError:
+        """The error of a row with a problem."""
+        return ConfigurationError(f"{self.place}{problem}", key=self.key)
 
 
-def _content(key: str, place: str, row: RawRow, name: str) -> Content:
-    """A text or a conversation."""
-    value = row[name]
-    if isinstance(value, list) or name == MESSAGES:
-        return Conversation.read(
-            key, f"{place}" if name in (PROMPT, MESSAGES) else f"{place}, {name},", value, row.get("tools")
-        )
-    if not isinstance(value, str) or not is_unicode(value):
-        raise ConfigurationError(
-            f"{place} has the {name} {shown(value)}; a text of Unicode characters is expected", key=key
-        )
-    return value
+def _text_row(raw: _Raw) -> Row:
+    if raw.has(MESSAGES):
+        return raw.parsed(None, [raw.content(MESSAGES)], MESSAGES)
+    if raw.has(PROMPT, COMPLETION):
+        return raw.parsed(raw.content(PROMPT), [raw.content(COMPLETION)], PROMPT, COMPLETION)
+    return _plain_row(raw, "text, messages, or prompt and completion")
 
 
-def _refuse(key: str, place: str, row: RawRow, wanted: str) -> ConfigurationError:
-    columns = ", ".join(row) or "none"
-    return ConfigurationError(f"{place} has no column {wanted}; its columns: {columns}", key=key)
-
-
-def _has(row: RawRow, *names: str) -> bool:
-    return all(row.get(name) is not None for name in names)
-
-
-def _text_row(key: str, place: str, row: RawRow) -> Row:
-    if _has(row, MESSAGES):
-        return Row(None, (_content(key, place, row, MESSAGES),), None, _others(row, MESSAGES), place)
-    if _has(row, PROMPT, COMPLETION):
-        prompt, answer = (_content(key, place, row, name) for name in (PROMPT, COMPLETION))
-        _check_same(key, place, prompt, answer)
-        return Row(prompt, (answer,), None, _others(row, PROMPT, COMPLETION), place)
-    return _plain_row(key, place, row, "text, messages, or prompt and completion")
-
-
-def _plain_row(key: str, place: str, row: RawRow, wanted: str) -> Row:
-    if TEXT not in row:
-        raise _refuse(key, place, row, wanted)
-    text = _content(key, place, row, TEXT)
+def _plain_row(raw: _Raw, wanted: str = TEXT) -> Row:
+    text = raw.content(TEXT, wanted)
     if not isinstance(text, str):
-        raise ConfigurationError(f"{place}: conversations belong in the column messages", key=key)
-    return Row(None, (clean_text(text),), None, _others(row, TEXT), place)
+        raise raw.error(": conversations belong in the column messages")
+    return raw.parsed(None, [clean_text(text)], TEXT)
 
 
-def _labelled_row(key: str, place: str, row: RawRow) -> Row:
-    label = row.get("label")
+def _labelled_row(raw: _Raw) -> Row:
+    label = raw.row.get("label")
     if not isinstance(label, (int, float, type(None))) or label not in LABELS:
-        problem = f"{place} has the label {shown(label)}; allowed: 1, 0, and -1 for unknown"
-        raise ConfigurationError(problem, key=key)
-    return replace(_plain_row(key, place, row, TEXT), label=LABELS[label])
+        raise raw.error(f" has the label {shown(label)}; allowed: 1, 0, and -1 for unknown")
+    return replace(_plain_row(raw), label=LABELS[label])
 
 
-def _prompt_row(key: str, place: str, row: RawRow) -> Row:
-    alone = PROMPT not in row or (isinstance(row[PROMPT], str) and isinstance(row.get(CHOSEN), list))
-    if _has(row, CHOSEN, REJECTED) and alone:
-        return replace(_preference_row(key, place, row), answers=(), columns=_others(row, PROMPT))
-    if PROMPT in row:
-        return Row(_content(key, place, row, PROMPT), (), None, _others(row, PROMPT), place)
-    if _has(row, MESSAGES):
-        chat = _content(key, place, row, MESSAGES)
+def _prompt_row(raw: _Raw) -> Row:
+    # A text beside conversations, as in ultrafeedback, is their first message
+    is_copy = isinstance(raw.row.get(PROMPT), str) and isinstance(raw.row.get(CHOSEN), list)
+    if raw.has(CHOSEN, REJECTED) and (is_copy or PROMPT not in raw.row):
+        return raw.parsed(_preference_row(raw).prompt, (), PROMPT)
+    if PROMPT in raw.row:
+        return raw.parsed(raw.content(PROMPT), (), PROMPT)
+    if raw.has(MESSAGES):
+        chat = raw.content(MESSAGES)
         assert isinstance(chat, Conversation)
-        return Row(chat.before_answer(key), (), None, _others(row, MESSAGES), place)
-    return _plain_row(key, place, row, "prompt, messages or text")
+        *before, last = chat.messages
+        if last["role"] == ASSISTANT and not before:
+            raise raw.error(" has no message before the assistant's")
+        chat = replace(chat, messages=tuple(before)) if last["role"] == ASSISTANT else chat
+        return raw.parsed(chat, (), MESSAGES)
+    return _plain_row(raw, "prompt, messages or text")
 
 
-def _preference_row(key: str, place: str, row: RawRow) -> Row:
-    for name in (CHOSEN, REJECTED):
-        if name not in row:
-            raise _refuse(key, place, row, name)
-    first, second = (_content(key, place, row, name) for name in (CHOSEN, REJECTED))
-    others = _others(row, PROMPT, CHOSEN, REJECTED)
+def _preference_row(raw: _Raw) -> Row:
+    first, second = (raw.content(name) for name in (CHOSEN, REJECTED))
+    chats = isinstance(first, Conversation) and isinstance(second, Conversation)
+    is_given = raw.has(PROMPT) and not (chats and isinstance(raw.row[PROMPT], str))
+    prompt, answers = raw.content(PROMPT) if is_given else None, [first, second]
     if isinstance(first, Conversation) and isinstance(second, Conversation):
-        beginning = (
-            Conversation.read(key, f"{place}, prompt,", row[PROMPT], row.get("tools"))
-            if isinstance(row.get(PROMPT), list)
-            else None
-        )
-        before, *answers = _shared(key, place, beginning, first, second)
-        return Row(before, tuple(answers), None, others, place)
-    prompt = _content(key, place, row, PROMPT) if _has(row, PROMPT) else ""
-    _check_same(key, place, first, second)
-    _check_same(key, place, prompt, first)
-    return Row(prompt, (first, second), None, others, place)
+        prompt, *answers = _shared(raw, prompt, first, second)
+    return raw.parsed("" if prompt is None else prompt, answers, PROMPT, CHOSEN, REJECTED)
 
 
-def _shared(
-    key: str, place: str, beginning: Conversation | None, *chats: Conversation
-) -> tuple[Conversation, Conversation, Conversation]:
+def _shared(raw: _Raw, given: Content | None, *chats: Conversation) -> list[Content]:
     """The messages before the answers of two conversations, and the answers."""
     for name, chat in zip((CHOSEN, REJECTED), chats, strict=True):
-        if chat.last_role != ASSISTANT:
-            problem = f"{name}, ends with the role {chat.last_role}; the assistant's answer is expected"
-            raise ConfigurationError(f"{place}, {problem}", key=key)
+        if (role := chat.messages[-1]["role"]) != ASSISTANT:
+            raise raw.error(f", {name}, ends with the role {role}; the assistant's answer is expected")
     before = [chat.messages[:-1] for chat in chats]
     answers = [replace(chat, messages=chat.messages[-1:]) for chat in chats]
-    if beginning is not None and all(part in ((), beginning.messages) for part in before):
-        return (replace(beginning, place=place), *answers)  # type: ignore[return-value]
-    if beginning is not None or before[0] != before[1]:
-        problem = "a chosen and a rejected conversation that differ before the answer"
-        raise ConfigurationError(f"{place} has {problem}", key=key)
+    if isinstance(given, Conversation) and all(part in ((), given.messages) for part in before):
+        return [replace(given, place=raw.place), *answers]
+    if given is not None or before[0] != before[1]:
+        raise raw.error(" has a chosen and a rejected conversation that differ before the answer")
     if not before[0]:
-        raise ConfigurationError(f"{place} has no message before the assistant's", key=key)
-    return (replace(chats[0], messages=before[0], place=place), *answers)  # type: ignore[return-value]
-
-
-def _check_same(key: str, place: str, first: Content, second: Content) -> None:
-    if isinstance(first, str) != isinstance(second, str):
-        problem = "a text beside a list of messages; both are expected to be of the same form"
-        raise ConfigurationError(f"{place} has {problem}", key=key)
+        raise raw.error(" has no message before the assistant's")
+    return [replace(chats[0], messages=before[0], place=raw.place), *answers]
 
 
 READ = {"texts": _text_row, "prompts": _prompt_row, "preferences": _preference_row, "labels": _labelled_row}

@@ -23,8 +23,8 @@ class Selection:
 
     Args:
         key: The argument that names the source.
-        source: The source.
-        split: Its split.
+        source: Its value.
+        split: The split.
         limit: Maximum number of tokens of a prompt with its answer; None for no limit.
         overlong: What is done about longer ones: leave them out, cut the end of the answer, or refuse.
         name: What determines the limit, for messages.
@@ -47,16 +47,17 @@ class Selection:
     reasons: dict[str, list[str]] = field(default_factory=dict)
 
     @property
+    def cut_to(self) -> int | None:
+        """The length to which longer texts are cut; None if they are not."""
+        return self.limit if self.overlong == "cut" else None
+
+    @property
     def left_out(self) -> int:
         """Number of rows that are left out."""
         return sum(map(len, self.reasons.values()))
 
     def read(self, rows: Iterable[Row], make: Callable[[int, Row], T]) -> list[T]:
-        """What is made of each row, without those that are left out.
-
-        Raises:
-            ConfigurationError: If more than half are left out.
-        """
+        """What is made of each row, without those that are left out, of which more than half are refused."""
         kept = []
         for index, row in enumerate(rows):
             self.total += 1
@@ -64,17 +65,16 @@ class Selection:
                 kept.append(make(index, row))
             except LeftOutError as reason:
                 self.reasons.setdefault(str(reason), []).append(row.place or f"row {self.total}")
-        self.sha256 = _hash_of(kept)
-        self.conclude()
+        digest = hashlib.sha256()
+        for example in kept:  # a tuple of plain values; of other values the type counts
+            text = json.dumps(example, default=lambda value: type(value).__name__, skipkeys=True)
+            digest.update(text.encode())
+        self.sha256 = digest.hexdigest()
+        self._conclude()
         return kept
 
     def within(self, encoded: Encoded, more: int = 0) -> Encoded:
-        """A text of at most `limit` tokens.
-
-        Raises:
-            LeftOutError: If it is longer, or nothing of its answer is left.
-            ConfigurationError: If it is longer and refused.
-        """
+        """A text of at most `limit` tokens: longer ones are left out, cut or refused."""
         length = len(encoded.ids) + more
         if self.limit is not None and length > self.limit:
             if self.overlong == "refuse":
@@ -91,42 +91,27 @@ class Selection:
         self.lengths.append(len(encoded.ids))
         return encoded
 
-    def conclude(self) -> None:
-        """Say what is left out.
-
-        Raises:
-            ConfigurationError: If it is more than half.
-        """
-        about = f"{self.source}: {self.left_out} of {self.total} {self.split} rows"
+    def _conclude(self) -> None:
+        """Say what is left out, and refuse more than half."""
+        rows = f"{self.total} {self.split} rows"
         if self.cut:
-            log.warning(
-                "%s: the answers of %d of %d %s rows are cut to %s=%s",
-                self.source,
-                self.cut,
-                self.total,
-                self.split,
-                self.name,
-                self.limit,
-            )
-        if not self.left_out:
-            return
+            limit = f"{self.name}={self.limit}"
+            log.warning(f"{self.source}: the answers of {self.cut} of {rows} are cut to {limit}")
+        about = f"{self.source}: {self.left_out} of {rows}"
+        why = ", ".join(f"{len(places)} {reason} ({places[0]})" for reason, places in self.reasons.items())
         if 2 * self.left_out > self.total:
-            raise ConfigurationError(f"{about} cannot be read: {self.why()}", key=self.key)
-        log.warning("%s are left out: %s", about, self.why())
-
-    def why(self) -> str:
-        """The reasons with their counts."""
-        return ", ".join(f"{len(places)} {reason} ({places[0]})" for reason, places in self.reasons.items())
+            raise ConfigurationError(f"{about} cannot be read: {why}", key=self.key)
+        if self.left_out:
+            log.warning(f"{about} are left out: {why}")
 
     def summary(self) -> dict[str, Any]:
         """Numbers for `check`."""
-        lengths = self.lengths or [0]
         return {
             "rows": self.total,
             "left_out": {reason: len(places) for reason, places in self.reasons.items()},
             "cut": self.cut,
-            "median_tokens": statistics.median(lengths),
-            "longest_tokens": max(lengths),
+            "median_tokens": statistics.median(self.lengths or [0]),
+            "longest_tokens": max(self.lengths, default=0),
         }
 
 
@@ -136,20 +121,8 @@ def context_length(model: Any) -> int | None:
 
 
 def check_context_length(model: Any, length: int, name: str, *, key: str, given: str = "") -> None:
-    """Check that a model can read a sequence.
-
-    Raises:
-        ConfigurationError: If not.
-    """
+    """Check that a model can read a sequence."""
     limit = context_length(model)
     if limit is not None and length > limit:
         given = given or f"a sequence of {length} tokens"
         raise ConfigurationError(f"{given} exceeds {name}'s context length, {limit}", key=key)
-
-
-def _hash_of(examples: Iterable[Any]) -> str:
-    """SHA-256 of examples, which are tuples of plain values; of other values the type counts."""
-    result = hashlib.sha256()
-    for example in examples:
-        result.update(json.dumps(example, default=lambda value: type(value).__name__, skipkeys=True).encode())
-    return result.hexdigest()

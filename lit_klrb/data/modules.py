@@ -1,6 +1,6 @@
 """LightningDataModules: texts as language-model batches, prompts, and preferences as pairs."""
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, final
@@ -10,12 +10,11 @@ import torch
 from lit_klrb.data.base import CorpusDataModule
 from lit_klrb.data.batches import Batch, pad
 from lit_klrb.data.corpora import GRAMMAR
-from lit_klrb.data.encode import Encoded, LeftOutError
+from lit_klrb.data.encode import Encoded, LeftOutError, Reader
 from lit_klrb.data.grammar import ReviewGrammar
-from lit_klrb.data.interfaces import PairMaker
 from lit_klrb.data.kinds import Row, parse_rows
-from lit_klrb.data.lengths import check_context_length, context_length
-from lit_klrb.data.pairs import PreferencePair, collate_pairs
+from lit_klrb.data.lengths import Selection, check_context_length, context_length
+from lit_klrb.data.pairs import PreferencePair, collate_pairs, differing
 from lit_klrb.data.prompts import Prompt, PromptReader, prompt_batch
 from lit_klrb.data.rows import open_splits
 from lit_klrb.errors import ConfigurationError, check_at_least
@@ -53,10 +52,6 @@ class GivenAnswers(CorpusDataModule, ABC):
         check_context_length(model, self.max_tokens, "the model", key="max_tokens", given=given)
         return self.max_tokens
 
-    def show(self, start: Sequence[int], *answers: Sequence[int]) -> str:
-        """Token ids as text, with bars between."""
-        return " | ".join(str(self.learner.tokenizer.decode(list(part))) for part in (start, *answers))
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class WholeTexts(GivenAnswers, ABC):
@@ -72,6 +67,19 @@ class WholeTexts(GivenAnswers, ABC):
     train_size: int = 20_000
     eval_size: int = 512
     eval_batch_size: int = 64
+
+    def examples(self, split: str) -> list[Any]:
+        """Token ids of each row."""
+        reader, limit = self.reader(), self.limit
+
+        def make(index: int, row: Row) -> Any:
+            return self.encoded(reader, row, self.selections[split])
+
+        return self.read(split, self.reviews[split], make, limit)
+
+    @abstractmethod
+    def encoded(self, reader: Reader, row: Row, selection: Selection) -> Any:
+        """The token ids of a row."""
 
 
 @final
@@ -94,23 +102,17 @@ class ReviewDataModule(WholeTexts):
     def entropy_per_token(self) -> float | None:
         """The lowest cross-entropy that any model can reach, in nats per token; None if it is unknown."""
         # Without a beginning-of-sequence token the first token is not predicted
-        return ReviewGrammar().entropy(given=1).per_token if self.source == GRAMMAR else None
+        return ReviewGrammar().entropy_per_token(given=1) if self.source == GRAMMAR else None
 
-    def examples(self, split: str) -> list[Encoded]:
-        """Token ids of each row with its end, and which of them are trained on."""
-        reader, limit, answers_only = self.reader(), self.limit, self.train_on == "answers"
-
-        def make(index: int, row: Row) -> Encoded:
-            (answer,) = row.answers
-            if row.prompt is None:
-                encoded = reader.whole(_not_empty(answer), answers_only)
-            else:
-                encoded = reader.answered(row.prompt, _not_empty(answer))
-            if not answers_only:
-                encoded = Encoded(encoded.ids, [True] * len(encoded.ids))
-            return self.selections[split].within(encoded)
-
-        return self.read(split, self.reviews[split], make, limit)
+    def encoded(self, reader: Reader, row: Row, selection: Selection) -> Encoded:
+        """Token ids of a row with its end, and which of them are trained on."""
+        (answer,) = row.answers
+        answers_only = self.train_on == "answers"
+        if row.prompt is None:
+            ids, mask = reader.whole(answer, answers_only)
+        else:
+            ids, mask = reader.answered(row.prompt, answer)
+        return selection.within(Encoded(ids, mask if answers_only else [True] * len(ids)))
 
     def visible(self, example: Encoded) -> str:
         """See the base class; of several answers, the first."""
@@ -131,23 +133,17 @@ class LabelledReviewDataModule(WholeTexts):
     contents = ("labelled reviews", "labelled reviews")
     want = "labels"
 
-    def examples(self, split: str) -> list[tuple[list[int], int]]:
-        """Token ids and the label of each labelled text."""
-        reader, limit = self.reader(), self.limit
-        cut = limit if self.overlong == "cut" else None
-        labelled = [row for row in self.reviews[split] if row.label is not None]
-        if not labelled:
-            raise ConfigurationError(
-                f"{self.source} has no labelled review in its {split} split; rows need a label, "
-                "1 (positive) or 0 (negative)",
-                key="source",
-            )
+    def load(self, split: str) -> Sequence[Row]:
+        """The labelled rows of a split of the source."""
+        if labelled := [row for row in super().load(split) if row.label is not None]:
+            return labelled
+        problem = f"{self.source} has no labelled review in its {split} split"
+        raise ConfigurationError(f"{problem}; rows need a label, 1 (positive) or 0 (negative)", key="source")
 
-        def make(index: int, row: Row) -> tuple[list[int], int]:
-            encoded = reader.classified("", _not_empty(row.answers[0]), cut)
-            return self.selections[split].within(encoded).ids, int(row.label or 0)
-
-        return self.read(split, labelled, make, limit)
+    def encoded(self, reader: Reader, row: Row, selection: Selection) -> tuple[list[int], int]:
+        """Token ids and the label of a text."""
+        text = reader.classified("", row.answers[0], selection.cut_to)
+        return selection.within(text).ids, int(row.label or 0)
 
     def visible(self, example: tuple[list[int], int]) -> str:
         """See the base class."""
@@ -173,20 +169,12 @@ class TextPairDataModule(WholeTexts):
     contents = ("pairs of texts", "pairs of texts")
     want = "preferences"
 
-    def examples(self, split: str) -> list[tuple[list[int], list[int]]]:
-        """Token ids of the chosen and the rejected text of each pair, each with its prompt."""
-        reader, limit = self.reader(), self.limit
-        cut = limit if self.overlong == "cut" else None
-
-        def make(index: int, row: Row) -> tuple[list[int], list[int]]:
-            chosen, rejected = (reader.classified(row.prompt or "", answer, cut) for answer in row.answers)
-            if chosen.ids == rejected.ids:
-                raise LeftOutError("chosen equals rejected")
-            within = self.selections[split].within
-            within(max(chosen, rejected, key=lambda encoded: len(encoded.ids)))
-            return chosen.ids, rejected.ids
-
-        return self.read(split, self.reviews[split], make, limit)
+    def encoded(self, reader: Reader, row: Row, selection: Selection) -> tuple[list[int], list[int]]:
+        """Token ids of the chosen and the rejected text of a pair, each with its prompt."""
+        both = [reader.classified(row.prompt or "", answer, selection.cut_to).ids for answer in row.answers]
+        chosen, rejected = differing(*both)
+        selection.within(Encoded(max(both, key=len), [True]))
+        return chosen, rejected
 
     def visible(self, example: tuple[list[int], list[int]]) -> str:
         """See the base class."""
@@ -280,16 +268,14 @@ class Prompts(CorpusDataModule, ABC):
         check_context_length(learner.trained, longest + new, "the policy", key="max_new_tokens", given=given)
         return prompts
 
+    def visible(self, example: Any) -> str:
+        """See the base class; after the bar, what the teacher reads."""
+        shown: str = self.show(example.tokens, *([] if example.teacher is None else [example.teacher]), [])
+        return shown.rstrip(" ")
 
-def _shown(prompt: Prompt, tokenizer: Any) -> str:
-    parts = [prompt.tokens] if prompt.teacher is None else [prompt.tokens, prompt.teacher]
-    return " | ".join([*(str(tokenizer.decode(list(ids))) for ids in parts), ""]).rstrip(" ")
-
-
-def _not_empty(content: Any) -> Any:
-    if not content:
-        raise LeftOutError("empty")
-    return content
+    def collate(self, split: str, examples: Sequence[Any]) -> Batch:
+        """See `prompt_batch`."""
+        return prompt_batch(examples, self.learner.tokenizer.pad_token_id)
 
 
 @final
@@ -314,14 +300,6 @@ class PromptDataModule(Prompts):
         """The prompts."""
         return self.prompts(split)
 
-    def visible(self, example: Prompt) -> str:
-        """See the base class."""
-        return _shown(example, self.learner.tokenizer)
-
-    def collate(self, split: str, examples: Sequence[Any]) -> Batch:
-        """See `prompt_batch`."""
-        return prompt_batch(examples, self.learner.tokenizer.pad_token_id)
-
 
 @final
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -342,70 +320,48 @@ class PreferenceDataModule(Prompts, GivenAnswers):
 
     preferences: str | None = None
 
+    def examples(self, split: str) -> Sequence[Any]:
+        """Pairs for the train split, prompts for the others."""
+        makes_pairs: Any = split == "train" and self._preview is None and self.learner
+        if split != "train" or self.preferences is None:
+            prompts = self.prompts(split)
+            if any(prompt.teacher is not None for prompt in prompts):
+                raise ConfigurationError(
+                    f"{self.source} gives the reference its own prompts, which preferences do not support: "
+                    "leave out teacher_system_prompt, teacher_examples and the column teacher_prompt",
+                    key="source",
+                )
+            return makes_pairs.preference_pairs(prompts) if makes_pairs else prompts
+        pairs = self._given()
+        return makes_pairs.given_pairs(pairs) if makes_pairs else pairs
+
     def _given(self) -> list[PreferencePair]:
         """The pairs of `preferences`, without the reference's log-probabilities."""
-        reader, limit = self.reader("preferences"), self.limit
+        key, name = "preferences", str(self.preferences)
+        opened = open_splits(key, name, self.subset)
+        if self.split not in opened or not len(opened[self.split]):
+            names = ", ".join(sorted(opened)) or "none"
+            problem = f"{name} has no rows in its {self.split} split; its splits: {names}"
+            raise ConfigurationError(problem, key=key)
+        rows = parse_rows(key, name, list(opened[self.split])[: self.train_size or None], "preferences")
+        reader, limit = self.reader(key), self.limit
 
         def make(index: int, row: Row) -> PreferencePair:
             if row.prompt == "":
                 raise LeftOutError("an empty prompt")
             within = self.selections["train"].within
-            both = (reader.answered(row.prompt or "", _not_empty(answer)) for answer in row.answers)
+            both = (reader.answered(row.prompt or "", answer) for answer in row.answers)
             return PreferencePair.of(*(within(encoded) for encoded in both))
 
-        return self.read("train", self._preferences(), make, limit, "preferences")
-
-    def _preferences(self) -> list[Row]:
-        name = str(self.preferences)
-        opened = open_splits("preferences", name, self.subset)
-        if self.split not in opened or not len(opened[self.split]):
-            names = ", ".join(sorted(opened)) or "none"
-            problem = f"{name} has no rows in its {self.split} split; its splits: {names}"
-            raise ConfigurationError(problem, key="preferences")
-        rows = list(opened[self.split])[: self.train_size or None]
-        return parse_rows("preferences", name, rows, "preferences")
-
-    def examples(self, split: str) -> Sequence[Any]:
-        """Pairs for the train split, prompts for the others."""
-        if split != "train":
-            return self._shared_prompts(split)
-        if self._preview is not None:  # without a model
-            return self._shared_prompts(split) if self.preferences is None else self._given()
-        learner = self.learner
-        if not isinstance(learner, PairMaker):
-            raise ConfigurationError(
-                "PreferenceDataModule needs a module that makes preference pairs, such as DPOModule, "
-                f"got {type(learner).__name__}"
-            )
-        if self.preferences is None:
-            return learner.preference_pairs(self._shared_prompts(split))
-        return learner.given_pairs(self._given())
-
-    def _shared_prompts(self, split: str) -> list[Prompt]:
-        """The prompts, which the reference of preferences reads as the policy does.
-
-        Raises:
-            ConfigurationError: If it has other prompts.
-        """
-        prompts = self.prompts(split)
-        if any(prompt.teacher is not None for prompt in prompts):
-            raise ConfigurationError(
-                f"{self.source} gives the reference prompts of its own, which preferences do not support: "
-                "leave out teacher_system_prompt, teacher_examples and the column teacher_prompt",
-                key="source",
-            )
-        return prompts
+        return self.read("train", rows, make, limit, key)
 
     def visible(self, example: Any) -> str:
         """See the base class."""
-        return (
-            self.show(*example[:3])
-            if isinstance(example, PreferencePair)
-            else _shown(example, self.learner.tokenizer)
-        )
+        is_pair = isinstance(example, PreferencePair)
+        return self.show(*example[:3]) if is_pair else super().visible(example)
 
     def collate(self, split: str, examples: Sequence[Any]) -> Batch:
         """`collate_pairs` for the train split, `prompt_batch` for the others."""
-        if split == "train":
-            return collate_pairs(examples, self.learner.tokenizer.pad_token_id)
-        return prompt_batch(examples, self.learner.tokenizer.pad_token_id)
+        if split != "train":
+            return super().collate(split, examples)
+        return collate_pairs(examples, self.learner.tokenizer.pad_token_id)

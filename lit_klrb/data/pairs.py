@@ -12,7 +12,6 @@ from lit_klrb.data.batches import Batch, pad
 from lit_klrb.data.encode import Encoded, LeftOutError
 from lit_klrb.data.grammar import ReviewGrammar
 from lit_klrb.data.kinds import Row
-from lit_klrb.errors import ConfigurationError
 from lit_klrb.seeding import derive_seed
 
 
@@ -22,26 +21,26 @@ def grammar_pairs(split: str, size: int) -> list[Row]:
     Of two reviews, the first is preferred with probability sigmoid(a - b), where a and b are their clipped
     log odds of being positive.
 
-    Raises:
-        ConfigurationError: If `size` is 0: the pairs are unlimited.
-
     Example:
         >>> grammar_pairs("test", size=2) == grammar_pairs("test", size=3)[:2]
         True
     """
-    if not size:
-        problem = "grammar is unlimited: a size of 0 (all pairs) is allowed for other sources"
-        raise ConfigurationError(problem, key="source")
     grammar = ReviewGrammar()
     texts = [review.text for review in grammar.reviews(2 * size, derive_seed(0, "pairs", split))]
     pairs = []
-    for number in range(size):
-        first, second = texts[2 * number : 2 * number + 2]
+    for number, (first, second) in enumerate(zip(texts[::2], texts[1::2], strict=True)):
         odds = grammar.clipped_log_odds(first) - grammar.clipped_log_odds(second)
         draw = random.Random(derive_seed(0, "preferred", split, number)).random()
         first_is_better = draw < 1 / (1 + math.exp(-odds))
         pairs.append(Row("", (first, second) if first_is_better else (second, first)))
     return pairs
+
+
+def differing(chosen: list[int], rejected: list[int]) -> tuple[list[int], list[int]]:
+    """Token ids of two answers; if they do not differ, the row is left out."""
+    if chosen == rejected:
+        raise LeftOutError("chosen equals rejected")
+    return chosen, rejected
 
 
 class PreferencePair(NamedTuple):
@@ -55,26 +54,17 @@ class PreferencePair(NamedTuple):
 
     @classmethod
     def of(cls, chosen: Encoded, rejected: Encoded) -> "PreferencePair":
-        """Of two answers to a prompt, which is what both have before the first token of an answer.
-
-        Raises:
-            LeftOutError: If they do not differ, or have nothing in common.
-        """
-        if chosen.ids == rejected.ids:
-            raise LeftOutError("chosen equals rejected")
+        """Of two answers to a prompt, which is what both have before the first token of an answer."""
+        one, other = differing(chosen.ids, rejected.ids)
         most = min(chosen.start, rejected.start)
-        start = next((n for n in range(most) if chosen.ids[n] != rejected.ids[n]), most)
+        start = next((n for n in range(most) if one[n] != other[n]), most)
         if not start:
             raise LeftOutError("an empty prompt")
-        return cls(chosen.ids[:start], chosen.ids[start:], rejected.ids[start:])
+        return cls(one[:start], one[start:], other[start:])
 
 
 def collate_pairs(pairs: Sequence[PreferencePair], pad_token_id: int) -> Batch:
     """Collate B pairs into 2B sequences: all chosen completions, then all rejected ones.
-
-    Args:
-        pairs: The pairs of the batch.
-        pad_token_id: The padding token, on the left of prompts and on the right of completions.
 
     Returns:
         `tokens` and `attention_mask` [2B, P+T], `mask` [2B, T] and `ref_logprob` [2B].

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lit_klrb.data.batches import Batch, pad
 from lit_klrb.data.chat import USER, Conversation, is_messages, is_unicode, shown
-from lit_klrb.data.encode import LeftOutError, Reader, beginning, encode
+from lit_klrb.data.encode import LeftOutError, Reader, beginning, encode, not_empty
 from lit_klrb.data.kinds import PROMPT, TEACHER_PROMPT, Content, Row
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.seeding import derive_seed
@@ -32,23 +32,7 @@ class Prompt(NamedTuple):
 
 
 class PromptReader:
-    """Makes prompts of rows.
-
-    The tokenizer's chat template makes the text of a conversation, special tokens included. The teacher reads
-    its entry of the column `teacher_prompt` instead, a text or a conversation, or else the prompt's
-    conversation with its own system message; examples come before both.
-
-    Args:
-        rows: All rows that will be read, which are of the same kind.
-        tokenizer: The policy's tokenizer.
-        min_tokens: Minimum length of the beginning of a text; a shorter one is a prompt as a whole.
-        max_tokens: Maximum length; that of prompt i depends on i only.
-        system_prompt: A system message for conversations without one; given texts become the user's message.
-        teacher_system_prompt: The teacher's system message, in place of any other.
-        teacher_examples: Questions with answers, which only the teacher reads.
-        key: The argument that names their source, for error messages.
-        template: Further settings of the policy's chat template.
-        teacher_template: Further settings for the teacher; None for the policy's.
+    """Makes prompts of rows, for the student and the teacher; see `Prompts` for the settings.
 
     Raises:
         ConfigurationError: If there is a system prompt or a teacher's prompt for the beginnings of texts.
@@ -69,48 +53,46 @@ class PromptReader:
     ) -> None:
         self.key, self.lengths, self.examples = key, (min_tokens, max_tokens), teacher_examples
         self.student = Reader(key, tokenizer, (), system_prompt, template)
-        instead = teacher_system_prompt is not None
-        self.teacher_system = teacher_system_prompt if instead else system_prompt
+        # Its system message is put before the examples here
         self.teacher = Reader(
             key, tokenizer, (), None, template if teacher_template is None else teacher_template
         )
-        self.is_another = instead or bool(teacher_examples) or self.teacher.template != self.student.template
-        messages = {"system_prompt": system_prompt, "teacher_system_prompt": teacher_system_prompt}
-        named = [name for name, text in messages.items() if text is not None]
-        named += ["teacher_examples"] if teacher_examples else []
-        self.columns = any(row.columns.get(TEACHER_PROMPT) is not None for row in rows)
-        given = any(is_messages(row.columns.get(TEACHER_PROMPT)) for row in rows)
-        # All are of the same kind
-        asked = next(iter(named), key if given else None)
-        if (asked or self.columns) and not all(row.is_prompt for row in rows):
+        self.instead = teacher_system_prompt is not None
+        self.teacher_system = teacher_system_prompt if self.instead else system_prompt
+        given = [row.columns.get(TEACHER_PROMPT) for row in rows]
+        in_column = any(prompt is not None for prompt in given)
+        self.is_another = bool(
+            self.instead or teacher_examples or self.teacher.template != self.student.template
+        )
+        self.has_teacher = self.is_another or in_column
+        settings = {
+            "system_prompt": system_prompt,
+            "teacher_system_prompt": teacher_system_prompt,
+            "teacher_examples": teacher_examples or None,
+            key: next(filter(is_messages, given), None),
+        }
+        # The first that makes conversations of texts
+        asked = next((name for name, value in settings.items() if value is not None), None)
+        self.as_chats = asked is not None
+        column = "" if self.as_chats else f"the column {TEACHER_PROMPT} "
+        if (self.as_chats or in_column) and any(row.prompt is None for row in rows):
             raise ConfigurationError(
-                f"{'' if asked else f'the column {TEACHER_PROMPT} '}needs conversations or texts in the "
-                "column prompt; the prompts are the beginnings of texts",
+                f"{column}needs conversations or texts in the column prompt; the prompts are the beginnings "
+                "of texts",
                 key=asked or key,
             )
-        self.as_chats, self.instead = asked is not None, instead
-        self.has_teacher = self.is_another or self.columns
 
     def read(self, index: int, row: Row) -> Prompt:
-        """The prompt of a row.
-
-        Raises:
-            LeftOutError: If it is empty or contains a control token.
-            ConfigurationError: If the template refuses a conversation.
-        """
+        """The prompt of a row."""
         if row.prompt is None:
-            (text,) = row.answers
-            ids = encode("", str(text), self.student.tokenizer).ids
-            added = len(beginning(self.student.tokenizer))
+            ids = encode("", str(row.answers[0]), self.student.tokenizer).ids
             length = random.Random(derive_seed(0, "prompt length", index)).randint(*self.lengths)
-            ids = ids[: added + length]
-            return Prompt(_not_empty(ids), row.columns)
-        chat, columns = self._chat(row.prompt), row.columns
-        if isinstance(chat, Conversation):
-            chat = chat.with_system(self.student.system)
-            columns = {**columns, PROMPT: list(chat.messages)}
-        ids = _not_empty(self.student.prompt(chat) if chat else [])
-        other = self._teachers(row, chat)
+            return Prompt(not_empty(ids[: len(beginning(self.student.tokenizer)) + length]), row.columns)
+        own, columns = self._chat(row.prompt), row.columns
+        if isinstance(own, Conversation):
+            columns = {**columns, PROMPT: list(own.with_system(self.student.system).messages)}
+        ids = not_empty(self.student.prompt(own) if own else [])
+        other = self._teachers(row, own)
         teacher = None if not self.has_teacher else ids if other is None else self.teacher.prompt(other)
         return Prompt(ids, columns, True, teacher)
 
@@ -119,31 +101,23 @@ class PromptReader:
             return content
         return Conversation(({"role": USER, "content": content},), f"the prompt {shown(content)}")
 
-    def _teachers(self, row: Row, chat: Content) -> Content | None:
+    def _teachers(self, row: Row, own: Content) -> Content | None:
         """What the teacher reads; None for the same as the student."""
         given = row.columns.get(TEACHER_PROMPT)
         if given is None:
-            if isinstance(chat, str) or not self.is_another:
+            if isinstance(own, str) or not self.is_another:
                 return None
-            own = self._chat(row.prompt or "")
-            assert isinstance(own, Conversation)
             return own.with_system(self.teacher_system, instead=self.instead).with_examples(self.examples)
         place = f"the {TEACHER_PROMPT} of {shown(row.text)}"
         if isinstance(given, str):
             if not (given and is_unicode(given)):
                 problem = f"{place} is {shown(given)}; Unicode characters are expected"
                 raise ConfigurationError(problem, key=self.key)
-            if isinstance(chat, str):
+            if isinstance(own, str):
                 return given
             given = [{"role": USER, "content": given}]
         conversation = Conversation.read(self.key, place, given)
         return conversation.with_system(self.teacher_system).with_examples(self.examples)
-
-
-def _not_empty(ids: list[int]) -> list[int]:
-    if not ids:
-        raise LeftOutError("empty")
-    return ids
 
 
 def read_prompts(

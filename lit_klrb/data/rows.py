@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections import UserDict
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from pathlib import Path
@@ -45,16 +46,16 @@ def open_splits(key: str, source: str, subset: str | None = None) -> Mapping[str
     if not source:
         raise ConfigurationError(f"'' is empty; {ALLOWED}", key=key)
     path = local_path(source, key)
-    if not path.exists() and (suffix_of(path) or source.startswith((".", "/", "~"))):
-        raise ConfigurationError(f"{source} does not exist", key=key)
     if path.is_dir():
         return _open_folder(key, path / subset if subset else path)
+    if path.exists() and subset is not None:
+        raise ConfigurationError(
+            f"{subset} is for hub ids and folders, but {source} is neither", key="subset"
+        )
     if path.exists():
-        if subset is not None:
-            raise ConfigurationError(
-                f"{subset} is for hub ids and folders, but {source} is neither", key="subset"
-            )
         return {"train": read_files(key, [path])}
+    if suffix_of(path) or source.startswith((".", "/", "~")):
+        raise ConfigurationError(f"{source} does not exist", key=key)
     import datasets  # slow to import
 
     datasets.disable_progress_bars()
@@ -72,43 +73,33 @@ def _open_folder(key: str, folder: Path) -> Mapping[str, Sequence[RawRow]]:
         return saved if isinstance(saved, Mapping) else {"train": saved}
     inside = [place for place in (folder, folder / "data") if place.is_dir()]
     for place in inside:
-        parts: dict[str, list[Path]] = {}
-        for file in sorted(place.iterdir()):
-            if suffix_of(file):
-                name = Path(file.name.removesuffix(".gz")).stem
-                parts.setdefault(re.sub(r"-\d+-of-\d+$", "", name), []).append(file)
-        if parts:
-            return _Files(key, parts)
+        splits = _Files(key)
+        for file in filter(suffix_of, sorted(place.iterdir())):
+            name = re.sub(r"-\d+-of-\d+$", "", Path(file.name.removesuffix(".gz")).stem)
+            splits.data.setdefault(name, []).append(file)
+        if splits:
+            return splits
     others = sorted(place.name for place in inside[0].iterdir() if place.is_dir()) if inside else []
     hint = f"; its subsets: {', '.join(others[:9])}" if others else ""
     raise ConfigurationError(f"{folder} is a folder without files that can be read{hint}; {ALLOWED}", key=key)
 
 
-class _Files(Mapping[str, Sequence[RawRow]]):
-    """The splits of a folder, of which each is read when it is asked for."""
+class _Files(UserDict[str, Any]):
+    """The files of each split of a folder, which are read when it is asked for."""
 
-    def __init__(self, key: str, files: dict[str, list[Path]]) -> None:
-        self.key, self.files = key, files
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self.key = key
 
     def __getitem__(self, split: str) -> list[RawRow]:
-        return read_files(self.key, self.files[split])
-
-    def __iter__(self) -> Any:
-        return iter(self.files)
-
-    def __len__(self) -> int:
-        return len(self.files)
+        return read_files(self.key, self.data[split])
 
 
 def read_files(key: str, files: Sequence[Path]) -> list[RawRow]:
-    """The rows of files, in order.
-
-    Raises:
-        ConfigurationError: If one cannot be read; names it.
-    """
-    import datasets
-
+    """The rows of files, in order."""
     rows: list[RawRow] = []
+    logger = logging.getLogger("datasets")
+    before = logger.level
     for file in files:
         if not suffix_of(file) or not file.is_file():
             raise ConfigurationError(f"{file} is not a file that can be read; {ALLOWED}", key=key)
@@ -116,25 +107,28 @@ def read_files(key: str, files: Sequence[Path]) -> list[RawRow]:
         if builder != "parquet" and (size := file.stat().st_size) > LARGEST:
             problem = f"it has {size} bytes; at most {LARGEST} are read, and more from .parquet files"
             raise ConfigurationError(f"{file} cannot be read: {problem}", key=key)
-        said, logger = logging.CRITICAL, logging.getLogger("datasets")
-        before, logger.level = logger.level, said  # it logs what it raises
+        logger.setLevel(logging.CRITICAL)  # it logs what it raises
         try:
             with refusing(f"{file} cannot be read", key=key):
-                try:
-                    # Streamed: nothing is written to a cache, which a changed file would outdate
-                    files_of_builder = {"train": str(file)}
-                    stream = datasets.load_dataset(
-                        builder, data_files=files_of_builder, split="train", streaming=True, **settings
-                    )
-                    rows += [_plain(row) for row in stream]
-                except (StopIteration, datasets.exceptions.DatasetGenerationError) as error:
-                    if file.stat().st_size:
-                        raise ValueError(str(error.__cause__ or error) or "it has no rows") from error
+                rows += _rows_of(file, builder, settings)
         finally:
-            logger.level = before
+            logger.setLevel(before)
     return rows
 
 
-def _plain(row: RawRow) -> RawRow:
-    """A row whose texts that look like times are texts again."""
-    return {name: str(value) if isinstance(value, (date, datetime)) else value for name, value in row.items()}
+def _rows_of(file: Path, builder: str, settings: dict[str, Any]) -> list[RawRow]:
+    """The rows of a file; texts that look like times are texts again."""
+    import datasets
+
+    # Streamed: nothing is written to a cache, which a changed file would outdate
+    options = {"data_files": {"train": str(file)}, "split": "train", "streaming": True, **settings}
+    try:
+        rows = list(datasets.load_dataset(builder, **options))
+    except (StopIteration, datasets.exceptions.DatasetGenerationError) as error:
+        if not file.stat().st_size:
+            return []
+        raise ValueError(str(error.__cause__ or error) or "it has no rows") from error
+    times = (date, datetime)
+    return [
+        {k: str(value) if isinstance(value, times) else value for k, value in row.items()} for row in rows
+    ]

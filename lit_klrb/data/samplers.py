@@ -1,10 +1,12 @@
 """Batches as a function of (seed, step), so that a resumed run continues with the same batches."""
 
 from collections.abc import Iterator
+from itertools import count
 
 import torch
 from torch.utils.data import Sampler
 
+from lit_klrb.errors import check_at_least
 from lit_klrb.seeding import derive_seed
 
 
@@ -22,9 +24,6 @@ class StepBatchSampler(Sampler[list[int]]):
         rank: Rank of this process. The processes' batches are parts of the batch that a single process with a
             batch size world_size times as large would yield.
         world_size: Number of processes.
-
-    Raises:
-        ValueError: If `size`, `batch_size`, `repeat` or `world_size` is not positive.
 
     Example:
         >>> batches = iter(StepBatchSampler(size=5, batch_size=2, seed=0))
@@ -44,10 +43,7 @@ class StepBatchSampler(Sampler[list[int]]):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        counts = {"size": size, "batch_size": batch_size, "repeat": repeat, "world_size": world_size}
-        for name, count in counts.items():
-            if count < 1:
-                raise ValueError(f"{name} must be at least 1, got {count}")
+        check_at_least(1, size=size, batch_size=batch_size, repeat=repeat, world_size=world_size)
         self.size, self.batch_size, self.seed, self.start, self.repeat = size, batch_size, seed, start, repeat
         self.rank, self.world_size = rank, world_size
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
@@ -65,7 +61,4 @@ class StepBatchSampler(Sampler[list[int]]):
         return int(self._order[offset])
 
     def __iter__(self) -> Iterator[list[int]]:
-        number = self.start
-        while True:
-            yield self.batch(number)
-            number += 1
+        return map(self.batch, count(self.start))

@@ -43,9 +43,6 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
         vocab_size: Maximum size of the vocabulary: the 256 bytes and the two special tokens, then merges by
             frequency, as long as a pair occurs at least twice.
 
-    Raises:
-        ConfigurationError: If `vocab_size` is too small for the bytes and the special tokens.
-
     Example:
         >>> tokenizer = train_bpe(["It was good.", "It was bad."], vocab_size=262)
         >>> tokenizer.tokenize("It was")

@@ -11,6 +11,8 @@ negated, so the words determine the posterior of the label.
 import random
 from typing import NamedTuple
 
+from lit_klrb.seeding import derive_seed
+
 FREQUENCY_SPREAD = 0.3  # standard deviation of the log of the random factors of weights
 
 RULES = """
@@ -99,22 +101,15 @@ class World(NamedTuple):
     strengths: dict[str, int]
 
 
-def read_world(text: str, seed: int) -> World:
+def read_world(text: str) -> World:
     """Parse rules and randomise the frequencies of their alternatives.
 
-    Raises:
-        ValueError: If a rule uses one that no later line defines, or a word has two strengths.
-
     Example:
-        >>> world = read_world("word 1 = good / dull", seed=0)
+        >>> world = read_world("word 1 = good / dull")
         >>> world.strengths
         {'good': 1, 'dull': -1}
-        >>> for symbols, odds in world.rules["<word>"]:
-        ...     print(*symbols, *(f"{p:.3f}" for p in odds))
-        good 0.333 0.667
-        dull 0.667 0.333
     """
-    rng = random.Random(seed)
+    rng = random.Random(derive_seed(0, "world"))
     world = World({}, {})
     for line in reversed(text.strip().splitlines()):
         header, body = line.split("=")
@@ -126,7 +121,8 @@ def read_world(text: str, seed: int) -> World:
             weighted = [_read_alternative(alternative, rng) for alternative in side.split("|")]
             total = sum(weight for _, weight in weighted)
             for symbols, weight in weighted:
-                _check_symbols(name, symbols, evidence, world)
+                if evidence:
+                    world.strengths[symbols[0]] = evidence
                 odds = (chance[0] * weight / total, chance[1] * weight / total)
                 alternatives.append(Alternative(symbols, odds))
         world = World({f"<{name}>": alternatives, **world.rules}, world.strengths)
@@ -137,11 +133,3 @@ def _read_alternative(text: str, rng: random.Random) -> tuple[tuple[str, ...], f
     symbols = text.split()
     weight = int(symbols.pop(0)) if symbols and symbols[0].isdigit() else 1
     return tuple(symbols), weight * rng.lognormvariate(0, FREQUENCY_SPREAD)
-
-
-def _check_symbols(name: str, symbols: tuple[str, ...], evidence: int, world: World) -> None:
-    for symbol in symbols:
-        if symbol.startswith("<") and symbol not in world.rules:
-            raise ValueError(f"rule {name!r} uses {symbol}, which no later line defines")
-    if evidence and world.strengths.setdefault(symbols[0], evidence) != evidence:
-        raise ValueError(f"{symbols[0]!r} has two strengths: {world.strengths[symbols[0]]} and {evidence}")

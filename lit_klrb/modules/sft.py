@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lit_klrb.data.interfaces import Corpus
+from lit_klrb.data.modules import ReviewDataModule
 from lit_klrb.data.tokenizer import train_bpe
 from lit_klrb.errors import ConfigurationError
 from lit_klrb.models import loading
@@ -85,10 +85,10 @@ class SFTModule(PolicyModule):
         return train_bpe((row.words for row in rows), self.vocab_size)
 
     @property
-    def corpus(self) -> Corpus | None:
+    def corpus(self) -> ReviewDataModule | None:
         """The trainer's data module, if it has reviews."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]
-        return data if isinstance(data, Corpus) else None
+        return data if isinstance(data, ReviewDataModule) else None
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Mean cross-entropy over the tokens of the step's batches in all processes, in nats."""

@@ -59,7 +59,7 @@ def test_the_reference_knows_the_entropy_of_its_source(chain):
 
     final = final_of(chain.root / "sft")
     assert final["excess"] == pytest.approx(
-        final["loss"] / ReviewGrammar().entropy(given=1).per_token - 1, rel=1e-5
+        final["loss"] / ReviewGrammar().entropy_per_token(given=1) - 1, rel=1e-5
     )
 
 

@@ -7,9 +7,8 @@ from collections import Counter, defaultdict
 import pytest
 from scipy import stats
 
-from lit_klrb.data.grammar import LOG_ODDS_CLIP, ReviewGrammar, join_words, split_words
+from lit_klrb.data.grammar import END, EVIDENCE_UNIT, LOG_ODDS_CLIP, ReviewGrammar, join_words, split_words
 from lit_klrb.data.world import World, read_world
-from lit_klrb.seeding import derive_seed
 
 SMALL_RULES = """
 review   = <opening> <verdict> <end>
@@ -29,13 +28,24 @@ def grammar():
 
 @pytest.fixture(scope="module")
 def small():
-    return ReviewGrammar(seed=5, rules=SMALL_RULES)
+    return ReviewGrammar(SMALL_RULES)
 
 
 @pytest.fixture(scope="module")
 def small_texts():
     """Probability of every text of the small grammar given label 0 and label 1, by expanding derivations."""
-    return dict(derivations(read_world(SMALL_RULES, derive_seed(5, "world")), ("<review>",)))
+    return dict(derivations(read_world(SMALL_RULES), ("<review>",)))
+
+
+def log_prob(grammar, text, label):
+    """log p(text | label) along the arcs of its words; -inf for a text that the grammar does not generate."""
+    state, total = 0, 0.0
+    for word in [*split_words(text), END]:
+        arc = next((arc for arc in grammar._states[state] if arc.word == word), None)
+        if arc is None:
+            return -math.inf
+        state, total = arc.target, total + math.log(arc.odds[label])
+    return total
 
 
 def derivations(world: World, symbols):
@@ -66,7 +76,7 @@ def conditional_entropy(texts, given):
 
 
 def test_small_grammar_is_a_distribution_over_unambiguous_texts(small_texts):
-    world = read_world(SMALL_RULES, derive_seed(5, "world"))
+    world = read_world(SMALL_RULES)
     assert len(list(derivations(world, ("<review>",)))) == len(small_texts) == 7 * 10 * 2
     for label in (0, 1):
         assert sum(odds[label] for odds in small_texts.values()) == pytest.approx(1, abs=1e-12)
@@ -76,8 +86,7 @@ def test_log_prob_and_log_odds_equal_brute_force(small, small_texts):
     for words, odds in small_texts.items():
         text = join_words(words)
         for label in (0, 1):
-            assert small.log_prob(text, label) == pytest.approx(math.log(odds[label]), abs=1e-12)
-        assert small.log_prob(text) == pytest.approx(math.log(sum(odds) / 2), abs=1e-12)
+            assert log_prob(small, text, label) == pytest.approx(math.log(odds[label]), abs=1e-12)
         assert small.log_odds(text) == pytest.approx(math.log(odds[1] / odds[0]), abs=1e-12)
 
 
@@ -94,10 +103,9 @@ def test_log_odds_of_every_prefix_is_the_posterior_of_the_reviews_it_starts(smal
 
 @pytest.mark.parametrize("given", [0, 1, 2, 4])
 def test_entropy_equals_brute_force(small, small_texts, given):
-    entropy = small.entropy(given)
     tokens = sum(sum(odds) / 2 * (len(words) + 1 - given) for words, odds in small_texts.items())
-    assert entropy.per_review == pytest.approx(conditional_entropy(small_texts, given), abs=1e-12)
-    assert entropy.per_token == pytest.approx(entropy.per_review / tokens, abs=1e-12)
+    per_token = conditional_entropy(small_texts, given) / tokens
+    assert small.entropy_per_token(given) == pytest.approx(per_token, abs=1e-12)
 
 
 def test_samples_follow_the_probabilities(small, small_texts):
@@ -110,7 +118,7 @@ def test_samples_follow_the_probabilities(small, small_texts):
 
 def test_log_odds_of_the_world_are_bayes_rule(grammar):
     for review in grammar.reviews(500, seed=3):
-        bayes = grammar.log_prob(review.text, label=1) - grammar.log_prob(review.text, label=0)
+        bayes = log_prob(grammar, review.text, 1) - log_prob(grammar, review.text, 0)
         assert grammar.log_odds(review.text) == pytest.approx(bayes, abs=1e-9)
 
 
@@ -122,18 +130,10 @@ def test_reviews_are_addressed(grammar):
     assert random.getstate() == state
 
 
-def test_worlds_share_words_and_differ_in_odds(grammar):
-    other = ReviewGrammar(seed=1)
-    assert other.vocabulary == grammar.vocabulary
-    text = grammar.sample(0, 0).text
-    assert math.isfinite(other.log_prob(text))
-    assert abs(other.log_prob(text) - grammar.log_prob(text)) > 0.1
-
-
 def test_other_texts_have_log_odds_and_no_probability(grammar):
     review = grammar.sample(0, 1).text
     for text in (review[:-1], f"{review} {review}", "superb superb", "entirely unknown", ""):
-        assert grammar.log_prob(text) == -math.inf
+        assert log_prob(grammar, text, 1) == -math.inf
     unit = math.log(2)
     assert grammar.log_odds("Superb: superb, dull; xyz") == pytest.approx(unit)
     assert grammar.log_odds("") == 0
@@ -142,17 +142,11 @@ def test_other_texts_have_log_odds_and_no_probability(grammar):
     assert grammar.clipped_log_odds("awful dull") == pytest.approx(-3 * unit)
 
 
-@pytest.mark.parametrize(
-    ("rules", "message"),
-    [
-        ("review = a film | a play", "start with the same word"),
-        ("review = <end> film\nend = | film", "start with the same word"),
-        ("review = <word> film", "uses <word>, which no later line defines"),
-        ("review = a <review>", "uses <review>, which no later line defines"),
-        ("review = <x> <y>\nx 1 = good / bad\ny 2 = good / dull", "'good' has two strengths"),
-        ("review = <x> so bad\nx 1 = good / bad", "'bad' is evidence of the label in one place but not"),
-    ],
-)
-def test_rules_the_exact_posterior_cannot_rest_on_are_refused(rules, message):
-    with pytest.raises(ValueError, match=message):
-        ReviewGrammar(rules=rules)
+def test_the_world_has_what_the_exact_posterior_rests_on(grammar):
+    """No text has two derivations, and the label depends on sentiment words alone, wherever they stand."""
+    assert not any(word.startswith("<") for word in grammar.vocabulary), "every rule is defined"
+    for arcs in grammar._states:
+        assert len({arc.word for arc in arcs}) == len(arcs)
+        for word, (negative, positive), _ in arcs:
+            evidence = EVIDENCE_UNIT * grammar._strengths.get(word, 0)
+            assert math.log(positive / negative) == pytest.approx(evidence, abs=1e-9)
